@@ -1,0 +1,42 @@
+# All set-up happens in .venv; see scripts/setup_env.py. Another interpreter: make PYTHON=python3.12 demo
+PYTHON ?= python3
+BIN := .venv/bin
+# So that the redis-server of a wheel is found where the machine has none of its own.
+export PATH := $(PATH):$(CURDIR)/$(BIN)
+
+.PHONY: help setup setup-gpu demo test unit integration lint format clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+setup: ## make .venv ready: the engine already in it, else the CPU engine
+	@$(PYTHON) scripts/setup_env.py
+
+setup-gpu: ## make .venv ready with CUDA vLLM: pip install -e '.[gpu,dev]'
+	@$(PYTHON) scripts/setup_env.py gpu
+
+demo: setup ## start the whole stack with a tiny model, generate and validate proofs, stop
+	@$(BIN)/proofline demo
+
+test: lint ## linters, types, then unit and integration tests
+	@$(BIN)/python -m pytest tests
+
+unit: setup ## unit tests only: seconds, no Redis, no vLLM
+	@$(BIN)/python -m pytest -n auto tests/unit
+
+integration: setup ## integration tests only: real Redis, real processes, real vLLM
+	@$(BIN)/python -m pytest tests/integration
+
+lint: setup ## ruff and mypy
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m mypy
+
+format: setup ## let ruff fix and format
+	@$(BIN)/python -m ruff check --fix .
+	@$(BIN)/python -m ruff format .
+
+clean: ## remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

