@@ -1,0 +1,25 @@
+"""The exceptions of Proofline, each with one sentence for its user."""
+
+
+class ProoflineError(Exception):
+    """Base of all errors that Proofline raises on purpose; its text tells the user what to do next."""
+
+
+class SpecError(ProoflineError):
+    """A proof spec that the model or the scheme cannot follow."""
+
+
+class VectorError(ProoflineError):
+    """A `vector_b64` that is not k_dim finite float16 numbers."""
+
+
+class SettingsError(ProoflineError):
+    """A POC_ environment variable that cannot be used; the text names each one and what it may be."""
+
+
+class RoundError(ProoflineError):
+    """A round cannot do that now; the text says which step is missing."""
+
+
+class QueueFullError(ProoflineError):
+    """More nonces than POC_MAX_QUEUED_NONCES would wait."""

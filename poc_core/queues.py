@@ -1,0 +1,52 @@
+"""Names of queues and tasks, and the Celery configuration of producers and workers. No Celery import here."""
+
+from typing import Any
+
+from poc_core.settings import Settings
+
+RUN_BATCH_TASK = "proofline.run_batch"  # args: [job_id, batch_index]
+ROUND_STEP_TASK = "proofline.round_step"  # args: [round_id]; on the queue of one worker
+DELIVER_TASK = "proofline.deliver"  # args: [outbox_id]
+CALLBACK_QUEUE = "poc.callbacks"
+
+# Batches a worker process has in hand: one computes while the other's results are written and its successor
+# is claimed.
+WORKER_CONCURRENCY = 2
+
+
+def model_queue(model: str) -> str:
+    """The queue of the job batches of `model`; every worker that serves it consumes it."""
+    return f"poc.model.{model}"
+
+
+def worker_queue(worker_id: str) -> str:
+    """The queue that only this worker consumes."""
+    return f"poc.worker.{worker_id}"
+
+
+def celery_config(settings: Settings) -> dict[str, Any]:
+    """Celery's configuration as plain data: JSON only, tasks acknowledged when done, results kept elsewhere."""
+    return {
+        "broker_url": settings.redis_url,
+        "broker_transport_options": {
+            "visibility_timeout": settings.visibility_timeout_s,
+            # A Redis that is away must show as an error, not as a process that hangs.
+            "socket_connect_timeout": settings.redis_timeout_s,
+            "socket_timeout": settings.redis_timeout_s,
+            "socket_keepalive": True,
+        },
+        "broker_connection_timeout": settings.redis_timeout_s,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,  # workers outlive a Redis that is away for long
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "result_backend": None,  # results live in the job record
+        "task_ignore_result": True,
+        "task_store_errors_even_if_ignored": False,
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "task_default_queue": "poc.default",  # nothing is sent there: every call names its queue
+        "worker_prefetch_multiplier": 1,  # a batch waits where any worker can take it
+        "worker_concurrency": WORKER_CONCURRENCY,
+        "worker_hijack_root_logger": False,
+    }

@@ -1,0 +1,194 @@
+"""The records that API, workers and command share."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
+
+from poc_core.nonces import NonceSequence
+
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class ProofSpec(BaseModel, frozen=True):
+    """Everything besides the nonces that determines the numbers of a proof."""
+
+    scheme: str = "artifact"
+    block_hash: str
+    public_key: str
+    seq_len: int
+    # The scheme's own: artifact {"k_dim", "stronger_rng"}; distance {"randomization"}.
+    options: dict[str, JsonValue] = {}
+
+
+class StatTest(BaseModel):
+    """When a validation calls its artifacts a fraud (protocol.md, section 2, Validation)."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    dist_threshold: float = Field(
+        0.02, ge=0, allow_inf_nan=False, description="Largest L2 distance at which two vectors still agree."
+    )
+    p_mismatch: Probability = Field(
+        0.001, description="How likely an honest artifact lies further than dist_threshold."
+    )
+    fraud_threshold: Probability = Field(
+        0.01,
+        validation_alias=AliasChoices("fraud_threshold", "p_value_threshold"),
+        description="Below this p_value the artifacts are a fraud. Clients also name it p_value_threshold.",
+    )
+
+
+class JobStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (JobStatus.QUEUED, JobStatus.RUNNING)
+
+
+class JobKind(StrEnum):
+    GENERATE = "generate"
+    VALIDATE = "validate"
+
+
+class JobRequest(BaseModel, frozen=True):
+    """What a job remembers of its request beside spec and nonces, for its answer and its callback."""
+
+    block_height: int
+    node_id: int
+    node_count: int
+    url: str | None = None
+    stat_test: StatTest = StatTest()
+    r_target: float | None = None  # of a batch of distances that is to be judged
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A checked request, ready to be stored. With `claimed` (nonce -> vector_b64 or distance) it is a validation."""
+
+    model: str
+    spec: ProofSpec
+    request: JobRequest
+    nonces: Sequence[int]
+    batch_size: int
+    claimed: Mapping[int, str] | Mapping[int, float] | None = None
+
+    @property
+    def kind(self) -> JobKind:
+        return JobKind.GENERATE if self.claimed is None else JobKind.VALIDATE
+
+    @property
+    def n_batches(self) -> int:
+        return math.ceil(len(self.nonces) / self.batch_size)
+
+    def batch(self, index: int) -> Sequence[int]:
+        return self.nonces[index * self.batch_size : (index + 1) * self.batch_size]
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job as it stands. Times are seconds since the epoch."""
+
+    job_id: str
+    status: JobStatus
+    kind: JobKind
+    model: str
+    spec: ProofSpec
+    request: JobRequest
+    n_total: int
+    n_done: int
+    n_batches: int
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    error: str | None = None
+    waiting_for: str | None = None  # what keeps a running job's batches from running: "chat"
+
+
+class RoundState(StrEnum):
+    """What a round does (protocol.md, section 5, States). IDLE: stored by /init, not running yet."""
+
+    IDLE = "IDLE"
+    GENERATING = "GENERATING"
+    VALIDATING = "VALIDATING"
+    STOPPED = "STOPPED"
+
+
+class RoundConfig(BaseModel, frozen=True):
+    """What a round was started with; checked before it is stored."""
+
+    model: str
+    spec: ProofSpec
+    block_height: int
+    node_id: int
+    node_count: int
+    group_id: int = 0
+    n_groups: int = 1
+    batch_size: int  # nonces of a lease, which is one micro-batch
+    url: str | None = None
+    # Distance rounds only: a nonce is valid, and reported, when its distance is below r_target.
+    r_target: float | None = None
+    fraud_threshold: float = 0.01
+
+    @property
+    def nonces(self) -> NonceSequence:
+        return NonceSequence(self.node_id, self.node_count, self.group_id, self.n_groups)
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A round as it stands. Times are seconds since the epoch."""
+
+    round_id: str
+    state: RoundState
+    config: RoundConfig
+    created_at: float
+    started_at: float | None = None  # of the first generation
+    stopped_at: float | None = None
+    n_processed: int = 0  # nonces computed, the excluded among them
+    n_valid: int = 0  # nonces reported
+    n_excluded: int = 0  # nonces without a finite state
+    error: str | None = None  # why it stopped by itself
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A loaded model and its limits."""
+
+    name: str  # as clients request it
+    hidden_size: int
+    n_layers: int
+    max_seq_len: int  # tokens of one nonce
+    max_batch_tokens: int  # tokens of one micro-batch: what one forward may hold
+    dtype: str  # "float32" or "bfloat16"
+    block_size: int = 1  # tokens that a nonce's are rounded up to within max_batch_tokens
+
+    def max_batch(self, seq_len: int) -> int:
+        """Nonces of `seq_len` tokens that one micro-batch holds, at least one."""
+        rounded = -(-seq_len // self.block_size) * self.block_size
+        return max(1, self.max_batch_tokens // rounded)
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """One worker process, by its heartbeat. Every process needs an `id` of its own: leases are bound to it."""
+
+    id: str
+    model: str  # as clients request it
+    engine: str  # "vllm", "transformers" or "synthetic"
+    host: str
+    pid: int
+    state: Literal["starting", "ready"]
+    started_at: float  # seconds since the epoch
+    info: ModelInfo | None = None  # unknown until the engine has loaded the model
+    port: int | None = None  # of its OpenAI server, where it has one
+    chat_host: str | None = None  # by which the API reaches that server
+    stats: Mapping[str, JsonValue] = field(default_factory=dict)

@@ -1,0 +1,101 @@
+"""Artifact proofs, the current scheme: k_dim rotated numbers of the last state (protocol.md, section 2)."""
+
+import logging
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from poc_core import encoding, reflections, rng
+from poc_core.errors import SpecError
+from poc_core.records import ProofSpec
+from poc_core.schemes.base import Scheme
+
+logger = logging.getLogger(__name__)
+
+# Elements of rotation vectors made at a time (4 bytes each): all of them at the usual k_dim, a bound for a
+# large one.
+_ROTATION_ELEMENTS = 1 << 23
+
+
+class ArtifactScheme(Scheme):
+    name = "artifact"
+    defaults: ClassVar[dict[str, JsonValue]] = {"k_dim": 12, "stronger_rng": False}
+
+    def __init__(
+        self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype)
+        k_dim, stronger_rng = self.options["k_dim"], self.options["stronger_rng"]
+        if not isinstance(k_dim, int) or isinstance(k_dim, bool) or not 1 <= k_dim <= hidden_size:
+            raise SpecError(
+                f"k_dim must be an integer from 1 to {hidden_size}, the model's hidden size, not {k_dim!r}."
+            )
+        if not isinstance(stronger_rng, bool):
+            raise SpecError(f"stronger_rng must be true or false, not {stronger_rng!r}.")
+        self.k_dim = k_dim
+        self.stronger_rng = stronger_rng
+        self.layer_vectors = reflections.layer_vectors(spec.block_hash, n_layers, hidden_size, device, dtype)
+
+    def inputs(self, nonces: Sequence[int]) -> Tensor:
+        spec = self.spec
+        return rng.inputs(
+            spec.block_hash,
+            spec.public_key,
+            nonces,
+            spec.seq_len,
+            self.hidden_size,
+            self.device,
+            self.dtype,
+            self.stronger_rng,
+        )
+
+    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
+        return reflections.reflect(x, self.layer_vectors[layer])
+
+    def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
+        if not nonces:
+            return []
+        x = last_hidden.to(torch.float32)
+        finite = torch.isfinite(x).all(-1, keepdim=True)
+        x = x / (x.norm(dim=-1, keepdim=True) + 1e-8)
+        y = self.rotate(nonces, x.gather(1, self.pick(nonces)))
+        y = y / (y.norm(dim=-1, keepdim=True) + 1e-8)
+        # NaN marks the excluded through the one copy to the host.
+        y = torch.where(finite, y, torch.nan).cpu()
+        values: list[JsonValue] = list(encoding.encode_vectors(y.numpy()))
+        for i in y.isnan().any(-1).nonzero()[:, 0].tolist():
+            logger.warning("nonce %d excluded: its last hidden state is not finite", nonces[i])
+            values[i] = None
+        return values
+
+    def pick(self, nonces: Sequence[int]) -> Tensor:
+        """The dimensions of each nonce in the order of the protocol (2.4): int64 (n, k_dim)."""
+        seeds = [rng.seed_from_string(f"{self._nonce_name(nonce)}_pick_{self.k_dim}") for nonce in nonces]
+        # Flipping the sign bit makes the order of int32 that of the uint32 hashes.
+        scores = rng.hash_bits(seeds, self.hidden_size, self.device) ^ -(1 << 31)
+        chosen = scores.sort(dim=-1, stable=True).indices[:, : self.k_dim]
+        others = chosen[:, :-1].sort(dim=-1).values
+        return torch.cat([others, chosen[:, -1:]], dim=-1)
+
+    def rotate(self, nonces: Sequence[int], y: Tensor) -> Tensor:
+        """y (n, k_dim) reflected by k_dim - 1 vectors of each nonce's own (2.5)."""
+        k_dim = self.k_dim
+        step = max(1, _ROTATION_ELEMENTS // (len(nonces) * k_dim))
+        for low in range(0, k_dim - 1, step):
+            high = min(k_dim - 1, low + step)
+            seeds = [
+                rng.seed_from_string(f"{self._nonce_name(nonce)}_haar_hh_{k_dim}_{j}")
+                for nonce in nonces
+                for j in range(low, high)
+            ]
+            v = rng.normal(seeds, k_dim, self.device)
+            v = (v / (v.norm(dim=-1, keepdim=True) + 1e-30)).view(len(nonces), high - low, k_dim)
+            for j in range(high - low):
+                y = reflections.reflect(y, v[:, j])
+        return y
+
+
+SCHEME = ArtifactScheme

@@ -1,0 +1,69 @@
+"""What a proof scheme is to an engine: its inputs, what happens after each layer, its answers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from poc_core import rng
+from poc_core.errors import SpecError
+from poc_core.records import ProofSpec
+
+
+class Scheme(ABC):
+    """One proof scheme, prepared for one spec on one model and device; used for any number of batches.
+
+    Parameters: `hidden_size` of the model, `n_layers` of the whole model (also under pipeline parallelism),
+    `device` and `dtype` of its activations. A constructor raises SpecError when it cannot follow the spec's
+    options.
+    """
+
+    name: ClassVar[str]
+    # Option names that the scheme knows, each with its default.
+    defaults: ClassVar[dict[str, JsonValue]]
+    # False: `transform_layer` changes nothing, so an engine need not hook any layer.
+    transforms_layers: bool = True
+    # True: transforming a sum is transforming its terms, so an engine may transform a layer's hidden_states
+    # + residual at once. False: the two must be transformed apart, as the reference does.
+    transform_is_linear: ClassVar[bool] = True
+
+    def __init__(
+        self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        unknown = sorted(set(spec.options) - set(self.defaults))
+        if unknown:
+            known = ", ".join(sorted(self.defaults))
+            raise SpecError(f"The {self.name} scheme has no option {', '.join(unknown)}; it knows {known}.")
+        if spec.seq_len < 1:
+            raise SpecError(f"seq_len must be at least 1, not {spec.seq_len}.")
+        self.spec = spec
+        self.options: dict[str, JsonValue] = {**self.defaults, **spec.options}
+        self.hidden_size = hidden_size
+        self.n_layers = n_layers
+        self.device = device
+        self.dtype = dtype
+
+    def inputs(self, nonces: Sequence[int]) -> Tensor:
+        """The input embeddings: (n, seq_len, hidden), model dtype, on the device."""
+        spec = self.spec
+        return rng.inputs(
+            spec.block_hash, spec.public_key, nonces, spec.seq_len, self.hidden_size, self.device, self.dtype
+        )
+
+    @abstractmethod
+    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
+        """The output x (..., hidden) of decoder layer `layer` (global index), as a new tensor; x stays."""
+
+    @abstractmethod
+    def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
+        """The values of the nonces from their last tokens' states after the final norm: (n, hidden), any
+        dtype.
+
+        A nonce whose state is not finite has the value None: it is excluded, not wrong.
+        """
+
+    def _nonce_name(self, nonce: int) -> str:
+        return f"{self.spec.block_hash}_{self.spec.public_key}_nonce_{nonce}"

@@ -1,0 +1,95 @@
+"""Distance proofs, the earlier scheme: how far the state lies from a target (protocol.md, section 3)."""
+
+import logging
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from poc_core import reflections, rng
+from poc_core.errors import SpecError
+from poc_core.records import ProofSpec
+from poc_core.schemes.base import Scheme
+
+logger = logging.getLogger(__name__)
+
+# Dimensions of the projection and of the target.
+OUTPUT_DIM = 8192
+# Spread of the projection's entries.
+_PROJECTION_STD = 0.02
+# Reflections of each nonce's own, before the projection.
+_N_REFLECTIONS = 8
+
+
+class DistanceScheme(Scheme):
+    name = "distance"
+    defaults: ClassVar[dict[str, JsonValue]] = {"randomization": "sign_flips"}
+    # A division by the norm is not: vLLM's layers give (hidden_states, residual) and each has its own norm.
+    transform_is_linear = False
+
+    def __init__(
+        self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype)
+        randomization = self.options["randomization"]
+        if randomization not in ("sign_flips", "layer_hooks"):
+            raise SpecError(f"randomization must be sign_flips or layer_hooks, not {str(randomization)[:80]!r}.")
+        self.transforms_layers = randomization == "layer_hooks"
+        if self.transforms_layers:
+            self.layer_vectors = reflections.layer_vectors(spec.block_hash, n_layers, hidden_size, device, dtype)
+        self.projection = projection(spec.block_hash, hidden_size, device)
+        self.target = target(spec.block_hash, device)
+
+    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
+        if not self.transforms_layers:
+            return x
+        return reflections.reflect(x / (x.norm(dim=-1, keepdim=True) + 1e-8), self.layer_vectors[layer])
+
+    def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
+        if not nonces:
+            return []
+        x = last_hidden.to(torch.float32)
+        finite = torch.isfinite(x).all(-1)
+        if not self.transforms_layers:
+            x = x * self.signs(nonces)
+        x = x / (x.norm(dim=-1, keepdim=True) + 1e-8)
+        vectors = self.nonce_vectors(nonces)  # (n, 8, hidden)
+        for r in range(_N_REFLECTIONS):
+            x = reflections.reflect(x, vectors[:, r])
+        y = x @ self.projection.T  # (n, OUTPUT_DIM)
+        y = y / y.norm(dim=-1, keepdim=True)
+        distances = torch.where(finite, (y - self.target).norm(dim=-1), torch.nan).tolist()
+        values: list[JsonValue] = []
+        for nonce, distance in zip(nonces, distances, strict=True):
+            if distance != distance:  # NaN: marks the excluded through the one copy to the host
+                logger.warning("nonce %d excluded: its last hidden state is not finite", nonce)
+                distance = None
+            values.append(distance)
+        return values
+
+    def signs(self, nonces: Sequence[int]) -> Tensor:
+        """+1 or -1 for each dimension: float32 (n, hidden)."""
+        seeds = [rng.seed_from_string(f"{self._nonce_name(nonce)}_signs") for nonce in nonces]
+        return torch.where(rng.uniform(seeds, self.hidden_size, self.device) > 0.5, 1.0, -1.0)
+
+    def nonce_vectors(self, nonces: Sequence[int]) -> Tensor:
+        """Unit vectors of the reflections before the projection: float32 (n, 8, hidden)."""
+        names = [f"{self._nonce_name(nonce)}_hidden_r{r}" for nonce in nonces for r in range(_N_REFLECTIONS)]
+        vectors = reflections.householder_vectors(names, self.hidden_size, self.device)
+        return vectors.view(len(nonces), _N_REFLECTIONS, self.hidden_size)
+
+
+def projection(block_hash: str, hidden: int, device: torch.device) -> Tensor:
+    """W of the block: float32 (OUTPUT_DIM, hidden)."""
+    seed = rng.seed_from_string(f"{block_hash}_lm_head")
+    return rng.normal([seed], OUTPUT_DIM * hidden, device).view(OUTPUT_DIM, hidden).mul_(_PROJECTION_STD)
+
+
+def target(block_hash: str, device: torch.device) -> Tensor:
+    """The unit vector that projected states are measured against: float32 (OUTPUT_DIM,)."""
+    return reflections.householder_vectors([f"{block_hash}_target"], OUTPUT_DIM, device)[0]
+
+
+SCHEME = DistanceScheme

@@ -1,0 +1,185 @@
+"""Every setting of Proofline, read from environment variables that start with POC_."""
+
+from typing import Literal, NamedTuple
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from redis.connection import parse_url
+
+from poc_core.errors import SettingsError
+
+# The largest batch_size a request may ask for. Engines split batches into micro-batches, so more would only
+# make tasks long and the loss of a worker expensive.
+MAX_BATCH_SIZE = 1024
+
+
+class ChatPolicy(NamedTuple):
+    """Who has the engine when chat and proofs both want it. `fraction`: the proofs' share of the time, for `share`."""
+
+    mode: Literal["yield", "share", "exclusive", "off"]
+    fraction: float = 0.0
+
+
+class Settings(BaseSettings):
+    """The settings of all processes. _sec and _s are seconds, _ms milliseconds; names without a unit count."""
+
+    model_config = SettingsConfigDict(env_prefix="POC_", extra="ignore", frozen=True)
+
+    # protocol.md, section 7: names and meanings that operators already use.
+    batch_size_default: int = Field(
+        32, ge=1, le=MAX_BATCH_SIZE, description="Nonces per batch where a request names no batch_size."
+    )
+    max_queued_nonces: int = Field(
+        100_000,
+        ge=1,
+        le=10_000_000,
+        description="Nonces that may wait or run over all jobs; more are refused with 429.",
+    )
+    generate_chunk_timeout_sec: float = Field(
+        60,
+        gt=0,
+        description="Seconds a client with wait=true waits for the next batch before it gets 503, and a job's batch "
+        "for chat before the job fails.",
+    )
+    generate_result_ttl_sec: int = Field(
+        300, ge=1, description="Seconds a finished job can be fetched; afterwards its request_id is unknown (404)."
+    )
+    callback_interval_sec: float = Field(
+        5, gt=0, description="Seconds between two callbacks of a round: the freshness that aggregators expect."
+    )
+    callback_max_artifacts: int = Field(
+        1_000_000, ge=1, description="Artifacts in one callback payload, which bounds the receiver's memory."
+    )
+    callback_max_retries: int | None = Field(
+        None,
+        ge=1,
+        description="Tries per callback payload. Unset: until retention ends, so that all that was computed arrives.",
+    )
+    rpc_timeout_ms: int = Field(
+        60_000, ge=1, description="Milliseconds one call into the engine may take before the engine counts as lost."
+    )
+
+    callback_retention_sec: int = Field(
+        24 * 3600,
+        ge=60,
+        description="Seconds that undelivered callbacks are kept and tried after a round or job ended.",
+    )
+    outbox_max_artifacts: int = Field(
+        5_000_000,
+        ge=1,
+        description="Artifacts of a round that may wait for its receiver, about 80 bytes of Redis memory each. "
+        "At the limit the round pauses until some are delivered; nothing is dropped.",
+    )
+    outbox_max_jobs: int = Field(
+        1000, ge=1, description="Jobs whose callback may wait; more requests with a url are refused with 429."
+    )
+    round_lease_sec: int = Field(
+        300,
+        ge=10,
+        description="Seconds after which a round's lease is handed to another worker, whatever its holder does.",
+    )
+
+    chat_policy: str = Field(
+        "yield",
+        description="Who has the engine when chat and proofs both want it: yield (chat first, proofs while it is "
+        "idle), share:F (proofs get at least the fraction F of the time, e.g. share:0.3), exclusive (chat answered "
+        "503 while a round runs), off (no chat at all).",
+    )
+    max_step_ms: float = Field(
+        100, ge=1, description="Milliseconds that one micro-batch of proofs may keep a chat request waiting."
+    )
+    chat_host: str = Field(
+        "127.0.0.1",
+        description="Address on which a worker serves chat to the API; in a private network of several hosts 0.0.0.0.",
+    )
+    chat_advertise_host: str | None = Field(
+        None, description="Name by which the API reaches this worker's chat; unset: POC_CHAT_HOST, or the host's name."
+    )
+
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0", description="The Redis that holds jobs, workers and the Celery queues."
+    )
+    redis_timeout_s: float = Field(
+        5, gt=0, description="Seconds to wait for Redis; a longer silence is an error, which clients see as 503."
+    )
+    max_body_bytes: int = Field(
+        32 * 1024 * 1024,
+        ge=1024,
+        description="Bytes of one request body; 100,000 nonces with 100,000 artifacts to validate take 11 MB.",
+    )
+    job_ttl_sec: int = Field(
+        24 * 3600, ge=60, description="Seconds an unfinished job is kept without progress: a day without any worker."
+    )
+    worker_ttl_s: int = Field(
+        10, ge=2, description="Seconds without a heartbeat after which a worker is dead and its leases are free."
+    )
+    heartbeat_s: float = Field(
+        2, gt=0, description="Seconds between heartbeats; several fit into worker_ttl_s, so one may be late."
+    )
+    visibility_timeout_s: int = Field(
+        180,
+        ge=30,
+        description="Seconds after which the broker hands an unacknowledged task to another worker; "
+        "beyond what one batch takes, else a live worker's task runs twice.",
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_scheme(cls, url: str) -> str:
+        try:
+            if not url.startswith(("redis://", "rediss://")):  # not unix://: Celery names it differently
+                raise ValueError
+            parse_url(url)
+        except ValueError:
+            raise ValueError("must look like redis://host:port/db (or rediss:// for TLS)") from None
+        return url
+
+    @field_validator("chat_policy")
+    @classmethod
+    def _known_policy(cls, text: str) -> str:
+        parse_chat_policy(text)
+        return text
+
+    @property
+    def chat(self) -> ChatPolicy:
+        return parse_chat_policy(self.chat_policy)
+
+    @model_validator(mode="after")
+    def _timeouts_fit(self) -> "Settings":
+        if self.heartbeat_s * 2 > self.worker_ttl_s:
+            raise ValueError("POC_HEARTBEAT_S must be at most half of POC_WORKER_TTL_S: one may come late")
+        if self.visibility_timeout_s * 1000 <= self.rpc_timeout_ms:
+            raise ValueError(
+                "POC_VISIBILITY_TIMEOUT_S must exceed POC_RPC_TIMEOUT_MS: else live workers' batches run twice"
+            )
+        return self
+
+
+def parse_chat_policy(text: str) -> ChatPolicy:
+    """yield, exclusive, off or share:F with 0 < F < 1. ValueError says what is allowed."""
+    match text:
+        case "yield" | "exclusive" | "off":
+            return ChatPolicy(text)
+    mode, _, fraction = text.partition(":")
+    try:
+        if mode == "share" and 0 < float(fraction) < 1:
+            return ChatPolicy("share", float(fraction))
+    except ValueError:
+        pass
+    raise ValueError("must be yield, exclusive, off, or share:F with F between 0 and 1, such as share:0.3")
+
+
+def load_settings(**overrides: object) -> Settings:
+    """The environment's settings under `overrides` (those not None). SettingsError names every bad value."""
+    try:
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        # Not the input itself: POC_REDIS_URL may hold a password.
+        problems = [
+            ": ".join(
+                [*(f"POC_{str(part).upper()}" for part in problem["loc"]), problem["msg"].removeprefix("Value error, ")]
+            )
+            for problem in error.errors(include_input=False, include_url=False)
+        ]
+        raise SettingsError("; ".join(problems) + ".") from None

@@ -1,0 +1,23 @@
+"""The connection to Redis."""
+
+from redis import Redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import ConnectionError, TimeoutError
+from redis.retry import Retry
+
+from poc_core.settings import Settings
+
+# Tries after a failed command. Every script may run twice without harm, so a command is simply repeated: this
+# outlives a broken connection, not a Redis that is away, which the caller must see within seconds.
+_RETRIES = 3
+
+
+def connect(settings: Settings) -> Redis:
+    """A client with a connection pool, for any number of threads. Connects on first use; answers are bytes."""
+    return Redis.from_url(
+        settings.redis_url,
+        socket_connect_timeout=settings.redis_timeout_s,
+        socket_timeout=settings.redis_timeout_s,
+        socket_keepalive=True,
+        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.4), _RETRIES, (ConnectionError, TimeoutError)),
+    )

@@ -1,0 +1,350 @@
+"""Jobs in Redis: created by the API, computed batch by batch by workers, finished exactly once.
+
+The job record is the truth; a Celery message only says where to look. So a message may come twice, late or
+never: a claim refuses what is done or in hand, and the reaper publishes again what waits (`pending`) or lost
+its worker (`orphans`).
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import JsonValue
+from redis import Redis
+
+from poc_core.errors import QueueFullError
+from poc_core.payloads import callback_url
+from poc_core.records import JobKind, JobRecord, JobRequest, JobStatus, NewJob, ProofSpec
+from poc_core.settings import Settings
+from poc_core.state import keys, scripts
+from poc_core.state.results import answer_body, callback_body, nonces_of
+
+# Losses of an engine or a worker on one batch after which the batch is taken to be their cause and its job
+# fails.
+MAX_LOSSES = 3
+
+# Seconds the nonces of a request may lie in Redis before the job exists: uploading 100,000 takes one.
+_STAGING_TTL_S = 120
+
+# Hash fields sent in one command while a job is uploaded: keeps Redis responsive to others.
+_UPLOAD_CHUNK = 2000
+
+# Values read in one call of a script, for the same reason: a few milliseconds of its time.
+_READ_CHUNK = 4000
+
+# Seconds over which the rate of nonces is averaged.
+RATE_WINDOW_S = 10
+
+# Everything in the job's hash but its result, which may be megabytes.
+_RECORD_FIELDS = (
+    *("status", "kind", "model", "spec", "request", "n_total", "n_done", "n_batches"),
+    *("created_at", "started_at", "finished_at", "error", "waiting_for"),
+)
+
+
+class Refusal(StrEnum):
+    """Why a batch cannot be claimed; in every case the message is dropped."""
+
+    GONE = "gone"  # no such job: expired
+    ENDED = "ended"  # completed, failed or cancelled
+    ROUND = "round"  # a round has the workers; the batch waits for its end
+    DONE = "done"  # this batch has its values
+    HELD = "held"  # a live worker computes it, maybe this one
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A batch leased to a worker, which then must `complete` or `release` it."""
+
+    job_id: str
+    batch_index: int
+    model: str
+    spec: ProofSpec
+    nonces: list[int]
+
+
+@dataclass(frozen=True)
+class ActiveJobs:
+    """How many jobs have not ended."""
+
+    queued: int
+    running: int
+    waiting_for_chat: int  # of the running
+
+
+class JobStore:
+    """All operations on jobs. Each changes Redis in one atomic step and may be repeated without harm."""
+
+    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self._settings = settings
+        self._clock = clock
+        self._create = scripts.load(redis, "create_job")
+        self._claim = scripts.load(redis, "claim_batch")
+        self._complete = scripts.load(redis, "complete_batch")
+        self._release = scripts.load(redis, "release_batch")
+        self._note_waiting = scripts.load(redis, "note_waiting")
+        self._free_orphans = scripts.load(redis, "free_orphans")
+        self._batch_values = scripts.load(redis, "batch_values")
+        self._finish = scripts.load(redis, "finish_job")
+        self._end = scripts.load(redis, "end_job")
+        self._recount = scripts.load(redis, "recount")
+
+    # Clients: create, read, end.
+
+    def create(self, job: NewJob) -> str:
+        """Stores a job as queued and returns its id. QueueFullError when too many nonces would wait."""
+        self._check_room(len(job.nonces), self.queued_nonces())  # before megabytes are uploaded in vain
+        job_id = uuid.uuid4().hex
+        key = keys.job(job_id)
+        self._stage(key, job)
+        now = self._clock()
+        fields: dict[str, Any] = {
+            "status": JobStatus.QUEUED.value,
+            "kind": job.kind.value,
+            "model": job.model,
+            "spec": job.spec.model_dump_json(),
+            "request": job.request.model_dump_json(),
+            "n_total": len(job.nonces),
+            "n_done": 0,
+            "n_batches": job.n_batches,
+            "created_at": now,
+        }
+        limits = [self._settings.max_queued_nonces, now, self._settings.job_ttl_sec]
+        pairs = [part for item in fields.items() for part in item]
+        queued = self._create([key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs])
+        if queued >= 0:
+            self._check_room(len(job.nonces), queued)
+        return job_id
+
+    def read(self, job_id: str) -> JobRecord | None:
+        """The job without its result, or None when it is unknown or expired."""
+        values = self._redis.hmget(keys.job(job_id), _RECORD_FIELDS)
+        found = zip(_RECORD_FIELDS, values, strict=True)
+        raw = {name: value.decode() for name, value in found if value is not None}
+        if "status" not in raw:
+            return None
+        return JobRecord(
+            job_id=job_id,
+            status=JobStatus(raw["status"]),
+            kind=JobKind(raw["kind"]),
+            model=raw["model"],
+            spec=ProofSpec.model_validate_json(raw["spec"]),
+            request=JobRequest.model_validate_json(raw["request"]),
+            n_total=int(raw["n_total"]),
+            n_done=int(raw["n_done"]),
+            n_batches=int(raw["n_batches"]),
+            created_at=float(raw["created_at"]),
+            started_at=float(raw["started_at"]) if "started_at" in raw else None,
+            finished_at=float(raw["finished_at"]) if "finished_at" in raw else None,
+            error=raw.get("error"),
+            waiting_for=raw.get("waiting_for"),
+        )
+
+    def result_body(self, job_id: str) -> bytes | None:
+        """The answer of a completed job as JSON, ready to be sent; None when there is none."""
+        body: bytes | None = self._redis.hget(keys.job(job_id), "result")
+        return body
+
+    def cancel(self, job_id: str) -> bool:
+        """Cancels a job that is queued or running. False when it had ended before."""
+        return self._end_job(job_id, JobStatus.CANCELLED, "")
+
+    def cancel_queued(self) -> list[str]:
+        """Cancels every job that has not ended, also one whose first batches are done: its others still wait.
+
+        A batch that a worker computes right now is computed to its end, and its values are dropped.
+        """
+        active = [job_id for model in self._models() for job_id in self.active_jobs(model)]
+        return [job_id for job_id in active if self.cancel(job_id)]
+
+    def queued_nonces(self) -> int:
+        """Nonces that were accepted and are not done yet, over all jobs."""
+        return max(0, int(self._redis.get(keys.QUEUED_NONCES) or 0))
+
+    def count_active(self) -> ActiveJobs:
+        """The jobs of all models that have not ended, by status."""
+        job_ids = [job_id for model in self._models() for job_id in self.active_jobs(model)]
+        with self._redis.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hmget(keys.job(job_id), "status", "waiting_for")
+            found = pipe.execute()
+        statuses = [status for status, _ in found]
+        running, waiting = JobStatus.RUNNING.value.encode(), b"chat"
+        return ActiveJobs(
+            queued=statuses.count(JobStatus.QUEUED.value.encode()),
+            running=statuses.count(running),
+            waiting_for_chat=found.count([running, waiting]),
+        )
+
+    def total_processed(self) -> int:
+        """Nonces done so far (counted anew after job_ttl_sec without any)."""
+        return int(self._redis.get(keys.STATS_TOTAL) or 0)
+
+    def nonces_per_second(self) -> float:
+        """Mean over the last RATE_WINDOW_S whole seconds, over all workers."""
+        now = int(self._clock())
+        counts = self._redis.mget([keys.stats_second(now - age) for age in range(1, RATE_WINDOW_S + 1)])
+        return sum(int(count or 0) for count in counts) / RATE_WINDOW_S
+
+    # Workers: claim, then complete or release; whoever completes the last batch finishes.
+
+    def new_lease(self, worker_id: str) -> str:
+        """Names one claim, so that a claim that Redis did not answer may be repeated: it may have been granted."""
+        return f"{worker_id}|{int(self._clock())}|{uuid.uuid4().hex}"
+
+    def claim(self, job_id: str, batch_index: int, worker_id: str, lease: str | None = None) -> Claim | Refusal:
+        """Leases a batch to a worker; the first claim of a job sets it running.
+
+        The lease ends with the worker's heartbeat, or after visibility_timeout_s: a worker that lives may still have
+        forgotten it, when Redis was away as it wanted to complete or release.
+        """
+        lease = lease or self.new_lease(worker_id)
+        limits = [self._settings.job_ttl_sec, MAX_LOSSES, self._settings.generate_result_ttl_sec, self._oldest_lease()]
+        reason, *found = self._claim([keys.job(job_id)], [batch_index, lease, self._clock(), *limits])
+        if reason != b"ok":
+            return Refusal(reason.decode())
+        model, spec, nonces = found
+        return Claim(job_id, batch_index, model.decode(), ProofSpec.model_validate_json(spec), json.loads(nonces))
+
+    def complete(self, job_id: str, batch_index: int, values: Sequence[JsonValue]) -> bool:
+        """Stores one value per nonce of the batch, in its order; None excludes a nonce.
+
+        True when now every batch is done and the job waits for `finish`. Repeating changes nothing, nor does
+        completing a batch of a job that has ended.
+        """
+        args: list[Any] = [batch_index, int(self._clock()), self._settings.job_ttl_sec]
+        args += [json.dumps(value, allow_nan=False) for value in values]
+        return bool(self._complete([keys.job(job_id)], args))
+
+    def note_waiting(self, job_id: str, what: str) -> bool:
+        """Shows clients what a batch in hand waits for, until it goes on ("") or the job's next batch is done.
+
+        False: the batch is not wanted now, because the job has ended or a round has the workers.
+        """
+        return bool(self._note_waiting([keys.job(job_id)], [what, self._settings.job_ttl_sec]))
+
+    def release(self, job_id: str, batch_index: int, worker_id: str, lost_engine: bool = False) -> bool:
+        """Gives a lease back uncomputed. True when the batch now waits and its message should be published
+        again.
+
+        The job fails when MAX_LOSSES engines were lost on this batch.
+        """
+        limits = [MAX_LOSSES, self._clock(), self._settings.generate_result_ttl_sec]
+        return bool(self._release([keys.job(job_id)], [batch_index, worker_id, int(lost_engine), *limits]))
+
+    def finish(self, job_id: str) -> bool:
+        """Builds and stores the answer of a job whose batches are all done. True for the call that completed it."""
+        record = self.read(job_id)
+        if record is None or record.status.is_final:
+            return False
+        key = keys.job(job_id)
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.scard(key + ":todo")
+            pipe.hgetall(key + ":nonces")
+            pipe.hgetall(key + ":claimed")
+            n_todo, batches, claimed = pipe.execute()
+        values = None if n_todo else self._read_values(record, batches)
+        if values is None:
+            return False
+        body = answer_body(record, batches, values, claimed)
+        url = callback_url(record.request.url, "generated" if record.kind is JobKind.GENERATE else "validated")
+        callback: list[Any] = [url, callback_body(record, body) if url else b"", self._settings.callback_retention_sec]
+        return bool(self._finish([key], [body, self._clock(), self._settings.generate_result_ttl_sec, *callback]))
+
+    def fail(self, job_id: str, error: str) -> bool:
+        """Fails a job that is queued or running, with a sentence for its client. False when it had ended."""
+        return self._end_job(job_id, JobStatus.FAILED, error)
+
+    # The reaper: what a lost message, a dead worker or a restarted Redis left behind.
+
+    def active_jobs(self, model: str) -> list[str]:
+        """The ids of the model's jobs that are queued or running, oldest first."""
+        return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, -1)]
+
+    def pending(self, job_id: str, limit: int | None = None) -> list[int]:
+        """The batches that are neither done nor leased, lowest first: queued, or their message was lost."""
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.smembers(keys.job(job_id) + ":todo")
+            pipe.hkeys(keys.job(job_id) + ":leases")
+            todo, leased = pipe.execute()
+        return sorted(int(index) for index in set(todo).difference(leased))[:limit]
+
+    def orphans(self, job_id: str) -> list[int]:
+        """Frees the leases that ended uncompleted (see `claim`) and returns their batches, to be published again.
+
+        A dead worker counts as a lost engine (see `release`): a batch that kills every worker must not do so for ever.
+        """
+        args = [MAX_LOSSES, self._clock(), self._settings.generate_result_ttl_sec, self._oldest_lease()]
+        return sorted(int(index) for index in self._free_orphans([keys.job(job_id)], args))
+
+    def unfinished(self, model: str) -> list[str]:
+        """The active jobs whose batches are all done: whoever should have finished them died."""
+        job_ids = self.active_jobs(model)
+        with self._redis.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hget(keys.job(job_id), "status")
+                pipe.scard(keys.job(job_id) + ":todo")
+            found = pipe.execute()
+        states = zip(job_ids, found[::2], found[1::2], strict=True)
+        active = (b"queued", b"running")
+        return [job_id for job_id, status, n_todo in states if status in active and n_todo == 0]
+
+    def recount(self) -> int:
+        """Sets the counter behind `queued_nonces` right and returns it: expired jobs count until then."""
+        return int(self._recount([], [self._settings.job_ttl_sec]))
+
+    def _models(self) -> list[str]:
+        return sorted(model.decode() for model in self._redis.smembers(keys.ACTIVE_MODELS))
+
+    def _oldest_lease(self) -> int:
+        return int(self._clock()) - self._settings.visibility_timeout_s
+
+    def _check_room(self, n: int, queued: int) -> None:
+        most = self._settings.max_queued_nonces
+        if n > most:
+            raise QueueFullError(
+                f"{n} nonces are more than the {most} that may wait (POC_MAX_QUEUED_NONCES); split the request."
+            )
+        if queued + n > most:
+            raise QueueFullError(
+                f"{queued} nonces wait already and {n} more would exceed the {most} that may (POC_MAX_QUEUED_NONCES); "
+                f"send at most {max(0, most - queued)} now, or try again later."
+            )
+
+    def _stage(self, key: str, job: NewJob) -> None:
+        """Uploads what is large, with a short TTL; the script that creates the job then only adopts it."""
+        uploads: list[tuple[str, list[Any]]] = [
+            (":nonces", [(i, json.dumps(list(job.batch(i)))) for i in range(job.n_batches)])
+        ]
+        if job.claimed is not None:
+            uploads.append((":claimed", list(job.claimed.items())))
+        with self._redis.pipeline(transaction=False) as pipe:
+            for suffix, entries in uploads:
+                for first in range(0, len(entries), _UPLOAD_CHUNK):
+                    pipe.hset(key + suffix, mapping=dict(entries[first : first + _UPLOAD_CHUNK]))
+                pipe.expire(key + suffix, _STAGING_TTL_S)
+            pipe.execute()
+
+    def _read_values(self, record: JobRecord, batches: Mapping[bytes, bytes]) -> dict[bytes, bytes] | None:
+        """nonce -> JSON value, of all batches; None when the job ended meanwhile."""
+        indexes = [b"%d" % index for index in range(record.n_batches)]
+        step = max(1, _READ_CHUNK * record.n_batches // record.n_total)
+        with self._redis.pipeline(transaction=False) as pipe:
+            for first in range(0, len(indexes), step):
+                self._batch_values([keys.job(record.job_id)], indexes[first : first + step], client=pipe)
+            texts = [text for chunk in pipe.execute() for text in chunk]
+        values: dict[bytes, bytes] = {}
+        for index, text in zip(indexes, texts, strict=True):
+            if not text:
+                return None
+            values.update(zip(nonces_of(batches[index]), text.split(b"\n"), strict=True))
+        return values
+
+    def _end_job(self, job_id: str, status: JobStatus, error: str) -> bool:
+        args = [status.value, error, self._clock(), self._settings.generate_result_ttl_sec]
+        return bool(self._end([keys.job(job_id)], args))

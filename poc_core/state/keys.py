@@ -1,0 +1,49 @@
+"""The names of the keys in Redis, in one place; lua/ knows the job's suffixes too."""
+
+QUEUED_NONCES = "poc:queued_nonces"  # counter: accepted and not yet done
+ACTIVE_MODELS = "poc:jobs:models"  # set of the models that have an active zset
+STATS_TOTAL = "poc:stats:total"  # counter: nonces done
+
+WORKER_PREFIX = "poc:worker:"
+WORKERS = "poc:workers"  # zset worker id -> last heartbeat
+MODELS = "poc:models"  # hash model -> json {"info", "seen_at"}
+
+
+CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase speak of
+OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
+OUTBOX_JOBS = "poc:outbox:jobs"  # set of the outboxes of jobs that are not delivered
+
+
+def round(round_id: str) -> str:
+    """The hash of a round; its working keys are this plus :leases :free :workers :excluded :valid :rate:{second}."""
+    return f"poc:round:{round_id}"
+
+
+def generating(model: str) -> str:
+    """Holds the id of the round that all workers of the model compute for; absent while they serve jobs."""
+    return f"poc:round:generating:{model}"
+
+
+def outbox(outbox_id: str) -> str:
+    """The hash of an outbox; its entries are the list this plus :entries."""
+    return f"poc:outbox:{outbox_id}"
+
+
+def job(job_id: str) -> str:
+    """The hash of a job; its working keys are this plus :nonces :todo :leases :attempts :values :claimed."""
+    return f"poc:job:{job_id}"
+
+
+def active(model: str) -> str:
+    """The zset job id -> creation time of the model's jobs that are queued or running."""
+    return f"poc:jobs:active:{model}"
+
+
+def stats_second(second: int) -> str:
+    """The counter of nonces done in that second since the epoch."""
+    return f"poc:stats:{second}"
+
+
+def worker(worker_id: str) -> str:
+    """The hash of a worker; it exists while the worker lives."""
+    return WORKER_PREFIX + worker_id

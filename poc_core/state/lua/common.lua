@@ -1,0 +1,109 @@
+-- Put before every script. Nonces are strings throughout: a Lua number is a double and would round those above 2^53.
+
+local WORKING = {':nonces', ':todo', ':leases', ':attempts', ':values', ':claimed'}
+
+-- Arguments of one redis.call; unpack fails at about 8,000.
+local CHUNK = 1000
+
+local function is_active(status)
+  return status == 'queued' or status == 'running'
+end
+
+-- Progress was made: the job and the indexes it is in live on for `ttl` seconds.
+local function touch(job, ttl)
+  redis.call('EXPIRE', job, ttl)
+  for _, suffix in ipairs(WORKING) do
+    redis.call('EXPIRE', job .. suffix, ttl)
+  end
+  redis.call('EXPIRE', 'poc:jobs:active:' .. redis.call('HGET', job, 'model'), ttl)
+  redis.call('EXPIRE', 'poc:jobs:models', ttl)
+  redis.call('EXPIRE', 'poc:queued_nonces', ttl)
+end
+
+-- A lease is worker id, '|', second it was taken, '|', token of the claim.
+local function lease_parts(lease)
+  return string.match(lease, '^(.*)|(%d+)|(%w+)$')
+end
+
+-- Ends an active job: only its hash stays, for `ttl` seconds. What was not done no longer counts as queued.
+local function retire(job, status, now, ttl)
+  local fields = redis.call('HMGET', job, 'model', 'n_total', 'n_done')
+  local left = tonumber(fields[2]) - tonumber(fields[3])
+  if left > 0 then
+    redis.call('DECRBY', 'poc:queued_nonces', string.format('%d', left))
+  end
+  redis.call('HSET', job, 'status', status, 'finished_at', now)
+  redis.call('EXPIRE', job, ttl)
+  for _, suffix in ipairs(WORKING) do
+    redis.call('UNLINK', job .. suffix)
+  end
+  redis.call('ZREM', 'poc:jobs:active:' .. fields[1], string.sub(job, #'poc:job:' + 1))
+end
+
+-- One more worker or engine was lost on this batch. True when that was one too many and the job failed.
+local function count_loss(job, batch, limit, now, ttl)
+  local losses = redis.call('HINCRBY', job .. ':attempts', batch, 1)
+  if losses < tonumber(limit) then
+    redis.call('EXPIRE', job .. ':attempts', redis.call('TTL', job))
+    return false
+  end
+  redis.call('HSET', job, 'error', 'Batch ' .. batch .. ' was given up after ' .. string.format('%d', losses) ..
+    ' workers lost their engine or died while they computed it. Look into the workers\' logs, then send the request again.')
+  retire(job, 'failed', now, ttl)
+  return true
+end
+
+-- A lease of `places` places of a nonce sequence from `first` on, as it is named in a round's :leases and :free.
+local function member(first, places)
+  return string.format('%d:%d', first, places)
+end
+
+-- A lease goes back: the next worker that asks gets it before any new places.
+local function free_lease(round, lease, ttl)
+  redis.call('HDEL', round .. ':leases', lease)
+  redis.call('ZADD', round .. ':free', string.match(lease, '^%d+'), lease)
+  redis.call('EXPIRE', round .. ':free', ttl)
+end
+
+-- Nonces were computed, for a job or a round: the node's own counters.
+local function count_processed(n, second, ttl)
+  redis.call('INCRBY', 'poc:stats:total', n)
+  redis.call('EXPIRE', 'poc:stats:total', ttl)
+  redis.call('INCRBY', 'poc:stats:' .. second, n)
+  redis.call('EXPIRE', 'poc:stats:' .. second, 60)
+end
+
+-- The outbox has something to deliver at `due`, whatever was said before.
+local function due_outbox(id, due, ttl)
+  redis.call('ZADD', 'poc:outbox:due', due, id)
+  redis.call('EXPIRE', 'poc:outbox:due', ttl)
+end
+
+-- Appends an entry of `n` artifacts to an outbox; its delivery is due at `due` or, where one was due before, then.
+local function push_outbox(id, entry, n, due, ttl)
+  local outbox = 'poc:outbox:' .. id
+  redis.call('RPUSH', outbox .. ':entries', n .. '|' .. entry)
+  redis.call('HINCRBY', outbox, 'waiting', n)
+  redis.call('EXPIRE', outbox, ttl)
+  redis.call('EXPIRE', outbox .. ':entries', ttl)
+  redis.call('ZADD', 'poc:outbox:due', 'NX', due, id)
+  redis.call('EXPIRE', 'poc:outbox:due', ttl)
+end
+
+-- A round ends; what waits in its outbox is delivered at once and kept for `ttl` seconds at most.
+local function close_round(round, state, now, ttl)
+  redis.call('HSET', round, 'state', state)
+  redis.call('HSETNX', round, 'stopped_at', now)
+  redis.call('EXPIRE', round, ttl)
+  local id = string.sub(round, #'poc:round:' + 1)
+  if redis.call('HEXISTS', 'poc:outbox:' .. id, 'url') == 1 then
+    local outbox = 'poc:outbox:' .. id
+    redis.call('HSET', outbox, 'closed', '1')
+    redis.call('EXPIRE', outbox, ttl)
+    redis.call('EXPIRE', outbox .. ':entries', ttl)
+    if redis.call('HEXISTS', outbox, 'failures') == 0 and redis.call('LLEN', outbox .. ':entries') > 0 then
+      redis.call('HSET', outbox, 'next_at', now)
+      due_outbox(id, now, ttl)
+    end
+  end
+end

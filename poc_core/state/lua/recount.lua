@@ -1,0 +1,19 @@
+-- Puts the counter of waiting nonces right and drops jobs that expired from the indexes.
+-- ARGV: 1 ttl. Returns how many nonces wait.
+local queued = 0
+for _, model in ipairs(redis.call('SMEMBERS', 'poc:jobs:models')) do
+  local active = 'poc:jobs:active:' .. model
+  for _, id in ipairs(redis.call('ZRANGE', active, 0, -1)) do
+    local fields = redis.call('HMGET', 'poc:job:' .. id, 'status', 'n_total', 'n_done')
+    if is_active(fields[1]) then
+      queued = queued + tonumber(fields[2]) - tonumber(fields[3])
+    else
+      redis.call('ZREM', active, id)
+    end
+  end
+  if redis.call('EXISTS', active) == 0 then
+    redis.call('SREM', 'poc:jobs:models', model)
+  end
+end
+redis.call('SET', 'poc:queued_nonces', string.format('%d', queued), 'EX', ARGV[1])
+return queued

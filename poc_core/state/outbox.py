@@ -1,0 +1,118 @@
+"""The outbox: what must reach a receiver, in order, kept in Redis until the receiver has answered.
+
+One outbox per round (entries of nonces and values, joined into payloads) and one per job with a url (one entry, the
+whole body). A payload keeps its number and its contents until it is delivered, so a receiver that sees it twice can
+tell.
+"""
+
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from poc_core.payloads import parse_entries, payload
+from poc_core.settings import Settings
+from poc_core.state import keys, scripts
+
+# Least and most seconds between two tries, which double from one to the next (protocol.md, section 6).
+FIRST_BACKOFF_S = 1.0
+LAST_BACKOFF_S = 30.0
+# Seconds a delivery holds its outbox without being renewed: so long it stands still when a courier is killed. More than
+# it takes to put the largest payload together.
+LOCK_S = 20.0
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One payload on its way. Whoever holds it must call `delivered`, `failed` or `dropped`, and `renew` until then."""
+
+    outbox_id: str
+    token: str
+    url: str
+    body: bytes
+    payload_id: str
+    failures: int  # tries before this one
+
+
+@dataclass(frozen=True)
+class OutboxStatus:
+    waiting: int  # artifacts (of a job: 1, its answer)
+    delivered: int
+    dropped: int  # given up after POC_CALLBACK_MAX_RETRIES
+    failures: int  # in a row
+    next_at: float | None  # when the next try is due, seconds since the epoch
+    last_error: str | None
+
+
+class Outbox:
+    """All operations on outboxes but filling them, which rounds and jobs do in their own atomic steps."""
+
+    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self._settings = settings
+        self._clock = clock
+        self._take = scripts.load(redis, "take_delivery")
+        self._renew = scripts.load(redis, "renew_delivery")
+        self._end = scripts.load(redis, "end_delivery")
+
+    def due(self) -> list[str]:
+        """The outboxes that have something to deliver now."""
+        return [outbox_id.decode() for outbox_id in self._redis.zrangebyscore(keys.OUTBOX_DUE, "-inf", self._clock())]
+
+    def take(self, outbox_id: str) -> Delivery | None:
+        """The next payload, for this caller alone; None when it is not due or somebody else delivers it."""
+        key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
+        most, ttl_s = self._settings.callback_max_artifacts, self._settings.callback_retention_sec
+        found = self._take([key], [token, now, now + LOCK_S, most, ttl_s])
+        if not found:
+            return None
+        url, head, number, n_entries, failures = found
+        counted = self._redis.lrange(key + ":entries", 0, int(n_entries) - 1)
+        entries = [entry.split(b"|", 1)[1] for entry in counted]  # without their counts
+        payload_id = f"{outbox_id}-{int(number)}"
+        # A job's outbox has no head: its one entry is the whole body.
+        body = payload(json.loads(head), parse_entries(entries)) if head else json.loads(entries[0])
+        text = json.dumps(body | {"payload_id": payload_id}).encode()
+        return Delivery(outbox_id, token, url.decode(), text, payload_id, int(failures))
+
+    def renew(self, delivery: Delivery) -> bool:
+        """Holds the outbox for another LOCK_S. False when the lock had run out and another process took over."""
+        until, ttl_s = self._clock() + LOCK_S, self._settings.callback_retention_sec
+        return bool(self._renew([keys.outbox(delivery.outbox_id)], [delivery.token, until, ttl_s]))
+
+    def delivered(self, delivery: Delivery) -> bool:
+        """The receiver has it: remove it. False when the lock had run out and another process took over."""
+        return self._end_with(delivery, "delivered", self._settings.callback_interval_sec)
+
+    def failed(self, delivery: Delivery, error: str) -> float:
+        """The receiver does not have it: keep it. Returns the seconds until the next try."""
+        longest = min(LAST_BACKOFF_S, 2 * FIRST_BACKOFF_S * 2.0 ** min(delivery.failures, 10))
+        wait_s = longest * random.uniform(0.5, 1.0)  # jitter: many nodes must not come back as one
+        self._end_with(delivery, "failed", wait_s, error)
+        return wait_s
+
+    def dropped(self, delivery: Delivery, error: str) -> bool:
+        """The payload is given up (POC_CALLBACK_MAX_RETRIES, where an operator has set it); the next one is not."""
+        return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
+
+    def status(self, outbox_id: str) -> OutboxStatus:
+        names = ("waiting", "delivered", "dropped", "failures", "next_at", "last_error")
+        values = self._redis.hmget(keys.outbox(outbox_id), names)
+        *counts, next_at, error = (v.decode() if v is not None else None for v in values)
+        waiting, delivered, dropped, failures = (int(count or 0) for count in counts)
+        return OutboxStatus(waiting, delivered, dropped, failures, float(next_at) if next_at else None, error)
+
+    def _end_with(self, delivery: Delivery, end: str, next_in_s: float, error: str = "") -> bool:
+        now, ttl_s = self._clock(), self._settings.callback_retention_sec
+        args: list[Any] = [delivery.token, end, now + next_in_s, error[:500], now, ttl_s]
+        args.append(self._settings.callback_max_artifacts)
+        return bool(self._end([keys.outbox(delivery.outbox_id)], args))
+
+    def n_jobs(self) -> int:
+        """Jobs whose callback is not delivered."""
+        return int(self._redis.scard(keys.OUTBOX_JOBS))

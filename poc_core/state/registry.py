@@ -1,0 +1,80 @@
+"""The workers that live, by their heartbeats, and the models that are or were served."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import TypeAdapter
+from redis import Redis
+
+from poc_core.records import ModelInfo, WorkerRecord
+from poc_core.settings import Settings
+from poc_core.state import keys
+
+_WORKER = TypeAdapter(WorkerRecord)
+_INFO = TypeAdapter(ModelInfo)
+
+
+class WorkerRegistry:
+    """A worker is alive while its key exists; the key expires worker_ttl_s after the last heartbeat."""
+
+    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self._settings = settings
+        self._clock = clock
+
+    def heartbeat(self, worker: WorkerRecord) -> None:
+        """Says that the worker lives and what it serves. Comes before its first claim: the dead hold no lease."""
+        fields = asdict(worker)
+        info = fields["info"]
+        mapping = {name: json.dumps(value) for name, value in fields.items()}
+        now = self._clock()
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(keys.worker(worker.id))
+            pipe.hset(keys.worker(worker.id), mapping=mapping)
+            pipe.expire(keys.worker(worker.id), self._settings.worker_ttl_s)
+            pipe.zadd(keys.WORKERS, {worker.id: now})
+            pipe.expire(keys.WORKERS, self._settings.job_ttl_sec)
+            if info is not None:
+                pipe.hset(keys.MODELS, worker.model, json.dumps({"info": info, "seen_at": now}))
+                pipe.expire(keys.MODELS, self._settings.job_ttl_sec)
+            pipe.execute()
+
+    def remove(self, worker_id: str) -> None:
+        """The worker leaves; its leases are free at once."""
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(keys.worker(worker_id))
+            pipe.zrem(keys.WORKERS, worker_id)
+            pipe.execute()
+
+    def is_alive(self, worker_id: str) -> bool:
+        return bool(self._redis.exists(keys.worker(worker_id)))
+
+    def live(self, model: str | None = None) -> list[WorkerRecord]:
+        """The workers alive (of `model`), starting or ready, by id."""
+        ids = [worker_id.decode() for worker_id in self._redis.zrange(keys.WORKERS, 0, -1)]
+        with self._redis.pipeline(transaction=False) as pipe:
+            for worker_id in ids:
+                pipe.hgetall(keys.worker(worker_id))
+            hashes = pipe.execute()
+        dead = [worker_id for worker_id, found in zip(ids, hashes, strict=True) if not found]
+        if dead:
+            # Only those silent for long: one that beats at this very moment must not be dropped.
+            silent_since = self._clock() - 10 * self._settings.worker_ttl_s
+            self._redis.zremrangebyscore(keys.WORKERS, "-inf", silent_since)
+        workers = [_parse(found) for found in hashes if found]
+        return sorted((w for w in workers if model is None or w.model == model), key=lambda worker: worker.id)
+
+    def known_models(self) -> dict[str, ModelInfo]:
+        """The models that a worker served within the last job_ttl_sec, also when none does now."""
+        oldest = self._clock() - self._settings.job_ttl_sec
+        known = {name.decode(): json.loads(raw) for name, raw in self._redis.hgetall(keys.MODELS).items()}
+        return {
+            name: _INFO.validate_python(entry["info"]) for name, entry in known.items() if entry["seen_at"] >= oldest
+        }
+
+
+def _parse(found: dict[bytes, bytes]) -> WorkerRecord:
+    return _WORKER.validate_python({name.decode(): json.loads(value) for name, value in found.items()})

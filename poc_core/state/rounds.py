@@ -1,0 +1,221 @@
+"""Rounds in Redis: places of a nonce sequence leased to workers, each computed once, and what came of it counted.
+
+The record outlives every process. A lease that is not completed goes to the next worker that asks, so the nonces of a
+worker that died arrive all the same; a lease completed twice counts once.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import JsonValue
+from redis import Redis
+
+from poc_core.errors import RoundError
+from poc_core.payloads import callback_url, parse_entries, payload_head
+from poc_core.records import RoundConfig, RoundRecord, RoundState
+from poc_core.settings import Settings
+from poc_core.state import keys, scripts
+
+# Whole seconds over which the current rate is averaged.
+RATE_WINDOW_S = 10
+# Places that Redis counts exactly: Lua's numbers are doubles.
+_MOST_PLACES = 2**53 - 1
+# Leases of a distance round whose valid nonces /status shows: about 100,000 nonces at a batch size of 32 and a rate of
+# 10 %. Receivers of callbacks get all of them.
+_MOST_VALID_ENTRIES = 30_000
+
+
+class LeaseRefusal(StrEnum):
+    """Why a worker gets no nonces of a round."""
+
+    STOPPED = "stopped"  # or it validates, or expired
+    FULL = "full"  # the outbox is at its limit: ask again later
+    EXHAUSTED = "exhausted"  # the sequence has reached 2^63 - 1
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Nonces of a round that a worker computes next; then it must `complete` or `release` them."""
+
+    round_id: str
+    config: RoundConfig
+    first: int  # place in the nonce sequence
+    places: int
+
+    @property
+    def nonces(self) -> range:
+        return self.config.nonces.take(self.first, self.places)
+
+
+@dataclass(frozen=True)
+class RoundRates:
+    """Nonces computed by each worker: in total, and per second over the last RATE_WINDOW_S (or since its start)."""
+
+    totals: Mapping[str, int]
+    per_second: Mapping[str, float]
+
+
+class RoundStore:
+    """All operations on rounds. Each changes Redis in one atomic step and may be repeated without harm."""
+
+    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self._settings = settings
+        self._clock = clock
+        self._store = scripts.load(redis, "store_round")
+        self._switch = scripts.load(redis, "switch_round")
+        self._lease = scripts.load(redis, "lease_nonces")
+        self._complete = scripts.load(redis, "complete_lease")
+        self._release = scripts.load(redis, "release_lease")
+
+    # Clients: start, look, switch, stop.
+
+    def store(self, config: RoundConfig, state: RoundState) -> str:
+        """Makes a new round the current one, in `state`, and returns its id. RoundError: another one generates."""
+        round_id = uuid.uuid4().hex
+        ends_with: list[Any] = [
+            self._clock(),
+            self._ttl_s,
+            callback_url(config.url, "generated"),
+            json.dumps(payload_head(config)),
+        ]
+        places = min(config.nonces.count, _MOST_PLACES)
+        running = self._store(
+            [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND, keys.generating(config.model)],
+            [round_id, state.value, config.model_dump_json(), places, *ends_with],
+        )
+        if running:
+            raise RoundError("A round is generating already; send /stop first, or wait for its end.")
+        return round_id
+
+    def current(self) -> RoundRecord | None:
+        """The round stored last, whatever its state; None when there was none or it expired."""
+        round_id = self._redis.get(keys.CURRENT_ROUND)
+        return None if round_id is None else self.read(round_id.decode())
+
+    def read(self, round_id: str) -> RoundRecord | None:
+        raw = {name.decode(): value.decode() for name, value in self._redis.hgetall(keys.round(round_id)).items()}
+        if "state" not in raw:
+            return None
+        return RoundRecord(
+            round_id=round_id,
+            state=RoundState(raw["state"]),
+            config=RoundConfig.model_validate_json(raw["config"]),
+            created_at=float(raw["created_at"]),
+            started_at=float(raw["started_at"]) if "started_at" in raw else None,
+            stopped_at=float(raw["stopped_at"]) if "stopped_at" in raw else None,
+            n_processed=int(raw.get("n_processed", 0)),
+            n_valid=int(raw.get("n_valid", 0)),
+            n_excluded=int(raw.get("n_excluded", 0)),
+            error=raw.get("error"),
+        )
+
+    def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
+        """Sets the state of a round that is not STOPPED, and returns the state it had; None when it expired.
+
+        Workers notice before their next micro-batch. `error`: why it stopped by itself.
+        """
+        before = self._switch(
+            [keys.round(round.round_id), keys.generating(round.config.model)],
+            [round.round_id, state.value, self._clock(), self._ttl_s, error],
+        )
+        return RoundState(before.decode()) if before else None
+
+    def generating(self, model: str) -> str | None:
+        """The id of the round that the model's workers compute for now."""
+        round_id = self._redis.get(keys.generating(model))
+        return None if round_id is None else str(round_id.decode())
+
+    def elapsed_s(self, round: RoundRecord) -> float:
+        """Seconds since the round's first generation, until it stopped; 0 before."""
+        if round.started_at is None:
+            return 0.0
+        return (round.stopped_at or self._clock()) - round.started_at
+
+    def rates(self, round: RoundRecord) -> RoundRates:
+        now, key = int(self._clock()), keys.round(round.round_id)
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hgetall(key + ":workers")
+            for age in range(1, RATE_WINDOW_S + 1):
+                pipe.hgetall(f"{key}:rate:{now - age}")
+            totals, *seconds = pipe.execute()
+        # Of a round that began within the window, the time before must not count. At least a second: less says little.
+        began = round.started_at if round.started_at is not None else now
+        window_s = min(RATE_WINDOW_S, max(1.0, now - began))
+        sums: dict[str, float] = {}
+        for second in seconds:
+            for worker, n in second.items():
+                sums[worker.decode()] = sums.get(worker.decode(), 0.0) + int(n) / window_s
+        return RoundRates({worker.decode(): int(n) for worker, n in totals.items()}, sums)
+
+    def excluded(self, round_id: str) -> list[int]:
+        """Nonces without a finite state, the latest at the end; of very many the last ones."""
+        entries = self._redis.lrange(keys.round(round_id) + ":excluded", 0, -1)
+        return [nonce for entry in entries for nonce in json.loads(entry)]
+
+    def valid(self, round_id: str) -> list[tuple[int, float]]:
+        """The valid nonces of a distance round and their distances; of very many the last ones."""
+        return parse_entries(self._redis.lrange(keys.round(round_id) + ":valid", 0, -1))
+
+    # Workers: lease, compute, complete.
+
+    def lease(
+        self, round: RoundRecord, worker_id: str, places: int, in_hand: Lease | None = None
+    ) -> Lease | LeaseRefusal:
+        """Up to `places` nonces for a worker whose heart beats: lost ones first, then the next of the sequence.
+
+        `in_hand`: the lease that the worker is about to complete. Others that it held are taken from it: it never got
+        them because an answer was lost, or an error made it forget them.
+        """
+        now = self._clock()
+        until = now + self._settings.round_lease_sec
+        most = self._settings.outbox_max_artifacts
+        reason, *found = self._lease(
+            [
+                keys.round(round.round_id),
+                keys.outbox(round.round_id),
+                keys.generating(round.config.model),
+                keys.CURRENT_ROUND,
+            ],
+            [worker_id, places, now, until, self._ttl_s, most, f"{in_hand.first}:{in_hand.places}" if in_hand else ""],
+        )
+        if reason != b"ok":
+            return LeaseRefusal(reason.decode())
+        return Lease(round.round_id, round.config, int(found[0]), int(found[1]))
+
+    def complete(self, lease: Lease, worker_id: str, values: Sequence[JsonValue]) -> bool:
+        """Stores the values of a lease's nonces, in their order, and puts the valid ones into the outbox.
+
+        False: another worker had completed it. Works after the round's end too: what was computed is delivered.
+        """
+        pairs = list(zip(lease.nonces, values, strict=True))
+        excluded = [nonce for nonce, value in pairs if value is None]
+        valid = [pair for pair in pairs if pair[1] is not None and _is_valid(lease.config, pair[1])]
+        args: list[Any] = [lease.round_id, lease.first, lease.places, worker_id]
+        args += [json.dumps(excluded) if excluded else "", len(excluded)]
+        args += [self._clock(), self._settings.callback_interval_sec, self._ttl_s]
+        args.append(0 if lease.config.r_target is None else _MOST_VALID_ENTRIES)
+        most = self._settings.callback_max_artifacts  # a payload holds whole entries
+        for part in (valid[first : first + most] for first in range(0, len(valid), most)):
+            # Without the outer brackets, so that a payload of many entries is joined and not parsed.
+            args += [len(part), json.dumps(part, separators=(",", ":"), allow_nan=False)[1:-1]]
+        return bool(self._complete([keys.round(lease.round_id), keys.outbox(lease.round_id)], args))
+
+    def release(self, lease: Lease, worker_id: str) -> bool:
+        """Gives a lease back uncomputed, to whoever asks next."""
+        args: list[Any] = [lease.first, lease.places, worker_id, self._ttl_s]
+        return bool(self._release([keys.round(lease.round_id)], args))
+
+    @property
+    def _ttl_s(self) -> int:
+        return self._settings.callback_retention_sec
+
+
+def _is_valid(config: RoundConfig, value: JsonValue) -> bool:
+    """Whether a nonce is reported: every artifact is, a distance when it is below the target."""
+    return config.r_target is None or (isinstance(value, float) and value < config.r_target)
