@@ -1,0 +1,1 @@
+"""Celery workers and the engines that they host."""

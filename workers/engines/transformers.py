@@ -1,0 +1,157 @@
+"""The second opinion: the same proof through Hugging Face's model code, on CPU or one GPU, without vLLM."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+
+from poc_core.errors import ProoflineError
+from poc_core.records import ProofSpec
+from poc_core.schemes import load_scheme
+from poc_core.schemes.base import Scheme
+from workers.engines.base import Engine, EngineLostError, ModelInfo
+
+# Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large model beside
+# its weights.
+_MAX_BATCH_TOKENS = 8192
+
+# Specs whose scheme is kept: a scheme holds a vector per layer, or for distances a matrix (8192, hidden).
+_MAX_SCHEMES = 4
+
+_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TransformersEngine(Engine):
+    """Runs a decoder-only model of the transformers library."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        served_model_name: str | None = None,
+        dtype: str = "auto",
+        max_batch_tokens: int | None = None,
+    ) -> None:
+        """Loads a directory or a name on the hub. ProoflineError: it fails, or no decoder layers are found."""
+        if dtype not in ("auto", *_DTYPES):
+            raise ProoflineError(f"dtype must be auto, float32 or bfloat16, not {dtype!r}.")
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            config = AutoConfig.from_pretrained(model).get_text_config()
+            loaded = AutoModel.from_pretrained(model, dtype=_DTYPES.get(dtype, "auto"))
+        except (OSError, ValueError) as error:
+            raise ProoflineError(f"Cannot load the model {model!r}: {error}") from error
+        self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)
+        self._layers = decoder_layers(self._model, config.num_hidden_layers)
+        self._dtype: torch.dtype = loaded.dtype
+        self._schemes: dict[str, Scheme] = {}
+        self.info = ModelInfo(
+            name=served_model_name or model,
+            hidden_size=config.hidden_size,
+            n_layers=len(self._layers),
+            max_seq_len=config.max_position_embeddings,
+            max_batch_tokens=max_batch_tokens or _MAX_BATCH_TOKENS,
+            dtype=str(self._dtype).removeprefix("torch."),
+        )
+
+    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+        values: list[JsonValue] = []
+        batches = self.micro_batches(spec, nonces)
+        scheme = self._scheme(spec)
+        try:
+            with torch.inference_mode(), _transformed_layers(self._layers, scheme):
+                for batch in batches:
+                    state = self._model(inputs_embeds=scheme.inputs(batch), use_cache=False).last_hidden_state
+                    values += scheme.finish(batch, state[:, -1])
+        except torch.AcceleratorError as error:
+            raise EngineLostError(f"The accelerator failed ({error}); restart the worker.") from error
+        return values
+
+    def close(self) -> None:
+        self._layers = []
+        self._schemes = {}
+        self._model = nn.Module()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _scheme(self, spec: ProofSpec) -> Scheme:
+        key = spec.model_dump_json()
+        scheme = self._schemes.get(key)
+        if scheme is None:
+            info = self.info
+            scheme = load_scheme(
+                spec,
+                hidden_size=info.hidden_size,
+                n_layers=info.n_layers,
+                device=self._device,
+                dtype=self._dtype,
+            )
+            while len(self._schemes) >= _MAX_SCHEMES:
+                del self._schemes[next(iter(self._schemes))]
+            self._schemes[key] = scheme
+        return scheme
+
+
+def decoder_layers(model: nn.Module, n_layers: int) -> list[nn.Module]:
+    """The decoder layers in order: the outermost ModuleList of n_layers modules, whatever its name."""
+    lists = [
+        (name.count("."), module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers
+    ]
+    if not lists:
+        raise ProoflineError(f"{type(model).__name__} has no list of {n_layers} layers; use the vllm engine.")
+    return list(min(lists, key=lambda item: item[0])[1])
+
+
+@contextmanager
+def _transformed_layers(layers: Sequence[nn.Module], scheme: Scheme) -> Iterator[None]:
+    """Within: each layer's output is transformed by the scheme. The model is as before afterwards."""
+    handles = []
+    if scheme.transforms_layers:
+        for index, layer in enumerate(layers):
+            transform = _transform_sum if scheme.transform_is_linear else _transform_terms
+            handles += transform(layer, index, scheme)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _transform_sum(layer: nn.Module, index: int, scheme: Scheme) -> list[torch.utils.hooks.RemovableHandle]:
+    return [_replace_output(layer, lambda x: scheme.transform_layer(index, x))]
+
+
+def _transform_terms(layer: nn.Module, index: int, scheme: Scheme) -> list[torch.utils.hooks.RemovableHandle]:
+    """Transforms apart the two terms of the layer's output that vLLM's layers return: (hidden_states,
+    residual).
+
+    hidden_states is what the layer adds last, the output of the direct submodule that runs last (the MLP, or
+    the norm that follows it in some models); residual is the rest.
+    """
+    last: list[Tensor] = []
+
+    def remember(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        last[:] = [output[0] if isinstance(output, tuple) else output]
+
+    def transform(x: Tensor) -> Tensor:
+        hidden_states = last.pop().view_as(x)
+        return scheme.transform_layer(index, hidden_states) + scheme.transform_layer(index, x - hidden_states)
+
+    handles = [child.register_forward_hook(remember) for child in layer.children()]
+    return [*handles, _replace_output(layer, transform)]
+
+
+def _replace_output(layer: nn.Module, transform: Callable[[Tensor], Tensor]) -> torch.utils.hooks.RemovableHandle:
+    """Some architectures' layers return a tensor, others a tuple that starts with it."""
+
+    def hook(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        if isinstance(output, tuple):
+            return (transform(output[0]), *output[1:])
+        return transform(output)
+
+    return layer.register_forward_hook(hook)

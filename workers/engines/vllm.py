@@ -1,0 +1,214 @@
+"""The vLLM engine: an AsyncLLM on a thread of its own, proof batches through `collective_rpc` by method name."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import os
+import socket
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from pydantic import JsonValue
+
+from poc_core.errors import ProoflineError, SpecError
+from poc_core.records import ModelInfo, ProofSpec
+from workers import cpu_threads, lifeline
+from workers.chat_gate import ChatGate
+from workers.chat_server import GatedChat
+from workers.engines.base import Engine, EngineLostError
+
+T = TypeVar("T")
+
+# Tokens of one forward. Large enough to fill a GPU, small enough that its activations fit beside the weights and
+# chat's KV cache; on a CPU larger batches gain nothing.
+_GPU_BATCH_TOKENS = 32_768
+_CPU_BATCH_TOKENS = 8_192
+# The first batch compiles kernels, which can take minutes.
+_WARM_UP_TIMEOUT_S = 600.0
+_SHUTDOWN_TIMEOUT_S = 30.0
+# The class that vLLM mixes into its workers, by name: they import it in processes of their own.
+_EXTENSION = "workers.vllm_extension.ProofExtension"
+
+
+class EngineFailedError(ProoflineError):
+    """A batch failed inside vLLM, but the engine still answers."""
+
+
+class VllmEngine(Engine):
+    """One vLLM engine with its child processes. Do not start two in one process: they would share GPU memory limits."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        served_model_name: str | None = None,
+        dtype: str = "auto",
+        tensor_parallel: int = 1,
+        pipeline_parallel: int = 1,
+        max_batch_tokens: int | None = None,
+        rpc_timeout_s: float = 60.0,
+        vllm_args: Sequence[str] = (),
+    ) -> None:
+        """Loads the model; returns when it can compute.
+
+        `vllm_args`: further arguments of `vllm serve`, as on its command line. ProoflineError: vLLM is not installed,
+        or the model cannot be loaded or cannot serve proofs beside chat.
+        """
+        self._rpc_timeout_s = rpc_timeout_s
+        self._closed = False
+        # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an undefined state.
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        lifeline.offer()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True)
+        self._thread.start()
+        try:
+            try:
+                self._llm, config, self._args = self._await(
+                    _start(model, served_model_name, dtype, tensor_parallel, pipeline_parallel, vllm_args), None
+                )
+            except ProoflineError:
+                raise
+            except Exception as error:  # vLLM raises whatever its parts raise; its log above tells more
+                raise ProoflineError(f"vLLM cannot start with the model {model}: {error}") from error
+            described = self._rpc("proof_describe", (), _WARM_UP_TIMEOUT_S)
+            on_gpu = config.device_config.device_type != "cpu"
+            self.info = ModelInfo(
+                name=served_model_name or model,
+                hidden_size=described["hidden_size"],
+                n_layers=described["n_layers"],
+                max_seq_len=config.model_config.max_model_len,
+                max_batch_tokens=max_batch_tokens or (_GPU_BATCH_TOKENS if on_gpu else _CPU_BATCH_TOKENS),
+                dtype=described["dtype"],
+                block_size=described["block_size"],  # a sequence takes whole blocks of the scratch KV cache
+            )
+            warm_up = ProofSpec(block_hash="warm-up", public_key="warm-up", seq_len=min(8, self.info.max_seq_len))
+            self._rpc("proof_compute", (warm_up.model_dump(), [0, 1]), _WARM_UP_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+        values: list[JsonValue] = []
+        busy_s = 0.0
+        for batch in self.micro_batches(spec, nonces):
+            computed = self._rpc("proof_compute", (spec.model_dump(), list(batch)), self._rpc_timeout_s)
+            values += computed["values"]
+            busy_s += computed["busy_s"]
+        self.busy_s = busy_s
+        return values
+
+    def serve_chat(self, gate: ChatGate, host: str) -> int | None:
+        listener = socket.socket()
+        listener.bind((host, 0))
+        port: int = listener.getsockname()[1]
+        self._args.host, self._args.port = host, port
+        self._await(_serve(self._llm, self._args, gate, listener), None)
+        return port
+
+    def check(self) -> None:
+        llm = self.__dict__.get("_llm")
+        if llm is not None and llm.errored and not self._closed:
+            raise EngineLostError("The vLLM engine died between two batches.")
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        llm = self.__dict__.pop("_llm", None)
+        if llm is not None:
+            self._await(_shut_down(llm), _SHUTDOWN_TIMEOUT_S)
+            del llm
+            gc.collect()  # else its finalizer runs at interpreter exit, when what it calls is gone
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=_SHUTDOWN_TIMEOUT_S)
+
+    def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+        """The value of the rank that has one (see ProofExtension)."""
+        try:
+            answers: list[dict[str, Any]] = self._await(self._llm.collective_rpc(method, args=args), timeout_s)
+        except (TimeoutError, concurrent.futures.TimeoutError) as error:
+            raise EngineLostError(f"The vLLM engine did not answer {method} within {timeout_s:g} s.") from error
+        except Exception as error:
+            if self._llm.errored:
+                raise EngineLostError(f"The vLLM engine died: {error}") from error
+            raise EngineFailedError(f"vLLM could not run {method}: {error}") from error
+        for answer in answers:
+            if "error" in answer:
+                raise (SpecError if answer["kind"] == "spec" else EngineFailedError)(answer["error"])
+        return next(answer["value"] for answer in answers if answer["value"] is not None)
+
+    def _await(self, work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+
+async def _start(
+    model: str,
+    served_model_name: str | None,
+    dtype: str,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    vllm_args: Sequence[str],
+) -> tuple[Any, Any, Any]:
+    """The AsyncLLM, its configuration and the arguments of its server, made on the loop that will run it."""
+    try:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from workers import vllm_compat
+    except ImportError as error:
+        raise ProoflineError(
+            f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make setup-gpu`, or use "
+            "--engine transformers."
+        ) from error
+    words = ["--model", model, "--dtype", dtype]
+    words += [
+        "--tensor-parallel-size",
+        str(tensor_parallel),
+        "--pipeline-parallel-size",
+        str(pipeline_parallel),
+    ]
+    words += ["--served-model-name", served_model_name or model]
+    if current_platform.is_cpu():
+        # A graph compiler costs minutes at start and gains little on a CPU.
+        words.append("--enforce-eager")
+        cpu_threads.divide(tensor_parallel * pipeline_parallel)
+        # Left alone, glibc gives large activations back to the kernel after every use and gets them again page by page:
+        # a third of the time of a batch of 8,192 tokens. Read by the processes that vLLM starts from here.
+        for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+            os.environ.setdefault(variable, str(2**32))
+    args = vllm_compat.serve_parser(FlexibleArgumentParser()).parse_args([*words, *vllm_args])
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    engine_args.worker_extension_cls = _EXTENSION
+    if not current_platform.is_cpu():
+        vllm_compat.enable_custom_ops(engine_args)
+    llm = AsyncLLM.from_engine_args(engine_args)
+    return llm, llm.vllm_config, args
+
+
+async def _serve(llm: Any, args: Any, gate: ChatGate, listener: socket.socket) -> None:
+    """Starts vLLM's OpenAI server on the running loop; returns once it listens."""
+    import uvicorn
+
+    from workers import vllm_compat
+
+    app = GatedChat(await vllm_compat.openai_app(llm, args), gate)
+    # Its lifespan is vLLM's; signals are Celery's.
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on")
+    server = uvicorn.Server(config)
+    task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        if task.done():
+            raise ProoflineError(f"vLLM's OpenAI server did not start: {task.exception()}")
+        await asyncio.sleep(0.01)
+
+
+async def _shut_down(llm: Any) -> None:
+    llm.shutdown()
+    await asyncio.sleep(0)  # lets the cancelled output task end before the loop stops

@@ -1,0 +1,128 @@
+"""The worker process: loads an engine, registers, and consumes its model's queue until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from celery.signals import worker_shutting_down
+
+from poc_core.queues import model_queue, worker_queue
+from poc_core.records import WorkerRecord
+from poc_core.settings import Settings, load_settings
+from poc_core.state.client import connect
+from poc_core.state.jobs import JobStore
+from poc_core.state.registry import WorkerRegistry
+from poc_core.state.rounds import RoundStore
+from workers import broker, runtime
+from workers.celery_app import create_app
+from workers.chat_gate import ChatGate
+from workers.engines import load_engine
+from workers.engines.base import Engine, EngineOptions
+from workers.host import Chat, EngineHost
+from workers.housekeeping import Housekeeper
+from workers.job_queue import JobQueue, StepQueue
+from workers.rounds import RoundRunner
+from workers.runtime import Runtime
+from workers.step_size import StepSize
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What an operator says about one worker process; everything else comes from the settings (POC_...)."""
+
+    model: str  # a directory or a name on the Hugging Face hub
+    served_model_name: str | None = None  # as clients request it; None: the same as `model`
+    engine: str = "vllm"
+    dtype: str = "auto"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    worker_id: str | None = None  # None: host, pid and a random part; must be new for every process
+    redis_url: str | None = None  # None: POC_REDIS_URL
+    max_batch_tokens: int | None = None
+    synthetic_step_ms: float = 50.0
+    vllm_args: list[str] = field(default_factory=list)
+
+
+def run_worker(options: WorkerOptions) -> None:
+    """Runs until SIGTERM or SIGINT (batches in hand are finished first). ProoflineError: the engine cannot be loaded.
+
+    Don't run two in one process: Celery's signal handlers and the engine belong to the whole process.
+    """
+    for name in ("celery.worker.strategy", "celery.app.trace"):  # two lines a batch would bury what matters
+        logging.getLogger(name).setLevel(logging.WARNING)
+    settings = load_settings(redis_url=options.redis_url)
+    worker_id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    model = options.served_model_name or options.model
+    redis = connect(settings)
+    jobs = JobStore(redis, settings)
+    app = create_app(options.redis_url)
+    queue = JobQueue(app, redis, model)
+    rounds = RoundStore(redis, settings)
+    steps = StepQueue(app, redis, worker_id)
+    record = WorkerRecord(
+        id=worker_id,
+        model=model,
+        engine=options.engine,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        state="starting",
+        started_at=time.time(),
+        chat_host=settings.chat_advertise_host
+        or (socket.gethostname() if settings.chat_host == "0.0.0.0" else settings.chat_host),
+    )
+    housekeeper = Housekeeper(record, WorkerRegistry(redis, settings), jobs, queue, rounds, steps, settings)
+    housekeeper.start()
+    try:
+        engine = load_engine(
+            options.engine,
+            EngineOptions(
+                model=options.model,
+                served_model_name=options.served_model_name,
+                dtype=options.dtype,
+                tensor_parallel=options.tensor_parallel,
+                pipeline_parallel=options.pipeline_parallel,
+                max_batch_tokens=options.max_batch_tokens,
+                rpc_timeout_s=settings.rpc_timeout_ms / 1000,
+                vllm_args=tuple(options.vllm_args),
+                step_ms=options.synthetic_step_ms,
+            ),
+        )
+        try:
+            chat, chat_port = _serve_chat(engine, settings)
+            host = EngineHost(engine, worker_id, jobs, queue, chat, settings.generate_chunk_timeout_sec)
+            runner = RoundRunner(host, rounds, steps.publish)
+            runtime.install(Runtime(host, runner))
+            # Else SIGTERM would wait for the rest of a round's task, longer than some supervisors do.
+            worker_shutting_down.connect(lambda **_: runner.leave(), weak=False)
+            housekeeper.ready(host, runner, chat_port)
+            logger.info("worker %s serves %s: %s", worker_id, model, engine.info)
+            app.conf.task_queues = [broker.queue(model_queue(model)), broker.queue_of_one(worker_queue(worker_id))]
+            # Threads, because vLLM starts child processes, which the daemonic children of prefork may not.
+            app.Worker(
+                pool="threads",
+                hostname=f"{worker_id}@{socket.gethostname()}",
+                queues=[model_queue(model), worker_queue(worker_id)],
+                loglevel="INFO",
+                without_gossip=True,
+                without_mingle=True,
+            ).start()
+        finally:
+            engine.close()
+    finally:
+        housekeeper.stop()
+
+
+def _serve_chat(engine: Engine, settings: Settings) -> tuple[Chat | None, int | None]:
+    """Starts the engine's chat server, if it has one and shall have one, and returns its gate and port."""
+    if settings.chat.mode == "off":
+        return None, None
+    gate = ChatGate(settings.chat)
+    port = engine.serve_chat(gate, settings.chat_host)
+    return (None, None) if port is None else (Chat(gate, StepSize(engine.info, settings.max_step_ms)), port)

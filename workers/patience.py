@@ -1,0 +1,34 @@
+"""Waiting out a Redis that is away: what an engine computed must not be lost because of a restart."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from redis.exceptions import RedisError, ResponseError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Seconds between tries. Each try already lasts as long as the client's own retries and timeouts.
+PAUSE_S = 0.5
+# Seconds between two lines in the log while Redis stays away.
+_LOG_INTERVAL_S = 10.0
+
+
+def until_redis_answers(step: Callable[[], T]) -> T:
+    """The result of `step`, tried again for as long as Redis is away. A step must be repeatable without harm."""
+    logged_at = 0.0
+    while True:
+        try:
+            return step()
+        except ResponseError:
+            raise  # an error in a command would come again
+        except RedisError as error:
+            if time.monotonic() - logged_at > _LOG_INTERVAL_S:
+                logger.warning("waiting for Redis with work in hand: %s", error)
+                logged_at = time.monotonic()
+            time.sleep(PAUSE_S)

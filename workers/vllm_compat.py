@@ -1,0 +1,188 @@
+"""Everything that depends on vLLM's version, in one place: 0.25.1 to 0.33.
+
+vLLM's worker internals are no public interface and move between releases. Each function below hides one difference;
+nothing outside this module asks which release runs. Import it only inside a process that has vLLM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.forward_context import set_forward_context
+from vllm.sequence import IntermediateTensors
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+
+# A block count that no real dimension of a KV cache has: it marks the block dimension in a backend's shape.
+_BLOCK_COUNT_MARK = 1_000_003
+
+# Kinds of KV caches whose layers may be given another cache for the time of a batch.
+_PLAIN_ATTENTION = {
+    "FullAttentionSpec",
+    "SlidingWindowSpec",
+    "ChunkedLocalAttentionSpec",
+    "MLAAttentionSpec",
+    "SlidingWindowMLASpec",
+}
+
+_METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
+
+
+def decoder_layers(model: nn.Module, n_layers: int) -> nn.ModuleList:
+    """The list of the model's decoder layers, global index = list index.
+
+    Under pipeline parallelism the list keeps its full length on every rank (absent layers are placeholders).
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers and name.endswith(("layers", "h", "blocks")):
+            return module
+    raise LookupError(
+        f"{type(model).__name__} has no list of {n_layers} decoder layers; proofs cannot be computed with this model"
+    )
+
+
+def attention_groups(runner: Any) -> Iterator[Any]:
+    """Every attention group of the model runner (old and new runner alike), over all KV cache groups."""
+    for groups in runner.attn_groups:
+        yield from groups
+
+
+def is_plain_attention(group: Any) -> bool:
+    """Whether the group's cache holds blocks of a sequence's own tokens and nothing else.
+
+    By name, since kinds derived from these may hold more: ring buffers, an encoder's states, sinks that are written
+    once into whatever cache is bound then. Mamba's running state is no attention at all.
+    """
+    spec = group.kv_cache_spec
+    specs = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+    return all(type(one).__name__ in _PLAIN_ATTENTION for one in specs)
+
+
+def kernel_block_size(group: Any) -> int:
+    """Tokens per block as the attention kernel addresses them (may divide the cache manager's block size)."""
+    return int(group.get_metadata_builder(0).kv_cache_spec.block_size)
+
+
+def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
+    """Which dimension of a layer's cache counts blocks.
+
+    Up to 0.2x the backend names its shape; newer releases bind every layer a view whose first dimension is the block.
+    """
+    shape_of = getattr(group.backend, "get_kv_cache_shape", None)
+    if shape_of is None:
+        return 0
+    spec = group.kv_cache_spec
+    shape = shape_of(_BLOCK_COUNT_MARK, kernel_block_size(group), spec.num_kv_heads, spec.head_size)
+    if len(shape) != cache.dim():
+        raise LookupError(
+            f"{group.backend.__name__} names a {len(shape)}-dimensional cache, bound is {tuple(cache.shape)}"
+        )
+    return int(shape.index(_BLOCK_COUNT_MARK))
+
+
+def build_attention_metadata(group: Any, **fields: Any) -> Any:
+    """The attention backend's metadata for a batch; `fields` a release does not know are left out."""
+    common = CommonAttentionMetadata(**{name: value for name, value in fields.items() if name in _METADATA_FIELDS})
+    # Straight to the builder: group.build_metadata of newer releases would map the block table from the cache
+    # manager's blocks to kernel blocks, but the scratch cache is addressed by kernel blocks already.
+    return group.get_metadata_builder(0).build(0, common)
+
+
+def forward_context(
+    metadata: dict[str, Any], vllm_config: VllmConfig, n_tokens: int, slot_mapping: dict[str, torch.Tensor]
+) -> AbstractContextManager[Any]:
+    """The context a model forward runs in. Compiled code is skipped: it would not call the layers' hooks."""
+    context: AbstractContextManager[Any] = set_forward_context(
+        metadata, vllm_config, num_tokens=n_tokens, slot_mapping=slot_mapping, skip_compiled=True
+    )
+    return context
+
+
+@contextmanager
+def fused_kernels() -> Iterator[None]:
+    """vLLM's own kernels for norms, as in an eager deployment: a compiled one leaves them to the compiler, whose code a
+    proof's forward bypasses, and would run them operation by operation."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    try:
+        from vllm.config.kernel import IrOpPriorityConfig
+        from vllm.ir.op import enable_torch_wrap
+    except ImportError:  # releases whose norms are custom operations (see `enable_custom_ops`)
+        yield
+        return
+    with IrOpPriorityConfig.with_default(["vllm_c", "native"]).set_priority(), enable_torch_wrap(False):
+        yield
+
+
+def enable_custom_ops(engine_args: Any) -> None:
+    """The same for all other fused operations, which are chosen when the model loads. An operator's choice stands."""
+    config = engine_args.compilation_config
+    if not any(word in ("all", "none") for word in config.custom_ops):
+        config.custom_ops.append("all")
+
+
+def is_first_stage() -> bool:
+    return bool(get_pp_group().is_first_rank)
+
+
+def is_last_stage() -> bool:
+    return bool(get_pp_group().is_last_rank)
+
+
+def is_reporting_rank() -> bool:
+    """The one rank that holds the result and reports it: the first tensor-parallel rank of the last stage."""
+    return is_last_stage() and get_tp_group().rank_in_group == 0
+
+
+def receive_from_previous_stage() -> IntermediateTensors:
+    tensors = get_pp_group().recv_tensor_dict(all_gather_group=get_tp_group())
+    assert tensors is not None
+    return IntermediateTensors(tensors)
+
+
+def send_to_next_stage(output: IntermediateTensors) -> None:
+    get_pp_group().send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
+
+
+def wait_for_pending_sends(worker: Any) -> None:
+    """Let an earlier chat step's asynchronous sends to the next stage end before this rank sends again."""
+    for handle in getattr(worker, "_pp_send_work", None) or ():
+        handle.wait()
+    if hasattr(worker, "_pp_send_work"):
+        worker._pp_send_work = []
+
+
+def final_hidden_states(output: Any) -> torch.Tensor:
+    """The hidden states after the final norm; some models return auxiliary states beside them."""
+    hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
+
+
+def serve_parser(parser: Any) -> Any:
+    """Adds the arguments of `vllm serve` to a FlexibleArgumentParser."""
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:  # up to 0.31
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+    return make_arg_parser(parser)
+
+
+async def openai_app(llm: Any, args: Any) -> Any:
+    """vLLM's own OpenAI application (ASGI) around a running engine."""
+    try:
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+    except ImportError:  # up to 0.31
+        from vllm.entrypoints.openai.api_server import build_app, init_app_state
+    tasks = await llm.get_supported_tasks()
+    app = build_app(args, tasks, llm.model_config)
+    await init_app_state(llm, app.state, args, tasks)
+    return app
