@@ -1,0 +1,410 @@
+"""The answers as OpenAPI shows them (protocol.md, section 5). Results are sent as Redis holds them, unparsed."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from api.bodies import Artifact
+from poc_core.records import ModelInfo, RoundState
+
+_REQUEST_ID = "0f2b6c1d9e4a4f0d8a7c5b3e1f2d4c6a"
+_VECTOR = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
+
+
+class Encoding(BaseModel):
+    dtype: Literal["f16"] = "f16"
+    k_dim: int
+    endian: Literal["le"] = "le"
+
+
+class Queued(BaseModel):
+    """The job is stored; GET /generate/{request_id} tells how it goes."""
+
+    status: Literal["queued"] = "queued"
+    request_id: str
+    queued_count: int = Field(description="Nonces of this job.")
+
+
+class ArtifactResult(BaseModel):
+    status: Literal["completed"] = "completed"
+    request_id: str
+    artifacts: list[Artifact] = Field(description="In the order of the request's nonces.")
+    encoding: Encoding
+    excluded_nonces: list[int] = Field(
+        default=[],
+        description="Nonces without an artifact: the model gave no finite state. Absent when there are none.",
+    )
+
+
+class ValidationResult(BaseModel):
+    status: Literal["completed"] = "completed"
+    request_id: str
+    n_total: int = Field(description="Nonces compared.")
+    n_mismatch: int
+    mismatch_nonces: list[int]
+    p_value: float = Field(description="How likely an honest sender has so many mismatches or more.")
+    fraud_detected: bool = Field(description="p_value < fraud_threshold")
+    n_excluded: int = Field(description="Nonces that this node could not compute; no mismatches.")
+
+
+class ValidatedBatch(BaseModel):
+    """A batch of distances, recomputed and judged."""
+
+    status: Literal["OK"] = "OK"
+    request_id: str | None = Field(None, description="Of the job that recomputed it; absent for an empty batch.")
+    fraud_detected: bool = Field(description="probability_honest < fraud_threshold")
+    computed_distances: list[float | None] = Field(description="Of nonces; null where the model gave no finite state.")
+    public_key: str
+    block_hash: str
+    block_height: int
+    nonces: list[int]
+    dist: list[float | None] = Field(description="As computed_distances.")
+    node_id: int
+    received_dist: list[float]
+    r_target: float
+    fraud_threshold: float
+    n_invalid: int
+    probability_honest: float = Field(description="How likely an honest sender has so many invalid pairs or more.")
+    n_excluded: int = Field(description="Nonces that this node could not compute; neither valid nor invalid.")
+    seq_len: int = Field(description="The seq_len of the round, with which the distances were recomputed.")
+
+
+class Progress(BaseModel):
+    """A job that is not completed."""
+
+    status: Literal["queued", "running", "failed", "cancelled"]
+    request_id: str
+    model: str
+    n_total: int = Field(description="Nonces of the job.")
+    n_done: int = Field(description="Of these, computed so far.")
+    created_at: float = Field(description="Seconds since the epoch, as the other times.")
+    started_at: float | None = None
+    finished_at: float | None = None
+    error: str | None = Field(None, description="Of a failed job: why, and what to do.")
+    waiting_for: str | None = Field(None, description='"chat" while chat requests keep the engine from the job.')
+
+
+class WorkerStats(BaseModel):
+    total_processed: int
+    nonces_per_second: float
+
+
+class OutboxStats(BaseModel):
+    limit: int = Field(description="Artifacts that may wait (POC_OUTBOX_MAX_ARTIFACTS); at it the round pauses.")
+    full: bool
+    dropped: int = Field(description="Artifacts given up after POC_CALLBACK_MAX_RETRIES; 0 unless that is set.")
+    failures: int = Field(description="Tries in a row that failed.")
+    next_try_at: float | None
+    last_error: str | None
+
+
+class Stats(BaseModel):
+    """Of the round that /init/generate started last; without one, of all jobs and then only the first two fields."""
+
+    total_processed: int = Field(description="Nonces computed by all workers.")
+    nonces_per_second: float = Field(description="Mean of the last 10 s, or since a younger round began; all workers.")
+    nonces_per_second_of_round: float | None = Field(None, description="Mean since the round began.")
+    elapsed_seconds: float | None = Field(None, description="Since the round began, until it stopped.")
+    n_excluded: int | None = Field(None, description="Nonces for which the model gave no finite state.")
+    excluded_nonces: list[int] | None = Field(None, description="These nonces; of very many the last ones.")
+    workers: dict[str, WorkerStats] | None = None
+    artifacts_delivered: int | None = Field(None, description="Artifacts (or valid nonces) the receiver has.")
+    artifacts_waiting: int | None = Field(None, description="Artifacts (or valid nonces) it still has to be sent.")
+    outbox: OutboxStats | None = None
+    error: str | None = Field(None, description="Why the round stopped by itself.")
+
+
+class Worker(BaseModel):
+    id: str
+    model: str
+    engine: str
+    state: Literal["starting", "ready"]
+    host: str
+    pid: int
+    port: int | None = None
+    started_at: float
+    info: ModelInfo | None = None
+    stats: dict[str, JsonValue] = {}
+
+
+class Status(BaseModel):
+    status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    state: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    config: dict[str, JsonValue] | None = Field(description="Of the round that runs; null without one.")
+    stats: Stats
+    queued_nonces: int = Field(description="Nonces accepted and not yet computed, over all jobs.")
+    workers: list[Worker]
+    version: str
+    # Of a distance round only:
+    valid_nonces: list[int] | None = Field(None, description="Of very many the last ones; callbacks get all.")
+    valid_distances: list[float] | None = Field(None, description="Of valid_nonces, in their order.")
+    total_checked: int | None = None
+    total_valid: int | None = None
+    elapsed_seconds: float | None = None
+    rate_per_second: float | None = Field(None, description="Nonces checked per second since the round began.")
+    r_target: float | None = None
+
+
+class PowStatus(BaseModel):
+    status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+
+
+class RoundChanged(BaseModel):
+    status: Literal["OK"] = "OK"
+    pow_status: PowStatus
+
+
+def round_changed(state: RoundState) -> RoundChanged:
+    return RoundChanged(pow_status=PowStatus(status=state.value))
+
+
+class Stopped(BaseModel):
+    status: Literal["OK"] = "OK"
+    pow_status: PowStatus = PowStatus(status="STOPPED")
+    cancelled_jobs: int = Field(description="Jobs that had not ended and are cancelled now.")
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class Ready(BaseModel):
+    status: Literal["ready"] = "ready"
+    models: list[str] = Field(description="Models with a worker that is ready.")
+
+
+class Problem(BaseModel):
+    loc: list[str | int] = Field(description="Where in the body.")
+    msg: str
+    type: str
+
+
+class Malformed(BaseModel):
+    detail: list[Problem]
+
+
+class Mismatch(BaseModel):
+    model_config = ConfigDict(title="ParamsMismatch")
+
+    error: str
+    message: str
+    fields: list[str] = []
+    requested: dict[str, JsonValue] = {}
+    deployed: dict[str, JsonValue] = {}
+
+
+class Conflict(BaseModel):
+    detail: Mismatch
+
+
+class Refused(BaseModel):
+    detail: str | dict[str, JsonValue]
+
+
+GENERATE_BODIES: dict[str, dict[str, Any]] = {
+    "generate": {
+        "summary": "Compute artifacts",
+        "value": {
+            "block_hash": "block-1",
+            "block_height": 1,
+            "public_key": "key-1",
+            "node_id": 0,
+            "node_count": 1,
+            "nonces": [0, 1, 2],
+            "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
+            "wait": True,
+        },
+    },
+    "validate": {
+        "summary": "Validate somebody's artifacts",
+        "value": {
+            "block_hash": "block-1",
+            "block_height": 1,
+            "public_key": "key-1",
+            "node_id": 0,
+            "node_count": 1,
+            "nonces": [0],
+            "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
+            "validation": {"artifacts": [{"nonce": 0, "vector_b64": _VECTOR}]},
+            "stat_test": {"dist_threshold": 0.02, "p_mismatch": 0.001, "fraud_threshold": 0.01},
+            "wait": False,
+        },
+    },
+}
+
+QUEUED_EXAMPLE = {
+    "summary": "wait=false",
+    "value": {"status": "queued", "request_id": _REQUEST_ID, "queued_count": 3},
+}
+RUNNING_EXAMPLE = {
+    "summary": "Not completed yet",
+    "value": {
+        "status": "running",
+        "request_id": _REQUEST_ID,
+        "model": "tiny-qwen3",
+        "n_total": 100000,
+        "n_done": 4096,
+        "created_at": 1764000000.5,
+        "started_at": 1764000000.6,
+    },
+}
+RESULT_EXAMPLES: dict[str, dict[str, Any]] = {
+    "artifacts": {
+        "summary": "Completed",
+        "value": {
+            "status": "completed",
+            "request_id": _REQUEST_ID,
+            "artifacts": [{"nonce": 0, "vector_b64": _VECTOR}],
+            "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
+        },
+    },
+    "validation": {
+        "summary": "Completed, with validation",
+        "value": {
+            "status": "completed",
+            "request_id": _REQUEST_ID,
+            "n_total": 400,
+            "n_mismatch": 20,
+            "mismatch_nonces": list(range(20)),
+            "p_value": 1.9e-27,
+            "fraud_detected": True,
+            "n_excluded": 0,
+        },
+    },
+}
+
+
+def _error(model: type[BaseModel], description: str, detail: Any) -> dict[str, Any]:
+    return {
+        "model": model,
+        "description": description,
+        "content": {"application/json": {"example": {"detail": detail}}},
+    }
+
+
+REDIS_AWAY: dict[int | str, dict[str, Any]] = {
+    503: _error(Refused, "Redis is away; see Retry-After.", "The node cannot reach its Redis; try again in 5 s."),
+}
+UNKNOWN_JOB: dict[int | str, dict[str, Any]] = {
+    404: _error(
+        Refused,
+        "Unknown or expired.",
+        "No job has this request_id; results are kept for 300 s (POC_GENERATE_RESULT_TTL_SEC).",
+    ),
+}
+GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: _error(
+        Refused,
+        "The artifacts to validate are not those of the nonces.",
+        "validation.artifacts must hold exactly one artifact for each of nonces, and no others; they differ.",
+    ),
+    409: _error(
+        Conflict,
+        "Another model is deployed, or it cannot do what params ask for; or a job waited for was cancelled.",
+        {
+            "error": "params_mismatch",
+            "message": "The model tiny-qwen3 takes seq_len at most 1024.",
+            "fields": ["seq_len"],
+            "requested": {"seq_len": 4096},
+            "deployed": {"seq_len": 1024},
+        },
+    ),
+    413: _error(
+        Refused,
+        "The body is over the limit.",
+        "The body is larger than 33554432 bytes (POC_MAX_BODY_BYTES); split the request.",
+    ),
+    422: _error(
+        Malformed,
+        "The body is not as described.",
+        [
+            {
+                "loc": ["body", "nonces", 3],
+                "msg": "Input should be greater than or equal to 0",
+                "type": "greater_than_equal",
+            }
+        ],
+    ),
+    429: _error(
+        Refused,
+        "Too many nonces wait; see Retry-After.",
+        "99000 nonces wait already and 2000 more would exceed the 100000 that may (POC_MAX_QUEUED_NONCES); "
+        "send at most 1000 now, or try again later.",
+    ),
+    500: _error(
+        Refused,
+        "With wait=true: the job failed.",
+        {"error": "failed", "message": "Batch 3 was given up after ...", "request_id": _REQUEST_ID},
+    ),
+    503: _error(
+        Refused,
+        "No worker serves the model, no batch was done in time (wait=true), or Redis is away; see Retry-After.",
+        "No worker serves the model tiny-qwen3 right now; try again when one has started.",
+    ),
+}
+
+_ARTIFACT_ROUND = {
+    "summary": "Artifacts",
+    "value": {
+        "block_hash": "block-1",
+        "block_height": 1,
+        "public_key": "key-1",
+        "node_id": 0,
+        "node_count": 1,
+        "batch_size": 32,
+        "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
+        "url": "http://127.0.0.1:9100",
+    },
+}
+DISTANCE_ROUND_BODIES: dict[str, dict[str, Any]] = {
+    "distances": {
+        "summary": "Distances",
+        "value": {
+            "block_hash": "block-1",
+            "block_height": 1,
+            "public_key": "key-1",
+            "r_target": 1.405,
+            "node_id": 0,
+            "node_count": 1,
+            "batch_size": 32,
+            "seq_len": 256,
+            "callback_url": "http://127.0.0.1:9100",
+        },
+    },
+}
+ROUND_BODIES: dict[str, dict[str, Any]] = {"artifacts": _ARTIFACT_ROUND, **DISTANCE_ROUND_BODIES}
+ROUND_ERRORS: dict[int | str, dict[str, Any]] = {
+    409: _error(
+        Refused,
+        "A round generates already, or the workers cannot do what is asked for (see /generate).",
+        "A round is generating already; send /stop first, or wait for its end.",
+    ),
+    413: GENERATE_ERRORS[413],
+    422: GENERATE_ERRORS[422],
+    503: GENERATE_ERRORS[503],
+}
+PHASE_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: _error(Refused, "There is no round to switch.", "No round was initialised; send POST /init first."),
+    **REDIS_AWAY,
+}
+PROOF_BATCH_BODIES: dict[str, dict[str, Any]] = {
+    "batch": {
+        "summary": "Two pairs",
+        "value": {
+            "public_key": "key-1",
+            "block_hash": "block-1",
+            "block_height": 1,
+            "nonces": [3, 17],
+            "dist": [1.4012, 1.3987],
+            "node_id": 0,
+        },
+    },
+}
+PROOF_BATCH_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: _error(
+        Refused,
+        "No round validates.",
+        "The round generates; send POST /phase/validate first.",
+    ),
+    **{code: GENERATE_ERRORS[code] for code in (409, 413, 422, 429, 500, 503)},
+}

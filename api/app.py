@@ -1,0 +1,47 @@
+"""The application. `uvicorn --factory api.app:create_app` runs it with the settings of the environment."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from api import errors, openapi
+from api.bodies import GenerateBody
+from api.body_limit import BodyLimit
+from api.round_bodies import ArtifactRoundBody, DistanceRoundBody, ProofBatchBody
+from api.routes import aggregator, health, metrics, openai, pow, rounds, validate
+from api.services import Services
+from api.version import VERSION
+from poc_core.settings import Settings, load_settings
+
+_DESCRIPTION = """\
+A Proof-of-Compute node. Jobs go into Redis and over Celery to GPU workers; results come back by `request_id`.
+
+Errors are `{"detail": ...}`: a sentence, or an object or list that tells more. 429 and 503 carry `Retry-
+After`.
+"""
+
+
+def create_app(settings: Settings | None = None, services: Services | None = None) -> FastAPI:
+    """An app of its own. Needs no Redis to start: while that is away, requests get 503."""
+    settings = settings or (services.settings if services else load_settings())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await app.state.services.gateway.close()
+        app.state.services.close()
+
+    app = FastAPI(title="Proofline", version=VERSION, description=_DESCRIPTION, lifespan=lifespan)
+    app.state.services = services or Services.create(settings)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    errors.install(app)
+    app.include_router(health.router)
+    app.include_router(pow.router)
+    app.include_router(rounds.router)
+    app.include_router(validate.router)
+    app.include_router(aggregator.router)
+    app.include_router(openai.router)
+    app.include_router(metrics.router)
+    openapi.describe(app, [GenerateBody, ArtifactRoundBody, DistanceRoundBody, ProofBatchBody])
+    return app

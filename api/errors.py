@@ -1,0 +1,88 @@
+"""How errors look to a client: always {"detail": ...}, never with its own input in them."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import redis.exceptions
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+
+from poc_core.errors import QueueFullError
+
+log = logging.getLogger(__name__)
+
+# Seconds after which a client may try again: a Redis or a worker that restarts is back, a batch or two are
+# done.
+RETRY_AFTER_S = 5
+
+# Problems listed for one body, and characters of a field's name: enough to mend it, little enough to log.
+_MAX_PROBLEMS = 10
+_MAX_NAME = 64
+
+# Redis away, restarting, out of memory or read-only: not the client's fault and not for long.
+_REDIS_AWAY = (
+    redis.exceptions.ConnectionError,
+    redis.exceptions.TimeoutError,
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ReadOnlyError,
+)
+
+
+def unavailable(detail: str | dict[str, Any], status_code: int = 503) -> HTTPException:
+    """The request was right and may be sent again later."""
+    return HTTPException(status_code, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def malformed(problems: Iterable[Mapping[str, Any]]) -> HTTPException:
+    """422 that lists where the body is wrong (pydantic's `loc`) and what is expected there."""
+    return HTTPException(422, [_problem(problem) for problem in list(problems)[:_MAX_PROBLEMS]])
+
+
+def malformed_body(error: ValidationError) -> HTTPException:
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    return malformed({**problem, "loc": ("body", *problem["loc"])} for problem in problems)
+
+
+def install(app: FastAPI) -> None:
+    """Gives every error that may leave a route its answer."""
+    for redis_error in _REDIS_AWAY:
+        app.add_exception_handler(redis_error, _redis_away)
+    app.add_exception_handler(QueueFullError, _queue_full)
+    app.add_exception_handler(RequestValidationError, _bad_request)
+    app.add_exception_handler(ClientDisconnect, _nobody_there)
+    app.add_exception_handler(Exception, _bug)
+
+
+def _problem(problem: Mapping[str, Any]) -> dict[str, Any]:
+    loc = [part[:_MAX_NAME] if isinstance(part, str) else part for part in problem["loc"]]
+    return {"loc": loc, "msg": problem["msg"], "type": problem["type"]}
+
+
+async def _redis_away(_: Request, error: Exception) -> JSONResponse:
+    log.error("Redis does not answer: %s", error)
+    return _answer(unavailable(f"The node cannot reach its Redis; try again in {RETRY_AFTER_S} s."))
+
+
+async def _queue_full(_: Request, error: Exception) -> JSONResponse:
+    return _answer(unavailable(str(error), 429))
+
+
+async def _bad_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return _answer(malformed(error.errors()))
+
+
+async def _nobody_there(_: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # the client hung up while it sent its body
+
+
+async def _bug(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": "The node made a mistake; its log tells more."}, 500)
+
+
+def _answer(error: HTTPException) -> JSONResponse:
+    return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)

@@ -1,0 +1,107 @@
+"""The node's state as Prometheus metrics, read from Redis when it is scraped: nothing is counted here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from api import round_control
+from api.services import Services
+from poc_core.records import RoundState, WorkerRecord
+
+# A worker's own counters (ChatGate): name -> (kind of metric, name here, help).
+_CHAT = {
+    "chat_active": (GaugeMetricFamily, "proofline_chat_active", "Chat requests under way."),
+    "chat_total": (CounterMetricFamily, "proofline_chat_requests", "Chat requests served, since the worker started."),
+    "chat_refused": (CounterMetricFamily, "proofline_chat_refused", "Chat requests answered 503 during a round."),
+    "skips": (CounterMetricFamily, "proofline_gate_skips", "Times proofs began to wait for chat."),
+    "proof_busy_s": (CounterMetricFamily, "proofline_proof_busy_seconds", "The engine's time that proofs took."),
+}
+
+
+class NodeMetrics(Collector):
+    """Rates and totals of a round are those of the one that was started last; they begin anew with the next."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def collect(self) -> Iterable[Metric]:
+        workers = self._services.workers.live()
+        yield from self._jobs()
+        yield from self._round()
+        yield from _workers(workers)
+        yield from _chat(workers)
+
+    def _jobs(self) -> Iterator[Metric]:
+        jobs, settings = self._services.jobs, self._services.settings
+        yield _counter("proofline_nonces", "Nonces computed, for jobs and rounds.", jobs.total_processed())
+        yield _gauge("proofline_nonces_per_second", "The same, mean of the last 10 s.", jobs.nonces_per_second())
+        yield _gauge("proofline_queued_nonces", "Nonces accepted and not yet computed.", jobs.queued_nonces())
+        yield _gauge("proofline_queued_nonces_limit", "POC_MAX_QUEUED_NONCES.", settings.max_queued_nonces)
+        counts = jobs.count_active()
+        by_status = GaugeMetricFamily("proofline_jobs", "Jobs that have not ended.", labels=["status"])
+        by_status.add_metric(["queued"], counts.queued)
+        by_status.add_metric(["running"], counts.running)
+        yield by_status
+        yield _gauge("proofline_jobs_waiting_for_chat", "Of the running jobs.", counts.waiting_for_chat)
+        waiting = self._services.outbox.n_jobs()
+        yield _gauge("proofline_job_callbacks_waiting", "Jobs whose callback is not delivered.", waiting)
+
+    def _round(self) -> Iterator[Metric]:
+        current = self._services.rounds.current()
+        states = GaugeMetricFamily("proofline_round_state", "1 for the state the node is in.", labels=["state"])
+        for state in RoundState:
+            states.add_metric([state.value], state is (current.state if current else RoundState.IDLE))
+        yield states
+        if current is None:
+            return
+        stats = round_control.stats_of(self._services, current)
+        outbox = stats["outbox"]
+        labels = ["worker", "model"]
+        totals = CounterMetricFamily("proofline_round_nonces", "Nonces of the round computed.", labels=labels)
+        rates = GaugeMetricFamily(
+            "proofline_round_nonces_per_second", "The same, mean of the last 10 s.", labels=labels
+        )
+        for worker, numbers in stats["workers"].items():
+            totals.add_metric([worker, current.config.model], numbers["total_processed"])
+            rates.add_metric([worker, current.config.model], numbers["nonces_per_second"])
+        yield totals
+        yield rates
+        yield _counter("proofline_round_reported", "Nonces to report: artifacts, or valid distances.", current.n_valid)
+        yield _counter("proofline_round_excluded_nonces", "Nonces without a finite state.", current.n_excluded)
+        yield _gauge("proofline_round_seconds", "Since the round began, until it stopped.", stats["elapsed_seconds"])
+        yield _gauge("proofline_outbox_waiting", "Artifacts the receiver is still to get.", stats["artifacts_waiting"])
+        yield _gauge("proofline_outbox_limit", "POC_OUTBOX_MAX_ARTIFACTS.", outbox["limit"])
+        yield _gauge("proofline_outbox_full", "1 while the round pauses at the limit.", outbox["full"])
+        yield _gauge("proofline_outbox_failures", "Deliveries that failed in a row.", outbox["failures"])
+        yield _counter("proofline_outbox_delivered", "Artifacts the receiver has.", stats["artifacts_delivered"])
+        yield _counter("proofline_outbox_dropped", "Artifacts given up (POC_CALLBACK_MAX_RETRIES).", outbox["dropped"])
+
+
+def _workers(workers: list[WorkerRecord]) -> Iterator[Metric]:
+    labels = ["worker", "model", "engine", "host"]
+    up = GaugeMetricFamily("proofline_worker_up", "1 for a worker that is ready, 0 while it loads.", labels=labels)
+    for worker in workers:
+        up.add_metric([worker.id, worker.model, worker.engine, worker.host], worker.state == "ready")
+    yield up
+
+
+def _chat(workers: list[WorkerRecord]) -> Iterator[Metric]:
+    for key, (kind, name, documentation) in _CHAT.items():
+        family = kind(name, documentation, labels=["worker", "model"])
+        for worker in workers:
+            value = worker.stats.get(key)
+            if isinstance(value, int | float):
+                family.add_metric([worker.id, worker.model], value)
+        yield family
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, documentation, value=value)
+
+
+def _counter(name: str, documentation: str, value: float) -> Metric:
+    return CounterMetricFamily(name, documentation, value=value)

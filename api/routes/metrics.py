@@ -1,0 +1,25 @@
+"""/metrics, for Prometheus."""
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client.exposition import choose_encoder
+
+from api import answers
+from api.metrics import NodeMetrics
+from api.services import AppServices
+
+router = APIRouter(tags=["health"])
+
+
+@router.get(
+    "/metrics",
+    summary="The node's state for Prometheus",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/plain": {}}, "description": "Prometheus' text format, or OpenMetrics if asked for."},
+        **answers.REDIS_AWAY,
+    },
+)
+def metrics(request: Request, services: AppServices) -> Response:
+    """Round, outbox, jobs, workers and chat as Redis holds them now, whichever process of the API is asked."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(NodeMetrics(services)), headers={"content-type": content_type})

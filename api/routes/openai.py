@@ -1,0 +1,107 @@
+"""/v1: OpenAI's API over all workers. The workers' vLLM answers; this side only chooses which of them."""
+
+from typing import Any
+
+import httpx
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from api.bodies import whole_body
+from api.gateway import ProxiedAnswer, ProxyRequest
+from api.services import AppServices, Services
+from poc_core.records import WorkerRecord
+
+router = APIRouter(tags=["chat"])
+
+# Seconds after which a client may ask again when its model's workers are away.
+_RETRY_AFTER_S = "5"
+
+_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {"description": "vLLM's answer, byte for byte; with `stream` as server-sent events."},
+    404: {"description": "No worker serves this model; the message lists those that are served."},
+    503: {"description": "The model's workers are away, or compute a round under POC_CHAT_POLICY=exclusive."},
+}
+
+
+class _Named(BaseModel):
+    model: str | None = None
+
+
+class _Answer(Response):
+    """A Starlette response whose body the gateway streams."""
+
+    def __init__(self, answer: ProxiedAnswer) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._answer(scope, receive, send)
+
+
+async def proxy(request: Request, services: AppServices) -> Response:
+    """Passed on to the least busy worker of the body's `model`; see vLLM's documentation of this path."""
+    body = await whole_body(request)
+    try:
+        model = _Named.model_validate_json(body).model if body else None
+    except ValidationError:
+        return _error(400, "The body must be a JSON object whose `model` is a string.", "invalid_request_error")
+    workers = await to_thread.run_sync(_chat_workers, services)
+    chosen = [worker for worker in workers if model is None or worker.model == model]
+    models = sorted({worker.model for worker in workers})
+    if model is None and len(models) > 1:
+        return _error(400, f"Name a model: {', '.join(models)}.", "invalid_request_error")
+    if not chosen:
+        return await to_thread.run_sync(_nobody, model, models, services)
+    query = request.url.query
+    path = request.url.path + (f"?{query}" if query else "")
+    sent = ProxyRequest(request.method, path, request.headers.raw, body)
+    return _Answer(ProxiedAnswer(services.gateway, services.gateway.by_load(chosen), sent))
+
+
+for _path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"):
+    router.add_api_route(_path, proxy, methods=["POST"], response_model=None, responses=_ANSWER)
+
+
+@router.get("/v1/models", summary="The models of all workers", response_model=None, responses=_ANSWER)
+async def models(request: Request, services: AppServices) -> Response:
+    """One entry per served model, as its worker's vLLM describes it."""
+    entries: dict[str, Any] = {}
+    refusal: httpx.Response | None = None
+    key = [header for header in request.headers.raw if header[0] == b"authorization"]  # vLLM's --api-key
+    for worker in await to_thread.run_sync(_chat_workers, services):
+        if worker.model in entries:
+            continue
+        try:
+            answer = await services.gateway.look_up(worker, "/v1/models", key)
+        except httpx.HTTPError:
+            continue  # another worker of the model may answer
+        if answer.status_code == 200:
+            entries |= {entry["id"]: entry for entry in answer.json()["data"]}
+        else:
+            refusal = answer
+    if refusal is not None and not entries:
+        return Response(refusal.content, refusal.status_code, media_type="application/json")
+    return JSONResponse({"object": "list", "data": list(entries.values())})
+
+
+def _chat_workers(services: Services) -> list[WorkerRecord]:
+    return [worker for worker in services.workers.live() if worker.state == "ready" and worker.port is not None]
+
+
+def _nobody(model: str | None, models: list[str], services: Services) -> Response:
+    """404 for a model that is not served here, 503 for one whose workers are away."""
+    known = services.workers.known_models()
+    if (model is None and not models) or model in known:
+        who = f"the model {model}" if model else "a model"
+        return _error(503, f"No worker serves chat for {who} right now; try again later.", "service_unavailable")
+    served = f"; ask for one of {', '.join(models)}" if models else ""
+    return _error(404, f"The model `{model}` is not served here{served}.", "NotFoundError", "model")
+
+
+def _error(status: int, message: str, kind: str, param: str | None = None) -> JSONResponse:
+    headers = {"Retry-After": _RETRY_AFTER_S} if status == 503 else None
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    return JSONResponse({"error": error}, status, headers)

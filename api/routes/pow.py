@@ -1,0 +1,135 @@
+"""/api/v1/pow: jobs and the node's status (protocol.md, section 5)."""
+
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from api import answers, round_control
+from api.bodies import GenerateBody, whole_body
+from api.openapi import json_body, json_examples
+from api.services import AppServices
+from api.submission import submit
+from api.version import VERSION
+from api.waiting import answer_when_ended
+from poc_core.records import JobRecord, JobStatus
+
+router = APIRouter(prefix="/api/v1/pow", tags=["proof of compute"])
+
+_Result = answers.ArtifactResult | answers.ValidationResult
+
+
+# The same two routes serve aggregators under their own paths.
+GENERATE_ROUTE: dict[str, Any] = {
+    "summary": "Compute or validate the artifacts of given nonces",
+    "response_model": None,
+    "openapi_extra": json_body(GenerateBody, answers.GENERATE_BODIES),
+    "responses": {
+        200: json_examples(
+            "Queued (wait=false) or the result (wait=true).",
+            {"queued": answers.QUEUED_EXAMPLE, **answers.RESULT_EXAMPLES},
+            answers.Queued | _Result,
+        ),
+        **answers.GENERATE_ERRORS,
+    },
+}
+READ_ROUTE: dict[str, Any] = {
+    "summary": "A job's progress or result",
+    "response_model": None,
+    "responses": {
+        200: json_examples(
+            "The result of a completed job; of others, how they stand.",
+            {"running": answers.RUNNING_EXAMPLE, **answers.RESULT_EXAMPLES},
+            answers.Progress | _Result,
+        ),
+        **answers.UNKNOWN_JOB,
+        **answers.REDIS_AWAY,
+    },
+}
+
+
+@router.post("/generate", **GENERATE_ROUTE)
+async def generate(request: Request, services: AppServices) -> Response | answers.Queued:
+    """Queues a job: its nonces are split into batches that all workers of the model compute.
+
+    Everything is checked before anything is queued. With `wait` the answer is the result. A client that hangs
+    up does not end its job.
+    """
+    submitted = await submit(await whole_body(request), services)
+    if submitted.wait:
+        return await answer_when_ended(request, services, submitted.job_id)
+    return answers.Queued(request_id=submitted.job_id, queued_count=submitted.n_nonces)
+
+
+@router.get("/generate/{request_id}", **READ_ROUTE)
+def read_job(request_id: str, services: AppServices) -> Response:
+    """Results are kept for POC_GENERATE_RESULT_TTL_SEC after the job's end; afterwards the request_id is unknown."""
+    record = services.jobs.read(request_id) if len(request_id) == 32 and request_id.isalnum() else None
+    if record is not None and record.status is JobStatus.COMPLETED:
+        body = services.jobs.result_body(request_id)
+        if body is not None:
+            return Response(body, media_type="application/json")
+        record = None  # expired in between
+    if record is None:
+        kept_s = services.settings.generate_result_ttl_sec
+        raise HTTPException(
+            404, f"No job has this request_id; results are kept for {kept_s} s (POC_GENERATE_RESULT_TTL_SEC)."
+        )
+    return Response(_progress(record).model_dump_json(exclude_none=True), media_type="application/json")
+
+
+def _progress(record: JobRecord) -> answers.Progress:
+    return answers.Progress(
+        status=record.status.value,
+        request_id=record.job_id,
+        model=record.model,
+        n_total=record.n_total,
+        n_done=record.n_done,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        finished_at=record.finished_at,
+        error=record.error,
+        waiting_for=record.waiting_for if record.status is JobStatus.RUNNING else None,
+    )
+
+
+@router.get(
+    "/status",
+    summary="What the node does",
+    response_model=answers.Status,
+    response_model_exclude_unset=True,  # without a round its fields are absent, not null
+    responses=answers.REDIS_AWAY,
+)
+def status(services: AppServices) -> dict[str, Any]:
+    """The node's state, throughput and workers. Jobs do not change the state: only rounds do."""
+    current = services.rounds.current()
+    if current is None:
+        round_part: dict[str, Any] = {
+            "status": "IDLE",
+            "state": "IDLE",
+            "config": None,
+            "stats": {
+                "total_processed": services.jobs.total_processed(),
+                "nonces_per_second": services.jobs.nonces_per_second(),
+            },
+        }
+    else:
+        round_part = {
+            "status": current.state.value,
+            "state": current.state.value,
+            "config": round_control.config_of(current.config),
+            "stats": round_control.stats_of(services, current),
+        }
+        if current.config.r_target is not None:
+            round_part |= round_control.distances_of(services, current)
+    return round_part | {
+        "queued_nonces": services.jobs.queued_nonces(),
+        "workers": [vars(worker) for worker in services.workers.live()],
+        "version": VERSION,
+    }
+
+
+@router.post("/stop", summary="Stop the round and cancel the jobs", responses=answers.REDIS_AWAY)
+def stop(services: AppServices) -> answers.Stopped:
+    """The round stops within one micro-batch; what it computed is still delivered. Every job that has not ended
+    is cancelled, also a running one, whose other batches still wait: what its workers compute right now is dropped."""
+    return answers.Stopped(cancelled_jobs=round_control.stop(services))

@@ -1,0 +1,65 @@
+"""What the routes work with, made once per app."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from anyio import CapacityLimiter
+from fastapi import Depends, Request
+from redis import Redis
+
+from api.dispatch import Dispatcher
+from api.gateway import Gateway
+from poc_core.settings import Settings
+from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry, connect
+
+# Large requests parsed and stored at the same time: one of 100,000 artifacts takes 100 MB and a second meanwhile.
+_LARGE_BODIES = 1
+
+
+@dataclass(frozen=True)
+class Services:
+    settings: Settings
+    redis: Redis
+    jobs: JobStore
+    workers: WorkerRegistry
+    rounds: RoundStore
+    outbox: Outbox
+    dispatcher: Dispatcher
+    gateway: Gateway
+    large_bodies: CapacityLimiter
+
+    @classmethod
+    def create(
+        cls,
+        settings: Settings,
+        redis: Redis | None = None,
+        dispatcher: Dispatcher | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> "Services":
+        """The services for `settings`; tests bring a Redis, a dispatcher and a clock of their own."""
+        redis = redis or connect(settings)
+        return cls(
+            settings,
+            redis,
+            JobStore(redis, settings, clock),
+            WorkerRegistry(redis, settings, clock),
+            RoundStore(redis, settings, clock),
+            Outbox(redis, settings, clock),
+            dispatcher or Dispatcher(settings),
+            Gateway(),
+            CapacityLimiter(_LARGE_BODIES),
+        )
+
+    def close(self) -> None:
+        self.dispatcher.close()
+        self.redis.close()
+
+
+def _of_app(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+AppServices = Annotated[Services, Depends(_of_app)]

@@ -1,0 +1,8 @@
+"""The version of Proofline that runs."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    VERSION = version("proofline")
+except PackageNotFoundError:  # run from a checkout without an install
+    VERSION = "0+unknown"

@@ -1,0 +1,72 @@
+"""Waiting inline for a job's end (`wait: true`)."""
+
+import time
+
+import anyio
+from anyio import to_thread
+from fastapi import HTTPException, Request, Response
+
+from api.errors import unavailable
+from api.services import Services
+from poc_core.records import JobRecord, JobStatus
+from poc_core.state import JobStore
+
+# Seconds between two looks at the job: soon for a small one, seldom enough that many clients may wait for
+# large ones.
+_FIRST_LOOK_S = 0.01
+_LONGEST_PAUSE_S = 0.25
+
+
+async def answer_when_ended(request: Request, services: Services, job_id: str) -> Response:
+    """The result of a job. Holds no thread while it waits.
+
+    HTTPException 503 when nothing moved for generate_chunk_timeout_sec (the job is then cancelled, so that a
+    client that sends it again does not have it computed twice), 500 when the job failed, 409 when it was
+    cancelled.
+    """
+    jobs, timeout_s = services.jobs, services.settings.generate_chunk_timeout_sec
+    pause_s, progress, moved_at = _FIRST_LOOK_S, None, time.monotonic()
+    while True:
+        record, seen = await to_thread.run_sync(_look, services, job_id)
+        if record is None:
+            raise unavailable("The node's Redis lost the job; send the request again.")
+        if record.status.is_final:
+            return await to_thread.run_sync(_answer, jobs, record)
+        if seen != progress:
+            progress, moved_at = seen, time.monotonic()
+        elif time.monotonic() - moved_at > timeout_s:
+            await to_thread.run_sync(jobs.cancel, job_id)
+            why = ", because chat kept the engine busy" if record.waiting_for == "chat" else ""
+            raise unavailable(
+                f"No batch was done within {timeout_s:g} s (POC_GENERATE_CHUNK_TIMEOUT_SEC){why}, so the job {job_id} "
+                "was cancelled. Send it again later, or with wait=false."
+            )
+        if await request.is_disconnected():  # the job goes on: its result can be fetched and may have a callback
+            return Response(status_code=499)
+        await anyio.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+
+
+def _look(services: Services, job_id: str) -> tuple[JobRecord | None, tuple[object, ...]]:
+    """The job and what changes while the node makes progress towards its end."""
+    jobs = services.jobs
+    record = jobs.read(job_id)
+    if record is None:
+        return None, ()
+    if services.rounds.generating(record.model) is not None:
+        return record, (time.monotonic(),)  # it waits for the round's end, however long that takes
+    # A job that still queues behind others waits for their batches, not for its own.
+    ahead = jobs.total_processed() if record.status is JobStatus.QUEUED else None
+    return record, (record.status, record.n_done, ahead)
+
+
+def _answer(jobs: JobStore, record: JobRecord) -> Response:
+    if record.status is JobStatus.FAILED:
+        raise HTTPException(500, {"error": "failed", "message": record.error, "request_id": record.job_id})
+    if record.status is JobStatus.CANCELLED:
+        message = "The job was cancelled by /stop; send the request again if it is still wanted."
+        raise HTTPException(409, {"error": "cancelled", "message": message, "request_id": record.job_id})
+    body = jobs.result_body(record.job_id)
+    if body is None:
+        raise unavailable("The job's result expired before it could be sent; send the request again.")
+    return Response(body, media_type="application/json")
