@@ -1,0 +1,77 @@
+"""Where the command talks to people: stderr. What it computes goes to stdout."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from poc_core.errors import ProoflineError, SettingsError, SpecError
+
+if TYPE_CHECKING:  # rich takes a while to import, and most commands need little of it
+    from rich.console import Console
+    from rich.progress import Progress
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_FRAUD = 3
+EXIT_INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
+
+
+class UsageError(ProoflineError):
+    """Something on the command line is wrong; its text says what to write instead."""
+
+
+def exit_code_of(error: ProoflineError) -> int:
+    wrong_input = (UsageError, SpecError, SettingsError)
+    return EXIT_USAGE if isinstance(error, wrong_input) else EXIT_FAILURE
+
+
+def show_error(error: ProoflineError) -> None:
+    typer.echo(f"{typer.style('error:', fg=typer.colors.RED, bold=True)} {error}", err=True)
+
+
+def note(message: str) -> None:
+    typer.echo(message, err=True)
+
+
+def stderr_console() -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def progress_bar(unit: str) -> "Progress":
+    """A bar with count, elapsed and remaining time, on stderr; `unit` names what is counted."""
+    from rich import progress
+
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn(unit),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        console=stderr_console(),
+    )
+
+
+def check_output(output: Path | None, option: str = "--output") -> None:
+    """Refuses an --output that cannot be written before hours of work are lost to it."""
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise UsageError(f"{output} cannot be written: it is a directory or lies in none; choose another {option}.")
+
+
+def write_json(document: Any, output: Path | None) -> None:
+    """As one line to stdout, or to a file."""
+    text = json.dumps(document, separators=(",", ":")) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot write {output} ({error.strerror}); choose another --output.") from error

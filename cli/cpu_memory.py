@@ -1,0 +1,43 @@
+"""How much memory vLLM sets aside for chat's KV cache on a CPU.
+
+Left alone, vLLM's CPU backend wants 92 % of the machine's memory for itself and refuses to start when less is free: on
+any machine that also runs Redis, an API or a second worker.
+"""
+
+import os
+from pathlib import Path
+
+from cli.gpus import visible_gpus, vllm_runs_on_cpu
+from cli.shipped import shipped_models
+
+VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # vLLM's own: GiB for each of its processes
+SHARE = 0.25  # of the memory that is free now, over all processes; weights and activations need the rest
+LEAST_GIB = 1  # plenty for the shipped models
+MOST_GIB = 4  # what vLLM itself took before it began to ask for nearly everything
+GIB = 1024**3
+
+
+def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
+    """Environment for `processes` vLLM processes on this machine; empty on GPUs or where the user has chosen."""
+    if VARIABLE in os.environ or (visible_gpus() and not vllm_runs_on_cpu()):
+        return {}
+    if Path(model) in shipped_models().values():
+        return {VARIABLE: str(LEAST_GIB)}
+    gib = int(available_bytes() * SHARE / processes / GIB)
+    return {VARIABLE: str(min(MOST_GIB, max(LEAST_GIB, gib)))}
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory this process could still take: the machine's, and no more than a container is allowed."""
+    found = []
+    try:
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()  # "max" without a limit
+        found.append(int(limit) - int((cgroup / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    return max(0, min(found)) if found else 0

@@ -1,0 +1,182 @@
+"""`proofline demo`: the whole way of a proof with a tiny model, on any machine."""
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.console import note
+from cli.options import DEFAULT_K_DIM, DEFAULT_SEQ_LEN, EngineKind
+from poc_core.errors import ProoflineError
+
+if TYPE_CHECKING:
+    from cli.api_client import PowClient
+    from cli.stack import Stack
+
+MODEL = "tiny-qwen3"
+N_NONCES = 256
+TAMPERED_EVERY = 16  # every 16th vector is replaced in the copy that must be found out
+BLOCK_HASH = "proofline-demo"
+PUBLIC_KEY = "demo-node"
+READY_TIMEOUT_S = 600.0  # the first start compiles kernels, which takes minutes on a slow machine
+
+
+class DemoError(ProoflineError):
+    """The demo saw something it should not have."""
+
+
+@dataclass
+class Figures:
+    """What the demo measured, for its table."""
+
+    start_s: float
+    generate_s: float = 0.0
+    rows: list[tuple[str, str]] = field(default_factory=list)
+
+
+def demo(
+    engine: Annotated[EngineKind, typer.Option(help="What computes; synthetic invents its vectors.")] = EngineKind.VLLM,
+) -> None:
+    """Show it all: start the stack with a tiny model, compute 256 artifacts, validate them, catch a forgery, stop.
+
+    Takes about a minute on 2 cores. Needs no GPU, no network and no running Redis.
+    """
+    from cli.stack import Stack
+
+    if engine is not EngineKind.SYNTHETIC:
+        check_installed(engine.value)
+    began = time.monotonic()
+    crashes: list[str] = []
+
+    def announce(message: str) -> None:
+        crashes.append(message)
+        note(f"demo: {message}")
+
+    stack = Stack(model=MODEL, engine=engine.value, max_fast_crashes=0, announce=announce)
+    note(f"Starting Redis, the API and one {engine.value} worker with {MODEL}.")
+    with ended_by_sigterm(), stack:
+        with spinner("Loading the engine, 20 to 40 s on a CPU"):
+            stack.wait_ready(READY_TIMEOUT_S)
+        figures = Figures(start_s=time.monotonic() - began)
+        try:
+            prove(stack, figures)
+        except ProoflineError as error:
+            tail = "\n  ".join(["The end of the worker's log:", *stack.log_tail("worker-0")])
+            raise DemoError(f"{error}\n  {tail}") from error
+        show(figures)
+        note("Stopping.")
+    note(f"Everything has stopped; the demo took {time.monotonic() - began:.0f} s. Next: proofline up --model {MODEL}")
+
+
+def prove(stack: "Stack", figures: Figures) -> None:
+    """Generates, validates, validates a forgery. Raises DemoError for an unexpected verdict."""
+    from cli.api_client import PowClient
+
+    with PowClient(stack.base_url) as client:
+        body = body_of_job(stack.model_name)
+        began = time.monotonic()
+        result = run_job(client, body, "Generating")
+        figures.generate_s = time.monotonic() - began
+        artifacts = result["artifacts"]
+        if sorted(item["nonce"] for item in artifacts) != body["nonces"]:
+            raise DemoError(f"{len(artifacts)} artifacts came back for {N_NONCES} nonces.")
+        figures.rows.append(("artifacts generated", f"{len(artifacts)}"))
+        figures.rows.append(("nonces/s from the request to its result", f"{N_NONCES / figures.generate_s:.0f}"))
+
+        honest = run_job(client, {**body, "validation": {"artifacts": artifacts}}, "Validating")
+        check_verdict(honest, n_mismatch=0, figures=figures, what="honest copy")
+        forged = tampered(artifacts)
+        verdict = run_job(client, {**body, "validation": {"artifacts": forged}}, "Validating a tampered copy")
+        n_forged = sum(a != b for a, b in zip(artifacts, forged, strict=True))
+        check_verdict(verdict, n_mismatch=n_forged, figures=figures, what="tampered copy")
+
+
+def body_of_job(model: str) -> dict[str, Any]:
+    from cli.jobs import job_body
+
+    return job_body(
+        model=model,
+        nonces=list(range(N_NONCES)),
+        seq_len=DEFAULT_SEQ_LEN,
+        k_dim=DEFAULT_K_DIM,
+        batch_size=None,
+        stronger_rng=False,
+        block_hash=BLOCK_HASH,
+        public_key=PUBLIC_KEY,
+        block_height=1,
+    )
+
+
+def run_job(client: "PowClient", body: dict[str, Any], title: str) -> Any:
+    from cli.jobs import await_job
+
+    request_id = client.submit(body)
+    return await_job(client, request_id, title, len(body["nonces"]), "the stack of the demo ends with it")
+
+
+def tampered(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A copy in which every TAMPERED_EVERY-th artifact carries its neighbour's vector: well-formed, but not its own."""
+    copy = [dict(item) for item in artifacts]
+    for index in range(0, len(copy) - 1, TAMPERED_EVERY):
+        copy[index]["vector_b64"] = artifacts[index + 1]["vector_b64"]
+    return copy
+
+
+def check_verdict(verdict: dict[str, Any], *, n_mismatch: int, figures: Figures, what: str) -> None:
+    fraud_expected = n_mismatch > 0
+    if (verdict["n_mismatch"], verdict["fraud_detected"]) != (n_mismatch, fraud_expected):
+        raise DemoError(
+            f"The {what} should show {n_mismatch} mismatches and {'fraud' if fraud_expected else 'no fraud'}, "
+            f"but the verdict is {verdict}."
+        )
+    word = "fraud found" if verdict["fraud_detected"] else "no fraud"
+    figures.rows.append((f"{what}: mismatches, p-value", f"{verdict['n_mismatch']}, {verdict['p_value']:.3g}: {word}"))
+
+
+def show(figures: Figures) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Proofline demo", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("start of the stack", f"{figures.start_s:.1f} s")
+    for row in figures.rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def check_installed(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise DemoError(
+            f"The package {package} is not installed here: run `make setup` in the checkout for the CPU engine, "
+            "or `make setup-gpu` on a machine with an NVIDIA GPU."
+        )
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[None]:
+    from cli.console import stderr_console
+
+    with stderr_console().status(text):
+        yield
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does: in order."""
+    import signal
+
+    def stop(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,181 @@
+"""Runs one command and sees to it that neither it nor anything it started outlives whoever asked for it.
+
+Run as a file, `python -I -S guard.py [options] -- command...`, so it starts in milliseconds and imports only the
+standard library. `cli.processes` starts one guard per child and keeps three pipes to it:
+
+* stdin   held open by the supervisor, never written; end of file means that the supervisor is gone, however it went
+          (a pipe sees SIGKILL too, and unlike PR_SET_PDEATHSIG does not depend on which thread started the child);
+* stdout  shared with the command, for its log;
+* --report-fd  one line, the command's pid, or "error: ..." when it could not be started.
+
+SIGTERM asks the command to stop and kills whatever is left after --grace-s; a second SIGTERM kills at once. When the
+command ends, its remaining descendants are killed too: an engine's child processes must not keep a GPU's memory from
+the next start. The exit code is the command's, or 128 + the number of the signal that ended it.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+KILL_WAIT_S = 5.0  # how long killed descendants get to vanish; one stuck in the kernel must not hold up the rest
+ON_LINUX = sys.platform == "linux"
+
+
+def prctl(option: int, argument: int) -> None:
+    if ON_LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0)
+
+
+def start(command: list[str], report_fd: int) -> int:
+    """Fork and exec `command` in its own process group; returns its pid. Exits with 127 when it cannot be run."""
+    guard_pid = os.getpid()
+    failed_read, failed_write = os.pipe()  # close-on-exec: end of file means that exec worked
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setpgid(0, 0)
+            # Only matters when the guard itself is killed. Set after the fork, in the process it is for; the
+            # parent may be gone already, and then no signal would ever come.
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != guard_pid:
+                os._exit(1)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            os.execvp(command[0], command)
+        except BaseException as error:
+            os.write(failed_write, str(error).encode())
+        os._exit(127)
+    os.close(failed_write)
+    failure = os.read(failed_read, 4096).decode(errors="replace")
+    os.write(report_fd, f"error: {failure}\n".encode() if failure else f"{pid}\n".encode())
+    os.close(report_fd)
+    if failure:
+        sys.exit(127)
+    return pid
+
+
+def descendants(root: int) -> list[int]:
+    """The pids below `root`. Orphans among them are the guard's own children, since it is a subreaper."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stat:
+                # The command name in parentheses may itself hold spaces and parentheses.
+                parent = int(stat.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue  # ended while we looked
+        children.setdefault(parent, []).append(int(name))
+    found, todo = [], [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def reap() -> dict[int, int]:
+    """Collects every child that has ended: {pid: exit code as a shell counts it}."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        code = os.waitstatus_to_exitcode(status)
+        ended[pid] = code if code >= 0 else 128 - code
+
+
+def kill_all(group: int) -> dict[int, int]:
+    """SIGKILLs the command's process group and every descendant, and waits for them. Returns what was reaped."""
+    ended: dict[int, int] = {}
+    deadline = time.monotonic() + KILL_WAIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+        # Again and again: a process may fork between our look and our signal.
+        alive = descendants(os.getpid()) if ON_LINUX else []
+        for pid in alive:
+            send(pid, signal.SIGKILL)
+        ended |= reap()
+        if not alive:
+            break
+        time.sleep(0.01)
+    return ended
+
+
+def send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def watch(pid: int, grace_s: float, orphan_grace_s: float, wake_fd: int, caught: list[int]) -> tuple[int, bool]:
+    """Waits for the command or for a reason to stop it; returns its exit code and whether the supervisor went away."""
+    kill_at: float | None = None
+    orphaned = False
+    while True:
+        timeout = None if kill_at is None else max(0.0, kill_at - time.monotonic())
+        ready, _, _ = select.select([wake_fd] if orphaned else [wake_fd, 0], [], [], timeout)
+        if wake_fd in ready:
+            os.read(wake_fd, 4096)
+        stops = len(caught)
+        caught.clear()
+        if 0 in ready and not orphaned and not os.read(0, 4096):
+            orphaned = True
+            send(pid, signal.SIGTERM)
+            kill_at = min(kill_at or float("inf"), time.monotonic() + orphan_grace_s)
+        if stops and kill_at is None:
+            send(pid, signal.SIGTERM)
+            kill_at = time.monotonic() + grace_s
+        elif stops:
+            kill_at = time.monotonic()
+        ended = reap()
+        if pid not in ended and kill_at is not None and time.monotonic() >= kill_at:
+            ended |= kill_all(pid)
+            ended.setdefault(pid, 128 + signal.SIGKILL)
+        if pid in ended:
+            kill_all(pid)
+            return ended[pid], orphaned
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--grace-s", type=float, required=True)
+    parser.add_argument("--orphan-grace-s", type=float, required=True)
+    parser.add_argument("--report-fd", type=int, required=True)
+    parser.add_argument("--remove-when-orphaned", default="")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    caught: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: caught.append(number))
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    os.set_inheritable(options.report_fd, False)
+    pid = start(command, options.report_fd)
+    code, orphaned = watch(pid, options.grace_s, options.orphan_grace_s, wake_read, caught)
+    if orphaned and options.remove_when_orphaned:
+        shutil.rmtree(options.remove_when_orphaned, ignore_errors=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""What `generate`, `validate` and `demo` share: the body of a job and the wait for its end."""
+
+from typing import Any
+
+from cli.api_client import PowClient
+from cli.console import note, progress_bar
+
+
+def job_body(
+    *,
+    model: str,
+    block_hash: str,
+    public_key: str,
+    block_height: int,
+    nonces: list[int],
+    seq_len: int,
+    k_dim: int,
+    batch_size: int | None,
+    stronger_rng: bool,
+) -> dict[str, Any]:
+    """The body of POST /generate (protocol.md, section 5)."""
+    body: dict[str, Any] = {
+        "block_hash": block_hash,
+        "block_height": block_height,
+        "public_key": public_key,
+        # A job names its nonces itself, so the node's place among others plays no part.
+        "node_id": 0,
+        "node_count": 1,
+        "nonces": nonces,
+        "params": {"model": model, "seq_len": seq_len, "k_dim": k_dim},
+        "poc_stronger_rng": stronger_rng,
+    }
+    if batch_size is not None:
+        body["batch_size"] = batch_size
+    return body
+
+
+def await_job(client: PowClient, request_id: str, title: str, n_nonces: int | None, how_to_resume: str) -> Any:
+    """The job's result, with a progress bar while it runs. Ctrl-C leaves the job running and says how to get at it."""
+    try:
+        with progress_bar("nonces") as bar:
+            task = bar.add_task(title, total=n_nonces)
+            result = client.wait_for(request_id, lambda done, total: bar.update(task, completed=done, total=total))
+            total = n_nonces if n_nonces is not None else bar.tasks[0].total
+            bar.update(task, completed=total, total=total)
+            return result
+    except KeyboardInterrupt:
+        note(f"Not waiting any longer; job {request_id} goes on. Fetch its result within minutes of its end:")
+        note(f"  {how_to_resume}")
+        note(f"  curl {client.base}{client.job_path(request_id)}")
+        raise

@@ -1,0 +1,65 @@
+"""The command `proofline`: every command is a module of this package.
+
+Commands import what they need when they run: `proofline --help` must not wait for torch.
+"""
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from cli.api import api
+from cli.calibrate import calibrate
+from cli.compute import compute
+from cli.console import EXIT_INTERRUPTED, exit_code_of, show_error
+from cli.courier import courier
+from cli.demo import demo
+from cli.generate import generate
+from cli.round import app as round_app
+from cli.up import up
+from cli.validate import validate
+from cli.worker import worker
+from poc_core.errors import ProoflineError
+
+RUNNING = "Run"
+ASKING = "Ask a running API"
+ALONE = "Without a queue"
+
+
+class ProoflineGroup(TyperGroup):
+    """Shows the errors that Proofline raises on purpose as one line instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ProoflineError as error:
+            show_error(error)
+            raise typer.Exit(exit_code_of(error)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="proofline",
+    cls=ProoflineGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A Proof-of-Compute node: FastAPI, Redis and Celery around vLLM engines.\n\n"
+    "Exit codes: 0 done, 1 failed, 2 wrong options, 3 fraud found (validate), 130 interrupted.",
+)
+
+app.command(rich_help_panel=RUNNING)(demo)
+app.command(rich_help_panel=RUNNING)(up)
+app.command(rich_help_panel=RUNNING)(api)
+app.command(rich_help_panel=RUNNING)(worker)
+app.command(rich_help_panel=RUNNING)(courier)
+app.command(rich_help_panel=ASKING)(generate)
+app.command(rich_help_panel=ASKING)(validate)
+app.add_typer(round_app, name="round", rich_help_panel=ASKING)
+app.command(rich_help_panel=ALONE)(compute)
+app.command(rich_help_panel=ALONE)(calibrate)
+
+if __name__ == "__main__":
+    app()

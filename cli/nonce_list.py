@@ -1,0 +1,65 @@
+"""The lists of nonces that people type: "0,1,2", "0-99", "5,10-19"."""
+
+import re
+
+from cli.console import UsageError
+
+MAX_NONCE = 2**63 - 1  # protocol.md, section 4
+MAX_COUNT = 1_000_000  # more than any job may hold; "0-9999999999" is a slip of the finger, not a wish
+ITEM = re.compile(r"(-?[0-9]+)(?:\s*-\s*(-?[0-9]+))?")
+
+
+class NonceListError(UsageError):
+    """A list of nonces that cannot be read; its text names the item at fault."""
+
+
+def parse_nonces(text: str, max_count: int = MAX_COUNT) -> list[int]:
+    """The nonces of `text` in the order given; a range "a-b" includes both ends.
+
+    Raises NonceListError for anything but whole numbers and ranges, for numbers outside 0 .. 2**63-1, a range that
+    runs backwards, a nonce given twice, none at all or more than `max_count`.
+    """
+    if not text.strip():
+        raise NonceListError("No nonces given; write for example 0,1,2 or 0-99.")
+    nonces: list[int] = []
+    for item in (part.strip() for part in text.split(",")):
+        first, last = parse_item(item)
+        if len(nonces) + last - first + 1 > max_count:
+            raise NonceListError(f'"{text}" holds more than {max_count:,} nonces; split it up.')
+        nonces.extend(range(first, last + 1))
+    if len(set(nonces)) < len(nonces):
+        raise NonceListError(f"Nonce {first_repeated(nonces)} is given twice; give each nonce once.")
+    return nonces
+
+
+def parse_item(item: str) -> tuple[int, int]:
+    """First and last nonce of one item."""
+    match = ITEM.fullmatch(item)
+    if match is None:
+        what = f'"{shortened(item)}" is no nonce' if item else "There is an empty place between two commas"
+        raise NonceListError(f"{what}; write whole numbers and ranges, for example 0,1,2 or 0-99.")
+    ends = [part for part in match.groups() if part is not None]
+    # Longer than any 63-bit number, and int() refuses thousands of digits with an error of its own.
+    too_long = [part for part in ends if len(part.lstrip("-0")) > 19]
+    numbers = [] if too_long else [int(part) for part in ends]
+    if too_long or any(number > MAX_NONCE for number in numbers):
+        raise NonceListError(f'"{shortened(item)}" is beyond the largest nonce, {MAX_NONCE}.')
+    if any(number < 0 or part.startswith("-") for number, part in zip(numbers, ends, strict=True)):
+        raise NonceListError(f'"{item}" is negative; nonces begin at 0.')
+    first, last = numbers[0], numbers[-1]
+    if last < first:
+        raise NonceListError(f'The range "{item}" runs backwards; write {last}-{first}.')
+    return first, last
+
+
+def first_repeated(nonces: list[int]) -> int:
+    seen: set[int] = set()
+    for nonce in nonces:
+        if nonce in seen:
+            return nonce
+        seen.add(nonce)
+    raise ValueError("no nonce is repeated")
+
+
+def shortened(text: str, limit: int = 40) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

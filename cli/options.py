@@ -1,0 +1,123 @@
+"""Options that several commands share, so that they read the same everywhere."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_SEQ_LEN = 64
+DEFAULT_K_DIM = 12
+
+
+class EngineKind(StrEnum):
+    VLLM = "vllm"
+    TRANSFORMERS = "transformers"
+    SYNTHETIC = "synthetic"
+
+
+class ProofEngineKind(StrEnum):  # without synthetic: its numbers prove nothing
+    VLLM = "vllm"
+    TRANSFORMERS = "transformers"
+
+
+class Randomization(StrEnum):
+    SIGN_FLIPS = "sign_flips"
+    LAYER_HOOKS = "layer_hooks"
+
+
+class Dtype(StrEnum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+NONCES_HELP = "The nonces: numbers and ranges with both ends, such as 0,1,2 or 0-99 or 5,10-19."
+BLOCK_HASH_HELP = "Hash of the block that the proof is for; any text that is not empty."
+PUBLIC_KEY_HELP = "Public key of the node that proves; any text that is not empty."
+SEQ_LEN_HELP = "Tokens of one nonce's input."
+K_DIM_HELP = "Numbers in one artifact, at most the model's hidden size."
+STRONGER_RNG_HELP = "Seed the inputs with the whole digest (poc_stronger_rng) instead of its first 4 bytes."
+OUTPUT_HELP = "Write the JSON to this file instead of stdout."
+
+Url = Annotated[str, typer.Option("--url", help="Where the API runs.", envvar="PROOFLINE_URL")]
+Nonces = Annotated[str, typer.Option("--nonces", help=NONCES_HELP)]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help=OUTPUT_HELP, show_default=False)]
+ServedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="The model by the name it is served under. Default: the only one served.", show_default=False
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size", min=1, help="Nonces per task. Default: the API's POC_BATCH_SIZE_DEFAULT.", show_default=False
+    ),
+]
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="A model's directory, a name on the Hugging Face hub, or a shipped model: "
+        "tiny-qwen3, tiny-llama, tiny-qwen3-moe.",
+    ),
+]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--served-model-name",
+        help="The name clients use for the model. Default: the directory's last part, or the name given.",
+        show_default=False,
+    ),
+]
+Engine = Annotated[
+    EngineKind,
+    typer.Option(
+        "--engine",
+        help="What computes: vllm; transformers, the slower second opinion; synthetic, which only sleeps and "
+        "invents vectors, for load tests.",
+    ),
+]
+ProofEngine = Annotated[
+    ProofEngineKind,
+    typer.Option("--engine", help="What computes: vllm, or transformers, the slower second opinion."),
+]
+EngineDtype = Annotated[
+    Dtype, typer.Option("--dtype", help="Number format of the weights; auto takes the one they are stored in.")
+]
+TensorParallel = Annotated[
+    int, typer.Option("--tensor-parallel", min=1, help="GPUs (on a CPU: processes) that share each layer. vllm only.")
+]
+PipelineParallel = Annotated[
+    int,
+    typer.Option("--pipeline-parallel", min=1, help="GPUs (on a CPU: processes) that divide the layers. vllm only."),
+]
+MaxBatchTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-batch-tokens",
+        min=1,
+        help="Tokens of one forward pass, which bounds its memory. Default: the engine's own.",
+        show_default=False,
+    ),
+]
+SyntheticStepMs = Annotated[
+    float,
+    typer.Option("--synthetic-step-ms", min=0, help="Milliseconds a batch takes with the synthetic engine."),
+]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        envvar="POC_REDIS_URL",
+        help="The Redis of all processes, redis://[:password@]host:port/db.",
+        show_default=False,
+    ),
+]
+VllmArgs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`.", show_default=False),
+]

@@ -1,0 +1,215 @@
+"""Child processes that are restarted when they crash and never outlive the supervisor.
+
+Each child runs under its own guard (`cli/guard.py`), which holds the promise that nothing is left running even when the
+supervisor is killed with SIGKILL.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+GUARD = Path(__file__).with_name("guard.py")
+USAGE_EXIT_CODE = 2  # wrong arguments stay wrong: a child that ends with it is not started again
+FIRST_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 30.0
+STEADY_S = 60.0  # a child that lived this long before it crashed starts over with the shortest backoff
+TAIL_LINES = 400  # of a child's log, kept for error messages
+GUARD_MARGIN_S = 8.0  # the guard's own time to kill and reap, beyond the child's grace period
+
+LineSink = Callable[[str, str], None]
+"""Takes (child's name, one line of its log without the newline); called from several threads."""
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """What to run and how patiently."""
+
+    name: str
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    grace_s: float = 20.0  # from SIGTERM to SIGKILL when asked to stop
+    orphan_grace_s: float = 3.0  # the same after the supervisor's death, when nobody waits for an orderly end
+    max_fast_crashes: int = 5  # in a row, each within STEADY_S of its start; then the supervisor gives up
+    inherited_fds: tuple[int, ...] = ()
+    remove_when_orphaned: Path | None = None  # a temporary directory that nobody else would remove
+
+
+class Child:
+    """One supervised process: started, restarted with backoff, stopped. Not to be started twice."""
+
+    def __init__(self, spec: ChildSpec, on_line: LineSink, announce: Callable[[str], None]) -> None:
+        """`announce` takes one sentence for the user: crashes, restarts, giving up."""
+        self.spec = spec
+        self.gave_up: str | None = None  # why, once the child is not restarted any more
+        self.crashes = 0
+        self._on_line = on_line
+        self._announce = announce
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        # Between starting a guard and signalling it. Reentrant: a signal handler may ask to stop while we are at it.
+        self._lock = threading.RLock()
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name=f"supervise-{spec.name}", daemon=True)
+
+    @property
+    def pid(self) -> int | None:
+        """The command's own pid while it runs (not its guard's)."""
+        return self._pid
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines of the log, over restarts."""
+        return list(self._tail)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def request_stop(self) -> None:
+        """SIGTERM now, SIGKILL after the grace period; asked for a second time, SIGKILL now. Does not wait."""
+        self._stop.set()
+        with self._lock:
+            if self._guard is not None:
+                self._guard.send_signal(signal.SIGTERM)
+
+    def wait_stopped(self) -> None:
+        """Waits until nothing of the child is left, at most a little longer than its grace period."""
+        if self._thread.ident is None:
+            return
+        if not self._ended.wait(self.spec.grace_s + GUARD_MARGIN_S):
+            with self._lock:
+                if self._guard is not None:
+                    self._guard.kill()
+            self._ended.wait(GUARD_MARGIN_S)
+
+    def stop(self) -> None:
+        self.request_stop()
+        self.wait_stopped()
+
+    def _supervise(self) -> None:
+        fast_crashes = 0
+        try:
+            while not self._stop.is_set():
+                started = time.monotonic()
+                code = self._run_once()
+                if code is None or self._stop.is_set():
+                    return
+                self.crashes += 1
+                fast_crashes = 1 if time.monotonic() - started >= STEADY_S else fast_crashes + 1
+                ended = f"{self.spec.name} ended ({describe_exit(code)})"
+                if code == USAGE_EXIT_CODE or fast_crashes > self.spec.max_fast_crashes:
+                    why = "its arguments are wrong" if code == USAGE_EXIT_CODE else f"{fast_crashes} times in a row"
+                    self.gave_up = f"{ended}; not restarted: {why}"
+                    self._announce(self.gave_up)
+                    return
+                delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (fast_crashes - 1))
+                self._announce(f"{ended}; restarting it in {delay_s:g} s")
+                self._stop.wait(delay_s)
+        finally:
+            self._ended.set()
+
+    def _run_once(self) -> int | None:
+        """Runs the command to its end and returns its exit code; None when told to stop before it started."""
+        report_read, report_write = os.pipe()
+        with self._lock:
+            if self._stop.is_set():
+                os.close(report_read)
+                os.close(report_write)
+                return None
+            guard = self._guard = subprocess.Popen(
+                self._guard_command(report_write),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(self.spec.env),
+                pass_fds=(report_write, *self.spec.inherited_fds),
+                # The terminal's Ctrl-C goes to the supervisor alone, which then stops its children in order.
+                start_new_session=True,
+            )
+        os.close(report_write)
+        with os.fdopen(report_read, encoding="utf-8", errors="replace") as report:
+            started = report.readline().strip()
+        pid = int(started) if started.isdigit() else None
+        if pid is None:
+            self._take_line(f"{self.spec.command[0]} could not be started: {started.removeprefix('error: ')}")
+        self._pid = pid
+        reader = threading.Thread(target=self._read_log, args=(guard,), daemon=True)
+        reader.start()
+        code = guard.wait()
+        with self._lock:
+            self._pid = None
+            self._guard = None
+        if code < 0 and pid is not None:  # the guard itself was killed, so nobody has seen to the child's group
+            kill_group(pid)
+        reader.join(timeout=2)
+        if guard.stdin is not None:
+            guard.stdin.close()
+        return code
+
+    def _guard_command(self, report_fd: int) -> list[str]:
+        spec = self.spec
+        options: dict[str, object] = {
+            "grace-s": spec.grace_s,
+            "orphan-grace-s": spec.orphan_grace_s,
+            "report-fd": report_fd,
+        }
+        if spec.remove_when_orphaned is not None:
+            options["remove-when-orphaned"] = spec.remove_when_orphaned
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        return [sys.executable, "-I", "-S", str(GUARD), *flags, "--", *spec.command]
+
+    def _read_log(self, guard: subprocess.Popen[bytes]) -> None:
+        assert guard.stdout is not None
+        with guard.stdout as stream:
+            for line in stream:
+                # A progress bar redraws itself with carriage returns: its last state is what counts.
+                text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
+                if text:
+                    self._take_line(text)
+
+    def _take_line(self, line: str) -> None:
+        self._tail.append(line)
+        self._on_line(self.spec.name, line)
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words; above 128, and below 0, it stands for a signal."""
+    number = -code if code < 0 else code - 128
+    if number > 0:
+        try:
+            return f"killed by {signal.Signals(number).name}"
+        except ValueError:
+            pass
+    return f"exit code {code}"
+
+
+def kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def command_of_proofline(*arguments: str) -> list[str]:
+    """`proofline ARGUMENTS...` run by this very interpreter, wherever the command itself is or is not installed."""
+    # -P: a folder named `api` or `workers` where the user happens to stand must not be imported in place of ours.
+    return [sys.executable, "-P", "-c", "from cli.main import app; app(prog_name='proofline')", *arguments]
+
+
+def environment_of_proofline(overrides: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `overrides`, in which our packages can be imported."""
+    root = str(Path(__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH", "")
+    paths = [path for path in inherited.split(os.pathsep) if path]
+    # A checkout that is not installed is found through PYTHONPATH; an installed one is on the path anyway.
+    if Path(root).name not in ("site-packages", "dist-packages") and root not in paths:
+        paths.insert(0, root)
+    # Python buffers a pipe by blocks: without this a log would lag behind by kilobytes.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **overrides}

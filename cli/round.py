@@ -1,0 +1,212 @@
+"""`proofline round`: start, look at, watch and stop the round of a running API."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import options
+from cli.console import note
+from poc_core.errors import ProoflineError
+
+if TYPE_CHECKING:  # they take a while to import
+    from rich.console import Console
+
+    from cli.api_client import ApiError, PowClient
+
+RUNNING = ("GENERATING", "VALIDATING")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Rounds: every worker of a model computes nonces, one after the other, until the round is stopped.",
+)
+
+
+class NoRoundError(ProoflineError):
+    """There is no round to watch."""
+
+
+@app.command()
+def start(
+    block_hash: Annotated[str, typer.Option("--block-hash", help=options.BLOCK_HASH_HELP)],
+    public_key: Annotated[str, typer.Option("--public-key", help=options.PUBLIC_KEY_HELP)],
+    block_height: Annotated[
+        int, typer.Option("--block-height", min=0, help="Height of the block; told to the receiver only.")
+    ] = 0,
+    callback_url: Annotated[
+        str | None,
+        typer.Option(
+            "--callback-url",
+            help="The artifacts are POSTed to CALLBACK_URL/generated. Without it they are only counted.",
+            show_default=False,
+        ),
+    ] = None,
+    node_id: Annotated[int, typer.Option("--node-id", min=0, help="This node, from 0 to NODE_COUNT - 1.")] = 0,
+    node_count: Annotated[int, typer.Option("--node-count", min=1, help="Nodes that share the nonces.")] = 1,
+    group_id: Annotated[
+        int, typer.Option("--group-id", min=0, help="This group of the node's workers, from 0 to N_GROUPS - 1.")
+    ] = 0,
+    n_groups: Annotated[int, typer.Option("--n-groups", min=1, help="Groups that share the node's nonces.")] = 1,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            min=1,
+            help="Nonces a worker computes at a time, at most. Default: as many as fit, up to the API's "
+            "POC_BATCH_SIZE_DEFAULT.",
+            show_default=False,
+        ),
+    ] = None,
+    seq_len: Annotated[int, typer.Option("--seq-len", min=1, help=options.SEQ_LEN_HELP)] = options.DEFAULT_SEQ_LEN,
+    k_dim: Annotated[int, typer.Option("--k-dim", min=1, help=options.K_DIM_HELP)] = options.DEFAULT_K_DIM,
+    stronger_rng: Annotated[bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)] = False,
+    model: options.ServedModel = None,
+    url: options.Url = options.DEFAULT_URL,
+) -> None:
+    """Start a round on a running API; it goes on until `proofline round stop`, also without this command.
+
+    Node I of N computes the nonces I, I + N, I + 2N, ... on all its workers together, each nonce once. While one round
+    generates there can be no second, and jobs wait for its end.
+
+    **Example:** proofline round start --block-hash 0xabc --public-key node-1 --callback-url http://127.0.0.1:9100
+    """
+    from cli.api_client import PowClient
+
+    with PowClient(url) as client:
+        body: dict[str, Any] = {
+            "block_hash": block_hash,
+            "block_height": block_height,
+            "public_key": public_key,
+            "node_id": node_id,
+            "node_count": node_count,
+            "group_id": group_id,
+            "n_groups": n_groups,
+            "params": {"model": model or client.only_model(), "seq_len": seq_len, "k_dim": k_dim},
+            "poc_stronger_rng": stronger_rng,
+        }
+        if batch_size is not None:
+            body["batch_size"] = batch_size
+        if callback_url is not None:
+            body["url"] = callback_url
+        client.start_round(body)
+        note(f"The round generates. Look at it with: proofline round watch{_same(url)}")
+        if callback_url is None:
+            note("Without --callback-url its artifacts are counted and sent to nobody.")
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="The API's answer as one line of JSON instead.")] = False,
+    url: options.Url = options.DEFAULT_URL,
+) -> None:
+    """Show the round that runs or ran last: rates, workers, and what is delivered."""
+    from cli.api_client import PowClient
+
+    with PowClient(url) as client:
+        answer = client.status()
+    if as_json:
+        typer.echo(json.dumps(answer, separators=(",", ":")))
+        return
+    from rich.console import Console
+
+    from cli.round_view import picture
+
+    Console().print(picture(answer, time.time()))
+
+
+@app.command()
+def stop(url: options.Url = options.DEFAULT_URL) -> None:
+    """Stop the round within one micro-batch, and cancel all jobs that wait.
+
+    What was computed is still delivered: undelivered artifacts are kept and tried for POC_CALLBACK_RETENTION_SEC.
+    """
+    from cli.api_client import PowClient
+
+    with PowClient(url) as client:
+        before = client.status()
+        cancelled = client.stop()
+    note("The round is stopped." if before.get("state") in RUNNING else "No round was running.")
+    if cancelled:
+        note(f"{cancelled} jobs are cancelled.")
+
+
+@app.command()
+def watch(
+    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
+    url: options.Url = options.DEFAULT_URL,
+) -> None:
+    """Watch the round until it stops: rates, totals, every worker, the outbox. Ctrl-C ends the watching only.
+
+    On a terminal the picture is redrawn; elsewhere, such as in a log, it is one line per look.
+    """
+    from rich.console import Console
+
+    from cli.api_client import PowClient
+
+    console = Console()
+    with PowClient(url) as client:
+        state = client.status().get("state")
+        if state not in RUNNING:
+            raise NoRoundError(f"No round is running (the node is {state}); start one with `proofline round start`.")
+        try:
+            last = show(follow(client, interval_s), console)
+        except KeyboardInterrupt:
+            note(f"No longer watching; the round goes on. Stop it with: proofline round stop{_same(url)}")
+            return
+    waiting = last.get("stats", {}).get("artifacts_waiting")
+    note(f"The round is {last.get('state')}." + (f" {waiting:,} artifacts still wait for delivery." if waiting else ""))
+
+
+def follow(client: "PowClient", interval_s: float) -> "Iterator[dict[str, Any] | ApiError]":
+    """The status every `interval_s`, the last one when the round has ended; an error while the API is away.
+
+    Raises the ApiError when that lasts for POLL_PATIENCE_S.
+    """
+    from cli.api_client import POLL_PATIENCE_S, ApiError
+
+    answered = time.monotonic()
+    while True:
+        try:
+            answer = client.status()
+        except ApiError as error:
+            if not error.is_temporary or time.monotonic() - answered > POLL_PATIENCE_S:
+                raise
+            yield error
+        else:
+            answered = time.monotonic()
+            yield answer
+            if answer.get("state") not in RUNNING:
+                return
+        time.sleep(interval_s)
+
+
+def show(looks: "Iterator[dict[str, Any] | ApiError]", console: "Console") -> dict[str, Any]:
+    """Draws every look, on a terminal over the one before; returns the last status."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from cli.round_view import line, picture
+
+    last: dict[str, Any] = {}
+    if not console.is_terminal or console.is_dumb_terminal:
+        for look in looks:
+            if isinstance(look, dict):
+                last = look
+            typer.echo(line(look) if isinstance(look, dict) else f"no answer, trying again: {look}")
+        return last
+    with Live(console=console, auto_refresh=False) as live:
+        for look in looks:
+            if isinstance(look, dict):
+                last = look
+                live.update(picture(look, time.time()), refresh=True)
+            else:
+                away = Text(f"No answer, trying again: {look}", style="bold red")
+                live.update(Group(picture(last, time.time()), away), refresh=True)
+    return last
+
+
+def _same(url: str) -> str:
+    return "" if url == options.DEFAULT_URL else f" --url {url}"

@@ -1,0 +1,161 @@
+"""`proofline validate`: artifacts checked by a running API."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli import options
+from cli.console import EXIT_FRAUD, UsageError, check_output, note, write_json
+
+FROM_FILE = "Default: what the file says."
+
+
+def validate(
+    artifacts: Annotated[
+        Path,
+        typer.Option(
+            "--artifacts", help="JSON file as `proofline generate` or `compute --json` writes it; - for stdin."
+        ),
+    ],
+    block_hash: Annotated[
+        str | None,
+        typer.Option("--block-hash", help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False),
+    ] = None,
+    public_key: Annotated[
+        str | None,
+        typer.Option("--public-key", help=f"{options.PUBLIC_KEY_HELP} {FROM_FILE}", show_default=False),
+    ] = None,
+    block_height: Annotated[
+        int | None, typer.Option(min=0, help=f"Height of the block. {FROM_FILE}", show_default=False)
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, help=f"{options.SEQ_LEN_HELP} {FROM_FILE}", show_default=False)
+    ] = None,
+    k_dim: Annotated[
+        int | None, typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}", show_default=False)
+    ] = None,
+    stronger_rng: Annotated[
+        bool | None,
+        typer.Option(
+            "--stronger-rng/--no-stronger-rng", help=f"{options.STRONGER_RNG_HELP} {FROM_FILE}", show_default=False
+        ),
+    ] = None,
+    nonces: Annotated[
+        str | None,
+        typer.Option("--nonces", help="Check only these of the file's nonces. Default: all.", show_default=False),
+    ] = None,
+    dist_threshold: Annotated[
+        float, typer.Option(min=0, help="Largest L2 distance at which two vectors still agree.")
+    ] = 0.02,
+    p_mismatch: Annotated[
+        float, typer.Option(min=0, max=1, help="How likely an honest artifact lies further than that.")
+    ] = 0.001,
+    fraud_threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="p-value below which the artifacts are a fraud.")
+    ] = 0.01,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="The model by the name it is served under. Default: what the file says, or the only one served.",
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: options.BatchSize = None,
+    url: options.Url = options.DEFAULT_URL,
+    output: options.Output = None,
+) -> None:
+    """Have a running API recompute artifacts, and print its verdict as JSON.
+
+    Options left out are taken from what `proofline generate` noted in the file under "request".
+
+    **Exit code:** 0 no fraud, 3 fraud, 1 the API gave no verdict, 2 wrong options.
+
+    **Example:** proofline validate --artifacts proof.json
+    """
+    from cli.api_client import PowClient
+    from cli.jobs import await_job, job_body
+    from cli.nonce_list import parse_nonces
+
+    check_output(output)
+    claimed, noted, noted_k_dim = read_artifacts(artifacts)
+    if nonces is not None:
+        claimed = only_nonces(claimed, parse_nonces(nonces))
+    params = noted.get("params", {})
+    block_hash = block_hash if block_hash is not None else noted.get("block_hash")
+    public_key = public_key if public_key is not None else noted.get("public_key")
+    if block_hash is None or public_key is None:
+        raise UsageError("The file does not say what it was made for; give --block-hash and --public-key.")
+    with PowClient(url) as client:
+        body = job_body(
+            model=model or params.get("model") or client.only_model(),
+            block_hash=block_hash,
+            public_key=public_key,
+            block_height=block_height if block_height is not None else noted.get("block_height", 0),
+            nonces=[item["nonce"] for item in claimed],
+            seq_len=seq_len or params.get("seq_len") or options.DEFAULT_SEQ_LEN,
+            k_dim=k_dim or params.get("k_dim") or noted_k_dim or options.DEFAULT_K_DIM,
+            batch_size=batch_size,
+            stronger_rng=stronger_rng if stronger_rng is not None else bool(noted.get("poc_stronger_rng")),
+        )
+        body["validation"] = {"artifacts": claimed}
+        body["stat_test"] = {
+            "dist_threshold": dist_threshold,
+            "p_mismatch": p_mismatch,
+            "fraud_threshold": fraud_threshold,
+        }
+        request_id = client.submit(body)
+        resume = f"proofline generate --url {client.base} --request-id {request_id}"
+        verdict = await_job(client, request_id, "Validating", len(claimed), resume)
+    write_json(verdict, output)
+    note(describe_verdict(verdict))
+    if verdict["fraud_detected"]:
+        raise typer.Exit(EXIT_FRAUD)
+
+
+def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
+    """(the artifacts, what `generate` noted under "request", the encoding's k_dim) of a file."""
+    try:
+        text = typer.get_text_stream("stdin").read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Cannot read {path} ({error}); give the file that `proofline generate` wrote.") from error
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON ({error}); give the file that `proofline generate` wrote.") from error
+    if isinstance(document, list):
+        document = {"artifacts": document}
+    artifacts = document.get("artifacts") if isinstance(document, dict) else None
+    if not isinstance(artifacts, list) or not all(is_artifact(item) for item in artifacts):
+        raise UsageError(
+            f'{path} holds no artifacts; it must be {{"artifacts": [{{"nonce": 0, "vector_b64": "..."}}, ...]}}.'
+        )
+    noted = document.get("request")
+    encoding = document.get("encoding")
+    k_dim = encoding.get("k_dim") if isinstance(encoding, dict) else None
+    return artifacts, noted if isinstance(noted, dict) else {}, k_dim
+
+
+def is_artifact(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("nonce"), int) and isinstance(item.get("vector_b64"), str)
+
+
+def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict[str, Any]]:
+    """The artifacts of `nonces`, in that order."""
+    by_nonce = {item["nonce"]: item for item in artifacts}
+    missing = [nonce for nonce in nonces if nonce not in by_nonce]
+    if missing:
+        raise UsageError(f"The file has no artifact of nonce {missing[0]}; leave it out of --nonces.")
+    return [by_nonce[nonce] for nonce in nonces]
+
+
+def describe_verdict(verdict: dict[str, Any]) -> str:
+    """The verdict in one line."""
+    word = "FRAUD" if verdict["fraud_detected"] else "No fraud"
+    excluded = f", {verdict['n_excluded']} could not be computed here" if verdict.get("n_excluded") else ""
+    return (
+        f"{word}: {verdict['n_mismatch']} of {verdict['n_total']} artifacts mismatch, "
+        f"p-value {verdict['p_value']:.3g}{excluded}."
+    )
