@@ -1,0 +1,210 @@
+"""Greedy chat through a running stack, and how two answers to the same prompt compare."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from cli.stack import Stack
+from tests import unisolated
+from tests.round_client import FAST, LOG_LINES, RoundClient
+
+MODEL = "tiny-qwen3"
+CHAT = "/v1/chat/completions"
+ANSWER_TOKENS = 64
+# Logarithms of probabilities that lie so close are a tie: batches of another size may round it the other way. What a
+# proof leaves in a KV cache moves them by tenths.
+TIE = 1e-3
+
+_WORDS = ("the", "sea", "wind", "over", "field", "grass", "and", "stone", "ships", "at", "noon", "while", "children")
+_TOKENS_PER_CHARACTER = 0.82  # of the shipped tokenizer, on these words
+_TEMPLATE_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A greedy answer, token by token."""
+
+    tokens: list[int]
+    margins: list[float]  # of each token: log probability ahead of the second best
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt: found in the prefix cache
+    seconds: float
+
+
+def prompts(n: int, least_tokens: int = 20, most_tokens: int = 400, seed: int = 1) -> list[str]:
+    """`n` prompts whose lengths in tokens are spread evenly between the two, in no order."""
+    rng = random.Random(seed)
+    lengths = [least_tokens + (most_tokens - least_tokens) * index / max(1, n - 1) for index in range(n)]
+    rng.shuffle(lengths)
+    return [_text(rng, int((tokens - _TEMPLATE_TOKENS) / _TOKENS_PER_CHARACTER)) for tokens in lengths]
+
+
+def _text(rng: random.Random, characters: int) -> str:
+    text = ""
+    while len(text) < characters:
+        text += rng.choice(_WORDS) + " "
+    return text[:characters]
+
+
+def request(prompt: str, max_tokens: int = ANSWER_TOKENS, salt: str | None = None, **more: Any) -> dict[str, Any]:
+    """A body for a greedy answer of exactly `max_tokens` tokens. Requests share cached prefixes only by `salt`."""
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_salt": salt or uuid.uuid4().hex,
+    } | more
+
+
+def ask(http: httpx.Client, prompt: str, max_tokens: int = ANSWER_TOKENS, salt: str | None = None) -> Answer:
+    began = time.monotonic()
+    wanted = {"return_token_ids": True, "logprobs": True, "top_logprobs": 2}
+    answer = http.post(CHAT, json=request(prompt, max_tokens, salt, **wanted), timeout=120)
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    (choice,) = body["choices"]
+    best = [[entry["logprob"] for entry in token["top_logprobs"]] for token in choice["logprobs"]["content"]]
+    details = body["usage"].get("prompt_tokens_details") or {}
+    return Answer(
+        tokens=choice["token_ids"],
+        margins=[first - second for first, second in best],
+        prompt_tokens=body["usage"]["prompt_tokens"],
+        cached_tokens=details.get("cached_tokens") or 0,
+        seconds=time.monotonic() - began,
+    )
+
+
+def ask_all(http: httpx.Client, texts: Sequence[str], concurrency: int, pause_s: float = 0.0) -> list[Answer]:
+    """The answers in order: `concurrency` prompts at a time, and a pause after each wave for proofs to run in."""
+    answers: list[Answer] = []
+    with ThreadPoolExecutor(concurrency) as pool:
+        for wave in _waves(texts, concurrency):
+            answers += pool.map(lambda text: ask(http, text), wave)
+            time.sleep(pause_s)
+    return answers
+
+
+def _waves(texts: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    return (texts[first : first + size] for first in range(0, len(texts), size))
+
+
+@dataclass
+class Differences:
+    """Prompts whose two answers differ, by why."""
+
+    corrupted: list[int] = field(default_factory=list)
+    ties: list[int] = field(default_factory=list)  # at the first other token the two best were as good as equal
+
+
+def differences(expected: Sequence[Answer], found: Sequence[Answer]) -> Differences:
+    result = Differences()
+    for index, (one, other) in enumerate(zip(expected, found, strict=True)):
+        pairs = zip(one.tokens, other.tokens, strict=True)
+        at = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+        if at is not None:
+            (result.ties if one.margins[at] < TIE else result.corrupted).append(index)
+    return result
+
+
+class ConstantChat:
+    """Context manager: requests that overlap, so that chat is never idle. `refused`: answers other than 200."""
+
+    def __init__(self, http: httpx.Client, threads: int = 3, max_tokens: int = 200) -> None:
+        self.answered = 0
+        self.refused: list[str] = []
+        self._http = http
+        self._max_tokens = max_tokens
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._talk, args=(index,)) for index in range(threads)]
+
+    def __enter__(self) -> ConstantChat:
+        for thread in self._threads:
+            thread.start()
+            time.sleep(0.1)  # not in step
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _talk(self, index: int) -> None:
+        rng = random.Random(index)
+        while not self._stop.is_set():
+            tokens = rng.randint(self._max_tokens // 2, self._max_tokens)
+            answer = self._http.post(CHAT, json=request(_text(rng, 60), tokens), timeout=120)
+            if answer.status_code == 200:
+                self.answered += 1
+            else:
+                self.refused.append(f"{answer.status_code} {answer.text[:200]}")
+
+
+@contextmanager
+def streaming(http: httpx.Client, prompt: str, max_tokens: int) -> Iterator[Iterator[str]]:
+    """The data of a streamed answer's events, as they come."""
+    with http.stream("POST", CHAT, json=request(prompt, max_tokens, stream=True), timeout=120) as answer:
+        assert answer.status_code == 200
+        yield (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+
+
+# vLLM with few blocks of cache: chat uses each of them again and again, also those that a proof would write to.
+CACHE_BLOCKS = 40
+VLLM_ARGS = ["--num-gpu-blocks-override", str(CACHE_BLOCKS), "--enable-prompt-tokens-details"]
+# Proofs of two blocks of 128 tokens; without isolation they write to blocks 1 to 32 of chat's cache.
+ROUND = {"batch_size": 16, "params": {"seq_len": 256}}
+READY_S = 180.0
+
+
+class UnisolatedStack(Stack):
+    """Its workers' proofs write into chat's cache."""
+
+    def worker_command(self) -> list[str]:
+        return unisolated.command(super().worker_command())
+
+
+@contextmanager
+def chat_stack(policy: str, isolated: bool = True, workers: int = 1, **env: str) -> Iterator[RoundClient]:
+    """A stack of real engines on the CPU, in float32 so that batching does not blur what is compared."""
+    log: deque[str] = deque(maxlen=LOG_LINES)
+    stack = (Stack if isolated else UnisolatedStack)(
+        model=MODEL,
+        engine="vllm",
+        dtype="float32",
+        workers=workers,
+        vllm_args=VLLM_ARGS,
+        env={**FAST, "POC_CHAT_POLICY": policy, **env},
+        on_line=lambda name, line: log.append(f"{name} | {line}"),
+        announce=lambda message: log.append(f"stack | {message}"),
+    )
+    limits = httpx.Limits(max_connections=None)
+    with stack, httpx.Client(base_url=stack.base_url, timeout=120, limits=limits, trust_env=False) as http:
+        stack.wait_ready(READY_S)
+        yield RoundClient(stack, http, log)
+
+
+@contextmanager
+def round_beside(client: RoundClient, least_nonces: int = 20) -> Iterator[None]:
+    """A round that has begun when the body runs, and is over after it."""
+    client.start(None, **ROUND)
+    try:
+        client.wait_progress(least_nonces)
+        yield
+    finally:
+        client.stop()
+        client.wait_settled()

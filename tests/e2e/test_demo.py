@@ -1,0 +1,43 @@
+"""`proofline demo`, what `make demo` runs."""
+
+import importlib.util
+import os
+import subprocess
+import time
+
+import pytest
+
+from cli.processes import command_of_proofline, environment_of_proofline
+from tests.integration.processes import Process, assert_all_gone, descendants
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+LIMIT_S = 90.0  # after set-up, on 2 cores
+
+
+def test_the_demo_shows_a_proof_and_a_fraud_within_90_s_and_leaves_nothing_running():
+    set_by_user = ("POC_", "VLLM_")
+    env = {name: value for name, value in environment_of_proofline({}).items() if not name.startswith(set_by_user)}
+    machine_is_ours = os.getloadavg()[0] < (os.cpu_count() or 1)
+    began = time.monotonic()
+    demo = subprocess.Popen(
+        command_of_proofline("demo"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    )
+    below: set[Process] = set()
+    while demo.poll() is None and time.monotonic() - began < 200:
+        below.update(descendants(demo.pid))
+        time.sleep(0.2)
+    demo.kill()
+    output = demo.communicate()[0]
+    seconds = time.monotonic() - began
+    print(output, f"{seconds:.0f} s")
+    assert demo.returncode == 0
+    assert "no fraud" in output
+    assert "fraud found" in output
+    assert any("EngineCore" in process.name for process in below)
+    assert_all_gone(list(below), 5)
+    # Beside other work the machine has not the 2 cores that the limit is for.
+    assert seconds < LIMIT_S or not machine_is_ours

@@ -1,0 +1,113 @@
+"""What the README says one can paste, pasted: the shell and Python examples of "Ask it", in order, on real vLLM."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.redis_server import free_port
+from cli.stack import Stack
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+READY_S = 250
+EXAMPLE_S = 60
+DELIVERY_S = 20
+
+
+class Terminal:
+    """Runs examples against a stack of the test's own, in a folder of the test's own."""
+
+    def __init__(self, stack: Stack, folder: Path) -> None:
+        self._ports = {"127.0.0.1:8000": f"127.0.0.1:{stack.port}", "9100": str(free_port())}
+        self._folder = folder
+        (folder / ".curlrc").write_text(
+            "fail-with-body\nno-progress-meter\n"
+        )  # an error of the API is one of the example
+        own = {"CURL_HOME": str(folder), "PROOFLINE_URL": stack.base_url, "COLUMNS": "120"}
+        self._env = {**os.environ, **own, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+    def command(self, kind: str, text: str) -> list[str]:
+        for port, own in self._ports.items():
+            text = text.replace(port, own)
+        if kind == "python":
+            return [sys.executable, "-c", text]
+        # It would watch for as long as the round lasts.
+        text = text.replace("proofline round watch ", "timeout --preserve-status --signal=INT 5 proofline round watch ")
+        return ["bash", "-euo", "pipefail", "-c", text]
+
+    def run(self, kind: str, text: str) -> str:
+        done = subprocess.run(
+            self.command(kind, text), cwd=self._folder, env=self._env, capture_output=True, text=True, timeout=EXAMPLE_S
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    def start(self, kind: str, text: str, log: Path) -> subprocess.Popen[bytes]:
+        env = {**self._env, "PYTHONUNBUFFERED": "1"}
+        with log.open("wb") as file:
+            # exec: no shell is left between us and the receiver.
+            return subprocess.Popen(
+                self.command(kind, f"exec {text}"), cwd=self._folder, env=env, stdout=file, stderr=file
+            )
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    with Stack(model="tiny-qwen3", max_fast_crashes=0) as stack:
+        stack.wait_ready(READY_S)
+        yield Terminal(stack, tmp_path_factory.mktemp("terminal"))
+
+
+def examples(section: str) -> list[tuple[str, str]]:
+    """(sh or python, text) of each example between this heading and the next one."""
+    text = re.search(rf"^#+ {section}\n(.*?)^#+ [A-Z]", README, flags=re.DOTALL | re.MULTILINE)
+    assert text, f"the README has no section {section}"
+    return re.findall(r"^```(sh|python)\n(.*?)^```", text[1], flags=re.DOTALL | re.MULTILINE)
+
+
+def assert_soon(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + DELIVERY_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+def test_jobs(terminal: Terminal) -> None:
+    wait, check, later, commands = (terminal.run(*example) for example in examples("Ask it"))
+    assert [artifact["nonce"] for artifact in json.loads(wait)["artifacts"]] == [1, 2, 999]
+    assert json.loads(check)["fraud_detected"] is False
+    assert json.loads(later)["status"] in ("queued", "running", "completed")
+    assert "No fraud: 0 of 100 artifacts mismatch" in commands
+
+
+def test_chat(terminal: Terminal) -> None:
+    whole, streamed = (terminal.run(*example) for example in examples("Chat"))
+    assert json.loads(whole)["usage"]["completion_tokens"] > 0
+    assert streamed
+
+
+def test_a_round(terminal: Terminal, tmp_path: Path) -> None:
+    receiver, calls, commands = examples("A round")
+    log = tmp_path / "receiver.log"
+    listening = terminal.start(*receiver, log)
+    try:
+        answers = terminal.run(*calls)
+        assert '"status":"OK"' in answers
+        assert '"backends":[{"port":' in answers
+        assert_soon(lambda: re.search(r"/generated \w+-0 \d+ artifacts", log.read_text()))
+        assert "The round is stopped." in terminal.run(*commands)
+    finally:
+        listening.terminate()
+        listening.wait()

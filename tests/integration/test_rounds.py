@@ -1,0 +1,253 @@
+"""Rounds on a real stack: what receivers get, whatever breaks on the way. Synthetic engines: only the way counts."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from poc_core.state.outbox import LOCK_S
+from tests.receiver import Receiver, gaps_and_repeats
+from tests.round_client import RoundClient, assert_complete, round_body, running_stack
+
+pytestmark = pytest.mark.integration
+
+STEP_S = 0.05  # of a synthetic micro-batch
+TASK_S = 10.5  # of a task of a round, and a little more
+BUSY_S = 0.3  # what a machine that is busy with other tests adds
+OUTBOX_LIMIT = 60_000  # far beyond what a receiver misses that is away for seconds, at 32 nonces a batch
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[RoundClient]:
+    with running_stack({"POC_OUTBOX_MAX_ARTIFACTS": str(OUTBOX_LIMIT)}) as client:
+        yield client
+
+
+@pytest.fixture
+def receiver(client: RoundClient) -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+        client.wait(lambda: bool(client.stop()), 30, "the end of the round")
+
+
+@pytest.fixture(scope="class")
+def after_11_s(client: RoundClient) -> Iterator[Receiver]:
+    """Of a round that goes on, and whose rates are those of a full window."""
+    with Receiver() as receiver:
+        client.start(receiver)
+        client.wait(lambda: client.stats()["elapsed_seconds"] > 11, 30, "11 s of a round")
+        yield receiver
+        client.stop()
+
+
+def finish(client: RoundClient, receiver: Receiver, expected: range | None = None) -> None:
+    client.stop()
+    client.wait_delivered()
+    assert_complete(client, receiver, expected)
+
+
+class TestUndisturbed:
+    def test_payloads_come_every_interval(self, after_11_s):
+        arrivals = [payload.at for payload in after_11_s.taken()]
+        between = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
+        assert len(between) >= 6
+        assert all(0.9 <= seconds <= 2.5 for seconds in between), between
+
+    def test_rates_are_those_of_two_workers(self, client, after_11_s):
+        stats = client.stats()
+        bare = 2 * 32 / STEP_S
+        assert 0.6 * bare < stats["nonces_per_second"] <= 1.05 * bare
+        assert 0.6 * bare < stats["nonces_per_second_of_round"] <= 1.05 * bare
+        of_workers = [worker["nonces_per_second"] for worker in stats["workers"].values()]
+        assert len(of_workers) == 2
+        assert stats["nonces_per_second"] == pytest.approx(sum(of_workers))
+
+    def test_second_round_is_refused(self, client, after_11_s):
+        body = round_body(None, block_hash="other")
+        answer = client.http.post("/api/v1/inference/pow/init/generate", json=body)
+        assert answer.status_code == 409, answer.text
+        assert client.status()["config"]["block_hash"] == "block"
+
+    def test_every_nonce_came_once(self, client, after_11_s):
+        finish(client, after_11_s)
+
+
+def test_groups_of_a_node_are_disjoint_and_leave_no_gap_between_them(client):
+    union: list[int] = []
+    lasts = []
+    for group_id in range(2):
+        with Receiver() as receiver:
+            client.start(receiver, node_id=1, node_count=3, group_id=group_id, n_groups=2)
+            client.wait_progress(500)
+            client.stop()
+            client.wait_delivered()
+        nonces = receiver.nonces()
+        assert gaps_and_repeats(nonces, range(1 + 3 * group_id, 2**62, 6)) == ([], [])
+        union += nonces
+        lasts.append(max(nonces))
+    assert sorted(nonce for nonce in union if nonce <= min(lasts)) == list(range(1, min(lasts) + 1, 3))
+
+
+class TestStop:
+    def test_takes_effect_within_a_micro_batch(self, client, receiver):
+        client.start(receiver)
+        client.wait_progress(500)
+        client.stop()
+        stopped = time.monotonic()
+        seen, last_s = client.processed(), 0.0
+        while time.monotonic() - stopped < 2:
+            now = client.processed()
+            if now != seen:
+                seen, last_s = now, time.monotonic() - stopped
+            time.sleep(0.02)
+        assert last_s <= STEP_S + 0.2 + BUSY_S
+
+    def test_what_was_computed_is_still_delivered(self, client, receiver):
+        receiver.status = 503
+        client.start(receiver)
+        client.wait_progress(1000)
+        client.stop()
+        client.wait_settled()
+        assert client.stats()["artifacts_waiting"] == client.processed()
+        receiver.status = 200
+        client.wait_delivered(20)
+        assert_complete(client, receiver)
+
+    def test_what_was_in_hand_is_delivered_at_once(self, client, receiver):
+        client.start(receiver)
+        client.wait_progress(500)
+        client.stop()
+        stopped = time.time()
+        client.wait_delivered()
+        assert receiver.taken()[-1].at - stopped < STEP_S + 0.25 + 2 * BUSY_S  # the courier looks every 0.25 s
+
+    def test_queued_jobs_are_cancelled(self, client, receiver):
+        client.start(receiver)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(generate, client, wait=True)
+            queued = generate(client, wait=False).json()
+            client.wait(lambda: client.status()["queued_nonces"] >= 6, 10, "both jobs queued")
+            assert client.stop()["cancelled_jobs"] == 2
+            assert waiting.result(10).status_code == 409
+        assert client.http.get(f"/api/v1/pow/generate/{queued['request_id']}").json()["status"] == "cancelled"
+
+
+class TestJobs:
+    def test_wait_for_the_validation_phase(self, client, receiver):
+        client.start(receiver)
+        client.wait_progress(100)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(generate, client, wait=True, url=receiver.url)
+            time.sleep(2)
+            assert not waiting.done()
+            answer = client.http.post("/api/v1/pow/phase/validate", json={})
+            assert answer.status_code == 200, answer.text
+            result = waiting.result(20)
+        assert result.status_code == 200, result.text
+        assert [artifact["nonce"] for artifact in result.json()["artifacts"]] == [5, 6, 7]
+        client.wait(lambda: any("request_id" in p.body for p in receiver.taken()), 10, "the job's callback")
+
+    def test_round_goes_on_after_the_validation_phase(self, client, receiver):
+        client.start(receiver)
+        client.wait_progress(300)
+        for phase in ("validate", "generate"):
+            assert client.http.post(f"/api/v1/pow/phase/{phase}", json={}).status_code == 200
+        client.wait_progress(300)
+        finish(client, receiver)
+
+
+class TestReceiver:
+    def test_that_answers_500_for_a_while_gets_everything_in_order(self, client, receiver):
+        client.start(receiver)
+        client.wait(lambda: len(receiver.taken()) >= 1, 20, "the first payload")
+        receiver.status = 500
+        client.wait(lambda: len(receiver.refused()) >= 3, 20, "three tries")
+        assert len({payload.payload_id for payload in receiver.refused()}) == 1
+        stats = client.stats()
+        assert "answered 500" in stats["outbox"]["last_error"]
+        assert stats["nonces_per_second"] > 0
+        receiver.status = 200
+        finish(client, receiver)
+        assert client.stats()["outbox"]["failures"] == 0
+
+    def test_that_is_away_for_a_while_gets_everything_in_order(self, client, receiver):
+        client.start(receiver)
+        client.wait(lambda: len(receiver.taken()) >= 1, 20, "the first payload")
+        receiver.go_away()
+        client.wait(lambda: client.stats()["outbox"]["failures"] >= 3, 20, "three tries")
+        receiver.come_back()
+        finish(client, receiver)
+
+    def test_that_never_takes_pauses_the_round_at_the_limit(self, client, receiver):
+        receiver.status = 500
+        client.start(receiver, batch_size=1024)
+        client.wait(lambda: client.stats()["outbox"]["full"], 30, "a full outbox")
+        client.wait_settled()
+        stats = client.stats()
+        assert OUTBOX_LIMIT <= stats["artifacts_waiting"] == stats["total_processed"] < OUTBOX_LIMIT + 4 * 1024
+        assert any("POC_OUTBOX_MAX_ARTIFACTS" in line and "ERROR" in line for line in client.log)
+        receiver.status = 200
+        client.wait_progress(5000)
+        finish(client, receiver)
+
+
+class TestKilled:
+    def test_worker(self, client, receiver):
+        client.start(receiver)
+        client.wait(lambda: len(client.stats()["workers"]) == 2, 20, "both workers at work")
+        old = client.kill("worker-0")
+        with client.another_worker():
+            client.wait_restarted("worker-0", old)
+            client.wait(lambda: len(client.stats()["workers"]) == 4, 30, "two more workers at work")
+            until = max(receiver.nonces())
+            client.wait(lambda: not missing(receiver, until), 30, "the killed worker's nonces")
+        finish(client, receiver)
+
+    def test_api(self, client, receiver):
+        client.start(receiver)
+        client.wait_progress(500)
+        before = client.processed()
+        old = client.kill("api")
+        client.wait_restarted("api", old)
+        client.wait(lambda: client.status()["state"] == "GENERATING", 30, "the API's answer")
+        assert client.processed() > before
+        finish(client, receiver)
+
+    def test_courier(self, client, receiver):
+        receiver.delay_s = 2
+        client.start(receiver)
+        client.wait(lambda: receiver.n_unanswered > 0, 20, "a delivery under way")
+        old = client.kill("courier")
+        receiver.delay_s = 0
+        client.wait_restarted("courier", old)
+        client.wait(lambda: len({p.payload_id for p in receiver.taken()}) >= 2, LOCK_S + 20, "the next payload")
+        finish(client, receiver)
+        assert [p.payload_id for p in receiver.taken()].count(receiver.taken()[0].payload_id) == 2
+
+    def test_redis(self, client, receiver):
+        client.start(receiver)
+        client.wait(lambda: len(receiver.taken()) >= 2, 20, "two payloads")
+        before, engines = client.processed(), client.stack.worker_pids()
+        old = client.kill("redis")
+        killed = time.monotonic()
+        client.wait_restarted("redis", old)
+        client.wait(lambda: client.processed() >= before, 30, "a Redis that knows what was acknowledged")
+        client.wait_progress(500)
+        n = len(receiver.taken())
+        client.wait(lambda: len(receiver.taken()) > n, 60, "the next payload")
+        time.sleep(max(0.0, killed + TASK_S - time.monotonic()))  # tasks end that came over the lost connection
+        client.wait_progress(500)
+        assert client.stack.worker_pids() == engines, "an engine was lost because Redis was restarted"
+        finish(client, receiver)
+
+
+def missing(receiver: Receiver, until: int) -> set[int]:
+    return set(range(until)).difference(receiver.nonces())
+
+
+def generate(client: RoundClient, **changes) -> httpx.Response:
+    body = round_body(None, nonces=[5, 6, 7], **changes)
+    return client.http.post("/api/v1/pow/generate", json=body, timeout=60)

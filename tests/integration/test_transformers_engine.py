@@ -1,0 +1,111 @@
+"""The transformers engine in float32 against the reference's own numbers, on the shipped models."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from poc_core.errors import ProoflineError, SpecError
+from poc_core.records import ProofSpec
+from tests import golden
+from tests.golden import AGREEING_FRACTION, MODELS
+from workers.engines import load_engine
+from workers.engines.base import Engine, EngineOptions
+
+pytestmark = pytest.mark.integration
+
+
+def load(model: str, **options) -> Engine:
+    return load_engine("transformers", EngineOptions(golden.model_dir(model), served_model_name=model, **options))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def engine(request) -> Iterator[Engine]:
+    engine = load(request.param, dtype="float32")
+    yield engine
+    engine.close()
+
+
+def test_describes_its_model(engine):
+    info = engine.info
+    assert (info.hidden_size, info.n_layers, info.max_seq_len, info.dtype) == (128, 4, 2048, "float32")
+    assert info.name in MODELS
+
+
+def test_artifacts_are_the_references(engine):
+    name = engine.info.name
+    errors = np.concatenate(golden.artifact_errors(engine, golden.cases(name, "artifact")))
+    assert np.mean(errors <= 0.003) >= AGREEING_FRACTION[name], np.sort(errors)[-5:]
+
+
+@pytest.mark.parametrize("randomization", ["sign_flips", "layer_hooks"])
+def test_distances_are_the_references(engine, randomization):
+    name = engine.info.name
+    found = [case for case in golden.cases(name, "distance") if case["randomization"] == randomization]
+    errors = golden.distance_errors(engine, found)
+    limit = 0.002 if name == "tiny-qwen3-moe" else 0.0003
+    assert np.mean(errors <= limit) >= AGREEING_FRACTION[name], np.sort(errors)[-5:]
+
+
+def test_artifacts_do_not_depend_on_their_batch(engine):
+    spec = ProofSpec(block_hash="block", public_key="key", seq_len=33)
+    nonces = [*range(31), 2**63 - 1]
+    together = engine.compute(spec, nonces)
+    alone = [engine.compute(spec, [nonce])[0] for nonce in nonces]
+    errors = golden.l2(together, alone, 12)
+    assert np.mean(errors <= 0.003) >= AGREEING_FRACTION[engine.info.name], sorted(errors)[-5:]
+
+
+def test_micro_batches_give_the_same_artifacts(engine):
+    spec = ProofSpec(block_hash="block", public_key="key", seq_len=16)
+    split = load(engine.info.name, dtype="float32", max_batch_tokens=40)
+    errors = golden.l2(engine.compute(spec, range(7)), split.compute(spec, range(7)), 12)
+    assert np.mean(errors <= 0.003) >= AGREEING_FRACTION[engine.info.name]
+
+
+def test_no_nonces_have_no_values(engine):
+    assert engine.compute(ProofSpec(block_hash="block", public_key="key", seq_len=8), []) == []
+
+
+def test_a_seq_len_beyond_the_model_is_refused_with_its_limit(engine):
+    with pytest.raises(SpecError, match="from 1 to 2048"):
+        engine.compute(ProofSpec(block_hash="block", public_key="key", seq_len=2049), [0])
+
+
+def test_the_model_keeps_no_trace_of_a_proof(engine):
+    for scheme, options in (("artifact", {}), ("distance", {"randomization": "layer_hooks"})):
+        spec = ProofSpec(scheme=scheme, block_hash="block", public_key="key", seq_len=8, options=options)
+        engine.compute(spec, [1])
+    assert all(not module._forward_hooks for module in engine._model.modules())
+
+
+def test_a_failed_batch_leaves_no_hooks_behind(engine, monkeypatch):
+    spec = ProofSpec(block_hash="fails", public_key="key", seq_len=8)
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr("poc_core.schemes.artifact.ArtifactScheme.finish", fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine.compute(spec, [1])
+    assert all(not module._forward_hooks for module in engine._model.modules())
+
+
+def test_bfloat16_lies_near_float32():
+    case = golden.cases("tiny-qwen3", "artifact")[0]
+    engine = load("tiny-qwen3", dtype="auto")
+    values = engine.compute(golden.artifact_spec(case), [artifact["nonce"] for artifact in case["artifacts"]])
+    errors = golden.l2(values, [artifact["vector_b64"] for artifact in case["artifacts"]], case["k_dim"])
+    assert engine.info.dtype == "bfloat16"
+    assert errors.mean() <= 0.03
+
+
+@pytest.mark.parametrize("model", ["/nonexistent/model", "no such name"])
+def test_a_model_that_cannot_be_loaded_is_one_sentence(model):
+    with pytest.raises(ProoflineError, match="Cannot load the model"):
+        load_engine("transformers", EngineOptions(model))
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(ProoflineError, match="auto, float32 or bfloat16"):
+        load("tiny-qwen3", dtype="float8")

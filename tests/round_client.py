@@ -1,0 +1,147 @@
+"""A running stack as a round's tests see it: start, watch, stop, and waiting for what should come true."""
+
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from cli.processes import environment_of_proofline
+from cli.stack import Stack
+from tests.receiver import Receiver, gaps_and_repeats
+
+MODEL = "tiny-qwen3"
+
+# Everything that waits for a timeout waits less than in production; the ratios are the same.
+FAST = {
+    "POC_CALLBACK_INTERVAL_SEC": "1",
+    "POC_WORKER_TTL_S": "4",
+    "POC_HEARTBEAT_S": "1",
+}
+LOG_LINES = 4000
+
+
+class RoundClient:
+    """Talks to a stack as an aggregator does, and can hurt it."""
+
+    def __init__(self, stack: Stack, http: httpx.Client, log: deque[str]) -> None:
+        self.stack = stack
+        self.http = http
+        self.log = log  # "process | line" of all processes
+
+    def start(self, receiver: Receiver | None, **changes: Any) -> None:
+        answer = self.http.post("/api/v1/pow/init/generate", json=round_body(receiver, **changes))
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == {"status": "OK", "pow_status": {"status": "GENERATING"}}
+
+    def stop(self) -> dict[str, Any]:
+        answer = self.http.post("/api/v1/pow/stop")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def status(self) -> dict[str, Any]:
+        answer = self.http.get("/api/v1/pow/status")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def stats(self) -> dict[str, Any]:
+        return self.status()["stats"]
+
+    def processed(self) -> int:
+        return int(self.stats()["total_processed"])
+
+    def wait_progress(self, n: int = 1, timeout_s: float = 30.0) -> None:
+        """Until `n` more nonces are computed than now; an API that is away counts as no answer yet."""
+        before = self.processed()
+        self.wait(lambda: self.processed() >= before + n, timeout_s, f"{n} more nonces")
+
+    def wait_delivered(self, timeout_s: float = 60.0) -> None:
+        """Until nothing of the round waits for its receiver. The round must be over."""
+        self.wait_settled()
+        self.wait(lambda: self.stats()["artifacts_waiting"] == 0, timeout_s, "everything delivered")
+
+    def wait_settled(self) -> None:
+        """After a stop: until what the workers had in hand is counted."""
+        seen, since = -1, time.monotonic()
+        while time.monotonic() - since < 1.0:
+            now = self.processed()
+            if now != seen:
+                seen, since = now, time.monotonic()
+            time.sleep(0.1)
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+        """Seconds until the condition held. The API and its Redis may be away meanwhile."""
+        began = time.monotonic()
+        problem: object = "it does not hold"
+        while time.monotonic() - began < timeout_s:
+            try:
+                if condition():
+                    return time.monotonic() - began
+                problem = "it does not hold"
+            except (httpx.HTTPError, AssertionError) as error:
+                problem = error
+            time.sleep(0.05)
+        tail = "\n".join(list(self.log)[-40:])
+        raise AssertionError(f"Not within {timeout_s:g} s: {what} ({problem}).\n{tail}")
+
+    def kill(self, name: str) -> int:
+        """SIGKILL for "api", "redis", "courier" or "worker-0"; its supervisor starts another. Returns the old pid."""
+        child = next(child for child in self.stack._children() if child.spec.name == name)
+        pid = child.pid
+        assert pid is not None, f"{name} is not running"
+        os.kill(pid, signal.SIGKILL)
+        self.wait(lambda: child.pid != pid, 30, f"the end of {name}")
+        return pid
+
+    def wait_restarted(self, name: str, old_pid: int, timeout_s: float = 30.0) -> None:
+        child = next(child for child in self.stack._children() if child.spec.name == name)
+        self.wait(lambda: child.pid not in (None, old_pid), timeout_s, f"another {name}")
+
+    @contextmanager
+    def another_worker(self) -> Iterator[subprocess.Popen[bytes]]:
+        """One more worker, as another host might start it; told to stop at the end."""
+        env = environment_of_proofline({**FAST, **self.stack.env, "POC_REDIS_URL": self.stack.redis_url or ""})
+        with subprocess.Popen(self.stack.worker_command(), env=env, stdout=-3, stderr=-3) as worker:
+            try:
+                yield worker
+            finally:
+                worker.terminate()
+                worker.wait(30)
+
+
+def round_body(receiver: Receiver | None, **changes: Any) -> dict[str, Any]:
+    """A body for /init/generate, with changes; those to `params` are merged."""
+    node = {"block_hash": "block", "block_height": 7, "public_key": "key", "node_id": 0, "node_count": 1}
+    params = {"model": MODEL, "seq_len": 64, "k_dim": 12} | changes.pop("params", {})
+    url = {"url": receiver.url} if receiver is not None else {}
+    return node | {"params": params} | url | changes
+
+
+def assert_complete(client: RoundClient, receiver: Receiver, expected: range | None = None) -> None:
+    """The receiver has every nonce that was computed, without a gap, and none twice."""
+    stats, nonces = client.stats(), receiver.nonces()
+    missing, wrong = gaps_and_repeats(nonces, expected if expected is not None else range(2**62))
+    assert (missing[:10], wrong[:10]) == ([], [])
+    assert len(nonces) == stats["total_processed"] == stats["artifacts_delivered"]
+    assert sum(worker["total_processed"] for worker in stats["workers"].values()) == len(nonces)
+
+
+@contextmanager
+def running_stack(env: dict[str, str] | None = None, ready_s: float = 60.0, **options: Any) -> Iterator[RoundClient]:
+    """A stack of its own, synthetic unless told otherwise, that is ready."""
+    log: deque[str] = deque(maxlen=LOG_LINES)
+    options = {"model": MODEL, "engine": "synthetic", "workers": 2, "synthetic_step_ms": 50.0} | options
+    stack = Stack(
+        env={**FAST, **(env or {})},
+        on_line=lambda name, line: log.append(f"{name} | {line}"),
+        announce=lambda message: log.append(f"stack | {message}"),
+        **options,
+    )
+    with stack, httpx.Client(base_url=stack.base_url, timeout=30, trust_env=False) as http:
+        stack.wait_ready(ready_s)
+        yield RoundClient(stack, http, log)

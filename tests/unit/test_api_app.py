@@ -1,0 +1,120 @@
+"""The application as a whole: Redis away, its own description, what it imports."""
+
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+import fakeredis
+import pytest
+from fastapi.testclient import TestClient
+
+from api import answers
+from api.app import create_app
+from api.bodies import GenerateBody
+from api.dispatch import Dispatcher
+from api.services import Services
+from poc_core.settings import Settings
+from tests.samples import MODEL, RecordingDispatcher, body, worker_record
+
+CALLS: list[tuple[str, str, Any]] = [
+    ("POST", "/api/v1/pow/generate", body()),
+    ("GET", "/api/v1/pow/generate/" + "0" * 32, None),
+    ("GET", "/api/v1/pow/status", None),
+    ("POST", "/api/v1/pow/stop", None),
+    ("GET", "/ready", None),
+]
+
+
+@pytest.fixture
+def server() -> fakeredis.FakeServer:
+    return fakeredis.FakeServer()
+
+
+@pytest.fixture
+def client_of_server(server: fakeredis.FakeServer, settings: Settings) -> TestClient:
+    redis = fakeredis.FakeRedis(server=server)
+    services = Services.create(settings, redis, cast(Dispatcher, RecordingDispatcher()))
+    services.workers.heartbeat(worker_record())
+    return TestClient(create_app(services=services), raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize(("method", "path", "sent"), CALLS, ids=[path for _, path, _ in CALLS])
+def test_redis_away_is_503_and_the_api_recovers_by_itself(
+    server: fakeredis.FakeServer, client_of_server: TestClient, method: str, path: str, sent: Any
+) -> None:
+    server.connected = False
+    answer = client_of_server.request(method, path, json=sent)
+    assert answer.status_code == 503
+    assert "cannot reach its Redis" in answer.json()["detail"]
+    assert int(answer.headers["Retry-After"]) > 0
+    server.connected = True
+    assert client_of_server.request(method, path, json=sent).status_code in (200, 404)
+
+
+def test_redis_away_leaves_health_alone(server: fakeredis.FakeServer, client_of_server: TestClient) -> None:
+    server.connected = False
+    assert client_of_server.get("/health").status_code == 200
+
+
+def test_a_mistake_of_ours_is_500_without_details(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("poc_core.state.jobs.JobStore.read", broken)
+    answer = client.get("/api/v1/pow/generate/" + "0" * 32)
+    assert (answer.status_code, answer.json()) == (500, {"detail": "The node made a mistake; its log tells more."})
+
+
+def test_the_factory_needs_no_redis() -> None:
+    with TestClient(create_app(Settings(redis_url="redis://127.0.0.1:1/0"))) as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/api/v1/pow/status").status_code == 503
+
+
+def test_openapi_describes_every_endpoint_with_examples(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    paths = document["paths"]
+    pow_paths = {path.removeprefix("/api/v1/pow/") for path in paths if path.startswith("/api/v1/pow/")}
+    assert pow_paths == {
+        *("generate", "generate/{request_id}", "status", "stop"),
+        *("init", "init/generate", "init/validate", "phase/generate", "phase/validate", "validate"),
+    }
+    others = {path for path in paths if not path.startswith(("/api/v1/pow/", "/v1/", "/tokenize", "/detokenize"))}
+    aggregator_paths = {path.removeprefix("/api/v1/") for path in others}
+    assert aggregator_paths == {
+        *("state", "inference/up/status", "/health", "/ready", "/metrics"),
+        *(f"inference/pow/{name}" for name in ("init/generate", "generate", "generate/{request_id}", "status", "stop")),
+    }
+    post = paths["/api/v1/pow/generate"]["post"]
+    assert set(post["responses"]) >= {"200", "400", "409", "413", "422", "429", "500", "503"}
+    assert post["requestBody"]["content"]["application/json"]["examples"]
+    for response in post["responses"].values():
+        content = response["content"]["application/json"]
+        assert content.get("example") or content.get("examples")
+
+
+def test_openapi_refers_to_nothing_that_is_missing(client: TestClient) -> None:
+    text = client.get("/openapi.json").text
+    schemas = json.loads(text)["components"]["schemas"]
+    referred = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert referred - set(schemas) == set()
+
+
+@pytest.mark.parametrize("name", answers.GENERATE_BODIES)
+def test_the_example_bodies_are_accepted(client: TestClient, serve: Callable[..., Any], name: str) -> None:
+    serve("w1")
+    example = answers.GENERATE_BODIES[name]["value"]
+    assert example["params"]["model"] == MODEL
+    assert client.post("/api/v1/pow/generate", json=example | {"wait": False}).status_code == 200
+
+
+def test_the_example_answers_are_what_they_illustrate() -> None:
+    answers.Queued.model_validate(answers.QUEUED_EXAMPLE["value"])
+    answers.Progress.model_validate(answers.RUNNING_EXAMPLE["value"])
+    answers.ArtifactResult.model_validate(answers.RESULT_EXAMPLES["artifacts"]["value"])
+    answers.ValidationResult.model_validate(answers.RESULT_EXAMPLES["validation"]["value"])
+
+
+def test_every_body_field_but_the_obvious_is_described() -> None:
+    bare = [name for name, field in GenerateBody.model_fields.items() if not field.description]
+    assert bare == ["params"]

@@ -1,0 +1,271 @@
+"""Every request that cannot be served: its status, a message that says what to change, and nothing enqueued."""
+
+import base64
+import json
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from redis import Redis
+
+from api.bodies import GenerateBody
+from poc_core.nonces import MAX_NONCE
+from poc_core.state import JobStore, WorkerRegistry
+from tests.samples import MODEL, RecordingDispatcher, body
+
+GENERATE = "/api/v1/pow/generate"
+
+
+@pytest.fixture(autouse=True)
+def a_worker(serve: Callable[..., Any]) -> None:
+    serve("w1")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_enqueued(redis: Redis, dispatcher: RecordingDispatcher) -> Iterator[None]:
+    """Holds after every test of this module."""
+    yield
+    assert dispatcher.published == []
+    assert list(redis.scan_iter("poc:job*")) == []
+    assert redis.get("poc:queued_nonces") is None
+
+
+def vector(*numbers: float) -> str:
+    return base64.b64encode(struct.pack(f"<{len(numbers)}e", *numbers)).decode()
+
+
+def validation(vector_b64: Any) -> dict[str, Any]:
+    return {"nonces": [4], "validation": {"artifacts": [{"nonce": 4, "vector_b64": vector_b64}]}}
+
+
+MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a duplicate nonce": ({"nonces": [1, 2, 1]}, "nonces", "Nonce 1 is listed twice; list each nonce once"),
+    "a negative nonce": ({"nonces": [0, -1]}, "nonces.1", "greater than or equal to 0"),
+    "a nonce beyond 2^63-1": ({"nonces": [MAX_NONCE + 1]}, "nonces.0", "less than or equal to 9223372036854775807"),
+    "a nonce of 4,001 digits": ({"nonces": [10**4000]}, "nonces.0", "less than or equal to 9223372036854775807"),
+    "a fractional nonce": ({"nonces": [1.5]}, "nonces.0", "valid integer"),
+    "a nonce in quotes": ({"nonces": ["1"]}, "nonces.0", "valid integer"),
+    "a nonce that is true": ({"nonces": [True]}, "nonces.0", "valid integer"),
+    "no nonces": ({"nonces": []}, "nonces", "at least 1 item"),
+    "nonces that are no list": ({"nonces": 5}, "nonces", "valid array"),
+    "an empty block_hash": ({"block_hash": ""}, "block_hash", "at least 1 character"),
+    "an over-long block_hash": ({"block_hash": "x" * 257}, "block_hash", "at most 256 characters"),
+    "a block_hash of 100 kB": ({"block_hash": "x" * 100_000}, "block_hash", "at most 256 characters"),
+    "a block_hash that is a number": ({"block_hash": 5}, "block_hash", "valid string"),
+    "an empty public_key": ({"public_key": ""}, "public_key", "at least 1 character"),
+    "an over-long public_key": ({"public_key": "x" * 257}, "public_key", "at most 256 characters"),
+    "a negative block_height": ({"block_height": -1}, "block_height", "greater than or equal to 0"),
+    "a node_count of 0": ({"node_count": 0}, "node_count", "greater than or equal to 1"),
+    "an empty model": ({"params": {"model": ""}}, "params.model", "at least 1 character"),
+    "a k_dim of 0": ({"params": {"k_dim": 0}}, "params.k_dim", "greater than or equal to 1"),
+    "a seq_len of 0": ({"params": {"seq_len": 0}}, "params.seq_len", "greater than or equal to 1"),
+    "an unknown field in params": ({"params": {"seqlen": 5}}, "params.seqlen", "not permitted"),
+    "params that are no object": ({"params": {}, "wait": 5}, "wait", "boolean"),
+    "a batch_size of 0": ({"batch_size": 0}, "batch_size", "greater than or equal to 1"),
+    "a batch_size beyond all bounds": ({"batch_size": 10**6}, "batch_size", "less than or equal to 1024"),
+    "a url of another protocol": ({"url": "ftp://host/path"}, "url", "must look like http://host:port/path"),
+    "a url without a host": ({"url": "http://"}, "url", "must look like http://host:port/path"),
+    "a url with a bad port": ({"url": "http://host:99999/"}, "url", "must look like http://host:port/path"),
+    "an over-long url": ({"url": "http://host/" + "x" * 3000}, "url", "at most 2048 characters"),
+    "a p_mismatch above 1": ({"stat_test": {"p_mismatch": 2}}, "stat_test.p_mismatch", "less than or equal to 1"),
+    "a negative threshold": ({"stat_test": {"dist_threshold": -1}}, "stat_test.dist_threshold", "equal to 0"),
+    "a vector that is no base64": (validation("??"), "validation.artifacts.0.vector_b64", "is not base64"),
+    "a vector that is not ASCII": (validation("é" * 32), "validation.artifacts.0.vector_b64", "is not base64"),
+    "a vector that is a number": (validation(5), "validation.artifacts.0.vector_b64", "valid string"),
+    "a vector too short": (validation(vector(1.0)), "validation.artifacts.0.vector_b64", "12 float16 numbers take 24"),
+    "a vector too long": (validation(vector(*[1.0] * 13)), "validation.artifacts.0.vector_b64", "holds 26 bytes"),
+    "a vector with NaN": (
+        validation(vector(*[0.0] * 11, float("nan"))),
+        "validation.artifacts.0.vector_b64",
+        "must be finite",
+    ),
+    "a vector with infinity": (
+        validation(vector(*[0.0] * 11, float("-inf"))),
+        "validation.artifacts.0.vector_b64",
+        "must be finite",
+    ),
+    "an artifact without a vector": (
+        {"validation": {"artifacts": [{"nonce": 1}]}},
+        "validation.artifacts.0.vector_b64",
+        "required",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_422_says_where_and_what_for(client: TestClient, case: str) -> None:
+    changes, where, message = MALFORMED[case]
+    answer = client.post(GENERATE, json=body(**changes))
+    assert answer.status_code == 422, answer.text
+    (problem,) = answer.json()["detail"]
+    assert ".".join(str(part) for part in problem["loc"]) == f"body.{where}"
+    assert message in problem["msg"]
+    assert len(answer.content) < 500
+
+
+@pytest.mark.parametrize("field", [name for name, f in GenerateBody.model_fields.items() if f.is_required()])
+def test_422_for_a_missing(client: TestClient, field: str) -> None:
+    sent = body()
+    del sent[field]
+    answer = client.post(GENERATE, json=sent)
+    assert answer.status_code == 422
+    assert answer.json()["detail"][0]["loc"] == ["body", field]
+
+
+def raw(**replaced: str) -> bytes:
+    """A right body in which the JSON of some fields is replaced by other text."""
+    text = json.dumps(body(**{name: f"<{name}>" for name in replaced}))
+    for name, json_text in replaced.items():
+        text = text.replace(f'"<{name}>"', json_text)
+    return text.encode("utf-8", "surrogatepass")
+
+
+NOT_JSON: dict[str, bytes] = {
+    "nothing": b"",
+    "no JSON": b"nonces=1",
+    "half of it": raw()[:-5],
+    "bytes that are not UTF-8": raw(block_hash='"X"').replace(b"X", b"\xff\xfe"),
+    "UTF-16": raw().decode().encode("utf-16"),
+    "a lone surrogate, escaped": raw(block_hash=r'"\ud800"'),
+    "a lone surrogate, encoded": raw(block_hash='"\ud800"'),
+    "brackets 100,000 deep": b"[" * 100_000,
+    "a list": b"[1, 2]",
+    "null": b"null",
+}
+
+
+@pytest.mark.parametrize("case", NOT_JSON)
+def test_422_for_a_body_that_is(client: TestClient, case: str) -> None:
+    answer = client.post(GENERATE, content=NOT_JSON[case], headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["detail"][0]["msg"]
+    assert len(answer.content) < 500
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("field", ["nonces", "stat_test"])
+def test_422_for_a_number_that_is_none(client: TestClient, field: str, number: str) -> None:
+    text = f"[{number}]" if field == "nonces" else f'{{"dist_threshold": {number}}}'
+    answer = client.post(GENERATE, content=raw(**{field: text}))
+    assert answer.status_code == 422, answer.text
+    assert "NaN" not in answer.text
+
+
+def test_422_does_not_list_thousands_of_problems(client: TestClient) -> None:
+    unknown = {f"unknown{i}": "x" * 100 for i in range(500)}
+    answer = client.post(GENERATE, json=body(params=unknown))
+    assert answer.status_code == 422
+    assert len(answer.json()["detail"]) == 10
+
+
+def test_422_shortens_a_field_name_of_100_kb(client: TestClient) -> None:
+    answer = client.post(GENERATE, json=body(params={"y" * 100_000: 1}))
+    assert answer.status_code == 422
+    assert len(answer.content) < 500
+
+
+@pytest.mark.parametrize("claimed", [[0, 1], [0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 2], []])
+def test_400_when_the_artifacts_to_validate_are_not_those_of_the_nonces(client: TestClient, claimed: list[int]) -> None:
+    artifacts = [{"nonce": nonce, "vector_b64": vector(*[1.0] * 12)} for nonce in claimed]
+    answer = client.post(GENERATE, json=body(nonces=[0, 1, 2], validation={"artifacts": artifacts}))
+    assert answer.status_code == 400
+    assert "exactly one artifact for each of nonces" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("field", "requested", "deployed"),
+    [("model", "other", MODEL), ("seq_len", 1025, 1024), ("k_dim", 129, 128)],
+)
+def test_409_names_what_is_requested_and_what_is_deployed(
+    client: TestClient, field: str, requested: Any, deployed: Any
+) -> None:
+    answer = client.post(GENERATE, json=body(params={field: requested}))
+    assert answer.status_code == 409
+    detail = answer.json()["detail"]
+    assert detail["fields"] == [field]
+    assert (detail["requested"], detail["deployed"]) == ({field: requested}, {field: deployed})
+    assert str(deployed) in detail["message"]
+
+
+def test_409_names_every_field_at_once(client: TestClient) -> None:
+    detail = client.post(GENERATE, json=body(params={"seq_len": 9999, "k_dim": 9999})).json()["detail"]
+    assert detail["fields"] == ["seq_len", "k_dim"]
+    assert detail["message"] == f"The model {MODEL} takes seq_len at most 1024 and k_dim at most 128."
+
+
+def test_409_for_a_seq_len_that_one_micro_batch_cannot_hold(client: TestClient, serve: Callable[..., Any]) -> None:
+    serve("w1", max_batch_tokens=512)
+    answer = client.post(GENERATE, json=body(params={"seq_len": 600}))
+    assert answer.json()["detail"]["deployed"] == {"seq_len": 512}
+
+
+def test_409_for_an_unknown_model_also_while_the_known_one_is_away(client: TestClient, workers: WorkerRegistry) -> None:
+    workers.remove("w1")
+    answer = client.post(GENERATE, json=body(params={"model": "other"}))
+    assert answer.status_code == 409
+    assert answer.json()["detail"]["deployed"] == {"model": MODEL}
+
+
+def test_503_for_a_known_model_that_nobody_serves_now(client: TestClient, workers: WorkerRegistry) -> None:
+    workers.remove("w1")
+    answer = client.post(GENERATE, json=body())
+    assert answer.status_code == 503
+    assert f"No worker serves the model {MODEL} right now" in answer.json()["detail"]
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_503_for_a_model_that_is_being_loaded(client: TestClient, serve: Callable[..., Any]) -> None:
+    serve("w2", model="other", state="starting")
+    assert client.post(GENERATE, json=body(params={"model": "other"})).status_code == 503
+
+
+def test_503_when_nobody_ever_served_anything(client: TestClient, redis: Redis) -> None:
+    redis.flushall()
+    answer = client.post(GENERATE, json=body())
+    assert answer.status_code == 503
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_429_for_more_nonces_than_may_wait(client: TestClient) -> None:
+    answer = client.post(GENERATE, json=body(nonces=list(range(1001))))
+    assert answer.status_code == 429
+    assert "split the request" in answer.json()["detail"]
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_429_when_the_queue_is_full(
+    client: TestClient, jobs: JobStore, redis: Redis, dispatcher: RecordingDispatcher
+) -> None:
+    first = client.post(GENERATE, json=body(nonces=list(range(999)))).json()["request_id"]
+    answer = client.post(GENERATE, json=body(nonces=[1, 2, 3]))
+    assert answer.status_code == 429
+    assert "999 nonces wait already" in answer.json()["detail"]
+    assert int(answer.headers["Retry-After"]) > 0
+    assert jobs.active_jobs(MODEL) == [first]
+    redis.flushall()
+    dispatcher.published.clear()
+
+
+def test_413_for_a_declared_length_over_the_limit(client: TestClient) -> None:
+    answer = client.post(GENERATE, content=b" " * 200_001)
+    assert answer.status_code == 413
+    assert "larger than 200000 bytes" in answer.json()["detail"]
+
+
+def test_413_for_a_chunked_body_over_the_limit(client: TestClient) -> None:
+    answer = client.post(GENERATE, content=iter([b" " * 10_000] * 21))
+    assert answer.status_code == 413
+    assert "split the request" in answer.json()["detail"]
+
+
+def test_413_for_more_items_than_nonces_need(client: TestClient) -> None:
+    answer = client.post(GENERATE, content=b'{"nonces": [' + b"1," * 50_000 + b"1]}")
+    assert answer.status_code == 413
+    assert "split the request" in answer.json()["detail"]
+
+
+def test_other_methods_and_paths_have_json_details(client: TestClient) -> None:
+    assert client.get("/api/v1/pow/stop").json() == {"detail": "Method Not Allowed"}
+    assert client.get("/api/v1/nothing").json() == {"detail": "Not Found"}

@@ -1,0 +1,437 @@
+"""The OpenAI gateway in front of workers that answer, refuse or die; over real sockets, as clients see it."""
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import fakeredis
+import httpx
+import pytest
+import uvicorn
+
+from api.app import create_app
+from api.dispatch import Dispatcher
+from api.gateway import Gateway
+from api.services import Services
+from poc_core.settings import Settings
+from tests.fake_worker import Behaviour, Call, FakeWorker
+from tests.samples import MODEL, RecordingDispatcher, worker_record
+
+CHAT = "/v1/chat/completions"
+# vLLM's own bytes are nobody's business: odd spacing and non-ASCII text must come through as they are.
+ANSWER = '{"id":"x",  "choices":[{"message":{"content":"été – 海"}}]}\n'.encode()
+EVENTS = [f'data: {{"choices":[{{"delta":{{"content":"{word} "}}}}]}}\n\n'.encode() for word in ("one", "é", "海")]
+DONE = b"data: [DONE]\n\n"
+
+MAX_BODY_BYTES = 200_000
+
+Start = Callable[..., FakeWorker]
+
+
+@pytest.fixture(scope="module")
+def services() -> Services:
+    settings = Settings(max_body_bytes=MAX_BODY_BYTES)
+    return Services.create(settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher()))
+
+
+@pytest.fixture(autouse=True)
+def no_workers_yet(services: Services) -> None:
+    services.redis.flushall()
+
+
+@pytest.fixture(scope="module")
+def api(services: Services) -> Iterator[httpx.Client]:
+    """A client of the API on a real server: an in-process one would not see clients hang up."""
+    server = uvicorn.Server(uvicorn.Config(create_app(services=services), port=0, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as client:
+        yield client
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture
+def start(services: Services) -> Iterator[Start]:
+    """Starts and registers a worker: start("w1", behaviour, model=..., stats=...)."""
+    with contextlib.ExitStack() as stack:
+
+        def start(worker_id: str, behaviour: Behaviour, model: str = MODEL, **stats: Any) -> FakeWorker:
+            worker = stack.enter_context(FakeWorker(worker_id, behaviour, model))
+            services.workers.heartbeat(replace(worker.record, stats=stats))
+            return worker
+
+        yield start
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def body(model: str | None = MODEL, **more: Any) -> dict[str, Any]:
+    return ({} if model is None else {"model": model}) | {"messages": []} | more
+
+
+def answers(call: Call) -> None:
+    call.answer(ANSWER)
+
+
+def streams(call: Call) -> None:
+    call.begin_stream()
+    call.chunk(*EVENTS, DONE)
+    call.end_stream()
+
+
+def hangs_up(call: Call) -> None:
+    return
+
+
+class TestPassing:
+    def test_request_reaches_the_worker_as_it_came(self, api, start):
+        worker = start("w1", answers)
+        sent = ' {"model" : "tiny-qwen3", "messages":[], "unknown":"é" }'.encode()
+        headers = {"Authorization": "Bearer key", "X-Request-Id": "r-1", "Content-Type": "application/json"}
+        assert api.post(f"{CHAT}?a=1&b=%20", content=sent, headers=headers).status_code == 200
+        (received,) = worker.received
+        assert received.line == f"POST {CHAT}?a=1&b=%20 HTTP/1.1"
+        assert received.body == sent
+        assert received.values("authorization") == ["Bearer key"]
+        assert received.values("x-request-id") == ["r-1"]
+        assert received.values("content-length") == [str(len(sent))]
+
+    def test_no_header_is_added_but_the_connections_own(self, api, start):
+        worker = start("w1", answers)
+        connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
+        connection.putrequest("POST", CHAT, skip_accept_encoding=True)
+        sent = json.dumps(body()).encode()
+        connection.putheader("Content-Length", str(len(sent)))
+        connection.endheaders(sent)
+        assert connection.getresponse().read() == ANSWER
+        connection.close()
+        assert {name.lower() for name, _ in worker.received[0].headers} == {"host", "content-length"}
+
+    def test_body_in_chunks_arrives_whole(self, api, start):
+        worker = start("w1", answers)
+        sent = json.dumps(body()).encode()
+        assert api.post(CHAT, content=iter([sent[:5], sent[5:]])).status_code == 200
+        assert worker.received[0].body == sent
+        assert worker.received[0].values("transfer-encoding") == []
+
+    def test_answer_comes_back_byte_for_byte_with_its_headers(self, api, start):
+        start("w1", lambda call: call.answer(ANSWER, "200 OK", "X-Request-Id: abc", "Set-Cookie: a", "Set-Cookie: b"))
+        answer = api.post(CHAT, json=body())
+        assert answer.content == ANSWER
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["content-length"] == str(len(ANSWER))
+        assert answer.headers["x-request-id"] == "abc"
+        assert answer.headers.get_list("set-cookie") == ["a", "b"]
+        assert len(answer.headers.get_list("date")) == 1
+
+    def test_errors_of_the_worker_are_the_clients(self, api, start):
+        error = b'{"error":{"message":"max_tokens is too large","code":400}}'
+        start("w1", lambda call: call.answer(error, "400 Bad Request"))
+        answer = api.post(CHAT, json=body())
+        assert (answer.status_code, answer.content) == (400, error)
+
+    def test_refusal_of_an_exclusive_round_keeps_its_retry_after(self, api, start):
+        start("w1", lambda call: call.answer(b"{}", "503 Service Unavailable", "Retry-After: 30"))
+        answer = api.post(CHAT, json=body())
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+
+    def test_empty_answer_is_one(self, api, start):
+        start("w1", lambda call: call.head("200 OK", "Content-Length: 0"))
+        answer = api.post(CHAT, json=body())
+        assert (answer.status_code, answer.content) == (200, b"")
+
+    @pytest.mark.parametrize(
+        "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize"]
+    )
+    def test_every_path_is_the_workers(self, api, start, path):
+        worker = start("w1", answers)
+        assert api.post(path, json=body()).content == ANSWER
+        assert worker.received[0].line == f"POST {path} HTTP/1.1"
+
+
+class TestStreams:
+    def test_events_come_byte_for_byte(self, api, start):
+        start("w1", streams)
+        answer = api.post(CHAT, json=body(stream=True))
+        assert answer.content == b"".join(EVENTS) + DONE
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+
+    def test_every_event_comes_as_soon_as_it_is_there(self, api, start):
+        seen = [threading.Event() for _ in EVENTS]
+
+        def waits_for_the_client(call: Call) -> None:
+            call.begin_stream()
+            for event, was_seen in zip(EVENTS, seen, strict=True):
+                call.chunk(event)
+                assert was_seen.wait(5)
+            call.end_stream()
+
+        start("w1", waits_for_the_client)
+        with api.stream("POST", CHAT, json=body(stream=True)) as answer:
+            n = 0
+            for chunk in answer.iter_raw():
+                assert chunk == EVENTS[n]
+                seen[n].set()
+                n += 1
+        assert n == len(EVENTS)
+
+    def test_events_cut_in_pieces_come_whole(self, api, start):
+        def cuts(call: Call) -> None:
+            call.begin_stream()
+            for byte in b"".join(EVENTS) + b"data: no newline at the end":
+                call.chunk(bytes([byte]))
+            call.end_stream()
+
+        start("w1", cuts)
+        assert api.post(CHAT, json=body()).content == b"".join(EVENTS) + b"data: no newline at the end"
+
+
+class TestChoice:
+    def test_goes_to_the_worker_of_the_model(self, api, start):
+        start("w1", hangs_up, model="other")
+        start("w2", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
+
+    def test_goes_to_the_worker_that_said_it_has_least_chat(self, api, start):
+        busy, idle = start("w1", answers, chat_active=3), start("w2", answers, chat_active=1)
+        api.post(CHAT, json=body())
+        assert (len(busy.received), len(idle.received)) == (0, 1)
+
+    def test_own_requests_count_at_once(self, api, start):
+        release = threading.Event()
+
+        def slow(call: Call) -> None:
+            release.wait(5)
+            call.answer(ANSWER)
+
+        workers = [start(f"w{index}", slow) for index in range(3)]
+        threads = [threading.Thread(target=api.post, args=(CHAT,), kwargs={"json": body()}) for _ in range(6)]
+        for n, thread in enumerate(threads, start=1):
+            thread.start()
+            wait_until(lambda: sum(len(worker.received) for worker in workers) == n)  # noqa: B023
+        assert [len(worker.received) for worker in workers] == [2, 2, 2]
+        release.set()
+        for thread in threads:
+            thread.join(5)
+
+    def test_worker_that_still_loads_gets_none(self, api, start, services):
+        services.workers.heartbeat(worker_record("w0", state="starting"))
+        start("w1", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
+
+    def test_request_without_model_goes_to_the_only_one(self, api, start):
+        start("w1", answers)
+        assert api.post(CHAT, json=body(None)).content == ANSWER
+
+    def test_request_without_model_among_several_is_400(self, api, start):
+        start("w1", answers)
+        start("w2", answers, model="other")
+        answer = api.post(CHAT, json=body(None))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "Name a model: other, tiny-qwen3."
+
+    def test_unknown_model_is_404_and_lists_those_served(self, api, start):
+        start("w1", answers)
+        answer = api.post(CHAT, json=body("nope"))
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert error["message"] == "The model `nope` is not served here; ask for one of tiny-qwen3."
+        assert (error["type"], error["param"], error["code"]) == ("NotFoundError", "model", 404)
+
+    def test_model_whose_workers_are_away_is_503(self, api, services):
+        services.workers.heartbeat(worker_record("w1"))  # known, but without a chat server
+        answer = api.post(CHAT, json=body())
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json()["error"]["code"] == 503
+
+    def test_no_worker_at_all_is_503(self, api):
+        answer = api.post(CHAT, json=body(None))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+class TestBadBodies:
+    @pytest.mark.parametrize("sent", [b"{", b"[]", b'"text"', b'{"model": 5}', b"\xff\xfe", b"a=b"])
+    def test_not_a_json_object_with_a_model_is_400(self, api, start, sent):
+        worker = start("w1", answers)
+        answer = api.post(CHAT, content=sent)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert worker.received == []
+
+    @pytest.mark.parametrize("chunked", [False, True])
+    def test_body_over_the_limit_is_413(self, api, start, chunked):
+        worker = start("w1", answers)
+        sent = json.dumps(body(padding="x" * MAX_BODY_BYTES)).encode()
+        with contextlib.suppress(httpx.WriteError):  # refused before all was sent
+            answer = api.post(CHAT, content=iter([sent]) if chunked else sent)
+            assert answer.status_code == 413
+        assert worker.received == []
+
+
+class TestDeaths:
+    def test_worker_that_is_gone_is_passed_over(self, api, start):
+        start("w1", answers).die()
+        start("w2", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_worker_that_dies_before_its_first_byte_is_replaced(self, api, start, stream):
+        def dies_after_the_head(call: Call) -> None:
+            if stream:
+                call.begin_stream()
+
+        first, second = start("w1", dies_after_the_head), start("w2", streams if stream else answers)
+        answer = api.post(CHAT, json=body(stream=stream))
+        assert answer.status_code == 200
+        assert answer.content == (b"".join(EVENTS) + DONE if stream else ANSWER)
+        assert first.received[0].body == second.received[0].body
+
+    def test_when_all_die_it_is_503(self, api, start):
+        start("w1", hangs_up)
+        start("w2", hangs_up)
+        answer = api.post(CHAT, json=body())
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json()["error"]["type"] == "service_unavailable"
+
+    @pytest.mark.parametrize("cut", [b"", b'data: {"choi', b'data: {"choices":[]}\n'], ids=["whole", "line", "event"])
+    def test_stream_whose_worker_dies_ends_with_an_error_event(self, api, start, cut):
+        def dies(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(*EVENTS[:2])
+            if cut:
+                call.chunk(cut)
+
+        other = start("w2", streams)
+        start("w1", dies)
+        answer = api.post(CHAT, json=body(stream=True))
+        events = [event for event in answer.content.split(b"\n") if event]
+        complete = [event.strip() for event in EVENTS[:2]] + ([cut.strip()] if cut.endswith(b"\n") else [])
+        assert events[:-1] == complete
+        error = json.loads(events[-1].removeprefix(b"data: "))["error"]
+        assert "lost" in error["message"]
+        assert error["code"] == 502
+        assert other.received == []  # what the client has seen is not computed again
+
+    def test_openai_client_sees_a_lost_stream_as_an_error(self, api, start):
+        import openai
+
+        def dies(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(*EVENTS[:2], b'data: {"cho')
+
+        start("w1", dies)
+        client = openai.OpenAI(base_url=f"{api.base_url}/v1", api_key="none", max_retries=0)
+        stream = client.chat.completions.create(model=MODEL, messages=[], stream=True)
+        texts: list[str | None] = []
+        with pytest.raises(openai.APIError, match="was lost"):
+            texts.extend(event.choices[0].delta.content for event in stream)
+        assert texts == ["one ", "é "]
+
+    def test_answer_cut_short_is_not_taken_for_a_whole_one(self, api, start):
+        def dies(call: Call) -> None:
+            call.head("200 OK", f"Content-Length: {len(ANSWER)}", "Content-Type: application/json")
+            call.send(ANSWER[:10])
+
+        start("w1", dies)
+        with pytest.raises(httpx.RemoteProtocolError):
+            api.post(CHAT, json=body())
+
+
+class TestClientsThatGo:
+    @pytest.mark.parametrize("when", ["before the head", "before the first event", "in the stream"])
+    def test_cancel_what_the_worker_does_for_them(self, api, start, services, when):
+        hung_up: list[bool] = []
+
+        def works_on(call: Call) -> None:
+            if when != "before the head":
+                call.begin_stream()
+            if when == "in the stream":
+                call.chunk(EVENTS[0])
+            hung_up.append(call.wait_hung_up())
+
+        worker = start("w1", works_on)
+        connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
+        connection.request("POST", CHAT, json.dumps(body(stream=True)))
+        wait_until(lambda: worker.received)
+        if when == "in the stream":
+            assert connection.getresponse().read1() == EVENTS[0]
+        connection.close()
+        wait_until(lambda: hung_up, 2.0)
+        assert hung_up == [True]
+        wait_until(lambda: not services.gateway._active)
+
+    def test_leave_no_second_worker_at_work(self, api, start):
+        """A request that is given up is not tried elsewhere."""
+        first, second = start("w1", lambda call: call.wait_hung_up()), start("w2", answers)
+        connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
+        connection.request("POST", CHAT, json.dumps(body()))
+        wait_until(lambda: first.received)
+        connection.close()
+        time.sleep(0.2)
+        assert second.received == []
+
+    def test_load_is_forgotten_with_the_requests(self, api, start, services):
+        start("w1", hangs_up)
+        start("w2", answers)
+        for _ in range(5):
+            api.post(CHAT, json=body())
+        wait_until(lambda: not services.gateway._active)
+
+
+class TestModels:
+    def listing(self, *names: str) -> Behaviour:
+        entries = [{"id": name, "object": "model", "max_model_len": 2048} for name in names]
+        return lambda call: call.answer(json.dumps({"object": "list", "data": entries}).encode())
+
+    def test_are_those_of_all_workers(self, api, start):
+        start("w1", self.listing(MODEL))
+        second = start("w2", self.listing(MODEL))
+        start("w3", self.listing("other"), model="other")
+        listed = api.get("/v1/models").json()
+        assert listed["object"] == "list"
+        assert [entry["id"] for entry in listed["data"]] == [MODEL, "other"]
+        assert listed["data"][0]["max_model_len"] == 2048
+        assert second.received == []
+
+    def test_of_a_dead_worker_are_another_ones(self, api, start):
+        start("w1", self.listing(MODEL)).die()
+        start("w2", self.listing(MODEL))
+        assert [entry["id"] for entry in api.get("/v1/models").json()["data"]] == [MODEL]
+
+    def test_of_a_worker_that_hangs_are_left_out(self, api, start, monkeypatch):
+        monkeypatch.setattr("api.gateway._LOOKUP_TIMEOUT_S", 0.2)
+        start("w1", lambda call: call.wait_hung_up())
+        start("w2", self.listing("other"), model="other")
+        assert [entry["id"] for entry in api.get("/v1/models").json()["data"]] == ["other"]
+
+    def test_key_is_passed_on_and_its_refusal_too(self, api, start):
+        def wants_a_key(call: Call) -> None:
+            if call.received.values("authorization") == ["Bearer right"]:
+                self.listing(MODEL)(call)
+            else:
+                call.answer(b'{"error":"Unauthorized"}', "401 Unauthorized")
+
+        start("w1", wants_a_key)
+        assert api.get("/v1/models").status_code == 401
+        assert api.get("/v1/models", headers={"Authorization": "Bearer right"}).json()["data"][0]["id"] == MODEL
+
+    def test_without_workers_are_none(self, api):
+        assert api.get("/v1/models").json() == {"object": "list", "data": []}
+
+
+def test_by_load_keeps_the_order_among_equals() -> None:
+    records = [worker_record(f"w{index}") for index in range(3)]
+    assert Gateway().by_load(records) == records

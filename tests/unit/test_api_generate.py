@@ -1,0 +1,265 @@
+"""POST /generate and what becomes of it, as a client sees it."""
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from redis import Redis
+
+from poc_core.nonces import MAX_NONCE
+from poc_core.records import JobKind, JobRecord
+from poc_core.state import Claim, JobStore, WorkerRegistry
+from tests.samples import K_DIM, MODEL, RecordingDispatcher, body
+
+GENERATE = "/api/v1/pow/generate"
+VECTOR = base64.b64encode(bytes(2 * K_DIM)).decode()
+
+
+@pytest.fixture(autouse=True)
+def a_worker(serve: Callable[..., Any]) -> None:
+    serve("w1")
+
+
+def submit(client: TestClient, **changes: Any) -> str:
+    answer = client.post(GENERATE, json=body(**changes))
+    assert answer.status_code == 200, answer.text
+    job_id: str = answer.json()["request_id"]
+    return job_id
+
+
+def record_of(jobs: JobStore, job_id: str) -> JobRecord:
+    record = jobs.read(job_id)
+    assert record is not None
+    return record
+
+
+def compute(jobs: JobStore, job_id: str, index: int) -> None:
+    claim = jobs.claim(job_id, index, "w1")
+    assert isinstance(claim, Claim)
+    if jobs.complete(job_id, index, [VECTOR for _ in claim.nonces]):
+        jobs.finish(job_id)
+
+
+class Worker(threading.Thread):
+    """Does to the first job that appears what `step` says, beside a client that waits."""
+
+    def __init__(self, jobs: JobStore, step: Callable[[str], object]) -> None:
+        super().__init__(daemon=True)
+        self.jobs, self.step = jobs, step
+
+    def run(self) -> None:
+        while not (active := self.jobs.active_jobs(MODEL)):
+            time.sleep(0.01)
+        self.step(active[0])
+
+
+def test_a_request_is_queued_stored_and_published(
+    client: TestClient, jobs: JobStore, dispatcher: RecordingDispatcher
+) -> None:
+    answer = client.post(GENERATE, json=body(nonces=[3, 1, 2], batch_size=2, url="http://receiver:9000/poc"))
+    job_id = answer.json()["request_id"]
+    assert answer.json() == {"status": "queued", "request_id": job_id, "queued_count": 3}
+    record = record_of(jobs, job_id)
+    assert (record.kind, record.n_total, record.n_batches) == (JobKind.GENERATE, 3, 2)
+    assert record.spec.options == {"k_dim": K_DIM, "stronger_rng": False}
+    assert (record.request.block_height, record.request.url) == (7, "http://receiver:9000/poc")
+    assert dispatcher.published == [(MODEL, job_id, 2)]
+
+
+def test_the_largest_nonces_keep_their_last_digit(client: TestClient, jobs: JobStore) -> None:
+    job_id = submit(client, nonces=[MAX_NONCE, MAX_NONCE - 1])
+    compute(jobs, job_id, 0)
+    answer = client.get(f"{GENERATE}/{job_id}").json()
+    assert [artifact["nonce"] for artifact in answer["artifacts"]] == [MAX_NONCE, MAX_NONCE - 1]
+
+
+def test_unknown_fields_outside_params_are_ignored(client: TestClient) -> None:
+    submit(client, group_id=0, n_groups=1, something={"new": [1]})
+
+
+def test_an_empty_url_means_no_callback(client: TestClient, jobs: JobStore) -> None:
+    assert record_of(jobs, submit(client, url="")).request.url is None
+
+
+def test_the_stronger_rng_is_part_of_the_spec(client: TestClient, jobs: JobStore) -> None:
+    assert record_of(jobs, submit(client, poc_stronger_rng=True)).spec.options["stronger_rng"] is True
+
+
+@pytest.mark.parametrize(
+    ("asked", "max_batch_tokens", "n_batches"),
+    [(None, 8192, 4), (50, 8192, 2), (50, 640, 10), (50, 64, 100)],
+    ids=["the default of 32", "as asked", "no more than the engine holds", "at least one nonce"],
+)
+def test_the_batch_size_is(
+    client: TestClient, jobs: JobStore, serve: Callable[..., Any], asked: int, max_batch_tokens: int, n_batches: int
+) -> None:
+    serve("w1", max_batch_tokens=max_batch_tokens)
+    job_id = submit(client, nonces=list(range(100)), batch_size=asked)
+    assert record_of(jobs, job_id).n_batches == n_batches
+
+
+def test_the_smallest_worker_of_a_model_sets_its_limits(
+    client: TestClient, jobs: JobStore, serve: Callable[..., Any]
+) -> None:
+    serve("w2", max_batch_tokens=640, max_seq_len=32)
+    assert client.post(GENERATE, json=body()).json()["detail"]["deployed"] == {"seq_len": 32}
+
+
+def test_a_job_tells_its_progress_and_then_its_result(client: TestClient, jobs: JobStore, clock: Any) -> None:
+    job_id = submit(client, nonces=[5, 6, 7], batch_size=2)
+    queued = {
+        "status": "queued",
+        "request_id": job_id,
+        "model": MODEL,
+        "n_total": 3,
+        "n_done": 0,
+        "created_at": clock.now,
+    }
+    assert client.get(f"{GENERATE}/{job_id}").json() == queued
+    compute(jobs, job_id, 0)
+    running = queued | {"status": "running", "n_done": 2, "started_at": clock.now}
+    assert client.get(f"{GENERATE}/{job_id}").json() == running
+    compute(jobs, job_id, 1)
+    assert client.get(f"{GENERATE}/{job_id}").json() == {
+        "status": "completed",
+        "request_id": job_id,
+        "artifacts": [{"nonce": nonce, "vector_b64": VECTOR} for nonce in (5, 6, 7)],
+        "encoding": {"dtype": "f16", "k_dim": K_DIM, "endian": "le"},
+    }
+
+
+def test_a_validation_answers_with_a_verdict(client: TestClient, jobs: JobStore) -> None:
+    artifacts = [{"nonce": nonce, "vector_b64": VECTOR} for nonce in (1, 0)]
+    stat_test = {"dist_threshold": 0.1, "p_mismatch": 0.5, "p_value_threshold": 0.2}
+    job_id = submit(client, nonces=[0, 1], validation={"artifacts": artifacts}, stat_test=stat_test)
+    record = record_of(jobs, job_id)
+    assert record.kind is JobKind.VALIDATE
+    assert record.request.stat_test.fraud_threshold == 0.2
+    compute(jobs, job_id, 0)
+    assert client.get(f"{GENERATE}/{job_id}").json() == {
+        "status": "completed",
+        "request_id": job_id,
+        "n_total": 2,
+        "n_mismatch": 0,
+        "mismatch_nonces": [],
+        "p_value": 1.0,
+        "fraud_detected": False,
+        "n_excluded": 0,
+    }
+
+
+def test_a_failed_job_tells_its_error(client: TestClient, jobs: JobStore) -> None:
+    job_id = submit(client)
+    jobs.fail(job_id, "three engines were lost")
+    answer = client.get(f"{GENERATE}/{job_id}")
+    assert answer.status_code == 200
+    assert (answer.json()["status"], answer.json()["error"]) == ("failed", "three engines were lost")
+
+
+@pytest.mark.parametrize("request_id", ["0" * 32, "unknown", "%00", "x" * 5000, "%ED%A0%80"])
+def test_an_unknown_request_id_is_404(client: TestClient, request_id: str) -> None:
+    answer = client.get(f"{GENERATE}/{request_id}")
+    assert answer.status_code == 404
+    assert "kept for 300 s" in answer.json()["detail"]
+
+
+def test_an_expired_result_is_404(client: TestClient, jobs: JobStore, redis: Redis) -> None:
+    job_id = submit(client)
+    redis.delete(f"poc:job:{job_id}")
+    assert client.get(f"{GENERATE}/{job_id}").status_code == 404
+
+
+def test_waiting_answers_with_the_result(client: TestClient, jobs: JobStore) -> None:
+    Worker(jobs, lambda job_id: compute(jobs, job_id, 0)).start()
+    answer = client.post(GENERATE, json=body(wait=True))
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "completed"
+    assert [artifact["nonce"] for artifact in answer.json()["artifacts"]] == [0, 1, 2]
+
+
+def test_waiting_lasts_as_long_as_batches_are_done(client: TestClient, jobs: JobStore) -> None:
+    def slowly(job_id: str) -> None:
+        for index in range(3):
+            time.sleep(0.15)  # of the 0.25 that a batch may take
+            compute(jobs, job_id, index)
+
+    Worker(jobs, slowly).start()
+    assert client.post(GENERATE, json=body(wait=True, batch_size=1)).json()["status"] == "completed"
+
+
+def test_waiting_in_the_queue_lasts_as_long_as_others_are_computed(client: TestClient, jobs: JobStore) -> None:
+    other = submit(client, nonces=list(range(4)), batch_size=1)
+
+    def others_first(_: str) -> None:
+        for index in range(4):
+            time.sleep(0.15)
+            compute(jobs, other, index)
+        (mine,) = jobs.active_jobs(MODEL)
+        compute(jobs, mine, 0)
+
+    Worker(jobs, others_first).start()
+    assert client.post(GENERATE, json=body(wait=True)).json()["status"] == "completed"
+
+
+def test_waiting_in_vain_is_503_and_the_job_is_cancelled(client: TestClient, jobs: JobStore) -> None:
+    answer = client.post(GENERATE, json=body(wait=True))
+    assert answer.status_code == 503
+    assert "No batch was done within 0.25 s" in answer.json()["detail"]
+    assert int(answer.headers["Retry-After"]) > 0
+    assert jobs.active_jobs(MODEL) == []
+
+
+def test_waiting_for_a_job_that_fails_is_500_with_its_error(client: TestClient, jobs: JobStore) -> None:
+    Worker(jobs, lambda job_id: jobs.fail(job_id, "three engines were lost")).start()
+    answer = client.post(GENERATE, json=body(wait=True))
+    assert answer.status_code == 500
+    assert answer.json()["detail"]["message"] == "three engines were lost"
+
+
+def test_waiting_for_a_job_that_is_stopped_is_409(client: TestClient, jobs: JobStore) -> None:
+    Worker(jobs, jobs.cancel).start()
+    answer = client.post(GENERATE, json=body(wait=True))
+    assert answer.status_code == 409
+    assert answer.json()["detail"]["error"] == "cancelled"
+
+
+def test_stop_cancels_what_is_queued(client: TestClient, jobs: JobStore) -> None:
+    job_id = submit(client)
+    answer = client.post("/api/v1/pow/stop")
+    assert answer.json() == {"status": "OK", "pow_status": {"status": "STOPPED"}, "cancelled_jobs": 1}
+    assert client.get(f"{GENERATE}/{job_id}").json()["status"] == "cancelled"
+    assert client.post("/api/v1/pow/stop").json()["cancelled_jobs"] == 0
+
+
+def test_status_shows_throughput_queue_and_workers(client: TestClient, jobs: JobStore, clock: Any) -> None:
+    job_id = submit(client, nonces=list(range(30)), batch_size=20)
+    compute(jobs, job_id, 0)
+    clock.now += 1
+    answer = client.get("/api/v1/pow/status").json()
+    assert (answer["status"], answer["state"], answer["config"]) == ("IDLE", "IDLE", None)
+    assert answer["stats"] == {"total_processed": 20, "nonces_per_second": 2.0}
+    assert answer["queued_nonces"] == 10
+    (worker,) = answer["workers"]
+    assert (worker["id"], worker["model"], worker["state"]) == ("w1", MODEL, "ready")
+    assert worker["info"]["max_batch_tokens"] == 8192
+
+
+def test_the_api_is_healthy_without_workers_but_not_ready(client: TestClient, workers: WorkerRegistry) -> None:
+    assert client.get("/ready").json() == {"status": "ready", "models": [MODEL]}
+    workers.remove("w1")
+    assert client.get("/health").json() == {"status": "ok"}
+    answer = client.get("/ready")
+    assert answer.status_code == 503
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_the_api_is_not_ready_while_workers_load(
+    client: TestClient, workers: WorkerRegistry, serve: Callable[..., Any]
+) -> None:
+    workers.remove("w1")
+    serve("w2", state="starting")
+    assert client.get("/ready").status_code == 503

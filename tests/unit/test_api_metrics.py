@@ -1,0 +1,143 @@
+"""/metrics: what Prometheus is told, from what Redis holds."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from redis import Redis
+
+from poc_core.records import RoundState
+from poc_core.settings import Settings
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state.rounds import Lease
+from tests.samples import MODEL, Clock, new_job, round_config, worker_record
+from workers.chat_gate import GateStats
+
+
+class Scraped:
+    """The samples of one scrape, by name and labels."""
+
+    def __init__(self, client: TestClient) -> None:
+        self.answer = client.get("/metrics")
+        assert self.answer.status_code == 200
+        self._samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(self.answer.text)
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        return self._samples.get((f"proofline_{name}", frozenset(labels.items())))
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name, _ in self._samples}
+
+
+def test_an_empty_node_has_a_state_and_zeros(client: TestClient) -> None:
+    scraped = Scraped(client)
+    assert scraped.answer.headers["content-type"].startswith("text/plain; version=")
+    assert scraped("round_state", state="IDLE") == 1
+    assert scraped("round_state", state="GENERATING") == 0
+    assert scraped("queued_nonces") == 0
+    assert scraped("queued_nonces_limit") == 1000
+    assert scraped("jobs", status="queued") == 0
+    assert "proofline_outbox_waiting" not in scraped.names
+
+
+def test_open_metrics_are_given_to_who_asks(client: TestClient) -> None:
+    answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_jobs_by_status(client: TestClient, jobs: JobStore, workers: WorkerRegistry) -> None:
+    workers.heartbeat(worker_record("w1"))
+    waiting, running = jobs.create(new_job([0, 1])), jobs.create(new_job([2, 3]))
+    jobs.create(new_job([4, 5, 6]))
+    done = jobs.create(new_job([7]))
+    for job_id in (waiting, running, done):
+        jobs.claim(job_id, 0, "w1")
+    jobs.note_waiting(waiting, "chat")
+    jobs.complete(done, 0, ["v7"])
+    jobs.finish(done)
+    scraped = Scraped(client)
+    assert scraped("jobs", status="queued") == 1
+    assert scraped("jobs", status="running") == 2
+    assert scraped("jobs_waiting_for_chat") == 1
+    assert scraped("queued_nonces") == 7
+    assert scraped("nonces_total") == 1
+
+
+@pytest.fixture
+def round_id(rounds: RoundStore, workers: WorkerRegistry, clock: Clock) -> str:
+    """A round of which w1 computed four nonces and w2 two, one of them excluded."""
+    for worker_id in ("w1", "w2"):
+        workers.heartbeat(worker_record(worker_id))
+    round_id = rounds.store(round_config(), RoundState.GENERATING)
+    record = rounds.read(round_id)
+    assert record is not None
+    values: list[tuple[str, list[Any]]] = [("w1", ["a", "b", "c", "d"]), ("w2", ["e", None])]
+    for worker_id, computed in values:
+        lease = rounds.lease(record, worker_id, len(computed))
+        assert isinstance(lease, Lease)
+        rounds.complete(lease, worker_id, computed)
+    clock.now += 2
+    return round_id
+
+
+def test_a_round_per_worker_and_its_outbox(client: TestClient, round_id: str, settings: Settings) -> None:
+    scraped = Scraped(client)
+    assert scraped("round_state", state="GENERATING") == 1
+    assert scraped("round_state", state="IDLE") == 0
+    assert scraped("round_nonces_total", worker="w1", model=MODEL) == 4
+    assert scraped("round_nonces_total", worker="w2", model=MODEL) == 2
+    assert scraped("round_nonces_per_second", worker="w1", model=MODEL) == pytest.approx(2.0)  # of 2 s
+    assert scraped("round_excluded_nonces_total") == 1
+    assert scraped("round_reported_total") == 5
+    assert scraped("round_seconds") == pytest.approx(2)
+    assert scraped("outbox_waiting") == 5
+    assert scraped("outbox_limit") == settings.outbox_max_artifacts
+    assert scraped("outbox_full") == 0
+    assert scraped("outbox_failures") == 0
+
+
+def test_an_outbox_in_trouble(client: TestClient, round_id: str, redis: Redis, settings: Settings) -> None:
+    redis.hset(f"poc:outbox:{round_id}", mapping={"waiting": settings.outbox_max_artifacts, "failures": 7})
+    scraped = Scraped(client)
+    assert scraped("outbox_full") == 1
+    assert scraped("outbox_failures") == 7
+
+
+def test_a_stopped_round_shows_its_totals_but_no_rate(client: TestClient, round_id: str, rounds: RoundStore) -> None:
+    record = rounds.read(round_id)
+    assert record is not None
+    rounds.switch(record, RoundState.STOPPED)
+    scraped = Scraped(client)
+    assert scraped("round_state", state="STOPPED") == 1
+    assert scraped("round_nonces_total", worker="w1", model=MODEL) == 4
+    assert scraped("round_nonces_per_second", worker="w1", model=MODEL) == 0
+
+
+def test_workers_and_their_chat(client: TestClient, workers: WorkerRegistry) -> None:
+    stats = vars(GateStats(chat_active=2, chat_total=40, chat_refused=3, skips=17, proof_busy_s=12.5))
+    workers.heartbeat(replace(worker_record("w1"), stats=stats))
+    workers.heartbeat(worker_record("w2", state="starting"))
+    scraped = Scraped(client)
+    assert scraped("worker_up", worker="w1", model=MODEL, engine="synthetic", host="here") == 1
+    assert scraped("worker_up", worker="w2", model=MODEL, engine="synthetic", host="here") == 0
+    labels = {"worker": "w1", "model": MODEL}
+    assert scraped("chat_active", **labels) == 2
+    assert scraped("chat_requests_total", **labels) == 40
+    assert scraped("chat_refused_total", **labels) == 3
+    assert scraped("gate_skips_total", **labels) == 17
+    assert scraped("proof_busy_seconds_total", **labels) == 12.5
+    assert scraped("chat_active", worker="w2", model=MODEL) is None  # it has no chat yet
+
+
+def test_a_dead_worker_is_gone(client: TestClient, workers: WorkerRegistry) -> None:
+    workers.heartbeat(worker_record("w1"))
+    workers.remove("w1")
+    assert "proofline_worker_up" not in Scraped(client).names

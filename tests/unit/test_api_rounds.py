@@ -1,0 +1,612 @@
+"""Rounds over HTTP: started, switched, looked at and stopped by both generations of clients."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from fastapi.testclient import TestClient
+from redis import Redis
+
+from api import answers
+from api.app import create_app
+from api.dispatch import Dispatcher
+from api.round_bodies import ArtifactRoundBody, DistanceRoundBody
+from api.services import Services
+from poc_core.nonces import MAX_NONCE
+from poc_core.records import RoundRecord, RoundState
+from poc_core.settings import Settings
+from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state.rounds import Lease
+from tests.samples import K_DIM, MODEL, Clock, RecordingDispatcher, body, distance_body, round_body
+
+POW = "/api/v1/pow"
+START = f"{POW}/init/generate"
+URL = "http://receiver:9000/poc"
+
+
+@pytest.fixture(autouse=True)
+def a_worker(serve: Callable[..., Any]) -> None:
+    serve("w1")
+
+
+def current(rounds: RoundStore) -> RoundRecord:
+    record = rounds.current()
+    assert record is not None
+    return record
+
+
+def start(client: TestClient, rounds: RoundStore, sent: dict[str, Any] | None = None) -> RoundRecord:
+    answer = client.post(START, json=sent or round_body())
+    assert answer.status_code == 200, answer.text
+    return current(rounds)
+
+
+def compute(rounds: RoundStore, places: int = 4, worker: str = "w1", values: list[Any] | None = None) -> None:
+    lease = rounds.lease(current(rounds), worker, places)
+    assert isinstance(lease, Lease)
+    rounds.complete(lease, worker, values or ["A" * 32] * places)
+
+
+def status(client: TestClient) -> dict[str, Any]:
+    answer = client.get(f"{POW}/status")
+    assert answer.status_code == 200, answer.text
+    decoded: dict[str, Any] = answer.json()
+    return decoded
+
+
+# Starting.
+
+
+@pytest.mark.parametrize("sent", [round_body(), distance_body()], ids=["artifacts", "distances"])
+def test_a_round_starts(client: TestClient, rounds: RoundStore, sent: dict[str, Any]) -> None:
+    answer = client.post(START, json=sent)
+    assert (answer.status_code, answer.json()) == (200, {"status": "OK", "pow_status": {"status": "GENERATING"}})
+    assert current(rounds).state is RoundState.GENERATING
+
+
+def test_an_artifact_round_is_what_its_body_says(client: TestClient, rounds: RoundStore) -> None:
+    place = {"node_id": 1, "node_count": 3, "group_id": 1, "n_groups": 2}
+    sent = round_body(**place, batch_size=16, params={"k_dim": 8}, url=URL, poc_stronger_rng=True, block_height=9)
+    config = start(client, rounds, sent).config
+    assert config.model == MODEL
+    assert (config.spec.scheme, config.spec.block_hash, config.spec.public_key) == ("artifact", "block", "key")
+    assert (config.spec.seq_len, config.spec.options) == (64, {"k_dim": 8, "stronger_rng": True})
+    assert {name: getattr(config, name) for name in place} == place
+    assert (config.block_height, config.batch_size, config.url, config.r_target) == (9, 16, URL, None)
+
+
+def test_a_distance_round_is_what_its_body_says(client: TestClient, rounds: RoundStore) -> None:
+    sent = distance_body(node_id=1, node_count=3, batch_size=16, callback_url=URL, fraud_threshold=0.05)
+    config = start(client, rounds, sent).config
+    assert config.model == MODEL
+    assert (config.spec.scheme, config.spec.seq_len) == ("distance", 64)
+    assert config.spec.options == {"randomization": "sign_flips"}
+    assert (config.node_id, config.node_count, config.group_id, config.n_groups) == (1, 3, 0, 1)
+    assert (config.batch_size, config.url, config.r_target, config.fraud_threshold) == (16, URL, 1.405, 0.05)
+
+
+def test_what_an_artifact_body_leaves_out_has_the_protocols_defaults(client: TestClient, rounds: RoundStore) -> None:
+    sent = round_body()
+    del sent["params"]["k_dim"]
+    config = start(client, rounds, sent).config
+    assert (config.group_id, config.n_groups, config.batch_size, config.url) == (0, 1, 32, None)
+    assert config.spec.options == {"k_dim": 12, "stronger_rng": False}
+
+
+def test_what_a_distance_body_leaves_out_has_the_protocols_defaults(client: TestClient, rounds: RoundStore) -> None:
+    sent = distance_body()
+    for name in ("node_id", "node_count", "seq_len"):
+        del sent[name]
+    config = start(client, rounds, sent).config
+    assert (config.node_id, config.node_count, config.batch_size, config.spec.seq_len) == (0, 1, 32, 256)
+    assert (config.fraud_threshold, config.url) == (0.01, None)
+
+
+def test_layer_hooks_take_the_place_of_sign_flips(client: TestClient, rounds: RoundStore) -> None:
+    config = start(client, rounds, distance_body(use_layer_hooks=True)).config
+    assert config.spec.options == {"randomization": "layer_hooks"}
+
+
+def test_an_empty_url_means_no_callbacks(client: TestClient, rounds: RoundStore) -> None:
+    assert start(client, rounds, round_body(url="")).config.url is None
+
+
+@pytest.mark.parametrize("sent", [round_body(), distance_body()], ids=["artifacts", "distances"])
+def test_unknown_fields_are_ignored(client: TestClient, rounds: RoundStore, sent: dict[str, Any]) -> None:
+    start(client, rounds, sent | {"something": {"new": [1]}})
+
+
+def test_every_ready_worker_of_the_model_is_told(
+    client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher, serve: Callable[..., Any]
+) -> None:
+    serve("w2")
+    serve("w3", model="other")
+    serve("w4", state="starting")
+    record = start(client, rounds)
+    assert dispatcher.steps == [("w1", record.round_id), ("w2", record.round_id)]
+
+
+def test_where_no_batch_size_is_named_as_many_as_fit_are_taken(
+    client: TestClient, rounds: RoundStore, serve: Callable[..., Any]
+) -> None:
+    serve("w1", max_batch_tokens=640)
+    assert start(client, rounds).config.batch_size == 10
+
+
+@pytest.mark.parametrize("name", answers.ROUND_BODIES)
+def test_the_example_bodies_are_accepted(client: TestClient, rounds: RoundStore, name: str) -> None:
+    start(client, rounds, answers.ROUND_BODIES[name]["value"])
+
+
+# Refusing.
+
+
+MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a url of another protocol": (round_body(url="ftp://host/path"), "url", "must look like http://host:port/path"),
+    "a url without a protocol": (round_body(url="receiver:9000"), "url", "must look like http://host:port/path"),
+    "a url without a host": (round_body(url="http://"), "url", "must look like http://host:port/path"),
+    "a url with a bad port": (round_body(url="http://host:99999"), "url", "must look like http://host:port/path"),
+    "a url with a line break": (round_body(url="http://ho\nst/"), "url", "must look like http://host:port/path"),
+    "a url with a space": (round_body(url="http://ho st/"), "url", "must look like http://host:port/path"),
+    "a bad callback_url": (distance_body(callback_url="file:///etc"), "callback_url", "must look like http://host"),
+    "a node_id of node_count": (round_body(node_id=3, node_count=3), "", "node_id must be smaller than node_count"),
+    "a distance node_id too large": (distance_body(node_id=1, node_count=1), "", "node_id must be smaller than node"),
+    "a group_id of n_groups": (round_body(group_id=2, n_groups=2), "", "group_id must be smaller than n_groups"),
+    "a node_count of 0": (round_body(node_count=0), "node_count", "greater than or equal to 1"),
+    "a distance node_count of 0": (distance_body(node_count=0), "node_count", "greater than or equal to 1"),
+    "n_groups of 0": (round_body(n_groups=0), "n_groups", "greater than or equal to 1"),
+    "a negative node_id": (round_body(node_id=-1), "node_id", "greater than or equal to 0"),
+    "a node_count beyond 2^63-1": (round_body(node_count=MAX_NONCE + 1), "node_count", "less than or equal to 9223"),
+    "a node_id in quotes": (round_body(node_id="0"), "node_id", "valid integer"),
+    "a batch_size of 0": (round_body(batch_size=0), "batch_size", "greater than or equal to 1"),
+    "a distance batch_size of 0": (distance_body(batch_size=0), "batch_size", "greater than or equal to 1"),
+    "an unknown field in params": (round_body(params={"seqlen": 5}), "params.seqlen", "not permitted"),
+    "a seq_len of 0": (round_body(params={"seq_len": 0}), "params.seq_len", "greater than or equal to 1"),
+    "a k_dim of 0": (round_body(params={"k_dim": 0}), "params.k_dim", "greater than or equal to 1"),
+    "an empty block_hash": (round_body(block_hash=""), "block_hash", "at least 1 character"),
+    "an over-long public_key": (round_body(public_key="x" * 257), "public_key", "at most 256 characters"),
+    "a negative block_height": (round_body(block_height=-1), "block_height", "greater than or equal to 0"),
+    "an r_target of 0": (distance_body(r_target=0), "r_target", "greater than 0"),
+    "an r_target above 2": (distance_body(r_target=2.1), "r_target", "less than or equal to 2"),
+    "an r_target that is no number": (distance_body(r_target="low"), "r_target", "valid number"),
+    "no randomization at all": (distance_body(use_sign_flips=False), "", "Set one of use_sign_flips and use_layer"),
+    "both randomizations": (distance_body(use_sign_flips=True, use_layer_hooks=True), "", "not both"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_422_says_where_and_what_for(client: TestClient, rounds: RoundStore, case: str) -> None:
+    sent, where, message = MALFORMED[case]
+    answer = client.post(START, json=sent)
+    assert answer.status_code == 422, answer.text
+    (problem,) = answer.json()["detail"]
+    assert ".".join(str(part) for part in problem["loc"]) == f"body.{where}".rstrip(".")
+    assert message in problem["msg"]
+    assert rounds.current() is None
+
+
+REQUIRED = [
+    *[(round_body(), name) for name, field in ArtifactRoundBody.model_fields.items() if field.is_required()],
+    *[(distance_body(), name) for name, field in DistanceRoundBody.model_fields.items() if field.is_required()],
+]
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"), [case for case in REQUIRED if case[1] != "r_target"], ids=lambda value: str(value)[:14]
+)
+def test_422_for_a_missing_field(client: TestClient, sent: dict[str, Any], field: str) -> None:
+    answer = client.post(START, json={name: value for name, value in sent.items() if name != field})
+    assert answer.status_code == 422
+    assert answer.json()["detail"][0]["loc"] == ["body", field]
+
+
+@pytest.mark.parametrize("path", ["init", "init/validate"])
+def test_422_for_an_artifact_body_where_only_distance_rounds_are_stored(client: TestClient, path: str) -> None:
+    answer = client.post(f"{POW}/{path}", json=round_body())
+    assert answer.status_code == 422
+    assert answer.json()["detail"][0]["loc"] == ["body", "r_target"]
+
+
+@pytest.mark.parametrize("path", ["init/generate", "init", "init/validate"])
+@pytest.mark.parametrize("raw", [b"", b"half of {", b"[1, 2]", b"null", b"\xff\xfe", b"[" * 10_000])
+def test_422_for_a_body_that_is_no_json_object(client: TestClient, path: str, raw: bytes) -> None:
+    answer = client.post(f"{POW}/{path}", content=raw)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["detail"][0]["msg"]
+    assert len(answer.content) < 500
+
+
+@pytest.mark.parametrize("path", ["init/generate", "init", "init/validate"])
+def test_413_for_a_body_that_no_round_needs(client: TestClient, path: str) -> None:
+    answer = client.post(f"{POW}/{path}", content=b'{"x": [' + b"1," * 50_000 + b"1]}")
+    assert answer.status_code == 413
+    assert "at most 65536 bytes" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "largest"),
+    [
+        (round_body(batch_size=129), 128),
+        (round_body(batch_size=5000), 128),
+        (round_body(batch_size=33, params={"seq_len": 256}), 32),
+        (round_body(batch_size=5000, params={"seq_len": 1}), 1024),
+        (distance_body(batch_size=129), 128),
+    ],
+)
+def test_422_for_a_batch_size_too_large_names_the_largest_possible(
+    client: TestClient, sent: dict[str, Any], largest: int
+) -> None:
+    answer = client.post(START, json=sent)  # the worker holds 8192 tokens
+    assert answer.status_code == 422
+    (problem,) = answer.json()["detail"]
+    assert problem["loc"] == ["body", "batch_size"]
+    assert problem["msg"].endswith(f"the largest possible batch_size is {largest}")
+    assert client.post(START, json=sent | {"batch_size": largest}).status_code == 200
+
+
+def test_the_smallest_worker_sets_the_largest_batch_size(client: TestClient, serve: Callable[..., Any]) -> None:
+    serve("w2", max_batch_tokens=640)
+    answer = client.post(START, json=round_body(batch_size=11))
+    assert "largest possible batch_size is 10" in answer.json()["detail"][0]["msg"]
+
+
+@pytest.mark.parametrize(
+    ("field", "requested", "deployed"),
+    [("model", "other", MODEL), ("seq_len", 1025, 1024), ("k_dim", 129, 128)],
+)
+def test_409_names_what_is_requested_and_what_is_deployed(
+    client: TestClient, field: str, requested: Any, deployed: Any
+) -> None:
+    answer = client.post(START, json=round_body(params={field: requested}))
+    assert answer.status_code == 409
+    detail = answer.json()["detail"]
+    assert (detail["fields"], detail["requested"], detail["deployed"]) == (
+        [field],
+        {field: requested},
+        {field: deployed},
+    )
+
+
+def test_409_for_a_distance_round_with_too_long_a_seq_len(client: TestClient) -> None:
+    answer = client.post(START, json=distance_body(seq_len=1025))
+    assert (answer.status_code, answer.json()["detail"]["deployed"]) == (409, {"seq_len": 1024})
+
+
+def test_503_for_a_known_model_that_nobody_serves_now(client: TestClient, workers: WorkerRegistry) -> None:
+    workers.remove("w1")
+    for sent in (round_body(), distance_body()):
+        answer = client.post(START, json=sent)
+        assert answer.status_code == 503
+        assert f"No worker serves the model {MODEL} right now" in answer.json()["detail"]
+        assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_503_when_nobody_ever_served_anything(client: TestClient, redis: Redis) -> None:
+    redis.flushall()
+    for sent in (round_body(), distance_body()):
+        assert client.post(START, json=sent).status_code == 503
+
+
+def test_a_distance_client_names_no_model_unless_there_are_several(
+    client: TestClient, rounds: RoundStore, serve: Callable[..., Any]
+) -> None:
+    serve("w2", model="other")
+    answer = client.post(START, json=distance_body())
+    assert answer.status_code == 409
+    assert f"name one of other, {MODEL} as `model`" in answer.json()["detail"]
+    assert start(client, rounds, distance_body(model="other")).config.model == "other"
+
+
+@pytest.mark.parametrize("sent", [round_body(), distance_body()], ids=["artifacts", "distances"])
+@pytest.mark.parametrize("path", ["init/generate", "init", "init/validate"])
+def test_409_while_a_round_generates(client: TestClient, rounds: RoundStore, sent: dict[str, Any], path: str) -> None:
+    first = start(client, rounds, sent)
+    answer = client.post(f"{POW}/{path}", json=distance_body(block_hash="another"))
+    assert answer.status_code == 409
+    assert "send /stop first" in answer.json()["detail"]
+    assert current(rounds) == first
+
+
+def test_a_refused_round_wakes_nobody(client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher) -> None:
+    start(client, rounds)
+    woken = list(dispatcher.steps)
+    client.post(START, json=round_body())
+    assert dispatcher.steps == woken
+
+
+# Phases.
+
+
+def test_a_stored_round_does_not_run(client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher) -> None:
+    answer = client.post(f"{POW}/init", json=distance_body())
+    assert answer.json() == {"status": "OK", "pow_status": {"status": "IDLE"}}
+    assert (current(rounds).state, rounds.generating(MODEL), dispatcher.steps) == (RoundState.IDLE, None, [])
+
+
+def test_a_round_may_begin_with_validating(client: TestClient, rounds: RoundStore) -> None:
+    answer = client.post(f"{POW}/init/validate", json=distance_body())
+    assert answer.json() == {"status": "OK", "pow_status": {"status": "VALIDATING"}}
+    assert (current(rounds).state, rounds.generating(MODEL)) == (RoundState.VALIDATING, None)
+
+
+def test_a_stored_round_is_switched_to_and_fro(client: TestClient, rounds: RoundStore) -> None:
+    client.post(f"{POW}/init", json=distance_body())
+    seen = []
+    for phase in ("generate", "validate", "generate"):
+        answer = client.post(f"{POW}/phase/{phase}", json={})
+        assert answer.status_code == 200
+        seen.append((answer.json()["pow_status"]["status"], current(rounds).state.value))
+    assert seen == [("GENERATING",) * 2, ("VALIDATING",) * 2, ("GENERATING",) * 2]
+
+
+def test_the_generating_phase_wakes_the_workers(
+    client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher
+) -> None:
+    client.post(f"{POW}/init", json=distance_body())
+    client.post(f"{POW}/phase/generate", json={})
+    assert dispatcher.steps == [("w1", current(rounds).round_id)]
+
+
+@pytest.mark.parametrize("phase", ["generate", "validate"])
+def test_400_for_a_phase_before_any_init(client: TestClient, phase: str) -> None:
+    answer = client.post(f"{POW}/phase/{phase}", json={})
+    assert answer.status_code == 400
+    assert "send POST /init first" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("phase", ["generate", "validate"])
+def test_400_for_a_phase_after_the_stop(client: TestClient, rounds: RoundStore, phase: str) -> None:
+    start(client, rounds)
+    client.post(f"{POW}/stop")
+    answer = client.post(f"{POW}/phase/{phase}", json={})
+    assert answer.status_code == 400
+    assert "was stopped" in answer.json()["detail"]
+
+
+# Looking.
+
+
+def test_the_states_are_those_of_the_protocol(client: TestClient) -> None:
+    seen = [status(client)["state"]]
+    for path, sent in [
+        ("init", distance_body()),
+        ("phase/generate", {}),
+        ("phase/validate", {}),
+        ("stop", None),
+        ("init/generate", round_body()),
+        ("stop", None),
+    ]:
+        assert client.post(f"{POW}/{path}", json=sent).status_code == 200
+        answer = status(client)
+        assert answer["status"] == answer["state"]
+        seen.append(answer["state"])
+    assert seen == ["IDLE", "IDLE", "GENERATING", "VALIDATING", "STOPPED", "GENERATING", "STOPPED"]
+
+
+def test_the_status_shows_an_artifact_rounds_config_in_its_own_words(client: TestClient, rounds: RoundStore) -> None:
+    sent = round_body(url=URL, node_id=1, node_count=2, batch_size=16)
+    start(client, rounds, sent)
+    assert status(client)["config"] == sent | {"group_id": 0, "n_groups": 1, "poc_stronger_rng": False}
+
+
+def test_the_status_shows_a_distance_rounds_config_in_its_own_words(client: TestClient, rounds: RoundStore) -> None:
+    sent = distance_body(callback_url=URL, batch_size=16, fraud_threshold=0.05)
+    start(client, rounds, sent)
+    assert status(client)["config"] == sent | {"model": MODEL, "use_sign_flips": True, "use_layer_hooks": False}
+
+
+def test_the_status_counts_per_worker_and_in_sum(
+    client: TestClient, rounds: RoundStore, clock: Clock, serve: Callable[..., Any]
+) -> None:
+    serve("w2")
+    start(client, rounds)
+    clock.now += 15
+    compute(rounds, 20, "w1")
+    compute(rounds, 10, "w2")
+    clock.now += 5
+    stats = status(client)["stats"]
+    assert (stats["total_processed"], stats["elapsed_seconds"]) == (30, 20)
+    assert (stats["nonces_per_second"], stats["nonces_per_second_of_round"]) == (3.0, 1.5)
+    assert stats["workers"] == {
+        "w1": {"total_processed": 20, "nonces_per_second": 2.0},
+        "w2": {"total_processed": 10, "nonces_per_second": 1.0},
+    }
+
+
+def test_the_status_names_excluded_nonces(client: TestClient, rounds: RoundStore) -> None:
+    start(client, rounds)
+    compute(rounds, 3, values=["a", None, "c"])
+    stats = status(client)["stats"]
+    assert (stats["n_excluded"], stats["excluded_nonces"]) == (1, [1])
+
+
+def test_the_status_tells_what_is_delivered_and_what_waits(
+    client: TestClient, rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
+) -> None:
+    record = start(client, rounds, round_body(url=URL))
+    compute(rounds, 4)
+    clock.now += settings.callback_interval_sec
+    delivery = outbox.take(record.round_id)
+    assert delivery is not None
+    outbox.delivered(delivery)
+    compute(rounds, 3)
+    stats = status(client)["stats"]
+    assert (stats["artifacts_delivered"], stats["artifacts_waiting"]) == (4, 3)
+    assert (stats["outbox"]["full"], stats["outbox"]["limit"]) == (False, settings.outbox_max_artifacts)
+
+
+def test_the_status_tells_of_a_receiver_that_fails(
+    client: TestClient, rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
+) -> None:
+    record = start(client, rounds, round_body(url=URL))
+    compute(rounds, 4)
+    clock.now += settings.callback_interval_sec
+    delivery = outbox.take(record.round_id)
+    assert delivery is not None
+    wait_s = outbox.failed(delivery, "it answered 500")
+    told = status(client)["stats"]["outbox"]
+    assert (told["failures"], told["last_error"], told["dropped"]) == (1, "it answered 500", 0)
+    assert told["next_try_at"] == pytest.approx(clock.now + wait_s)
+
+
+class TestWithASmallOutbox:
+    @pytest.fixture
+    def settings(self) -> Settings:
+        return Settings(outbox_max_artifacts=4)
+
+    def test_the_status_says_that_the_outbox_is_full(self, client: TestClient, rounds: RoundStore) -> None:
+        start(client, rounds, round_body(url=URL))
+        compute(rounds, 4)
+        assert status(client)["stats"]["outbox"]["full"] is True
+
+
+def test_the_status_tells_why_a_round_stopped_by_itself(client: TestClient, rounds: RoundStore) -> None:
+    rounds.switch(start(client, rounds), RoundState.STOPPED, "The model has no layers.")
+    answer = status(client)
+    assert (answer["state"], answer["stats"]["error"]) == ("STOPPED", "The model has no layers.")
+
+
+def test_the_clock_of_a_stopped_round_stands(client: TestClient, rounds: RoundStore, clock: Clock) -> None:
+    start(client, rounds)
+    compute(rounds, 30)
+    clock.now += 10
+    client.post(f"{POW}/stop")
+    clock.now += 5
+    stats = status(client)["stats"]
+    assert (stats["elapsed_seconds"], stats["nonces_per_second_of_round"]) == (10, 3.0)
+
+
+def test_a_stopped_round_has_no_rate_of_now(client: TestClient, rounds: RoundStore, clock: Clock) -> None:
+    start(client, rounds)
+    compute(rounds, 30)
+    clock.now += 1
+    client.post(f"{POW}/stop")
+    stats = status(client)["stats"]
+    assert (stats["nonces_per_second"], stats["workers"]["w1"]["nonces_per_second"]) == (0, 0)
+
+
+def test_a_round_that_never_ran_has_not_lasted(client: TestClient, clock: Clock) -> None:
+    client.post(f"{POW}/init", json=distance_body())
+    clock.now += 5
+    client.post(f"{POW}/stop")
+    clock.now += 5
+    stats = status(client)["stats"]
+    assert (stats["elapsed_seconds"], stats["nonces_per_second_of_round"]) == (0, 0)
+
+
+def test_the_status_of_a_distance_round_has_its_fields_beside(
+    client: TestClient, rounds: RoundStore, clock: Clock
+) -> None:
+    start(client, rounds, distance_body())
+    compute(rounds, 4, values=[1.39, 1.5, 1.41, 1.25])
+    clock.now += 2
+    answer = status(client)
+    assert (answer["valid_nonces"], answer["valid_distances"]) == ([0, 3], [1.39, 1.25])
+    assert (answer["total_checked"], answer["total_valid"], answer["r_target"]) == (4, 2, 1.405)
+    assert (answer["elapsed_seconds"], answer["rate_per_second"]) == (2, 2.0)
+
+
+def test_the_status_of_an_artifact_round_has_no_fields_of_distances(client: TestClient, rounds: RoundStore) -> None:
+    start(client, rounds)
+    assert "valid_nonces" not in status(client)
+
+
+# Stopping.
+
+
+def test_stop_ends_the_round(client: TestClient, rounds: RoundStore) -> None:
+    record = start(client, rounds)
+    answer = client.post(f"{POW}/stop")
+    assert answer.json() == {"status": "OK", "pow_status": {"status": "STOPPED"}, "cancelled_jobs": 0}
+    assert (current(rounds).round_id, current(rounds).state) == (record.round_id, RoundState.STOPPED)
+    assert rounds.generating(MODEL) is None
+
+
+def test_stop_cancels_the_jobs_that_waited_for_the_round(client: TestClient, rounds: RoundStore) -> None:
+    start(client, rounds)
+    job_id = client.post(f"{POW}/generate", json=body()).json()["request_id"]
+    assert client.post(f"{POW}/stop").json()["cancelled_jobs"] == 1
+    assert client.get(f"{POW}/generate/{job_id}").json()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_stop_may_come_when_nothing_runs(client: TestClient, times: int) -> None:
+    for _ in range(times):
+        assert client.post(f"{POW}/stop").status_code == 200
+
+
+def test_after_a_stop_another_round_may_start(client: TestClient, rounds: RoundStore) -> None:
+    first = start(client, rounds)
+    client.post(f"{POW}/stop")
+    assert start(client, rounds).round_id != first.round_id
+
+
+def test_the_round_outlives_the_api(
+    client: TestClient,
+    rounds: RoundStore,
+    redis: Redis,
+    settings: Settings,
+    dispatcher: RecordingDispatcher,
+    clock: Clock,
+) -> None:
+    start(client, rounds)
+    compute(rounds, 4)
+    before = status(client)
+    restarted = create_app(services=Services.create(settings, redis, cast(Dispatcher, dispatcher), clock))
+    assert status(TestClient(restarted)) == before
+
+
+# Jobs beside a round.
+
+
+def test_a_job_is_accepted_during_a_round(client: TestClient, rounds: RoundStore, jobs: JobStore) -> None:
+    start(client, rounds)
+    answer = client.post(f"{POW}/generate", json=body())
+    assert (answer.status_code, answer.json()["status"]) == (200, "queued")
+    assert status(client)["queued_nonces"] == 3
+
+
+@pytest.fixture
+def a_stop_after_1_s(rounds: RoundStore, jobs: JobStore) -> Iterator[Callable[[], None]]:
+    """Ends the round after twice generate_chunk_timeout_sec, then computes the job that waited."""
+
+    def end_then_compute() -> None:
+        time.sleep(0.5)
+        rounds.switch(current(rounds), RoundState.STOPPED)
+        (job_id,) = jobs.active_jobs(MODEL)
+        claim = jobs.claim(job_id, 0, "w1")
+        assert isinstance(claim, Claim)
+        jobs.complete(job_id, 0, ["A" * 32 for _ in claim.nonces])
+        jobs.finish(job_id)
+
+    thread = threading.Thread(target=end_then_compute, daemon=True)
+    yield thread.start
+    thread.join()
+
+
+def test_waiting_lasts_over_a_round_however_long_and_then_has_the_result(
+    client: TestClient, rounds: RoundStore, a_stop_after_1_s: Callable[[], None]
+) -> None:
+    start(client, rounds)
+    a_stop_after_1_s()
+    answer = client.post(f"{POW}/generate", json=body(wait=True))
+    assert (answer.status_code, answer.json()["status"]) == (200, "completed")
+    assert answer.json()["encoding"]["k_dim"] == K_DIM
+
+
+# Its own description.
+
+
+@pytest.mark.parametrize("path", ["init/generate", "init", "init/validate", "phase/generate", "phase/validate"])
+def test_openapi_names_every_error_of(client: TestClient, path: str) -> None:
+    responses = client.get("/openapi.json").json()["paths"][f"{POW}/{path}"]["post"]["responses"]
+    expected = {"200", "400", "503"} if "phase" in path else {"200", "409", "413", "422", "503"}
+    assert set(responses) >= expected
+
+
+@pytest.mark.parametrize("model", [ArtifactRoundBody, DistanceRoundBody])
+def test_every_body_field_but_the_obvious_is_described(model: type[ArtifactRoundBody]) -> None:
+    bare = [name for name, field in model.model_fields.items() if not field.description]
+    assert bare in ([], ["params"])

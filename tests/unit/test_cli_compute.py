@@ -1,0 +1,152 @@
+"""`compute` with a stand-in for the engine."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import workers.engines
+from cli.main import app
+from poc_core.records import ModelInfo, ProofSpec
+from workers.engines.base import Engine, EngineOptions
+
+COMMAND = ["compute", "--model", "tiny-qwen3", "--block-hash", "0xabc", "--public-key", "node-1", "--nonces", "0-2"]
+
+
+class NoisyEngine(Engine):
+    """Writes to file descriptor 1 as vLLM and its child processes do."""
+
+    def __init__(self) -> None:
+        self.info = ModelInfo(
+            "tiny-qwen3", hidden_size=128, n_layers=4, max_seq_len=512, max_batch_tokens=64, dtype="float32"
+        )
+        self.kind = ""
+        self.options: EngineOptions | None = None
+        self.calls: list[tuple[ProofSpec, list[int]]] = []
+        self.closed = False
+        self.excluded: set[int] = set()
+
+    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[Any]:
+        os.write(1, b"noise\n")
+        print("more noise")
+        self.calls.append((spec, list(nonces)))
+        value = (lambda nonce: f"v{nonce}") if spec.scheme == "artifact" else (lambda nonce: nonce / 2)
+        return [None if nonce in self.excluded else value(nonce) for nonce in nonces]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> NoisyEngine:
+    noisy = NoisyEngine()
+
+    def load(kind: str, options: EngineOptions) -> Engine:
+        noisy.kind, noisy.options = kind, options
+        return noisy
+
+    monkeypatch.setattr(workers.engines, "load_engine", load)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    return noisy
+
+
+def run(*arguments: str) -> int:
+    """In this process and without CliRunner's own capture, which does not see file descriptor 1."""
+    try:
+        app([*COMMAND, *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_with_json_stdout_holds_only_the_result(engine, capfd) -> None:
+    assert run("--json") == 0
+    stdout, stderr = capfd.readouterr()
+    assert json.loads(stdout) == {
+        "artifacts": [{"nonce": nonce, "vector_b64": f"v{nonce}"} for nonce in range(3)],
+        "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
+    }
+    assert stdout.count("\n") == 1
+    assert "noise\n" in stderr
+    assert engine.closed
+
+
+def test_stdout_is_back_afterwards(engine, capfd) -> None:
+    run("--json")
+    capfd.readouterr()
+    os.write(1, b"here\n")
+    assert capfd.readouterr().out == "here\n"
+
+
+def test_options_reach_the_engine(engine, capfd) -> None:
+    options = ["--engine", "vllm", "--dtype", "bfloat16", "--tensor-parallel", "2", "--pipeline-parallel", "3"]
+    proof = ["--seq-len", "16", "--k-dim", "4", "--stronger-rng", "--max-batch-tokens", "99"]
+    assert run(*options, *proof, "--", "--enforce-eager", "--max-model-len", "64") == 0
+    assert engine.kind == "vllm"
+    chosen = engine.options
+    assert (chosen.dtype, chosen.tensor_parallel, chosen.pipeline_parallel) == ("bfloat16", 2, 3)
+    assert (chosen.max_batch_tokens, chosen.vllm_args) == (99, ("--enforce-eager", "--max-model-len", "64"))
+    assert Path(chosen.model, "config.json").is_file()
+    spec, _ = engine.calls[0]
+    assert (spec.seq_len, spec.options) == (16, {"k_dim": 4, "stronger_rng": True})
+
+
+def test_distances_are_printed_as_two_lists(engine, capfd) -> None:
+    assert run("--scheme", "distance", "--randomization", "layer_hooks", "--json") == 0
+    assert json.loads(capfd.readouterr().out) == {"nonces": [0, 1, 2], "dist": [0.0, 0.5, 1.0]}
+    assert engine.calls[0][0].options == {"randomization": "layer_hooks"}
+
+
+def test_excluded_nonces_are_left_out_and_counted(engine, capfd) -> None:
+    engine.excluded = {1}
+    assert run("--json") == 0
+    stdout, stderr = capfd.readouterr()
+    assert [item["nonce"] for item in json.loads(stdout)["artifacts"]] == [0, 2]
+    assert "1 nonces gave no finite state and are left out." in stderr
+
+
+def test_many_nonces_are_computed_in_steps_that_fill_the_engine(engine, capfd) -> None:
+    assert run("--seq-len", "16", "--nonces", "0-19", "--json") == 0
+    assert [len(nonces) for _, nonces in engine.calls] == [8, 8, 4]
+    assert len(json.loads(capfd.readouterr().out)["artifacts"]) == 20
+
+
+def test_without_json_people_get_a_table(engine, capfd) -> None:
+    assert run() == 0
+    assert [line.split() for line in capfd.readouterr().out.splitlines()] == [
+        ["nonce", "vector_b64"],
+        ["0", "v0"],
+        ["1", "v1"],
+        ["2", "v2"],
+    ]
+
+
+def test_the_result_can_go_to_a_file(engine, capfd, tmp_path) -> None:
+    assert run("--output", str(tmp_path / "proof.json")) == 0
+    assert capfd.readouterr().out == ""
+    assert len(json.loads((tmp_path / "proof.json").read_text())["artifacts"]) == 3
+
+
+def test_the_engine_is_closed_after_a_failure_too(engine, capfd, monkeypatch) -> None:
+    def broken(*_: Any) -> list[Any]:
+        raise workers.engines.base.EngineLostError("The engine is gone; start again.")
+
+    monkeypatch.setattr(engine, "compute", broken)
+    assert run("--json") == 1
+    stdout, stderr = capfd.readouterr()
+    assert stdout == ""
+    assert "error: The engine is gone; start again." in stderr
+    assert engine.closed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--nonces", "5-1"], ["--block-hash", ""], ["--k-dim", "0"], ["--engine", "synthetic"], ["--model", "./none"]],
+)
+def test_wrong_options_are_usage_errors_before_anything_is_loaded(engine, arguments) -> None:
+    assert CliRunner().invoke(app, [*COMMAND, *arguments]).exit_code == 2
+    assert engine.kind == ""

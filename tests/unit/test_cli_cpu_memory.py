@@ -1,0 +1,72 @@
+"""How much memory vLLM is told to set aside on a CPU."""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from cli import cpu_memory
+from cli.cpu_memory import GIB, available_bytes, kv_cache_environment
+from cli.main import app
+from cli.shipped import shipped_model
+
+
+@pytest.fixture(autouse=True)
+def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    monkeypatch.setattr(cpu_memory, "visible_gpus", list)
+
+
+@pytest.mark.parametrize(("free_gib", "processes", "gib"), [(64, 1, 4), (16, 2, 2), (8, 1, 2), (3, 1, 1), (0, 4, 1)])
+def test_a_quarter_of_what_is_free_is_shared_out(monkeypatch, free_gib, processes, gib) -> None:
+    monkeypatch.setattr(cpu_memory, "available_bytes", lambda: free_gib * GIB)
+    assert kv_cache_environment("/models/large", processes) == {"VLLM_CPU_KVCACHE_SPACE": str(gib)}
+
+
+def test_a_shipped_model_needs_little() -> None:
+    assert kv_cache_environment(str(shipped_model("tiny-qwen3")), 1) == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+def test_the_users_choice_stays(monkeypatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
+    assert kv_cache_environment("/models/large", 1) == {}
+
+
+def test_gpus_have_their_own_rules_unless_vllm_leaves_them_alone(monkeypatch) -> None:
+    monkeypatch.setattr(cpu_memory, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr(cpu_memory, "vllm_runs_on_cpu", lambda: False)
+    assert kv_cache_environment("/models/large", 1) == {}
+    monkeypatch.setattr(cpu_memory, "vllm_runs_on_cpu", lambda: True)
+    assert kv_cache_environment("/models/large", 1) != {}
+
+
+def test_a_container_may_take_no_more_than_its_limit(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       16000 kB\nMemAvailable:   8000 kB\n")
+    assert available_bytes(meminfo, tmp_path) == 8000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes(meminfo, tmp_path) == 8000 * 1024
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert available_bytes(meminfo, tmp_path) == 3000
+
+
+def test_where_nothing_is_known_nothing_is_promised(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path / "none", tmp_path) == 0
+
+
+def test_a_worker_started_by_itself_sets_as_much_aside_as_one_of_up(monkeypatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    set_aside = []
+
+    def run_worker(_options: object) -> None:
+        set_aside.append(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None))
+
+    fake = SimpleNamespace(WorkerOptions=SimpleNamespace, run_worker=run_worker)
+    monkeypatch.setitem(sys.modules, "workers.main", fake)
+    for engine in ("vllm", "synthetic"):
+        CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", engine], catch_exceptions=False)
+    assert set_aside == ["1", None]

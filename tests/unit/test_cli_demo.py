@@ -1,0 +1,47 @@
+"""What the demo does with artifacts and verdicts; the whole of it runs in `make demo`."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.demo import TAMPERED_EVERY, DemoError, Figures, check_verdict, tampered
+from cli.main import app
+
+ARTIFACTS = [{"nonce": nonce, "vector_b64": f"v{nonce}"} for nonce in range(64)]
+
+
+def verdict(n_mismatch: int, fraud: bool) -> dict[str, Any]:
+    return {"n_mismatch": n_mismatch, "n_total": 64, "p_value": 0.5, "fraud_detected": fraud}
+
+
+def test_the_forgery_is_a_well_formed_copy_with_some_vectors_of_others() -> None:
+    forged = tampered(ARTIFACTS)
+    changed = [index for index in range(64) if forged[index] != ARTIFACTS[index]]
+    assert changed == list(range(0, 64, TAMPERED_EVERY))
+    assert [item["nonce"] for item in forged] == list(range(64))
+    assert {item["vector_b64"] for item in forged} < {item["vector_b64"] for item in ARTIFACTS}
+    assert ARTIFACTS[0]["vector_b64"] == "v0"
+
+
+@pytest.mark.parametrize(("n_mismatch", "fraud"), [(0, False), (4, True)])
+def test_the_expected_verdict_becomes_a_row(n_mismatch: int, fraud: bool) -> None:
+    figures = Figures(start_s=1)
+    check_verdict(verdict(n_mismatch, fraud), n_mismatch=n_mismatch, figures=figures, what="copy")
+    assert figures.rows == [
+        ("copy: mismatches, p-value", f"{n_mismatch}, 0.5: {'fraud found' if fraud else 'no fraud'}")
+    ]
+
+
+@pytest.mark.parametrize(("expected", "seen"), [(0, (1, False)), (0, (4, True)), (4, (4, False)), (4, (3, True))])
+def test_any_other_verdict_ends_the_demo(expected: int, seen: tuple[int, bool]) -> None:
+    with pytest.raises(DemoError, match=f"should show {expected} mismatches"):
+        check_verdict(verdict(*seen), n_mismatch=expected, figures=Figures(start_s=1), what="copy")
+
+
+def test_a_missing_engine_is_answered_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    answer = CliRunner().invoke(app, ["demo"])
+    assert answer.exit_code == 1
+    assert "The package vllm is not installed here: run `make setup`" in answer.output

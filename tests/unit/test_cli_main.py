@@ -1,0 +1,70 @@
+"""The command as a whole: quick help, one-line errors, exit codes."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cli.main import ProoflineGroup, app
+from poc_core.errors import ProoflineError, SpecError
+
+COMMANDS = ("up", "api", "worker", "courier", "round", "generate", "validate", "compute", "calibrate", "demo")
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    monkeypatch.setenv("COLUMNS", "200")  # so that help texts are not wrapped in the middle of what is looked for
+    return CliRunner()
+
+
+def test_help_lists_every_command(runner: CliRunner) -> None:
+    answer = runner.invoke(app, ["--help"])
+    assert answer.exit_code == 0
+    assert all(command in answer.output for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(runner: CliRunner, command: str) -> None:
+    answer = runner.invoke(app, [command, "--help"])
+    assert answer.exit_code == 0
+    assert "--help" in answer.output
+
+
+def test_an_unknown_option_is_a_usage_error(runner: CliRunner) -> None:
+    assert runner.invoke(app, ["up", "--no-such-option"]).exit_code == 2
+
+
+def test_words_before_the_dashes_are_refused(runner: CliRunner) -> None:
+    answer = runner.invoke(app, ["up", "--model", "tiny-qwen3", "tiny-llama"])
+    assert answer.exit_code == 2
+    assert "'tiny-llama' is not an option; vLLM's own arguments go to the end, after --." in answer.output
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ProoflineError("It broke; mend it."), 1), (SpecError("k_dim is wrong; correct it."), 2)]
+)
+def test_an_expected_error_is_one_line_and_an_exit_code(runner: CliRunner, error: ProoflineError, code: int) -> None:
+    small = typer.Typer(cls=ProoflineGroup)
+
+    @small.callback()
+    def group() -> None: ...
+
+    @small.command()
+    def broken() -> None:
+        raise error
+
+    answer = runner.invoke(small, ["broken"])
+    assert answer.exit_code == code
+    assert answer.output == f"error: {error}\n"
+
+
+def test_ctrl_c_ends_with_the_shells_code_for_it(runner: CliRunner) -> None:
+    small = typer.Typer(cls=ProoflineGroup)
+
+    @small.callback()
+    def group() -> None: ...
+
+    @small.command()
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert runner.invoke(small, ["interrupted"]).exit_code == 130

@@ -1,0 +1,95 @@
+import time
+
+import pytest
+
+from poc_core.encoding import decode_vector
+from poc_core.errors import ProoflineError, SpecError
+from poc_core.records import ProofSpec
+from workers.engines import load_engine
+from workers.engines.base import EngineOptions
+from workers.engines.synthetic import SyntheticEngine
+
+SPEC = ProofSpec(block_hash="block", public_key="key", seq_len=64)
+DISTANCE = ProofSpec(scheme="distance", block_hash="block", public_key="key", seq_len=64)
+
+
+@pytest.fixture
+def engine():
+    return SyntheticEngine("load-test", step_ms=0)
+
+
+def test_synthetic_takes_its_set_time(engine):
+    engine = SyntheticEngine("load-test", step_ms=40)
+    start = time.monotonic()
+    engine.compute(SPEC, list(range(32)))
+    assert 0.04 <= time.monotonic() - start < 0.2
+
+
+def test_synthetic_values_follow_from_spec_and_nonce(engine):
+    values = engine.compute(SPEC, [5, 6, 2**63 - 1])
+    assert engine.compute(SPEC, [2**63 - 1, 5]) == [values[2], values[0]]
+    assert len(set(values)) == 3
+    assert engine.compute(SPEC.model_copy(update={"block_hash": "other"}), [5]) != values[:1]
+
+
+def test_synthetic_artifacts_can_be_decoded(engine):
+    spec = SPEC.model_copy(update={"options": {"k_dim": 7}})
+    assert all(decode_vector(value, 7).shape == (7,) for value in engine.compute(spec, [0, 1]))
+
+
+def test_synthetic_distances_are_distances(engine):
+    assert all(0 < distance < 2 for distance in engine.compute(DISTANCE, list(range(100))))
+
+
+def test_synthetic_computes_nothing_for_no_nonces(engine):
+    assert engine.compute(SPEC, []) == engine.compute(DISTANCE, []) == []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC.model_copy(update={"scheme": "unknown"}),
+        SPEC.model_copy(update={"seq_len": 0}),
+        SPEC.model_copy(update={"options": {"k_dim": 0}}),
+    ],
+)
+def test_synthetic_refuses_bad_specs_like_an_engine(engine, spec):
+    with pytest.raises(SpecError):
+        engine.compute(spec, [1])
+
+
+def test_micro_batches_hold_no_more_tokens_than_allowed(engine):
+    tokens = engine.info.max_batch_tokens
+    spec = SPEC.model_copy(update={"seq_len": tokens // 3})
+    assert [list(batch) for batch in engine.micro_batches(spec, range(7))] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_a_nonce_longer_than_half_a_micro_batch_goes_alone(engine):
+    spec = SPEC.model_copy(update={"seq_len": engine.info.max_seq_len})
+    assert [list(batch) for batch in engine.micro_batches(spec, [4, 5])] == [[4], [5]]
+
+
+def test_a_seq_len_beyond_the_models_limit_is_refused_with_the_limit(engine):
+    limit = engine.info.max_seq_len
+    with pytest.raises(SpecError, match=f"from 1 to {limit} for model load-test, not {limit + 1}"):
+        engine.micro_batches(SPEC.model_copy(update={"seq_len": limit + 1}), [1])
+
+
+def test_load_engine_knows_engines_by_kind():
+    loaded = load_engine("synthetic", EngineOptions("some/model", served_model_name="m", step_ms=1))
+    assert (type(loaded).__name__, loaded.info.name) == ("SyntheticEngine", "m")
+    assert load_engine("synthetic", EngineOptions("some/model")).info.name == "some/model"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("magic", EngineOptions("m"), "use one of vllm, transformers, synthetic"),
+        ("transformers", EngineOptions("m", tensor_parallel=2), "need --engine vllm"),
+        ("synthetic", EngineOptions("m", pipeline_parallel=2), "need --engine vllm"),
+        ("synthetic", EngineOptions("m", vllm_args=("--seed", "1")), "takes none"),
+    ],
+)
+def test_load_engine_refuses_what_an_engine_cannot_do(kind, options, message):
+    with pytest.raises(ProoflineError, match=message):
+        load_engine(kind, options)

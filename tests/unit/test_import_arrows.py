@@ -1,0 +1,69 @@
+"""Imports point one way (docs/architecture.md): api -> poc_core <- workers, commands on top, vLLM only in workers/."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Never imported by what ships.
+TEST_CODE = {"tests", "bench", "pytest", "fakeredis"}
+# What each package must not import, not even inside a function.
+FORBIDDEN = {
+    "api": {"workers", "cli", "torch", "vllm", "transformers"} | TEST_CODE,
+    "poc_core": {"api", "workers", "cli", "fastapi", "starlette", "uvicorn", "celery", "kombu", "vllm", "transformers"}
+    | TEST_CODE,
+    "workers": {"api", "cli", "fastapi", "typer"} | TEST_CODE,
+    "cli": {"vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE,
+}
+# What depends on vLLM's version is in the first of these, what starts it in the second.
+USE_VLLM = {"workers/vllm_compat.py", "workers/engines/vllm.py"}
+# The proof arithmetic knows nothing of Redis, of settings or of what is stored.
+ARITHMETIC = {"calibration", "encoding", "nonces", "reflections", "rng", "schemes", "statistics", "validation"}
+
+
+def imported(path: Path) -> set[str]:
+    """The dotted names of the modules that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import: the arrows would be hard to see"
+            # `from workers import vllm_compat` imports a module too.
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def packages(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imported(path)}
+
+
+def modules(package: str) -> list[Path]:
+    found = sorted((ROOT / package).rglob("*.py"))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_no_module_imports_against_the_arrows(package: str) -> None:
+    wrong = {str(path.relative_to(ROOT)): packages(path) & FORBIDDEN[package] for path in modules(package)}
+    assert {name: found for name, found in wrong.items() if found} == {}
+
+
+def test_vllm_is_imported_by_two_modules_only() -> None:
+    users = {
+        str(path.relative_to(ROOT)) for package in FORBIDDEN for path in modules(package) if "vllm" in packages(path)
+    }
+    assert users == USE_VLLM
+
+
+def test_the_arithmetic_knows_nothing_of_redis() -> None:
+    files = [
+        path for path in modules("poc_core") if path.relative_to(ROOT / "poc_core").parts[0].split(".")[0] in ARITHMETIC
+    ]
+    assert len(files) > len(ARITHMETIC)  # each exists, and schemes/ is a package
+    for path in files:
+        strange = {name for name in imported(path) if name.startswith(("redis", "poc_core.state", "poc_core.settings"))}
+        assert strange == set(), path

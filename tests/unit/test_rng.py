@@ -1,0 +1,132 @@
+"""protocol.md, section 1, against the reference's numbers; and the fast path against the plain formulas."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from poc_core import rng
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "data/golden/primitives.json").read_text())
+CPU = torch.device("cpu")
+
+
+def as_uint32(bits: torch.Tensor) -> torch.Tensor:
+    return bits.long() & 0xFFFFFFFF
+
+
+def largest_difference(computed: torch.Tensor, expected: list) -> float:
+    return (computed - torch.tensor(expected)).abs().max().item()
+
+
+@pytest.mark.parametrize(("text", "seed"), GOLDEN["seed_from_string"].items())
+def test_seed_is_the_references(text, seed):
+    assert rng.seed_from_string(text) == seed
+
+
+def test_stronger_seeds_are_the_whole_digest():
+    seeds = rng.stronger_seeds_from_string("abc")
+    assert b"".join(seed.to_bytes(4, "big") for seed in seeds) == hashlib.sha256(b"abc").digest()
+    assert seeds[0] == rng.seed_from_string("abc")
+
+
+@pytest.mark.parametrize("case", GOLDEN["murmur3"], ids=lambda case: f"seed{case['seed']}")
+def test_hashes_are_the_references_exactly(case):
+    first, n = case["first_key"], len(case["hashes"])
+    keys = torch.arange(first, first + n)
+    assert rng.murmur3_plain(keys, case["seed"]).tolist() == case["hashes"]
+    # 16,777,221 keys: also beyond those whose seed-independent part is cached.
+    assert as_uint32(rng.hash_bits([case["seed"]], first + n, CPU))[0, first:].tolist() == case["hashes"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 31, 100_003])
+def test_fast_hash_is_the_plain_one(n):
+    seeds = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
+    plain = torch.stack([rng.murmur3_plain(torch.arange(n), seed) for seed in seeds])
+    assert torch.equal(as_uint32(rng.hash_bits(seeds, n, CPU)), plain)
+
+
+@pytest.mark.parametrize("case", GOLDEN["uniform"], ids=lambda case: f"seed{case['seed']}")
+def test_uniform_is_the_references(case):
+    assert largest_difference(rng.uniform([case["seed"]], case["n"], CPU)[0], case["values"]) <= 1e-6
+
+
+def test_uniform_rounds_the_hash_to_float32_before_dividing():
+    n = 1 << 16
+    plain = rng.murmur3_plain(torch.arange(n), 7).to(torch.float32) / 2.0**32
+    assert torch.equal(rng.uniform([7], n, CPU)[0], plain)
+
+
+@pytest.mark.parametrize("case", GOLDEN["normal"], ids=lambda case: f"n{case['n']}")
+def test_normal_is_the_references(case):
+    assert largest_difference(rng.normal([case["seed"]], case["n"], CPU)[0], case["values"]) <= 1e-6
+
+
+@pytest.mark.parametrize("case", GOLDEN["normal_tail"], ids=lambda case: f"n{case['n']}")
+def test_normal_is_the_references_far_into_the_sequence(case):
+    values = rng.normal([case["seed"]], case["n"], CPU)[0][case["indices"]]
+    assert largest_difference(values, case["values"]) <= 1e-6
+
+
+# Odd and even, around a chunk: where columns or rows are cut.
+CHUNK = rng._CHUNK_KEYS_CPU
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8192, CHUNK - 1, CHUNK + 2])
+def test_fast_normal_is_the_plain_one_bit_for_bit(n):
+    seeds = [3, 0xFFFFFFFF, 12345]
+    plain = torch.stack([rng.normal_plain(seed, n, CPU) for seed in seeds])
+    assert torch.equal(rng.normal(seeds, n, CPU), plain)
+
+
+def test_normal_rounds_once_to_the_dtype():
+    exact = rng.normal([5, 6], 1001, CPU)
+    assert torch.equal(rng.normal([5, 6], 1001, CPU, dtype=torch.bfloat16), exact.to(torch.bfloat16))
+
+
+def test_normal_of_nothing_is_empty():
+    assert rng.normal([], 5, CPU).shape == (0, 5)
+    assert rng.normal([1], 0, CPU).shape == (1, 0)
+
+
+def test_a_hash_of_zero_gives_a_finite_normal(monkeypatch):
+    zeros = torch.zeros(4, dtype=torch.int32)
+    monkeypatch.setattr(rng, "_mix_", lambda h, scratch: h.zero_())
+    z0, _ = rng._box_muller(zeros.clone(), zeros.clone())
+    assert torch.isfinite(z0).all()
+
+
+@pytest.mark.parametrize("name", ["inputs", "inputs_stronger_rng"])
+def test_inputs_are_the_references(name):
+    case = GOLDEN[name]
+    x = rng.inputs(
+        case["block_hash"],
+        case["public_key"],
+        case["nonces"],
+        case["seq_len"],
+        case["dim"],
+        CPU,
+        torch.float32,
+        stronger_rng=name == "inputs_stronger_rng",
+    )
+    assert largest_difference(x, case["values"]) <= 1e-6
+
+
+@pytest.mark.parametrize("stronger_rng", [False, True])
+def test_inputs_of_a_nonce_do_not_depend_on_its_batch(stronger_rng):
+    def make(nonces: list[int]) -> torch.Tensor:
+        return rng.inputs("block", "key", nonces, 5, 13, CPU, torch.float32, stronger_rng)
+
+    batch = make([4, 2**63 - 1, 0])
+    assert all(torch.equal(batch[i : i + 1], make([nonce])) for i, nonce in enumerate([4, 2**63 - 1, 0]))
+
+
+def test_stronger_inputs_smaller_than_eight_segments():
+    assert rng.inputs("block", "key", [0], 1, 9, CPU, torch.float32, stronger_rng=True).isfinite().all()
+
+
+def test_the_key_cache_is_bounded():
+    rng.hash_bits([1], rng._CACHED_KEYS + 1, CPU)
+    assert rng._key_cache[CPU].shape[0] <= rng._CACHED_KEYS

@@ -1,0 +1,87 @@
+"""Settings come from POC_ variables and say what is wrong with them."""
+
+import pytest
+
+from poc_core.errors import SettingsError
+from poc_core.queues import celery_config
+from poc_core.settings import Settings, load_settings
+
+
+def test_the_names_that_operators_know_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "POC_BATCH_SIZE_DEFAULT": 16,
+        "POC_MAX_QUEUED_NONCES": 500,
+        "POC_GENERATE_CHUNK_TIMEOUT_SEC": 30,
+        "POC_GENERATE_RESULT_TTL_SEC": 60,
+        "POC_CALLBACK_INTERVAL_SEC": 2,
+        "POC_CALLBACK_MAX_ARTIFACTS": 1000,
+        "POC_CALLBACK_MAX_RETRIES": 7,
+        "POC_RPC_TIMEOUT_MS": 5000,
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    settings = load_settings()
+    assert {name: getattr(settings, name.removeprefix("POC_").lower()) for name in values} == values
+
+
+def test_the_defaults_are_those_of_the_protocol() -> None:
+    settings = Settings()
+    assert (settings.batch_size_default, settings.max_queued_nonces) == (32, 100_000)
+    assert (settings.generate_chunk_timeout_sec, settings.generate_result_ttl_sec) == (60, 300)
+    assert (settings.callback_interval_sec, settings.callback_max_artifacts) == (5, 1_000_000)
+    assert settings.rpc_timeout_ms == 60_000
+
+
+def test_a_given_value_wins_over_the_environment_and_none_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POC_REDIS_URL", "redis://env:1/0")
+    assert load_settings(redis_url="redis://given:1/0").redis_url == "redis://given:1/0"
+    assert load_settings(redis_url=None).redis_url == "redis://env:1/0"
+
+
+def test_every_bad_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POC_BATCH_SIZE_DEFAULT", "many")
+    monkeypatch.setenv("POC_RPC_TIMEOUT_MS", "-1")
+    with pytest.raises(SettingsError, match=r"POC_BATCH_SIZE_DEFAULT: .*POC_RPC_TIMEOUT_MS: "):
+        load_settings()
+
+
+@pytest.mark.parametrize("url", ["http://secret@here", "redis://secret@here:port", "unix:///secret", ""])
+def test_a_bad_redis_url_is_refused_without_showing_its_password(url: str) -> None:
+    with pytest.raises(SettingsError, match="POC_REDIS_URL: must look like redis://host:port/db") as refusal:
+        load_settings(redis_url=url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_heartbeat_that_may_not_come_late_is_refused() -> None:
+    with pytest.raises(SettingsError, match="POC_HEARTBEAT_S must be at most half of POC_WORKER_TTL_S"):
+        load_settings(heartbeat_s=6)
+
+
+def test_a_visibility_timeout_within_one_engine_call_is_refused() -> None:
+    with pytest.raises(SettingsError, match="POC_VISIBILITY_TIMEOUT_S must exceed POC_RPC_TIMEOUT_MS"):
+        load_settings(visibility_timeout_s=60)
+
+
+def test_every_setting_has_a_unit_or_a_reason() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_celery_accepts_json_only_and_acknowledges_late() -> None:
+    config = celery_config(Settings(visibility_timeout_s=90))
+    assert (config["accept_content"], config["task_serializer"]) == (["json"], "json")
+    assert config["task_acks_late"]
+    assert config["broker_transport_options"]["visibility_timeout"] == 90
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [("yield", ("yield", 0)), ("exclusive", ("exclusive", 0)), ("off", ("off", 0)), ("share:0.3", ("share", 0.3))],
+)
+def test_chat_policies(text: str, policy: tuple[str, float]) -> None:
+    assert Settings(chat_policy=text).chat == policy
+
+
+@pytest.mark.parametrize("text", ["", "Yield", "yield:", "off:1", "share", "share:", "share:0", "share:1", "share:nan"])
+def test_a_policy_that_there_is_not_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="must be yield, exclusive, off, or share:F"):
+        load_settings(chat_policy=text)

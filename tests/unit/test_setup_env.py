@@ -1,0 +1,106 @@
+"""scripts/setup_env.py, with pip and the environment replaced by notes of what it would have done."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import setup_env
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a run does, in order, in an environment that lies under tmp_path and starts out empty."""
+    done: list[str] = []
+    venv = tmp_path / ".venv"
+
+    def make_venv() -> None:
+        done.append("venv")
+        (venv / "bin").mkdir(parents=True, exist_ok=True)
+        (venv / "bin" / "python").touch()
+
+    monkeypatch.setattr(setup_env, "VENV", venv)
+    monkeypatch.setattr(setup_env, "VENV_PYTHON", venv / "bin" / "python")
+    monkeypatch.setattr(setup_env, "STATE", venv / "proofline-setup")
+    monkeypatch.setattr(setup_env, "_make_venv", make_venv)
+    monkeypatch.setattr(setup_env, "_pip_works", lambda: (venv / "bin" / "python").exists())
+    monkeypatch.setattr(setup_env, "_redis_at_hand", lambda: True)
+    monkeypatch.setattr(setup_env, "_install", lambda engine: done.append(f"install {engine}"))
+    monkeypatch.setattr(sys, "argv", ["setup_env.py"])
+    return done
+
+
+def fail(_engine: str) -> None:
+    raise setup_env.SetupError("no network")
+
+
+def test_a_fresh_checkout_gets_the_cpu_engine(steps: list[str]) -> None:
+    setup_env.main()
+    assert steps == ["venv", "install cpu"]
+
+
+def test_a_second_run_does_nothing(steps: list[str]) -> None:
+    setup_env.main()
+    steps.clear()
+    setup_env.main()
+    assert steps == []
+
+
+def test_changed_dependencies_are_installed_into_the_same_environment(
+    steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup_env.main()
+    steps.clear()
+    monkeypatch.setattr(setup_env, "_fingerprint", lambda: "of another pyproject.toml")
+    setup_env.main()
+    assert steps == ["install cpu"]
+
+
+def test_a_failed_installation_is_taken_up_again(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(setup_env, "_install", fail)
+        with pytest.raises(setup_env.SetupError):
+            setup_env.main()
+    steps.clear()
+    setup_env.main()
+    assert steps == ["install cpu"]
+
+
+@pytest.mark.parametrize("left_behind", ["cpu installing", "cpu", ""])
+def test_a_killed_installation_starts_anew(steps: list[str], left_behind: str) -> None:
+    setup_env.main()
+    steps.clear()
+    setup_env.STATE.write_text(left_behind)
+    setup_env.main()
+    assert steps == ["venv", "install cpu"]
+
+
+def test_the_other_engine_gets_a_new_environment_and_stays(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    setup_env.main()
+    steps.clear()
+    monkeypatch.setattr(sys, "argv", ["setup_env.py", "gpu"])
+    setup_env.main()
+    monkeypatch.setattr(sys, "argv", ["setup_env.py"])
+    setup_env.main()
+    assert steps == ["venv", "install gpu"]
+
+
+def test_an_unknown_engine_is_refused(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["setup_env.py", "tpu"])
+    with pytest.raises(setup_env.SetupError, match="cpu or gpu"):
+        setup_env.main()
+    assert steps == []
+
+
+def test_the_cpu_engine_never_takes_torch_from_pypi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_env, "_redis_at_hand", lambda: False)
+    monkeypatch.setattr(setup_env.sys, "platform", "linux")
+    monkeypatch.setattr(setup_env.platform, "machine", lambda: "x86_64")
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(setup_env, "_pip", lambda *arguments: calls.append(arguments))
+    setup_env._install("cpu")
+    installs = [call for call in calls if call[0] == "install"]
+    assert "torch" in installs[0]
+    assert "redis-binary" in " ".join(installs[1])
+    assert all(str(setup_env.CONSTRAINTS) in call for call in installs)
+    assert "torch==2.13.0+cpu" in setup_env.CONSTRAINTS.read_text()

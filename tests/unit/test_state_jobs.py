@@ -1,0 +1,386 @@
+"""The life of a job in Redis."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from poc_core.errors import QueueFullError
+from poc_core.nonces import MAX_NONCE
+from poc_core.records import JobStatus
+from poc_core.state import Claim, JobStore, Refusal, WorkerRegistry
+from poc_core.state.jobs import MAX_LOSSES
+from tests.samples import MODEL, SPEC, Clock, new_job
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def a_worker(serve: Serve) -> None:
+    serve("w1")
+
+
+def compute(jobs: JobStore, job_id: str, index: int, worker: str = "w1") -> bool:
+    claim = jobs.claim(job_id, index, worker)
+    assert isinstance(claim, Claim)
+    return jobs.complete(job_id, index, [f"v{nonce}" for nonce in claim.nonces])
+
+
+def result(jobs: JobStore, job_id: str) -> dict[str, Any]:
+    body = jobs.result_body(job_id)
+    assert body is not None
+    answer: dict[str, Any] = json.loads(body)
+    return answer
+
+
+def status(jobs: JobStore, job_id: str) -> JobStatus:
+    record = jobs.read(job_id)
+    assert record is not None
+    return record.status
+
+
+def test_a_new_job_is_queued_and_knows_its_request(jobs: JobStore, clock: Clock) -> None:
+    record = jobs.read(jobs.create(new_job([5, 6, 7])))
+    assert record is not None
+    assert (record.status, record.model, record.spec) == (JobStatus.QUEUED, MODEL, SPEC)
+    assert (record.n_total, record.n_done, record.n_batches) == (3, 0, 2)
+    assert (record.created_at, record.started_at) == (clock.now, None)
+
+
+def test_an_unknown_job_reads_as_none(jobs: JobStore) -> None:
+    assert jobs.read("0" * 32) is None
+    assert jobs.result_body("0" * 32) is None
+
+
+def test_batches_hold_the_nonces_in_order_and_exactly(jobs: JobStore) -> None:
+    nonces = [MAX_NONCE, 0, MAX_NONCE - 1, 2**53 + 1, 9]
+    job_id = jobs.create(new_job(nonces, batch_size=2))
+    claims = [jobs.claim(job_id, index, "w1") for index in range(3)]
+    assert [nonce for claim in claims if isinstance(claim, Claim) for nonce in claim.nonces] == nonces
+
+
+def test_the_first_claim_sets_the_job_running(jobs: JobStore, clock: Clock) -> None:
+    job_id = jobs.create(new_job([1, 2, 3]))
+    clock.now += 5
+    jobs.claim(job_id, 0, "w1")
+    clock.now += 5
+    jobs.claim(job_id, 1, "w1")
+    record = jobs.read(job_id)
+    assert record is not None
+    assert (record.status, record.started_at) == (JobStatus.RUNNING, clock.now - 5)
+
+
+def test_a_batch_is_held_while_its_worker_lives(jobs: JobStore, serve: Serve) -> None:
+    serve("w2")
+    job_id = jobs.create(new_job([1]))
+    jobs.claim(job_id, 0, "w1")
+    assert jobs.claim(job_id, 0, "w2") is Refusal.HELD
+    assert jobs.claim(job_id, 0, "w1") is Refusal.HELD
+
+
+def test_a_dead_workers_batch_goes_to_the_next_that_asks(jobs: JobStore, serve: Serve, workers: WorkerRegistry) -> None:
+    serve("w2")
+    job_id = jobs.create(new_job([1]))
+    jobs.claim(job_id, 0, "w1")
+    workers.remove("w1")
+    assert isinstance(jobs.claim(job_id, 0, "w2"), Claim)
+
+
+def test_a_lease_that_its_live_worker_forgot_ends_by_age(jobs: JobStore, settings: Any, clock: Clock) -> None:
+    job_id = jobs.create(new_job([1]))
+    jobs.claim(job_id, 0, "w1")
+    clock.now += settings.visibility_timeout_s
+    assert jobs.orphans(job_id) == []
+    clock.now += 1
+    assert jobs.orphans(job_id) == [0]
+    assert isinstance(jobs.claim(job_id, 0, "w1"), Claim)
+
+
+def test_done_ended_and_unknown_batches_are_not_claimed(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1, 2, 3]))
+    compute(jobs, job_id, 0)
+    assert jobs.claim(job_id, 0, "w1") is Refusal.DONE
+    jobs.cancel(job_id)
+    assert jobs.claim(job_id, 1, "w1") is Refusal.ENDED
+    assert jobs.claim("0" * 32, 0, "w1") is Refusal.GONE
+
+
+def test_only_the_last_batch_completes_the_job(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
+    assert [compute(jobs, job_id, index) for index in (2, 0, 1)] == [False, False, True]
+
+
+def test_the_result_lists_artifacts_in_the_order_of_the_request(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([MAX_NONCE, 3, 1]))
+    compute(jobs, job_id, 1)
+    compute(jobs, job_id, 0)
+    assert jobs.finish(job_id)
+    assert result(jobs, job_id) == {
+        "status": "completed",
+        "request_id": job_id,
+        "artifacts": [{"nonce": n, "vector_b64": f"v{n}"} for n in (MAX_NONCE, 3, 1)],
+        "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
+    }
+
+
+def test_the_result_of_a_large_job_is_read_in_pieces(jobs: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poc_core.state.jobs._READ_CHUNK", 5)
+    nonces = list(range(100, 83, -1))
+    job_id = jobs.create(new_job(nonces, batch_size=2))
+    for index in range(9):
+        compute(jobs, job_id, index)
+    assert jobs.finish(job_id)
+    assert [(a["nonce"], a["vector_b64"]) for a in result(jobs, job_id)["artifacts"]] == [(n, f"v{n}") for n in nonces]
+
+
+def test_values_may_hold_commas_and_line_ends(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1, 2]))
+    jobs.claim(job_id, 0, "w1")
+    jobs.complete(job_id, 0, ["a,b", "c\nd"])
+    assert jobs.finish(job_id)
+    assert [artifact["vector_b64"] for artifact in result(jobs, job_id)["artifacts"]] == ["a,b", "c\nd"]
+
+
+def test_completing_a_batch_twice_changes_nothing(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1, 2, 3]))
+    compute(jobs, job_id, 0)
+    assert not jobs.complete(job_id, 0, ["other", "values"])
+    record = jobs.read(job_id)
+    assert record is not None
+    assert (record.n_done, jobs.queued_nonces(), jobs.total_processed()) == (2, 1, 2)
+    compute(jobs, job_id, 1)
+    jobs.finish(job_id)
+    assert [artifact["vector_b64"] for artifact in result(jobs, job_id)["artifacts"]] == ["v1", "v2", "v3"]
+
+
+def test_a_repeated_last_completion_still_asks_for_the_finish(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1]))
+    compute(jobs, job_id, 0)
+    assert jobs.complete(job_id, 0, ["v1"])
+
+
+def test_values_that_do_not_match_the_batch_are_refused(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1, 2]))
+    jobs.claim(job_id, 0, "w1")
+    for values in (["one"], ["one", "two", "three"]):
+        with pytest.raises(Exception, match="another number of nonces"):
+            jobs.complete(job_id, 0, list(values))
+    assert jobs.pending(job_id) == []
+
+
+def test_a_job_is_finished_exactly_once(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1, 2, 3]))
+    assert not jobs.finish(job_id)
+    compute(jobs, job_id, 0)
+    assert not jobs.finish(job_id)
+    compute(jobs, job_id, 1)
+    assert [jobs.finish(job_id), jobs.finish(job_id)] == [True, False]
+    assert status(jobs, job_id) is JobStatus.COMPLETED
+
+
+def test_excluded_nonces_are_left_out_and_listed(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1, 2]))
+    jobs.claim(job_id, 0, "w1")
+    jobs.complete(job_id, 0, [None, "v2"])
+    jobs.finish(job_id)
+    answer = result(jobs, job_id)
+    assert answer["excluded_nonces"] == [1]
+    assert answer["artifacts"] == [{"nonce": 2, "vector_b64": "v2"}]
+
+
+def test_a_finished_job_leaves_only_its_hash_for_the_result_ttl(jobs: JobStore, redis: Redis, settings: Any) -> None:
+    job_id = jobs.create(new_job([1], claimed=None))
+    compute(jobs, job_id, 0)
+    jobs.finish(job_id)
+    assert list(redis.scan_iter("poc:job:*")) == [f"poc:job:{job_id}".encode()]
+    assert 0 < int(redis.ttl(f"poc:job:{job_id}")) <= settings.generate_result_ttl_sec
+    assert jobs.active_jobs(MODEL) == []
+
+
+def test_every_key_has_a_ttl_at_every_step(jobs: JobStore, redis: Redis) -> None:
+    def assert_all_expire() -> None:
+        assert [key for key in redis.scan_iter("*") if int(redis.ttl(key)) < 0] == []
+
+    job_id = jobs.create(new_job([1, 2, 3], claimed={1: "a", 2: "b", 3: "c"}))
+    assert_all_expire()
+    jobs.claim(job_id, 0, "w1")
+    assert_all_expire()
+    jobs.release(job_id, 0, "w1", lost_engine=True)
+    assert_all_expire()
+    compute(jobs, job_id, 1)
+    assert_all_expire()
+    jobs.recount()
+    jobs.fail(job_id, "broken")
+    assert_all_expire()
+
+
+def test_a_job_that_does_not_fit_into_the_queue_leaves_nothing(jobs: JobStore, redis: Redis) -> None:
+    jobs.create(new_job(list(range(900))))
+    before = set(redis.scan_iter("*"))
+    with pytest.raises(QueueFullError, match=r"900 nonces wait already.*at most 100 now"):
+        jobs.create(new_job(list(range(101))))
+    assert set(redis.scan_iter("*")) == before
+    jobs.create(new_job(list(range(100))))
+    assert jobs.queued_nonces() == 1000
+
+
+def test_a_race_for_the_last_place_in_the_queue_is_decided_in_redis(
+    jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.create(new_job(list(range(900))))
+    before = set(redis.scan_iter("*"))
+    monkeypatch.setattr(jobs, "queued_nonces", lambda: 0)  # as it was before the other request came
+    with pytest.raises(QueueFullError, match="900 nonces wait already"):
+        jobs.create(new_job(list(range(101))))
+    assert set(redis.scan_iter("*")) == before
+
+
+def test_more_nonces_than_may_ever_wait_must_be_split(jobs: JobStore) -> None:
+    with pytest.raises(QueueFullError, match="split the request"):
+        jobs.create(new_job(list(range(1001))))
+
+
+def test_computing_makes_room_in_the_queue(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1, 2, 3]))
+    compute(jobs, job_id, 0)
+    assert jobs.queued_nonces() == 1
+    compute(jobs, job_id, 1)
+    jobs.finish(job_id)
+    assert jobs.queued_nonces() == 0
+
+
+def test_cancelling_makes_room_for_what_was_not_computed(jobs: JobStore) -> None:
+    jobs.create(new_job([10]))
+    job_id = jobs.create(new_job([1, 2, 3]))
+    compute(jobs, job_id, 0)
+    assert jobs.cancel(job_id)
+    assert (status(jobs, job_id), jobs.queued_nonces()) == (JobStatus.CANCELLED, 1)
+    assert not jobs.cancel(job_id)
+
+
+def test_what_is_completed_after_the_end_is_dropped(jobs: JobStore, redis: Redis) -> None:
+    job_id = jobs.create(new_job([1]))
+    jobs.claim(job_id, 0, "w1")
+    jobs.cancel(job_id)
+    assert not jobs.complete(job_id, 0, ["late"])
+    assert jobs.total_processed() == 0
+    assert not redis.exists(f"poc:job:{job_id}:values")
+
+
+def test_stop_cancels_queued_and_running_jobs_of_all_models_but_no_completed_one(jobs: JobStore) -> None:
+    completed, running, queued = (jobs.create(new_job([n, n + 1, n + 2])) for n in (0, 10, 20))
+    other = jobs.create(new_job([1], model="other"))
+    for index in (0, 1):
+        compute(jobs, completed, index)
+    jobs.finish(completed)
+    compute(jobs, running, 0)
+    assert set(jobs.cancel_queued()) == {running, queued, other}
+    assert status(jobs, completed) is JobStatus.COMPLETED
+    assert {status(jobs, job_id) for job_id in (running, queued, other)} == {JobStatus.CANCELLED}
+    assert jobs.queued_nonces() == 0
+
+
+def test_a_failed_job_says_why(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1]))
+    assert jobs.fail(job_id, "the engine said no")
+    record = jobs.read(job_id)
+    assert record is not None
+    assert (record.status, record.error) == (JobStatus.FAILED, "the engine said no")
+
+
+def test_a_released_batch_waits_again(jobs: JobStore, serve: Serve) -> None:
+    serve("w2")
+    job_id = jobs.create(new_job([1, 2, 3]))
+    jobs.claim(job_id, 0, "w1")
+    assert jobs.pending(job_id) == [1]
+    assert jobs.release(job_id, 0, "w1")
+    assert jobs.pending(job_id) == [0, 1]
+    assert isinstance(jobs.claim(job_id, 0, "w2"), Claim)
+
+
+def test_only_the_holder_can_release(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1]))
+    jobs.claim(job_id, 0, "w1")
+    assert not jobs.release(job_id, 0, "w2")
+    assert jobs.pending(job_id) == []
+
+
+def test_a_batch_that_loses_three_engines_fails_its_job(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1, 2, 3]))
+    for _ in range(MAX_LOSSES - 1):
+        jobs.claim(job_id, 1, "w1")
+        assert jobs.release(job_id, 1, "w1", lost_engine=True)
+    jobs.claim(job_id, 1, "w1")
+    assert not jobs.release(job_id, 1, "w1", lost_engine=True)
+    record = jobs.read(job_id)
+    assert record is not None
+    assert record.status is JobStatus.FAILED
+    assert "Batch 1 was given up after 3 workers" in str(record.error)
+    assert jobs.queued_nonces() == 0
+
+
+def test_releasing_without_a_lost_engine_never_fails_a_job(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1]))
+    for _ in range(2 * MAX_LOSSES):
+        jobs.claim(job_id, 0, "w1")
+        assert jobs.release(job_id, 0, "w1")
+
+
+def test_orphans_are_the_batches_of_dead_workers(jobs: JobStore, serve: Serve, workers: WorkerRegistry) -> None:
+    serve("w2")
+    job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
+    jobs.claim(job_id, 0, "w1")
+    jobs.claim(job_id, 2, "w2")
+    assert jobs.orphans(job_id) == []
+    workers.remove("w1")
+    assert jobs.orphans(job_id) == [0]
+    assert jobs.orphans(job_id) == []
+    assert jobs.pending(job_id) == [0, 1]
+
+
+def test_a_batch_that_kills_its_workers_fails_its_job(jobs: JobStore, serve: Serve, workers: WorkerRegistry) -> None:
+    job_id = jobs.create(new_job([1]))
+    for worker_id in ("a", "b", "c"):
+        serve(worker_id)
+        jobs.claim(job_id, 0, worker_id)
+        workers.remove(worker_id)
+        jobs.orphans(job_id)
+    assert status(jobs, job_id) is JobStatus.FAILED
+
+
+def test_pending_batches_can_be_limited(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job(list(range(100)), batch_size=1))
+    assert jobs.pending(job_id, limit=3) == [0, 1, 2]
+
+
+def test_a_job_that_nobody_finished_is_found(jobs: JobStore) -> None:
+    left, open_ = jobs.create(new_job([1])), jobs.create(new_job([2]))
+    compute(jobs, left, 0)
+    assert jobs.unfinished(MODEL) == [left]
+    jobs.finish(left)
+    assert jobs.unfinished(MODEL) == []
+    assert jobs.active_jobs(MODEL) == [open_]
+
+
+def test_recounting_forgets_expired_jobs(jobs: JobStore, redis: Redis) -> None:
+    expired, alive = jobs.create(new_job([1, 2, 3])), jobs.create(new_job([4, 5]))
+    redis.delete(f"poc:job:{expired}")
+    assert jobs.queued_nonces() == 5
+    assert jobs.recount() == 2
+    assert jobs.queued_nonces() == 2
+    assert jobs.active_jobs(MODEL) == [alive]
+
+
+def test_the_rate_is_that_of_the_last_ten_seconds(jobs: JobStore, clock: Clock) -> None:
+    job_id = jobs.create(new_job(list(range(100)), batch_size=20))
+    compute(jobs, job_id, 0)
+    clock.now += 9
+    compute(jobs, job_id, 1)
+    clock.now += 1
+    assert (jobs.nonces_per_second(), jobs.total_processed()) == (4.0, 40)
+    clock.now += 1
+    assert jobs.nonces_per_second() == 2.0
+    clock.now += 9
+    assert (jobs.nonces_per_second(), jobs.total_processed()) == (0.0, 40)

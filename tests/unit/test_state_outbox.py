@@ -1,0 +1,549 @@
+"""What waits for receivers: payloads that stay what they are until they are delivered."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from poc_core.nonces import MAX_NONCE
+from poc_core.records import NewJob, RoundRecord, RoundState
+from poc_core.settings import Settings
+from poc_core.state import Claim, JobStore, Outbox, RoundStore
+from poc_core.state.outbox import FIRST_BACKOFF_S, LAST_BACKOFF_S, LOCK_S, Delivery
+from poc_core.state.rounds import Lease
+from tests.samples import DISTANCE_SPEC, K_DIM, MODEL, REQUEST, SPEC, Clock, round_config
+
+URL = "http://receiver:9000/poc"
+VECTOR = "A" * 32  # 24 bytes of zeros
+
+
+@pytest.fixture(autouse=True)
+def a_worker(serve: Callable[..., Any]) -> None:
+    serve("w1")
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(callback_max_artifacts=10)
+
+
+def start(rounds: RoundStore, **changes: Any) -> RoundRecord:
+    record = rounds.read(rounds.store(round_config(**changes), RoundState.GENERATING))
+    assert record is not None
+    return record
+
+
+def compute(rounds: RoundStore, record: RoundRecord, places: int = 4) -> Lease:
+    lease = rounds.lease(record, "w1", places)
+    assert isinstance(lease, Lease)
+    rounds.complete(lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
+    return lease
+
+
+def take(outbox: Outbox, outbox_id: str) -> Delivery:
+    delivery = outbox.take(outbox_id)
+    assert delivery is not None
+    return delivery
+
+
+def content(delivery: Delivery) -> dict[str, Any]:
+    decoded: dict[str, Any] = json.loads(delivery.body)
+    return decoded
+
+
+def nonces_of(delivery: Delivery) -> list[int]:
+    return [artifact["nonce"] for artifact in content(delivery)["artifacts"]]
+
+
+def interval_passes(clock: Clock, settings: Settings) -> None:
+    clock.now += settings.callback_interval_sec
+
+
+@pytest.fixture
+def waiting(rounds: RoundStore, clock: Clock, settings: Settings) -> RoundRecord:
+    """A round of which four artifacts are due."""
+    record = start(rounds)
+    compute(rounds, record)
+    interval_passes(clock, settings)
+    return record
+
+
+# Payloads.
+
+
+def test_a_payload_of_artifacts_is_what_the_protocol_says(outbox: Outbox, waiting: RoundRecord) -> None:
+    delivery = take(outbox, waiting.round_id)
+    assert delivery.url == f"{URL}/generated"
+    assert content(delivery) == {
+        "public_key": "key",
+        "block_hash": "block",
+        "block_height": 7,
+        "node_id": 0,
+        "artifacts": [{"nonce": nonce, "vector_b64": f"v{nonce}"} for nonce in range(4)],
+        "encoding": {"dtype": "f16", "k_dim": K_DIM, "endian": "le"},
+        "payload_id": f"{waiting.round_id}-0",
+    }
+
+
+def test_a_payload_of_distances_is_what_the_protocol_says(
+    rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
+) -> None:
+    record = start(rounds, spec=DISTANCE_SPEC, r_target=1.4)
+    lease = rounds.lease(record, "w1", 3)
+    assert isinstance(lease, Lease)
+    rounds.complete(lease, "w1", [1.25, 1.5, 1.375])
+    interval_passes(clock, settings)
+    assert content(take(outbox, record.round_id)) == {
+        "public_key": "key",
+        "block_hash": "block",
+        "block_height": 7,
+        "node_id": 0,
+        "r_target": 1.4,
+        "nonces": [0, 2],
+        "dist": [1.25, 1.375],
+        "payload_id": f"{record.round_id}-0",
+    }
+
+
+def test_a_slash_at_the_urls_end_does_no_harm(
+    rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
+) -> None:
+    record = start(rounds, url=URL + "/")
+    compute(rounds, record)
+    interval_passes(clock, settings)
+    assert take(outbox, record.round_id).url == f"{URL}/generated"
+
+
+def test_the_largest_nonces_keep_their_last_digit(
+    rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
+) -> None:
+    record = start(rounds, node_id=MAX_NONCE - 2**62, node_count=2**62)
+    compute(rounds, record)
+    interval_passes(clock, settings)
+    assert nonces_of(take(outbox, record.round_id)) == [2**62 - 1, MAX_NONCE]
+
+
+def test_payloads_come_in_order_and_hold_at_most_callback_max_artifacts(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, clock: Clock, settings: Settings
+) -> None:
+    for _ in range(5):
+        compute(rounds, waiting)
+    payloads = []
+    while (delivery := outbox.take(waiting.round_id)) is not None:
+        payloads.append(nonces_of(delivery))
+        outbox.delivered(delivery)
+        interval_passes(clock, settings)
+    assert payloads == [list(range(8)), list(range(8, 16)), list(range(16, 24))]
+
+
+def test_a_lease_larger_than_a_payload_is_divided(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, clock: Clock, settings: Settings
+) -> None:
+    compute(rounds, waiting, places=25)
+    sizes = []
+    while (delivery := outbox.take(waiting.round_id)) is not None:
+        sizes.append(len(nonces_of(delivery)))
+        outbox.delivered(delivery)
+        interval_passes(clock, settings)
+    assert max(sizes) <= 10
+    assert sum(sizes) == 29
+
+
+def test_payloads_are_numbered(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, clock: Clock, settings: Settings
+) -> None:
+    first = take(outbox, waiting.round_id)
+    outbox.delivered(first)
+    compute(rounds, waiting)
+    interval_passes(clock, settings)
+    second = take(outbox, waiting.round_id)
+    assert [first.payload_id, second.payload_id] == [f"{waiting.round_id}-0", f"{waiting.round_id}-1"]
+
+
+def test_a_payload_stays_the_same_over_failures_whatever_is_added(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, clock: Clock
+) -> None:
+    bodies = set()
+    for _ in range(5):
+        delivery = take(outbox, waiting.round_id)
+        bodies.add(delivery.body)
+        outbox.failed(delivery, "500")
+        compute(rounds, waiting)
+        clock.now += LAST_BACKOFF_S
+    assert len(bodies) == 1
+
+
+def test_a_payload_stays_the_same_when_its_courier_died(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, clock: Clock
+) -> None:
+    died_with = take(outbox, waiting.round_id)
+    compute(rounds, waiting)
+    clock.now += LOCK_S
+    assert take(outbox, waiting.round_id).body == died_with.body
+
+
+def test_delivered_removes_exactly_what_was_taken(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, clock: Clock, settings: Settings
+) -> None:
+    delivery = take(outbox, waiting.round_id)
+    compute(rounds, waiting)
+    assert outbox.delivered(delivery)
+    interval_passes(clock, settings)
+    assert nonces_of(take(outbox, waiting.round_id)) == [4, 5, 6, 7]
+
+
+def test_the_status_counts_what_waits_and_what_was_delivered(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord
+) -> None:
+    delivery = take(outbox, waiting.round_id)
+    compute(rounds, waiting, places=3)
+    outbox.delivered(delivery)
+    status = outbox.status(waiting.round_id)
+    assert (status.waiting, status.delivered, status.dropped, status.failures) == (3, 4, 0, 0)
+
+
+def test_an_unknown_outbox_has_nothing(outbox: Outbox) -> None:
+    assert outbox.take("0" * 32) is None
+    assert outbox.status("0" * 32).waiting == 0
+
+
+# When.
+
+
+def test_the_first_payload_is_due_an_interval_after_its_first_artifact(
+    rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
+) -> None:
+    record = start(rounds)
+    compute(rounds, record)
+    clock.now += settings.callback_interval_sec - 0.1
+    compute(rounds, record)
+    assert outbox.due() == []
+    clock.now += 0.1
+    assert outbox.due() == [record.round_id]
+
+
+def test_after_a_delivery_the_next_is_due_an_interval_later(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, clock: Clock, settings: Settings
+) -> None:
+    delivery = take(outbox, waiting.round_id)
+    compute(rounds, waiting)
+    outbox.delivered(delivery)
+    assert outbox.take(waiting.round_id) is None
+    interval_passes(clock, settings)
+    assert outbox.due() == [waiting.round_id]
+
+
+def test_an_outbox_that_is_empty_is_never_due(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
+    outbox.delivered(take(outbox, waiting.round_id))
+    clock.now += 1000
+    assert outbox.due() == []
+
+
+def test_the_rest_is_due_at_once_when_the_round_stops(rounds: RoundStore, outbox: Outbox, clock: Clock) -> None:
+    record = start(rounds)
+    compute(rounds, record)
+    rounds.switch(record, RoundState.STOPPED)
+    assert outbox.due() == [record.round_id]
+
+
+def test_of_a_stopped_round_payload_follows_payload(rounds: RoundStore, outbox: Outbox, waiting: RoundRecord) -> None:
+    for _ in range(5):
+        compute(rounds, waiting)
+    rounds.switch(waiting, RoundState.STOPPED)
+    arrived = []
+    while (delivery := outbox.take(waiting.round_id)) is not None:
+        arrived += nonces_of(delivery)
+        outbox.delivered(delivery)
+    assert arrived == list(range(24))
+
+
+def test_the_last_values_of_a_stopped_round_do_not_wait_for_an_interval(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord
+) -> None:
+    in_hand = rounds.lease(waiting, "w1", 4)
+    assert isinstance(in_hand, Lease)
+    rounds.switch(waiting, RoundState.STOPPED)
+    outbox.delivered(take(outbox, waiting.round_id))
+    rounds.complete(in_hand, "w1", [f"v{nonce}" for nonce in in_hand.nonces])
+    assert outbox.due() == [waiting.round_id]
+    assert nonces_of(take(outbox, waiting.round_id)) == [4, 5, 6, 7]
+
+
+def test_a_full_payload_follows_at_once(rounds: RoundStore, outbox: Outbox, waiting: RoundRecord) -> None:
+    for _ in range(5):
+        compute(rounds, waiting)
+    arrived = []
+    while (delivery := outbox.take(waiting.round_id)) is not None:
+        arrived.append(len(nonces_of(delivery)))
+        outbox.delivered(delivery)
+    assert arrived == [8, 8]
+    assert outbox.status(waiting.round_id).waiting == 8  # less than callback_max_artifacts: it fills up for an interval
+
+
+def test_a_stop_does_not_cut_a_backoff_short(rounds: RoundStore, outbox: Outbox, waiting: RoundRecord) -> None:
+    outbox.failed(take(outbox, waiting.round_id), "500")
+    rounds.switch(waiting, RoundState.STOPPED)
+    assert outbox.due() == []
+
+
+def test_the_wait_after_a_failure_doubles_from_1_to_30_seconds(
+    outbox: Outbox, waiting: RoundRecord, clock: Clock
+) -> None:
+    waits = []
+    for _ in range(12):
+        waits.append(outbox.failed(take(outbox, waiting.round_id), "500"))
+        clock.now += waits[-1] - 0.01
+        assert outbox.take(waiting.round_id) is None
+        clock.now += 0.01
+    assert all(FIRST_BACKOFF_S * 2**n <= wait <= FIRST_BACKOFF_S * 2 ** (n + 1) for n, wait in enumerate(waits[:4]))
+    assert all(LAST_BACKOFF_S / 2 <= wait <= LAST_BACKOFF_S for wait in waits[4:])
+
+
+def test_the_wait_differs_from_outbox_to_outbox(outbox: Outbox, waiting: RoundRecord) -> None:
+    delivery = take(outbox, waiting.round_id)
+    assert len({outbox.failed(delivery, "500") for _ in range(10)}) > 1
+
+
+def test_after_thousands_of_failures_the_wait_is_still_30_seconds(outbox: Outbox, waiting: RoundRecord) -> None:
+    many = Delivery(waiting.round_id, "token", URL, b"", "id", failures=100_000)
+    assert outbox.failed(many, "500") <= LAST_BACKOFF_S
+
+
+def test_failures_are_shown_until_a_delivery(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
+    wait_s = outbox.failed(take(outbox, waiting.round_id), "answered 500")
+    status = outbox.status(waiting.round_id)
+    assert (status.failures, status.last_error) == (1, "answered 500")
+    assert status.next_at == pytest.approx(clock.now + wait_s)
+    clock.now += wait_s
+    outbox.delivered(take(outbox, waiting.round_id))
+    status = outbox.status(waiting.round_id)
+    assert (status.failures, status.last_error) == (0, None)
+
+
+def test_failures_are_counted_over_tries(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
+    for failures in range(3):
+        delivery = take(outbox, waiting.round_id)
+        assert delivery.failures == failures
+        outbox.failed(delivery, "500")
+        clock.now += LAST_BACKOFF_S
+
+
+# Who.
+
+
+def test_only_one_delivers_at_a_time(outbox: Outbox, waiting: RoundRecord) -> None:
+    take(outbox, waiting.round_id)
+    assert outbox.take(waiting.round_id) is None
+    assert outbox.due() == []
+
+
+def test_who_renews_the_lock_keeps_it(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
+    slow = take(outbox, waiting.round_id)
+    for _ in range(5):
+        clock.now += LOCK_S - 1
+        assert outbox.renew(slow)
+        assert outbox.due() == []
+        assert outbox.take(waiting.round_id) is None
+    assert outbox.delivered(slow)
+
+
+def test_a_lost_lock_cannot_be_renewed(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
+    late = take(outbox, waiting.round_id)
+    clock.now += LOCK_S
+    take(outbox, waiting.round_id)
+    assert not outbox.renew(late)
+
+
+def test_who_lost_the_lock_changes_nothing(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
+    late = take(outbox, waiting.round_id)
+    clock.now += LOCK_S
+    take(outbox, waiting.round_id)
+    assert not outbox.delivered(late)
+    outbox.failed(late, "500")
+    status = outbox.status(waiting.round_id)
+    assert (status.waiting, status.delivered, status.failures) == (4, 0, 0)
+
+
+def test_delivered_counts_once(outbox: Outbox, waiting: RoundRecord) -> None:
+    delivery = take(outbox, waiting.round_id)
+    assert [outbox.delivered(delivery), outbox.delivered(delivery)] == [True, False]
+    assert outbox.status(waiting.round_id).delivered == 4
+
+
+def test_dropping_a_payload_leaves_the_next_one(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, clock: Clock, settings: Settings
+) -> None:
+    delivery = take(outbox, waiting.round_id)
+    compute(rounds, waiting)
+    assert outbox.dropped(delivery, "answered 500")
+    interval_passes(clock, settings)
+    following = take(outbox, waiting.round_id)
+    assert (nonces_of(following), following.failures) == ([4, 5, 6, 7], 0)
+
+
+def test_dropped_artifacts_are_counted_with_the_reason(outbox: Outbox, waiting: RoundRecord) -> None:
+    outbox.dropped(take(outbox, waiting.round_id), "answered 500")
+    status = outbox.status(waiting.round_id)
+    assert (status.waiting, status.delivered, status.dropped) == (0, 0, 4)
+    assert status.last_error == "answered 500"
+
+
+# Jobs.
+
+
+def finish(jobs: JobStore, claimed: dict[int, str] | None = None, url: str | None = URL) -> str:
+    request = REQUEST.model_copy(update={"url": url})
+    job_id = jobs.create(NewJob(MODEL, SPEC, request, [5, 6], 2, claimed))
+    claim = jobs.claim(job_id, 0, "w1")
+    assert isinstance(claim, Claim)
+    jobs.complete(job_id, 0, [VECTOR, VECTOR])
+    assert jobs.finish(job_id)
+    return job_id
+
+
+def test_a_finished_job_is_due_at_once(jobs: JobStore, outbox: Outbox) -> None:
+    job_id = finish(jobs)
+    assert outbox.due() == [job_id]
+
+
+def test_a_job_without_a_url_has_no_callback(jobs: JobStore, outbox: Outbox) -> None:
+    finish(jobs, url=None)
+    assert (outbox.due(), outbox.n_jobs()) == ([], 0)
+
+
+def test_a_jobs_artifacts_are_sent_as_the_protocol_says(jobs: JobStore, outbox: Outbox) -> None:
+    job_id = finish(jobs)
+    delivery = take(outbox, job_id)
+    assert delivery.url == f"{URL}/generated"
+    assert content(delivery) == {
+        "request_id": job_id,
+        "public_key": "key",
+        "block_hash": "block",
+        "block_height": 7,
+        "node_id": 0,
+        "artifacts": [{"nonce": 5, "vector_b64": VECTOR}, {"nonce": 6, "vector_b64": VECTOR}],
+        "encoding": {"dtype": "f16", "k_dim": K_DIM, "endian": "le"},
+        "payload_id": f"{job_id}-0",
+    }
+
+
+def test_a_jobs_verdict_is_sent_as_the_protocol_says(jobs: JobStore, outbox: Outbox) -> None:
+    job_id = finish(jobs, claimed={5: VECTOR, 6: VECTOR})
+    delivery = take(outbox, job_id)
+    assert delivery.url == f"{URL}/validated"
+    assert content(delivery) == {
+        "request_id": job_id,
+        "block_hash": "block",
+        "block_height": 7,
+        "public_key": "key",
+        "node_id": 0,
+        "n_total": 2,
+        "n_mismatch": 0,
+        "mismatch_nonces": [],
+        "p_value": 1.0,
+        "fraud_detected": False,
+        "n_excluded": 0,
+        "payload_id": f"{job_id}-0",
+    }
+
+
+def test_a_job_finished_twice_has_one_callback(jobs: JobStore, outbox: Outbox, redis: Redis) -> None:
+    job_id = finish(jobs)
+    assert not jobs.finish(job_id)
+    assert redis.llen(f"poc:outbox:{job_id}:entries") == 1
+
+
+def test_a_failed_or_cancelled_job_has_no_callback(jobs: JobStore, outbox: Outbox) -> None:
+    request = REQUEST.model_copy(update={"url": URL})
+    jobs.fail(jobs.create(NewJob(MODEL, SPEC, request, [5], 1)), "no engine")
+    jobs.cancel(jobs.create(NewJob(MODEL, SPEC, request, [5], 1)))
+    assert outbox.due() == []
+
+
+def test_jobs_count_until_their_callback_is_delivered(jobs: JobStore, outbox: Outbox, clock: Clock) -> None:
+    first, second = finish(jobs), finish(jobs)
+    assert outbox.n_jobs() == 2
+    outbox.failed(take(outbox, first), "500")
+    outbox.delivered(take(outbox, second))
+    assert outbox.n_jobs() == 1
+
+
+# Retention.
+
+
+def ttl(redis: Redis, outbox_id: str) -> int:
+    ttls = [int(redis.ttl(f"poc:outbox:{outbox_id}{suffix}")) for suffix in ("", ":entries")]  # type: ignore[arg-type]
+    assert ttls[0] == ttls[1]
+    return ttls[0]
+
+
+def test_every_key_of_an_outbox_expires(
+    rounds: RoundStore, jobs: JobStore, outbox: Outbox, redis: Redis, clock: Clock, settings: Settings
+) -> None:
+    without: list[Any] = []
+
+    def look() -> None:
+        without.extend(key for key in redis.scan_iter() if redis.ttl(key) == -1)
+
+    job_id = finish(jobs)
+    record = start(rounds)
+    compute(rounds, record)
+    interval_passes(clock, settings)
+    for outbox_id in (record.round_id, job_id):
+        delivery = take(outbox, outbox_id)
+        look()
+        outbox.failed(delivery, "500")
+        look()
+    clock.now += LAST_BACKOFF_S
+    for outbox_id in (record.round_id, job_id):
+        outbox.delivered(take(outbox, outbox_id))
+        look()
+    compute(rounds, record)
+    look()
+    assert without == []
+
+
+def test_tries_prolong_the_retention_while_the_round_goes_on(
+    outbox: Outbox, waiting: RoundRecord, redis: Redis, settings: Settings
+) -> None:
+    for suffix in ("", ":entries"):
+        redis.expire(f"poc:outbox:{waiting.round_id}{suffix}", 100)
+    outbox.failed(take(outbox, waiting.round_id), "500")
+    assert ttl(redis, waiting.round_id) > 100
+
+
+def test_the_retention_counts_from_the_stop_whatever_is_tried(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, redis: Redis
+) -> None:
+    rounds.switch(waiting, RoundState.STOPPED)
+    for suffix in ("", ":entries"):
+        redis.expire(f"poc:outbox:{waiting.round_id}{suffix}", 100)
+    outbox.failed(take(outbox, waiting.round_id), "500")
+    assert ttl(redis, waiting.round_id) <= 100
+
+
+def test_another_round_does_not_prolong_the_retention_of_the_last(
+    rounds: RoundStore, waiting: RoundRecord, redis: Redis
+) -> None:
+    rounds.switch(waiting, RoundState.STOPPED)
+    for suffix in ("", ":entries"):
+        redis.expire(f"poc:outbox:{waiting.round_id}{suffix}", 100)
+    start(rounds)
+    assert ttl(redis, waiting.round_id) <= 100
+
+
+def test_a_jobs_retention_counts_from_its_end_whatever_is_tried(jobs: JobStore, outbox: Outbox, redis: Redis) -> None:
+    job_id = finish(jobs)
+    for suffix in ("", ":entries"):
+        redis.expire(f"poc:outbox:{job_id}{suffix}", 100)
+    outbox.failed(take(outbox, job_id), "500")
+    assert ttl(redis, job_id) <= 100
+
+
+def test_a_job_whose_retention_ended_no_longer_counts(jobs: JobStore, outbox: Outbox, redis: Redis) -> None:
+    job_id = finish(jobs)
+    redis.delete(f"poc:outbox:{job_id}", f"poc:outbox:{job_id}:entries")
+    assert outbox.take(job_id) is None
+    assert (outbox.due(), outbox.n_jobs()) == ([], 0)

@@ -1,0 +1,73 @@
+"""Workers by their heartbeats."""
+
+from collections.abc import Callable
+from typing import Any
+
+from redis import Redis
+
+from poc_core.settings import Settings
+from poc_core.state import WorkerRegistry
+from tests.samples import MODEL, Clock
+
+Serve = Callable[..., Any]
+
+
+def test_a_heartbeat_makes_a_worker_live(workers: WorkerRegistry, serve: Serve) -> None:
+    record = serve("w1")
+    assert workers.live() == [record]
+    assert workers.is_alive("w1")
+    assert not workers.is_alive("w2")
+
+
+def test_a_starting_worker_is_live_and_its_model_is_not_known_yet(workers: WorkerRegistry, serve: Serve) -> None:
+    record = serve("w1", state="starting")
+    assert workers.live() == [record]
+    assert workers.known_models() == {}
+
+
+def test_workers_can_be_asked_for_by_model(workers: WorkerRegistry, serve: Serve) -> None:
+    serve("w1")
+    other = serve("w2", model="other")
+    assert workers.live("other") == [other]
+    assert set(workers.known_models()) == {MODEL, "other"}
+
+
+def test_a_worker_that_left_is_not_live_but_its_model_stays_known(workers: WorkerRegistry, serve: Serve) -> None:
+    record = serve("w1")
+    workers.remove("w1")
+    assert workers.live() == []
+    assert workers.known_models() == {MODEL: record.info}
+
+
+def test_a_worker_without_heartbeats_expires(
+    workers: WorkerRegistry, serve: Serve, redis: Redis, settings: Settings
+) -> None:
+    serve("w1")
+    assert 0 < int(redis.ttl("poc:worker:w1")) <= settings.worker_ttl_s
+    redis.delete("poc:worker:w1")  # as Redis does when the time has come
+    assert workers.live() == []
+
+
+def test_the_index_forgets_workers_long_gone(
+    workers: WorkerRegistry, serve: Serve, redis: Redis, settings: Settings, clock: Clock
+) -> None:
+    serve("w1")
+    redis.delete("poc:worker:w1")
+    clock.now += 11 * settings.worker_ttl_s
+    alive = serve("w2")
+    assert workers.live() == [alive]
+    assert redis.zrange("poc:workers", 0, -1) == [b"w2"]
+
+
+def test_a_model_is_forgotten_after_the_job_ttl(
+    workers: WorkerRegistry, serve: Serve, settings: Settings, clock: Clock
+) -> None:
+    serve("w1")
+    clock.now += settings.job_ttl_sec + 1
+    serve("w2", model="other")
+    assert set(workers.known_models()) == {"other"}
+
+
+def test_every_key_has_a_ttl(serve: Serve, redis: Redis) -> None:
+    serve("w1")
+    assert [key for key in redis.scan_iter("*") if int(redis.ttl(key)) < 0] == []

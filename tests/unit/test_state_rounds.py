@@ -1,0 +1,539 @@
+"""Rounds in Redis: places leased, computed once, counted, and handed on when a worker is lost."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from poc_core.errors import RoundError
+from poc_core.nonces import MAX_NONCE
+from poc_core.records import RoundRecord, RoundState
+from poc_core.settings import Settings
+from poc_core.state import Outbox, RoundStore, WorkerRegistry
+from poc_core.state.rounds import Lease, LeaseRefusal
+from tests.samples import DISTANCE_SPEC, Clock, round_config
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def two_workers(serve: Serve) -> None:
+    serve("w1")
+    serve("w2")
+
+
+def start(rounds: RoundStore, state: RoundState = RoundState.GENERATING, **changes: Any) -> RoundRecord:
+    return read(rounds, rounds.store(round_config(**changes), state))
+
+
+def read(rounds: RoundStore, round_id: str) -> RoundRecord:
+    record = rounds.read(round_id)
+    assert record is not None
+    return record
+
+
+def take(
+    rounds: RoundStore, record: RoundRecord, worker: str = "w1", places: int = 4, in_hand: Lease | None = None
+) -> Lease:
+    lease = rounds.lease(record, worker, places, in_hand)
+    assert isinstance(lease, Lease), lease
+    return lease
+
+
+def complete(rounds: RoundStore, lease: Lease, worker: str = "w1") -> bool:
+    return rounds.complete(lease, worker, [f"v{nonce}" for nonce in lease.nonces])
+
+
+def nonces_of(leases: Sequence[Lease]) -> list[int]:
+    return [nonce for lease in leases for nonce in lease.nonces]
+
+
+def in_outbox(redis: Redis, record: RoundRecord) -> list[int]:
+    """The nonces that wait for the round's receiver, as they were put there."""
+    entries = redis.lrange(f"poc:outbox:{record.round_id}:entries", 0, -1)
+    assert isinstance(entries, list)
+    pairs = [pair for entry in entries for pair in json.loads(b"[" + entry.split(b"|", 1)[1] + b"]")]
+    return [nonce for nonce, _ in pairs]
+
+
+# Start, look, switch, stop.
+
+
+def test_a_round_knows_what_it_was_started_with(rounds: RoundStore, clock: Clock) -> None:
+    config = round_config(node_id=1, node_count=3, group_id=1, n_groups=2)
+    record = read(rounds, rounds.store(config, RoundState.GENERATING))
+    assert (record.config, record.state) == (config, RoundState.GENERATING)
+    assert (record.created_at, record.started_at, record.stopped_at) == (clock.now, clock.now, None)
+
+
+def test_the_round_stored_last_is_the_current_one(rounds: RoundStore) -> None:
+    assert rounds.current() is None
+    record = start(rounds)
+    assert rounds.current() == record
+
+
+def test_an_unknown_round_reads_as_none(rounds: RoundStore) -> None:
+    assert rounds.read("0" * 32) is None
+
+
+def test_a_second_round_is_refused_while_one_generates(rounds: RoundStore) -> None:
+    first = start(rounds)
+    with pytest.raises(RoundError, match="generating already"):
+        rounds.store(round_config(), RoundState.GENERATING)
+    assert rounds.current() == first
+
+
+def test_a_second_round_is_refused_also_for_another_model(rounds: RoundStore) -> None:
+    start(rounds)
+    with pytest.raises(RoundError):
+        rounds.store(round_config(model="other"), RoundState.GENERATING)
+    assert rounds.generating("other") is None
+
+
+@pytest.mark.parametrize("state", [RoundState.IDLE, RoundState.VALIDATING, RoundState.STOPPED])
+def test_a_round_that_does_not_generate_is_replaced(rounds: RoundStore, state: RoundState) -> None:
+    first = start(rounds, RoundState.IDLE)
+    rounds.switch(first, state)
+    second = start(rounds)
+    assert rounds.current() == second
+    assert read(rounds, first.round_id).state is RoundState.STOPPED
+
+
+def test_only_a_generating_round_has_the_models_workers(rounds: RoundStore) -> None:
+    record = start(rounds, RoundState.IDLE)
+    seen = [rounds.generating(record.config.model)]
+    for state in (RoundState.GENERATING, RoundState.VALIDATING, RoundState.GENERATING, RoundState.STOPPED):
+        rounds.switch(record, state)
+        seen.append(rounds.generating(record.config.model))
+    assert seen == [None, record.round_id, None, record.round_id, None]
+
+
+def test_switching_returns_the_state_before(rounds: RoundStore) -> None:
+    record = start(rounds, RoundState.IDLE)
+    assert rounds.switch(record, RoundState.GENERATING) is RoundState.IDLE
+    assert rounds.switch(record, RoundState.STOPPED) is RoundState.GENERATING
+
+
+def test_there_is_no_way_back_from_stopped(rounds: RoundStore) -> None:
+    record = start(rounds)
+    rounds.switch(record, RoundState.STOPPED)
+    assert rounds.switch(record, RoundState.GENERATING) is RoundState.STOPPED
+    assert read(rounds, record.round_id).state is RoundState.STOPPED
+    assert rounds.generating(record.config.model) is None
+
+
+def test_an_expired_round_cannot_be_switched(rounds: RoundStore, redis: Redis) -> None:
+    record = start(rounds)
+    redis.flushall()
+    assert rounds.switch(record, RoundState.STOPPED) is None
+    assert rounds.current() is None
+
+
+def test_a_stopped_round_tells_when_and_why(rounds: RoundStore, clock: Clock) -> None:
+    record = start(rounds)
+    clock.now += 60
+    rounds.switch(record, RoundState.STOPPED, "seq_len is too large.")
+    clock.now += 60
+    rounds.switch(record, RoundState.STOPPED)
+    ended = read(rounds, record.round_id)
+    assert (ended.stopped_at, ended.error) == (clock.now - 60, "seq_len is too large.")
+
+
+def test_a_round_counts_from_its_first_generation(rounds: RoundStore, clock: Clock) -> None:
+    record = start(rounds, RoundState.IDLE)
+    assert record.started_at is None
+    clock.now += 5
+    rounds.switch(record, RoundState.GENERATING)
+    rounds.switch(record, RoundState.VALIDATING)
+    clock.now += 5
+    rounds.switch(record, RoundState.GENERATING)
+    assert read(rounds, record.round_id).started_at == clock.now - 5
+
+
+class LosesItsAnswer:
+    """A Redis script whose first answer gets lost on the way: redis-py sends the call again."""
+
+    def __init__(self, script: Any) -> None:
+        self.script = script
+
+    def __call__(self, *args: Any) -> Any:
+        self.script(*args)
+        return self.script(*args)
+
+
+def test_a_start_whose_answer_was_lost_is_no_second_round(rounds: RoundStore) -> None:
+    rounds._store = LosesItsAnswer(rounds._store)  # type: ignore[assignment]
+    record = start(rounds)
+    assert record.state is RoundState.GENERATING
+
+
+def test_a_lease_whose_answer_was_lost_leaves_no_gap(rounds: RoundStore) -> None:
+    record = start(rounds)
+    rounds._lease = LosesItsAnswer(rounds._lease)  # type: ignore[assignment]
+    assert [lease.first for lease in (take(rounds, record), take(rounds, record, "w2"))] == [0, 4]
+
+
+# Leases.
+
+
+def test_leases_are_disjoint_and_without_gap_over_all_workers(rounds: RoundStore) -> None:
+    record = start(rounds)
+    leases = []
+    in_hand: dict[str, Lease] = {}
+    for worker, places in [("w1", 4), ("w2", 3), ("w2", 1), ("w1", 7), ("w1", 4)]:
+        in_hand[worker] = take(rounds, record, worker, places, in_hand.get(worker))
+        complete(rounds, in_hand[worker], worker)
+        leases.append(in_hand[worker])
+    assert nonces_of(leases) == list(range(19))
+
+
+@pytest.mark.parametrize(
+    ("place", "nonces"),
+    [
+        ({"node_id": 0, "node_count": 3}, [0, 3, 6, 9]),
+        ({"node_id": 2, "node_count": 3}, [2, 5, 8, 11]),
+        ({"node_id": 1, "node_count": 3, "group_id": 0, "n_groups": 2}, [1, 7, 13, 19]),
+        ({"node_id": 1, "node_count": 3, "group_id": 1, "n_groups": 2}, [4, 10, 16, 22]),
+    ],
+    ids=str,
+)
+def test_the_nonces_are_those_of(rounds: RoundStore, place: dict[str, int], nonces: list[int]) -> None:
+    assert list(take(rounds, start(rounds, **place)).nonces) == nonces
+
+
+def test_a_dead_workers_lease_goes_to_the_next_that_asks(rounds: RoundStore, workers: WorkerRegistry) -> None:
+    record = start(rounds)
+    lost = take(rounds, record, "w1")
+    workers.remove("w1")
+    assert take(rounds, record, "w2") == lost
+
+
+def test_the_lowest_of_the_lost_leases_goes_first(rounds: RoundStore, workers: WorkerRegistry, serve: Serve) -> None:
+    record = start(rounds)
+    for worker in ("w5", "w4", "w3"):  # as strings, "8:4" would come after "12:4"
+        serve(worker)
+        take(rounds, record, worker)
+    take(rounds, record, "w1")
+    for worker in ("w1", "w3", "w4"):
+        workers.remove(worker)
+    first = take(rounds, record, "w2")
+    second = take(rounds, record, "w2", in_hand=first)
+    third = take(rounds, record, "w5", in_hand=Lease(record.round_id, record.config, 0, 4))
+    assert [first.first, second.first, third.first] == [4, 8, 12]
+
+
+def test_a_lost_lease_that_is_too_large_is_split(rounds: RoundStore, workers: WorkerRegistry) -> None:
+    record = start(rounds)
+    take(rounds, record, "w1", places=8)
+    workers.remove("w1")
+    first = take(rounds, record, "w2", places=3)
+    rest = take(rounds, record, "w2", places=16, in_hand=first)
+    assert [(lease.first, lease.places) for lease in (first, rest)] == [(0, 3), (3, 5)]
+
+
+def test_a_live_workers_lease_stays_with_it(rounds: RoundStore) -> None:
+    record = start(rounds)
+    take(rounds, record, "w1")
+    assert take(rounds, record, "w2").first == 4
+
+
+def test_a_worker_that_asks_again_has_forgotten_what_it_held(rounds: RoundStore) -> None:
+    record = start(rounds)
+    lost = take(rounds, record, "w1")
+    assert take(rounds, record, "w1") == lost
+
+
+def test_a_worker_keeps_the_lease_it_is_about_to_complete(rounds: RoundStore) -> None:
+    record = start(rounds)
+    in_hand = take(rounds, record, "w1")
+    assert take(rounds, record, "w1", in_hand=in_hand).first == 4
+    assert complete(rounds, in_hand)
+
+
+def test_a_worker_keeps_its_lease_also_when_its_heartbeat_is_late(rounds: RoundStore, workers: WorkerRegistry) -> None:
+    record = start(rounds)
+    in_hand = take(rounds, record, "w1")
+    workers.remove("w1")  # as after a Redis that was away for longer than worker_ttl_s
+    assert take(rounds, record, "w1", in_hand=in_hand).first == 4
+
+
+def test_an_expired_lease_goes_to_another_worker(rounds: RoundStore, clock: Clock, settings: Settings) -> None:
+    record = start(rounds)
+    stuck = take(rounds, record, "w1")
+    clock.now += settings.round_lease_sec
+    assert take(rounds, record, "w2").first == 4
+    clock.now += 1
+    assert take(rounds, record, "w2", in_hand=Lease(record.round_id, record.config, 4, 4)) == stuck
+
+
+def test_a_released_lease_goes_to_the_next_that_asks(rounds: RoundStore) -> None:
+    record = start(rounds)
+    lease = take(rounds, record, "w1")
+    assert rounds.release(lease, "w1")
+    assert take(rounds, record, "w2") == lease
+
+
+def test_only_its_holder_can_release_a_lease(rounds: RoundStore) -> None:
+    lease = take(rounds, start(rounds), "w1")
+    assert not rounds.release(lease, "w2")
+
+
+def test_a_stopped_round_leases_nothing(rounds: RoundStore) -> None:
+    record = start(rounds)
+    rounds.switch(record, RoundState.STOPPED)
+    assert rounds.lease(record, "w1", 4) is LeaseRefusal.STOPPED
+
+
+@pytest.mark.parametrize("state", [RoundState.IDLE, RoundState.VALIDATING])
+def test_a_round_that_does_not_generate_leases_nothing(rounds: RoundStore, state: RoundState) -> None:
+    assert rounds.lease(start(rounds, state), "w1", 4) is LeaseRefusal.STOPPED
+
+
+def test_a_second_generation_phase_goes_on_where_the_first_ended(rounds: RoundStore) -> None:
+    record = start(rounds)
+    complete(rounds, take(rounds, record))
+    rounds.switch(record, RoundState.VALIDATING)
+    rounds.switch(record, RoundState.GENERATING)
+    assert take(rounds, record).first == 4
+
+
+def test_the_sequence_ends_at_the_largest_nonce(rounds: RoundStore) -> None:
+    record = start(rounds, node_id=5, node_count=2**62)
+    lease = take(rounds, record, places=4)
+    assert list(lease.nonces) == [5, 2**62 + 5]
+    complete(rounds, lease)
+    assert rounds.lease(record, "w1", 4) is LeaseRefusal.EXHAUSTED
+
+
+def test_the_largest_nonce_itself_is_leased_exactly(rounds: RoundStore) -> None:
+    record = start(rounds, node_id=MAX_NONCE - 2**62, node_count=2**62)
+    assert list(take(rounds, record).nonces) == [2**62 - 1, MAX_NONCE]
+
+
+def test_a_lost_lease_is_handed_on_also_at_the_end_of_the_sequence(rounds: RoundStore, workers: WorkerRegistry) -> None:
+    record = start(rounds, node_id=5, node_count=2**62)
+    lost = take(rounds, record, "w1")
+    workers.remove("w1")
+    assert take(rounds, record, "w2") == lost
+
+
+def test_a_full_outbox_pauses_the_round_until_some_is_delivered(redis: Redis, clock: Clock, settings: Settings) -> None:
+    small = settings.model_copy(update={"outbox_max_artifacts": 4})
+    rounds, outbox = RoundStore(redis, small, clock), Outbox(redis, small, clock)
+    record = start(rounds)
+    complete(rounds, take(rounds, record))
+    assert rounds.lease(record, "w1", 4) is LeaseRefusal.FULL
+    clock.now += settings.callback_interval_sec
+    delivery = outbox.take(record.round_id)
+    assert delivery is not None
+    outbox.delivered(delivery)
+    assert take(rounds, record).first == 4
+
+
+def test_a_round_without_a_url_never_fills_up(redis: Redis, clock: Clock, settings: Settings) -> None:
+    rounds = RoundStore(redis, settings.model_copy(update={"outbox_max_artifacts": 1}), clock)
+    record = start(rounds, url=None)
+    complete(rounds, take(rounds, record))
+    assert take(rounds, record).first == 4
+
+
+# Completing.
+
+
+def test_a_completed_lease_is_counted_and_waits_for_delivery(rounds: RoundStore, outbox: Outbox) -> None:
+    record = start(rounds)
+    assert complete(rounds, take(rounds, record))
+    counted = read(rounds, record.round_id)
+    assert (counted.n_processed, counted.n_valid, counted.n_excluded) == (4, 4, 0)
+    assert outbox.status(record.round_id).waiting == 4
+
+
+def test_a_lease_completed_twice_counts_once(rounds: RoundStore, outbox: Outbox) -> None:
+    record = start(rounds)
+    lease = take(rounds, record)
+    assert [complete(rounds, lease), complete(rounds, lease)] == [True, False]
+    assert read(rounds, record.round_id).n_processed == 4
+    assert outbox.status(record.round_id).waiting == 4
+
+
+def test_a_lease_completed_by_its_first_and_its_second_holder_counts_once(
+    rounds: RoundStore, workers: WorkerRegistry
+) -> None:
+    record = start(rounds)
+    lease = take(rounds, record, "w1")
+    workers.remove("w1")
+    take(rounds, record, "w2")
+    assert complete(rounds, lease, "w1")
+    assert not complete(rounds, lease, "w2")
+    assert read(rounds, record.round_id).n_processed == 4
+
+
+def test_a_lost_lease_may_still_be_completed_while_nobody_else_has_it(
+    rounds: RoundStore, workers: WorkerRegistry, serve: Serve
+) -> None:
+    record = start(rounds)
+    lease = take(rounds, record, "w1")
+    rounds.release(lease, "w1")
+    assert complete(rounds, lease, "w1")
+    assert take(rounds, record, "w2").first == 4
+
+
+def test_a_lease_that_was_split_meanwhile_is_not_taken_whole(rounds: RoundStore, workers: WorkerRegistry) -> None:
+    record = start(rounds)
+    whole = take(rounds, record, "w1", places=8)
+    workers.remove("w1")
+    part = take(rounds, record, "w2", places=4)
+    assert not complete(rounds, whole, "w1")
+    assert complete(rounds, part, "w2")
+    assert read(rounds, record.round_id).n_processed == 4
+
+
+def test_what_is_completed_after_the_stop_is_counted_and_delivered(rounds: RoundStore, outbox: Outbox) -> None:
+    record = start(rounds)
+    lease = take(rounds, record)
+    rounds.switch(record, RoundState.STOPPED)
+    assert complete(rounds, lease)
+    assert read(rounds, record.round_id).n_processed == 4
+    assert outbox.status(record.round_id).waiting == 4
+
+
+def test_a_round_without_a_url_keeps_nothing_to_deliver(rounds: RoundStore, redis: Redis) -> None:
+    record = start(rounds, url=None)
+    complete(rounds, take(rounds, record))
+    assert read(rounds, record.round_id).n_processed == 4
+    assert list(redis.scan_iter("poc:outbox*")) == []
+
+
+def test_nonces_without_a_finite_state_are_excluded_and_named(rounds: RoundStore, redis: Redis) -> None:
+    record = start(rounds)
+    lease = take(rounds, record)
+    rounds.complete(lease, "w1", ["a", None, "c", None])
+    counted = read(rounds, record.round_id)
+    assert (counted.n_processed, counted.n_valid, counted.n_excluded) == (4, 2, 2)
+    assert rounds.excluded(record.round_id) == [1, 3]
+    assert in_outbox(redis, record) == [0, 2]
+
+
+def test_only_distances_below_the_target_are_reported(rounds: RoundStore, redis: Redis) -> None:
+    record = start(rounds, spec=DISTANCE_SPEC, r_target=1.4)
+    rounds.complete(take(rounds, record), "w1", [1.39, 1.4, 1.41, 0.2])
+    assert (read(rounds, record.round_id).n_processed, read(rounds, record.round_id).n_valid) == (4, 2)
+    assert in_outbox(redis, record) == [0, 3]
+
+
+def test_the_number_of_values_must_be_that_of_the_nonces(rounds: RoundStore) -> None:
+    lease = take(rounds, start(rounds))
+    with pytest.raises(ValueError, match="zip"):
+        rounds.complete(lease, "w1", ["a"])
+
+
+def test_rates_are_those_of_the_last_ten_seconds_per_worker(rounds: RoundStore, clock: Clock) -> None:
+    record = start(rounds)
+    clock.now += 100
+    complete(rounds, take(rounds, record, "w1", 20), "w1")
+    clock.now += 5
+    complete(rounds, take(rounds, record, "w2", 10), "w2")
+    clock.now += 1
+    rates = rounds.rates(record)
+    assert (rates.totals, rates.per_second) == ({"w1": 20, "w2": 10}, {"w1": 2.0, "w2": 1.0})
+    clock.now += 5
+    assert rounds.rates(record).per_second == {"w2": 1.0}
+
+
+@pytest.mark.parametrize(("age_s", "rate"), [(1, 20.0), (1.5, 20.0), (4, 5.0), (9, 20 / 9), (10, 2.0)])
+def test_the_rate_of_a_young_round_is_that_since_its_start(
+    rounds: RoundStore, clock: Clock, age_s: float, rate: float
+) -> None:
+    record = start(rounds)
+    complete(rounds, take(rounds, record, "w1", 20))
+    clock.now += age_s
+    assert rounds.rates(record).per_second == {"w1": rate}
+
+
+def test_the_second_under_way_does_not_count_for_the_rate(rounds: RoundStore) -> None:
+    record = start(rounds)
+    complete(rounds, take(rounds, record))
+    assert rounds.rates(record).per_second == {}
+
+
+# Over any course of events.
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_to_workers_every_nonce_arrives_once(
+    rounds: RoundStore, redis: Redis, workers: WorkerRegistry, serve: Serve, clock: Clock, seed: int
+) -> None:
+    chance = random.Random(seed)
+    record = start(rounds, node_id=1, node_count=3)
+    names = ["w1", "w2", "w3"]
+    held: dict[str, Lease] = {}
+    late: list[tuple[str, Lease]] = []  # computed by workers that were taken for dead
+    serve("w3")
+    for _ in range(150):
+        worker = chance.choice(names)
+        event = chance.choice(["ask"] * 4 + ["complete"] * 4 + ["die", "forget", "late", "wait"])
+        if event == "ask":
+            serve(worker)
+            held[worker] = take(rounds, record, worker, chance.randint(1, 9))
+        elif event == "complete" and worker in held:
+            complete(rounds, held.pop(worker), worker)
+        elif event == "die":
+            workers.remove(worker)
+            if worker in held:
+                late.append((worker, held.pop(worker)))
+        elif event == "forget":
+            held.pop(worker, None)
+        elif event == "late" and late:
+            complete(rounds, late[-1][1], late[-1][0])
+        elif event == "wait":
+            clock.now += chance.choice([1, 400])
+    for worker in names:
+        workers.remove(worker)
+    serve("last")
+    beyond = max(in_outbox(redis, record), default=0)
+    while (lease := take(rounds, record, "last", 5)).nonces[0] <= beyond:
+        complete(rounds, lease, "last")
+    arrived = in_outbox(redis, record)
+    assert sorted(arrived) == list(range(1, max(arrived) + 1, 3))
+    assert read(rounds, record.round_id).n_processed == len(arrived)
+
+
+# Expiry.
+
+
+def keys_without_ttl(redis: Redis) -> list[bytes]:
+    return [key for key in redis.scan_iter() if redis.ttl(key) == -1]
+
+
+def test_every_key_of_a_round_expires(rounds: RoundStore, workers: WorkerRegistry, redis: Redis) -> None:
+    record = start(rounds)
+    lease = take(rounds, record, "w1", 9)
+    rounds.complete(lease, "w1", [None, *["v"] * 8])
+    take(rounds, record, "w1", 9)
+    workers.remove("w1")
+    take(rounds, record, "w2", 4)
+    assert keys_without_ttl(redis) == []
+    rounds.switch(record, RoundState.STOPPED)
+    assert keys_without_ttl(redis) == []
+
+
+def test_every_key_of_a_distance_round_expires(rounds: RoundStore, redis: Redis) -> None:
+    record = start(rounds, spec=DISTANCE_SPEC, r_target=1.4)
+    rounds.complete(take(rounds, record), "w1", [1.3] * 4)
+    assert keys_without_ttl(redis) == []
+
+
+def test_a_round_that_goes_on_does_not_expire(rounds: RoundStore, redis: Redis, settings: Settings) -> None:
+    record = start(rounds)
+    rounds.complete(take(rounds, record, "w1", 9), "w1", [None, *["v"] * 8])
+    take(rounds, record, "w1", 9)
+    of_the_round = [key for key in redis.scan_iter("poc:round:*") if b":rate:" not in key]
+    of_the_outbox = list(redis.scan_iter(f"poc:outbox:{record.round_id}*"))
+    for key in of_the_round + of_the_outbox:
+        redis.expire(key, 5)
+    take(rounds, record, "w2", 4)
+    short = [key for key in of_the_round + of_the_outbox if int(redis.ttl(key)) < settings.callback_retention_sec - 5]
+    assert short == []

@@ -1,0 +1,190 @@
+"""The chat gate: when each policy lets a micro-batch run, without spinning, and what it counts."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from poc_core.settings import parse_chat_policy
+from tests.samples import Clock
+from workers.chat_gate import ChatGate
+
+
+class Gate(ChatGate):
+    """A gate whose waiting moves the clock instead of taking time; `on_sleep` happens while it sleeps."""
+
+    def __init__(self, policy: str) -> None:
+        self.clock = Clock()
+        super().__init__(parse_chat_policy(policy), self.clock)
+        self.sleeps: list[float] = []
+        self.on_sleep: Callable[[], None] = lambda: None
+        self._changed.wait = self._sleep  # type: ignore[method-assign, assignment]
+
+    def _sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.clock.now += seconds
+        self.on_sleep()
+
+    def run(self, busy_s: float) -> None:
+        """A micro-batch on the engine."""
+        started = self.clock.now
+        self.clock.now += busy_s
+        self.ran(started, busy_s)
+
+    def busy_share(self, seconds: float, busy_s: float, late_s: float = 0.0) -> float:
+        """The share of the time that proofs get when they take what they may; each begins `late_s` late."""
+        began, before = self.clock.now, self.stats().proof_busy_s
+        while self.clock.now < began + seconds:
+            assert self.wait(60)
+            self.clock.now += late_s
+            self.run(busy_s)
+        return (self.stats().proof_busy_s - before) / (self.clock.now - began)
+
+
+class TestEveryPolicy:
+    @pytest.mark.parametrize("policy", ["yield", "share:0.3", "exclusive"])
+    def test_without_chat_proofs_do_not_wait(self, policy):
+        gate = Gate(policy)
+        assert gate.busy_share(10, 0.08) == pytest.approx(1.0)
+        assert gate.enter_chat()
+        gate.leave_chat()
+        assert gate.wait(0)
+        assert gate.sleeps == []
+        assert gate.stats().skips == 0
+
+    def test_counts_chat_and_the_time_of_proofs(self):
+        gate = Gate("yield")
+        assert [gate.enter_chat() for _ in range(3)] == [True] * 3
+        gate.leave_chat()
+        gate.run(0.25)
+        gate.run(0.5)
+        stats = gate.stats()
+        assert (stats.chat_active, stats.chat_total, stats.chat_refused) == (2, 3, 0)
+        assert stats.proof_busy_s == pytest.approx(0.75)
+
+
+class TestYield:
+    def test_proofs_wait_for_the_last_request_and_then_go_on(self):
+        gate = Gate("yield")
+        gate.enter_chat()
+        gate.enter_chat()
+        gate.leave_chat()
+        assert not gate.wait(0)
+        gate.on_sleep = gate.leave_chat
+        assert gate.wait(60)
+        assert gate.stats().chat_active == 0
+
+    def test_waiting_ends_after_the_given_time_in_one_sleep(self):
+        gate = Gate("yield")
+        gate.enter_chat()
+        assert not gate.wait(0.5)
+        assert gate.sleeps == [0.5]
+
+    def test_every_wait_is_one_skip_and_asking_is_none(self):
+        gate = Gate("yield")
+        gate.enter_chat()
+        assert not gate.wait(0)
+        assert gate.stats().skips == 0
+        gate.wait(0.5)
+        gate.wait(0.5)
+        assert gate.stats().skips == 2
+        gate.leave_chat()
+        assert gate.wait(0.5)
+        assert gate.stats().skips == 2
+
+    def test_has_no_busy_spin_and_wakes_at_once(self):
+        clock_readings = 0
+
+        def clock() -> float:
+            nonlocal clock_readings
+            clock_readings += 1
+            return time.monotonic()
+
+        gate = ChatGate(parse_chat_policy("yield"), clock)
+        gate.enter_chat()
+        ended_at: list[float] = []
+
+        def end_chat() -> None:
+            ended_at.append(time.monotonic())
+            gate.leave_chat()
+
+        threading.Timer(0.3, end_chat).start()
+        cpu_s = time.thread_time()
+        assert gate.wait(10)
+        assert time.monotonic() - ended_at[0] < 0.1
+        assert time.thread_time() - cpu_s < 0.05
+        assert clock_readings < 5
+
+
+class TestShare:
+    @pytest.mark.parametrize(("policy", "share"), [("share:0.3", 0.3), ("share:0.5", 0.5), ("share:0.05", 0.05)])
+    def test_beside_constant_chat_proofs_get_their_share(self, policy, share):
+        gate = Gate(policy)
+        gate.enter_chat()
+        assert gate.busy_share(200, 0.08) == pytest.approx(share, rel=0.05)
+
+    def test_share_holds_though_every_micro_batch_begins_late(self):
+        gate = Gate("share:0.3")
+        gate.enter_chat()
+        assert gate.busy_share(60, 0.08, late_s=0.05) == pytest.approx(0.3, rel=0.05)
+
+    def test_is_over_when_chat_ends(self):
+        gate = Gate("share:0.3")
+        gate.enter_chat()
+        gate.busy_share(1, 0.08)
+        gate.on_sleep = gate.leave_chat
+        assert gate.wait(60)
+        assert len(gate.sleeps) > 1
+        gate.run(0.08)
+        assert gate.wait(0)
+
+    def test_what_proofs_had_while_chat_was_idle_is_not_held_against_them(self):
+        gate = Gate("share:0.3")
+        gate.busy_share(100, 0.08)
+        gate.enter_chat()
+        began = gate.clock.now
+        assert gate.wait(60)
+        assert gate.clock.now - began < 0.08 / 0.3
+
+    def test_what_proofs_did_not_take_while_chat_was_busy_does_not_pile_up(self):
+        gate = Gate("share:0.3")
+        gate.enter_chat()
+        gate.run(0.08)
+        gate.clock.now += 100
+        for _ in range(2):  # one that was due, and one for a period gone by
+            assert gate.wait(0)
+            gate.run(0.08)
+        assert not gate.wait(0)
+
+
+class TestExclusive:
+    def test_chat_is_refused_and_proofs_run_while_a_round_runs(self):
+        gate = Gate("exclusive")
+        gate.enter_chat()
+        gate.round_runs(True)
+        assert gate.wait(0)  # also beside the request that came before
+        assert not gate.enter_chat()
+        assert gate.stats().chat_refused == 1
+        assert gate.stats().chat_active == 1
+        assert gate.stats().skips == 0
+
+    def test_chat_is_served_again_right_after_the_round(self):
+        gate = Gate("exclusive")
+        gate.round_runs(True)
+        gate.round_runs(False)
+        assert gate.enter_chat()
+
+    def test_without_a_round_jobs_wait_for_chat(self):
+        gate = Gate("exclusive")
+        gate.enter_chat()
+        assert not gate.wait(0.5)
+        gate.on_sleep = lambda: gate.round_runs(True)
+        assert gate.wait(0.5)
+
+    @pytest.mark.parametrize("policy", ["yield", "share:0.3"])
+    def test_other_policies_never_refuse(self, policy):
+        gate = Gate(policy)
+        gate.round_runs(True)
+        assert gate.enter_chat()
+        assert gate.stats().chat_refused == 0

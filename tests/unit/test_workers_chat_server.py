@@ -1,0 +1,84 @@
+"""The gate in front of vLLM's OpenAI server: what passes it, what is counted, how a refusal looks."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from poc_core.settings import parse_chat_policy
+from workers.chat_gate import ChatGate
+from workers.chat_server import GatedChat, Receive, Scope, Send
+
+CHAT = "/v1/chat/completions"
+
+
+class Server:
+    """Stands in for vLLM's application; remembers how many requests the gate saw while each ran."""
+
+    def __init__(self, policy: str = "yield") -> None:
+        self.gate = ChatGate(parse_chat_policy(policy))
+        self.active: list[int] = []
+        self.error: BaseException | None = None
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(GatedChat(self.app, self.gate)), base_url="http://worker"
+        )
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        self.active.append(self.gate.stats().chat_active)
+        if self.error is not None:
+            raise self.error
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"answer"})
+
+
+async def test_a_request_counts_while_it_runs():
+    server = Server()
+    answer = await server.client.post(CHAT)
+    assert (answer.status_code, answer.content) == (200, b"answer")
+    assert server.active == [1]
+    assert (server.gate.stats().chat_active, server.gate.stats().chat_total) == (0, 1)
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), asyncio.CancelledError()], ids=["bug", "client gone"])
+async def test_a_request_that_breaks_leaves_too(error):
+    server = Server()
+    server.error = error
+    with pytest.raises(type(error)):
+        await server.client.post(CHAT)
+    assert server.gate.stats().chat_active == 0
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("GET", "/health"), ("POST", "/tokenize")])
+async def test_what_needs_no_engine_does_not_count(method, path):
+    server = Server("exclusive")
+    server.gate.round_runs(True)
+    answer = await server.client.request(method, path)
+    assert answer.status_code == 200
+    assert server.active == [0]
+
+
+async def test_exclusive_answers_503_with_retry_after_during_a_round_and_200_right_after():
+    server = Server("exclusive")
+    server.gate.round_runs(True)
+    answer = await server.client.post(CHAT)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    error: dict[str, Any] = answer.json()["error"]
+    assert "POC_CHAT_POLICY=exclusive" in error["message"]
+    assert (error["type"], error["code"]) == ("service_unavailable", 503)
+    assert server.active == []
+    server.gate.round_runs(False)
+    assert (await server.client.post(CHAT)).status_code == 200
+
+
+async def test_lifespan_reaches_the_server():
+    seen: list[str] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        seen.append(scope["type"])
+
+    gated = GatedChat(app, ChatGate(parse_chat_policy("yield")))
+    await gated({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+    assert seen == ["lifespan"]

@@ -1,0 +1,364 @@
+"""The courier: what it makes of a receiver's answers, and of a Redis or a process that is away meanwhile."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import fakeredis
+import httpx
+import pytest
+from celery import Celery
+from redis import Redis
+
+from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
+from poc_core.records import RoundRecord, RoundState
+from poc_core.settings import Settings
+from poc_core.state import Outbox, RoundStore, WorkerRegistry
+from poc_core.state.outbox import LAST_BACKOFF_S, LOCK_S
+from poc_core.state.rounds import Lease
+from tests.samples import Clock, round_config, worker_record
+from workers import courier as courier_module
+from workers import patience
+from workers.courier import Courier, Ticker
+
+Answer = int | Exception
+
+
+@pytest.fixture
+def server() -> fakeredis.FakeServer:
+    return fakeredis.FakeServer()
+
+
+@pytest.fixture
+def redis(server: fakeredis.FakeServer) -> Iterator[Redis]:
+    client = fakeredis.FakeRedis(server=server)
+    yield client
+    client.close()
+
+
+class Receiver:
+    """Answers as it is told, 200 when nothing is left to be told, and keeps what it took."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.requests: list[httpx.Request] = []
+        self.taken: list[dict[str, Any]] = []
+        self.client = httpx.Client(transport=httpx.MockTransport(self.answer))
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self.answers.pop(0) if self.answers else 200
+        if isinstance(answer, Exception):
+            raise answer
+        if answer < 400:
+            self.taken.append(json.loads(request.content))
+        return httpx.Response(answer)
+
+    @property
+    def nonces(self) -> list[int]:
+        return [artifact["nonce"] for payload in self.taken for artifact in payload["artifacts"]]
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
+
+
+@pytest.fixture
+def courier(outbox: Outbox, receiver: Receiver) -> Courier:
+    return Courier(outbox, receiver.client)
+
+
+@pytest.fixture
+def record(rounds: RoundStore, workers: WorkerRegistry, clock: Clock, settings: Settings) -> RoundRecord:
+    """A round of which four artifacts are due."""
+    workers.heartbeat(worker_record("w1"))
+    started = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
+    assert started is not None
+    compute(rounds, started)
+    clock.now += settings.callback_interval_sec
+    return started
+
+
+def compute(rounds: RoundStore, record: RoundRecord) -> None:
+    lease = rounds.lease(record, "w1", 4)
+    assert isinstance(lease, Lease)
+    rounds.complete(lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
+
+
+def test_a_payload_is_posted_as_json_with_its_id(courier: Courier, receiver: Receiver, record: RoundRecord) -> None:
+    courier.deliver(record.round_id)
+    (request,) = receiver.requests
+    assert (request.method, str(request.url)) == ("POST", "http://receiver:9000/poc/generated")
+    assert request.headers["Content-Type"] == "application/json"
+    assert request.headers["X-Payload-Id"] == receiver.taken[0]["payload_id"]
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 302, 399])
+def test_an_answer_below_400_is_a_delivery(
+    courier: Courier, receiver: Receiver, outbox: Outbox, record: RoundRecord, status: int
+) -> None:
+    receiver.answers = [status]
+    courier.deliver(record.round_id)
+    assert (outbox.status(record.round_id).delivered, outbox.status(record.round_id).waiting) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (500, "http://receiver:9000/poc/generated answered 500"),
+        (400, "answered 400"),
+        (httpx.ReadTimeout("timed out"), "ReadTimeout: timed out"),
+        (httpx.ConnectError("refused"), "ConnectError: refused"),
+        (httpx.InvalidURL("bad host"), "InvalidURL: bad host"),
+        (UnicodeError("label empty"), "UnicodeError: label empty"),
+    ],
+    ids=str,
+)
+def test_a_failure_keeps_the_payload_and_says_why(
+    courier: Courier, receiver: Receiver, outbox: Outbox, record: RoundRecord, answer: Answer, said: str
+) -> None:
+    receiver.answers = [answer]
+    courier.deliver(record.round_id)
+    status = outbox.status(record.round_id)
+    assert (status.waiting, status.delivered, status.failures) == (4, 0, 1)
+    assert said in str(status.last_error)
+
+
+def test_a_failure_is_logged_with_the_try_and_the_wait(
+    courier: Courier, receiver: Receiver, record: RoundRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.answers = [500]
+    courier.deliver(record.round_id)
+    assert "not delivered (try 1, next in" in caplog.text
+
+
+def test_a_payload_is_not_tried_before_its_wait_is_over(
+    courier: Courier, receiver: Receiver, record: RoundRecord
+) -> None:
+    receiver.answers = [500]
+    courier.deliver(record.round_id)
+    courier.deliver(record.round_id)
+    assert len(receiver.requests) == 1
+
+
+def test_a_receiver_that_returns_gets_everything_once_and_in_order(
+    courier: Courier, receiver: Receiver, rounds: RoundStore, record: RoundRecord, clock: Clock
+) -> None:
+    receiver.answers = [500, httpx.ReadTimeout("timed out"), 503, httpx.ConnectError("refused")]
+    for _ in range(8):
+        courier.deliver(record.round_id)
+        compute(rounds, record)
+        clock.now += LAST_BACKOFF_S
+    courier.deliver(record.round_id)
+    assert receiver.nonces == list(range(36))
+
+
+def test_a_payload_that_was_taken_but_not_answered_comes_again_with_the_same_id(
+    courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock
+) -> None:
+    receiver.answers = [httpx.ReadTimeout("the answer came too late")]
+    courier.deliver(record.round_id)
+    clock.now += LAST_BACKOFF_S
+    courier.deliver(record.round_id)
+    first, second = receiver.requests
+    assert first.content == second.content
+    assert first.headers["X-Payload-Id"] == second.headers["X-Payload-Id"]
+
+
+def test_a_restart_between_two_tries_loses_nothing(
+    receiver: Receiver, redis: Redis, settings: Settings, record: RoundRecord, clock: Clock
+) -> None:
+    receiver.answers = [500]
+    Courier(Outbox(redis, settings, clock), receiver.client).deliver(record.round_id)
+    clock.now += LAST_BACKOFF_S
+    Courier(Outbox(redis, settings, clock), receiver.client).deliver(record.round_id)
+    assert receiver.nonces == [0, 1, 2, 3]
+
+
+def test_a_courier_that_died_on_the_way_is_replaced(
+    receiver: Receiver, outbox: Outbox, courier: Courier, record: RoundRecord, clock: Clock
+) -> None:
+    died_with = outbox.take(record.round_id)
+    courier.deliver(record.round_id)
+    assert receiver.requests == []
+    clock.now += LOCK_S
+    courier.deliver(record.round_id)
+    assert died_with is not None
+    assert receiver.taken == [json.loads(died_with.body)]
+
+
+def test_payloads_that_wait_are_delivered_one_after_the_other(
+    outbox: Outbox, courier: Courier, receiver: Receiver, rounds: RoundStore, record: RoundRecord
+) -> None:
+    outbox._settings = outbox._settings.model_copy(update={"callback_max_artifacts": 4})
+    for _ in range(5):
+        compute(rounds, record)
+    rounds.switch(record, RoundState.STOPPED)
+    courier.deliver(record.round_id)
+    assert [len(payload["artifacts"]) for payload in receiver.taken] == [4] * 6
+
+
+def test_a_payload_on_a_slow_line_is_not_sent_twice(
+    receiver: Receiver, outbox: Outbox, record: RoundRecord, clock: Clock
+) -> None:
+    answer = receiver.answer
+
+    def slowly(request: httpx.Request) -> httpx.Response:
+        for _ in range(5):
+            clock.now += LOCK_S - 1
+            courier.renew_locks()
+            assert outbox.take(record.round_id) is None
+        return answer(request)
+
+    courier = Courier(outbox, httpx.Client(transport=httpx.MockTransport(slowly)))
+    courier.deliver(record.round_id)
+    assert (len(receiver.requests), outbox.status(record.round_id).delivered) == (1, 4)
+
+
+def test_tries_do_not_end_by_default(courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock) -> None:
+    receiver.answers = [500] * 100
+    for _ in range(101):
+        courier.deliver(record.round_id)
+        clock.now += LAST_BACKOFF_S
+    assert receiver.nonces == [0, 1, 2, 3]
+
+
+def test_after_max_retries_the_payload_is_dropped_and_the_next_one_delivered(
+    outbox: Outbox,
+    receiver: Receiver,
+    rounds: RoundStore,
+    record: RoundRecord,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    courier = Courier(outbox, receiver.client, max_retries=2)
+    receiver.answers = [500, 500]
+    for _ in range(3):
+        courier.deliver(record.round_id)
+        compute(rounds, record)
+        clock.now += LAST_BACKOFF_S
+    assert receiver.nonces == [4, 5, 6, 7, 8, 9, 10, 11]
+    assert outbox.status(record.round_id).dropped == 4
+    assert "is dropped after 2 tries" in caplog.text
+
+
+def test_a_delivery_is_remembered_also_when_redis_was_away_at_its_answer(
+    courier: Courier,
+    receiver: Receiver,
+    outbox: Outbox,
+    record: RoundRecord,
+    server: fakeredis.FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patience, "PAUSE_S", 0.01)
+    answer = receiver.answer
+
+    def redis_goes(request: httpx.Request) -> httpx.Response:
+        server.connected = False
+        threading.Timer(0.1, lambda: setattr(server, "connected", True)).start()
+        return answer(request)
+
+    receiver.client = httpx.Client(transport=httpx.MockTransport(redis_goes))
+    Courier(outbox, receiver.client).deliver(record.round_id)
+    assert (outbox.status(record.round_id).delivered, len(receiver.requests)) == (4, 1)
+
+
+def test_a_body_without_end_does_not_hold_the_courier(outbox: Outbox, record: RoundRecord) -> None:
+    read: list[bytes] = []
+
+    class Endless(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            while True:
+                read.append(b"x" * 1000)
+                assert len(read) < 100
+                yield read[-1]
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Endless()))
+    Courier(outbox, httpx.Client(transport=transport)).deliver(record.round_id)
+    assert outbox.status(record.round_id).delivered == 4
+
+
+def test_deliver_is_harmless_for_an_outbox_that_is_gone(courier: Courier, receiver: Receiver) -> None:
+    courier.deliver("0" * 32)
+    assert receiver.requests == []
+
+
+def test_another_process_has_no_courier() -> None:
+    with pytest.raises(RuntimeError, match="proofline courier"):
+        courier_module.current()
+
+
+class Messages:
+    """Stands in for Celery: keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, list[str], str]] = []
+
+    def send_task(self, name: str, args: list[str], queue: str) -> None:
+        self.sent.append((name, args, queue))
+
+
+@pytest.fixture
+def messages() -> Messages:
+    return Messages()
+
+
+@pytest.fixture
+def ticker(outbox: Outbox, courier: Courier, messages: Messages, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ticker]:
+    monkeypatch.setattr(courier_module, "TICK_S", 0.01)
+    ticker = Ticker(outbox, cast(Celery, messages), courier)
+    yield ticker
+    ticker.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_what_is_due_is_queued_once(ticker: Ticker, messages: Messages, record: RoundRecord) -> None:
+    ticker.start()
+    wait_until(lambda: bool(messages.sent))
+    time.sleep(0.1)
+    assert messages.sent == [(DELIVER_TASK, [record.round_id], CALLBACK_QUEUE)]
+
+
+def test_what_is_due_again_is_queued_again(
+    ticker: Ticker, messages: Messages, courier: Courier, rounds: RoundStore, record: RoundRecord, clock: Clock
+) -> None:
+    ticker.start()
+    wait_until(lambda: len(messages.sent) == 1)
+    courier.deliver(record.round_id)
+    time.sleep(0.1)  # some ticks see that nothing is due
+    compute(rounds, record)
+    clock.now += LAST_BACKOFF_S
+    wait_until(lambda: len(messages.sent) == 2)
+
+
+def test_a_message_that_was_lost_is_queued_again(
+    ticker: Ticker, messages: Messages, record: RoundRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "TIMEOUT_S", 0.1)
+    ticker.start()
+    wait_until(lambda: len(messages.sent) > 1)
+
+
+def test_the_ticker_outlives_a_redis_that_is_away(
+    ticker: Ticker,
+    messages: Messages,
+    record: RoundRecord,
+    server: fakeredis.FakeServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    server.connected = False
+    ticker.start()
+    wait_until(lambda: "could not look for deliveries" in caplog.text)
+    server.connected = True
+    wait_until(lambda: bool(messages.sent))
