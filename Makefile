@@ -4,7 +4,12 @@ BIN := .venv/bin
 # So that the redis-server of a wheel is found where the machine has none of its own.
 export PATH := $(PATH):$(CURDIR)/$(BIN)
 
-.PHONY: help setup setup-gpu demo test unit integration lint format clean
+# What depends on vLLM's release: the proofs' numbers, KV isolation, and its OpenAI server.
+MATRIX ?= 0.28 0.32
+MATRIX_TESTS := tests/integration/test_vllm_engine.py tests/integration/test_kv_isolation.py \
+	tests/integration/test_chat.py::TestOpenAiClient
+
+.PHONY: help setup setup-gpu demo test unit integration test-matrix lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -28,6 +33,13 @@ unit: setup ## unit tests only: seconds, no Redis, no vLLM
 integration: setup ## integration tests only: real Redis, real processes, real vLLM
 	@$(BIN)/python -m pytest tests/integration
 
+test-matrix: ## golden tests on several releases of vLLM, each in an environment of its own (MATRIX="0.28 0.32")
+	@for version in $(MATRIX); do \
+		PROOFLINE_VLLM=$$version $(PYTHON) scripts/setup_env.py cpu || exit 1; \
+		echo "vLLM $$version:"; \
+		.venv-vllm-$$version/bin/python -m pytest $(MATRIX_TESTS) || exit 1; \
+	done
+
 lint: setup ## ruff and mypy
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
@@ -38,5 +50,5 @@ format: setup ## let ruff fix and format
 	@$(BIN)/python -m ruff format .
 
 clean: ## remove .venv and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf .venv .venv-vllm-* .mypy_cache .ruff_cache .pytest_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,21 +4,20 @@ CUDA fixes what a process sees at its first call, so the supervisor decides and 
 worker starts.
 """
 
+import contextlib
 import importlib.metadata
 import os
-import re
-import shutil
-import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from cli.console import UsageError
 
 DEVICES = Path("/dev")
-NVIDIA_SMI_TIMEOUT_S = 20.0  # the first call after boot initialises the driver
 
 
 class GpuError(UsageError):
-    """More GPUs are asked for than there are."""
+    """More GPUs are asked for than there are, or they cannot be divided as asked."""
 
 
 def visible_gpus() -> list[str]:
@@ -27,19 +26,66 @@ def visible_gpus() -> list[str]:
     if chosen is not None:
         ids = [part.strip() for part in chosen.split(",")]
         return [] if "" in ids or "-1" in ids else ids
-    if shutil.which("nvidia-smi"):
-        try:
-            listed = subprocess.run(
-                ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
-                capture_output=True,
-                text=True,
-                timeout=NVIDIA_SMI_TIMEOUT_S,
-                check=True,
-            )
-            return re.findall(r"^\d+$", listed.stdout, flags=re.MULTILINE)
-        except (OSError, subprocess.SubprocessError):
-            pass  # a driver that does not answer; the device files still tell how many there are
+    with _nvml() as nvml:
+        if nvml is not None:
+            return [str(index) for index in range(nvml.nvmlDeviceGetCount())]
+    # A container may have GPUs without NVML; the device files still tell how many.
     return sorted((path.name.removeprefix("nvidia") for path in DEVICES.glob("nvidia[0-9]*")), key=int)
+
+
+def chosen_gpus(text: str) -> list[str]:
+    """Those of the visible GPUs that `text` names: "all", or ids such as "0,2". GpuError: one is not there."""
+    visible = visible_gpus()
+    if text.strip() == "all":
+        return visible
+    ids = [part.strip() for part in text.split(",")]
+    missing = [gpu for gpu in ids if gpu not in visible]
+    if missing:
+        there = f"there are {', '.join(visible)}" if visible else "this machine shows none"
+        raise GpuError(f"--gpus names {', '.join(missing)!r} and {there}; name GPUs that are there, or all.")
+    if len(set(ids)) < len(ids):
+        raise GpuError(f"--gpus {text} names a GPU twice; each can have one engine only.")
+    return ids
+
+
+def pinned_to(gpus: Sequence[str]) -> dict[str, str]:
+    """Environment of a process that shall see just these GPUs."""
+    pinned = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        # NVML numbers GPUs by their place on the bus; CUDA, left alone, by their speed.
+        pinned["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return pinned
+
+
+def memory_bytes(gpus: Sequence[str]) -> int | None:
+    """Memory of the smallest of these GPUs; None where NVML cannot tell."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        try:
+            handles = [
+                nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdigit() else nvml.nvmlDeviceGetHandleByUUID(gpu)
+                for gpu in gpus
+            ]
+            return min(int(nvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
+        except nvml.NVMLError:
+            return None
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[ModuleType | None]:
+    """NVIDIA's management library, or None on a machine without its driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # not installed, no driver, or one that does not answer
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def vllm_runs_on_cpu() -> bool:
@@ -67,3 +113,15 @@ def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[
             f"ask for at most {len(gpus) // group_size} workers, or for less tensor or pipeline parallelism."
         )
     return [gpus[i * group_size : (i + 1) * group_size] for i in range(workers)]
+
+
+def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
+    """All GPUs in groups of `group_size` neighbours. GpuError when some would be left over."""
+    if len(gpus) < group_size or len(gpus) % group_size:
+        usable = ",".join(gpus[: len(gpus) - len(gpus) % group_size])
+        instead = f"--gpus {usable}" if usable else f"at least {group_size} GPUs"
+        raise GpuError(
+            f"{len(gpus)} GPU(s) cannot be divided into groups of {group_size} (--tensor-parallel x "
+            f"--pipeline-parallel): use {instead}, or another parallelism."
+        )
+    return groups_of_gpus(gpus, len(gpus) // group_size, group_size)

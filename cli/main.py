@@ -14,11 +14,14 @@ from cli.compute import compute
 from cli.console import EXIT_INTERRUPTED, exit_code_of, show_error
 from cli.courier import courier
 from cli.demo import demo
+from cli.flower import flower
 from cli.generate import generate
+from cli.ready import ready
 from cli.round import app as round_app
 from cli.up import up
 from cli.validate import validate
 from cli.worker import worker
+from cli.workers import workers
 from poc_core.errors import ProoflineError
 
 RUNNING = "Run"
@@ -54,7 +57,10 @@ app.command(rich_help_panel=RUNNING)(demo)
 app.command(rich_help_panel=RUNNING)(up)
 app.command(rich_help_panel=RUNNING)(api)
 app.command(rich_help_panel=RUNNING)(worker)
+app.command(rich_help_panel=RUNNING)(workers)
 app.command(rich_help_panel=RUNNING)(courier)
+app.command(rich_help_panel=RUNNING)(flower)
+app.command(rich_help_panel=RUNNING)(ready)
 app.command(rich_help_panel=ASKING)(generate)
 app.command(rich_help_panel=ASKING)(validate)
 app.add_typer(round_app, name="round", rich_help_panel=ASKING)

@@ -38,6 +38,7 @@ class ChildSpec:
     grace_s: float = 20.0  # from SIGTERM to SIGKILL when asked to stop
     orphan_grace_s: float = 3.0  # the same after the supervisor's death, when nobody waits for an orderly end
     max_fast_crashes: int = 5  # in a row, each within STEADY_S of its start; then the supervisor gives up
+    hopeless: Callable[[Sequence[str]], str | None] = lambda log: None  # why a log leaves no hope, if so
     inherited_fds: tuple[int, ...] = ()
     remove_when_orphaned: Path | None = None  # a temporary directory that nobody else would remove
 
@@ -81,6 +82,11 @@ class Child:
             if self._guard is not None:
                 self._guard.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """SIGKILL now. Does not wait."""
+        self.request_stop()  # the first ends it orderly,
+        self.request_stop()  # the second at once
+
     def wait_stopped(self) -> None:
         """Waits until nothing of the child is left, at most a little longer than its grace period."""
         if self._thread.ident is None:
@@ -106,8 +112,10 @@ class Child:
                 self.crashes += 1
                 fast_crashes = 1 if time.monotonic() - started >= STEADY_S else fast_crashes + 1
                 ended = f"{self.spec.name} ended ({describe_exit(code)})"
-                if code == USAGE_EXIT_CODE or fast_crashes > self.spec.max_fast_crashes:
-                    why = "its arguments are wrong" if code == USAGE_EXIT_CODE else f"{fast_crashes} times in a row"
+                why = "its arguments are wrong" if code == USAGE_EXIT_CODE else self.spec.hopeless(self.tail)
+                if why is None and fast_crashes > self.spec.max_fast_crashes:
+                    why = f"{fast_crashes} times in a row"
+                if why is not None:
                     self.gave_up = f"{ended}; not restarted: {why}"
                     self._announce(self.gave_up)
                     return

@@ -7,7 +7,6 @@
         httpx.get(f"{stack.base_url}/health")
 """
 
-import re
 import shutil
 import socket
 import tempfile
@@ -18,23 +17,16 @@ from pathlib import Path
 from typing import Self
 
 from cli.console import UsageError
-from cli.cpu_memory import kv_cache_environment
-from cli.gpus import groups_of_gpus, visible_gpus, vllm_runs_on_cpu
-from cli.model_choice import choose_model
+from cli.fleet import ERROR_TAIL_LINES, EngineChoice, Fleet, with_tail
 from cli.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
 from cli.redis_server import OwnRedis, RedisServerError, wait_for_redis
 from poc_core.errors import ProoflineError
-from workers import cpu_threads
 
 API_GRACE_S = 15.0  # for answers under way; uvicorn itself gives up on them after 10 s
 COURIER_GRACE_S = 15.0  # for payloads on their way: a receiver has 10 s to answer
-WORKER_GRACE_S = 30.0  # to finish the running batch and take the engine down
 REDIS_GRACE_S = 15.0  # to write its append-only file
 READY_POLL_S = 0.1
 HTTP_TIMEOUT_S = 5.0
-ERROR_TAIL_LINES = 20  # of a failed child's log, in the error
-ERROR_CAUSES = 5  # lines from further up that look like a cause
-ERROR_LINE = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 
 
 class StackError(ProoflineError):
@@ -67,18 +59,27 @@ class Stack:
     def __post_init__(self) -> None:
         self._api: Child | None = None
         self._courier: Child | None = None
-        self._workers: list[Child] = []
         self._redis: Child | None = None
         self._own_redis: OwnRedis | None = None
         self._temporary_dir: Path | None = None
         if self.workers < 1:
             raise UsageError(f"A stack needs at least one worker, not {self.workers}.")
-        self._model_path, self.model_name = choose_model(self.model, self.served_model_name)
-        if self.engine != "vllm" and (self.tensor_parallel * self.pipeline_parallel > 1 or self.vllm_args):
-            raise UsageError(f"Parallelism and arguments after -- are vLLM's; the {self.engine} engine takes neither.")
-        self._gpu_groups = self._assign_gpus()
         if self.redis_url is not None and self.data_dir is not None:
             raise UsageError("--data-dir is for the Redis that the stack starts; leave it out with --redis-url.")
+        self._choice = choice = EngineChoice(
+            model=self.model,
+            engine=self.engine,
+            served_model_name=self.served_model_name,
+            dtype=self.dtype,
+            tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+            synthetic_step_ms=self.synthetic_step_ms,
+            max_batch_tokens=self.max_batch_tokens,
+            vllm_args=self.vllm_args,
+        )
+        self.model_name = choice.name
+        environments = choice.environments(choice.groups(self.workers), self.workers)
+        self._fleet = Fleet(self.worker_command, environments, self.max_fast_crashes, self.on_line, self.announce)
 
     def __enter__(self) -> Self:
         self.start()
@@ -101,12 +102,7 @@ class Stack:
             self._start_redis()
             self._api = self._start_child("api", self.api_command(), API_GRACE_S)
             self._courier = self._start_child("courier", self.courier_command(), COURIER_GRACE_S)
-            memory = self._reserved_memory()
-            for index in range(self.workers):
-                pinned = {"CUDA_VISIBLE_DEVICES": ",".join(self._gpu_groups[index])} if self._gpu_groups else {}
-                own_env = memory | pinned | self._own_cpus(index)
-                child = self._start_child(f"worker-{index}", self.worker_command(), WORKER_GRACE_S, own_env)
-                self._workers.append(child)
+            self._fleet.start({**self.env, "POC_REDIS_URL": self.redis_url or ""})
         except BaseException:
             self.stop()
             raise
@@ -115,10 +111,7 @@ class Stack:
         """Stops API, workers, courier and Redis, in this order, and waits until they are gone. May be called twice."""
         if self._api is not None:
             self._api.stop()
-        for worker in self._workers:
-            worker.request_stop()
-        for worker in self._workers:
-            worker.wait_stopped()
+        self._fleet.stop()
         if self._courier is not None:
             self._courier.stop()
         if self._redis is not None:
@@ -133,8 +126,7 @@ class Stack:
     def kill(self) -> None:
         """Hurries a `stop` under way: SIGKILL for all that still runs. For signal handlers; does not wait."""
         for child in self._children():
-            child.request_stop()  # the first ends it orderly,
-            child.request_stop()  # the second at once
+            child.kill()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until the API is ready and all our workers have loaded the model.
@@ -149,36 +141,35 @@ class Stack:
             while time.monotonic() < deadline:
                 for child in self._children():
                     if child.gave_up is not None:
-                        raise StackError(self._with_tail(f"{child.gave_up}.", child))
+                        raise StackError(with_tail(f"{child.gave_up}.", child))
                 try:
                     ready = client.get("/ready")
                     missing = f"/ready answers {ready.status_code} {ready.text[:200]}"
                     if ready.status_code == 200:
                         workers = client.get("/api/v1/pow/status").json().get("workers", [])
                         at_work = {worker["pid"] for worker in workers if worker["state"] == "ready"}
-                        waiting_for = [child for child in self._workers if child.pid not in at_work]
+                        waiting_for = [child for child in self._fleet.children if child.pid not in at_work]
                         if not waiting_for:
                             return
                         missing = f"{waiting_for[0].spec.name} has not loaded the model"
                 except (httpx.HTTPError, ValueError, KeyError, AttributeError) as error:
                     missing = f"the API does not answer ({error})"
                 time.sleep(READY_POLL_S)
-        slow = next((child for child in self._workers if child.spec.name in missing), self._workers[0])
-        raise StackError(self._with_tail(f"Not ready within {timeout_s:g} s: {missing}.", slow))
+        workers = self._fleet.children
+        slow = next((child for child in workers if child.spec.name in missing), workers[0])
+        raise StackError(with_tail(f"Not ready within {timeout_s:g} s: {missing}.", slow))
 
     def failure(self) -> str | None:
         """Why the stack cannot work any more: Redis, the API, the courier or every worker was given up. Else None."""
         essential = [child for child in (self._redis, self._api, self._courier) if child is not None]
         for child in essential:
             if child.gave_up is not None:
-                return self._with_tail(f"{child.gave_up}.", child)
-        if self._workers and all(worker.gave_up is not None for worker in self._workers):
-            return self._with_tail(f"No worker is left: {self._workers[-1].gave_up}.", self._workers[-1])
-        return None
+                return with_tail(f"{child.gave_up}.", child)
+        return self._fleet.failure()
 
     def worker_pids(self) -> list[int]:
         """The pids of the worker processes that run now."""
-        return [worker.pid for worker in self._workers if worker.pid is not None]
+        return self._fleet.pids
 
     @property
     def api_pid(self) -> int | None:
@@ -200,37 +191,7 @@ class Stack:
         return command_of_proofline("courier")
 
     def worker_command(self) -> list[str]:
-        options: dict[str, object] = {
-            "model": self._model_path,
-            "served-model-name": self.model_name,
-            "engine": self.engine,
-            "dtype": self.dtype,
-            "tensor-parallel": self.tensor_parallel,
-            "pipeline-parallel": self.pipeline_parallel,
-            "synthetic-step-ms": self.synthetic_step_ms,
-        }
-        if self.max_batch_tokens is not None:
-            options["max-batch-tokens"] = self.max_batch_tokens
-        flags = [f"--{name}={value}" for name, value in options.items()]
-        return command_of_proofline("worker", *flags, "--", *self.vllm_args)
-
-    def _assign_gpus(self) -> list[list[str]]:
-        """The GPUs of each worker; empty where none are to be pinned."""
-        if self.engine == "synthetic" or (self.engine == "vllm" and vllm_runs_on_cpu()):
-            return []
-        gpus = visible_gpus()
-        return groups_of_gpus(gpus, self.workers, self.tensor_parallel * self.pipeline_parallel) if gpus else []
-
-    def _reserved_memory(self) -> dict[str, str]:
-        if self.engine != "vllm":
-            return {}
-        processes = self.workers * self.tensor_parallel * self.pipeline_parallel
-        return kv_cache_environment(self._model_path, processes)
-
-    def _own_cpus(self, index: int) -> dict[str, str]:
-        if self.engine != "vllm" or self._gpu_groups or not vllm_runs_on_cpu():
-            return {}
-        return cpu_threads.environment_of_worker(index, self.workers, self.tensor_parallel * self.pipeline_parallel)
+        return self._choice.command()
 
     def _start_redis(self) -> None:
         if self.redis_url is not None:
@@ -254,22 +215,12 @@ class Stack:
         try:
             wait_for_redis(redis.url)
         except RedisServerError as error:
-            raise StackError(self._with_tail(f"Our own {error}", self._redis)) from error
+            raise StackError(with_tail(f"Our own {error}", self._redis)) from error
 
-    def _start_child(
-        self, name: str, command: list[str], grace_s: float, own_env: Mapping[str, str] | None = None
-    ) -> Child:
+    def _start_child(self, name: str, command: list[str], grace_s: float) -> Child:
         # The url holds a password: the environment is private, a command line is not.
-        env = {**(own_env or {}), **self.env, "POC_REDIS_URL": self.redis_url or ""}
-        return self._add_child(
-            ChildSpec(
-                name,
-                command,
-                env=environment_of_proofline(env),
-                grace_s=grace_s,
-                max_fast_crashes=self.max_fast_crashes,
-            )
-        )
+        env = environment_of_proofline({**self.env, "POC_REDIS_URL": self.redis_url or ""})
+        return self._add_child(ChildSpec(name, command, env, grace_s, max_fast_crashes=self.max_fast_crashes))
 
     def _add_child(self, spec: ChildSpec) -> Child:
         child = Child(spec, self.on_line, self.announce)
@@ -277,19 +228,7 @@ class Stack:
         return child
 
     def _children(self) -> list[Child]:
-        return [child for child in (self._api, *self._workers, self._courier, self._redis) if child is not None]
-
-    def _with_tail(self, message: str, child: Child) -> str:
-        shown = "".join(f"\n  {child.spec.name} | {line}" for line in telling_lines(child.tail))
-        return f"{message} The end of its log:{shown}" if shown else message
-
-
-def telling_lines(log: Sequence[str]) -> list[str]:
-    """The end of a log, and before it the errors that led there: an engine's process logs the cause of its end long
-    before the traceback of those who waited for it."""
-    earlier, end = log[:-ERROR_TAIL_LINES], list(log[-ERROR_TAIL_LINES:])
-    causes = list(dict.fromkeys(line for line in earlier if ERROR_LINE.search(line)))[-ERROR_CAUSES:]
-    return [*causes, "...", *end] if causes else end
+        return [child for child in (self._api, *self._fleet.children, self._courier, self._redis) if child is not None]
 
 
 def reserve_port(host: str, port: int) -> int:

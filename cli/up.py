@@ -1,13 +1,8 @@
 """`proofline up`: the whole stack in the foreground on one machine."""
 
-import signal
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,8 +16,6 @@ if TYPE_CHECKING:
 # An engine may have to download and compile; until then `up` says every so often what it waits for.
 READY_TIMEOUT_S = 3600.0
 WATCH_S = 0.5
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-COLORS = (36, 33, 32, 35, 34)  # ANSI, one after the other for each process; red stays for errors
 
 
 def up(
@@ -67,6 +60,7 @@ def up(
 
     **Example:** proofline up --model tiny-qwen3
     """
+    from cli.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
     from cli.stack import Stack
     from cli.vllm_arguments import after_dashes
 
@@ -88,9 +82,9 @@ def up(
         on_line=LabelledLog(),
         announce=lambda message: note(f"up: {message}"),
     )
-    with stopped_by_signals(), ExitStack() as exits:
+    with stopped_by_signals("up"), ExitStack() as exits:
         exits.enter_context(stack)
-        exits.callback(hurry_on_signals, stack)
+        exits.callback(hurry_on_signals, stack.kill, "up: stopping API, workers, courier and Redis")
         note(f"up: starting {workers} worker(s) for {stack.model_name}")
         stack.wait_ready(READY_TIMEOUT_S)
         note(f"up: ready at {stack.base_url} (documentation: {stack.base_url}/docs); Ctrl-C stops everything")
@@ -106,45 +100,3 @@ def watch(stack: "Stack") -> None:
         if failure is not None:
             raise StackError(failure)
         time.sleep(WATCH_S)
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly end of the block, which then counts as done."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-    try:
-        yield
-    except KeyboardInterrupt:
-        note("up: everything has stopped")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def hurry_on_signals(stack: "Stack") -> None:
-    """While the stack stops: a further signal means now."""
-    note("up: stopping API, workers, courier and Redis; a second Ctrl-C does not wait for them")
-    for number in STOP_SIGNALS:
-        signal.signal(number, lambda _number, _frame: stack.kill())
-
-
-class LabelledLog:
-    """Writes the lines of all processes to stderr, each behind its process's name."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._colors: dict[str, int] = {}
-        self._in_color = sys.stderr.isatty()
-
-    def __call__(self, name: str, line: str) -> None:
-        with self._lock:
-            label = f"{name:<9}|"
-            if self._in_color:
-                color = self._colors.setdefault(name, COLORS[len(self._colors) % len(COLORS)])
-                label = f"\x1b[{color}m{label}\x1b[0m"
-            sys.stderr.write(f"{label} {line}\n")
-            sys.stderr.flush()

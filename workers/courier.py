@@ -6,7 +6,6 @@ import logging
 import socket
 import threading
 import time
-import uuid
 
 import httpx
 from celery import Celery
@@ -162,7 +161,7 @@ def run_courier(redis_url: str | None = None) -> None:
             app.Worker(
                 pool="threads",
                 concurrency=CONCURRENCY,
-                hostname=f"courier-{uuid.uuid4().hex[:6]}@{socket.gethostname()}",
+                hostname=f"courier@{socket.gethostname()}",
                 queues=[CALLBACK_QUEUE],
                 loglevel="INFO",
                 without_gossip=True,

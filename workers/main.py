@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import time
 import uuid
@@ -43,7 +44,7 @@ class WorkerOptions:
     dtype: str = "auto"
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
-    worker_id: str | None = None  # None: host, pid and a random part; must be new for every process
+    worker_id: str | None = None  # None: host, GPUs or pid, and a random part; must be new for every process
     redis_url: str | None = None  # None: POC_REDIS_URL
     max_batch_tokens: int | None = None
     synthetic_step_ms: float = 50.0
@@ -58,7 +59,7 @@ def run_worker(options: WorkerOptions) -> None:
     for name in ("celery.worker.strategy", "celery.app.trace"):  # two lines a batch would bury what matters
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = load_settings(redis_url=options.redis_url)
-    worker_id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    name, worker_id = _names(options.worker_id)
     model = options.served_model_name or options.model
     redis = connect(settings)
     jobs = JobStore(redis, settings)
@@ -107,7 +108,7 @@ def run_worker(options: WorkerOptions) -> None:
             # Threads, because vLLM starts child processes, which the daemonic children of prefork may not.
             app.Worker(
                 pool="threads",
-                hostname=f"{worker_id}@{socket.gethostname()}",
+                hostname=f"{name}@{socket.gethostname()}",
                 queues=[model_queue(model), worker_queue(worker_id)],
                 loglevel="INFO",
                 without_gossip=True,
@@ -117,6 +118,18 @@ def run_worker(options: WorkerOptions) -> None:
             engine.close()
     finally:
         housekeeper.stop()
+
+
+def _names(given: str | None) -> tuple[str, str]:
+    """What Flower shows before the host's name, and the worker's id.
+
+    By its GPUs where it is pinned to some, else by its pid; and by chance, as every start needs a new id.
+    """
+    if given:
+        return given, given
+    gpus = re.sub(r"[^\w-]+", "-", os.environ.get("CUDA_VISIBLE_DEVICES", "").strip())
+    name = f"{f'gpu{gpus}' if gpus else os.getpid()}-{uuid.uuid4().hex[:6]}"
+    return name, f"{socket.gethostname()}-{name}"
 
 
 def _serve_chat(engine: Engine, settings: Settings) -> tuple[Chat | None, int | None]:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from cli import processes, stack
+from cli import fleet, processes, stack
 from cli.console import UsageError
-from cli.stack import ERROR_TAIL_LINES, Stack, StackError, reserve_port, telling_lines
+from cli.stack import Stack, StackError, reserve_port
 
 pytestmark = pytest.mark.integration
 
@@ -147,8 +147,8 @@ def test_the_workers_learn_of_redis_by_their_environment_alone(folder: Path) -> 
 
 
 def test_each_worker_sees_its_own_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "visible_gpus", lambda: ["0", "1", "2", "3", "4"])
-    monkeypatch.setattr(stack, "vllm_runs_on_cpu", lambda: False)
+    monkeypatch.setattr(fleet, "visible_gpus", lambda: ["0", "1", "2", "3", "4"])
+    monkeypatch.setattr(fleet, "vllm_runs_on_cpu", lambda: False)
     with fake_stack(engine="vllm", workers=2, tensor_parallel=2) as running:
         running.wait_ready(20)
         texts = [(folder / "environments" / str(pid)).read_text() for pid in running.worker_pids()]
@@ -212,13 +212,6 @@ def test_a_stack_that_is_not_ready_in_time_says_what_is_missing(folder: Path, mo
         pytest.raises(StackError, match=r"Not ready within 1 s: worker-0 has not loaded the model.*\n.*loading"),
     ):
         running.wait_ready(1)
-
-
-def test_a_cause_far_above_the_end_of_a_log_is_shown_with_it() -> None:
-    cause = "worker pid=7: ValueError: no memory left"
-    log = ["started", cause, *[f"line {i}" for i in range(100)], "RuntimeError: see above"]
-    assert telling_lines(log) == [cause, "...", *log[-ERROR_TAIL_LINES:]]
-    assert telling_lines(log[-5:]) == log[-5:]
 
 
 def test_a_port_in_use_is_an_error_before_anything_starts(folder: Path) -> None:

@@ -1,19 +1,67 @@
 """Which GPUs there are and which worker gets which."""
 
 import importlib.metadata
-from pathlib import Path
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from cli import gpus
-from cli.gpus import GpuError, groups_of_gpus, visible_gpus, vllm_runs_on_cpu
+from cli.gpus import (
+    GpuError,
+    chosen_gpus,
+    groups_of_all,
+    groups_of_gpus,
+    memory_bytes,
+    pinned_to,
+    visible_gpus,
+    vllm_runs_on_cpu,
+)
+
+GIB = 1024**3
 
 
-def fake_nvidia_smi(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = directory / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{directory}:/bin")
+class FakeNvml(ModuleType):
+    """As much of pynvml as is used, over GPUs with so many GiB."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *memory_gib: int) -> None:
+        super().__init__("pynvml")
+        self._memory = [gib * GIB for gib in memory_gib]
+
+    def nvmlInit(self) -> None:
+        if not self._memory:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self._memory)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index >= len(self._memory):
+            raise self.NVMLError("Invalid Argument")
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return int(uuid.removeprefix("GPU-"))
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(total=self._memory[handle])
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes this a machine with GPUs of so many GiB."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def with_gpus(*memory_gib: int) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(*memory_gib))
+
+    return with_gpus
 
 
 @pytest.mark.parametrize(
@@ -25,19 +73,80 @@ def test_the_users_choice_counts(monkeypatch, chosen, expected) -> None:
     assert visible_gpus() == expected
 
 
-def test_nvidia_smi_is_asked(monkeypatch, tmp_path) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    fake_nvidia_smi(tmp_path, "printf '0\\n1\\n2\\n'", monkeypatch)
+def test_nvml_is_asked(machine) -> None:
+    machine(80, 80, 24)
     assert visible_gpus() == ["0", "1", "2"]
 
 
-def test_the_device_files_tell_where_nvidia_smi_fails(monkeypatch, tmp_path) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    fake_nvidia_smi(tmp_path, "exit 9", monkeypatch)
+def test_the_device_files_tell_where_nvml_fails(machine, monkeypatch, tmp_path) -> None:
+    machine()
     for name in ("nvidia10", "nvidia2", "nvidia0", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.setattr(gpus, "DEVICES", tmp_path)
     assert visible_gpus() == ["0", "2", "10"]
+
+
+class TestChosen:
+    @pytest.mark.parametrize(("text", "expected"), [("all", ["0", "1", "2"]), ("2,0", ["2", "0"]), (" 1 ", ["1"])])
+    def test_all_or_ids(self, machine, text, expected) -> None:
+        machine(80, 80, 80)
+        assert chosen_gpus(text) == expected
+
+    @pytest.mark.parametrize("text", ["3", "0,7", "x", "", "-1"])
+    def test_one_that_is_not_there_is_an_error_that_says_which_are(self, machine, text) -> None:
+        machine(80, 80, 80)
+        with pytest.raises(GpuError, match="and there are 0, 1, 2; name GPUs that are there, or all"):
+            chosen_gpus(text)
+
+    def test_of_the_users_own_choice(self, machine, monkeypatch) -> None:
+        machine(80, 80, 80)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-abc")
+        assert chosen_gpus("GPU-abc") == ["GPU-abc"]
+        with pytest.raises(GpuError, match="names '0' and there are 2, GPU-abc"):
+            chosen_gpus("0")
+
+    def test_twice_the_same_is_an_error(self, machine) -> None:
+        machine(80, 80)
+        with pytest.raises(GpuError, match="names a GPU twice"):
+            chosen_gpus("1,1")
+
+    def test_without_gpus(self, machine, monkeypatch, tmp_path) -> None:
+        machine()
+        monkeypatch.setattr(gpus, "DEVICES", tmp_path)
+        assert chosen_gpus("all") == []
+        with pytest.raises(GpuError, match="this machine shows none"):
+            chosen_gpus("0")
+
+
+class TestPinned:
+    def test_to_ids_in_the_order_of_the_bus(self, machine) -> None:
+        machine(80, 80)
+        assert pinned_to(["1", "0"]) == {"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def test_the_users_own_ids_keep_the_users_order(self, monkeypatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+        assert pinned_to(["1"]) == {"CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_memory_is_that_of_the_smallest(machine) -> None:
+    machine(80, 24)
+    assert memory_bytes(["0"]) == 80 * GIB
+    assert memory_bytes(["GPU-0", "1"]) == 24 * GIB
+    assert memory_bytes(["5"]) is None
+    machine()
+    assert memory_bytes(["0"]) is None
+
+
+def test_all_gpus_in_groups() -> None:
+    assert groups_of_all(["0", "1", "2", "3"], 2) == [["0", "1"], ["2", "3"]]
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "instead"), [(3, 2, "use --gpus 0,1,"), (1, 2, "use at least 2 GPUs"), (7, 4, "use --gpus 0,1,2,3,")]
+)
+def test_gpus_left_over_are_an_error_that_says_which_to_use(n, size, instead) -> None:
+    with pytest.raises(GpuError, match=rf"{n} GPU\(s\) cannot be divided into groups of {size} .*: {instead}"):
+        groups_of_all([str(i) for i in range(n)], size)
 
 
 def test_each_worker_gets_the_next_group() -> None:

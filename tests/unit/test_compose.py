@@ -1,47 +1,232 @@
-"""compose.yaml and the Dockerfiles, as far as they can be checked without a Docker engine."""
+"""compose.yaml, its overrides and the Dockerfiles, as far as they can be checked without a Docker engine."""
 
-from pathlib import Path
+import re
+import shlex
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+import typer
 
+from cli.fleet import WORKER_GRACE_S
 from cli.main import app
+from cli.processes import GUARD_MARGIN_S
+from poc_core.settings import Settings
+from scripts.requirements import requirements
+from tests import compose_file
+from tests.compose_file import ROOT, command_of
 
-yaml = pytest.importorskip("yaml")
-
-ROOT = Path(__file__).parents[2]
-COMMANDS = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+FILES = ["compose.yaml", "compose.hosts.yaml", "compose.workers.yaml"]
+ON_A_FURTHER_HOST = {
+    "PROOFLINE_MODEL": "tiny-qwen3",
+    "REDIS_PASSWORD": "pw",
+    "REDIS_ADDRESS": "10.0.0.1",
+    "PRIVATE_ADDRESS": "10.0.0.2",
+}
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+COMMANDS: Any = typer.main.get_command(app)
 
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-    return found
+    return compose_file.services()
 
 
-def test_every_process_of_a_node_has_a_service(services: dict[str, dict[str, Any]]) -> None:
-    assert {"redis", "api", "courier", "flower", "worker-0"} <= set(services)
+def seconds(duration: str) -> float:
+    amount, unit = re.fullmatch(r"(\d+)(s|m)", duration).groups()  # type: ignore[union-attr]
+    return int(amount) * {"s": 1, "m": 60}[unit]
 
 
-def test_services_run_commands_that_exist(services: dict[str, dict[str, Any]]) -> None:
-    ours = [service for name, service in services.items() if name not in ("redis", "flower")]
-    assert {service["command"][0] for service in ours} <= COMMANDS
+def options_of(service: dict[str, Any]) -> dict[str, Any]:
+    """What our command line makes of a service's command; an option that does not exist is an error."""
+    program, command, *arguments = command_of(service)
+    assert program == "proofline"
+    with COMMANDS.commands[command].make_context(command, arguments) as context:
+        parsed: dict[str, Any] = context.params
+    return parsed
 
 
-def test_nothing_is_published_beyond_loopback(services: dict[str, dict[str, Any]]) -> None:
-    ports = [port for service in services.values() for port in service.get("ports", [])]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports)
+@pytest.mark.parametrize("file", FILES)
+def test_files_follow_the_compose_specification(file: str) -> None:
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(ROOT / file)]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_redis_keeps_what_it_was_given(services: dict[str, dict[str, Any]]) -> None:
-    assert services["redis"]["command"][1:3] == ["--appendonly", "yes"]
+class TestServices:
+    def test_a_clone_starts_a_whole_node_without_a_gpu(self, services) -> None:
+        started = {name for name, service in services.items() if not service.get("profiles")}
+        assert started == {"secrets", "redis", "api", "courier", "flower", "worker"}
+        assert options_of(services["worker"])["model"] == "tiny-qwen3"
+
+    def test_the_env_file_replaces_the_worker_by_one_on_gpus(self) -> None:
+        lines = (ROOT / ".env.example").read_text().splitlines()
+        section = lines[: next(i for i, line in enumerate(lines) if line.startswith("# --- CPU"))]
+        chosen = dict(line.removeprefix("#").split("=", 1) for line in section if re.match(r"#[A-Z_]+=", line))
+        services = compose_file.services(chosen)
+        assert services["worker"]["scale"] == "0"
+        assert chosen["COMPOSE_PROFILES"] in services["worker-gpu"]["profiles"]
+        options = options_of(services["worker-gpu"])
+        assert options["model"] == chosen["PROOFLINE_MODEL"]
+        assert options["vllm_args"] == shlex.split(chosen["PROOFLINE_ENGINE_ARGS"])
+
+    def test_every_variable_is_in_the_example(self) -> None:
+        known = set(re.findall(r"^#([A-Z_]+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE))
+        used = {name for file in FILES for name in re.findall(r"(?<!\$)\$\{(\w+)", (ROOT / file).read_text())}
+        assert used <= known
+        assert {name for name in known if name.startswith("POC_")} <= {
+            f"POC_{name.upper()}" for name in Settings.model_fields
+        }
+
+    @pytest.mark.parametrize("name", ["api", "courier", "flower", "worker", "worker-gpu"])
+    def test_commands_and_their_options_exist(self, services, name) -> None:
+        assert options_of(services[name])
+
+    def test_a_further_host_has_workers_that_find_redis(self) -> None:
+        (worker,) = compose_file.services(ON_A_FURTHER_HOST, "compose.workers.yaml").values()
+        assert options_of(worker)["model"] == "tiny-qwen3"
+        assert worker["environment"]["POC_REDIS_URL"] == "redis://:pw@10.0.0.1:6379/0"
+
+    @pytest.mark.parametrize("name", list(ON_A_FURTHER_HOST))
+    def test_a_further_host_says_what_it_must_be_told(self, name) -> None:
+        without = {key: value for key, value in ON_A_FURTHER_HOST.items() if key != name}
+        with pytest.raises(LookupError, match=f"^{name}: set {name} "):
+            compose_file.services(without, "compose.workers.yaml")
+
+    def test_both_files_start_the_same_worker_on_gpus(self, services) -> None:
+        (further,) = compose_file.services(ON_A_FURTHER_HOST, "compose.workers.yaml").values()
+        first = compose_file.services(ON_A_FURTHER_HOST)["worker-gpu"]
+        assert command_of(further) == command_of(first)
+        same = [
+            "image",
+            "build",
+            "healthcheck",
+            "deploy",
+            "stop_grace_period",
+            "shm_size",
+            "restart",
+            "read_only",
+            "cap_drop",
+        ]
+        assert {key: further.get(key) for key in same} == {key: first.get(key) for key in same}
+        differs = {"POC_REDIS_URL", "POC_REDIS_PASSWORD_FILE", "POC_CHAT_HOST", "POC_CHAT_POLICY"}
+        assert further["environment"].keys() - differs == first["environment"].keys() - differs
+
+    def test_workers_have_the_time_to_drain(self, services) -> None:
+        for name in ("worker", "worker-gpu"):
+            assert seconds(services[name]["stop_grace_period"]) > WORKER_GRACE_S + GUARD_MARGIN_S
+
+    def test_what_runs_for_long_is_watched_and_restarted(self, services) -> None:
+        for name in services.keys() - {"secrets"}:
+            assert services[name]["healthcheck"]["test"], name
+            assert services[name]["restart"] == "unless-stopped", name
+
+    def test_redis_starts_first_and_healthy(self, services) -> None:
+        for name in services.keys() - {"secrets", "redis"}:
+            assert services[name]["depends_on"] == {"redis": {"condition": "service_healthy"}}, name
+        assert services["redis"]["depends_on"] == {"secrets": {"condition": "service_completed_successfully"}}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docker").glob("*.Dockerfile")), ids=lambda path: path.name)
-def test_dockerfiles_copy_files_that_exist(path: Path) -> None:
-    sources = [
-        word for line in path.read_text().splitlines() if line.startswith("COPY ") for word in line.split()[1:-1]
-    ]
-    assert sources
-    assert [source for source in sources if not (ROOT / source).exists()] == []
+class TestSafety:
+    def test_nothing_is_published_beyond_loopback(self, services) -> None:
+        ports = [port for service in services.values() for port in service.get("ports", [])]
+        assert len(ports) == 2
+        assert all(port.startswith("127.0.0.1:") for port in ports)
+
+    def test_redis_is_on_the_internal_network_only(self, services) -> None:
+        assert services["redis"]["networks"] == ["internal"]
+        assert "ports" not in services["redis"]
+
+    def test_a_private_address_is_needed_to_open_redis(self) -> None:
+        with pytest.raises(LookupError, match="PRIVATE_ADDRESS"):
+            compose_file.services({}, "compose.hosts.yaml")
+        opened = compose_file.services({"PRIVATE_ADDRESS": "10.0.0.1"}, "compose.hosts.yaml")["redis"]
+        assert opened["ports"] == ["10.0.0.1:6379:6379"]
+
+    def test_containers_may_do_little(self, services) -> None:
+        for name, service in services.items():
+            assert service["read_only"] is True, name
+            assert service["cap_drop"] == ["ALL"], name
+            assert service["security_opt"] == ["no-new-privileges:true"], name
+
+    def test_no_password_is_in_the_files(self) -> None:
+        for file in [*FILES, ".env.example"]:
+            found = re.findall(r"(?:PASSWORD|TOKEN|AUTH)\w*[=:] *(\S+)", (ROOT / file).read_text())
+            assert [value for value in found if not value.startswith(("$", "?", "/run/", "#"))] == [], file
+        assert subprocess.run(["git", "check-ignore", "-q", ".env"], cwd=ROOT).returncode in (0, 128)
+
+
+def make_secrets(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    script = ["sh", str(ROOT / "docker" / "make_secrets.sh"), str(folder)]
+    path = {"PATH": "/usr/bin:/bin"}
+    return subprocess.run(script, env=path | environment, capture_output=True, text=True)
+
+
+class TestSecrets:
+    def test_are_made_up_once(self, tmp_path) -> None:
+        assert make_secrets(tmp_path).returncode == 0
+        first = {path.name: path.read_text() for path in tmp_path.iterdir()}
+        assert first.keys() == {"redis_password", "flower_password", "redis.conf"}
+        assert len(first["redis_password"]) == len(first["flower_password"]) == 48
+        assert first["redis_password"] != first["flower_password"]
+        assert first["redis.conf"] == f"requirepass {first['redis_password']}\n"
+        make_secrets(tmp_path)
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == first
+
+    def test_those_of_the_environment_replace_others(self, tmp_path) -> None:
+        make_secrets(tmp_path)
+        make_secrets(tmp_path, REDIS_PASSWORD="chosen")
+        assert (tmp_path / "redis_password").read_text() == "chosen"
+        assert (tmp_path / "redis.conf").read_text() == "requirepass chosen\n"
+
+    @pytest.mark.parametrize("password", ["a b", 'quo"te', "new\nline", "$(id)"])
+    def test_what_would_need_quoting_is_refused(self, tmp_path, password) -> None:
+        done = make_secrets(tmp_path, FLOWER_PASSWORD=password)
+        assert done.returncode == 1
+        assert done.stderr.startswith("FLOWER_PASSWORD may hold letters, digits")
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+class TestDockerfiles:
+    def test_what_they_copy_exists_and_is_sent_to_the_engine(self, path) -> None:
+        copied = re.findall(r"^COPY (?!--from)(.+)$", path.read_text(), flags=re.MULTILINE)
+        sources = [word for line in copied for word in line.split()[:-1]]
+        assert sources
+        sent = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
+        for source in sources:
+            assert (ROOT / source).exists(), source
+            assert source.split("/")[0] in sent, source
+
+    def test_the_extras_they_install_exist(self, path) -> None:
+        asked = re.findall(r"scripts/requirements\.py([\w -]*)>", path.read_text())
+        assert len(asked) == 1
+        assert requirements(asked[0].split())
+
+    def test_torch_is_only_where_an_engine_is(self, path) -> None:
+        (asked,) = re.findall(r"scripts/requirements\.py([\w -]*)>", path.read_text())
+        with_torch = any(re.match(r"(torch|vllm)\b", requirement) for requirement in requirements(asked.split()))
+        assert with_torch == (path.name == "worker-cpu.Dockerfile")
+
+    def test_a_change_of_our_code_installs_no_dependency_anew(self, path) -> None:
+        """Dependencies are installed before our packages are there, and those without dependencies."""
+        text = path.read_text()
+        stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
+        for stage in stages:
+            if "-r requirements.txt" in stage:
+                before = stage[: stage.index("-r requirements.txt")]
+                assert not re.search(r"^COPY (api|cli|workers|poc_core)\b", before, flags=re.MULTILINE)
+        assert len(re.findall(r"pip install .*--no-deps /wheels/", text)) == 1
+
+    def test_they_do_not_run_as_root(self, path) -> None:
+        assert re.findall(r"^USER (\w+)$", path.read_text(), flags=re.MULTILINE)[-1] == "proofline"
+
+    def test_what_they_run_exists(self, path) -> None:
+        image = compose_file.dockerfile_commands(path)
+        assert image["ENTRYPOINT"] == ["proofline"]
+        assert image["CMD"][0] in COMMANDS.commands
+
+
+def test_an_unknown_extra_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        requirements(["nope"])

@@ -85,3 +85,25 @@ def test_chat_policies(text: str, policy: tuple[str, float]) -> None:
 def test_a_policy_that_there_is_not_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="must be yield, exclusive, off, or share:F"):
         load_settings(chat_policy=text)
+
+
+class TestPasswordFile:
+    @pytest.fixture(autouse=True)
+    def file(self, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "password").write_text("a/b@c\n")
+        monkeypatch.setenv("POC_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
+        monkeypatch.delenv("POC_REDIS_URL", raising=False)
+
+    def test_its_password_is_put_into_the_url(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert load_settings().redis_url == "redis://:a%2Fb%40c@127.0.0.1:6379/0"
+        monkeypatch.setenv("POC_REDIS_URL", "rediss://user@redis:1/2?ssl_ca_certs=/ca.pem")
+        assert load_settings().redis_url == "rediss://user:a%2Fb%40c@redis:1/2?ssl_ca_certs=/ca.pem"
+
+    def test_a_password_in_the_url_counts_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("POC_REDIS_PASSWORD_FILE", "/not/there")
+        assert load_settings(redis_url="redis://:own@redis:1/0").redis_url == "redis://:own@redis:1/0"
+
+    def test_one_that_cannot_be_read_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("POC_REDIS_PASSWORD_FILE", "/not/there")
+        with pytest.raises(SettingsError, match="POC_REDIS_PASSWORD_FILE /not/there cannot be read"):
+            load_settings()

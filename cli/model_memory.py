@@ -1,0 +1,39 @@
+"""Whether a model's weights can fit on a worker's GPUs, told before an engine spends minutes to find out."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from cli.console import UsageError
+from cli.gpus import memory_bytes
+
+GB = 1e9
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")  # in the order in which vLLM prefers them
+# With these vLLM does not load the weights as they are stored.
+CHANGES_SIZE = ("--load-format", "--quantization", "-q", "--cpu-offload-gb", "--hf-overrides")
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def check_fits(model: str, dtype: str, groups: Sequence[Sequence[str]], vllm_args: Sequence[str]) -> None:
+    """UsageError when the weights alone are larger than the GPUs of a worker. What cannot be told passes."""
+    if any(word.split("=", 1)[0] in CHANGES_SIZE for word in vllm_args):
+        return
+    weights = weights_bytes(Path(model), dtype)
+    for group in groups:
+        each = memory_bytes(group)
+        if weights and each is not None and weights > each * len(group):
+            raise UsageError(
+                f"The weights of {model} take {weights / GB:.0f} GB and GPU(s) {','.join(group)} have "
+                f"{each * len(group) / GB:.0f} GB: use more --tensor-parallel or --pipeline-parallel, or a smaller model."
+            )
+
+
+def weights_bytes(directory: Path, dtype: str) -> int:
+    """Bytes that a model's weights take once loaded; 0 for one that is not a directory."""
+    stored = next((files for pattern in WEIGHTS if (files := list(directory.glob(pattern)))), [])
+    size = sum(file.stat().st_size for file in stored)
+    if not size or dtype not in BYTES:
+        return size
+    config = json.loads((directory / "config.json").read_text())
+    kept_as = BYTES.get(config.get("dtype") or config.get("torch_dtype") or dtype, BYTES[dtype])
+    return size * BYTES[dtype] // kept_as

@@ -1,0 +1,34 @@
+"""`proofline ready`: whether a worker of this host is ready, for health checks."""
+
+import os
+import socket
+
+from cli import options
+from cli.console import note
+
+
+def ready(redis_url: options.RedisUrl = None) -> None:
+    """Say how many workers of this host are ready; exit code 1 when none is. For health checks.
+
+    The API has /health and /ready for the same.
+    """
+    if redis_url is not None:
+        os.environ["POC_REDIS_URL"] = redis_url
+    from redis.exceptions import RedisError
+
+    from poc_core.errors import ProoflineError
+    from poc_core.settings import load_settings
+    from poc_core.state.client import connect
+    from poc_core.state.registry import WorkerRegistry
+
+    settings = load_settings()
+    host = socket.gethostname()
+    try:
+        own = [worker for worker in WorkerRegistry(connect(settings), settings).live() if worker.host == host]
+    except RedisError as error:
+        raise ProoflineError(f"Redis does not answer ({error}); check POC_REDIS_URL and that it runs.") from error
+    at_work = sum(worker.state == "ready" for worker in own)
+    message = f"{at_work} of {len(own)} worker(s) on {host} are ready."
+    if not at_work:
+        raise ProoflineError(message)
+    note(message)

@@ -1,0 +1,35 @@
+# Workers without a GPU: vLLM's CPU build.
+FROM python:3.12-slim AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/venv
+WORKDIR /build
+COPY scripts/requirements.py scripts/constraints-cpu.txt scripts/
+COPY pyproject.toml ./
+# torch first and alone, from PyTorch's index; the last three have CUDA builds only, which break transformers (see
+# scripts/setup_env.py).
+RUN python scripts/requirements.py cpu > requirements.txt \
+    && /opt/venv/bin/pip install --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
+        torch --constraint scripts/constraints-cpu.txt \
+    && /opt/venv/bin/pip install -r requirements.txt --constraint scripts/constraints-cpu.txt \
+    && /opt/venv/bin/pip uninstall -y torchvision torchaudio torchcodec
+
+FROM build AS wheel
+COPY README.md LICENSE ./
+COPY models models
+COPY poc_core poc_core
+COPY workers workers
+COPY api api
+COPY cli cli
+RUN pip wheel --no-deps --wheel-dir /wheels .
+
+FROM python:3.12-slim
+RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 libgomp1 g++ && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --create-home proofline && install -d -o proofline /cache
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+COPY --from=build /opt/venv /opt/venv
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-cache-dir --no-deps /wheels/*.whl
+USER proofline
+WORKDIR /home/proofline
+ENTRYPOINT ["proofline"]
+CMD ["workers", "--model", "tiny-qwen3"]

@@ -1,0 +1,28 @@
+# Workers on GPUs. vLLM's own image brings Python, PyTorch, CUDA and vLLM that fit each other; the tag is one of the
+# releases that workers/vllm_compat.py knows.
+ARG VLLM_VERSION=v0.25.1
+
+FROM python:3.12-slim AS wheel
+WORKDIR /build
+COPY pyproject.toml README.md LICENSE ./
+COPY scripts/requirements.py scripts/
+COPY models models
+COPY poc_core poc_core
+COPY workers workers
+COPY api api
+COPY cli cli
+RUN pip wheel --no-deps --wheel-dir /wheels .
+
+FROM vllm/vllm-openai:${VLLM_VERSION}
+RUN useradd --uid 10001 --create-home proofline && install -d -o proofline /cache
+WORKDIR /home/proofline
+# What we need beside vLLM, before what we are; gigabytes of the base stay as they are.
+COPY scripts/requirements.py scripts/
+COPY pyproject.toml ./
+RUN python3 scripts/requirements.py > requirements.txt && python3 -m pip install --no-cache-dir -r requirements.txt
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER proofline
+ENTRYPOINT ["proofline"]
+CMD ["workers", "--help"]

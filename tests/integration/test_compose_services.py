@@ -1,0 +1,141 @@
+"""Every service of compose.yaml as a process of this machine, on real vLLM: a job, Flower, health, an orderly end."""
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.processes import assert_all_gone, descendants, wait_until
+from tests.local_compose import LocalCompose
+from tests.samples import body
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+# The worker for GPUs takes a model of its own, so that each worker is seen to work; without a GPU it runs on the CPU.
+VARIABLES = {
+    "PROOFLINE_MODEL": "tiny-llama",
+    "PROOFLINE_DTYPE": "float32",
+    "PROOFLINE_ENGINE_ARGS": "--max-model-len 512",
+}
+MODELS = {"worker": "tiny-qwen3", "worker-gpu": "tiny-llama"}
+NONCES = 64
+TEST_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompose]:
+    with LocalCompose(tmp_path_factory.mktemp("compose"), VARIABLES) as running:
+        for name in running.services:
+            running.start(name)
+        for name in running.services.keys() - {"secrets"}:
+            running.wait_healthy(name)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(compose: LocalCompose) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=compose.api_url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def flower(compose: LocalCompose) -> Iterator[httpx.Client]:
+    auth = ("proofline", compose.secret("flower_password"))
+    with httpx.Client(base_url=compose.flower_url, auth=auth, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def run_job(api: httpx.Client, model: str) -> dict[str, Any]:
+    """A finished job of `model`."""
+    job = body(nonces=list(range(NONCES)), batch_size=8, params={"model": model, "seq_len": 64, "k_dim": 12})
+    request_id = api.post("/api/v1/pow/generate", json=job).json()["request_id"]
+    path = f"/api/v1/pow/generate/{request_id}"
+    wait_until(lambda: api.get(path).json()["status"] not in ("queued", "running"), "the job's end", TEST_S)
+    found: dict[str, Any] = api.get(path).json()
+    return found | {"request_id": request_id}
+
+
+def soon(look: Callable[[], Any], what: str) -> Any:
+    """What `look` sees once it sees something."""
+    seen: list[Any] = [None]
+
+    def sees() -> bool:
+        seen[0] = look()
+        return bool(seen[0])
+
+    wait_until(sees, what, TEST_S, 0.5)
+    return seen[0]
+
+
+@pytest.mark.parametrize("service", list(MODELS))
+def test_each_worker_serves_jobs_and_chat(compose: LocalCompose, api: httpx.Client, service: str) -> None:
+    job = run_job(api, MODELS[service])
+    assert job["status"] == "completed", job
+    assert [artifact["nonce"] for artifact in job["artifacts"]] == list(range(NONCES))
+    chat = {"model": MODELS[service], "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    answer = api.post("/v1/chat/completions", json=chat)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] > 0
+
+
+class TestFlower:
+    def test_wants_its_password(self, flower: httpx.Client) -> None:
+        for path in ("/", "/api/workers", "/api/tasks"):
+            assert httpx.get(f"{flower.base_url}{path}", trust_env=False).status_code == 401
+            assert httpx.get(f"{flower.base_url}{path}", auth=("proofline", "x"), trust_env=False).status_code == 401
+
+    def test_sees_workers_and_their_queues(self, flower: httpx.Client) -> None:
+        def queues() -> dict[str, set[str]] | None:
+            found = flower.get("/api/workers", params={"refresh": "1"}).json()
+            read = {name: {queue["name"] for queue in said.get("active_queues", [])} for name, said in found.items()}
+            return read if len(read) == 3 and all(read.values()) else None
+
+        found = soon(queues, "three workers in Flower")
+        assert {re.sub(r"^\d+-\w+", "PID-RANDOM", name).split("@")[0] for name in found} == {"PID-RANDOM", "courier"}
+        assert set.union(*found.values()) >= {"poc.model.tiny-qwen3", "poc.model.tiny-llama", "poc.callbacks"}
+
+    def test_sees_tasks_by_name_and_job(self, api: httpx.Client, flower: httpx.Client) -> None:
+        def tasks() -> list[dict[str, Any]]:
+            job = run_job(api, "tiny-qwen3")  # until Flower has switched events on
+            found = flower.get("/api/tasks", params={"limit": 1000}).json().values()
+            return [task for task in found if job["request_id"] in (task["args"] or "") and task["state"] == "SUCCESS"]
+
+        found = soon(tasks, "tasks in Flower")
+        assert {task["name"] for task in found} == {"proofline.run_batch"}
+        assert all(re.search(r"\d+\D*$", task["args"]) for task in found)  # the batch's index
+
+    def test_sees_how_many_messages_wait(self, flower: httpx.Client) -> None:
+        lengths = flower.get("/api/queues/length").json()["active_queues"]
+        assert {"name": "poc.model.tiny-qwen3", "messages": 0} in lengths
+
+    def test_may_only_look(self, flower: httpx.Client) -> None:
+        (name, *_) = flower.get("/api/workers").json()
+        assert flower.post(f"/api/worker/shutdown/{name}").status_code in (403, 405)
+
+
+def test_redis_takes_no_one_without_the_password(compose: LocalCompose) -> None:
+    import redis
+
+    url = re.sub(r":[^/]*@", "", compose.redis_url.removeprefix("redis://"))
+    with pytest.raises(redis.AuthenticationError):
+        redis.Redis.from_url(f"redis://{url}").ping()
+    with redis.Redis.from_url(compose.redis_url) as client:
+        assert client.config_get("appendonly") == {"appendonly": "yes"}
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_z_stopping_leaves_nothing_running(compose: LocalCompose) -> None:
+    """Last, as its name says."""
+    below = [process for name in compose.processes for process in descendants(compose.processes[name].pid)]
+    assert any("EngineCore" in process.name for process in below)
+    for name in reversed(compose.services):
+        compose.stop(name)
+    assert_all_gone(below)
+    assert compose.processes["worker"].returncode == 0

@@ -1,0 +1,147 @@
+"""The services of compose.yaml as processes of this machine: their very commands and environments.
+
+Only what a container has of its own is put in from here: names become loopback and free ports, paths a temporary folder.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from cli.redis_server import find_redis_server, free_port
+from tests import compose_file
+from tests.compose_file import ROOT
+
+HOST = "127.0.0.1"
+BIN = Path(sys.executable).parent
+GRACE_S = 60.0
+HEALTHY_S = 240.0
+REDIS = find_redis_server()
+PROGRAMS = {"proofline": str(BIN / "proofline"), "redis-server": str(REDIS)}
+
+
+class LocalCompose:
+    """Context manager; what was started is stopped at the end, the last first."""
+
+    def __init__(self, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+        self.services = compose_file.services(variables)
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: list[IO[bytes]] = []
+        self._ports = {name: str(free_port()) for name in ("6379", "8000", "5555")}
+        for name in ("secrets", "data", "cache", "home"):
+            (folder / name).mkdir()
+        self._texts = {
+            "/run/proofline": str(folder / "secrets"),
+            "/make_secrets.sh": str(ROOT / "docker" / "make_secrets.sh"),
+            "/data": str(folder / "data"),
+            "/cache": str(folder / "cache"),
+            "//redis:": f"//{HOST}:",
+            "0.0.0.0": HOST,
+            **self._ports,
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for name in reversed(self.processes):
+            self.stop(name)
+        for log in self._logs:
+            log.close()
+        if error is not None:
+            for name in self.processes:
+                print(f"--- {name}\n{self.log(name)[-4000:]}")
+
+    @property
+    def api_url(self) -> str:
+        return f"http://{HOST}:{self._ports['8000']}"
+
+    @property
+    def flower_url(self) -> str:
+        return f"http://{HOST}:{self._ports['5555']}"
+
+    @property
+    def redis_url(self) -> str:
+        return f"redis://:{self.secret('redis_password')}@{HOST}:{self._ports['6379']}/0"
+
+    def secret(self, name: str) -> str:
+        return (self.folder / "secrets" / name).read_text()
+
+    def start(self, name: str) -> None:
+        """The service, after those it depends on have got as far as it wants them."""
+        if name in self.processes:
+            return
+        service = self.services[name]
+        for other, wanted in service.get("depends_on", {}).items():
+            self.start(other)
+            if wanted["condition"] == "service_completed_successfully":
+                assert self.processes[other].wait(GRACE_S) == 0, self.log(other)
+            else:
+                self.wait_healthy(other)
+        command = [self._here(word) for word in compose_file.command_of(service)]
+        # On one machine each must listen on a port of its own.
+        own_port = {"redis": "6379", "api": "8000", "flower": "5555"}.get(name)
+        if own_port is not None:
+            command += ["--port", self._ports[own_port]]
+        if name == "redis":
+            command += ["--bind", HOST]
+        self.run(name, [PROGRAMS.get(command[0], command[0]), *command[1:]], self.environment(name))
+
+    def run(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
+        """A process that is stopped with the others, under `name`."""
+        log = (self.folder / f"{name}.log").open("ab")
+        self._logs.append(log)
+        self.processes[name] = subprocess.Popen(
+            command, cwd=self.folder / "home", env=dict(environment), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+
+    def stop(self, name: str) -> float:
+        """Stops as Compose does; the seconds it took. AssertionError when its grace period was too short."""
+        process, began = self.processes[name], time.monotonic()
+        grace = self.services.get(name, {}).get("stop_grace_period", "10s")
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(float(grace.removesuffix("s")))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise AssertionError(f"{name} did not end within {grace}:\n{self.log(name)[-4000:]}") from None
+        return time.monotonic() - began
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What the service's process finds: what Compose sets, and what an image has."""
+        path = os.pathsep.join([str(BIN), str(REDIS.parent), os.environ["PATH"]])
+        image = {"PATH": path, "HOME": str(self.folder / "home"), "HOSTNAME": socket.gethostname()}
+        own = {key: self._here(str(value)) for key, value in self.services[name].get("environment", {}).items()}
+        return image | own
+
+    def is_healthy(self, name: str) -> bool:
+        """What the service's own health check says."""
+        check: list[str] = self.services[name]["healthcheck"]["test"]
+        words = ["sh", "-c", check[1]] if check[0] == "CMD-SHELL" else check[1:]
+        words = [self._here(word.replace("redis-cli", f"redis-cli -p {self._ports['6379']}")) for word in words]
+        done = subprocess.run(words, env=self.environment(name), capture_output=True, cwd=self.folder)
+        return done.returncode == 0
+
+    def wait_healthy(self, name: str, timeout_s: float = HEALTHY_S) -> None:
+        until = time.monotonic() + timeout_s
+        while not self.is_healthy(name):
+            assert self.processes[name].poll() is None, f"{name} ended:\n{self.log(name)[-4000:]}"
+            assert time.monotonic() < until, f"{name} is not healthy:\n{self.log(name)[-4000:]}"
+            time.sleep(0.5)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def _here(self, text: str) -> str:
+        for container, here in self._texts.items():
+            text = text.replace(container, here)
+        return text

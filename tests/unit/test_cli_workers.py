@@ -1,0 +1,42 @@
+"""What `proofline workers` refuses before it starts anything."""
+
+import pytest
+from typer.testing import CliRunner
+
+from cli import fleet
+from cli.main import app
+
+
+@pytest.fixture(autouse=True)
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setattr(fleet, "vllm_runs_on_cpu", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpus", "0,1,2,3"], "error: --gpus names '3' and there are 0, 1, 2; name GPUs that are there, or all."),
+        (
+            ["--tensor-parallel", "2"],
+            "error: 3 GPU(s) cannot be divided into groups of 2 (--tensor-parallel x --pipeline-parallel): "
+            "use --gpus 0,1, or another parallelism.",
+        ),
+        (
+            ["--workers", "2"],
+            "error: --workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how many.",
+        ),
+        (["--", "oops"], "error: 'oops' is not an option; vLLM's own arguments go to the end, after --."),
+    ],
+)
+def test_what_cannot_be_is_one_line(options, said) -> None:
+    done = CliRunner().invoke(app, ["workers", "--model", "tiny-qwen3", *options])
+    assert done.exit_code == 2
+    assert done.stderr.splitlines() == [said]
+
+
+def test_a_redis_url_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POC_REDIS_URL", "http://redis")
+    done = CliRunner().invoke(app, ["workers", "--model", "tiny-qwen3"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: POC_REDIS_URL: must look like redis://")
