@@ -25,8 +25,8 @@ def flower(
         typer.Option(
             "--password-file",
             envvar="PROOFLINE_FLOWER_PASSWORD_FILE",
-            help=f"File with the password of the user {USER}. Default: FLOWER_BASIC_AUTH (USER:PASSWORD), else one that "
-            "is made up and shown.",
+            help=f"File with the password of the user {USER}. Default: FLOWER_BASIC_AUTH (USER:PASSWORD), else one "
+            "that is made up and shown.",
             show_default=False,
         ),
     ] = None,

@@ -24,7 +24,8 @@ def check_fits(model: str, dtype: str, groups: Sequence[Sequence[str]], vllm_arg
         if weights and each is not None and weights > each * len(group):
             raise UsageError(
                 f"The weights of {model} take {weights / GB:.0f} GB and GPU(s) {','.join(group)} have "
-                f"{each * len(group) / GB:.0f} GB: use more --tensor-parallel or --pipeline-parallel, or a smaller model."
+                f"{each * len(group) / GB:.0f} GB: use more --tensor-parallel or --pipeline-parallel, or a smaller "
+                "model."
             )
 
 
