@@ -14,9 +14,8 @@ _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>\w+)(?:(?P<how>:-|:\?)(?P<text>[^}]*
 
 def services(variables: Mapping[str, str] | None = None, file: str = "compose.yaml") -> dict[str, dict[str, Any]]:
     """The services by name, with the variables of an .env put in."""
-    found: dict[str, dict[str, Any]] = _interpolated(yaml.safe_load((ROOT / file).read_text()), variables or {})[
-        "services"
-    ]
+    whole = yaml.safe_load((ROOT / file).read_text())
+    found: dict[str, dict[str, Any]] = _interpolated(whole["services"], variables or {})
     return found
 
 

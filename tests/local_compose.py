@@ -1,6 +1,7 @@
 """The services of compose.yaml as processes of this machine: their very commands and environments.
 
-Only what a container has of its own is put in from here: names become loopback and free ports, paths a temporary folder.
+Only what a container has of its own is put in from here: names become loopback and free ports, paths a temporary
+folder.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""`proofline workers` with real vLLM on the CPU: an engine that dies comes back, SIGTERM drains, too little memory is said."""
+"""`proofline workers` with real vLLM on the CPU: a lost engine comes back, SIGTERM drains."""
 
 import importlib.util
 import os

@@ -77,9 +77,9 @@ class TestHopeless:
         [
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
             "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
-            "ValueError: To serve at least one request (4.00 GiB KV cache is needed), which is larger than the available "
-            "KV cache memory (1.00 GiB).",
-            "ValueError: Free memory on device (3/80 GiB) on startup is less than desired GPU memory utilization (0.9).",
+            "ValueError: To serve at least one request (4.00 GiB KV cache is needed), which is larger than the "
+            "available KV cache memory (1.00 GiB).",
+            "ValueError: Free memory on device (3/80 GiB) is less than desired GPU memory utilization (0.9).",
             "ValueError: Available memory on node 0 (21/23 GiB) on startup is less than desired CPU memory",
         ],
     )
