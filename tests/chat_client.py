@@ -120,9 +120,12 @@ def differences(expected: Sequence[Answer], found: Sequence[Answer]) -> Differen
 
 
 class ConstantChat:
-    """Context manager: requests that overlap, so that chat is never idle. `refused`: answers other than 200."""
+    """Context manager: requests that overlap, so that chat is never idle. `refused`: answers other than 200.
 
-    def __init__(self, http: httpx.Client, threads: int = 3, max_tokens: int = 200) -> None:
+    They are long, and so many that all of them being between two answers at once is not to be expected on any machine.
+    """
+
+    def __init__(self, http: httpx.Client, threads: int = 4, max_tokens: int = 600) -> None:
         self.answered = 0
         self.refused: list[str] = []
         self._http = http

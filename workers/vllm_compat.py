@@ -7,6 +7,7 @@ nothing outside this module asks which release runs. Import it only inside a pro
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -22,6 +23,9 @@ from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
 # A block count that no real dimension of a KV cache has: it marks the block dimension in a backend's shape.
 _BLOCK_COUNT_MARK = 1_000_003
+
+# Seconds between two looks for a message; the kernel adds some 50 microseconds.
+_LOOK_AGAIN_S = 1e-5
 
 # Kinds of KV caches whose layers may be given another cache for the time of a batch.
 _PLAIN_ATTENTION = {
@@ -164,6 +168,20 @@ def final_hidden_states(output: Any) -> torch.Tensor:
     """The hidden states after the final norm; some models return auxiliary states beside them."""
     hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
+
+
+def let_readers_sleep() -> None:
+    """On CPUs, vLLM's processes sleep from now on between two looks for a message, where they would call sched_yield.
+
+    That call costs nothing where each process has a core of its own. On machines with fewer, Linux 6.18 was seen to
+    leave everything else on such a core waiting for many seconds: the API, other engines, chat's clients.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    shm_broadcast.sched_yield = lambda: time.sleep(_LOOK_AGAIN_S)
 
 
 def serve_parser(parser: Any) -> Any:

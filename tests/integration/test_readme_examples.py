@@ -44,7 +44,9 @@ class Terminal:
         if kind == "python":
             return [sys.executable, "-c", text]
         # It would watch for as long as the round lasts.
-        text = text.replace("proofline round watch ", "timeout --preserve-status --signal=INT 5 proofline round watch ")
+        text = text.replace(
+            "proofline round watch ", "timeout --preserve-status --signal=INT 10 proofline round watch "
+        )
         return ["bash", "-euo", "pipefail", "-c", text]
 
     def run(self, kind: str, text: str) -> str:

@@ -30,7 +30,7 @@ def client() -> Iterator[RoundClient]:
 def receiver(client: RoundClient) -> Iterator[Receiver]:
     with Receiver() as receiver:
         yield receiver
-        client.wait(lambda: bool(client.stop()), 30, "the end of the round")
+        client.wait(lambda: bool(client.stop()), 60, "the end of the round")
 
 
 @pytest.fixture(scope="class")
@@ -38,7 +38,7 @@ def after_11_s(client: RoundClient) -> Iterator[Receiver]:
     """Of a round that goes on, and whose rates are those of a full window."""
     with Receiver() as receiver:
         client.start(receiver)
-        client.wait(lambda: client.stats()["elapsed_seconds"] > 11, 30, "11 s of a round")
+        client.wait(lambda: client.stats()["elapsed_seconds"] > 11, 60, "11 s of a round")
         yield receiver
         client.stop()
 
@@ -129,7 +129,7 @@ class TestStop:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, client, wait=True)
             queued = generate(client, wait=False).json()
-            client.wait(lambda: client.status()["queued_nonces"] >= 6, 10, "both jobs queued")
+            client.wait(lambda: client.status()["queued_nonces"] >= 6, 60, "both jobs queued")
             assert client.stop()["cancelled_jobs"] == 2
             assert waiting.result(10).status_code == 409
         assert client.http.get(f"/api/v1/pow/generate/{queued['request_id']}").json()["status"] == "cancelled"
@@ -148,7 +148,7 @@ class TestJobs:
             result = waiting.result(20)
         assert result.status_code == 200, result.text
         assert [artifact["nonce"] for artifact in result.json()["artifacts"]] == [5, 6, 7]
-        client.wait(lambda: any("request_id" in p.body for p in receiver.taken()), 10, "the job's callback")
+        client.wait(lambda: any("request_id" in p.body for p in receiver.taken()), 60, "the job's callback")
 
     def test_round_goes_on_after_the_validation_phase(self, client, receiver):
         client.start(receiver)
@@ -162,9 +162,9 @@ class TestJobs:
 class TestReceiver:
     def test_that_answers_500_for_a_while_gets_everything_in_order(self, client, receiver):
         client.start(receiver)
-        client.wait(lambda: len(receiver.taken()) >= 1, 20, "the first payload")
+        client.wait(lambda: len(receiver.taken()) >= 1, 60, "the first payload")
         receiver.status = 500
-        client.wait(lambda: len(receiver.refused()) >= 3, 20, "three tries")
+        client.wait(lambda: len(receiver.refused()) >= 3, 60, "three tries")
         assert len({payload.payload_id for payload in receiver.refused()}) == 1
         stats = client.stats()
         assert "answered 500" in stats["outbox"]["last_error"]
@@ -175,16 +175,16 @@ class TestReceiver:
 
     def test_that_is_away_for_a_while_gets_everything_in_order(self, client, receiver):
         client.start(receiver)
-        client.wait(lambda: len(receiver.taken()) >= 1, 20, "the first payload")
+        client.wait(lambda: len(receiver.taken()) >= 1, 60, "the first payload")
         receiver.go_away()
-        client.wait(lambda: client.stats()["outbox"]["failures"] >= 3, 20, "three tries")
+        client.wait(lambda: client.stats()["outbox"]["failures"] >= 3, 60, "three tries")
         receiver.come_back()
         finish(client, receiver)
 
     def test_that_never_takes_pauses_the_round_at_the_limit(self, client, receiver):
         receiver.status = 500
         client.start(receiver, batch_size=1024)
-        client.wait(lambda: client.stats()["outbox"]["full"], 30, "a full outbox")
+        client.wait(lambda: client.stats()["outbox"]["full"], 60, "a full outbox")
         client.wait_settled()
         stats = client.stats()
         assert OUTBOX_LIMIT <= stats["artifacts_waiting"] == stats["total_processed"] < OUTBOX_LIMIT + 4 * 1024
@@ -197,13 +197,13 @@ class TestReceiver:
 class TestKilled:
     def test_worker(self, client, receiver):
         client.start(receiver)
-        client.wait(lambda: len(client.stats()["workers"]) == 2, 20, "both workers at work")
+        client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
         old = client.kill("worker-0")
         with client.another_worker():
             client.wait_restarted("worker-0", old)
-            client.wait(lambda: len(client.stats()["workers"]) == 4, 30, "two more workers at work")
+            client.wait(lambda: len(client.stats()["workers"]) == 4, 60, "two more workers at work")
             until = max(receiver.nonces())
-            client.wait(lambda: not missing(receiver, until), 30, "the killed worker's nonces")
+            client.wait(lambda: not missing(receiver, until), 60, "the killed worker's nonces")
         finish(client, receiver)
 
     def test_api(self, client, receiver):
@@ -212,14 +212,14 @@ class TestKilled:
         before = client.processed()
         old = client.kill("api")
         client.wait_restarted("api", old)
-        client.wait(lambda: client.status()["state"] == "GENERATING", 30, "the API's answer")
+        client.wait(lambda: client.status()["state"] == "GENERATING", 60, "the API's answer")
         assert client.processed() > before
         finish(client, receiver)
 
     def test_courier(self, client, receiver):
         receiver.delay_s = 2
         client.start(receiver)
-        client.wait(lambda: receiver.n_unanswered > 0, 20, "a delivery under way")
+        client.wait(lambda: receiver.n_unanswered > 0, 60, "a delivery under way")
         old = client.kill("courier")
         receiver.delay_s = 0
         client.wait_restarted("courier", old)
@@ -229,12 +229,12 @@ class TestKilled:
 
     def test_redis(self, client, receiver):
         client.start(receiver)
-        client.wait(lambda: len(receiver.taken()) >= 2, 20, "two payloads")
+        client.wait(lambda: len(receiver.taken()) >= 2, 60, "two payloads")
         before, engines = client.processed(), client.stack.worker_pids()
         old = client.kill("redis")
         killed = time.monotonic()
         client.wait_restarted("redis", old)
-        client.wait(lambda: client.processed() >= before, 30, "a Redis that knows what was acknowledged")
+        client.wait(lambda: client.processed() >= before, 60, "a Redis that knows what was acknowledged")
         client.wait_progress(500)
         n = len(receiver.taken())
         client.wait(lambda: len(receiver.taken()) > n, 60, "the next payload")

@@ -23,7 +23,7 @@ LEASES_BACK_WITHIN_S = 60.0
 def test_a_killed_worker_changes_nothing():
     with running_stack(ready_s=250, engine="vllm", dtype="float32", workers=2) as client, Receiver() as receiver:
         client.start(receiver)
-        client.wait(lambda: len(client.stats()["workers"]) == 2, 30, "both workers at work")
+        client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
         time.sleep(KILLED_AFTER_S)
         client.kill("worker-0")
         reached = client.processed()

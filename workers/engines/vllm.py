@@ -178,6 +178,8 @@ async def _start(
     if current_platform.is_cpu():
         # A graph compiler costs minutes at start and gains little on a CPU.
         words.append("--enforce-eager")
+        # It would still compile some helpers when first used: a chat request for logprobs would wait for half a minute.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         cpu_threads.divide(tensor_parallel * pipeline_parallel)
         # Left alone, glibc gives large activations back to the kernel after every use and gets them again page by page:
         # a third of the time of a batch of 8,192 tokens. Read by the processes that vLLM starts from here.

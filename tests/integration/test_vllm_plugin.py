@@ -1,0 +1,54 @@
+"""What vLLM loads from Proofline into each of its processes."""
+
+import importlib.util
+import os
+from importlib.metadata import entry_points
+
+import pytest
+
+from workers import lifeline
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+
+@pytest.fixture
+def shm_broadcast(monkeypatch: pytest.MonkeyPatch):
+    """vLLM's module that waits for messages, put back after the test."""
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    monkeypatch.setattr(shm_broadcast, "sched_yield", shm_broadcast.sched_yield)
+    return shm_broadcast
+
+
+@pytest.fixture
+def register():
+    """As vLLM finds it."""
+    (entry,) = (entry for entry in entry_points(group="vllm.general_plugins") if entry.name == "proofline")
+    return entry.load()
+
+
+@pytest.fixture
+def yields(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each call of sched_yield."""
+    seen: list[None] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: seen.append(None))
+    return seen
+
+
+def test_somebody_elses_vllm_stays_as_it_is(monkeypatch, shm_broadcast, register, yields):
+    monkeypatch.delenv(lifeline.VARIABLE, raising=False)
+    register()
+    shm_broadcast.sched_yield()
+    assert len(yields) == 1
+
+
+def test_a_workers_readers_sleep_on_a_cpu(monkeypatch, shm_broadcast, register, yields):
+    from vllm.platforms import current_platform
+
+    monkeypatch.setenv(lifeline.VARIABLE, str(os.getpid()))
+    register()
+    shm_broadcast.sched_yield()
+    assert len(yields) == (0 if current_platform.is_cpu() else 1)

@@ -1,0 +1,16 @@
+"""What vLLM loads into every process that it starts: its entry point `vllm.general_plugins`, see pyproject.toml."""
+
+import os
+
+from workers import lifeline
+
+
+def register() -> None:
+    """Keeps vLLM's processes from starving all others on machines with few cores.
+
+    Does nothing in a vLLM that is not a worker's.
+    """
+    if lifeline.VARIABLE in os.environ:
+        from workers import vllm_compat
+
+        vllm_compat.let_readers_sleep()
