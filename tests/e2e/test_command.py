@@ -180,7 +180,7 @@ class TestCompute:
     @pytest.mark.parametrize(
         "options",
         [
-            pytest.param(["--engine", "vllm"], id="vllm"),
+            # Without parallelism, `up` has shown the same above.
             pytest.param(["--engine", "vllm", "--tensor-parallel", "2"], id="vllm, tensor parallel 2"),
             pytest.param(["--engine", "transformers"], id="transformers"),
         ],

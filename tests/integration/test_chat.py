@@ -67,6 +67,13 @@ def unisolated() -> Iterator[RoundClient]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[RoundClient]:
+    # Heartbeats tell which worker has chat: frequent ones, or an answer is over before it is looked for.
+    with chat_stack("exclusive", workers=2, POC_HEARTBEAT_S="0.2") as client:
+        yield client
+
+
 def chat_stats(client: RoundClient) -> dict[str, Any]:
     """What the only worker said of chat with its last heartbeat."""
     (worker,) = client.status()["workers"]
@@ -226,24 +233,6 @@ class TestWhoWaits:
             assert chat_stats(sharing)["chat_active"] > 0
         assert chat.refused == []
 
-    def test_exclusive_refuses_chat_during_a_round_and_serves_it_right_after(self):
-        with chat_stack("exclusive") as client:
-            assert chat(client).status_code == 200
-            client.start(None, params={"seq_len": 256})
-            client.wait_progress(10)
-            refused = chat(client)
-            assert refused.status_code == 503
-            assert int(refused.headers["retry-after"]) > 0
-            assert "POC_CHAT_POLICY=exclusive" in refused.json()["error"]["message"]
-            with pytest.raises(openai.InternalServerError):
-                openai_client(client).chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
-            before = client.processed()
-            time.sleep(2)
-            assert client.processed() > before
-            client.stop()
-            assert client.wait(lambda: chat(client).status_code == 200, 60, "chat after the round") < 1.0
-            client.wait(lambda: chat_stats(client)["chat_refused"] >= 2, 60, "the refusals in the status")
-
 
 class Job:
     """A job of one batch."""
@@ -304,19 +293,39 @@ def generated_tokens(client: RoundClient) -> float:
     )
 
 
-class TestWorkersThatDie:
-    def test_streams_end_with_an_error_event_and_others_are_answered_elsewhere(self):
-        # Heartbeats tell which worker has chat: frequent ones, or the first answer is over before it is looked for.
-        quick = {"POC_HEARTBEAT_S": "0.2"}
-        with chat_stack("yield", workers=2, **quick) as client, ThreadPoolExecutor(1) as pool:
-            first, _ = client.status()["workers"]  # by id, as the gateway chooses among equals
-            expected = client.http.post(CHAT, json=request(LONG_PROMPT, 50)).json()["choices"][0]["message"]["content"]
-            answer = pool.submit(client.http.post, CHAT, json=request(LONG_PROMPT, 1400))
-            client.wait(lambda: active(client) == [1, 0], 60, "a request on the first worker")
-            with streaming(client.http, "Hello", 1900) as other:
+class TestTwoWorkers:
+    """Under `exclusive`, which without a round is as `yield`."""
+
+    def test_exclusive_refuses_chat_during_a_round_and_serves_it_right_after(self, two_workers):
+        assert chat(two_workers).status_code == 200
+        two_workers.start(None, params={"seq_len": 256})
+        two_workers.wait(lambda: len(two_workers.stats()["workers"]) == 2, 60, "both workers at work")
+        refused = chat(two_workers)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert "POC_CHAT_POLICY=exclusive" in refused.json()["error"]["message"]
+        with pytest.raises(openai.InternalServerError):
+            openai_client(two_workers).chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
+        before = two_workers.processed()
+        time.sleep(2)
+        assert two_workers.processed() > before
+        two_workers.stop()
+        assert two_workers.wait(lambda: chat(two_workers).status_code == 200, 60, "chat after the round") < 1.0
+        two_workers.wait(lambda: sum(counted(two_workers, "chat_refused")) >= 2, 60, "the refusals in the status")
+
+    def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_elsewhere(self, two_workers):
+        with ThreadPoolExecutor(1) as pool:
+            first, _ = two_workers.status()["workers"]  # by id, as the gateway chooses among equals
+            expected = two_workers.http.post(CHAT, json=request(LONG_PROMPT, 50)).json()["choices"][0]["message"][
+                "content"
+            ]
+            two_workers.wait(lambda: active(two_workers) == [0, 0], 60, "two idle workers")
+            answer = pool.submit(two_workers.http.post, CHAT, json=request(LONG_PROMPT, 1400))
+            two_workers.wait(lambda: active(two_workers) == [1, 0], 60, "a request on the first worker")
+            with streaming(two_workers.http, "Hello", 1900) as other:
                 next(other)
-                client.wait(lambda: active(client) == [1, 1], 60, "one request on each worker")
-                with streaming(client.http, "Hello", 1900) as events:
+                two_workers.wait(lambda: active(two_workers) == [1, 1], 60, "one request on each worker")
+                with streaming(two_workers.http, "Hello", 1900) as events:
                     assert [json.loads(next(events))["object"] for _ in range(3)] == ["chat.completion.chunk"] * 3
                     assert not answer.done()
                     os.kill(first["pid"], signal.SIGKILL)
@@ -330,8 +339,13 @@ class TestWorkersThatDie:
             assert retried.json()["choices"][0]["message"]["content"].startswith(expected)
             # The dead worker is registered for a while still: requests pass it over.
             for _ in range(3):
-                assert chat(client).status_code == 200
+                assert chat(two_workers).status_code == 200
 
 
 def active(client: RoundClient) -> list[int]:
-    return [worker["stats"]["chat_active"] for worker in client.status()["workers"]]
+    return counted(client, "chat_active")
+
+
+def counted(client: RoundClient, name: str) -> list[int]:
+    """What each worker said with its last heartbeat."""
+    return [worker["stats"][name] for worker in client.status()["workers"]]

@@ -81,6 +81,7 @@ class TestHopeless:
             "available KV cache memory (1.00 GiB).",
             "ValueError: Free memory on device (3/80 GiB) is less than desired GPU memory utilization (0.9).",
             "ValueError: Available memory on node 0 (21/23 GiB) on startup is less than desired CPU memory",
+            "ValueError: Available memory on node 0 (21/23 GiB) on allocation is less than requested memory for kv",
         ],
     )
     def test_a_worker_that_never_had_enough_memory(self, line) -> None:
