@@ -23,7 +23,7 @@ COPY cli cli
 RUN pip wheel --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
-RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 libgomp1 g++ && rm -rf /var/lib/apt/lists/* \
+RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home proofline && install -d -o proofline /cache
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 COPY --from=build /opt/venv /opt/venv
