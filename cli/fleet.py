@@ -132,6 +132,7 @@ class Fleet:
                 env=environment_of_proofline({**own, **env}),
                 grace_s=WORKER_GRACE_S,
                 max_fast_crashes=self._max_fast_crashes,
+                ready_line=READY,
                 hopeless=why_hopeless,
             )
             child = Child(spec, self._on_line, self._announce)
@@ -166,8 +167,7 @@ class Fleet:
 
 def why_hopeless(log: Sequence[str]) -> str | None:
     """Why starting a worker again would end the same, as the log of one that never was ready tells; else None."""
-    never_ready = not any(READY.search(line) for line in log)
-    return DOES_NOT_FIT if never_ready and any(NO_MEMORY.search(line) for line in log) else None
+    return DOES_NOT_FIT if any(NO_MEMORY.search(line) for line in log) else None
 
 
 def with_tail(message: str, child: Child) -> str:

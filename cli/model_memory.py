@@ -32,9 +32,14 @@ def check_fits(model: str, dtype: str, groups: Sequence[Sequence[str]], vllm_arg
 def weights_bytes(directory: Path, dtype: str) -> int:
     """Bytes that a model's weights take once loaded; 0 for one that is not a directory."""
     stored = next((files for pattern in WEIGHTS if (files := list(directory.glob(pattern)))), [])
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():  # beside its files there may be the same weights once more, in another form
+        listed = set(json.loads(index.read_text())["weight_map"].values())
+        stored = [file for file in stored if file.name in listed]
     size = sum(file.stat().st_size for file in stored)
-    if not size or dtype not in BYTES:
-        return size
+    if not size:
+        return 0
     config = json.loads((directory / "config.json").read_text())
-    kept_as = BYTES.get(config.get("dtype") or config.get("torch_dtype") or dtype, BYTES[dtype])
-    return size * BYTES[dtype] // kept_as
+    kept_as = BYTES.get(config.get("dtype") or config.get("torch_dtype") or "", 0)
+    loaded_as = BYTES.get(dtype, min(kept_as, 2))  # auto: vLLM loads float32 as 16 bits
+    return size * loaded_as // kept_as if kept_as else size

@@ -6,6 +6,7 @@ supervisor is killed with SIGKILL.
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,8 +38,9 @@ class ChildSpec:
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     grace_s: float = 20.0  # from SIGTERM to SIGKILL when asked to stop
     orphan_grace_s: float = 3.0  # the same after the supervisor's death, when nobody waits for an orderly end
-    max_fast_crashes: int = 5  # in a row, each within STEADY_S of its start; then the supervisor gives up
-    hopeless: Callable[[Sequence[str]], str | None] = lambda log: None  # why a log leaves no hope, if so
+    max_fast_crashes: int = 5  # in a row, each within STEADY_S of its start's end; then the supervisor gives up
+    ready_line: re.Pattern[str] | None = None  # the log's line that ends the start; None: it starts at once
+    hopeless: Callable[[Sequence[str]], str | None] = lambda log: None  # why the log of a failed start leaves no hope
     inherited_fds: tuple[int, ...] = ()
     remove_when_orphaned: Path | None = None  # a temporary directory that nobody else would remove
 
@@ -58,6 +60,8 @@ class Child:
         self._lock = threading.RLock()
         self._guard: subprocess.Popen[bytes] | None = None
         self._pid: int | None = None
+        self._was_ready = False  # in any run
+        self._ready_at: float | None = None  # in this one
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name=f"supervise-{spec.name}", daemon=True)
@@ -105,14 +109,17 @@ class Child:
         fast_crashes = 0
         try:
             while not self._stop.is_set():
-                started = time.monotonic()
+                self._ready_at = None if self.spec.ready_line else time.monotonic()
                 code = self._run_once()
                 if code is None or self._stop.is_set():
                     return
                 self.crashes += 1
-                fast_crashes = 1 if time.monotonic() - started >= STEADY_S else fast_crashes + 1
+                was_steady = self._ready_at is not None and time.monotonic() - self._ready_at >= STEADY_S
+                fast_crashes = 1 if was_steady else fast_crashes + 1
                 ended = f"{self.spec.name} ended ({describe_exit(code)})"
-                why = "its arguments are wrong" if code == USAGE_EXIT_CODE else self.spec.hopeless(self.tail)
+                why = "its arguments are wrong" if code == USAGE_EXIT_CODE else None
+                if why is None and not self._was_ready:
+                    why = self.spec.hopeless(self.tail)
                 if why is None and fast_crashes > self.spec.max_fast_crashes:
                     why = f"{fast_crashes} times in a row"
                 if why is not None:
@@ -122,6 +129,9 @@ class Child:
                 delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (fast_crashes - 1))
                 self._announce(f"{ended}; restarting it in {delay_s:g} s")
                 self._stop.wait(delay_s)
+        except Exception as error:  # of our own: nobody would look after the child any more
+            self.gave_up = f"{self.spec.name} is not supervised any more: {error!r}"
+            self._announce(self.gave_up)
         finally:
             self._ended.set()
 
@@ -133,16 +143,22 @@ class Child:
                 os.close(report_read)
                 os.close(report_write)
                 return None
-            guard = self._guard = subprocess.Popen(
-                self._guard_command(report_write),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=dict(self.spec.env),
-                pass_fds=(report_write, *self.spec.inherited_fds),
-                # The terminal's Ctrl-C goes to the supervisor alone, which then stops its children in order.
-                start_new_session=True,
-            )
+            try:
+                guard = self._guard = subprocess.Popen(
+                    self._guard_command(report_write),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=dict(self.spec.env),
+                    pass_fds=(report_write, *self.spec.inherited_fds),
+                    # The terminal's Ctrl-C goes to the supervisor alone, which then stops its children in order.
+                    start_new_session=True,
+                )
+            except OSError as error:  # too little memory, say: another try may have more luck
+                os.close(report_read)
+                os.close(report_write)
+                self._take_line(f"the guard of {self.spec.name} could not be started: {error}")
+                return 1
         os.close(report_write)
         with os.fdopen(report_read, encoding="utf-8", errors="replace") as report:
             started = report.readline().strip()
@@ -185,6 +201,8 @@ class Child:
                     self._take_line(text)
 
     def _take_line(self, line: str) -> None:
+        if self.spec.ready_line is not None and self.spec.ready_line.search(line):
+            self._was_ready, self._ready_at = True, time.monotonic()
         self._tail.append(line)
         self._on_line(self.spec.name, line)
 

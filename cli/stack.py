@@ -21,6 +21,7 @@ from cli.fleet import ERROR_TAIL_LINES, EngineChoice, Fleet, with_tail
 from cli.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
 from cli.redis_server import OwnRedis, RedisServerError, wait_for_redis
 from poc_core.errors import ProoflineError
+from poc_core.settings import load_settings
 
 API_GRACE_S = 15.0  # for answers under way; uvicorn itself gives up on them after 10 s
 COURIER_GRACE_S = 15.0  # for payloads on their way: a receiver has 10 s to answer
@@ -195,7 +196,7 @@ class Stack:
 
     def _start_redis(self) -> None:
         if self.redis_url is not None:
-            return wait_for_redis(self.redis_url)
+            return wait_for_redis(load_settings(redis_url=self.redis_url).redis_url)
         if self.data_dir is None:
             self._temporary_dir = Path(tempfile.mkdtemp(prefix="proofline-"))
         redis = self._own_redis = OwnRedis(self.data_dir or self._temporary_dir or Path())

@@ -1,6 +1,7 @@
 """The supervisor of child processes, with trivial commands for children."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +117,31 @@ def test_a_child_that_crashes_again_and_again_backs_off_longer_and_is_given_up(
         "broken ended (exit code 7); restarting it in 0.04 s",
         "broken ended (exit code 7); not restarted: 4 times in a row",
     ]
+
+
+HOPELESS = {"ready_line": re.compile("is ready$"), "hopeless": lambda log: "no memory" if "oom" in log else None}
+
+
+def test_a_child_whose_start_is_hopeless_is_given_up_at_once(started, recorder) -> None:
+    child = started(ChildSpec("child", python("import sys; print('oom'); sys.exit(1)"), **HOPELESS))
+    wait_until(lambda: child.gave_up is not None, "giving up")
+    assert recorder.announcements == ["child ended (exit code 1); not restarted: no memory"]
+
+
+def test_a_child_that_was_ready_once_is_restarted_whatever_its_log_says(started, recorder, quick_backoff) -> None:
+    child = started(ChildSpec("child", python("print('is ready'); print('oom'); raise SystemExit(1)"), **HOPELESS))
+    wait_until(lambda: child.gave_up is not None, "giving up")
+    assert child.gave_up.endswith("6 times in a row")
+
+
+@pytest.mark.parametrize(("word", "times"), [("loading", 2), ("is ready", 5)])
+def test_a_slow_start_that_fails_counts_as_a_fast_crash(started, monkeypatch, quick_backoff, word, times) -> None:
+    """What counts is how long the child worked, not how long it took to start."""
+    monkeypatch.setattr(processes, "STEADY_S", 0.2)
+    code = f"import sys, time; print({word!r}, flush=True); time.sleep(0.5); sys.exit(1)"
+    child = started(ChildSpec("child", python(code), ready_line=HOPELESS["ready_line"], max_fast_crashes=1))
+    wait_until(lambda: child.crashes == times or child.gave_up is not None, "crashes")
+    assert (child.gave_up is not None) == (word == "loading")
 
 
 def test_a_child_with_wrong_arguments_is_not_restarted(started, recorder) -> None:

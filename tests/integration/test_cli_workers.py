@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -114,11 +115,24 @@ def test_sigterm_drains_and_the_job_completes_after_a_new_start(workers: Workers
     workers.assert_completes(request_id)
 
 
-def test_a_model_that_does_not_fit_is_one_line_and_the_end(workers: Workers, tmp_path: Path) -> None:
-    environment = workers.compose.environment("api") | {"VLLM_CPU_KVCACHE_SPACE": "100000"}
-    command = [PROGRAMS["proofline"], "workers", "--model", MODEL]
+@pytest.mark.parametrize(
+    ("more_environment", "options", "reason"),
+    [
+        pytest.param(
+            {"VLLM_CPU_KVCACHE_SPACE": "100000"},
+            [],
+            "the model does not fit: use more --tensor-parallel .* a smaller VLLM_CPU_KVCACHE_SPACE",
+            id="too little memory",
+        ),
+        pytest.param({}, ["--", "--max-model-length", "512"], "its arguments are wrong", id="no argument of vLLM"),
+    ],
+)
+def test_what_another_start_would_not_mend_ends_at_once(
+    workers: Workers, tmp_path: Path, more_environment: dict[str, str], options: list[str], reason: str
+) -> None:
+    command = [PROGRAMS["proofline"], "workers", "--model", MODEL, *options]
+    environment = workers.compose.environment("api") | more_environment
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=READY_S)
     assert done.returncode == 1
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "the model does not fit: use more --tensor-parallel" in said
-    assert "VLLM_CPU_KVCACHE_SPACE" in said
+    assert re.search(rf"worker-0 ended \(exit code \d\); not restarted: {reason}", said)

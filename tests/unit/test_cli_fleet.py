@@ -7,7 +7,7 @@ import pytest
 
 from cli import fleet, model_memory
 from cli.console import UsageError
-from cli.fleet import DOES_NOT_FIT, EngineChoice, telling_lines, why_hopeless
+from cli.fleet import DOES_NOT_FIT, READY, EngineChoice, telling_lines, why_hopeless
 
 GB = 10**9
 
@@ -70,6 +70,21 @@ class TestFit:
         gpus_of(1)
         assert EngineChoice(str(model), vllm_args=["--load-format=dummy"]).environments([["0"]], 1)
 
+    def test_the_same_weights_in_another_form_do_not_count(self, model) -> None:
+        (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
+        (model / "consolidated.safetensors").write_bytes(b"x" * 1000)
+        (model / "model.safetensors.index.json").write_text(
+            json.dumps(
+                {"weight_map": {"a": "model-00001-of-00001.safetensors", "b": "model-00001-of-00001.safetensors"}}
+            )
+        )
+        assert model_memory.weights_bytes(model, "auto") == 20 * GB
+
+    @pytest.mark.parametrize(("stored", "dtype", "gb"), [("float32", "auto", 10), ("float32", "float32", 20)])
+    def test_auto_loads_float32_as_16_bits(self, model, stored, dtype, gb) -> None:
+        (model / "config.json").write_text(json.dumps({"dtype": stored}))
+        assert model_memory.weights_bytes(model, dtype) == gb * GB
+
 
 class TestHopeless:
     @pytest.mark.parametrize(
@@ -87,9 +102,9 @@ class TestHopeless:
     def test_a_worker_that_never_had_enough_memory(self, line) -> None:
         assert why_hopeless(["loading", line, "Engine core initialization failed"]) == DOES_NOT_FIT
 
-    def test_one_that_was_ready_may_be_again(self) -> None:
-        ready = "[2026-11-20 16:35:53,031: INFO/MainProcess] gpu0-640d77@vm ready."
-        assert why_hopeless([ready, "torch.OutOfMemoryError: CUDA out of memory"]) is None
+    def test_the_line_that_ends_a_start(self) -> None:
+        assert READY.search("[2026-11-20 16:35:53,031: INFO/MainProcess] gpu0-640d77@vm ready.")
+        assert not READY.search("[2026-11-20 16:35:53,031: INFO/MainProcess] Connected to redis://:**@host:6379/0")
 
     def test_another_cause_may_pass(self) -> None:
         assert why_hopeless(["ConnectionError: Redis is away"]) is None

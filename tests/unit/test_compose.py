@@ -123,6 +123,10 @@ class TestServices:
             assert services[name]["healthcheck"]["test"], name
             assert services[name]["restart"] == "unless-stopped", name
 
+    def test_no_two_builds_share_a_tag(self, services) -> None:
+        tags = [service["image"] for service in services.values() if "build" in service]
+        assert len(set(tags)) == len(tags)
+
     def test_redis_starts_first_and_healthy(self, services) -> None:
         for name in services.keys() - {"secrets", "redis"}:
             assert services[name]["depends_on"] == {"redis": {"condition": "service_healthy"}}, name

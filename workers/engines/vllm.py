@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from poc_core.errors import ProoflineError, SpecError
+from poc_core.errors import ProoflineError, SettingsError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
 from workers import cpu_threads, lifeline
 from workers.chat_gate import ChatGate
@@ -185,7 +185,10 @@ async def _start(
         # a third of the time of a batch of 8,192 tokens. Read by the processes that vLLM starts from here.
         for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             os.environ.setdefault(variable, str(2**32))
-    args = vllm_compat.serve_parser(FlexibleArgumentParser()).parse_args([*words, *vllm_args])
+    try:
+        args = vllm_compat.serve_parser(FlexibleArgumentParser()).parse_args([*words, *vllm_args])
+    except SystemExit:  # the parser has said why; left alone, the exit would end this loop and not the process
+        raise SettingsError(f"vLLM does not take these arguments: {' '.join(vllm_args)}; see above.") from None
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = _EXTENSION
     if not current_platform.is_cpu():
