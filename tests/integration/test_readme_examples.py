@@ -43,10 +43,9 @@ class Terminal:
             text = text.replace(port, own)
         if kind == "python":
             return [sys.executable, "-c", text]
-        # It would watch for as long as the round lasts.
-        text = text.replace(
-            "proofline round watch ", "timeout --preserve-status --signal=INT 10 proofline round watch "
-        )
+        # It would watch for as long as the round lasts. In the foreground, as timeout sends its signal twice else.
+        watch = "timeout --foreground --preserve-status --signal=INT 10 proofline round watch "
+        text = text.replace("proofline round watch ", watch)
         return ["bash", "-euo", "pipefail", "-c", text]
 
     def run(self, kind: str, text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import os
 import socket
 import threading
@@ -122,8 +121,6 @@ class VllmEngine(Engine):
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             self._await(_shut_down(llm), _SHUTDOWN_TIMEOUT_S)
-            del llm
-            gc.collect()  # else its finalizer runs at interpreter exit, when what it calls is gone
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_SHUTDOWN_TIMEOUT_S)
 
@@ -216,4 +213,6 @@ async def _serve(llm: Any, args: Any, gate: ChatGate, listener: socket.socket) -
 
 async def _shut_down(llm: Any) -> None:
     llm.shutdown()
+    # Its finalizer shuts down once more, maybe at the interpreter's exit, when what that calls is gone.
+    llm.shutdown = lambda timeout=None: None
     await asyncio.sleep(0)  # lets the cancelled output task end before the loop stops
