@@ -1,6 +1,5 @@
 """`proofline api`: the HTTP server, one process."""
 
-import os
 from typing import Annotated
 
 import typer
@@ -20,8 +19,6 @@ def api(
 
     Further settings come from environment variables that begin with POC_.
     """
-    if redis_url is not None:
-        os.environ["POC_REDIS_URL"] = redis_url
     import uvicorn
 
     uvicorn.run(

@@ -38,8 +38,6 @@ def flower(
 
     It switches task events on in all workers, half a millisecond of CPU time a task.
     """
-    if redis_url is not None:
-        os.environ["POC_REDIS_URL"] = redis_url
     # In the environment, not on a command line that everybody on the machine can read.
     os.environ[AUTH] = credentials(password_file)
     flags = [f"--address={host}", f"--port={port}", f"--max_tasks={MAX_TASKS}", f"--read_only={not control}"]

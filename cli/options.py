@@ -1,5 +1,6 @@
 """Options that several commands share, so that they read the same everywhere."""
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -108,10 +109,20 @@ SyntheticStepMs = Annotated[
     float,
     typer.Option("--synthetic-step-ms", min=0, help="Milliseconds a batch takes with the synthetic engine."),
 ]
+
+
+def _to_settings(redis_url: str | None) -> str | None:
+    """Settings are read from the environment, here and in what is started from here."""
+    if redis_url is not None:
+        os.environ["POC_REDIS_URL"] = redis_url
+    return redis_url
+
+
 RedisUrl = Annotated[
     str | None,
     typer.Option(
         "--redis-url",
+        callback=_to_settings,
         envvar="POC_REDIS_URL",
         help="The Redis of all processes, redis://[:password@]host:port/db.",
         show_default=False,

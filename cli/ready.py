@@ -1,6 +1,5 @@
 """`proofline ready`: whether a worker of this host is ready, for health checks."""
 
-import os
 import socket
 
 from cli import options
@@ -12,8 +11,6 @@ def ready(redis_url: options.RedisUrl = None) -> None:
 
     The API has /health and /ready for the same.
     """
-    if redis_url is not None:
-        os.environ["POC_REDIS_URL"] = redis_url
     from redis.exceptions import RedisError
 
     from poc_core.errors import ProoflineError

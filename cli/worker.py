@@ -37,8 +37,6 @@ def worker(
     further = after_dashes(vllm_args)
     if engine is options.EngineKind.VLLM:
         os.environ.update(kv_cache_environment(path, tensor_parallel * pipeline_parallel))
-    if redis_url is not None:
-        os.environ["POC_REDIS_URL"] = redis_url
     from workers.main import WorkerOptions, run_worker
 
     run_worker(

@@ -1,6 +1,5 @@
 """`proofline workers`: all the workers of one machine, each pinned to its GPUs or cores."""
 
-import os
 import socket
 import time
 from contextlib import ExitStack
@@ -59,8 +58,6 @@ def workers(
     from cli.vllm_arguments import after_dashes
     from poc_core.settings import load_settings
 
-    if redis_url is not None:
-        os.environ["POC_REDIS_URL"] = redis_url
     settings = load_settings()
     choice = EngineChoice(
         model=model,

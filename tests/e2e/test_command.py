@@ -1,6 +1,5 @@
 """The command as a user runs it: `up` with a real vLLM engine, `generate` and `validate` against it, and `compute`."""
 
-import importlib.util
 import json
 import os
 import queue
@@ -19,11 +18,12 @@ from cli.processes import command_of_proofline, environment_of_proofline
 from tests import golden
 from tests.integration.node import tampered
 from tests.integration.processes import Process, descendants
+from tests.marks import needs_vllm
 from workers.host import ENGINE_LOST_STATUS
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 MODEL = "tiny-qwen3"

@@ -1,6 +1,5 @@
 """`proofline demo`, what `make demo` runs."""
 
-import importlib.util
 import os
 import subprocess
 import time
@@ -9,10 +8,11 @@ import pytest
 
 from cli.processes import command_of_proofline, environment_of_proofline
 from tests.integration.processes import Process, assert_all_gone, descendants
+from tests.marks import needs_vllm
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 LIMIT_S = 90.0  # after set-up, on 2 cores

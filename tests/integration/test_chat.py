@@ -1,7 +1,6 @@
 """Chat and proofs on one real engine (vLLM on the CPU): who waits for whom, and that chat's answers stay its own."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import random
@@ -30,12 +29,13 @@ from tests.chat_client import (
     round_beside,
     streaming,
 )
+from tests.marks import needs_vllm
 from tests.round_client import RoundClient
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 PATIENCE_S = 4

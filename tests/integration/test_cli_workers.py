@@ -1,6 +1,5 @@
 """`proofline workers` with real vLLM on the CPU: a lost engine comes back, SIGTERM drains."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -16,12 +15,13 @@ from cli.fleet import WORKER_GRACE_S
 from cli.processes import GUARD_MARGIN_S
 from tests.integration.processes import Process, assert_all_gone, descendants, wait_until
 from tests.local_compose import PROGRAMS, LocalCompose
+from tests.marks import needs_vllm
 from tests.samples import MODEL, body
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 READY_S = 240.0

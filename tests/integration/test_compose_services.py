@@ -1,6 +1,5 @@
 """Every service of compose.yaml as a process of this machine, on real vLLM: a job, Flower, health, an orderly end."""
 
-import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +9,13 @@ import pytest
 
 from tests.integration.processes import assert_all_gone, descendants, wait_until
 from tests.local_compose import LocalCompose
+from tests.marks import needs_vllm
 from tests.samples import body
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 # The worker for GPUs takes a model of its own, so that each worker is seen to work; without a GPU it runs on the CPU.

@@ -1,6 +1,5 @@
 """A worker that dies above its real vLLM engine, without anybody to clean up after it."""
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -9,11 +8,12 @@ import pytest
 
 from cli.processes import command_of_proofline, environment_of_proofline
 from tests.integration.processes import assert_all_gone, descendants, wait_until
+from tests.marks import needs_vllm
 from tests.samples import MODEL
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 START_TIMEOUT_S = 200.0

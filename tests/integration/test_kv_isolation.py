@@ -1,14 +1,15 @@
 """Which models' caches can be isolated, and what a scratch cache does to the layers; on vLLM's own cache kinds."""
 
-import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.marks import needs_vllm
+
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 N_BLOCKS, BLOCK, HEADS, SIZE = 11, 16, 2, 32

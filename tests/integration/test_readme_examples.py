@@ -1,6 +1,5 @@
 """What the README says one can paste, pasted: the shell and Python examples of "Ask it", in order, on real vLLM."""
 
-import importlib.util
 import json
 import os
 import re
@@ -14,10 +13,11 @@ import pytest
 
 from cli.redis_server import free_port
 from cli.stack import Stack
+from tests.marks import needs_vllm
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()

@@ -1,18 +1,18 @@
 """A round on real vLLM engines, one of which is killed: the numbers are those of jobs, and none is missing."""
 
-import importlib.util
 import time
 
 import numpy as np
 import pytest
 
 from poc_core.encoding import decode_vector
+from tests.marks import needs_vllm
 from tests.receiver import Receiver
 from tests.round_client import assert_complete, round_body, running_stack
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 ROUND_S = 12.0

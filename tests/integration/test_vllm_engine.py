@@ -1,6 +1,5 @@
 """The real vLLM engine against the reference's numbers: on the CPU here, on a GPU where there is one."""
 
-import importlib.util
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,12 +10,13 @@ import torch
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
 from tests import golden
+from tests.marks import needs_vllm
 from workers.engines import load_engine
 from workers.engines.base import Engine, EngineOptions
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 

@@ -1,16 +1,16 @@
 """What vLLM loads from Proofline into each of its processes."""
 
-import importlib.util
 import os
 from importlib.metadata import entry_points
 
 import pytest
 
+from tests.marks import needs_vllm
 from workers import lifeline
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs_vllm,
 ]
 
 
