@@ -3,7 +3,7 @@
 Commands import what they need when they run: `proofline --help` must not wait for torch.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -52,6 +52,24 @@ app = typer.Typer(
     help="A Proof-of-Compute node: FastAPI, Redis and Celery around vLLM engines.\n\n"
     "Exit codes: 0 done, 1 failed, 2 wrong options, 3 fraud found (validate), 130 interrupted.",
 )
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from api.version import VERSION
+
+        typer.echo(f"proofline {VERSION}")
+        raise typer.Exit()
+
+
+@app.callback()
+def proofline(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
 
 app.command(rich_help_panel=RUNNING)(demo)
 app.command(rich_help_panel=RUNNING)(up)

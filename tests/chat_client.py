@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from cli.gpus import visible_gpus, vllm_runs_on_cpu
 from cli.stack import Stack
 from tests import unisolated
 from tests.round_client import FAST, LOG_LINES, RoundClient
@@ -166,12 +167,21 @@ def streaming(http: httpx.Client, prompt: str, max_tokens: int) -> Iterator[Iter
         yield (line.removeprefix("data: ") for line in answer.iter_lines() if line)
 
 
-# vLLM with few blocks of cache: chat uses each of them again and again, also those that a proof would write to.
-CACHE_BLOCKS = 40
-VLLM_ARGS = ["--num-gpu-blocks-override", str(CACHE_BLOCKS), "--enable-prompt-tokens-details"]
-# Proofs of two blocks of 128 tokens; without isolation they write to blocks 1 to 32 of chat's cache.
+# A cache of few tokens: chat uses each of its blocks again and again, also those that a proof would write to.
+CACHE_TOKENS = 5120
+CPU_BLOCK, GPU_BLOCK = 128, 16  # tokens, as vLLM has them by default
+# Without isolation the proofs of a micro-batch write to the first 4,096 tokens of chat's cache.
 ROUND = {"batch_size": 16, "params": {"seq_len": 256}}
 READY_S = 180.0
+
+
+def vllm_args() -> list[str]:
+    """For engines with that cache; on GPUs, of which a module's stacks share one, with a part of the memory."""
+    args = ["--enable-prompt-tokens-details"]
+    if not visible_gpus() or vllm_runs_on_cpu():
+        return [*args, "--num-gpu-blocks-override", str(CACHE_TOKENS // CPU_BLOCK)]
+    args += ["--enforce-eager", "--gpu-memory-utilization", "0.15"]
+    return [*args, "--num-gpu-blocks-override", str(CACHE_TOKENS // GPU_BLOCK)]
 
 
 class UnisolatedStack(Stack):
@@ -183,14 +193,14 @@ class UnisolatedStack(Stack):
 
 @contextmanager
 def chat_stack(policy: str, isolated: bool = True, workers: int = 1, **env: str) -> Iterator[RoundClient]:
-    """A stack of real engines on the CPU, in float32 so that batching does not blur what is compared."""
+    """A stack of real engines, in float32 so that batching does not blur what is compared."""
     log: deque[str] = deque(maxlen=LOG_LINES)
     stack = (Stack if isolated else UnisolatedStack)(
         model=MODEL,
         engine="vllm",
         dtype="float32",
         workers=workers,
-        vllm_args=VLLM_ARGS,
+        vllm_args=vllm_args(),
         env={**FAST, "POC_CHAT_POLICY": policy, **env},
         on_line=lambda name, line: log.append(f"{name} | {line}"),
         announce=lambda message: log.append(f"stack | {message}"),

@@ -1,4 +1,4 @@
-"""Chat and proofs on one real engine (vLLM on the CPU): who waits for whom, and that chat's answers stay its own."""
+"""Chat and proofs on one real engine, on a GPU if there is one: who waits, and that chat's answers stay its own."""
 
 import contextlib
 import json
@@ -228,6 +228,7 @@ class TestWhoWaits:
 
     def test_a_job_completes_beside_constant_chat_under_share(self, sharing):
         with ConstantChat(sharing.http) as chat:
+            sharing.wait(lambda: chat_stats(sharing)["chat_active"] > 0, 60, "chat in the status")
             job = Job(sharing)
             sharing.wait(lambda: job.state()["status"] == "completed", 60, "the job's end")
             assert chat_stats(sharing)["chat_active"] > 0

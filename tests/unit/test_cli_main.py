@@ -1,5 +1,7 @@
 """The command as a whole: quick help, one-line errors, exit codes."""
 
+from importlib import metadata
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -7,7 +9,10 @@ from typer.testing import CliRunner
 from cli.main import ProoflineGroup, app
 from poc_core.errors import ProoflineError, SpecError
 
-COMMANDS = ("up", "api", "worker", "courier", "round", "generate", "validate", "compute", "calibrate", "demo")
+COMMANDS = (
+    *("demo", "up", "api", "worker", "workers", "courier", "flower", "ready"),
+    *("round", "generate", "validate", "compute", "calibrate"),
+)
 
 
 @pytest.fixture
@@ -27,6 +32,12 @@ def test_every_command_explains_itself(runner: CliRunner, command: str) -> None:
     answer = runner.invoke(app, [command, "--help"])
     assert answer.exit_code == 0
     assert "--help" in answer.output
+
+
+def test_the_version(runner: CliRunner) -> None:
+    answer = runner.invoke(app, ["--version"])
+    assert answer.exit_code == 0
+    assert answer.output == f"proofline {metadata.version('proofline')}\n"
 
 
 def test_an_unknown_option_is_a_usage_error(runner: CliRunner) -> None:

@@ -1,0 +1,46 @@
+"""Models of real dimensions with dummy weights: how fast an engine computes does not depend on what the weights are."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cli.shipped import shipped_models
+
+# What differs from the shipped tiny-qwen3, which lends the rest and its tokenizer.
+DIMENSIONS = {
+    "qwen3-0.6b": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "intermediate_size": 3072,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 12288,
+        "tie_word_embeddings": False,
+    },
+}
+# Arguments of `vllm serve` that go with such a model.
+ENGINE_ARGS: Sequence[str] = ("--load-format=dummy",)
+
+
+@contextmanager
+def model_directory(name: str) -> Iterator[str]:
+    """A directory with the model's configuration and a tokenizer, and no weights."""
+    shipped = shipped_models()["tiny-qwen3"]
+    config = json.loads((shipped / "config.json").read_text())
+    config |= {"head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 4096} | DIMENSIONS[name]
+    config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    with TemporaryDirectory(prefix="proofline-bench-") as folder:
+        directory = Path(folder) / name
+        shutil.copytree(shipped, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        (directory / "config.json").write_text(json.dumps(config))
+        yield str(directory)
