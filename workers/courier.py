@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
-from poc_core.state.outbox import LOCK_S, Delivery, Outbox
+from poc_core.state.outbox import LOCK_S, Delivery, Outbox, OutboxExpiredError
 from workers.celery_app import create_app
 from workers.patience import until_redis_answers
 
@@ -58,7 +58,11 @@ class Courier:
         """Delivers the outbox's payloads that are due; does nothing when none is or another process delivers it."""
         until = time.monotonic() + TASK_S
         while time.monotonic() < until:
-            delivery = self._outbox.take(outbox_id)
+            try:
+                delivery = self._outbox.take(outbox_id)
+            except OutboxExpiredError as error:
+                logger.error("%s", error)
+                return
             if delivery is None or not self._deliver(delivery):
                 return
 

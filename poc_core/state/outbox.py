@@ -15,6 +15,7 @@ from typing import Any
 
 from redis import Redis
 
+from poc_core.errors import ProoflineError
 from poc_core.payloads import parse_entries, payload
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
@@ -25,6 +26,10 @@ LAST_BACKOFF_S = 30.0
 # Seconds a delivery holds its outbox without being renewed: so long it stands still when a courier is killed. More than
 # it takes to put the largest payload together.
 LOCK_S = 20.0
+
+
+class OutboxExpiredError(ProoflineError):
+    """The retention of an outbox ended before its receiver had taken everything."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,20 @@ class Outbox:
         return [outbox_id.decode() for outbox_id in self._redis.zrangebyscore(keys.OUTBOX_DUE, "-inf", self._clock())]
 
     def take(self, outbox_id: str) -> Delivery | None:
-        """The next payload, for this caller alone; None when it is not due or somebody else delivers it."""
+        """The next payload, for this caller alone; None when it is not due or somebody else delivers it.
+
+        OutboxExpiredError, once: what waited is gone.
+        """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         most, ttl_s = self._settings.callback_max_artifacts, self._settings.callback_retention_sec
         found = self._take([key], [token, now, now + LOCK_S, most, ttl_s])
         if not found:
             return None
+        if len(found) == 1:
+            raise OutboxExpiredError(
+                f"Retention ended (POC_CALLBACK_RETENTION_SEC, {ttl_s} s): what {outbox_id} still had for its receiver "
+                "is gone."
+            )
         url, head, number, n_entries, failures = found
         counted = self._redis.lrange(key + ":entries", 0, int(n_entries) - 1)
         entries = [entry.split(b"|", 1)[1] for entry in counted]  # without their counts

@@ -11,7 +11,7 @@ from poc_core.nonces import MAX_NONCE
 from poc_core.records import NewJob, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Outbox, RoundStore
-from poc_core.state.outbox import FIRST_BACKOFF_S, LAST_BACKOFF_S, LOCK_S, Delivery
+from poc_core.state.outbox import FIRST_BACKOFF_S, LAST_BACKOFF_S, LOCK_S, Delivery, OutboxExpiredError
 from poc_core.state.rounds import Lease
 from tests.samples import DISTANCE_SPEC, K_DIM, MODEL, REQUEST, SPEC, Clock, round_config
 
@@ -545,5 +545,15 @@ def test_a_jobs_retention_counts_from_its_end_whatever_is_tried(jobs: JobStore, 
 def test_a_job_whose_retention_ended_no_longer_counts(jobs: JobStore, outbox: Outbox, redis: Redis) -> None:
     job_id = finish(jobs)
     redis.delete(f"poc:outbox:{job_id}", f"poc:outbox:{job_id}:entries")
+    with pytest.raises(OutboxExpiredError, match=f"what {job_id} still had for its receiver is gone"):
+        outbox.take(job_id)
     assert outbox.take(job_id) is None
     assert (outbox.due(), outbox.n_jobs()) == ([], 0)
+
+
+def test_a_round_that_was_delivered_to_the_end_expires_in_silence(
+    outbox: Outbox, waiting: RoundRecord, redis: Redis
+) -> None:
+    outbox.delivered(take(outbox, waiting.round_id))
+    redis.delete(f"poc:outbox:{waiting.round_id}")
+    assert outbox.take(waiting.round_id) is None

@@ -136,6 +136,17 @@ def test_a_failure_is_logged_with_the_try_and_the_wait(
     assert "not delivered (try 1, next in" in caplog.text
 
 
+def test_what_retention_took_is_logged(
+    courier: Courier, receiver: Receiver, record: RoundRecord, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis.delete(f"poc:outbox:{record.round_id}", f"poc:outbox:{record.round_id}:entries")
+    courier.deliver(record.round_id)
+    courier.deliver(record.round_id)
+    assert [entry.levelname for entry in caplog.records] == ["ERROR"]
+    assert "Retention ended (POC_CALLBACK_RETENTION_SEC" in caplog.text
+    assert receiver.requests == []
+
+
 def test_a_payload_is_not_tried_before_its_wait_is_over(
     courier: Courier, receiver: Receiver, record: RoundRecord
 ) -> None:

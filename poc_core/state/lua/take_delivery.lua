@@ -1,13 +1,12 @@
 -- Locks an outbox for one delivery. What was once taken stays one payload, with one number, until it is delivered.
 -- KEYS: 1 outbox. ARGV: 1 token, 2 now, 3 locked until, 4 most artifacts of a payload, 5 ttl.
--- Returns {} when there is nothing to do now, else {url, head, payload number, entries, failures}.
+-- Returns {} when there is nothing to do now, {'expired'} when what waited is gone, else {url, head, payload number, entries, failures}.
 local outbox, entries = KEYS[1], KEYS[1] .. ':entries'
 local f = redis.call('HMGET', outbox, 'url', 'head', 'number', 'in_flight', 'failures', 'locked_until', 'next_at')
 local id = string.sub(outbox, #'poc:outbox:' + 1)
-if not f[1] then -- its retention ended
-  redis.call('ZREM', 'poc:outbox:due', id)
+if not f[1] then -- its retention ended; what is delivered to the end is due no more
   redis.call('SREM', 'poc:outbox:jobs', id)
-  return {}
+  return redis.call('ZREM', 'poc:outbox:due', id) == 1 and {'expired'} or {}
 end
 local free_at = math.max(tonumber(f[6] or '0'), tonumber(f[7] or '0'))
 if free_at > tonumber(ARGV[2]) then
