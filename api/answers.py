@@ -118,7 +118,7 @@ class Worker(BaseModel):
     id: str
     model: str
     engine: str
-    state: Literal["starting", "ready"]
+    state: Literal["starting", "ready", "draining"]
     host: str
     pid: int
     port: int | None = None
@@ -133,6 +133,7 @@ class Status(BaseModel):
     config: dict[str, JsonValue] | None = Field(description="Of the round that runs; null without one.")
     stats: Stats
     queued_nonces: int = Field(description="Nonces accepted and not yet computed, over all jobs.")
+    callbacks_waiting: int = Field(description="Rounds and jobs, also past ones, whose receiver lacks something.")
     workers: list[Worker]
     version: str
     # Of a distance round only:

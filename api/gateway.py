@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from poc_core.records import WorkerRecord
+from poc_core.records import ENGINE_LOST_HEADER, WorkerRecord
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ class Gateway:
             response: httpx.Response | None = None
             try:
                 response = await self._send(worker, request)
+                if ENGINE_LOST_HEADER in response.headers:
+                    raise httpx.RemoteProtocolError("its engine is lost")
                 # A worker that dies with its first byte outstanding has done nothing that the client saw.
                 chunks = response.aiter_raw()
                 return Upstream(self, worker, response, await anext(chunks, None), chunks)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from cli import model_memory
 from cli.console import UsageError
 from cli.cpu_memory import kv_cache_environment
-from cli.gpus import groups_of_gpus, pinned_to, visible_gpus, vllm_runs_on_cpu
+from cli.gpus import GpuError, groups_of_gpus, pinned_to, visible_gpus, vllm_needs_cuda, vllm_runs_on_cpu
 from cli.model_choice import choose_model
 from cli.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
 from poc_core.errors import ProoflineError
@@ -25,11 +25,15 @@ NO_MEMORY = re.compile(
     r"OutOfMemoryError|No available memory for the cache blocks|is larger than the available KV cache memory"
     r"|is less than (desired|requested memory)|not enough memory"
 )
+# A model with state beside attention's caches (workers/kv_isolation.py).
+NOT_ISOLATED = re.compile(r"cannot be isolated from chat")
 READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's word for a worker that consumes
 DOES_NOT_FIT = (
     "the model does not fit: use more --tensor-parallel or --pipeline-parallel, after -- a smaller --max-model-len, or "
     "a smaller model; on a CPU a smaller VLLM_CPU_KVCACHE_SPACE (GiB)"
 )
+CORRUPTS_CHAT = "proofs would corrupt this model's chat: choose a model that keeps its state in attention's caches only"
+HOPELESS = {NO_MEMORY: DOES_NOT_FIT, NOT_ISOLATED: CORRUPTS_CHAT}
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,18 @@ class EngineChoice:
     def environments(self, groups: Sequence[Sequence[str]], workers: int) -> list[dict[str, str]]:
         """What each worker finds in its environment beside this process's own: its GPUs, or its cores and memory.
 
-        UsageError: the model's weights are larger than the GPUs of one worker.
+        UsageError: the model's weights are larger than the GPUs of one worker, or vLLM needs GPUs and there are none.
         """
         if groups:
             model_memory.check_fits(self.path, self.dtype, groups, self.vllm_args)
             return [pinned_to(group) for group in groups]
         if self.engine != "vllm":
             return [{} for _ in range(workers)]
+        if vllm_needs_cuda():
+            raise GpuError(
+                "The vLLM installed here needs a GPU and this machine shows none: look at nvidia-smi, at "
+                "CUDA_VISIBLE_DEVICES and, in a container, at its GPU reservation; or install the CPU build."
+            )
         memory = kv_cache_environment(self.path, workers * self.group_size)
         if not vllm_runs_on_cpu():
             return [memory] * workers
@@ -162,12 +171,12 @@ class Fleet:
             return None
         last = self.children[-1]
         why = f"No worker is left: {last.gave_up}."
-        return why if DOES_NOT_FIT in why else with_tail(why, last)
+        return why if any(text in why for text in HOPELESS.values()) else with_tail(why, last)
 
 
 def why_hopeless(log: Sequence[str]) -> str | None:
     """Why starting a worker again would end the same, as the log of one that never was ready tells; else None."""
-    return DOES_NOT_FIT if any(NO_MEMORY.search(line) for line in log) else None
+    return next((why for cause, why in HOPELESS.items() if any(cause.search(line) for line in log)), None)
 
 
 def with_tail(message: str, child: Child) -> str:

@@ -29,8 +29,8 @@ def visible_gpus() -> list[str]:
     with _nvml() as nvml:
         if nvml is not None:
             return [str(index) for index in range(nvml.nvmlDeviceGetCount())]
-    # A container may have GPUs without NVML; the device files still tell how many.
-    return sorted((path.name.removeprefix("nvidia") for path in DEVICES.glob("nvidia[0-9]*")), key=int)
+    # A container may have GPUs without NVML; the device files still tell how many. CUDA counts them from 0.
+    return [str(index) for index, _ in enumerate(DEVICES.glob("nvidia[0-9]*"))]
 
 
 def chosen_gpus(text: str) -> list[str]:
@@ -99,6 +99,15 @@ def vllm_runs_on_cpu() -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def vllm_needs_cuda() -> bool:
+    """Whether the installed vLLM is a build for NVIDIA's GPUs: no local version, or one such as +cu130."""
+    try:
+        local = importlib.metadata.version("vllm").partition("+")[2]
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return not local or "cu" in local
 
 
 def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[str]]:

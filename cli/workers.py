@@ -101,11 +101,13 @@ def watch_workers(fleet: "Fleet", choice: "EngineChoice", settings: "Settings") 
     from poc_core.state.registry import WorkerRegistry
 
     registry = WorkerRegistry(connect(settings), settings)
-    host, said = socket.gethostname(), False
+    machine, said = socket.gethostname(), False
     while (why := fleet.failure()) is None:
         if not said:
             try:
-                ready = {worker.pid for worker in registry.live() if worker.state == "ready" and worker.host == host}
+                ready = {
+                    worker.pid for worker in registry.live() if worker.state == "ready" and worker.machine == machine
+                }
             except RedisError:
                 ready = set()  # the workers say so in their logs
             said = len(fleet.pids) == len(fleet.children) and ready.issuperset(fleet.pids)

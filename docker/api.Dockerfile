@@ -1,15 +1,21 @@
 # API, courier and Flower: everything that needs no engine. No torch.
+# A stage of its own: as long as this list stays the same, no change of pyproject.toml installs what is in it anew.
+FROM python:3.12-slim AS requirements
+WORKDIR /build
+COPY scripts/requirements.py scripts/
+COPY pyproject.toml ./
+RUN python scripts/requirements.py > requirements.txt
+
 FROM python:3.12-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
 WORKDIR /build
-# What we need, before what we are: a change of our code installs only the last layer anew.
-COPY scripts/requirements.py scripts/
-COPY pyproject.toml ./
-RUN python scripts/requirements.py > requirements.txt && /opt/venv/bin/pip install -r requirements.txt
+COPY --from=requirements /build/requirements.txt ./
+RUN /opt/venv/bin/pip install -r requirements.txt
 
-FROM build AS wheel
-COPY README.md LICENSE ./
+FROM python:3.12-slim AS wheel
+WORKDIR /build
+COPY pyproject.toml README.md LICENSE ./
 COPY models models
 COPY poc_core poc_core
 COPY workers workers

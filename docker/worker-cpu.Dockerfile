@@ -1,20 +1,27 @@
 # Workers without a GPU: vLLM's CPU build.
+# A stage of its own: as long as this list stays the same, no change of pyproject.toml installs what is in it anew.
+FROM python:3.12-slim AS requirements
+WORKDIR /build
+COPY scripts/requirements.py scripts/
+COPY pyproject.toml ./
+RUN python scripts/requirements.py cpu > requirements.txt
+
 FROM python:3.12-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
 WORKDIR /build
-COPY scripts/requirements.py scripts/constraints-cpu.txt scripts/
-COPY pyproject.toml ./
+COPY scripts/constraints-cpu.txt scripts/
+COPY --from=requirements /build/requirements.txt ./
 # torch first and alone, from PyTorch's index; the last three have CUDA builds only, which break transformers (see
 # scripts/setup_env.py).
-RUN python scripts/requirements.py cpu > requirements.txt \
-    && /opt/venv/bin/pip install --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
+RUN /opt/venv/bin/pip install --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
         torch --constraint scripts/constraints-cpu.txt \
     && /opt/venv/bin/pip install -r requirements.txt --constraint scripts/constraints-cpu.txt \
     && /opt/venv/bin/pip uninstall -y torchvision torchaudio torchcodec
 
-FROM build AS wheel
-COPY README.md LICENSE ./
+FROM python:3.12-slim AS wheel
+WORKDIR /build
+COPY pyproject.toml README.md LICENSE ./
 COPY models models
 COPY poc_core poc_core
 COPY workers workers

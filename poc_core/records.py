@@ -177,6 +177,10 @@ class ModelInfo:
         return max(1, self.max_batch_tokens // rounded)
 
 
+# Of a chat answer in which a worker says that its engine is gone: another worker may answer the request.
+ENGINE_LOST_HEADER = "x-proofline-engine-lost"
+
+
 @dataclass(frozen=True)
 class WorkerRecord:
     """One worker process, by its heartbeat. Every process needs an `id` of its own: leases are bound to it."""
@@ -186,9 +190,10 @@ class WorkerRecord:
     engine: str  # "vllm", "transformers" or "synthetic"
     host: str
     pid: int
-    state: Literal["starting", "ready"]
+    state: Literal["starting", "ready", "draining"]
     started_at: float  # seconds since the epoch
     info: ModelInfo | None = None  # unknown until the engine has loaded the model
     port: int | None = None  # of its OpenAI server, where it has one
     chat_host: str | None = None  # by which the API reaches that server
     stats: Mapping[str, JsonValue] = field(default_factory=dict)
+    machine: str = ""  # as the machine or container names itself, by which its other processes know their workers

@@ -1,5 +1,6 @@
 """Every setting of Proofline, read from environment variables that start with POC_."""
 
+import socket
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -98,6 +99,12 @@ class Settings(BaseSettings):
         None, description="Name by which the API reaches this worker's chat; unset: POC_CHAT_HOST, or the host's name."
     )
 
+    host_name: str | None = Field(
+        None,
+        description="Name of this host in Flower, status and metrics, which a container does not know; unset: what the "
+        "process takes for it.",
+    )
+
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0", description="The Redis that holds jobs, workers and the Celery queues."
     )
@@ -158,6 +165,10 @@ class Settings(BaseSettings):
     def _known_policy(cls, text: str) -> str:
         parse_chat_policy(text)
         return text
+
+    @property
+    def host(self) -> str:
+        return self.host_name or socket.gethostname()
 
     @property
     def chat(self) -> ChatPolicy:

@@ -67,6 +67,11 @@ class EngineHost:
         self._chat = chat
         self._patience_s = patience_s
         self._engine_lock = threading.Lock()
+        self._leaving = threading.Event()
+
+    def leave(self) -> None:
+        """The worker is to end: batches that wait for chat go back. For signal handlers; does not wait."""
+        self._leaving.set()
 
     def step_size(self, spec: ProofSpec) -> int:
         """Nonces of the next micro-batch: one that chat, where this engine has it, need not wait long for."""
@@ -99,7 +104,8 @@ class EngineHost:
         return None
 
     def _compute_batch(self, claim: Claim) -> list[JsonValue] | None:
-        """The values of a job's batch, in micro-batches between chat requests. None: the job or a round took it back.
+        """The values of a job's batch, in micro-batches between chat requests. None: the job or a round took it back,
+        or it waits for chat and this worker is to end.
 
         ChatBusyError when chat kept the engine for longer than a job's patience.
         """
@@ -114,6 +120,8 @@ class EngineHost:
                     waiting_since = None
                     until_redis_answers(lambda: self._jobs.note_waiting(claim.job_id, ""))
                 continue
+            if self._leaving.is_set():
+                return None
             waiting_since = waiting_since or time.monotonic() - _CHAT_SLICE_S
             if time.monotonic() - waiting_since > self._patience_s:
                 raise ChatBusyError(
@@ -146,7 +154,9 @@ class EngineHost:
             self._give_back(job_id, batch_index)
             raise
         else:
-            if values is None:
+            if values is None and self._leaving.is_set():
+                self._give_back(job_id, batch_index)
+            elif values is None:
                 self._jobs.release(job_id, batch_index, self.worker_id)  # the reaper queues it again after a round
             elif until_redis_answers(lambda: self._jobs.complete(job_id, batch_index, values)):
                 self.finish(job_id)

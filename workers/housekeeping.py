@@ -50,6 +50,7 @@ class Housekeeper:
         self._steps = steps
         self._host: EngineHost | None = None
         self._runner: RoundRunner | None = None
+        self._draining = threading.Event()
         self._interval_s = settings.heartbeat_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
@@ -66,6 +67,10 @@ class Housekeeper:
         self._record = dataclasses.replace(self._record, state="ready", info=host.engine.info, port=chat_port)
         self._beat()
 
+    def drain(self) -> None:
+        """From the next heartbeat on nobody sends this worker anything new. For signal handlers; does not wait."""
+        self._draining.set()
+
     def stop(self) -> None:
         """Leave the registry at once, so that nobody waits for this worker."""
         self._stop.set()
@@ -79,7 +84,7 @@ class Housekeeper:
         while not self._stop.wait(self._interval_s):
             self._check_engine()
             self._beat()
-            if self._host is None or self._runner is None:
+            if self._host is None or self._runner is None or self._draining.is_set():
                 continue
             self._join_round(self._host, self._runner)
             if time.monotonic() >= self._next_reap_s:
@@ -100,6 +105,8 @@ class Housekeeper:
         try:
             if self._host is not None:
                 self._record = dataclasses.replace(self._record, stats=self._host.chat_stats())
+            if self._draining.is_set():
+                self._record = dataclasses.replace(self._record, state="draining")
             self._registry.heartbeat(self._record)
         except RedisError as error:
             logger.warning("no heartbeat: %s", error)

@@ -33,6 +33,10 @@ from workers.step_size import StepSize
 
 logger = logging.getLogger(__name__)
 
+# Seconds after SIGTERM in which chat requests under way may end; supervisors wait for 30.
+CHAT_GRACE_S = 20.0
+_CHAT_POLL_S = 0.1
+
 
 @dataclass(frozen=True)
 class WorkerOptions:
@@ -59,7 +63,7 @@ def run_worker(options: WorkerOptions) -> None:
     for name in ("celery.worker.strategy", "celery.app.trace"):  # two lines a batch would bury what matters
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = load_settings(redis_url=options.redis_url)
-    name, worker_id = _names(options.worker_id)
+    name, worker_id = _names(options.worker_id, settings.host)
     model = options.served_model_name or options.model
     redis = connect(settings)
     jobs = JobStore(redis, settings)
@@ -71,7 +75,8 @@ def run_worker(options: WorkerOptions) -> None:
         id=worker_id,
         model=model,
         engine=options.engine,
-        host=socket.gethostname(),
+        host=settings.host,
+        machine=socket.gethostname(),
         pid=os.getpid(),
         state="starting",
         started_at=time.time(),
@@ -100,27 +105,45 @@ def run_worker(options: WorkerOptions) -> None:
             host = EngineHost(engine, worker_id, jobs, queue, chat, settings.generate_chunk_timeout_sec)
             runner = RoundRunner(host, rounds, steps.publish)
             runtime.install(Runtime(host, runner))
-            # Else SIGTERM would wait for the rest of a round's task, longer than some supervisors do.
-            worker_shutting_down.connect(lambda **_: runner.leave(), weak=False)
+            began_to_leave: list[float] = []
+
+            def leave(**_: object) -> None:
+                # Else SIGTERM would wait for the rest of a round's task, or for chat, longer than some supervisors do.
+                runner.leave()
+                host.leave()
+                housekeeper.drain()
+                began_to_leave.append(time.monotonic())
+
+            worker_shutting_down.connect(leave, weak=False)
             housekeeper.ready(host, runner, chat_port)
             logger.info("worker %s serves %s: %s", worker_id, model, engine.info)
             app.conf.task_queues = [broker.queue(model_queue(model)), broker.queue_of_one(worker_queue(worker_id))]
             # Threads, because vLLM starts child processes, which the daemonic children of prefork may not.
             app.Worker(
                 pool="threads",
-                hostname=f"{name}@{socket.gethostname()}",
+                hostname=f"{name}@{settings.host}",
                 queues=[model_queue(model), worker_queue(worker_id)],
                 loglevel="INFO",
                 without_gossip=True,
                 without_mingle=True,
             ).start()
+            if chat is not None and began_to_leave:
+                _let_chat_end(chat.gate, began_to_leave[0] + CHAT_GRACE_S)
         finally:
             engine.close()
     finally:
         housekeeper.stop()
 
 
-def _names(given: str | None) -> tuple[str, str]:
+def _let_chat_end(gate: ChatGate, deadline: float) -> None:
+    """Returns when no chat request is under way, but no later than `deadline` (time.monotonic)."""
+    while (active := gate.stats().chat_active) and time.monotonic() < deadline:
+        time.sleep(_CHAT_POLL_S)
+    if active:
+        logger.warning("%d chat requests are cut off: they took longer than %g s", active, CHAT_GRACE_S)
+
+
+def _names(given: str | None, host: str) -> tuple[str, str]:
     """What Flower shows before the host's name, and the worker's id.
 
     By its GPUs where it is pinned to some, else by its pid; and by chance, as every start needs a new id.
@@ -129,7 +152,7 @@ def _names(given: str | None) -> tuple[str, str]:
         return given, given
     gpus = re.sub(r"[^\w-]+", "-", os.environ.get("CUDA_VISIBLE_DEVICES", "").strip())
     name = f"{f'gpu{gpus}' if gpus else os.getpid()}-{uuid.uuid4().hex[:6]}"
-    return name, f"{socket.gethostname()}-{name}"
+    return name, f"{host}-{name}"
 
 
 def _serve_chat(engine: Engine, settings: Settings) -> tuple[Chat | None, int | None]:

@@ -87,6 +87,7 @@ class RoundRunner:
         engine is free: so /stop takes effect within one micro-batch.
         """
         config = record.config
+        self._host.round_runs(True)  # before the first look at the gate: `exclusive` does not wait for chat to pause
         done: _Computed | None = None
         goes_on = True
         while time.monotonic() < deadline and not self._leaving.is_set():
@@ -108,7 +109,6 @@ class RoundRunner:
             if not isinstance(lease, Lease):
                 goes_on = False
                 break
-            self._host.round_runs(True)
             computing = self._engine_thread.submit(self._host.step, config.spec, lease.nonces, _CHAT_SLICE_S)
             if done is not None:
                 self._complete(done)

@@ -71,12 +71,13 @@ def state(services: AppServices) -> dict[str, str]:
 def up_status(services: AppServices) -> dict[str, Any]:
     workers = services.workers.live()
     running = [worker for worker in workers if worker.state == "ready"]
+    starting = [worker for worker in workers if worker.state == "starting"]
     return {
         "is_running": bool(running),
-        "is_starting": not running and bool(workers),
+        "is_starting": not running and bool(starting),
         "models": sorted({worker.model for worker in running}),
         "workers_running": len(running),
-        "workers_starting": len(workers) - len(running),
+        "workers_starting": len(starting),
     }
 
 

@@ -123,6 +123,7 @@ def status(services: AppServices) -> dict[str, Any]:
             round_part |= round_control.distances_of(services, current)
     return round_part | {
         "queued_nonces": services.jobs.queued_nonces(),
+        "callbacks_waiting": services.outbox.n_waiting(),
         "workers": [vars(worker) for worker in services.workers.live()],
         "version": VERSION,
     }

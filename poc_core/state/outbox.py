@@ -126,6 +126,10 @@ class Outbox:
         args.append(self._settings.callback_max_artifacts)
         return bool(self._end([keys.outbox(delivery.outbox_id)], args))
 
+    def n_waiting(self) -> int:
+        """Rounds and jobs, ended or not, whose receiver has not got everything."""
+        return int(self._redis.zcard(keys.OUTBOX_DUE))
+
     def n_jobs(self) -> int:
         """Jobs whose callback is not delivered."""
         return int(self._redis.scard(keys.OUTBOX_JOBS))

@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from cli.processes import command_of_proofline, environment_of_proofline
 from tests import golden
-from tests.integration.node import tampered
-from tests.integration.processes import Process, descendants
+from tests.integration.node import PREFIX, synthetic_artifacts, tampered
+from tests.integration.processes import Process, assert_all_gone, descendants, wait_until
 from tests.marks import needs_vllm
+from tests.samples import body
 from workers.host import ENGINE_LOST_STATUS
 
 pytestmark = [
@@ -74,6 +76,11 @@ class Up:
     @property
     def below(self) -> list[Process]:
         return descendants(self._process.pid)
+
+    def terminate(self) -> int:
+        """The exit code after a SIGTERM to the command alone, as a supervisor sends it."""
+        self._process.terminate()
+        return self._process.wait(STOP_TIMEOUT_S)
 
     def ctrl_c(self) -> int:
         """The exit code."""
@@ -203,3 +210,25 @@ class TestCompute:
         document = json.loads(done.stdout)
         assert document["nonces"] == case["nonces"]
         assert document["dist"] == pytest.approx(case["dist"], abs=0.0003)
+
+
+def test_a_job_that_sigterm_interrupts_completes_after_the_next_start(tmp_path: Path) -> None:
+    options = ("--model", MODEL, "--engine", "synthetic", "--port", "0", "--data-dir", str(tmp_path))
+    up = Up(*options, "--synthetic-step-ms", "100")
+    try:
+        below = up.below
+        with httpx.Client(base_url=up.base_url, timeout=60, trust_env=False) as http:
+            job = http.post(f"{PREFIX}/generate", json=body(nonces=list(range(1000)), batch_size=10)).json()
+            path = f"{PREFIX}/generate/{job['request_id']}"
+            wait_until(lambda: http.get(path).json()["n_done"] >= 50, "the job's middle")
+        assert up.terminate() == 0
+        assert_all_gone(below, 0.1)
+    finally:
+        up.end()
+    up = Up(*options, "--synthetic-step-ms", "1")
+    try:
+        with httpx.Client(base_url=up.base_url, timeout=60, trust_env=False) as http:
+            wait_until(lambda: http.get(path).json()["status"] == "completed", "the job's end")
+            assert http.get(path).json()["artifacts"] == synthetic_artifacts(range(1000))
+    finally:
+        up.end()

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from tests.chat_client import (
     round_beside,
     streaming,
 )
+from tests.integration.processes import descendants
 from tests.marks import needs_vllm
 from tests.round_client import RoundClient
 
@@ -314,7 +316,46 @@ class TestTwoWorkers:
         assert two_workers.wait(lambda: chat(two_workers).status_code == 200, 60, "chat after the round") < 1.0
         two_workers.wait(lambda: sum(counted(two_workers, "chat_refused")) >= 2, 60, "the refusals in the status")
 
+    def test_a_lost_engine_is_replaced_and_what_it_left_unanswered_is_answered_elsewhere(self, two_workers):
+        with ThreadPoolExecutor(1) as pool:
+            first, _ = two_workers.status()["workers"]
+            two_workers.wait(lambda: active(two_workers) == [0, 0], 60, "two idle workers")
+            answer = pool.submit(two_workers.http.post, CHAT, json=request(LONG_PROMPT, 1400))
+            two_workers.wait(lambda: active(two_workers) == [1, 0], 60, "a request on the first worker")
+            (engine,) = [process for process in descendants(first["pid"]) if "EngineCore" in process.name]
+            os.kill(engine.pid, signal.SIGKILL)
+            answers = [chat(two_workers) for _ in range(20)]  # while its worker finds out and ends
+            assert [one.status_code for one in answers] == [200] * 20
+            assert answer.result(60).status_code == 200
+            assert answer.result().json()["usage"]["completion_tokens"] == 1400
+        wait_two_ready(two_workers)
+        assert first["id"] not in {worker["id"] for worker in two_workers.status()["workers"]}
+
+    def test_a_worker_that_is_to_end_finishes_its_chat_first(self, two_workers):
+        wait_two_ready(two_workers)
+        with ThreadPoolExecutor(1) as pool:
+            first, _ = two_workers.status()["workers"]
+            two_workers.wait(lambda: active(two_workers) == [0, 0], 60, "two idle workers")
+            answer = pool.submit(two_workers.http.post, CHAT, json=request("Hello", 1000))
+            two_workers.wait(lambda: active(two_workers) == [1, 0], 60, "a request on the first worker")
+            two_workers.log.clear()
+            os.kill(first["pid"], signal.SIGTERM)
+            two_workers.wait(
+                lambda: [worker["state"] for worker in two_workers.status()["workers"]][:1] == ["draining"],
+                60,
+                "the worker to say that it is to end",
+            )
+            assert not answer.done()
+            assert chat(two_workers).status_code == 200
+            assert answer.result(60).json()["usage"]["completion_tokens"] == 1000
+        two_workers.wait(lambda: not os.path.exists(f"/proc/{first['pid']}"), 60, "the worker's end")
+        assert not [
+            line for line in two_workers.log if re.search("died in the middle|did not answer|are cut off", line)
+        ]
+        wait_two_ready(two_workers)
+
     def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_elsewhere(self, two_workers):
+        wait_two_ready(two_workers)
         with ThreadPoolExecutor(1) as pool:
             first, _ = two_workers.status()["workers"]  # by id, as the gateway chooses among equals
             expected = two_workers.http.post(CHAT, json=request(LONG_PROMPT, 50)).json()["choices"][0]["message"][
@@ -341,6 +382,12 @@ class TestTwoWorkers:
             # The dead worker is registered for a while still: requests pass it over.
             for _ in range(3):
                 assert chat(two_workers).status_code == 200
+
+
+def wait_two_ready(client: RoundClient) -> None:
+    """And nobody else: until one that was killed is forgotten."""
+    states = lambda: [worker["state"] for worker in client.status()["workers"]]  # noqa: E731
+    client.wait(lambda: states() == ["ready", "ready"], 120, "two ready workers")
 
 
 def active(client: RoundClient) -> list[int]:

@@ -36,6 +36,10 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompose]:
             running.start(name)
         for name in running.services.keys() - {"secrets"}:
             running.wait_healthy(name)
+        # A container's check knows the workers of that container; here both have one machine.
+        ready = f"{running.api_url}/ready"
+        models = list(MODELS.values())
+        wait_until(lambda: httpx.get(ready).json().get("models") == sorted(models), "both models", TEST_S, 0.5)
         yield running
 
 

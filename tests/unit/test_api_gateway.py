@@ -18,6 +18,7 @@ from api.app import create_app
 from api.dispatch import Dispatcher
 from api.gateway import Gateway
 from api.services import Services
+from poc_core.records import ENGINE_LOST_HEADER
 from poc_core.settings import Settings
 from tests.fake_worker import Behaviour, Call, FakeWorker
 from tests.samples import MODEL, RecordingDispatcher, worker_record
@@ -298,6 +299,11 @@ class TestDeaths:
         assert answer.status_code == 200
         assert answer.content == (b"".join(EVENTS) + DONE if stream else ANSWER)
         assert first.received[0].body == second.received[0].body
+
+    def test_worker_whose_engine_is_lost_is_replaced(self, api, start):
+        start("w1", lambda call: call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1"))
+        start("w2", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
 
     def test_when_all_die_it_is_503(self, api, start):
         start("w1", hangs_up)

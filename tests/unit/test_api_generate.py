@@ -242,7 +242,7 @@ def test_status_shows_throughput_queue_and_workers(client: TestClient, jobs: Job
     answer = client.get("/api/v1/pow/status").json()
     assert (answer["status"], answer["state"], answer["config"]) == ("IDLE", "IDLE", None)
     assert answer["stats"] == {"total_processed": 20, "nonces_per_second": 2.0}
-    assert answer["queued_nonces"] == 10
+    assert (answer["queued_nonces"], answer["callbacks_waiting"]) == (10, 0)
     (worker,) = answer["workers"]
     assert (worker["id"], worker["model"], worker["state"]) == ("w1", MODEL, "ready")
     assert worker["info"]["max_batch_tokens"] == 8192

@@ -7,7 +7,7 @@ import pytest
 
 from cli import fleet, model_memory
 from cli.console import UsageError
-from cli.fleet import DOES_NOT_FIT, READY, EngineChoice, telling_lines, why_hopeless
+from cli.fleet import CORRUPTS_CHAT, DOES_NOT_FIT, READY, EngineChoice, telling_lines, why_hopeless
 
 GB = 10**9
 
@@ -105,6 +105,12 @@ class TestHopeless:
     def test_the_line_that_ends_a_start(self) -> None:
         assert READY.search("[2026-11-20 16:35:53,031: INFO/MainProcess] gpu0-640d77@vm ready.")
         assert not READY.search("[2026-11-20 16:35:53,031: INFO/MainProcess] Connected to redis://:**@host:6379/0")
+
+    def test_a_model_whose_state_proofs_would_overwrite(self) -> None:
+        line = (
+            "ProoflineError: layers model.layers.0 .. keep a MambaSpec state, which cannot be isolated from chat; ..."
+        )
+        assert why_hopeless(["loading", line]) == CORRUPTS_CHAT
 
     def test_another_cause_may_pass(self) -> None:
         assert why_hopeless(["ConnectionError: Redis is away"]) is None

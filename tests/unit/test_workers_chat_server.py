@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from poc_core.records import ENGINE_LOST_HEADER
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
 from workers.chat_server import GatedChat, Receive, Scope, Send
@@ -20,8 +21,11 @@ class Server:
         self.gate = ChatGate(parse_chat_policy(policy))
         self.active: list[int] = []
         self.error: BaseException | None = None
+        self.is_lost = False
+        self.lost_after: bytes | None = None  # the part of the answer with which the engine dies
         self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(GatedChat(self.app, self.gate)), base_url="http://worker"
+            transport=httpx.ASGITransport(GatedChat(self.app, self.gate, lambda: self.is_lost)),
+            base_url="http://worker",
         )
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -30,7 +34,10 @@ class Server:
         if self.error is not None:
             raise self.error
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"answer"})
+        for part in (b"ans", b"wer"):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            self.is_lost = self.is_lost or part == self.lost_after
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def test_a_request_counts_while_it_runs():
@@ -73,12 +80,28 @@ async def test_exclusive_answers_503_with_retry_after_during_a_round_and_200_rig
     assert (await server.client.post(CHAT)).status_code == 200
 
 
+async def test_what_begins_after_the_engines_end_is_marked_for_the_gateway():
+    server = Server()
+    server.is_lost = True
+    answer = await server.client.post(CHAT)
+    assert answer.status_code == 503
+    assert ENGINE_LOST_HEADER in answer.headers
+    assert "was lost" in answer.json()["error"]["message"]
+
+
+async def test_what_began_before_the_engines_end_is_passed_on():
+    server = Server()
+    server.lost_after = b"ans"
+    answer = await server.client.post(CHAT)
+    assert (answer.status_code, answer.content) == (200, b"answer")
+
+
 async def test_lifespan_reaches_the_server():
     seen: list[str] = []
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
         seen.append(scope["type"])
 
-    gated = GatedChat(app, ChatGate(parse_chat_policy("yield")))
+    gated = GatedChat(app, ChatGate(parse_chat_policy("yield")), lambda: False)
     await gated({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan"]

@@ -228,6 +228,29 @@ def test_a_round_takes_a_batch_back_that_waits_for_chat(
     assert engine.calls == []
 
 
+def test_a_worker_that_is_to_end_gives_a_batch_back_that_waits_for_chat(
+    host: EngineHost, jobs: JobStore, engine: FakeEngine, gate: ChatGate, messages: Messages
+) -> None:
+    gate.enter_chat()
+    job_id = jobs.create(new_job([0, 1], batch_size=2))
+    with InBackground(host, job_id):
+        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+        host.leave()
+    assert read(jobs, job_id).status is JobStatus.RUNNING
+    assert jobs.pending(job_id) == [0]
+    assert messages.published == [(job_id, 0)]
+    assert engine.calls == []
+
+
+def test_a_worker_that_is_to_end_finishes_a_batch_that_need_not_wait(
+    host: EngineHost, jobs: JobStore, engine: FakeEngine
+) -> None:
+    engine.on_compute = host.leave
+    job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
+    host.run_batch(job_id, 0)
+    assert read(jobs, job_id).status is JobStatus.COMPLETED
+
+
 def test_a_cancelled_job_is_not_waited_with(
     host: EngineHost, jobs: JobStore, engine: FakeEngine, gate: ChatGate
 ) -> None:

@@ -296,6 +296,7 @@ class LosesAnswers(RoundStore):
         return answer
 
 
+@pytest.mark.usefixtures("long_steps")
 def test_answers_that_are_lost_on_the_way_make_neither_gaps_nor_doubles(
     host: EngineHost, engine: FakeEngine, redis: Redis, settings: Settings, clock: Clock, record: RoundRecord
 ) -> None:
@@ -459,6 +460,16 @@ def exclusive(engine: FakeEngine, jobs: JobStore, rounds: RoundStore) -> tuple[C
     return gate, RoundRunner(host, rounds, lambda _: None)
 
 
+def test_exclusive_does_not_wait_for_chat_to_pause(
+    exclusive: tuple[ChatGate, RoundRunner], engine: FakeEngine, rounds: RoundStore, record: RoundRecord
+) -> None:
+    gate, runner = exclusive
+    assert gate.enter_chat()
+    engine.events[1] = stop(rounds, record)
+    runner.step(record.round_id)
+    assert len(engine.calls) == 2
+
+
 def test_chat_is_let_in_again_after_a_stop(
     exclusive: tuple[ChatGate, RoundRunner], engine: FakeEngine, rounds: RoundStore, record: RoundRecord
 ) -> None:
@@ -588,6 +599,24 @@ def test_chat_is_let_in_again_when_the_round_ended_and_no_step_came(
     host = EngineHost(engine, "w1", jobs, cast(JobQueue, None), Chat(gate, StepSize(engine.info, 1000)))
     housekeeper.ready(host, runner, None)
     wait_until(gate.enter_chat)
+
+
+def test_a_worker_that_is_to_end_takes_nothing_new(
+    housekeeper: Housekeeper,
+    host: EngineHost,
+    runner: RoundRunner,
+    messages: Messages,
+    workers: WorkerRegistry,
+    record: RoundRecord,
+) -> None:
+    housekeeper.ready(host, runner, None)
+    wait_until(lambda: bool(messages.waiting))
+    housekeeper.drain()
+    wait_until(lambda: workers.live()[0].state == "draining")
+    messages.waiting.clear()
+    time.sleep(0.1)
+    assert messages.waiting == []
+    assert workers.is_alive("w1")  # what it still computes is its own
 
 
 def test_a_worker_does_not_join_a_round_of_another_model(

@@ -200,10 +200,11 @@ async def _serve(llm: Any, args: Any, gate: ChatGate, listener: socket.socket) -
 
     from workers import vllm_compat
 
-    app = GatedChat(await vllm_compat.openai_app(llm, args), gate)
+    app = await vllm_compat.openai_app(llm, args)
+    gated = GatedChat(app, gate, is_lost=lambda: bool(llm.errored))
     # Its lifespan is vLLM's; signals are Celery's.
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on")
-    server = uvicorn.Server(config)
+    config = uvicorn.Config(gated, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on")
+    server = app.state.server = uvicorn.Server(config)  # vLLM ends it when the engine died
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
     while not server.started:
         if task.done():
