@@ -70,9 +70,11 @@ def request(prompt: str, max_tokens: int = ANSWER_TOKENS, salt: str | None = Non
     } | more
 
 
-def ask(http: httpx.Client, prompt: str, max_tokens: int = ANSWER_TOKENS, salt: str | None = None) -> Answer:
+def ask(
+    http: httpx.Client, prompt: str, max_tokens: int = ANSWER_TOKENS, salt: str | None = None, model: str = MODEL
+) -> Answer:
     began = time.monotonic()
-    wanted = {"return_token_ids": True, "logprobs": True, "top_logprobs": 2}
+    wanted = {"return_token_ids": True, "logprobs": True, "top_logprobs": 2, "model": model}
     answer = http.post(CHAT, json=request(prompt, max_tokens, salt, **wanted), timeout=120)
     assert answer.status_code == 200, answer.text
     body = answer.json()
@@ -88,12 +90,14 @@ def ask(http: httpx.Client, prompt: str, max_tokens: int = ANSWER_TOKENS, salt: 
     )
 
 
-def ask_all(http: httpx.Client, texts: Sequence[str], concurrency: int, pause_s: float = 0.0) -> list[Answer]:
+def ask_all(
+    http: httpx.Client, texts: Sequence[str], concurrency: int, pause_s: float = 0.0, model: str = MODEL
+) -> list[Answer]:
     """The answers in order: `concurrency` prompts at a time, and a pause after each wave for proofs to run in."""
     answers: list[Answer] = []
     with ThreadPoolExecutor(concurrency) as pool:
         for wave in _waves(texts, concurrency):
-            answers += pool.map(lambda text: ask(http, text), wave)
+            answers += pool.map(lambda text: ask(http, text, model=model), wave)
             time.sleep(pause_s)
     return answers
 
@@ -170,8 +174,6 @@ def streaming(http: httpx.Client, prompt: str, max_tokens: int) -> Iterator[Iter
 # A cache of few tokens: chat uses each of its blocks again and again, also those that a proof would write to.
 CACHE_TOKENS = 5120
 CPU_BLOCK, GPU_BLOCK = 128, 16  # tokens, as vLLM has them by default
-# Without isolation the proofs of a micro-batch write to the first 4,096 tokens of chat's cache.
-ROUND = {"batch_size": 16, "params": {"seq_len": 256}}
 READY_S = 180.0
 
 
@@ -192,11 +194,13 @@ class UnisolatedStack(Stack):
 
 
 @contextmanager
-def chat_stack(policy: str, isolated: bool = True, workers: int = 1, **env: str) -> Iterator[RoundClient]:
+def chat_stack(
+    policy: str, isolated: bool = True, workers: int = 1, model: str = MODEL, **env: str
+) -> Iterator[RoundClient]:
     """A stack of real engines, in float32 so that batching does not blur what is compared."""
     log: deque[str] = deque(maxlen=LOG_LINES)
     stack = (Stack if isolated else UnisolatedStack)(
-        model=MODEL,
+        model=model,
         engine="vllm",
         dtype="float32",
         workers=workers,
@@ -213,8 +217,11 @@ def chat_stack(policy: str, isolated: bool = True, workers: int = 1, **env: str)
 
 @contextmanager
 def round_beside(client: RoundClient, least_nonces: int = 20) -> Iterator[None]:
-    """A round that has begun when the body runs, and is over after it."""
-    client.start(None, **ROUND)
+    """A round that has begun when the body runs, and is over after it.
+
+    Without isolation the proofs of a micro-batch would write to the first 4,096 tokens of chat's cache.
+    """
+    client.start(None, batch_size=16, params={"model": client.stack.model_name, "seq_len": 256})
     try:
         client.wait_progress(least_nonces)
         yield

@@ -89,10 +89,11 @@ def openai_client(client: RoundClient) -> openai.OpenAI:
 
 def alone_and_beside(client: RoundClient, concurrency: int) -> tuple[list[Answer], list[Answer]]:
     """Answers to the same prompts without and with a round, asked in the same way."""
-    alone = ask_all(client.http, PROMPTS, concurrency)
+    model = client.stack.model_name
+    alone = ask_all(client.http, PROMPTS, concurrency, model=model)
     with round_beside(client):
         before = client.processed()
-        beside = ask_all(client.http, PROMPTS, concurrency, GAP_S)
+        beside = ask_all(client.http, PROMPTS, concurrency, GAP_S, model)
         assert client.processed() - before > len(PROMPTS), "the round made no progress"
     return alone, beside
 
@@ -110,6 +111,11 @@ class TestGreedyAnswers:
         found = differences(alone, beside)
         assert found.corrupted == []
         assert len(found.ties) <= len(PROMPTS) // 10
+
+    def test_of_a_mixture_of_experts_beside_a_round_are_those_without_one(self):
+        with chat_stack(**SHARING, model="tiny-qwen3-moe") as client:
+            alone, beside = alone_and_beside(client, 1)
+        assert [answer.tokens for answer in beside] == [answer.tokens for answer in alone]
 
     @pytest.mark.parametrize("concurrency", CONCURRENCY)
     def test_are_corrupted_where_isolation_is_switched_off(self, unisolated, concurrency):
