@@ -57,7 +57,7 @@ class Housekeeper:
         self._next_reap_s = 0.0
 
     def start(self) -> None:
-        self._beat()
+        self.beat()
         self._thread.start()
 
     def ready(self, host: EngineHost, runner: RoundRunner, chat_port: int | None) -> None:
@@ -65,10 +65,10 @@ class Housekeeper:
         self._host = host
         self._runner = runner
         self._record = dataclasses.replace(self._record, state="ready", info=host.engine.info, port=chat_port)
-        self._beat()
+        self.beat()
 
     def drain(self) -> None:
-        """From the next heartbeat on nobody sends this worker anything new. For signal handlers; does not wait."""
+        """Nobody sends this worker anything new from the next heartbeat on. For signal handlers; does not wait."""
         self._draining.set()
 
     def stop(self) -> None:
@@ -83,7 +83,7 @@ class Housekeeper:
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
             self._check_engine()
-            self._beat()
+            self.beat()
             if self._host is None or self._runner is None or self._draining.is_set():
                 continue
             self._join_round(self._host, self._runner)
@@ -101,7 +101,8 @@ class Housekeeper:
         except EngineLostError as error:
             self._host.exit_without_engine(error)
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Says at once what it would say with the next heartbeat."""
         try:
             if self._host is not None:
                 self._record = dataclasses.replace(self._record, stats=self._host.chat_stats())

@@ -128,6 +128,7 @@ def run_worker(options: WorkerOptions) -> None:
                 without_mingle=True,
             ).start()
             if chat is not None and began_to_leave:
+                housekeeper.beat()
                 _let_chat_end(chat.gate, began_to_leave[0] + CHAT_GRACE_S)
         finally:
             engine.close()
