@@ -44,7 +44,7 @@ PATIENCE_S = 4
 # Pause after each wave of prompts, in which a round makes progress under yield too.
 GAP_S = 0.3
 # The promise is made for 50 prompts, which PROOFLINE_TEST_PROMPTS=50 asks; the suite asks as many as take a minute.
-PROMPTS = prompts(int(os.environ.get("PROOFLINE_TEST_PROMPTS", "8")))
+PROMPTS = prompts(int(os.environ.get("PROOFLINE_TEST_PROMPTS", "6")))
 # Proofs between the tokens of every answer, in micro-batches of a whole lease even on a machine with other work.
 SHARING: dict[str, Any] = {"policy": "share:0.5", "POC_MAX_STEP_MS": "400"}
 LONG_PROMPT = prompts(1, least_tokens=400, seed=2)[0]  # three whole blocks of cache

@@ -43,7 +43,6 @@ BFLOAT16 = [
     Deployment("tiny-qwen3", "bfloat16"),
     Deployment("tiny-llama", "bfloat16"),
     Deployment("tiny-qwen3", "bfloat16", tensor_parallel=2),
-    Deployment("tiny-llama", "bfloat16", pipeline_parallel=2),
 ]
 
 
