@@ -30,7 +30,7 @@ def visible_gpus() -> list[str]:
         if nvml is not None:
             return [str(index) for index in range(nvml.nvmlDeviceGetCount())]
     # A container may have GPUs without NVML; the device files still tell how many. CUDA counts them from 0.
-    return [str(index) for index, _ in enumerate(DEVICES.glob("nvidia[0-9]*"))]
+    return [str(index) for index in range(len(list(DEVICES.glob("nvidia[0-9]*"))))]
 
 
 def chosen_gpus(text: str) -> list[str]:

@@ -19,13 +19,12 @@ def ready(redis_url: options.RedisUrl = None) -> None:
     from poc_core.state.registry import WorkerRegistry
 
     settings = load_settings()
-    machine = socket.gethostname()
     try:
-        own = [worker for worker in WorkerRegistry(connect(settings), settings).live() if worker.machine == machine]
+        own = WorkerRegistry(connect(settings), settings).here()
     except RedisError as error:
         raise ProoflineError(f"Redis does not answer ({error}); check POC_REDIS_URL and that it runs.") from error
     at_work = sum(worker.state == "ready" for worker in own)
-    message = f"{at_work} of {len(own)} worker(s) on {machine} are ready."
+    message = f"{at_work} of {len(own)} worker(s) on {socket.gethostname()} are ready."
     if not at_work:
         raise ProoflineError(message)
     note(message)

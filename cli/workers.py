@@ -1,6 +1,5 @@
 """`proofline workers`: all the workers of one machine, each pinned to its GPUs or cores."""
 
-import socket
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
@@ -101,13 +100,11 @@ def watch_workers(fleet: "Fleet", choice: "EngineChoice", settings: "Settings") 
     from poc_core.state.registry import WorkerRegistry
 
     registry = WorkerRegistry(connect(settings), settings)
-    machine, said = socket.gethostname(), False
+    said = False
     while (why := fleet.failure()) is None:
         if not said:
             try:
-                ready = {
-                    worker.pid for worker in registry.live() if worker.state == "ready" and worker.machine == machine
-                }
+                ready = {worker.pid for worker in registry.here() if worker.state == "ready"}
             except RedisError:
                 ready = set()  # the workers say so in their logs
             said = len(fleet.pids) == len(fleet.children) and ready.issuperset(fleet.pids)

@@ -1,6 +1,7 @@
 """The workers that live, by their heartbeats, and the models that are or were served."""
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -66,6 +67,11 @@ class WorkerRegistry:
             self._redis.zremrangebyscore(keys.WORKERS, "-inf", silent_since)
         workers = [_parse(found) for found in hashes if found]
         return sorted((w for w in workers if model is None or w.model == model), key=lambda worker: worker.id)
+
+    def here(self) -> list[WorkerRecord]:
+        """Those alive that run on this machine, or in this container."""
+        machine = socket.gethostname()
+        return [worker for worker in self.live() if worker.machine == machine]
 
     def known_models(self) -> dict[str, ModelInfo]:
         """The models that a worker served within the last job_ttl_sec, also when none does now."""

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -323,11 +323,7 @@ class TestTwoWorkers:
         two_workers.wait(lambda: sum(counted(two_workers, "chat_refused")) >= 2, 60, "the refusals in the status")
 
     def test_a_lost_engine_is_replaced_and_what_it_left_unanswered_is_answered_elsewhere(self, two_workers):
-        with ThreadPoolExecutor(1) as pool:
-            first, _ = two_workers.status()["workers"]
-            two_workers.wait(lambda: active(two_workers) == [0, 0], 60, "two idle workers")
-            answer = pool.submit(two_workers.http.post, CHAT, json=request(LONG_PROMPT, 1400))
-            two_workers.wait(lambda: active(two_workers) == [1, 0], 60, "a request on the first worker")
+        with under_way_on_the_first(two_workers, LONG_PROMPT, 1400) as (first, answer):
             (engine,) = [process for process in descendants(first["pid"]) if "EngineCore" in process.name]
             os.kill(engine.pid, signal.SIGKILL)
             answers = [chat(two_workers) for _ in range(20)]  # while its worker finds out and ends
@@ -338,12 +334,7 @@ class TestTwoWorkers:
         assert first["id"] not in {worker["id"] for worker in two_workers.status()["workers"]}
 
     def test_a_worker_that_is_to_end_finishes_its_chat_first(self, two_workers):
-        wait_two_ready(two_workers)
-        with ThreadPoolExecutor(1) as pool:
-            first, _ = two_workers.status()["workers"]
-            two_workers.wait(lambda: active(two_workers) == [0, 0], 60, "two idle workers")
-            answer = pool.submit(two_workers.http.post, CHAT, json=request("Hello", 1000))
-            two_workers.wait(lambda: active(two_workers) == [1, 0], 60, "a request on the first worker")
+        with under_way_on_the_first(two_workers, "Hello", 1000) as (first, answer):
             two_workers.log.clear()
             os.kill(first["pid"], signal.SIGTERM)
             two_workers.wait(
@@ -361,15 +352,9 @@ class TestTwoWorkers:
         wait_two_ready(two_workers)
 
     def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_elsewhere(self, two_workers):
-        wait_two_ready(two_workers)
-        with ThreadPoolExecutor(1) as pool:
-            first, _ = two_workers.status()["workers"]  # by id, as the gateway chooses among equals
-            expected = two_workers.http.post(CHAT, json=request(LONG_PROMPT, 50)).json()["choices"][0]["message"][
-                "content"
-            ]
-            two_workers.wait(lambda: active(two_workers) == [0, 0], 60, "two idle workers")
-            answer = pool.submit(two_workers.http.post, CHAT, json=request(LONG_PROMPT, 1400))
-            two_workers.wait(lambda: active(two_workers) == [1, 0], 60, "a request on the first worker")
+        short = two_workers.http.post(CHAT, json=request(LONG_PROMPT, 50))
+        expected = short.json()["choices"][0]["message"]["content"]
+        with under_way_on_the_first(two_workers, LONG_PROMPT, 1400) as (first, answer):
             with streaming(two_workers.http, "Hello", 1900) as other:
                 next(other)
                 two_workers.wait(lambda: active(two_workers) == [1, 1], 60, "one request on each worker")
@@ -392,8 +377,25 @@ class TestTwoWorkers:
 
 def wait_two_ready(client: RoundClient) -> None:
     """And nobody else: until one that was killed is forgotten."""
-    states = lambda: [worker["state"] for worker in client.status()["workers"]]  # noqa: E731
+
+    def states() -> list[str]:
+        return [worker["state"] for worker in client.status()["workers"]]
+
     client.wait(lambda: states() == ["ready", "ready"], 120, "two ready workers")
+
+
+@contextlib.contextmanager
+def under_way_on_the_first(
+    client: RoundClient, prompt: str, tokens: int
+) -> Iterator[tuple[dict[str, Any], Future[httpx.Response]]]:
+    """The first of two ready workers, and the answer that it computes."""
+    wait_two_ready(client)
+    with ThreadPoolExecutor(1) as pool:
+        first, _ = client.status()["workers"]  # by id, as the gateway chooses among equals
+        client.wait(lambda: active(client) == [0, 0], 60, "two idle workers")
+        answer = pool.submit(client.http.post, CHAT, json=request(prompt, tokens))
+        client.wait(lambda: active(client) == [1, 0], 60, "a request on the first worker")
+        yield first, answer
 
 
 def active(client: RoundClient) -> list[int]:

@@ -3,7 +3,6 @@
 The distances are computed once; each of the 200 repetitions draws its batch of 400 valid nonces from them.
 """
 
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from poc_core.records import ProofSpec
 from poc_core.validation import judge_distances
 from tests import golden
+from tests.marks import needs_vllm
 from workers.engines import load_engine
 from workers.engines.base import Engine, EngineOptions
 
@@ -81,12 +81,10 @@ def restarted_with_smaller_micro_batches() -> Engine:
 
 
 def vllm() -> Engine:
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed")
     return start("vllm")
 
 
-@pytest.mark.parametrize("other", [restarted_with_smaller_micro_batches, vllm])
+@pytest.mark.parametrize("other", [restarted_with_smaller_micro_batches, pytest.param(vllm, marks=needs_vllm)])
 def test_an_honest_node_with_the_same_number_format_is_never_a_fraud(
     own, other: Callable[[], Engine], monkeypatch
 ) -> None:

@@ -8,10 +8,7 @@ from poc_core.encoding import decode_vector
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SEEDS = [0, 12345, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]

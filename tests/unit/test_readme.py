@@ -114,6 +114,5 @@ def test_make_targets_exist() -> None:
 
 def test_settings_named_in_the_documents_exist() -> None:
     known = {f"POC_{name.upper()}" for name in Settings.model_fields}
-    # compose.yaml's own.
     for file in DOCUMENTS:
         assert set(re.findall(r"\bPOC_[A-Z_]+\b", file.read_text())) <= known, file.name

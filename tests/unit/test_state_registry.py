@@ -1,6 +1,8 @@
 """Workers by their heartbeats."""
 
+import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from redis import Redis
@@ -30,6 +32,13 @@ def test_workers_can_be_asked_for_by_model(workers: WorkerRegistry, serve: Serve
     other = serve("w2", model="other")
     assert workers.live("other") == [other]
     assert set(workers.known_models()) == {MODEL, "other"}
+
+
+def test_workers_of_this_machine(workers: WorkerRegistry, serve: Serve) -> None:
+    own = replace(serve("w1"), machine=socket.gethostname())
+    workers.heartbeat(own)
+    workers.heartbeat(replace(serve("w2"), machine="another"))
+    assert workers.here() == [own]
 
 
 def test_a_worker_that_left_is_not_live_but_its_model_stays_known(workers: WorkerRegistry, serve: Serve) -> None:
