@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from pydantic import JsonValue
 
-from cli.stack import Stack
+from cli.supervise.stack import Stack
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.settings import parse_chat_policy

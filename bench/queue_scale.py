@@ -17,7 +17,7 @@ from rich.table import Table
 from bench import machine
 from bench.report import LEGEND, console, exit_with, verdict, warn_of_noise
 from bench.timed_job import TIMEOUT_S, JobRun, body_of, run_job
-from cli.stack import Stack
+from cli.supervise.stack import Stack
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 

@@ -8,20 +8,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cli.api import api
-from cli.calibrate import calibrate
-from cli.compute import compute
+from cli.alone.calibrate import calibrate
+from cli.alone.compute import compute
+from cli.ask.generate import generate
+from cli.ask.round import app as round_app
+from cli.ask.validate import validate
 from cli.console import EXIT_INTERRUPTED, exit_code_of, show_error
-from cli.courier import courier
-from cli.demo import demo
-from cli.flower import flower
-from cli.generate import generate
-from cli.ready import ready
-from cli.round import app as round_app
-from cli.up import up
-from cli.validate import validate
-from cli.worker import worker
-from cli.workers import workers
+from cli.run.api import api
+from cli.run.courier import courier
+from cli.run.demo import demo
+from cli.run.flower import flower
+from cli.run.ready import ready
+from cli.run.up import up
+from cli.run.worker import worker
+from cli.run.workers import workers
 from poc_core.errors import ProoflineError
 
 RUNNING = "Run"

@@ -1,5 +1,5 @@
 # Workers on GPUs. vLLM's own image brings Python, PyTorch, CUDA and vLLM that fit each other; the tag is one of the
-# releases that workers/vllm_compat.py knows.
+# releases that workers/vllm/compat.py knows.
 ARG VLLM_VERSION=v0.25.1
 
 # A stage of its own: as long as this list stays the same, no change of pyproject.toml installs what is in it anew.

@@ -28,7 +28,7 @@ INSTALLING = "installing"  # found at the start of a run: the last one was kille
 FAILED = "failed"  # pip gave up in good order (no network, say), cleaned up after itself, and can go on
 
 SUPPORTED = ((3, 11), (3, 14))  # the oldest and the newest Python that vLLM installs on
-OLDEST_REDIS = (6, 2)  # as in cli/redis_server.py, which this script cannot import: it has no venv yet
+OLDEST_REDIS = (6, 2)  # as in cli/supervise/redis_server.py, which this script cannot import: it has no venv yet
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # For that index alone: some machines cannot reach it and have the wheel elsewhere (find-links, a mirror).
 PYTORCH_PATIENCE = ["--retries", "2", "--timeout", "20"]

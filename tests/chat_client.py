@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
-from cli.gpus import visible_gpus, vllm_runs_on_cpu
-from cli.stack import Stack
+from cli.machine.gpus import visible_gpus, vllm_runs_on_cpu
+from cli.supervise.stack import Stack
 from tests import unisolated
 from tests.round_client import FAST, LOG_LINES, RoundClient
 

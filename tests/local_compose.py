@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from cli.redis_server import find_redis_server, free_port
+from cli.supervise.redis_server import find_redis_server, free_port
 from tests import compose_file
 from tests.compose_file import ROOT
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from cli.processes import environment_of_proofline
-from cli.stack import Stack
+from cli.supervise.processes import environment_of_proofline
+from cli.supervise.stack import Stack
 from tests.receiver import Receiver, gaps_and_repeats
 
 MODEL = "tiny-qwen3"

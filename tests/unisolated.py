@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from workers.vllm_extension import ProofExtension
+from workers.vllm.extension import ProofExtension
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,7 +36,7 @@ def command(proofline: list[str]) -> list[str]:
 
 def main() -> None:
     from cli.main import app
-    from workers.engines import vllm
+    from workers.vllm import engine as vllm
 
     vllm._EXTENSION = "tests.unisolated.UnisolatedExtension"
     app(prog_name="proofline")

@@ -16,8 +16,8 @@ from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
 from poc_core.state.outbox import LOCK_S, Delivery, Outbox, OutboxExpiredError
-from workers.celery_app import create_app
 from workers.patience import until_redis_answers
+from workers.queue.app import create_app
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from poc_core.records import ProofSpec
 from poc_core.state.jobs import Claim, JobStore
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine, EngineLostError
-from workers.job_queue import JobQueue
 from workers.patience import until_redis_answers
+from workers.queue.job_queue import JobQueue
 from workers.step_size import StepSize
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from workers.engines.base import EngineLostError
 from workers.host import EngineHost
-from workers.job_queue import JobQueue, StepQueue
+from workers.queue.job_queue import JobQueue, StepQueue
 from workers.rounds import RoundRunner
 
 logger = logging.getLogger(__name__)

@@ -19,16 +19,16 @@ from poc_core.state.client import connect
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
-from workers import broker, runtime
-from workers.celery_app import create_app
 from workers.chat_gate import ChatGate
 from workers.engines import load_engine
 from workers.engines.base import Engine, EngineOptions
 from workers.host import Chat, EngineHost
 from workers.housekeeping import Housekeeper
-from workers.job_queue import JobQueue, StepQueue
+from workers.queue import broker, runtime
+from workers.queue.app import create_app
+from workers.queue.job_queue import JobQueue, StepQueue
+from workers.queue.runtime import Runtime
 from workers.rounds import RoundRunner
-from workers.runtime import Runtime
 from workers.step_size import StepSize
 
 logger = logging.getLogger(__name__)

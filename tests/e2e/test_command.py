@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.processes import command_of_proofline, environment_of_proofline
+from cli.supervise.processes import command_of_proofline, environment_of_proofline
 from tests import golden
 from tests.integration.node import PREFIX, synthetic_artifacts, tampered
 from tests.integration.processes import Process, assert_all_gone, descendants, wait_until

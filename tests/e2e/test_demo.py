@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cli.processes import command_of_proofline, environment_of_proofline
+from cli.supervise.processes import command_of_proofline, environment_of_proofline
 from tests.integration.processes import Process, assert_all_gone, descendants
 from tests.marks import needs_vllm
 

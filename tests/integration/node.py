@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from cli.stack import Stack
+from cli.supervise.stack import Stack
 from tests.integration.processes import wait_until
 from tests.samples import MODEL, SPEC, body
 from workers.engines.synthetic import SyntheticEngine

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import processes
-from cli.processes import Child, ChildSpec, describe_exit
+from cli.supervise import processes
+from cli.supervise.processes import Child, ChildSpec, describe_exit
 
 pytestmark = pytest.mark.integration
 
@@ -236,8 +236,8 @@ def test_nothing_is_left_when_the_supervisor_itself_is_killed(tmp_path) -> None:
             textwrap.dedent(f"""
                 import sys, time
                 from pathlib import Path
-                sys.path.insert(0, {str(Path(processes.__file__).parent.parent)!r})
-                from cli.processes import Child, ChildSpec
+                sys.path.insert(0, {str(Path(processes.__file__).parents[2])!r})
+                from cli.supervise.processes import Child, ChildSpec
                 spec = ChildSpec(
                     "parent",
                     [sys.executable, "-S", "-c", {WITH_GRANDCHILD!r}, {str(tmp_path / "pids")!r}],

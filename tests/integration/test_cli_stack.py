@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from cli import fleet, processes, stack
 from cli.console import UsageError
-from cli.stack import Stack, StackError, reserve_port
+from cli.supervise import fleet, processes, stack
+from cli.supervise.stack import Stack, StackError, reserve_port
 
 pytestmark = pytest.mark.integration
 
-REPOSITORY = Path(stack.__file__).parent.parent
+REPOSITORY = Path(stack.__file__).parents[2]
 
 # Every stand-in writes its name to the file "ends" when it is told to end.
 FAKE_API = """
@@ -282,9 +282,9 @@ UP = """
     import sys
     from pathlib import Path
     sys.path[:0] = [{repository!r}, {tests!r}]
-    import cli.stack, test_cli_stack
+    import cli.supervise.stack, test_cli_stack
     test_cli_stack.FakeStack.folder = Path({folder!r})
-    cli.stack.Stack = test_cli_stack.FakeStack
+    cli.supervise.stack.Stack = test_cli_stack.FakeStack
     from cli.main import app
     app(["up", "--model", "tiny-qwen3", "--engine", "synthetic", "--port", "0", "--workers", "2"])
 """

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.fleet import WORKER_GRACE_S
-from cli.processes import GUARD_MARGIN_S
+from cli.supervise.fleet import WORKER_GRACE_S
+from cli.supervise.processes import GUARD_MARGIN_S
 from tests.integration.processes import Process, assert_all_gone, descendants, wait_until
 from tests.local_compose import PROGRAMS, LocalCompose
 from tests.marks import needs_vllm

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from cli.processes import command_of_proofline, environment_of_proofline
+from cli.supervise.processes import command_of_proofline, environment_of_proofline
 from tests.integration.processes import assert_all_gone, descendants, wait_until
 from tests.marks import needs_vllm
 from tests.samples import MODEL

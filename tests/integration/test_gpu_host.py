@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from cli.gpus import visible_gpus
+from cli.machine.gpus import visible_gpus
 from tests import golden
 from tests.chat_client import CHAT, request
 from tests.integration.processes import descendants, wait_until

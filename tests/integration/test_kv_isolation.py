@@ -43,14 +43,14 @@ def cache_of(n_blocks: int = N_BLOCKS) -> Any:
 
 
 def scratch(layers: dict[str, Any], *groups: Any) -> Any:
-    from workers.kv_isolation import ScratchCaches
+    from workers.vllm.kv_isolation import ScratchCaches
 
     return ScratchCaches(SimpleNamespace(attn_groups=[list(groups)]), layers)
 
 
 class TestRefused:
     def refusal(self, layers: dict[str, Any], *groups: Any) -> str:
-        from workers.kv_isolation import NotIsolatableError
+        from workers.vllm.kv_isolation import NotIsolatableError
 
         with pytest.raises(NotIsolatableError) as refused:
             scratch(layers, *groups)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.redis_server import free_port
-from cli.stack import Stack
+from cli.supervise.redis_server import free_port
+from cli.supervise.stack import Stack
 from tests.marks import needs_vllm
 
 pytestmark = [

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from cli import processes as supervision
+from cli.supervise import processes as supervision
 from tests.integration.node import PREFIX, Node, run_node, synthetic_artifacts
 from tests.integration.processes import process_of, wait_until
 from tests.samples import body

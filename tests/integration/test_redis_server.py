@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from cli import redis_server
-from cli.processes import Child, ChildSpec
-from cli.redis_server import OwnRedis, RedisServerError, find_redis_server, free_port, wait_for_redis
+from cli.supervise import redis_server
+from cli.supervise.processes import Child, ChildSpec
+from cli.supervise.redis_server import OwnRedis, RedisServerError, find_redis_server, free_port, wait_for_redis
 
 pytestmark = pytest.mark.integration
 

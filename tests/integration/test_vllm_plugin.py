@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 import pytest
 
 from tests.marks import needs_vllm
-from workers import lifeline
+from workers.vllm import lifeline
 
 pytestmark = [
     pytest.mark.integration,

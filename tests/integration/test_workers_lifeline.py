@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from workers import lifeline
+from workers.vllm import lifeline
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")]
 
-ROOT = Path(lifeline.__file__).parents[1]
+ROOT = Path(lifeline.__file__).parents[2]
 # A worker with an engine core, which has two ranks; a rank holds the lifeline, and the core would sleep for ever.
 FAMILY = """
 import multiprocessing, os, sys, time
@@ -28,7 +28,7 @@ def note(name):
 
 def rank(folder):
     sys.argv[1:] = [folder]
-    from workers import lifeline
+    from workers.vllm import lifeline
     lifeline.hold()
     note("rank")
     time.sleep(600)
@@ -41,7 +41,7 @@ def core(folder):
     time.sleep(600)
 
 if __name__ == "__main__":
-    from workers import lifeline
+    from workers.vllm import lifeline
     lifeline.offer()
     multiprocessing.get_context("spawn").Process(target=core, args=(sys.argv[1],)).start()
     time.sleep(600)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from cli import cpu_memory
-from cli.cpu_memory import GIB, available_bytes, kv_cache_environment
+from cli.machine import cpu_memory
+from cli.machine.cpu_memory import GIB, available_bytes, kv_cache_environment
 from cli.main import app
 from cli.shipped import shipped_model
 

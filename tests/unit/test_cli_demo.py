@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.demo import TAMPERED_EVERY, DemoError, Figures, check_verdict, tampered
 from cli.main import app
+from cli.run.demo import TAMPERED_EVERY, DemoError, Figures, check_verdict, tampered
 
 ARTIFACTS = [{"nonce": nonce, "vector_b64": f"v{nonce}"} for nonce in range(64)]
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cli import fleet, model_memory
 from cli.console import UsageError
-from cli.fleet import CORRUPTS_CHAT, DOES_NOT_FIT, READY, EngineChoice, telling_lines, why_hopeless
+from cli.machine import model_memory
+from cli.supervise import fleet
+from cli.supervise.fleet import CORRUPTS_CHAT, DOES_NOT_FIT, READY, EngineChoice, telling_lines, why_hopeless
 
 GB = 10**9
 

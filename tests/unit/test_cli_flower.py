@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.console import UsageError
-from cli.flower import credentials
 from cli.main import app
+from cli.run.flower import credentials
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from cli import gpus
-from cli.gpus import (
+from cli.machine import gpus
+from cli.machine.gpus import (
     GpuError,
     chosen_gpus,
     groups_of_all,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli import api_client
+from cli.ask import api_client
 from cli.main import app
 
 ARTIFACTS = [{"nonce": nonce, "vector_b64": f"vector{nonce}"} for nonce in range(3)]

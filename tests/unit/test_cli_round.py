@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cli import api_client, round_view
-from cli import round as round_module
+from cli.ask import api_client, round_view
+from cli.ask import round as round_module
 from cli.main import app
 
 START = ["round", "start", "--block-hash", "0xabc", "--public-key", "node-1"]

@@ -3,8 +3,8 @@
 import pytest
 from typer.testing import CliRunner
 
-from cli import fleet
 from cli.main import app
+from cli.supervise import fleet
 
 
 @pytest.fixture(autouse=True)

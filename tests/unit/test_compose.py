@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import typer
 
-from cli.fleet import WORKER_GRACE_S
 from cli.main import app
-from cli.processes import GUARD_MARGIN_S
+from cli.supervise.fleet import WORKER_GRACE_S
+from cli.supervise.processes import GUARD_MARGIN_S
 from poc_core.settings import Settings
 from scripts.requirements import requirements
 from tests import compose_file

@@ -18,7 +18,7 @@ FORBIDDEN = {
     "cli": {"vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE,
 }
 # What depends on vLLM's version is in the first of these, what starts it in the second.
-USE_VLLM = {"workers/vllm_compat.py", "workers/engines/vllm.py"}
+USE_VLLM = {"workers/vllm/compat.py", "workers/vllm/engine.py"}
 # The proof arithmetic knows nothing of Redis, of settings or of what is stored.
 ARITHMETIC = {"calibration", "encoding", "nonces", "reflections", "rng", "schemes", "statistics", "validation"}
 

@@ -9,7 +9,7 @@ import pytest
 from poc_core.records import ENGINE_LOST_HEADER
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
-from workers.chat_server import GatedChat, Receive, Scope, Send
+from workers.vllm.gated_chat import GatedChat, Receive, Scope, Send
 
 CHAT = "/v1/chat/completions"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from workers import cpu_threads
-from workers.cpu_threads import VARIABLE, divide, environment_of_worker, shares
+from workers.vllm import cpu_threads
+from workers.vllm.cpu_threads import VARIABLE, divide, environment_of_worker, shares
 
 
 @pytest.mark.parametrize(

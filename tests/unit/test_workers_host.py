@@ -17,7 +17,7 @@ from workers import host as host_module
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
 from workers.host import Chat, EngineHost
-from workers.job_queue import JobQueue
+from workers.queue.job_queue import JobQueue
 from workers.step_size import StepSize
 
 PATIENCE_S = 0.3

@@ -26,7 +26,7 @@ from workers.chat_gate import ChatGate
 from workers.engines.base import Engine, EngineLostError
 from workers.host import Chat, EngineHost
 from workers.housekeeping import Housekeeper
-from workers.job_queue import JobQueue, StepQueue
+from workers.queue.job_queue import JobQueue, StepQueue
 from workers.rounds import RoundRunner
 from workers.step_size import StepSize
 

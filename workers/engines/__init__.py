@@ -30,7 +30,7 @@ def load_engine(kind: str, options: "EngineOptions") -> "Engine":
 
 def _load(kind: str, options: "EngineOptions") -> "Engine":
     if kind == "vllm":
-        from workers.engines.vllm import VllmEngine
+        from workers.vllm.engine import VllmEngine
 
         return VllmEngine(
             options.model,

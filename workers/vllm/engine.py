@@ -14,10 +14,10 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SettingsError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
-from workers import cpu_threads, lifeline
 from workers.chat_gate import ChatGate
-from workers.chat_server import GatedChat
 from workers.engines.base import Engine, EngineLostError
+from workers.vllm import cpu_threads, lifeline
+from workers.vllm.gated_chat import GatedChat
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ _CPU_BATCH_TOKENS = 8_192
 _WARM_UP_TIMEOUT_S = 600.0
 _SHUTDOWN_TIMEOUT_S = 30.0
 # The class that vLLM mixes into its workers, by name: they import it in processes of their own.
-_EXTENSION = "workers.vllm_extension.ProofExtension"
+_EXTENSION = "workers.vllm.extension.ProofExtension"
 
 
 class EngineFailedError(ProoflineError):
@@ -158,7 +158,7 @@ async def _start(
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers import vllm_compat
+        from workers.vllm import compat
     except ImportError as error:
         raise ProoflineError(
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make setup-gpu`, or use "
@@ -183,13 +183,13 @@ async def _start(
         for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             os.environ.setdefault(variable, str(2**32))
     try:
-        args = vllm_compat.serve_parser(FlexibleArgumentParser()).parse_args([*words, *vllm_args])
+        args = compat.serve_parser(FlexibleArgumentParser()).parse_args([*words, *vllm_args])
     except SystemExit:  # the parser has said why; left alone, the exit would end this loop and not the process
         raise SettingsError(f"vLLM does not take these arguments: {' '.join(vllm_args)}; see above.") from None
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = _EXTENSION
     if not current_platform.is_cpu():
-        vllm_compat.enable_custom_ops(engine_args)
+        compat.enable_custom_ops(engine_args)
     llm = AsyncLLM.from_engine_args(engine_args)
     return llm, llm.vllm_config, args
 
@@ -198,9 +198,9 @@ async def _serve(llm: Any, args: Any, gate: ChatGate, listener: socket.socket) -
     """Starts vLLM's OpenAI server on the running loop; returns once it listens."""
     import uvicorn
 
-    from workers import vllm_compat
+    from workers.vllm import compat
 
-    app = await vllm_compat.openai_app(llm, args)
+    app = await compat.openai_app(llm, args)
     gated = GatedChat(app, gate, is_lost=lambda: bool(llm.errored))
     # Its lifespan is vLLM's; signals are Celery's.
     config = uvicorn.Config(gated, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on")

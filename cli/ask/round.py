@@ -14,7 +14,7 @@ from poc_core.errors import ProoflineError
 if TYPE_CHECKING:  # they take a while to import
     from rich.console import Console
 
-    from cli.api_client import ApiError, PowClient
+    from cli.ask.api_client import ApiError, PowClient
 
 RUNNING = ("GENERATING", "VALIDATING")
 
@@ -72,7 +72,7 @@ def start(
 
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --callback-url http://127.0.0.1:9100
     """
-    from cli.api_client import PowClient
+    from cli.ask.api_client import PowClient
 
     with PowClient(url) as client:
         body: dict[str, Any] = {
@@ -102,7 +102,7 @@ def status(
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
     """Show the round that runs or ran last: rates, workers, and what is delivered."""
-    from cli.api_client import PowClient
+    from cli.ask.api_client import PowClient
 
     with PowClient(url) as client:
         answer = client.status()
@@ -111,7 +111,7 @@ def status(
         return
     from rich.console import Console
 
-    from cli.round_view import picture
+    from cli.ask.round_view import picture
 
     Console().print(picture(answer, time.time()))
 
@@ -122,7 +122,7 @@ def stop(url: options.Url = options.DEFAULT_URL) -> None:
 
     What was computed is still delivered: undelivered artifacts are kept and tried for POC_CALLBACK_RETENTION_SEC.
     """
-    from cli.api_client import PowClient
+    from cli.ask.api_client import PowClient
 
     with PowClient(url) as client:
         before = client.status()
@@ -143,7 +143,7 @@ def watch(
     """
     from rich.console import Console
 
-    from cli.api_client import PowClient
+    from cli.ask.api_client import PowClient
 
     console = Console()
     with PowClient(url) as client:
@@ -164,7 +164,7 @@ def follow(client: "PowClient", interval_s: float) -> "Iterator[dict[str, Any] |
 
     Raises the ApiError when that lasts for POLL_PATIENCE_S.
     """
-    from cli.api_client import POLL_PATIENCE_S, ApiError
+    from cli.ask.api_client import POLL_PATIENCE_S, ApiError
 
     answered = time.monotonic()
     while True:
@@ -188,7 +188,7 @@ def show(looks: "Iterator[dict[str, Any] | ApiError]", console: "Console") -> di
     from rich.live import Live
     from rich.text import Text
 
-    from cli.round_view import line, picture
+    from cli.ask.round_view import line, picture
 
     last: dict[str, Any] = {}
     if not console.is_terminal or console.is_dumb_terminal:

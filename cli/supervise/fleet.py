@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cli import model_memory
 from cli.console import UsageError
-from cli.cpu_memory import kv_cache_environment
-from cli.gpus import GpuError, groups_of_gpus, pinned_to, visible_gpus, vllm_needs_cuda, vllm_runs_on_cpu
+from cli.machine import model_memory
+from cli.machine.cpu_memory import kv_cache_environment
+from cli.machine.gpus import GpuError, groups_of_gpus, pinned_to, visible_gpus, vllm_needs_cuda, vllm_runs_on_cpu
 from cli.model_choice import choose_model
-from cli.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
+from cli.supervise.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
 from poc_core.errors import ProoflineError
-from workers import cpu_threads
+from workers.vllm import cpu_threads
 
 WORKER_GRACE_S = 30.0  # to finish the running batch and take the engine down
 ERROR_TAIL_LINES = 20  # of a failed child's log, in the error
@@ -25,7 +25,7 @@ NO_MEMORY = re.compile(
     r"OutOfMemoryError|No available memory for the cache blocks|is larger than the available KV cache memory"
     r"|is less than (desired|requested memory)|not enough memory"
 )
-# A model with state beside attention's caches (workers/kv_isolation.py).
+# A model with state beside attention's caches (workers/vllm/kv_isolation.py).
 NOT_ISOLATED = re.compile(r"cannot be isolated from chat")
 READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's word for a worker that consumes
 DOES_NOT_FIT = (

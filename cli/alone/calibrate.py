@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import options
+from cli.alone.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 from cli.console import UsageError, note, progress_bar
-from cli.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,8 +100,8 @@ def calibrate(
 
     **Example:** proofline calibrate --model tiny-qwen3 --seq-len 64 --valid-rate 0.1 --histogram distances.png
     """
-    from cli.calibration_tables import print_tables
-    from cli.histogram import check_picture, draw
+    from cli.alone.calibration_tables import print_tables
+    from cli.alone.histogram import check_picture, draw
     from cli.model_choice import choose_model
     from cli.nonce_list import parse_nonces
     from cli.vllm_arguments import after_dashes

@@ -14,8 +14,8 @@ from cli.options import DEFAULT_K_DIM, DEFAULT_SEQ_LEN, EngineKind
 from poc_core.errors import ProoflineError
 
 if TYPE_CHECKING:
-    from cli.api_client import PowClient
-    from cli.stack import Stack
+    from cli.ask.api_client import PowClient
+    from cli.supervise.stack import Stack
 
 MODEL = "tiny-qwen3"
 N_NONCES = 256
@@ -45,7 +45,7 @@ def demo(
 
     Takes about a minute on 2 cores. Needs no GPU, no network and no running Redis.
     """
-    from cli.stack import Stack
+    from cli.supervise.stack import Stack
 
     if engine is not EngineKind.SYNTHETIC:
         check_installed(engine.value)
@@ -74,7 +74,7 @@ def demo(
 
 def prove(stack: "Stack", figures: Figures) -> None:
     """Generates, validates, validates a forgery. Raises DemoError for an unexpected verdict."""
-    from cli.api_client import PowClient
+    from cli.ask.api_client import PowClient
 
     with PowClient(stack.base_url) as client:
         body = body_of_job(stack.model_name)
@@ -96,7 +96,7 @@ def prove(stack: "Stack", figures: Figures) -> None:
 
 
 def body_of_job(model: str) -> dict[str, Any]:
-    from cli.jobs import job_body
+    from cli.ask.jobs import job_body
 
     return job_body(
         model=model,
@@ -112,7 +112,7 @@ def body_of_job(model: str) -> dict[str, Any]:
 
 
 def run_job(client: "PowClient", body: dict[str, Any], title: str) -> Any:
-    from cli.jobs import await_job
+    from cli.ask.jobs import await_job
 
     request_id = client.submit(body)
     return await_job(client, request_id, title, len(body["nonces"]), "the stack of the demo ends with it")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cli.api_client import PowClient
+from cli.ask.api_client import PowClient
 from cli.console import note, progress_bar
 
 

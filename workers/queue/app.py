@@ -1,15 +1,15 @@
-"""The Celery application of the workers, also what Flower and `celery -A workers.celery_app` are given."""
+"""The Celery application of the workers, also what Flower and `celery -A workers.queue.app` are given."""
 
 from celery import Celery
 
 from poc_core.queues import celery_config
 from poc_core.settings import load_settings
-from workers.broker import SteadyAMQP
+from workers.queue.broker import SteadyAMQP
 
 
 def create_app(redis_url: str | None = None) -> Celery:
     """A Celery application on the broker of the settings, or on `redis_url`."""
-    app = Celery("proofline", amqp=SteadyAMQP, include=["workers.tasks"])
+    app = Celery("proofline", amqp=SteadyAMQP, include=["workers.queue.tasks"])
     app.conf.update(celery_config(load_settings(redis_url=redis_url)))
     return app
 

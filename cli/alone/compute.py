@@ -8,8 +8,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import options
+from cli.alone.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 from cli.console import UsageError, check_output, note, progress_bar
-from cli.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 
 if TYPE_CHECKING:
     from poc_core.records import ProofSpec

@@ -12,7 +12,7 @@ from typing import Any
 
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
-from workers import lifeline
+from workers.vllm import lifeline
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ProofExtension:
         runner = self.__dict__.get("_proof_runner_instance")
         if runner is None:
             # Imported here: vLLM resolves this class before its worker has chosen a device.
-            from workers.proof_runner import ProofRunner
+            from workers.vllm.proof_runner import ProofRunner
 
             runner = self.__dict__["_proof_runner_instance"] = ProofRunner(self)
         return runner

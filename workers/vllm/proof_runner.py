@@ -16,8 +16,8 @@ from pydantic import JsonValue
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Scheme
-from workers import vllm_compat
-from workers.kv_isolation import FIRST_BLOCK, ScratchCaches, blocks_per_sequence
+from workers.vllm import compat
+from workers.vllm.kv_isolation import FIRST_BLOCK, ScratchCaches, blocks_per_sequence
 
 # Schemes kept ready: a round and a few jobs beside it. Each holds per-layer vectors (a few MB), a distance scheme
 # also its projection (8192 x hidden float32).
@@ -39,7 +39,7 @@ class ProofRunner:
         model_config = self._config.model_config
         self._dtype: torch.dtype = model_config.dtype
         self._hidden_size: int = model_config.get_hidden_size()
-        self._layers = vllm_compat.decoder_layers(self._model, model_config.hf_text_config.num_hidden_layers)
+        self._layers = compat.decoder_layers(self._model, model_config.hf_text_config.num_hidden_layers)
         self._caches = ScratchCaches(runner, self._config.compilation_config.static_forward_context)
         self._schemes: OrderedDict[str, Scheme] = OrderedDict()
         self._layouts: OrderedDict[tuple[int, int], _Layout] = OrderedDict()
@@ -58,13 +58,13 @@ class ProofRunner:
         """One value per nonce (None: excluded), on the reporting rank; None on every other rank."""
         scheme = self._scheme(spec)
         n, seq_len = len(nonces), spec.seq_len
-        first, last = vllm_compat.is_first_stage(), vllm_compat.is_last_stage()
+        first, last = compat.is_first_stage(), compat.is_last_stage()
         with self._caches.bound(n, seq_len), self._transformed_layers(scheme):
             layout = self._layout(n, seq_len)
             inputs = scheme.inputs(nonces).view(n * seq_len, self._hidden_size) if first else None
-            received = None if first else vllm_compat.receive_from_previous_stage()
-            context = vllm_compat.forward_context(layout.metadata(), self._config, n * seq_len, layout.slot_mapping)
-            with context, vllm_compat.fused_kernels():
+            received = None if first else compat.receive_from_previous_stage()
+            context = compat.forward_context(layout.metadata(), self._config, n * seq_len, layout.slot_mapping)
+            with context, compat.fused_kernels():
                 output = self._model(
                     input_ids=None,
                     positions=layout.positions,
@@ -72,12 +72,12 @@ class ProofRunner:
                     inputs_embeds=inputs,
                 )
         if not last:
-            vllm_compat.wait_for_pending_sends(self._worker)
-            vllm_compat.send_to_next_stage(output)
+            compat.wait_for_pending_sends(self._worker)
+            compat.send_to_next_stage(output)
             return None
-        if not vllm_compat.is_reporting_rank():
+        if not compat.is_reporting_rank():
             return None
-        hidden = vllm_compat.final_hidden_states(output)
+        hidden = compat.final_hidden_states(output)
         return scheme.finish(nonces, hidden.view(n, seq_len, -1)[:, -1])
 
     def _scheme(self, spec: ProofSpec) -> Scheme:
@@ -165,7 +165,7 @@ class _Layout:
         by_layer: dict[str, Any] = {}
         for group, table in zip(self._groups, self._tables, strict=True):
             slots = self.slot_mapping[group.layer_names[0]]
-            metadata = vllm_compat.build_attention_metadata(
+            metadata = compat.build_attention_metadata(
                 group.group, block_table_tensor=table, slot_mapping=slots, **self._fields
             )
             by_layer.update(dict.fromkeys(group.layer_names, metadata))

@@ -3,7 +3,8 @@
 from celery import shared_task
 
 from poc_core.queues import DELIVER_TASK, ROUND_STEP_TASK, RUN_BATCH_TASK
-from workers import courier, runtime
+from workers import courier
+from workers.queue import runtime
 
 
 @shared_task(name=RUN_BATCH_TASK)

@@ -10,7 +10,7 @@ from cli import options
 from cli.console import UsageError, note
 
 if TYPE_CHECKING:
-    from cli.fleet import EngineChoice, Fleet
+    from cli.supervise.fleet import EngineChoice, Fleet
     from poc_core.settings import Settings
 
 # More than `up` allows: nobody looks on, and a driver that hangs may take minutes to come back.
@@ -50,10 +50,10 @@ def workers(
 
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
-    from cli.fleet import EngineChoice, Fleet
-    from cli.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
-    from cli.gpus import chosen_gpus, groups_of_all
-    from cli.redis_server import wait_for_redis
+    from cli.machine.gpus import chosen_gpus, groups_of_all
+    from cli.supervise.fleet import EngineChoice, Fleet
+    from cli.supervise.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
+    from cli.supervise.redis_server import wait_for_redis
     from cli.vllm_arguments import after_dashes
     from poc_core.settings import load_settings
 
@@ -95,7 +95,7 @@ def watch_workers(fleet: "Fleet", choice: "EngineChoice", settings: "Settings") 
     """Says once when all workers are ready. Returns never; WorkersError when none is left."""
     from redis.exceptions import RedisError
 
-    from cli.fleet import WorkersError
+    from cli.supervise.fleet import WorkersError
     from poc_core.state.client import connect
     from poc_core.state.registry import WorkerRegistry
 

@@ -75,8 +75,8 @@ def validate(
 
     **Example:** proofline validate --artifacts proof.json
     """
-    from cli.api_client import PowClient
-    from cli.jobs import await_job, job_body
+    from cli.ask.api_client import PowClient
+    from cli.ask.jobs import await_job, job_body
     from cli.nonce_list import parse_nonces
 
     check_output(output)

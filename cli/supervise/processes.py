@@ -1,7 +1,7 @@
 """Child processes that are restarted when they crash and never outlive the supervisor.
 
-Each child runs under its own guard (`cli/guard.py`), which holds the promise that nothing is left running even when the
-supervisor is killed with SIGKILL.
+Each child runs under its own guard (`guard.py` beside this file), which holds the promise that nothing is left running
+even when the supervisor is killed with SIGKILL.
 """
 
 import contextlib
@@ -231,7 +231,7 @@ def command_of_proofline(*arguments: str) -> list[str]:
 
 def environment_of_proofline(overrides: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `overrides`, in which our packages can be imported."""
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH", "")
     paths = [path for path in inherited.split(os.pathsep) if path]
     # A checkout that is not installed is found through PYTHONPATH; an installed one is on the path anyway.

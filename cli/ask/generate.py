@@ -43,8 +43,8 @@ def generate(
 
     **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o proof.json
     """
-    from cli.api_client import PowClient
-    from cli.jobs import await_job, job_body
+    from cli.ask.api_client import PowClient
+    from cli.ask.jobs import await_job, job_body
     from cli.nonce_list import parse_nonces
 
     check_output(output)

@@ -34,7 +34,7 @@ def stdout_kept_clean() -> Iterator[IO[str]]:
 @contextmanager
 def local_engine(kind: str, options: "EngineOptions") -> Iterator["Engine"]:
     """The loaded engine, closed afterwards. Use it within `stdout_kept_clean`: engines are noisy."""
-    from cli.cpu_memory import kv_cache_environment
+    from cli.machine.cpu_memory import kv_cache_environment
     from workers.engines import load_engine
 
     if kind == "vllm":

@@ -11,7 +11,7 @@ from cli import options
 from cli.console import note
 
 if TYPE_CHECKING:
-    from cli.stack import Stack
+    from cli.supervise.stack import Stack
 
 # An engine may have to download and compile; until then `up` says every so often what it waits for.
 READY_TIMEOUT_S = 3600.0
@@ -60,8 +60,8 @@ def up(
 
     **Example:** proofline up --model tiny-qwen3
     """
-    from cli.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
-    from cli.stack import Stack
+    from cli.supervise.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
+    from cli.supervise.stack import Stack
     from cli.vllm_arguments import after_dashes
 
     stack = Stack(
@@ -93,7 +93,7 @@ def up(
 
 def watch(stack: "Stack") -> None:
     """Returns never; raises StackError when the stack cannot work any more."""
-    from cli.stack import StackError
+    from cli.supervise.stack import StackError
 
     while True:
         failure = stack.failure()

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Self
 
 from cli.console import UsageError
-from cli.fleet import ERROR_TAIL_LINES, EngineChoice, Fleet, with_tail
-from cli.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
-from cli.redis_server import OwnRedis, RedisServerError, wait_for_redis
+from cli.supervise.fleet import ERROR_TAIL_LINES, EngineChoice, Fleet, with_tail
+from cli.supervise.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
+from cli.supervise.redis_server import OwnRedis, RedisServerError, wait_for_redis
 from poc_core.errors import ProoflineError
 from poc_core.settings import load_settings
 

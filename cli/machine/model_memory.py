@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.console import UsageError
-from cli.gpus import memory_bytes
+from cli.machine.gpus import memory_bytes
 
 GB = 1e9
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")  # in the order in which vLLM prefers them

@@ -2,7 +2,7 @@
 
 import os
 
-from workers import lifeline
+from workers.vllm import lifeline
 
 
 def register() -> None:
@@ -11,6 +11,6 @@ def register() -> None:
     Does nothing in a vLLM that is not a worker's.
     """
     if lifeline.VARIABLE in os.environ:
-        from workers import vllm_compat
+        from workers.vllm import compat
 
-        vllm_compat.let_readers_sleep()
+        compat.let_readers_sleep()

@@ -1,7 +1,7 @@
 """Runs one command and sees to it that neither it nor anything it started outlives whoever asked for it.
 
 Run as a file, `python -I -S guard.py [options] -- command...`, so it starts in milliseconds and imports only the
-standard library. `cli.processes` starts one guard per child and keeps three pipes to it:
+standard library. `cli.supervise.processes` starts one guard per child and keeps three pipes to it:
 
 * stdin   held open by the supervisor, never written; end of file means that the supervisor is gone, however it went
           (a pipe sees SIGKILL too, and unlike PR_SET_PDEATHSIG does not depend on which thread started the child);

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from workers import vllm_compat
+from workers.vllm import compat
 
 # Block 0 is vLLM's null block; sequences are laid out from block 1 on.
 FIRST_BLOCK = 1
@@ -44,15 +44,15 @@ class ScratchCaches:
         self._layers = layers
         self._caches: dict[tuple[Any, ...], torch.Tensor] = {}
         self.groups: list[ScratchGroup] = []
-        for group in vllm_compat.attention_groups(runner):
+        for group in compat.attention_groups(runner):
             names = tuple(group.layer_names)
-            if not vllm_compat.is_plain_attention(group):
+            if not compat.is_plain_attention(group):
                 raise NotIsolatableError(
                     f"layers {names[0]} .. keep a {type(group.kv_cache_spec).__name__} state, which cannot be isolated "
                     "from chat; compute proofs with a model that uses attention only"
                 )
-            block_dim = vllm_compat.cache_block_dim(group, self._live(names[0]))
-            self.groups.append(ScratchGroup(group, vllm_compat.kernel_block_size(group), names, block_dim))
+            block_dim = compat.cache_block_dim(group, self._live(names[0]))
+            self.groups.append(ScratchGroup(group, compat.kernel_block_size(group), names, block_dim))
         isolated = {name for group in self.groups for name in group.layer_names}
         for name, layer in layers.items():
             cache = getattr(layer, "kv_cache", None)

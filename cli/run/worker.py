@@ -29,7 +29,7 @@ def worker(
     It uses the GPUs that CUDA_VISIBLE_DEVICES shows it. SIGTERM lets the running batch finish. When the engine is lost
     the process exits, so that whatever supervises it can start another; its batches are run elsewhere.
     """
-    from cli.cpu_memory import kv_cache_environment
+    from cli.machine.cpu_memory import kv_cache_environment
     from cli.model_choice import choose_model
     from cli.vllm_arguments import after_dashes
 

@@ -7,7 +7,7 @@ any machine that also runs Redis, an API or a second worker.
 import os
 from pathlib import Path
 
-from cli.gpus import visible_gpus, vllm_runs_on_cpu
+from cli.machine.gpus import visible_gpus, vllm_runs_on_cpu
 from cli.shipped import shipped_models
 
 VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # vLLM's own: GiB for each of its processes

@@ -41,7 +41,7 @@ def flower(
     # In the environment, not on a command line that everybody on the machine can read.
     os.environ[AUTH] = credentials(password_file)
     flags = [f"--address={host}", f"--port={port}", f"--max_tasks={MAX_TASKS}", f"--read_only={not control}"]
-    celery = [sys.executable, "-P", "-m", "celery", "-A", "workers.celery_app", "flower", *flags]
+    celery = [sys.executable, "-P", "-m", "celery", "-A", "workers.queue.app", "flower", *flags]
     os.execv(sys.executable, celery)
 
 

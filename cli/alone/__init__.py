@@ -1,0 +1,1 @@
+"""The commands that compute in their own process, without a queue."""

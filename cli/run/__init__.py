@@ -1,0 +1,1 @@
+"""The commands that run a part of Proofline, or all of it."""

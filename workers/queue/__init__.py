@@ -1,0 +1,1 @@
+"""Celery's side of a worker: broker, application, tasks and what they work with."""
