@@ -11,6 +11,8 @@ from poc_core.records import ProofSpec
 from workers.engines.base import Engine
 
 ROOT = Path(__file__).parents[1]
+# What needs no model: hashes, floats, vectors.
+PRIMITIVES: dict[str, Any] = json.loads((ROOT / "tests/data/golden/primitives.json").read_text())
 MODELS = ["tiny-qwen3", "tiny-llama", "tiny-qwen3-moe"]
 # A router that is undecided between two experts may choose the other one in any other arithmetic.
 AGREEING_FRACTION = {"tiny-qwen3": 1.0, "tiny-llama": 1.0, "tiny-qwen3-moe": 0.95}

@@ -1,15 +1,13 @@
 """protocol.md, section 1, against the reference's numbers; and the fast path against the plain formulas."""
 
 import hashlib
-import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from poc_core import rng
+from tests.golden import PRIMITIVES
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data/golden/primitives.json").read_text())
 CPU = torch.device("cpu")
 
 
@@ -21,7 +19,7 @@ def largest_difference(computed: torch.Tensor, expected: list) -> float:
     return (computed - torch.tensor(expected)).abs().max().item()
 
 
-@pytest.mark.parametrize(("text", "seed"), GOLDEN["seed_from_string"].items())
+@pytest.mark.parametrize(("text", "seed"), PRIMITIVES["seed_from_string"].items())
 def test_seed_is_the_references(text, seed):
     assert rng.seed_from_string(text) == seed
 
@@ -32,7 +30,7 @@ def test_stronger_seeds_are_the_whole_digest():
     assert seeds[0] == rng.seed_from_string("abc")
 
 
-@pytest.mark.parametrize("case", GOLDEN["murmur3"], ids=lambda case: f"seed{case['seed']}")
+@pytest.mark.parametrize("case", PRIMITIVES["murmur3"], ids=lambda case: f"seed{case['seed']}")
 def test_hashes_are_the_references_exactly(case):
     first, n = case["first_key"], len(case["hashes"])
     keys = torch.arange(first, first + n)
@@ -48,7 +46,7 @@ def test_fast_hash_is_the_plain_one(n):
     assert torch.equal(as_uint32(rng.hash_bits(seeds, n, CPU)), plain)
 
 
-@pytest.mark.parametrize("case", GOLDEN["uniform"], ids=lambda case: f"seed{case['seed']}")
+@pytest.mark.parametrize("case", PRIMITIVES["uniform"], ids=lambda case: f"seed{case['seed']}")
 def test_uniform_is_the_references(case):
     assert largest_difference(rng.uniform([case["seed"]], case["n"], CPU)[0], case["values"]) <= 1e-6
 
@@ -59,12 +57,12 @@ def test_uniform_rounds_the_hash_to_float32_before_dividing():
     assert torch.equal(rng.uniform([7], n, CPU)[0], plain)
 
 
-@pytest.mark.parametrize("case", GOLDEN["normal"], ids=lambda case: f"n{case['n']}")
+@pytest.mark.parametrize("case", PRIMITIVES["normal"], ids=lambda case: f"n{case['n']}")
 def test_normal_is_the_references(case):
     assert largest_difference(rng.normal([case["seed"]], case["n"], CPU)[0], case["values"]) <= 1e-6
 
 
-@pytest.mark.parametrize("case", GOLDEN["normal_tail"], ids=lambda case: f"n{case['n']}")
+@pytest.mark.parametrize("case", PRIMITIVES["normal_tail"], ids=lambda case: f"n{case['n']}")
 def test_normal_is_the_references_far_into_the_sequence(case):
     values = rng.normal([case["seed"]], case["n"], CPU)[0][case["indices"]]
     assert largest_difference(values, case["values"]) <= 1e-6
@@ -100,7 +98,7 @@ def test_a_hash_of_zero_gives_a_finite_normal(monkeypatch):
 
 @pytest.mark.parametrize("name", ["inputs", "inputs_stronger_rng"])
 def test_inputs_are_the_references(name):
-    case = GOLDEN[name]
+    case = PRIMITIVES[name]
     x = rng.inputs(
         case["block_hash"],
         case["public_key"],

@@ -1,14 +1,10 @@
-import json
-from pathlib import Path
-
 import pytest
 
 from poc_core.statistics import binomial_p_value
+from tests.golden import PRIMITIVES
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data/golden/primitives.json").read_text())
 
-
-@pytest.mark.parametrize("case", GOLDEN["binomial_p_values"], ids=lambda c: f"{c['n_mismatch']}of{c['n_total']}")
+@pytest.mark.parametrize("case", PRIMITIVES["binomial_p_values"], ids=lambda c: f"{c['n_mismatch']}of{c['n_total']}")
 def test_p_value_is_the_references(case):
     assert binomial_p_value(case["n_mismatch"], case["n_total"], case["p_mismatch"]) == pytest.approx(
         case["p_value"], rel=1e-12

@@ -1,8 +1,5 @@
 """Protocol.md, sections 2 and 3, against the reference's numbers."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,8 +8,8 @@ from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.reflections import reflect
 from poc_core.schemes import distance, load_scheme, scheme_names
+from tests.golden import PRIMITIVES
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data/golden/primitives.json").read_text())
 CPU = torch.device("cpu")
 
 
@@ -25,7 +22,7 @@ def states(n: int, hidden: int = 128) -> torch.Tensor:
     return torch.randn(n, hidden, generator=torch.Generator().manual_seed(n))
 
 
-@pytest.mark.parametrize("case", GOLDEN["pick_indices"], ids=lambda c: f"{c['k']}of{c['dim']}")
+@pytest.mark.parametrize("case", PRIMITIVES["pick_indices"], ids=lambda c: f"{c['k']}of{c['dim']}")
 def test_picks_are_the_references_in_its_order(case):
     scheme = make("artifact", hidden=case["dim"], block=case["block_hash"], key=case["public_key"], k_dim=case["k"])
     assert scheme.pick(case["nonces"]).tolist() == case["indices"]
@@ -38,7 +35,7 @@ def test_picking_one_dimension_picks_the_smallest_score():
 
 
 def test_rotation_is_the_references():
-    case = GOLDEN["haar_rotation"]
+    case = PRIMITIVES["haar_rotation"]
     x = torch.tensor(case["x"])
     scheme = make("artifact", block=case["block_hash"], key=case["public_key"], k_dim=x.shape[1])
     torch.testing.assert_close(scheme.rotate(case["nonces"], x), torch.tensor(case["y"]), rtol=0, atol=1e-6)
@@ -113,27 +110,27 @@ def test_stronger_rng_changes_the_inputs():
 
 
 def test_sign_flips_are_the_references():
-    case = GOLDEN["sign_flips"]
+    case = PRIMITIVES["sign_flips"]
     scheme = make("distance", hidden=case["dim"], block=case["block_hash"], key=case["public_key"])
     assert scheme.signs(case["nonces"]).tolist() == case["values"]
 
 
 def test_nonce_reflections_are_the_references():
-    case = GOLDEN["nonce_reflection"]
+    case = PRIMITIVES["nonce_reflection"]
     scheme = make("distance", hidden=case["dim"], block=case["block_hash"], key=case["public_key"])
     vector = scheme.nonce_vectors([case["nonce"]])[0, case["r"]]
     torch.testing.assert_close(vector, torch.tensor(case["values"]), rtol=0, atol=1e-6)
 
 
 def test_target_is_the_references():
-    case = GOLDEN["distance_target"]
+    case = PRIMITIVES["distance_target"]
     target = distance.target(case["block_hash"], CPU)
     assert target.shape == (case["dim"],)
     torch.testing.assert_close(target[:8], torch.tensor(case["first"]), rtol=0, atol=1e-6)
 
 
 def test_projection_is_the_references():
-    case = GOLDEN["distance_projection"]
+    case = PRIMITIVES["distance_projection"]
     projection = distance.projection(case["block_hash"], case["hidden_size"], CPU)
     assert projection.shape == (case["output_dim"], case["hidden_size"])
     torch.testing.assert_close(projection[0, :8], torch.tensor(case["first_row_first"]), rtol=0, atol=1e-6)

@@ -1,27 +1,24 @@
-import json
-from pathlib import Path
-
 import torch
 
 from poc_core.reflections import householder_vectors, layer_vectors, reflect
+from tests.golden import PRIMITIVES
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data/golden/primitives.json").read_text())
 CPU = torch.device("cpu")
 
 
 def reference_vector() -> torch.Tensor:
-    case = GOLDEN["householder_vector"]
+    case = PRIMITIVES["householder_vector"]
     return householder_vectors([case["seed_string"]], case["dim"], CPU)[0]
 
 
 def test_vector_is_the_references():
     torch.testing.assert_close(
-        reference_vector(), torch.tensor(GOLDEN["householder_vector"]["values"]), rtol=0, atol=1e-6
+        reference_vector(), torch.tensor(PRIMITIVES["householder_vector"]["values"]), rtol=0, atol=1e-6
     )
 
 
 def test_reflection_is_the_references():
-    case = GOLDEN["householder_apply"]
+    case = PRIMITIVES["householder_apply"]
     y = reflect(torch.tensor(case["x"]), reference_vector())
     torch.testing.assert_close(y, torch.tensor(case["y"]), rtol=0, atol=1e-6)
 
