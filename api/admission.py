@@ -68,8 +68,7 @@ def _claimed(body: GenerateBody) -> dict[int, str] | None:
 
 def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
     """What every worker of the model can do. 409: other models are served here; 503: no worker serves it."""
-    live = workers.live()
-    infos = [w.info for w in live if w.model == model and w.state == "ready" and w.info is not None]
+    infos = [worker.info for worker in workers.ready(model) if worker.info is not None]
     if infos:
         # A batch may go to any of them, so the smallest one sets the limits.
         return replace(
@@ -78,7 +77,7 @@ def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
             max_batch_tokens=min(info.max_batch_tokens for info in infos),
             block_size=max(info.block_size for info in infos),
         )
-    known = workers.known_models()
+    live, known = workers.live(), workers.known_models()
     if model in known or any(worker.model == model for worker in live):
         raise unavailable(f"No worker serves the model {model} right now; try again when one has started.")
     # Those that are alive come first: one of them is what the client should ask for.

@@ -85,7 +85,7 @@ def _workers(workers: list[WorkerRecord]) -> Iterator[Metric]:
     labels = ["worker", "model", "engine", "host"]
     up = GaugeMetricFamily("proofline_worker_up", "1 for a worker that is ready, 0 while it loads.", labels=labels)
     for worker in workers:
-        up.add_metric([worker.id, worker.model, worker.engine, worker.host], worker.state == "ready")
+        up.add_metric([worker.id, worker.model, worker.engine, worker.host], worker.is_ready)
     yield up
 
 

@@ -18,7 +18,7 @@ def start(body: ArtifactRoundBody | DistanceRoundBody, services: Services, state
         round_id = services.rounds.store(config, state)
     except RoundError as error:
         raise HTTPException(409, str(error)) from None
-    ready = ready_workers(services, config.model)
+    ready = services.workers.ready(config.model)
     if state is RoundState.GENERATING:
         services.dispatcher.publish_steps([worker.id for worker in ready], round_id)
     return ready
@@ -33,7 +33,7 @@ def switch(services: Services, state: RoundState) -> None:
     if before is None or before is RoundState.STOPPED:
         raise HTTPException(400, "The round was stopped; send POST /init to begin another.")
     if state is RoundState.GENERATING:
-        ids = [worker.id for worker in ready_workers(services, current.config.model)]
+        ids = [worker.id for worker in services.workers.ready(current.config.model)]
         services.dispatcher.publish_steps(ids, current.round_id)
 
 
@@ -42,11 +42,7 @@ def stop(services: Services) -> int:
     current = services.rounds.current()
     if current is not None:
         services.rounds.switch(current, RoundState.STOPPED)
-    return len(services.jobs.cancel_queued())
-
-
-def ready_workers(services: Services, model: str) -> list[WorkerRecord]:
-    return [worker for worker in services.workers.live(model) if worker.state == "ready"]
+    return len(services.jobs.cancel_active())
 
 
 def config_of(config: RoundConfig) -> dict[str, Any]:

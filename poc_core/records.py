@@ -197,3 +197,8 @@ class WorkerRecord:
     chat_host: str | None = None  # by which the API reaches that server
     stats: Mapping[str, JsonValue] = field(default_factory=dict)
     machine: str = ""  # as the machine or container names itself, by which its other processes know their workers
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new work: neither still loading its model nor about to end."""
+        return self.state == "ready"

@@ -6,12 +6,12 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api import answers, round_control
+from api import examples, round_control
 from api.bodies import whole_body
 from api.openapi import json_body
 from api.round_bodies import ArtifactRoundBody, DistanceRoundBody, parse_round
 from api.routes import pow
-from api.services import AppServices, Services
+from api.services import AppServices
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
 
 router = APIRouter(prefix="/api/v1", tags=["aggregator"])
@@ -20,8 +20,8 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"])
 @router.post(
     "/inference/pow/init/generate",
     summary="Start a round",
-    openapi_extra=json_body([ArtifactRoundBody, DistanceRoundBody], answers.ROUND_BODIES),
-    responses=answers.ROUND_ERRORS,
+    openapi_extra=json_body([ArtifactRoundBody, DistanceRoundBody], examples.ROUND_BODIES),
+    responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, services: AppServices) -> dict[str, Any]:
     """As /api/v1/pow/init/generate. The workers share the nonces among themselves, whatever their number."""
@@ -31,7 +31,7 @@ async def init_generate(request: Request, services: AppServices) -> dict[str, An
         "status": "OK",
         "backends": len(workers),
         "n_groups": len(workers),
-        "results": [{"port": port_of(worker), "status": "OK"} for worker in workers],
+        "results": [{"port": backend_number(worker), "status": "OK"} for worker in workers],
         "errors": None,
     }
 
@@ -40,37 +40,37 @@ router.add_api_route("/inference/pow/generate", pow.generate, methods=["POST"], 
 router.add_api_route("/inference/pow/generate/{request_id}", pow.read_job, methods=["GET"], **pow.READ_ROUTE)
 
 
-@router.get("/inference/pow/status", summary="What each worker does", responses=answers.REDIS_AWAY)
+@router.get("/inference/pow/status", summary="What each worker does", responses=examples.REDIS_AWAY)
 def status(services: AppServices) -> dict[str, Any]:
     """GENERATING or IDLE when all workers are, MIXED when they differ, NO_BACKENDS without any."""
     current = services.rounds.current()
     stats = round_control.stats_of(services, current)["workers"] if current is not None else {}
-    backends = [_backend(worker, current, stats.get(worker.id, {})) for worker in _ready(services)]
+    backends = [_backend(worker, current, stats.get(worker.id, {})) for worker in services.workers.ready()]
     states = {backend["status"] for backend in backends}
     overall = "NO_BACKENDS" if not states else "MIXED" if len(states) > 1 else states.pop()
     return {"status": overall, "backends": backends}
 
 
-@router.post("/inference/pow/stop", summary="Stop the round and cancel the jobs", responses=answers.REDIS_AWAY)
+@router.post("/inference/pow/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)
 def stop(services: AppServices) -> dict[str, Any]:
     round_control.stop(services)
-    results = [{"port": port_of(worker), "status": "stopped"} for worker in _ready(services)]
+    results = [{"port": backend_number(worker), "status": "stopped"} for worker in services.workers.ready()]
     return {"status": "OK", "results": results, "errors": None}
 
 
-@router.get("/state", summary="What the node is there for right now", responses=answers.REDIS_AWAY)
+@router.get("/state", summary="What the node is there for right now", responses=examples.REDIS_AWAY)
 def state(services: AppServices) -> dict[str, str]:
     """POW while a round generates or validates, else INFERENCE, or STOPPED without a worker that is ready."""
     current = services.rounds.current()
     if current is not None and current.state in (RoundState.GENERATING, RoundState.VALIDATING):
         return {"state": "POW"}
-    return {"state": "INFERENCE" if _ready(services) else "STOPPED"}
+    return {"state": "INFERENCE" if services.workers.ready() else "STOPPED"}
 
 
-@router.get("/inference/up/status", summary="Whether engines run", responses=answers.REDIS_AWAY)
+@router.get("/inference/up/status", summary="Whether engines run", responses=examples.REDIS_AWAY)
 def up_status(services: AppServices) -> dict[str, Any]:
     workers = services.workers.live()
-    running = [worker for worker in workers if worker.state == "ready"]
+    running = [worker for worker in workers if worker.is_ready]
     starting = [worker for worker in workers if worker.state == "starting"]
     return {
         "is_running": bool(running),
@@ -81,13 +81,9 @@ def up_status(services: AppServices) -> dict[str, Any]:
     }
 
 
-def port_of(worker: WorkerRecord) -> int:
+def backend_number(worker: WorkerRecord) -> int:
     """A number that stays the same for a worker's life and tells it from the others, as aggregators expect."""
     return worker.port or 10_000 + zlib.crc32(worker.id.encode()) % 50_000
-
-
-def _ready(services: Services) -> list[WorkerRecord]:
-    return [worker for worker in services.workers.live() if worker.state == "ready"]
 
 
 def _backend(worker: WorkerRecord, current: RoundRecord | None, stats: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +91,7 @@ def _backend(worker: WorkerRecord, current: RoundRecord | None, stats: dict[str,
     serves = current is not None and current.config.model == worker.model
     generates = serves and current is not None and current.state is RoundState.GENERATING
     return {
-        "port": port_of(worker),
+        "port": backend_number(worker),
         "status": "GENERATING" if generates else "IDLE",
         "config": round_control.config_of(current.config) if serves and current is not None else None,
         "stats": {"total_processed": 0, "nonces_per_second": 0.0} | stats,

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from api import answers
+from api import answers, examples
 from api.errors import unavailable
 from api.services import AppServices
 
@@ -15,10 +15,10 @@ async def health() -> answers.Health:
     return answers.Health()
 
 
-@router.get("/ready", summary="The node can compute", responses=answers.REDIS_AWAY)
+@router.get("/ready", summary="The node can compute", responses=examples.REDIS_AWAY)
 def ready(services: AppServices) -> answers.Ready:
     """200 when Redis answers and a worker is ready, else 503 with Retry-After."""
-    models = sorted({worker.model for worker in services.workers.live() if worker.state == "ready"})
+    models = sorted({worker.model for worker in services.workers.ready()})
     if not models:
         raise unavailable("No worker is ready: none is started yet, or they still load their model.")
     return answers.Ready(models=models)

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import choose_encoder
 
-from api import answers
+from api import examples
 from api.metrics import NodeMetrics
 from api.services import AppServices
 
@@ -16,7 +16,7 @@ router = APIRouter(tags=["health"])
     response_class=Response,
     responses={
         200: {"content": {"text/plain": {}}, "description": "Prometheus' text format, or OpenMetrics if asked for."},
-        **answers.REDIS_AWAY,
+        **examples.REDIS_AWAY,
     },
 )
 def metrics(request: Request, services: AppServices) -> Response:

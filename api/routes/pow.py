@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from api import answers, round_control
+from api import answers, examples, round_control
 from api.bodies import GenerateBody, whole_body
 from api.openapi import json_body, json_examples
 from api.services import AppServices
@@ -22,14 +22,14 @@ _Result = answers.ArtifactResult | answers.ValidationResult
 GENERATE_ROUTE: dict[str, Any] = {
     "summary": "Compute or validate the artifacts of given nonces",
     "response_model": None,
-    "openapi_extra": json_body(GenerateBody, answers.GENERATE_BODIES),
+    "openapi_extra": json_body(GenerateBody, examples.GENERATE_BODIES),
     "responses": {
         200: json_examples(
             "Queued (wait=false) or the result (wait=true).",
-            {"queued": answers.QUEUED_EXAMPLE, **answers.RESULT_EXAMPLES},
+            {"queued": examples.QUEUED_EXAMPLE, **examples.RESULT_EXAMPLES},
             answers.Queued | _Result,
         ),
-        **answers.GENERATE_ERRORS,
+        **examples.GENERATE_ERRORS,
     },
 }
 READ_ROUTE: dict[str, Any] = {
@@ -38,11 +38,11 @@ READ_ROUTE: dict[str, Any] = {
     "responses": {
         200: json_examples(
             "The result of a completed job; of others, how they stand.",
-            {"running": answers.RUNNING_EXAMPLE, **answers.RESULT_EXAMPLES},
+            {"running": examples.RUNNING_EXAMPLE, **examples.RESULT_EXAMPLES},
             answers.Progress | _Result,
         ),
-        **answers.UNKNOWN_JOB,
-        **answers.REDIS_AWAY,
+        **examples.UNKNOWN_JOB,
+        **examples.REDIS_AWAY,
     },
 }
 
@@ -97,7 +97,7 @@ def _progress(record: JobRecord) -> answers.Progress:
     summary="What the node does",
     response_model=answers.Status,
     response_model_exclude_unset=True,  # without a round its fields are absent, not null
-    responses=answers.REDIS_AWAY,
+    responses=examples.REDIS_AWAY,
 )
 def status(services: AppServices) -> dict[str, Any]:
     """The node's state, throughput and workers. Jobs do not change the state: only rounds do."""
@@ -129,7 +129,7 @@ def status(services: AppServices) -> dict[str, Any]:
     }
 
 
-@router.post("/stop", summary="Stop the round and cancel the jobs", responses=answers.REDIS_AWAY)
+@router.post("/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)
 def stop(services: AppServices) -> answers.Stopped:
     """The round stops within one micro-batch; what it computed is still delivered. Every job that has not ended
     is cancelled, also a running one, whose other batches still wait: what its workers compute right now is dropped."""

@@ -3,7 +3,7 @@
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api import answers, round_control
+from api import answers, examples, round_control
 from api.bodies import whole_body
 from api.openapi import json_body
 from api.round_bodies import ArtifactRoundBody, DistanceRoundBody, parse_distance_round, parse_round
@@ -12,14 +12,14 @@ from poc_core.records import RoundState
 
 router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
 
-_DISTANCE_BODY = json_body(DistanceRoundBody, answers.DISTANCE_ROUND_BODIES)
+_DISTANCE_BODY = json_body(DistanceRoundBody, examples.DISTANCE_ROUND_BODIES)
 
 
 @router.post(
     "/init/generate",
     summary="Start a round",
-    openapi_extra=json_body([ArtifactRoundBody, DistanceRoundBody], answers.ROUND_BODIES),
-    responses=answers.ROUND_ERRORS,
+    openapi_extra=json_body([ArtifactRoundBody, DistanceRoundBody], examples.ROUND_BODIES),
+    responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, services: AppServices) -> answers.RoundChanged:
     """All workers of the model compute nonces until /stop. `r_target` in the body makes it a distance round."""
@@ -28,7 +28,7 @@ async def init_generate(request: Request, services: AppServices) -> answers.Roun
     return answers.round_changed(RoundState.GENERATING)
 
 
-@router.post("/init", summary="Store a distance round", openapi_extra=_DISTANCE_BODY, responses=answers.ROUND_ERRORS)
+@router.post("/init", summary="Store a distance round", openapi_extra=_DISTANCE_BODY, responses=examples.ROUND_ERRORS)
 async def init(request: Request, services: AppServices) -> answers.RoundChanged:
     """The round does not run before /phase/generate."""
     body = parse_distance_round(await whole_body(request))
@@ -40,7 +40,7 @@ async def init(request: Request, services: AppServices) -> answers.RoundChanged:
     "/init/validate",
     summary="Store a distance round that validates",
     openapi_extra=_DISTANCE_BODY,
-    responses=answers.ROUND_ERRORS,
+    responses=examples.ROUND_ERRORS,
 )
 async def init_validate(request: Request, services: AppServices) -> answers.RoundChanged:
     """/validate judges batches by this round's r_target and seq_len."""
@@ -49,14 +49,14 @@ async def init_validate(request: Request, services: AppServices) -> answers.Roun
     return answers.round_changed(RoundState.VALIDATING)
 
 
-@router.post("/phase/generate", summary="Switch the stored round to generating", responses=answers.PHASE_ERRORS)
+@router.post("/phase/generate", summary="Switch the stored round to generating", responses=examples.PHASE_ERRORS)
 def phase_generate(services: AppServices) -> answers.RoundChanged:
     """Goes on where an earlier generation phase of the round ended."""
     round_control.switch(services, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
 
-@router.post("/phase/validate", summary="Switch the stored round to validating", responses=answers.PHASE_ERRORS)
+@router.post("/phase/validate", summary="Switch the stored round to validating", responses=examples.PHASE_ERRORS)
 def phase_validate(services: AppServices) -> answers.RoundChanged:
     """Workers stop generating within one micro-batch, and serve /validate and jobs."""
     round_control.switch(services, RoundState.VALIDATING)

@@ -3,7 +3,7 @@
 from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from api import answers
+from api import answers, examples
 from api.bodies import parse_body, whole_body
 from api.openapi import json_body
 from api.round_bodies import ProofBatchBody
@@ -20,8 +20,8 @@ router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
     "/validate",
     summary="Recompute a batch of distances and judge it",
     response_model=None,
-    openapi_extra=json_body(ProofBatchBody, answers.PROOF_BATCH_BODIES),
-    responses={200: {"model": answers.ValidatedBatch}, **answers.PROOF_BATCH_ERRORS},
+    openapi_extra=json_body(ProofBatchBody, examples.PROOF_BATCH_BODIES),
+    responses={200: {"model": answers.ValidatedBatch}, **examples.PROOF_BATCH_ERRORS},
 )
 async def validate(request: Request, services: AppServices) -> Response | dict[str, object]:
     """Judged by the r_target, fraud_threshold, seq_len and randomization of the round that validates; sent to its

@@ -104,7 +104,7 @@ def watch_workers(fleet: "Fleet", choice: "EngineChoice", settings: "Settings") 
     while (why := fleet.failure()) is None:
         if not said:
             try:
-                ready = {worker.pid for worker in registry.here() if worker.state == "ready"}
+                ready = {worker.pid for worker in registry.here() if worker.is_ready}
             except RedisError:
                 ready = set()  # the workers say so in their logs
             said = len(fleet.pids) == len(fleet.children) and ready.issuperset(fleet.pids)

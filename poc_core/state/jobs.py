@@ -154,7 +154,7 @@ class JobStore:
         """Cancels a job that is queued or running. False when it had ended before."""
         return self._end_job(job_id, JobStatus.CANCELLED, "")
 
-    def cancel_queued(self) -> list[str]:
+    def cancel_active(self) -> list[str]:
         """Cancels every job that has not ended, also one whose first batches are done: its others still wait.
 
         A batch that a worker computes right now is computed to its end, and its values are dropped.

@@ -68,6 +68,10 @@ class WorkerRegistry:
         workers = [_parse(found) for found in hashes if found]
         return sorted((w for w in workers if model is None or w.model == model), key=lambda worker: worker.id)
 
+    def ready(self, model: str | None = None) -> list[WorkerRecord]:
+        """Those of `live` that take new work."""
+        return [worker for worker in self.live(model) if worker.is_ready]
+
     def here(self) -> list[WorkerRecord]:
         """Those alive that run on this machine, or in this container."""
         machine = socket.gethostname()

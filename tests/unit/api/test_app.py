@@ -8,7 +8,7 @@ import fakeredis
 import pytest
 from fastapi.testclient import TestClient
 
-from api import answers
+from api import answers, examples
 from api.app import create_app
 from api.bodies import GenerateBody
 from api.dispatch import Dispatcher
@@ -100,19 +100,19 @@ def test_openapi_refers_to_nothing_that_is_missing(client: TestClient) -> None:
     assert referred - set(schemas) == set()
 
 
-@pytest.mark.parametrize("name", answers.GENERATE_BODIES)
+@pytest.mark.parametrize("name", examples.GENERATE_BODIES)
 def test_the_example_bodies_are_accepted(client: TestClient, serve: Callable[..., Any], name: str) -> None:
     serve("w1")
-    example = answers.GENERATE_BODIES[name]["value"]
+    example = examples.GENERATE_BODIES[name]["value"]
     assert example["params"]["model"] == MODEL
     assert client.post("/api/v1/pow/generate", json=example | {"wait": False}).status_code == 200
 
 
 def test_the_example_answers_are_what_they_illustrate() -> None:
-    answers.Queued.model_validate(answers.QUEUED_EXAMPLE["value"])
-    answers.Progress.model_validate(answers.RUNNING_EXAMPLE["value"])
-    answers.ArtifactResult.model_validate(answers.RESULT_EXAMPLES["artifacts"]["value"])
-    answers.ValidationResult.model_validate(answers.RESULT_EXAMPLES["validation"]["value"])
+    answers.Queued.model_validate(examples.QUEUED_EXAMPLE["value"])
+    answers.Progress.model_validate(examples.RUNNING_EXAMPLE["value"])
+    answers.ArtifactResult.model_validate(examples.RESULT_EXAMPLES["artifacts"]["value"])
+    answers.ValidationResult.model_validate(examples.RESULT_EXAMPLES["validation"]["value"])
 
 
 def test_every_body_field_but_the_obvious_is_described() -> None:

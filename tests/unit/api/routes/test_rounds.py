@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from redis import Redis
 
-from api import answers
+from api import examples
 from api.app import create_app
 from api.dispatch import Dispatcher
 from api.round_bodies import ArtifactRoundBody, DistanceRoundBody
@@ -135,9 +135,9 @@ def test_where_no_batch_size_is_named_as_many_as_fit_are_taken(
     assert start(client, rounds).config.batch_size == 10
 
 
-@pytest.mark.parametrize("name", answers.ROUND_BODIES)
+@pytest.mark.parametrize("name", examples.ROUND_BODIES)
 def test_the_example_bodies_are_accepted(client: TestClient, rounds: RoundStore, name: str) -> None:
-    start(client, rounds, answers.ROUND_BODIES[name]["value"])
+    start(client, rounds, examples.ROUND_BODIES[name]["value"])
 
 
 # Refusing.

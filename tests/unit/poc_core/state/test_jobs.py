@@ -276,7 +276,7 @@ def test_stop_cancels_queued_and_running_jobs_of_all_models_but_no_completed_one
         compute(jobs, completed, index)
     jobs.finish(completed)
     compute(jobs, running, 0)
-    assert set(jobs.cancel_queued()) == {running, queued, other}
+    assert set(jobs.cancel_active()) == {running, queued, other}
     assert status(jobs, completed) is JobStatus.COMPLETED
     assert {status(jobs, job_id) for job_id in (running, queued, other)} == {JobStatus.CANCELLED}
     assert jobs.queued_nonces() == 0

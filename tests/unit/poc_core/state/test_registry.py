@@ -34,6 +34,14 @@ def test_workers_can_be_asked_for_by_model(workers: WorkerRegistry, serve: Serve
     assert set(workers.known_models()) == {MODEL, "other"}
 
 
+def test_only_workers_that_are_ready_take_new_work(workers: WorkerRegistry, serve: Serve) -> None:
+    ready, other = serve("w1"), serve("w2", model="other")
+    serve("w3", state="starting")
+    workers.heartbeat(replace(serve("w4"), state="draining"))
+    assert workers.ready() == [ready, other]
+    assert workers.ready("other") == [other]
+
+
 def test_workers_of_this_machine(workers: WorkerRegistry, serve: Serve) -> None:
     own = replace(serve("w1"), machine=socket.gethostname())
     workers.heartbeat(own)
