@@ -132,7 +132,7 @@ class RoundConfig(BaseModel, frozen=True):
     node_count: int
     group_id: int = 0
     n_groups: int = 1
-    batch_size: int  # nonces of a lease, which is one micro-batch
+    batch_size: int  # as the client wished; micro-batches are the node's own business
     url: str | None = None
     # Distance rounds only: a nonce is valid, and reported, when its distance is below r_target.
     r_target: float | None = None
@@ -167,14 +167,13 @@ class ModelInfo:
     hidden_size: int
     n_layers: int
     max_seq_len: int  # tokens of one nonce
-    max_batch_tokens: int  # tokens of one micro-batch: what one forward may hold
+    max_batch_tokens: int  # of one micro-batch
     dtype: str  # "float32" or "bfloat16"
-    block_size: int = 1  # tokens that a nonce's are rounded up to within max_batch_tokens
+    max_sequences: int = 1 << 20  # of one micro-batch
 
     def max_batch(self, seq_len: int) -> int:
         """Nonces of `seq_len` tokens that one micro-batch holds, at least one."""
-        rounded = -(-seq_len // self.block_size) * self.block_size
-        return max(1, self.max_batch_tokens // rounded)
+        return max(1, min(self.max_batch_tokens // seq_len, self.max_sequences))
 
 
 # Of a chat answer in which a worker says that its engine is gone: another worker may answer the request.

@@ -41,8 +41,8 @@ class Settings(BaseSettings):
     generate_chunk_timeout_sec: float = Field(
         60,
         gt=0,
-        description="Seconds a client with wait=true waits for the next batch before it gets 503, and a job's batch "
-        "for chat before the job fails.",
+        description="Seconds a client with wait=true waits for the next batch before it gets 503, and proofs for "
+        "constant chat before they get a share of the time (POC_STARVATION_SHARE).",
     )
     generate_result_ttl_sec: int = Field(
         300, ge=1, description="Seconds a finished job can be fetched; afterwards its request_id is unknown (404)."
@@ -89,7 +89,17 @@ class Settings(BaseSettings):
         "503 while a round runs), off (no chat at all).",
     )
     max_step_ms: float = Field(
-        100, ge=1, description="Milliseconds that one micro-batch of proofs may keep a chat request waiting."
+        50, ge=1, description="Milliseconds that a chat request waits at most for proofs that the GPU has begun."
+    )
+    starvation_share: float = Field(
+        0.05,
+        gt=0,
+        lt=1,
+        description="Share of the engine's time that proofs get under constant chat by policy yield, once they had none "
+        "for POC_GENERATE_CHUNK_TIMEOUT_SEC: so that a validation takes long instead of failing.",
+    )
+    fused: Literal["auto", "off"] = Field(
+        "auto", description="off: proofs by torch's own operations instead of fused kernels, on GPUs; for comparisons."
     )
     chat_host: str = Field(
         "127.0.0.1",

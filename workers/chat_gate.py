@@ -1,4 +1,4 @@
-"""The chat gate: decides before each micro-batch whether proofs or chat have the engine now (POC_CHAT_POLICY)."""
+"""The chat gate: decides before each slice whether proofs or chat have the engine now (POC_CHAT_POLICY)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from poc_core.settings import ChatPolicy
+
+# Seconds between two looks at the engine while chat has it: proofs go on that much later than they could.
+_POLL_S = 0.005
+
+
+@dataclass(frozen=True)
+class Starvation:
+    """What proofs get under constant chat, by policy `yield`: after `after_s` seconds without any, `share` of the time."""
+
+    after_s: float = 60.0
+    share: float = 0.05
 
 
 @dataclass(frozen=True)
@@ -22,15 +33,24 @@ class GateStats:
 
 
 class ChatGate:
-    """Shared by the chat server, which says when requests begin and end, and the threads that compute proofs.
+    """Asked by the thread that computes proofs, before each slice.
 
-    `yield`: a micro-batch runs only while no chat request is under way. `share`: also beside chat, but then so seldom
-    that proofs have the fraction F of the time. `exclusive`: proofs never wait, chat is refused while a round runs;
-    without a round, as `yield`.
+    `yield`: a slice runs only while the engine has no unfinished chat request; under constant chat it is as `share` with
+    the starvation's share, until chat is idle again. `share`: also beside chat, but then so seldom that proofs have the
+    fraction F of the time. `exclusive`: proofs never wait, chat is refused while a round runs; without a round, as `yield`.
     """
 
-    def __init__(self, policy: ChatPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        policy: ChatPolicy,
+        unfinished: Callable[[], int],
+        starvation: Starvation = Starvation(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`unfinished`: how many chat requests the engine has to work on. What a client has yet to read does not count."""
         self._policy = policy
+        self._unfinished = unfinished
+        self._starvation = starvation
         self._clock = clock
         self._changed = threading.Condition()
         self._active = 0
@@ -38,15 +58,16 @@ class ChatGate:
         self._refused = 0
         self._skips = 0
         self._proof_busy_s = 0.0
-        self._round_runs = False
-        self._not_before = 0.0  # `share`: when the next micro-batch beside chat may begin
+        self._computes_round = False
+        self._not_before = 0.0  # beside chat: when the next slice may begin
+        self._denied_since: float | None = None  # `yield`: when chat took the engine from proofs that want it
 
     # The chat server's side.
 
     def enter_chat(self) -> bool:
-        """A request begins; False: it is to be refused. One that was let in must `leave_chat`."""
+        """A request comes; False: it is to be refused. One that was let in must `leave_chat`."""
         with self._changed:
-            if self._policy.mode == "exclusive" and self._round_runs:
+            if self._policy.mode == "exclusive" and self._computes_round:
                 self._refused += 1
                 return False
             self._active += 1
@@ -54,22 +75,25 @@ class ChatGate:
             return True
 
     def leave_chat(self) -> None:
+        """Its answer was sent, or its client left."""
         with self._changed:
             self._active -= 1
-            if self._active == 0:
-                self._changed.notify_all()
 
     # The proofs' side.
 
-    def round_runs(self, runs: bool) -> None:
+    def set_computes_round(self, computes: bool) -> None:
         """Whether this worker computes for a round, which is when `exclusive` refuses chat."""
         with self._changed:
-            self._round_runs = runs
+            self._computes_round = computes
             self._changed.notify_all()
 
+    def chat_waits(self) -> bool:
+        """Whether a slice would run beside chat now."""
+        return not self._is_exclusive_now() and self._unfinished() > 0
+
     def wait(self, timeout_s: float) -> bool:
-        """Waits until a micro-batch may run, at most `timeout_s`; False: it may not. Sleeps until chat's last
-        request ends. With 0 it only asks, which does not count as a skip."""
+        """Waits until a slice may run, at most `timeout_s`; False: it may not. With 0 it only asks, which does not count
+        as a skip."""
         deadline = self._clock() + timeout_s
         with self._changed:
             if timeout_s > 0 and self._wait_s() > 0:
@@ -78,27 +102,33 @@ class ChatGate:
                 left_s = deadline - self._clock()
                 if left_s <= 0:
                     return False
-                self._changed.wait(min(wait_s, left_s))
+                self._changed.wait(min(wait_s, left_s, _POLL_S))
             return True
 
     def ran(self, started: float, busy_s: float) -> None:
-        """A micro-batch that began at `started` (this gate's clock) kept the engine busy for `busy_s`."""
+        """Slices that began at `started` (this gate's clock) kept the engine busy for `busy_s`."""
         with self._changed:
             self._proof_busy_s += busy_s
-            if self._policy.mode == "share":
-                # From when it should have begun, so that the fraction holds although each one begins a little late;
-                # but never more than one period back, and time that chat did not want is not held against proofs.
-                period_s = busy_s / self._policy.fraction
-                self._not_before = min(started, max(self._not_before, started - period_s)) + period_s
+            # From when it should have begun, so that the fraction holds although each one begins a little late;
+            # but never more than one period back, and time that chat did not want is not held against proofs.
+            period_s = busy_s / (self._policy.fraction if self._policy.mode == "share" else self._starvation.share)
+            self._not_before = min(started, max(self._not_before, started - period_s)) + period_s
 
     def stats(self) -> GateStats:
         with self._changed:
             return GateStats(self._active, self._total, self._refused, self._skips, self._proof_busy_s)
 
+    def _is_exclusive_now(self) -> bool:
+        return self._policy.mode == "exclusive" and self._computes_round
+
     def _wait_s(self) -> float:
-        """Seconds a micro-batch has to wait as things stand; infinite until something changes."""
-        if self._active == 0 or (self._policy.mode == "exclusive" and self._round_runs):
+        """Seconds a slice has to wait as things stand; infinite until something changes."""
+        if self._is_exclusive_now() or self._unfinished() == 0:
+            self._denied_since = None
             return 0.0
-        if self._policy.mode == "share":
-            return self._not_before - self._clock()
-        return float("inf")
+        now = self._clock()
+        if self._policy.mode != "share":
+            self._denied_since = now if self._denied_since is None else self._denied_since
+            if now - self._denied_since < self._starvation.after_s:
+                return float("inf")
+        return self._not_before - now

@@ -17,7 +17,7 @@ from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from workers.engines.base import EngineLostError
-from workers.host import EngineHost
+from workers.proofs import Proofs
 from workers.queue.job_queue import JobQueue, StepQueue
 from workers.rounds import RoundRunner
 
@@ -48,7 +48,7 @@ class Housekeeper:
         self._queue = queue
         self._rounds = rounds
         self._steps = steps
-        self._host: EngineHost | None = None
+        self._proofs: Proofs | None = None
         self._runner: RoundRunner | None = None
         self._draining = threading.Event()
         self._interval_s = settings.heartbeat_s
@@ -60,11 +60,11 @@ class Housekeeper:
         self.beat()
         self._thread.start()
 
-    def ready(self, host: EngineHost, runner: RoundRunner, chat_port: int | None) -> None:
+    def ready(self, proofs: Proofs, runner: RoundRunner, chat_port: int | None) -> None:
         """The engine is loaded: from now on clients may use this worker, and it joins the current round."""
-        self._host = host
+        self._proofs = proofs
         self._runner = runner
-        self._record = dataclasses.replace(self._record, state="ready", info=host.engine.info, port=chat_port)
+        self._record = dataclasses.replace(self._record, state="ready", port=chat_port)
         self.beat()
 
     def drain(self) -> None:
@@ -84,9 +84,9 @@ class Housekeeper:
         while not self._stop.wait(self._interval_s):
             self._check_engine()
             self.beat()
-            if self._host is None or self._runner is None or self._draining.is_set():
+            if self._proofs is None or self._runner is None or self._draining.is_set():
                 continue
-            self._join_round(self._host, self._runner)
+            self._join_round(self._proofs, self._runner)
             if time.monotonic() >= self._next_reap_s:
                 self._reap()
                 # Jitter, so that many workers do not look at the same moment.
@@ -94,32 +94,33 @@ class Housekeeper:
 
     def _check_engine(self) -> None:
         """A worker that has nothing to do would not see that its engine died, and offer it to clients for ever."""
-        if self._host is None:
+        if self._proofs is None:
             return
         try:
-            self._host.engine.check()
+            self._proofs.engine.check()
         except EngineLostError as error:
-            self._host.exit_without_engine(error)
+            self._proofs.exit_without_engine(error)
 
     def beat(self) -> None:
         """Says at once what it would say with the next heartbeat."""
         try:
-            if self._host is not None:
-                self._record = dataclasses.replace(self._record, stats=self._host.chat_stats())
+            if self._proofs is not None:
+                info, stats = self._proofs.engine.info, self._proofs.chat_stats()
+                self._record = dataclasses.replace(self._record, info=info, stats=stats)
             if self._draining.is_set():
                 self._record = dataclasses.replace(self._record, state="draining")
             self._registry.heartbeat(self._record)
         except RedisError as error:
             logger.warning("no heartbeat: %s", error)
 
-    def _join_round(self, host: EngineHost, runner: RoundRunner) -> None:
+    def _join_round(self, proofs: Proofs, runner: RoundRunner) -> None:
         """Queue this worker's next step when a round generates and no step runs: it begins, or its message was lost."""
         try:
             round_id = self._rounds.generating(self._record.model)
             if runner.is_in_step:
                 return
             if round_id is None:
-                host.round_runs(False)  # it ended between two steps, and the message of the next was lost
+                proofs.set_computes_round(False)  # it ended between two steps, and the message of the next was lost
             elif self._steps.is_empty():
                 self._steps.publish(round_id)
         except (RedisError, OperationalError) as error:

@@ -19,17 +19,17 @@ from poc_core.state.client import connect
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
-from workers.chat_gate import ChatGate
+from workers.chat_gate import ChatGate, Starvation
 from workers.engines import load_engine
 from workers.engines.base import Engine, EngineOptions
-from workers.host import Chat, EngineHost
 from workers.housekeeping import Housekeeper
+from workers.jobs import JobRunner
+from workers.proofs import Proofs
 from workers.queue import broker, runtime
 from workers.queue.app import create_app
 from workers.queue.job_queue import JobQueue, StepQueue
 from workers.queue.runtime import Runtime
 from workers.rounds import RoundRunner
-from workers.step_size import StepSize
 
 logger = logging.getLogger(__name__)
 
@@ -101,35 +101,38 @@ def run_worker(options: WorkerOptions) -> None:
             ),
         )
         try:
-            chat, chat_port = _serve_chat(engine, settings)
-            host = EngineHost(engine, worker_id, jobs, queue, chat, settings.generate_chunk_timeout_sec)
-            runner = RoundRunner(host, rounds, steps.publish)
-            runtime.install(Runtime(host, runner))
+            gate, chat_port = _serve_chat(engine, settings)
+            proofs = Proofs(engine, gate, settings.max_step_ms)
+            job_runner = JobRunner(proofs, worker_id, jobs, queue)
+            round_runner = RoundRunner(proofs, worker_id, rounds, steps.publish)
+            runtime.install(Runtime(job_runner, round_runner))
             began_to_leave: list[float] = []
 
             def leave(**_: object) -> None:
                 # Else SIGTERM would wait for the rest of a round's task, or for chat, longer than some supervisors do.
-                runner.leave()
-                host.leave()
+                round_runner.leave()
+                job_runner.leave()
                 housekeeper.drain()
                 began_to_leave.append(time.monotonic())
 
             worker_shutting_down.connect(leave, weak=False)
-            housekeeper.ready(host, runner, chat_port)
+            housekeeper.ready(proofs, round_runner, chat_port)
             logger.info("worker %s serves %s: %s", worker_id, model, engine.info)
             app.conf.task_queues = [broker.queue(model_queue(model)), broker.queue_of_one(worker_queue(worker_id))]
             # Threads, because vLLM starts child processes, which the daemonic children of prefork may not.
             app.Worker(
                 pool="threads",
+                concurrency=proofs.depth,
                 hostname=f"{name}@{settings.host}",
                 queues=[model_queue(model), worker_queue(worker_id)],
                 loglevel="INFO",
                 without_gossip=True,
                 without_mingle=True,
             ).start()
-            if chat is not None and began_to_leave:
+            proofs.stop()
+            if gate is not None and began_to_leave:
                 housekeeper.beat()
-                _let_chat_end(chat.gate, began_to_leave[0] + CHAT_GRACE_S)
+                _let_chat_end(gate, began_to_leave[0] + CHAT_GRACE_S)
         finally:
             engine.close()
     finally:
@@ -156,10 +159,11 @@ def _names(given: str | None, host: str) -> tuple[str, str]:
     return name, f"{host}-{name}"
 
 
-def _serve_chat(engine: Engine, settings: Settings) -> tuple[Chat | None, int | None]:
+def _serve_chat(engine: Engine, settings: Settings) -> tuple[ChatGate | None, int | None]:
     """Starts the engine's chat server, if it has one and shall have one, and returns its gate and port."""
     if settings.chat.mode == "off":
         return None, None
-    gate = ChatGate(settings.chat)
+    starvation = Starvation(settings.generate_chunk_timeout_sec, settings.starvation_share)
+    gate = ChatGate(settings.chat, engine.unfinished_chat, starvation)
     port = engine.serve_chat(gate, settings.chat_host)
-    return (None, None) if port is None else (Chat(gate, StepSize(engine.info, settings.max_step_ms)), port)
+    return (None, None) if port is None else (gate, port)

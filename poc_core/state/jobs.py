@@ -39,6 +39,10 @@ _READ_CHUNK = 4000
 # Seconds over which the rate of nonces is averaged.
 RATE_WINDOW_S = 10
 
+# Batches that are not to be had, in a row, after which a worker with room looks no further in a job; and jobs it looks at.
+_MOST_MISSES = 64
+_MOST_JOBS_BESIDE = 16
+
 # Everything in the job's hash but its result, which may be megabytes.
 _RECORD_FIELDS = (
     *("status", "kind", "model", "spec", "request", "n_total", "n_done", "n_batches"),
@@ -85,6 +89,7 @@ class JobStore:
         self._clock = clock
         self._create = scripts.load(redis, "create_job")
         self._claim = scripts.load(redis, "claim_batch")
+        self._claim_more = scripts.load(redis, "claim_more")
         self._complete = scripts.load(redis, "complete_batch")
         self._release = scripts.load(redis, "release_batch")
         self._note_waiting = scripts.load(redis, "note_waiting")
@@ -210,6 +215,30 @@ class JobStore:
             return Refusal(reason.decode())
         model, spec, nonces = found
         return Claim(job_id, batch_index, model.decode(), ProofSpec.model_validate_json(spec), json.loads(nonces))
+
+    def claim_more(self, beside: Claim, lease: str, room: int) -> list[Claim]:
+        """Leases batches of the same spec, of at most `room` nonces together, that a worker computes with `beside`: the
+        next ones of its job, then those of other jobs. `lease`: that of `beside`."""
+        found: list[Claim] = []
+        spec = beside.spec.model_dump_json()
+        other_jobs = (job_id for job_id in self.active_jobs(beside.model)[:_MOST_JOBS_BESIDE] if job_id != beside.job_id)
+        for job_id, first in [(beside.job_id, beside.batch_index + 1), *((job_id, 0) for job_id in other_jobs)]:
+            if room <= 0:
+                break
+            args = [lease, self._settings.job_ttl_sec, spec, first, room, _MOST_MISSES]
+            pairs = self._claim_more([keys.job(job_id)], args)
+            for index, nonces in zip(pairs[::2], pairs[1::2], strict=True):
+                claim = Claim(job_id, int(index), beside.model, beside.spec, json.loads(nonces))
+                room -= len(claim.nonces)
+                found.append(claim)
+        return found
+
+    def any_active(self, job_ids: Sequence[str]) -> bool:
+        """Whether one of the jobs has not ended."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.hget(keys.job(job_id), "status")
+            return any(status in (b"queued", b"running") for status in pipe.execute())
 
     def complete(self, job_id: str, batch_index: int, values: Sequence[JsonValue]) -> bool:
         """Stores one value per nonce of the batch, in its order; None excludes a nonce.

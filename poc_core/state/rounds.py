@@ -118,7 +118,7 @@ class RoundStore:
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
         """Sets the state of a round that is not STOPPED, and returns the state it had; None when it expired.
 
-        Workers notice before their next micro-batch. `error`: why it stopped by itself.
+        Workers notice before their next slice but one. `error`: why it stopped by itself.
         """
         before = self._switch(
             [keys.round(round.round_id), keys.generating(round.config.model)],
@@ -130,6 +130,10 @@ class RoundStore:
         """The id of the round that the model's workers compute for now."""
         round_id = self._redis.get(keys.generating(model))
         return None if round_id is None else str(round_id.decode())
+
+    def waiting_artifacts(self, round_id: str) -> int:
+        """Artifacts of the round that its receiver has not taken yet; 0 where it has none."""
+        return int(self._redis.hget(keys.outbox(round_id), "waiting") or 0)
 
     def elapsed_s(self, round: RoundRecord) -> float:
         """Seconds since the round's first generation, until it stopped; 0 before."""
@@ -165,12 +169,12 @@ class RoundStore:
     # Workers: lease, compute, complete.
 
     def lease(
-        self, round: RoundRecord, worker_id: str, places: int, in_hand: Lease | None = None
+        self, round: RoundRecord, worker_id: str, places: int, in_hand: Sequence[Lease] = ()
     ) -> Lease | LeaseRefusal:
         """Up to `places` nonces for a worker whose heart beats: lost ones first, then the next of the sequence.
 
-        `in_hand`: the lease that the worker is about to complete. Others that it held are taken from it: it never got
-        them because an answer was lost, or an error made it forget them.
+        `in_hand`: the leases that the worker computes. Others that it held are taken from it: it never got them because an
+        answer was lost, or an error made it forget them.
         """
         now = self._clock()
         until = now + self._settings.round_lease_sec
@@ -182,7 +186,7 @@ class RoundStore:
                 keys.generating(round.config.model),
                 keys.CURRENT_ROUND,
             ],
-            [worker_id, places, now, until, self._ttl_s, most, f"{in_hand.first}:{in_hand.places}" if in_hand else ""],
+            [worker_id, places, now, until, self._ttl_s, most, " ".join(f"{lease.first}:{lease.places}" for lease in in_hand)],
         )
         if reason != b"ok":
             return LeaseRefusal(reason.decode())

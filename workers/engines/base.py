@@ -1,20 +1,28 @@
-"""What an engine is to the rest of Proofline: a loaded model that turns nonces into proof values."""
+"""What an engine is to the rest of Proofline: a loaded model that runs slices of proof micro-batches."""
 
+from __future__ import annotations
+
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
-from workers.chat_gate import ChatGate
 
-__all__ = ["Engine", "EngineLostError", "EngineOptions", "ModelInfo"]
+if TYPE_CHECKING:
+    from workers.chat_gate import ChatGate
 
 
 class EngineLostError(ProoflineError):
     """The engine cannot be used any more; its process must exit so that its supervisor starts another."""
+
+
+class EngineMemoryError(ProoflineError):
+    """The device had too little memory for a micro-batch; the engine lives, and has forgotten all micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -32,25 +40,63 @@ class EngineOptions:
     step_ms: float = 50.0  # synthetic: how long a batch takes
 
 
+class Slice(NamedTuple):
+    """A run of decoder layers [first, end) of one micro-batch, all of one pipeline stage."""
+
+    flight: int  # the micro-batch
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What one call into the engine does: at most one slice on each pipeline stage."""
+
+    begin: Sequence[tuple[int, ProofSpec, Sequence[int]]] = ()  # micro-batches that are new: id, spec, nonces
+    slices: Sequence[Slice] = ()
+    drop: Sequence[int] = ()  # micro-batches that are given up
+    wait: bool = False  # until all that was launched is done
+
+
+@dataclass(frozen=True)
+class TickResult:
+    """What ended since the tick before, of whichever tick."""
+
+    refused: Mapping[int, str] = field(default_factory=dict)  # micro-batches whose spec the model cannot follow: why
+    ran: Sequence[tuple[Slice, float]] = ()  # seconds that each kept its stage from other work
+    values: Mapping[int, Sequence[JsonValue]] = field(default_factory=dict)  # one per nonce; None: no finite state
+
+
 class Engine(ABC):
-    """One loaded model. `compute` is called by one thread at a time."""
+    """One loaded model. `tick` is called by one thread at a time."""
 
     info: ModelInfo
-    # Seconds that the last `compute` kept the engine from other work. Less than what the caller waited where the engine
-    # had chat to finish first.
-    busy_s: float = 0.0
+    # The decoder layers of each pipeline stage; a single one where the model cannot be cut into slices.
+    stages: Sequence[range] = (range(1),)
+    # Slices that chat may find on the device, one behind the other, when it comes.
+    slices_in_flight: int = 1
 
     @abstractmethod
+    def tick(self, tick: Tick) -> TickResult:
+        """EngineLostError: see there. EngineMemoryError: all micro-batches must begin anew, smaller. Other
+        ProoflineErrors: the engine could not, and has forgotten all micro-batches too."""
+
     def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
         """One value per nonce, in order; None for a nonce that the model gave no finite state for.
 
-        Splits into micro-batches itself. SpecError: this model cannot follow the spec. EngineLostError: see
-        there.
+        For callers who have the engine for themselves. SpecError: this model cannot follow the spec.
         """
+        from workers.pipeline import compute_all  # here: it is written in terms of this module
+
+        return compute_all(self, spec, nonces)
 
     def check(self) -> None:
         """EngineLostError when the engine was lost while it had nothing to do. From any thread, at any time."""
         return
+
+    def unfinished_chat(self) -> int:
+        """Chat requests that the engine has not finished. From any thread, at any time."""
+        return 0
 
     def serve_chat(self, gate: ChatGate, host: str) -> int | None:
         """Serves OpenAI's API on a free port of `host`, every request through the gate. None: it has no chat."""
@@ -60,13 +106,31 @@ class Engine(ABC):
     def close(self) -> None:
         """Frees the model, its device memory and its processes. May be called twice."""
 
-    def micro_batches(self, spec: ProofSpec, nonces: Sequence[int]) -> Iterator[Sequence[int]]:
-        """The nonces in runs of at most max_batch_tokens tokens, but at least one nonce each.
-
-        SpecError, before the first run: the model's limits do not allow the spec's seq_len.
-        """
+    def check_spec(self, spec: ProofSpec) -> None:
+        """SpecError: the model's limits do not allow the spec's seq_len."""
         info = self.info
-        if not 1 <= spec.seq_len <= info.max_seq_len:
-            raise SpecError(f"seq_len must be from 1 to {info.max_seq_len} for model {info.name}, not {spec.seq_len}.")
-        size = info.max_batch(spec.seq_len)
-        return (nonces[i : i + size] for i in range(0, len(nonces), size))
+        most = min(info.max_seq_len, info.max_batch_tokens)
+        if not 1 <= spec.seq_len <= most:
+            raise SpecError(f"seq_len must be from 1 to {most} for model {info.name}, not {spec.seq_len}.")
+
+
+class WholeBatchEngine(Engine):
+    """An engine that runs a micro-batch in one go."""
+
+    @abstractmethod
+    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+        """The values of one micro-batch, see `compute`."""
+
+    def tick(self, tick: Tick) -> TickResult:
+        refused: dict[int, str] = {}
+        values: dict[int, Sequence[JsonValue]] = {}
+        ran: list[tuple[Slice, float]] = []
+        for flight, spec, nonces in tick.begin:
+            began = time.monotonic()
+            try:
+                values[flight] = self.compute_batch(spec, nonces)
+            except SpecError as error:
+                refused[flight] = str(error)
+            else:
+                ran.append((Slice(flight, 0, 1), time.monotonic() - began))
+        return TickResult(refused, ran, values)

@@ -9,16 +9,16 @@ from pydantic import JsonValue
 
 from poc_core.encoding import encode_vectors
 from poc_core.errors import SpecError
-from poc_core.records import ProofSpec
-from workers.engines.base import Engine, ModelInfo
+from poc_core.records import ModelInfo, ProofSpec
+from workers.engines.base import WholeBatchEngine
 
 # Limits wide enough for any load test.
 _HIDDEN_SIZE = 4096
 _MAX_TOKENS = 1 << 20
 
 
-class SyntheticEngine(Engine):
-    """Sleeps `step_ms` a call of `compute`, whatever its size; values follow from spec and nonce alone."""
+class SyntheticEngine(WholeBatchEngine):
+    """Sleeps `step_ms` a micro-batch, whatever its size; values follow from spec and nonce alone."""
 
     def __init__(self, name: str, *, step_ms: float = 50.0) -> None:
         self._step_s = step_ms / 1000
@@ -31,9 +31,8 @@ class SyntheticEngine(Engine):
             dtype="synthetic",
         )
 
-    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
         end = time.monotonic() + self._step_s
-        self.micro_batches(spec, nonces)  # for its check of seq_len
         text = spec.model_dump_json()
         if spec.scheme == "artifact":
             k_dim = spec.options.get("k_dim", 12)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
 from poc_core.errors import ProoflineError
-from poc_core.records import ProofSpec
+from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Scheme
-from workers.engines.base import Engine, EngineLostError, ModelInfo
+from workers.engines.base import EngineLostError, EngineMemoryError, WholeBatchEngine
 
 # Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large model beside
 # its weights.
@@ -24,7 +24,7 @@ _MAX_SCHEMES = 4
 _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class TransformersEngine(Engine):
+class TransformersEngine(WholeBatchEngine):
     """Runs a decoder-only model of the transformers library."""
 
     def __init__(
@@ -57,18 +57,16 @@ class TransformersEngine(Engine):
             dtype=str(self._dtype).removeprefix("torch."),
         )
 
-    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        values: list[JsonValue] = []
-        batches = self.micro_batches(spec, nonces)
+    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
         scheme = self._scheme(spec)
         try:
             with torch.inference_mode(), _transformed_layers(self._layers, scheme):
-                for batch in batches:
-                    state = self._model(inputs_embeds=scheme.inputs(batch), use_cache=False).last_hidden_state
-                    values += scheme.finish(batch, state[:, -1])
+                state = self._model(inputs_embeds=scheme.inputs(nonces), use_cache=False).last_hidden_state
+                return scheme.finish(nonces, state[:, -1])
+        except torch.OutOfMemoryError as error:
+            raise EngineMemoryError(str(error).splitlines()[0]) from error
         except torch.AcceleratorError as error:
             raise EngineLostError(f"The accelerator failed ({error}); restart the worker.") from error
-        return values
 
     def close(self) -> None:
         self._layers = []

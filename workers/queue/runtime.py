@@ -1,16 +1,16 @@
-"""What the Celery tasks of this process work with: one engine host and one round runner per worker process."""
+"""What the Celery tasks of this process work with: one runner of jobs and one of rounds per worker process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workers.host import EngineHost
+from workers.jobs import JobRunner
 from workers.rounds import RoundRunner
 
 
 @dataclass(frozen=True)
 class Runtime:
-    host: EngineHost
+    jobs: JobRunner
     rounds: RoundRunner
 
 

@@ -10,7 +10,7 @@ from workers.queue import runtime
 @shared_task(name=RUN_BATCH_TASK)
 def run_batch(job_id: str, batch_index: int) -> None:
     """Compute one batch of nonces of a job. Running it twice, late or for an ended job changes nothing."""
-    runtime.current().host.run_batch(job_id, batch_index)
+    runtime.current().jobs.run_batch(job_id, batch_index)
 
 
 @shared_task(name=ROUND_STEP_TASK)

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.distributed import parallel_state
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import set_forward_context
+from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
@@ -133,27 +135,85 @@ def enable_custom_ops(engine_args: Any) -> None:
         config.custom_ops.append("all")
 
 
-def is_first_stage() -> bool:
-    return bool(get_pp_group().is_first_rank)
+def layer_owner(model: nn.Module, layers: nn.ModuleList) -> nn.Module | None:
+    """The module whose forward runs `layers` from its `start_layer` to its `end_layer`; None: it cannot be asked to run
+    part of them."""
+    for module in model.modules():
+        if any(child is layers for child in module._modules.values()):
+            return module if hasattr(module, "start_layer") and hasattr(module, "end_layer") else None
+    return None
 
 
-def is_last_stage() -> bool:
-    return bool(get_pp_group().is_last_rank)
+def own_layers(layers: nn.ModuleList) -> range:
+    """Which decoder layers this pipeline stage has: the others are placeholders."""
+    present = [index for index, layer in enumerate(layers) if not isinstance(layer, PPMissingLayer)]
+    return range(present[0], present[-1] + 1) if present else range(0)
 
 
-def is_reporting_rank() -> bool:
-    """The one rank that holds the result and reports it: the first tensor-parallel rank of the last stage."""
-    return is_last_stage() and get_tp_group().rank_in_group == 0
+class _StageView:
+    """The pipeline group as one slice of the model is to see it; all else is the real group's."""
+
+    def __init__(self, group: Any, is_first: bool, is_last: bool) -> None:
+        self._group = group
+        self.is_first_rank = is_first
+        self.is_last_rank = is_last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
 
 
-def receive_from_previous_stage() -> IntermediateTensors:
-    tensors = get_pp_group().recv_tensor_dict(all_gather_group=get_tp_group())
-    assert tensors is not None
+@contextmanager
+def virtual_stage(owner: nn.Module | None, layers: range, n_layers: int) -> Iterator[None]:
+    """Within: the model's forward runs just `layers`, as a pipeline stage that has no others would."""
+    if owner is None:  # whole stages only: what the model does anyway
+        yield
+        return
+    real, bounds = parallel_state._PP, (owner.start_layer, owner.end_layer)
+    parallel_state._PP = _StageView(real, layers.start == 0, layers.stop == n_layers)
+    owner.start_layer, owner.end_layer = layers.start, layers.stop
+    try:
+        yield
+    finally:
+        owner.start_layer, owner.end_layer = bounds
+        parallel_state._PP = real
+
+
+def stage_index() -> int:
+    """Which pipeline stage this process computes."""
+    return int(get_pp_group().rank_in_group)
+
+
+def is_first_tensor_rank() -> bool:
+    """The one rank of a pipeline stage that holds and reports results, which all of them have."""
+    return bool(get_tp_group().rank_in_group == 0)
+
+
+def between_stages(model: nn.Module, n_tokens: int, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+    """Empty tensors of the shapes that a stage takes from the one before it."""
+    empty: IntermediateTensors = model.make_empty_intermediate_tensors(  # type: ignore[operator]
+        batch_size=n_tokens, dtype=dtype, device=device
+    )
+    return empty.tensors
+
+
+def send_to_next_stage(tensors: dict[str, torch.Tensor]) -> list[Any]:
+    """Begins to send; the handles must be kept, with the tensors, until each says `is_completed`."""
+    group = get_pp_group()
+    to = group.ranks[group.rank_in_group + 1]
+    return [torch.distributed.isend(tensors[name], to, group=group.device_group) for name in sorted(tensors)]
+
+
+def receive_from_previous_stage(tensors: dict[str, torch.Tensor]) -> None:
+    """Fills the tensors. On a GPU this only queues it."""
+    group = get_pp_group()
+    source = group.ranks[group.rank_in_group - 1]
+    for name in sorted(tensors):
+        torch.distributed.recv(tensors[name], source, group=group.device_group)
+
+
+def intermediate(tensors: dict[str, torch.Tensor]) -> IntermediateTensors:
+    """What a stage's forward takes from the one before it."""
     return IntermediateTensors(tensors)
-
-
-def send_to_next_stage(output: IntermediateTensors) -> None:
-    get_pp_group().send_tensor_dict(output.tensors, all_gather_group=get_tp_group())
 
 
 def wait_for_pending_sends(worker: Any) -> None:

@@ -6,12 +6,9 @@ Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION stays
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
-from poc_core.errors import SpecError
-from poc_core.records import ProofSpec
 from workers.vllm import lifeline
 
 logger = logging.getLogger(__name__)
@@ -23,23 +20,17 @@ lifeline.hold()
 class ProofExtension:
     """Proof methods of a vLLM worker. All names begin with `proof_` so that none meets one of vLLM's.
 
-    Each answers {"value": ...} or {"error": sentence, "kind": "spec" or "failed"}. They never raise: with several ranks
+    Each answers {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. They never raise: with several ranks
     vLLM reads only the first rank's exception and would take the others' for the answer to the next call.
     """
 
     def proof_describe(self) -> dict[str, Any]:
-        """Model sizes as the engine host needs them; an error when proofs would corrupt chat with this model."""
+        """This rank's part of the model; an error when proofs would corrupt chat with this model."""
         return _answer(lambda: self._proof_runner().describe())
 
-    def proof_compute(self, spec: dict[str, Any], nonces: list[int]) -> dict[str, Any]:
-        """One micro-batch: {"values", "busy_s"}; None on every rank but the reporting one."""
-
-        def compute() -> dict[str, Any] | None:
-            started = time.perf_counter()
-            values = self._proof_runner().compute(ProofSpec.model_validate(spec), nonces)
-            return None if values is None else {"values": values, "busy_s": time.perf_counter() - started}
-
-        return _answer(compute)
+    def proof_tick(self, begin: list[Any], slices: list[Any], drop: list[int], wait: bool) -> dict[str, Any]:
+        """One slice of each pipeline stage, see ProofRunner.tick."""
+        return _answer(lambda: self._proof_runner().tick(begin, slices, drop, wait))
 
     def _proof_runner(self) -> Any:
         runner = self.__dict__.get("_proof_runner_instance")
@@ -52,10 +43,20 @@ class ProofExtension:
 
 
 def _answer(work: Callable[[], Any]) -> dict[str, Any]:
+    import torch
+
     try:
         return {"value": work()}
-    except SpecError as error:
-        return {"error": str(error), "kind": "spec"}
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        failed = str(error)
+    except RuntimeError as error:
+        if "not enough memory" not in str(error):  # torch's words on a CPU
+            logger.exception("a proof call failed")
+            return {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+        failed = str(error)
     except Exception as error:
         logger.exception("a proof call failed")
         return {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+    if torch.cuda.is_available():  # only now: the exception held the frames with the tensors
+        torch.cuda.empty_cache()
+    return {"error": failed.splitlines()[0], "kind": "memory"}

@@ -1,33 +1,60 @@
-"""One proof batch through the deployed vLLM model, inside one of vLLM's worker processes.
+"""Proof micro-batches through the deployed vLLM model, slice by slice, inside one of vLLM's worker processes.
 
-Every tensor- and pipeline-parallel rank runs the same code and makes the inputs for itself; no tensor is sent to it.
+A slice is a run of decoder layers, run as a pipeline stage of its own: chat may have the engine between two of them, while
+the micro-batch's activations wait on the device. Every tensor-parallel rank runs the same code and makes the inputs for
+itself; no tensor is sent to it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from cachetools import LRUCache
 from pydantic import JsonValue
 
+from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Scheme
 from workers.vllm import compat
-from workers.vllm.kv_isolation import FIRST_BLOCK, ScratchCaches, blocks_per_sequence
+from workers.vllm.kv_isolation import ScratchCaches
+from workers.vllm.layout import Layout
+from workers.vllm.stopwatch import stopwatch_for
 
 # Schemes kept ready: a round and a few jobs beside it. Each holds per-layer vectors (a few MB), a distance scheme
 # also its projection (8192 x hidden float32).
 _SCHEMES_KEPT = 4
-# Batch layouts (positions, block tables, attention metadata) kept: full and last micro-batches of a few jobs.
+# Batch layouts (positions, block tables) kept: full and last micro-batches of a few jobs.
 _LAYOUTS_KEPT = 8
 
 
+@dataclass
+class _Flight:
+    """A micro-batch under way. `state`: what one slice hands to the next, each (n * seq_len, hidden)."""
+
+    spec: ProofSpec
+    nonces: Sequence[int]
+    scheme: Scheme
+    state: dict[str, torch.Tensor] | None = None
+
+
+@dataclass
+class _Arrival:
+    """Numbers of a micro-batch on their way to the host."""
+
+    flight_id: int
+    nonces: Sequence[int]
+    scheme: Scheme
+    numbers: torch.Tensor  # on the host
+    copied: torch.cuda.Event | None  # None: they are there
+
+
 class ProofRunner:
-    """Runs proof batches on the model that a vLLM worker has loaded."""
+    """Runs proof micro-batches on the model that a vLLM worker has loaded."""
 
     def __init__(self, worker: Any) -> None:
         """`worker`: vLLM's Worker after its KV cache was set up. Raises NotIsolatableError, LookupError."""
@@ -40,133 +67,176 @@ class ProofRunner:
         self._dtype: torch.dtype = model_config.dtype
         self._hidden_size: int = model_config.get_hidden_size()
         self._layers = compat.decoder_layers(self._model, model_config.hf_text_config.num_hidden_layers)
+        self._owner = compat.layer_owner(self._model, self._layers)
+        self._own = compat.own_layers(self._layers)
+        self._reports = self._own.stop == len(self._layers) and compat.is_first_tensor_rank()
         self._caches = ScratchCaches(runner, self._config.compilation_config.static_forward_context)
-        self._schemes: OrderedDict[str, Scheme] = OrderedDict()
-        self._layouts: OrderedDict[tuple[int, int], _Layout] = OrderedDict()
+        self._schemes: LRUCache[str, Scheme] = LRUCache(_SCHEMES_KEPT)
+        self._layouts: LRUCache[tuple[int, int], Layout] = LRUCache(_LAYOUTS_KEPT)
+        self._flights: dict[int, _Flight] = {}
+        self._arrivals: list[_Arrival] = []
+        self._sends: list[tuple[Any, dict[str, torch.Tensor]]] = []  # a handle, and the tensors it reads
+        self._stopwatch = stopwatch_for(self._device)
 
     def describe(self) -> dict[str, Any]:
-        """What the engine host needs to know: sizes in elements, `block_size` in tokens."""
+        """What the engine needs to know: sizes in elements, this rank's layers, whether they can be cut into slices."""
         return {
             "hidden_size": self._hidden_size,
             "n_layers": len(self._layers),
-            "block_size": self._caches.block_size,
             "dtype": str(self._dtype).removeprefix("torch."),
+            "layers": [self._own.start, self._own.stop],
+            "sliceable": self._owner is not None,
         }
 
     @torch.inference_mode()
-    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue] | None:
-        """One value per nonce (None: excluded), on the reporting rank; None on every other rank."""
-        scheme = self._scheme(spec)
-        n, seq_len = len(nonces), spec.seq_len
-        first, last = compat.is_first_stage(), compat.is_last_stage()
-        with self._caches.bound(n, seq_len), self._transformed_layers(scheme):
-            layout = self._layout(n, seq_len)
-            inputs = scheme.inputs(nonces).view(n * seq_len, self._hidden_size) if first else None
-            received = None if first else compat.receive_from_previous_stage()
-            context = compat.forward_context(layout.metadata(), self._config, n * seq_len, layout.slot_mapping)
-            with context, compat.fused_kernels():
-                output = self._model(
-                    input_ids=None,
-                    positions=layout.positions,
-                    intermediate_tensors=received,
-                    inputs_embeds=inputs,
-                )
-        if not last:
+    def tick(
+        self,
+        begin: Sequence[tuple[int, Mapping[str, Any], Sequence[int]]],
+        slices: Sequence[tuple[int, int, int]],
+        drop: Sequence[int],
+        wait: bool,
+    ) -> dict[str, Any]:
+        """Runs at most one of `slices` (flight, first layer, end), the one of this rank's own layers.
+
+        `begin`: flights (id, spec, nonces) that are new; `drop`: ids of flights that are given up; `wait`: until all that
+        was launched is done. Answers {"refused": {id: why}, "ran": [(slice, seconds)], "values": {id: values}}: of what
+        ended since the last tick, values on the reporting rank only. When it raises, all flights are gone.
+        """
+        for flight_id in drop:
+            self._flights.pop(flight_id, None)
+        self._sends = [(handle, tensors) for handle, tensors in self._sends if not handle.is_completed()]
+        refused = self._begin(begin)
+        try:
+            for flight_id, first, end in slices:
+                if flight_id not in refused and first in self._own:
+                    self._run(flight_id, range(first, end))
+            for flight_id, _first, end in slices:
+                if flight_id not in refused and end == self._own.start:
+                    self._receive(self._flights[flight_id])
+            if wait:
+                self._stopwatch.wait()
+            return {"refused": refused, "ran": self._stopwatch.take(), "values": self._arrived(wait)}
+        except BaseException:
+            self._forget_all()
+            raise
+
+    def _begin(self, flights: Sequence[tuple[int, Mapping[str, Any], Sequence[int]]]) -> dict[int, str]:
+        refused: dict[int, str] = {}
+        for flight_id, fields, nonces in flights:
+            spec = ProofSpec.model_validate(fields)
+            try:
+                self._flights[flight_id] = _Flight(spec, nonces, self._scheme(spec))
+            except SpecError as error:
+                refused[flight_id] = str(error)
+        return refused
+
+    def _run(self, flight_id: int, layers: range) -> None:
+        flight = self._flights[flight_id]
+        n, seq_len = len(flight.nonces), flight.spec.seq_len
+        self._stopwatch.begin()
+        state, flight.state = flight.state, None
+        inputs = flight.scheme.inputs(flight.nonces).view(n * seq_len, -1) if layers.start == 0 else None
+        layout = self._layout(n, seq_len)
+        with (
+            self._caches.bound(n, seq_len),
+            self._transformed(flight.scheme, layers),
+            compat.virtual_stage(self._owner, layers, len(self._layers)),
+            compat.forward_context(layout.metadata(), self._config, layout.n_tokens, layout.slot_mapping),
+            compat.fused_kernels(),
+        ):
+            output = self._model(
+                input_ids=None,
+                positions=layout.positions,
+                intermediate_tensors=None if state is None else compat.intermediate(state),
+                inputs_embeds=inputs,
+            )
+        if layers.stop == len(self._layers):
+            if self._reports:
+                hidden = compat.final_hidden_states(output)
+                self._arrivals.append(self._depart(flight_id, flight, hidden.view(n, seq_len, -1)[:, -1]))
+            del self._flights[flight_id]
+        elif layers.stop == self._own.stop:
             compat.wait_for_pending_sends(self._worker)
-            compat.send_to_next_stage(output)
-            return None
-        if not compat.is_reporting_rank():
-            return None
-        hidden = compat.final_hidden_states(output)
-        return scheme.finish(nonces, hidden.view(n, seq_len, -1)[:, -1])
+            self._sends += [(handle, output.tensors) for handle in compat.send_to_next_stage(output.tensors)]
+            del self._flights[flight_id]
+        else:
+            flight.state = output.tensors
+        self._stopwatch.end((flight_id, layers.start, layers.stop))
+
+    def _receive(self, flight: _Flight) -> None:
+        n_tokens = len(flight.nonces) * flight.spec.seq_len
+        flight.state = compat.between_stages(self._model, n_tokens, self._dtype, self._device)
+        compat.receive_from_previous_stage(flight.state)
+
+    def _depart(self, flight_id: int, flight: _Flight, last_hidden: torch.Tensor) -> _Arrival:
+        """Turns the last states (n, hidden) into numbers and begins to copy them to the host."""
+        numbers = flight.scheme.numbers(flight.nonces, last_hidden)
+        copied = None
+        if self._device.type == "cuda":
+            host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            host.copy_(numbers, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+            numbers = host
+        return _Arrival(flight_id, flight.nonces, flight.scheme, numbers, copied)
+
+    def _arrived(self, wait: bool) -> dict[int, list[JsonValue]]:
+        values: dict[int, list[JsonValue]] = {}
+        while self._arrivals:
+            first = self._arrivals[0]
+            if first.copied is not None and not first.copied.query():
+                if not wait:
+                    break
+                first.copied.synchronize()
+            values[first.flight_id] = first.scheme.values(first.nonces, first.numbers)
+            self._arrivals.pop(0)
+        return values
+
+    def _forget_all(self) -> None:
+        """After an error: the engine host begins all flights anew."""
+        self._flights.clear()
+        self._arrivals.clear()
+        self._sends.clear()
+        self._stopwatch = stopwatch_for(self._device)
 
     def _scheme(self, spec: ProofSpec) -> Scheme:
         key = spec.model_dump_json()
-        scheme = self._schemes.pop(key, None)
+        scheme = self._schemes.get(key)
         if scheme is None:
-            scheme = load_scheme(
+            scheme = self._schemes[key] = load_scheme(
                 spec,
                 hidden_size=self._hidden_size,
                 n_layers=len(self._layers),
                 device=self._device,
                 dtype=self._dtype,
             )
-        self._schemes[key] = scheme
-        while len(self._schemes) > _SCHEMES_KEPT:
-            self._schemes.popitem(last=False)
         return scheme
 
     @contextmanager
-    def _transformed_layers(self, scheme: Scheme) -> Iterator[None]:
-        """Apply the scheme after every decoder layer, for this batch only: chat must never see it."""
+    def _transformed(self, scheme: Scheme, layers: range) -> Iterator[None]:
+        """Apply the scheme after each of the layers, for this slice only: chat must never see it."""
         handles = []
         try:
             if scheme.transforms_layers:
-                for index, layer in enumerate(self._layers):
-                    handles.append(layer.register_forward_hook(_after_layer(scheme, index)))
+                for index in layers:
+                    handles.append(self._layers[index].register_forward_hook(_after_layer(scheme, index)))
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _layout(self, n: int, seq_len: int) -> _Layout:
-        key = (n, seq_len)
-        layout = self._layouts.pop(key, None) or _Layout(self._caches, n, seq_len, self._device)
-        self._layouts[key] = layout
-        while len(self._layouts) > _LAYOUTS_KEPT:
-            self._layouts.popitem(last=False)
+    def _layout(self, n: int, seq_len: int) -> Layout:
+        layout = self._layouts.get((n, seq_len))
+        if layout is None:
+            layout = self._layouts[n, seq_len] = Layout(self._caches, n, seq_len, self._device)
         return layout
 
 
 def _after_layer(scheme: Scheme, index: int) -> Any:
     def transform(_module: Any, _args: Any, output: Any) -> Any:
         if isinstance(output, tuple):  # (hidden_states, residual): both are transformed
-            return tuple(scheme.transform_layer(index, x) if isinstance(x, torch.Tensor) else x for x in output)
-        return scheme.transform_layer(index, output)
+            terms = scheme.transform_terms(index, [x for x in output if isinstance(x, torch.Tensor)])
+            return tuple(terms.pop(0) if isinstance(x, torch.Tensor) else x for x in output)
+        return scheme.transform_terms(index, [output])[0]
 
     return transform
-
-
-class _Layout:
-    """Where a batch of `n` sequences of `seq_len` tokens lies: the same for every batch of that shape."""
-
-    def __init__(self, caches: ScratchCaches, n: int, seq_len: int, device: torch.device) -> None:
-        starts = torch.arange(0, (n + 1) * seq_len, seq_len, dtype=torch.int32)
-        lengths = torch.full((n,), seq_len, dtype=torch.int32)
-        offsets = torch.arange(seq_len, dtype=torch.int64)
-        self._groups = caches.groups
-        self.positions = offsets.repeat(n).to(device)
-        self._fields = {
-            "query_start_loc": starts.to(device),
-            "query_start_loc_cpu": starts,
-            "seq_lens": lengths.to(device),
-            "seq_lens_cpu_upper_bound": lengths,
-            "_seq_lens_cpu": lengths,
-            "_num_computed_tokens_cpu": torch.zeros_like(lengths),
-            "num_reqs": n,
-            "num_actual_tokens": n * seq_len,
-            "max_query_len": seq_len,
-            "max_seq_len": seq_len,
-            "causal": True,
-            "is_prefilling": torch.ones(n, dtype=torch.bool),
-            "positions": self.positions,
-        }
-        self._tables: list[torch.Tensor] = []  # a group's blocks, (n, blocks per sequence) int32
-        self.slot_mapping: dict[str, torch.Tensor] = {}  # a layer's slot of every token, (n * seq_len,) int64
-        for group in caches.groups:
-            per_sequence = blocks_per_sequence(seq_len, group.block_size)
-            first_blocks = FIRST_BLOCK + per_sequence * torch.arange(n)
-            self._tables.append((first_blocks[:, None] + torch.arange(per_sequence)).to(device, torch.int32))
-            slots = (first_blocks[:, None] * group.block_size + offsets).view(-1).to(device)
-            self.slot_mapping.update(dict.fromkeys(group.layer_names, slots))
-
-    def metadata(self) -> dict[str, Any]:
-        """Attention metadata by layer name; anew for each batch, as builders reuse buffers that chat steps fill."""
-        by_layer: dict[str, Any] = {}
-        for group, table in zip(self._groups, self._tables, strict=True):
-            slots = self.slot_mapping[group.layer_names[0]]
-            metadata = compat.build_attention_metadata(
-                group.group, block_table_tensor=table, slot_mapping=slots, **self._fields
-            )
-            by_layer.update(dict.fromkeys(group.layer_names, metadata))
-        return by_layer

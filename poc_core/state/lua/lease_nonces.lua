@@ -1,7 +1,8 @@
 -- Leases places of a round's nonce sequence to a worker: what a dead worker left behind first, then the next ones.
 -- KEYS: 1 round, 2 its outbox, 3 the generating key of its model, 4 poc:round:current.
 -- ARGV: 1 worker id, 2 places wanted, 3 now, 4 when the lease expires, 5 ttl, 6 most artifacts that may wait in the outbox,
--- 7 the lease (first:places) that the worker still has in hand, or '': any other of its own it has lost, like a dead worker's.
+-- 7 the leases (first:places, blanks between) that the worker has in hand: any other of its own it has lost, like a dead
+-- worker's.
 -- Returns {reason} with stopped, full or exhausted, or {'ok', first place, places}.
 local round, wanted, now = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 if redis.call('HGET', round, 'state') ~= 'GENERATING' then
@@ -22,7 +23,7 @@ for i = 1, #leases, 2 do
   local holder, expires = string.match(leases[i + 1], '^(.*)|([^|]*)$')
   local lost
   if holder == ARGV[1] then
-    lost = leases[i] ~= ARGV[7]
+    lost = not string.find(' ' .. ARGV[7] .. ' ', ' ' .. leases[i] .. ' ', 1, true)
   else
     lost = tonumber(expires) < now or redis.call('EXISTS', 'poc:worker:' .. holder) == 0
   end

@@ -1,0 +1,157 @@
+"""A worker's part in jobs: claims batches, as many as its engine holds at a time, and brings their values to the jobs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from pydantic import JsonValue
+from redis.exceptions import RedisError
+
+from poc_core.errors import ProoflineError, SpecError
+from poc_core.state.jobs import Claim, JobStore
+from workers.patience import until_redis_answers
+from workers.proofs import Computation, Proofs
+from workers.queue.job_queue import JobQueue
+
+logger = logging.getLogger(__name__)
+
+# Seconds between two looks whether what is computed is still wanted: so much later than it could does /stop take effect.
+_LOOK_S = 0.05
+# Seconds that chat keeps the engine before clients are told that their job waits for it.
+_CHAT_WAIT_S = 1.0
+
+
+class JobRunner:
+    """Runs batches of jobs, on whichever thread a task comes."""
+
+    def __init__(self, proofs: Proofs, worker_id: str, jobs: JobStore, queue: JobQueue) -> None:
+        self._proofs = proofs
+        self._worker_id = worker_id
+        self._jobs = jobs
+        self._queue = queue
+        self._leaving = threading.Event()
+
+    def leave(self) -> None:
+        """The worker is to end: batches that wait for chat go back. For signal handlers; does not wait."""
+        self._leaving.set()
+
+    def run_batch(self, job_id: str, batch_index: int) -> None:
+        """Compute a batch of a job, unless somebody else has it, a round has the engine or the job has ended; and beside
+        it as many further batches of the same spec as the engine holds."""
+        if not self._chat_allows(job_id):
+            if self._leaving.is_set():
+                self._queue.publish(job_id, [batch_index])
+            return
+        claims = self._claim(job_id, batch_index)
+        if not claims:
+            return
+        try:
+            values = self._compute(claims)
+        except SpecError as error:
+            for job in _jobs_of(claims):
+                logger.error("job %s failed: %s", job, error)
+                self._jobs.fail(job, str(error))
+        except ProoflineError as error:
+            try:
+                self._give_back(claims, lost_engine=True)
+            finally:
+                self._proofs.judge(error)
+        except BaseException:
+            self._give_back(claims)
+            raise
+        else:
+            self._complete(claims, values)
+
+    def finish(self, job_id: str) -> None:
+        """Build the answer of a job whose batches are all done."""
+        try:
+            self._jobs.finish(job_id)
+        except RedisError:
+            raise  # a worker's housekeeping finishes the job when Redis is back
+        except Exception as error:
+            logger.exception("the answer of job %s cannot be built", job_id)
+            self._jobs.fail(job_id, f"The answer cannot be built: {error!r}. Report this with the worker's log.")
+
+    def _chat_allows(self, job_id: str) -> bool:
+        """Waits before anything is claimed, so that a worker whose chat is idle may take it. False: it is not to be run
+        here."""
+        if self._proofs.chat_allows(_CHAT_WAIT_S):
+            return True
+        while until_redis_answers(lambda: self._jobs.note_waiting(job_id, "chat")) and not self._leaving.is_set():
+            if self._proofs.chat_allows(_CHAT_WAIT_S):
+                until_redis_answers(lambda: self._jobs.note_waiting(job_id, ""))
+                return True
+        return False
+
+    def _claim(self, job_id: str, batch_index: int) -> list[Claim]:
+        lease = self._jobs.new_lease(self._worker_id)
+        claim = until_redis_answers(lambda: self._jobs.claim(job_id, batch_index, self._worker_id, lease))
+        if not isinstance(claim, Claim):
+            logger.debug("batch %d of job %s not run here: %s", batch_index, job_id, claim)
+            return []
+        room = self._proofs.batch_size(claim.spec) - len(claim.nonces)
+        return [claim, *until_redis_answers(lambda: self._jobs.claim_more(claim, lease, room))]
+
+    def _compute(self, claims: Sequence[Claim]) -> list[JsonValue] | None:
+        """The values of all their nonces, in order. None: they are not wanted any more, or the worker is to end."""
+        spec, nonces = claims[0].spec, [nonce for claim in claims for nonce in claim.nonces]
+        size = self._proofs.batch_size(spec)
+        parts = [self._proofs.submit(spec, nonces[first : first + size]) for first in range(0, len(nonces), size)]
+        try:
+            found = [self._await(part, claims) for part in parts]
+        except BaseException:
+            self._cancel(parts)
+            raise
+        if None in found:
+            self._cancel(parts)
+            return None
+        return [value for values in found for value in values or ()]
+
+    def _await(self, computation: Computation, claims: Sequence[Claim]) -> list[JsonValue] | None:
+        jobs = _jobs_of(claims)
+        waits_since = None
+        while (values := computation.result(_LOOK_S)) is None:
+            try:
+                if not self._jobs.any_active(jobs):
+                    return None
+                if self._proofs.chat_allows(0):
+                    waits_since = None
+                    continue
+                if self._leaving.is_set():
+                    return None
+                now = time.monotonic()
+                waits_since = now if waits_since is None else waits_since
+                if now - waits_since > _CHAT_WAIT_S:
+                    for job in jobs:
+                        self._jobs.note_waiting(job, "chat")
+                    waits_since = now
+            except RedisError as error:
+                logger.warning("could not look whether a job is still wanted: %s", error)
+        return values
+
+    def _cancel(self, parts: Sequence[Computation]) -> None:
+        for part in parts:
+            self._proofs.cancel(part)
+
+    def _complete(self, claims: Sequence[Claim], values: list[JsonValue] | None) -> None:
+        if values is None:
+            self._give_back(claims)
+            return
+        first = 0
+        for claim in claims:
+            own = values[first : first + len(claim.nonces)]
+            first += len(claim.nonces)
+            if until_redis_answers(lambda c=claim, v=own: self._jobs.complete(c.job_id, c.batch_index, v)):
+                self.finish(claim.job_id)
+
+    def _give_back(self, claims: Sequence[Claim], lost_engine: bool = False) -> None:
+        for claim in claims:
+            if self._jobs.release(claim.job_id, claim.batch_index, self._worker_id, lost_engine=lost_engine):
+                self._queue.publish(claim.job_id, [claim.batch_index])
+
+
+def _jobs_of(claims: Sequence[Claim]) -> list[str]:
+    return list(dict.fromkeys(claim.job_id for claim in claims))

@@ -1,0 +1,227 @@
+"""Micro-batches on their way through an engine's pipeline stages, one slice of each stage a tick.
+
+With one stage that is simply one slice after the other. With several, a micro-batch enters the first stage as soon as the
+one before it has left it, so that no stage waits for another while there is work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from poc_core.errors import ProoflineError, SpecError
+from poc_core.records import ProofSpec
+from workers.engines.base import Engine, EngineMemoryError, Slice, Tick, TickResult
+from workers.slice_plan import SlicePlan
+
+logger = logging.getLogger(__name__)
+
+OnEnd = Callable[[Sequence[JsonValue] | None, ProoflineError | None], None]
+"""Takes the values of a micro-batch's nonces, or why there are none."""
+
+
+@dataclass
+class Flight:
+    """A micro-batch."""
+
+    spec: ProofSpec
+    nonces: Sequence[int]
+    on_end: OnEnd  # called once
+    id: int = -1  # on the engine; anew each time it begins
+    stage: int = 0
+    slices: deque[range] = field(default_factory=deque)  # of its stage, still to be run
+    launched: bool = False  # all its slices are; its values are awaited
+
+
+class Pipeline:
+    """Forms ticks and takes their results. Not for several threads."""
+
+    def __init__(self, engine: Engine, plan: SlicePlan) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._ids = itertools.count()
+        self._waiting: deque[Flight] = deque()
+        self._flying: dict[int, Flight] = {}  # begun on the engine, oldest first
+        self._measured: dict[int, tuple[ProofSpec, int]] = {}  # spec and size of those whose times may still come
+        self._drop: list[int] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting and not self._flying and not self._drop
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether nothing is to be launched, and only values are awaited."""
+        return not self._waiting and all(flight.launched for flight in self._flying.values())
+
+    def add(self, flight: Flight) -> None:
+        self._waiting.append(flight)
+
+    def cancel(self, flight: Flight) -> None:
+        """Forgets it; nothing is launched for it any more."""
+        if self._flying.pop(flight.id, None) is not None:
+            self._drop.append(flight.id)
+        elif flight in self._waiting:
+            self._waiting.remove(flight)
+
+    def fetch(self) -> None:
+        """Waits for what was launched, if any of it is still awaited, and takes its values."""
+        if self._drop or any(flight.launched for flight in self._flying.values()):
+            drop, self._drop = self._drop, []
+            self._call(Tick(drop=drop, wait=True))
+
+    def run(self, wait: bool) -> float:
+        """One tick: launches the next slice of every stage. Returns the seconds of device time that it heard of.
+
+        `wait`: until all that was launched is done. The engine's errors pass through, after the flights were told of those
+        that are the end of them.
+        """
+        begin: list[Flight] = []
+        slices: list[Slice] = []
+        busy: set[int] = set()  # stages
+        for flight in [*self._flying.values()]:
+            if not flight.launched:
+                slices += self._next_slice(flight, busy)
+                busy.add(flight.stage)
+        if self._waiting and 0 not in busy:
+            flight = self._waiting.popleft()
+            flight.id = next(self._ids)
+            flight.stage = 0
+            flight.slices.clear()
+            flight.launched = False
+            self._flying[flight.id] = flight
+            self._measured[flight.id] = (flight.spec, len(flight.nonces))
+            begin.append(flight)
+            slices += self._next_slice(flight, busy)
+        drop, self._drop = self._drop, []
+        started = [(flight.id, flight.spec, list(flight.nonces)) for flight in begin]
+        for ended in self._ready_for_next_stage(slices):
+            ended.stage += 1
+        return self._call(Tick(started, slices, drop, wait))
+
+    def _call(self, tick: Tick) -> float:
+        try:
+            return self._take(self._engine.tick(tick))
+        except EngineMemoryError as error:
+            self._begin_anew(error)
+            return 0.0
+        except ProoflineError as error:
+            self.fail(error)
+            raise
+
+    def fail(self, error: ProoflineError) -> None:
+        """Ends all flights, waiting ones too."""
+        flights = [*self._flying.values(), *self._waiting]
+        self._flying.clear()
+        self._waiting.clear()
+        self._measured.clear()
+        self._drop.clear()
+        for flight in flights:
+            flight.on_end(None, error)
+
+    def _next_slice(self, flight: Flight, busy: set[int]) -> list[Slice]:
+        """Its next slice, unless another micro-batch has its stage in this tick."""
+        if flight.stage in busy:
+            return []
+        if not flight.slices:
+            stage = self._engine.stages[flight.stage]
+            flight.slices.extend(self._plan.cut(flight.spec, len(flight.nonces), stage))
+        layers = flight.slices.popleft()
+        return [Slice(flight.id, layers.start, layers.stop)]
+
+    def _ready_for_next_stage(self, slices: Sequence[Slice]) -> list[Flight]:
+        ended = []
+        for flight_id, _first, end in slices:
+            flight = self._flying[flight_id]
+            if not flight.slices:
+                flight.launched = end == self._engine.stages[-1].stop
+                if not flight.launched:
+                    ended.append(flight)
+        return ended
+
+    def _take(self, result: TickResult) -> float:
+        for flight_id, why in result.refused.items():
+            if (flight := self._flying.pop(int(flight_id), None)) is not None:
+                flight.on_end(None, SpecError(why))
+        for flight_id, values in result.values.items():
+            if (flight := self._flying.pop(int(flight_id), None)) is not None:
+                flight.on_end(values, None)
+        busy_s = 0.0
+        for (flight_id, first, end), seconds in result.ran:
+            busy_s += seconds / len(self._engine.stages)
+            if flight_id in self._measured:
+                spec, n = self._measured[flight_id]
+                self._plan.ran(spec, n, end - first, seconds)
+        oldest = min(self._flying, default=max(self._measured, default=0))
+        self._measured = {key: kind for key, kind in self._measured.items() if key >= oldest - len(self._engine.stages)}
+        return busy_s
+
+    def _begin_anew(self, error: EngineMemoryError) -> None:
+        """The engine has forgotten its micro-batches: they begin again, of half the size from now on."""
+        flights = [*self._flying.values()]
+        self._flying.clear()
+        self._measured.clear()
+        self._drop.clear()
+        info = self._engine.info
+        tokens = max((len(flight.nonces) * flight.spec.seq_len for flight in flights), default=info.max_batch_tokens)
+        self._engine.info = dataclasses.replace(info, max_batch_tokens=max(1, min(info.max_batch_tokens, tokens // 2)))
+        logger.warning(
+            "the device has too little memory for %d tokens at a time; from now on micro-batches hold %d: %s",
+            tokens,
+            self._engine.info.max_batch_tokens,
+            error,
+        )
+        for flight in reversed(flights):
+            if len(flight.nonces) == 1 and flight.spec.seq_len > self._engine.info.max_batch_tokens:
+                flight.on_end(None, error)
+            else:
+                self._waiting.extendleft(reversed(_parts(flight, self._engine.info.max_batch(flight.spec.seq_len))))
+
+
+def _parts(flight: Flight, most: int) -> list[Flight]:
+    """Flights of at most `most` nonces that together are this one."""
+    if len(flight.nonces) <= most:
+        return [flight]
+    runs = [flight.nonces[first : first + most] for first in range(0, len(flight.nonces), most)]
+    found: dict[int, Sequence[JsonValue]] = {}
+
+    def end_of(index: int) -> OnEnd:
+        def end(values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
+            if values is None:
+                flight.on_end(None, error)
+                return
+            found[index] = values
+            if len(found) == len(runs):
+                flight.on_end([value for i in range(len(runs)) for value in found[i]], None)
+
+        return end
+
+    return [Flight(flight.spec, run, end_of(index)) for index, run in enumerate(runs)]
+
+
+def compute_all(engine: Engine, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+    """The values of the nonces, in order, on an engine that nobody else uses. SpecError, EngineLostError, ..."""
+    engine.check_spec(spec)
+    found: list[JsonValue] = []
+
+    def keep(values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
+        if error is not None:
+            raise error
+        found.extend(values or ())
+
+    whole = Flight(spec, nonces, keep)
+    pipeline = Pipeline(engine, SlicePlan(None, 1))
+    for part in _parts(whole, engine.info.max_batch(spec.seq_len)):
+        pipeline.add(part)
+    while not pipeline.is_empty:
+        if pipeline.is_launched:
+            pipeline.fetch()
+        else:
+            pipeline.run(wait=False)
+    return found

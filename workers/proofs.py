@@ -1,0 +1,183 @@
+"""The proofs of a worker process: its engine, the chat gate before it, and the thread that runs slice after slice."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NoReturn
+
+from pydantic import JsonValue
+
+from poc_core.errors import ProoflineError, SpecError
+from poc_core.records import ProofSpec
+from workers.chat_gate import ChatGate
+from workers.engines.base import Engine, EngineLostError
+from workers.pipeline import Flight, Pipeline
+from workers.slice_plan import SlicePlan
+
+logger = logging.getLogger(__name__)
+
+# Exit status of a worker whose engine died (EX_SOFTWARE), so that its supervisor and its log tell it from a crash.
+ENGINE_LOST_STATUS = 70
+# Micro-batches in a row that an engine may fail before it is replaced.
+_MOST_FAILURES = 3
+# Seconds to wait for chat before looking for work that was cancelled.
+_LOOK_S = 0.1
+
+
+class Computation:
+    """A micro-batch that was asked for; `result` as soon as it is there."""
+
+    def __init__(self, spec: ProofSpec, nonces: Sequence[int], on_success: Callable[[], None]) -> None:
+        self._future: Future[list[JsonValue]] = Future()
+        self._on_success = on_success
+        self.flight = Flight(spec, nonces, self._end)
+
+    def result(self, timeout_s: float) -> list[JsonValue] | None:
+        """One value per nonce, in order; None: not within `timeout_s`. The engine's error, or SpecError."""
+        try:
+            return self._future.result(timeout_s)
+        except TimeoutError:
+            return None
+
+    def _end(self, values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
+        if error is not None:
+            self._future.set_exception(error)
+        else:
+            self._on_success()
+            self._future.set_result(list(values or ()))
+
+
+class Proofs:
+    """Runs micro-batches on the engine, slice by slice, whenever chat lets them. For many threads."""
+
+    def __init__(
+        self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0
+    ) -> None:
+        """`gate`: None where the engine has no chat. `max_step_ms`: what chat may wait for slices launched already."""
+        self.engine = engine
+        self.gate = gate
+        self._plan = SlicePlan(None if gate is None else max_step_ms, engine.slices_in_flight)
+        self._pipeline = Pipeline(engine, self._plan)
+        self._changed = threading.Condition()
+        self._added: list[Flight] = []
+        self._cancelled: list[Flight] = []
+        self._failures = 0
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="proofs", daemon=True)
+        self._thread.start()
+
+    @property
+    def depth(self) -> int:
+        """Micro-batches to be in hand so that no stage of the engine ever waits for one."""
+        return len(self.engine.stages) + 1
+
+    def batch_size(self, spec: ProofSpec) -> int:
+        """Nonces that a micro-batch holds best now."""
+        return self._plan.batch_size(spec, self.engine.info.max_batch(spec.seq_len))
+
+    def submit(self, spec: ProofSpec, nonces: Sequence[int]) -> Computation:
+        """Computes them as one micro-batch, after those submitted before. SpecError: the model cannot."""
+        self.engine.check_spec(spec)
+        computation = Computation(spec, nonces, self._succeeded)
+        with self._changed:
+            self._added.append(computation.flight)
+            self._changed.notify_all()
+        return computation
+
+    def cancel(self, computation: Computation) -> None:
+        """No further slice of it is launched, and it never ends."""
+        with self._changed:
+            self._cancelled.append(computation.flight)
+            self._changed.notify_all()
+
+    def chat_allows(self, wait_s: float) -> bool:
+        """Whether a slice may run, after waiting for chat for at most `wait_s`."""
+        return self.gate is None or self.gate.wait(wait_s)
+
+    def set_computes_round(self, computes: bool) -> None:
+        """Tells the gate whether this worker computes for a round."""
+        if self.gate is not None:
+            self.gate.set_computes_round(computes)
+
+    def chat_stats(self) -> dict[str, JsonValue]:
+        """For the heartbeat: what the gate counted."""
+        return dict(vars(self.gate.stats())) if self.gate is not None else {}
+
+    def judge(self, error: ProoflineError) -> bool:
+        """What is to happen to work that ended with `error`, of a job or a round alike. True: another try, here or
+        elsewhere. False: no engine could do it, so it fails.
+
+        To be called when the work was given back: does not return when this process needs another engine.
+        """
+        if isinstance(error, SpecError):
+            return False
+        if isinstance(error, EngineLostError):
+            self.exit_without_engine(error)
+        self._failures += 1
+        if self._failures >= _MOST_FAILURES:
+            self.exit_without_engine(
+                EngineLostError(f"The engine failed {self._failures} micro-batches in a row: {error}.")
+            )
+        logger.warning("a micro-batch failed and is tried again: %s", error)
+        return True
+
+    def exit_without_engine(self, error: EngineLostError) -> NoReturn:
+        """End this process, so that its supervisor starts a fresh one; its batches go to other workers."""
+        logger.critical("%s This worker exits with status %d; its batches run elsewhere.", error, ENGINE_LOST_STATUS)
+        try:
+            self.engine.close()
+        finally:
+            # Not sys.exit: Celery would catch it in a task's thread and go on without an engine.
+            os._exit(ENGINE_LOST_STATUS)
+
+    def stop(self) -> None:
+        """Launches nothing more. Returns when the engine is free to be closed."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._take_orders():
+            try:
+                self._step()
+            except ProoflineError as error:  # the flights that it ended know
+                logger.error("%s", error)
+            except Exception as error:
+                logger.exception("proofs cannot be computed")
+                self._pipeline.fail(ProoflineError(f"The worker failed: {error!r}. Report this with the worker's log."))
+
+    def _take_orders(self) -> bool:
+        """Waits until there is something to do. False: not any more."""
+        with self._changed:
+            while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):
+                self._changed.wait()
+            for flight in self._added:
+                self._pipeline.add(flight)
+            for flight in self._cancelled:
+                self._pipeline.cancel(flight)
+            self._added.clear()
+            self._cancelled.clear()
+            return not self._stopped
+
+    def _step(self) -> None:
+        """One slice of every stage; or, when there is none or chat has the engine, what earlier ones left to be fetched."""
+        if self._pipeline.is_empty:
+            return
+        if self._pipeline.is_launched or not self.chat_allows(_LOOK_S):
+            self._pipeline.fetch()
+            return
+        beside_chat = self.gate is not None and self.gate.chat_waits()
+        started = time.monotonic()
+        # Beside chat one slice at a time, so that its share of the time is known before the next.
+        busy_s = self._pipeline.run(wait=beside_chat)
+        if self.gate is not None:
+            self.gate.ran(started, busy_s)
+
+    def _succeeded(self) -> None:
+        self._failures = 0
