@@ -1,4 +1,4 @@
-"""Protocol.md, sections 2 and 3, against the reference's numbers."""
+"""protocol.md, sections 2 and 3, against the reference's numbers."""
 
 import pytest
 import torch
