@@ -1,4 +1,7 @@
-"""The proof schemes. Each is a module of this package whose `SCHEME` is its class; nothing registers it."""
+"""The proof schemes. Each is a folder of this package; nothing registers it.
+
+A scheme's `proof.py` computes its values: with torch, for the engines. Its `SCHEME` is a subclass of `base.Scheme`.
+"""
 
 import importlib
 import pkgutil
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 def scheme_names() -> list[str]:
     """The names that a ProofSpec's `scheme` may have."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
 
 
 def load_scheme(
@@ -25,6 +28,6 @@ def load_scheme(
     names = scheme_names()
     if spec.scheme not in names:
         raise SpecError(f"There is no proof scheme {spec.scheme[:80]!r}; use one of {', '.join(names)}.")
-    module = importlib.import_module(f"{__name__}.{spec.scheme}")
+    module = importlib.import_module(f"{__name__}.{spec.scheme}.proof")
     scheme: Scheme = module.SCHEME(spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype)
     return scheme

@@ -1,4 +1,4 @@
-"""The names of the keys in Redis, in one place; lua/ knows the job's suffixes too."""
+"""The names of the keys in Redis. The scripts in lua/ spell out those that they make from an id, and the suffixes."""
 
 QUEUED_NONCES = "poc:queued_nonces"  # counter: accepted and not yet done
 ACTIVE_MODELS = "poc:jobs:models"  # set of the models that have an active zset

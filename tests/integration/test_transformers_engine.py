@@ -85,7 +85,7 @@ def test_a_failed_batch_leaves_no_hooks_behind(engine, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("poc_core.schemes.artifact.ArtifactScheme.finish", fail)
+    monkeypatch.setattr("poc_core.schemes.artifact.proof.ArtifactScheme.finish", fail)
     with pytest.raises(RuntimeError, match="on purpose"):
         engine.compute(spec, [1])
     assert all(not module._forward_hooks for module in engine._model.modules())

@@ -31,7 +31,7 @@ def imported(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import: the arrows would be hard to see"
-            # `from workers import vllm_compat` imports a module too.
+            # `from workers.vllm import compat` imports a module too.
             names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names
 

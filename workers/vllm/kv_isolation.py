@@ -1,7 +1,7 @@
 """A scratch KV cache that stands in for chat's while a proof batch runs.
 
 A proof is prefill only: once a layer has run, nobody reads its keys and values again. So one cache of one layer's
-shape serves every layer, and the blocks that chat owns are never touched (architecture.md, KV isolation).
+shape serves every layer, and the blocks that chat owns are never touched (docs/architecture.md, "Chat beside proofs").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Protocol.md, sections 2 and 3, against the reference's numbers."""
+"""protocol.md, sections 2 and 3, against the reference's numbers."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from poc_core.encoding import decode_vector
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.reflections import reflect
-from poc_core.schemes import distance, load_scheme, scheme_names
+from poc_core.schemes import load_scheme, scheme_names
+from poc_core.schemes.distance import proof as distance
 from tests.golden import PRIMITIVES
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def test_rotation_is_the_references():
 def test_rotation_in_parts_is_the_rotation_at_once(monkeypatch):
     scheme, x = make("artifact"), states(3, 12)
     at_once = scheme.rotate([1, 2, 3], x)
-    monkeypatch.setattr("poc_core.schemes.artifact._ROTATION_ELEMENTS", 3 * 12 * 4)
+    monkeypatch.setattr("poc_core.schemes.artifact.proof._ROTATION_ELEMENTS", 3 * 12 * 4)
     assert torch.equal(scheme.rotate([1, 2, 3], x), at_once)
 
 

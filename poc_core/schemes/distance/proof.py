@@ -1,4 +1,4 @@
-"""Distance proofs, the earlier scheme: how far the state lies from a target (protocol.md, section 3)."""
+"""Distance proofs computed: how far the last state lies from a target (protocol.md, section 3)."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Artifact proofs, the current scheme: k_dim rotated numbers of the last state (protocol.md, section 2)."""
+"""Artifact proofs computed: k_dim rotated numbers of the last state (protocol.md, section 2)."""
 
 import logging
 from collections.abc import Sequence

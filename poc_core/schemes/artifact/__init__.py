@@ -1,0 +1,1 @@
+"""Artifact proofs, the current scheme (protocol.md, section 2)."""

@@ -1,0 +1,1 @@
+"""Distance proofs, the earlier scheme (protocol.md, section 3)."""

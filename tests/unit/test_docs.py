@@ -1,0 +1,169 @@
+"""What comments, docstrings and documents cite is there: sections of the protocol, files, headings, modules."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("api", "bench", "cli", "poc_core", "tests", "workers")
+FOLDERS = (*PACKAGES, "docker", "docs", "models", "scripts")
+# Files that cite nothing of ours: what others made, and what is made anew with each set-up.
+FOREIGN = {".venv", ".git", "build", "dist", "__pycache__"}
+
+
+def repository() -> list[Path]:
+    top = [path for path in ROOT.iterdir() if path.is_file()]
+    below = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return sorted(path for path in top + below if not FOREIGN & set(path.relative_to(ROOT).parts))
+
+
+FILES = repository()
+
+
+def prose(path: Path) -> str:
+    """What a file says to its readers: a document's text, a program's comments and docstrings, each as one line."""
+    text = path.read_text()
+    match path.suffix:
+        case ".md":
+            return re.sub(r"\s*\n\s*", " ", text)
+        case ".py":
+            return "\n".join([*comments(text), *docstrings(text)])
+        case ".lua":
+            return joined(re.findall(r"^\s*--(.*)$", text, re.MULTILINE))
+    return joined(re.findall(r"(?:^|\s)#(.*)$", text, re.MULTILINE))
+
+
+def joined(lines: list[str]) -> str:
+    return " ".join(line.strip() for line in lines)
+
+
+def comments(text: str) -> Iterator[str]:
+    """Comments, those on lines that follow each other as one: a citation may go on in the next line."""
+    last_row = 0
+    block: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] != last_row + 1:
+                yield joined(block)
+                block = []
+            block.append(token.string.lstrip("# "))
+            last_row = token.start[0]
+    yield joined(block)
+
+
+def docstrings(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield re.sub(r"\s*\n\s*", " ", ast.get_docstring(node) or "")
+
+
+WITH_PROSE = {".py", ".lua", ".sh", ".md", ".toml", ".yaml", ".Dockerfile", "Makefile", ".env.example"}
+PROSE = {path: prose(path) for path in FILES if {path.suffix, path.name} & WITH_PROSE}
+
+
+def found(pattern: str) -> list[tuple[str, tuple[str, ...]]]:
+    """(file, groups) of every place in any prose that matches."""
+    return [
+        (str(path.relative_to(ROOT)), match.groups())
+        for path, text in PROSE.items()
+        for match in re.finditer(pattern, text)
+    ]
+
+
+def protocol() -> dict[str, str]:
+    """Number -> text of the protocol's sections, "2" and "2.6" alike."""
+    text = (ROOT / "docs/protocol.md").read_text()
+    sections: dict[str, str] = {}
+    for heading in re.finditer(r"^## (\d+)\. (.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
+        number, body = heading.groups()
+        sections[number] = body
+        for item in re.finditer(r"^(\d+)\. ", body, re.MULTILINE):
+            sections[f"{number}.{item[1]}"] = body
+    return sections
+
+
+def headings(document: Path) -> set[str]:
+    return set(re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE))
+
+
+def test_the_protocol_has_its_sections() -> None:
+    assert [number for number in protocol() if "." not in number] == list("1234567")
+    assert {"2.6", "3.4"} <= set(protocol())
+
+
+def test_cited_sections_of_the_protocol_exist() -> None:
+    number = r"\d+(?:\.\d+)?"
+    cited = [
+        *found(rf"[Ss]ections? ({number})(?:(?:, | and | to )({number}))*"),
+        *found(rf"sections? {number}(?:, {number})*(?: and | to )({number})"),
+        *found(r"\((\d\.\d)\)"),
+    ]
+    assert len(cited) > 30
+    wrong = [
+        (file, section) for file, sections in cited for section in sections if section and section not in protocol()
+    ]
+    assert wrong == []
+
+
+def test_cited_parts_of_a_section_exist() -> None:
+    """As in "section 2, Validation": where the section says **Validation."""
+    cited = found(r"[Ss]ection (\d+), ([A-Z]\w+)\b")
+    assert len(cited) >= 3
+    assert [(file, part) for file, part in cited if f"**{part[1]}" not in protocol()[part[0]]] == []
+
+
+def cited_files() -> list[tuple[str, str]]:
+    cited = found(r"(?<![\w./<{*-])((?:\.\./)?[\w][\w./-]*\.(?:py|lua|sh|md|toml|yaml|Dockerfile))\b")
+    return [(file, name) for file, (name,) in cited]
+
+
+def test_cited_files_exist() -> None:
+    """By their path from the top or from the citing file, or by the last parts of their path."""
+    cited = cited_files()
+    assert len(cited) > 60
+    known = [f"/{path.relative_to(ROOT)}" for path in FILES]
+    wrong = [
+        (file, name)
+        for file, name in cited
+        if not any(path.endswith(f"/{name}") for path in known) and not ((ROOT / file).parent / name).is_file()
+    ]
+    assert wrong == []
+
+
+def test_cited_headings_exist() -> None:
+    """As in: docs/operating.md, "Many hosts"; also without quotes, as far as one can tell where such a heading ends."""
+    cited = [*found(r'([\w/]+\.md), "([^"]+)"'), *found(r"([\w/]+\.md), ([A-Z][\w ]*\w)[).;:]")]
+    assert cited
+    for file, (name, heading) in cited:
+        documents = [path for path in FILES if f"/{path.relative_to(ROOT)}".endswith(f"/{name}")]
+        assert any(heading in headings(document) for document in documents), f"{file} cites {name}, {heading}"
+
+
+def test_cited_folders_and_paths_exist() -> None:
+    cited = found(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w./-]*)")
+    assert len(cited) > 60
+    wrong = []
+    for file, (name,) in cited:
+        path = ROOT / name.rstrip("./-")
+        if not path.exists() and not path.with_name(f"{path.name}.py").exists():
+            wrong.append((file, name))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_cited_modules_exist(package: str) -> None:
+    """As in `uvicorn api.app:create_app`: what follows a module's name stands in that module."""
+    for file, (name,) in found(rf"(?<![\w./-])({package}(?:[.:]\w+)+)"):
+        if re.search(r"\.(py|md|lua)$", name):
+            continue
+        place = ROOT
+        for part in re.split("[.:]", name):
+            if place.is_dir():
+                place = next((p for p in (place / f"{part}.py", place / part) if p.exists()), place / "__init__.py")
+            if place.is_file() and place.stem != part:
+                assert re.search(rf"\b{part}\b", place.read_text()), f"{file} cites {name}"
