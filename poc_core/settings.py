@@ -95,8 +95,8 @@ class Settings(BaseSettings):
         0.05,
         gt=0,
         lt=1,
-        description="Share of the engine's time that proofs get under constant chat by policy yield, once they had none "
-        "for POC_GENERATE_CHUNK_TIMEOUT_SEC: so that a validation takes long instead of failing.",
+        description="Share of the engine's time that proofs get under constant chat by policy yield, once they had "
+        "none for POC_GENERATE_CHUNK_TIMEOUT_SEC: so that a validation takes long instead of failing.",
     )
     fused: Literal["auto", "off"] = Field(
         "auto", description="off: proofs by torch's own operations instead of fused kernels, on GPUs; for comparisons."

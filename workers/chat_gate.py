@@ -15,7 +15,8 @@ _POLL_S = 0.005
 
 @dataclass(frozen=True)
 class Starvation:
-    """What proofs get under constant chat, by policy `yield`: after `after_s` seconds without any, `share` of the time."""
+    """What proofs get under constant chat, by policy `yield`: after `after_s` seconds without any, `share` of the
+    time."""
 
     after_s: float = 60.0
     share: float = 0.05
@@ -35,9 +36,10 @@ class GateStats:
 class ChatGate:
     """Asked by the thread that computes proofs, before each slice.
 
-    `yield`: a slice runs only while the engine has no unfinished chat request; under constant chat it is as `share` with
-    the starvation's share, until chat is idle again. `share`: also beside chat, but then so seldom that proofs have the
-    fraction F of the time. `exclusive`: proofs never wait, chat is refused while a round runs; without a round, as `yield`.
+    `yield`: a slice runs only while the engine has no unfinished chat request; under constant chat it is as `share`
+    with the starvation's share, until chat is idle again. `share`: also beside chat, but then so seldom that proofs
+    have the fraction F of the time. `exclusive`: proofs never wait, chat is refused while a round runs; without a
+    round, as `yield`.
     """
 
     def __init__(
@@ -47,7 +49,8 @@ class ChatGate:
         starvation: Starvation = Starvation(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unfinished`: how many chat requests the engine has to work on. What a client has yet to read does not count."""
+        """`unfinished`: how many chat requests the engine has to work on. What a client has yet to read does not
+        count."""
         self._policy = policy
         self._unfinished = unfinished
         self._starvation = starvation
@@ -92,8 +95,8 @@ class ChatGate:
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until a slice may run, at most `timeout_s`; False: it may not. With 0 it only asks, which does not count
-        as a skip."""
+        """Waits until a slice may run, at most `timeout_s`; False: it may not. With 0 it only asks, which does not
+        count as a skip."""
         deadline = self._clock() + timeout_s
         with self._changed:
             if timeout_s > 0 and self._wait_s() > 0:

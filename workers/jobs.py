@@ -1,4 +1,5 @@
-"""A worker's part in jobs: claims batches, as many as its engine holds at a time, and brings their values to the jobs."""
+"""A worker's part in jobs: claims batches, as many as its engine holds at a time, and brings their values to the
+jobs."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from pydantic import JsonValue
 from redis.exceptions import RedisError
@@ -18,7 +20,8 @@ from workers.queue.job_queue import JobQueue
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks whether what is computed is still wanted: so much later than it could does /stop take effect.
+# Seconds between two looks whether what is computed is still wanted: so much later than it could does /stop take
+# effect.
 _LOOK_S = 0.05
 # Seconds that chat keeps the engine before clients are told that their job waits for it.
 _CHAT_WAIT_S = 1.0
@@ -39,8 +42,8 @@ class JobRunner:
         self._leaving.set()
 
     def run_batch(self, job_id: str, batch_index: int) -> None:
-        """Compute a batch of a job, unless somebody else has it, a round has the engine or the job has ended; and beside
-        it as many further batches of the same spec as the engine holds."""
+        """Compute a batch of a job, unless somebody else has it, a round has the engine or the job has ended; and
+        beside it as many further batches of the same spec as the engine holds."""
         if not self._chat_allows(job_id):
             if self._leaving.is_set():
                 self._queue.publish(job_id, [batch_index])
@@ -144,7 +147,7 @@ class JobRunner:
         for claim in claims:
             own = values[first : first + len(claim.nonces)]
             first += len(claim.nonces)
-            if until_redis_answers(lambda c=claim, v=own: self._jobs.complete(c.job_id, c.batch_index, v)):
+            if until_redis_answers(partial(self._jobs.complete, claim.job_id, claim.batch_index, own)):
                 self.finish(claim.job_id)
 
     def _give_back(self, claims: Sequence[Claim], lost_engine: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Micro-batches on their way through an engine's pipeline stages, one slice of each stage a tick.
 
-With one stage that is simply one slice after the other. With several, a micro-batch enters the first stage as soon as the
-one before it has left it, so that no stage waits for another while there is work.
+With one stage that is simply one slice after the other. With several, a micro-batch enters the first stage as soon as
+the one before it has left it, so that no stage waits for another while there is work.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Pipeline:
     def run(self, wait: bool) -> float:
         """One tick: launches the next slice of every stage. Returns the seconds of device time that it heard of.
 
-        `wait`: until all that was launched is done. The engine's errors pass through, after the flights were told of those
-        that are the end of them.
+        `wait`: until all that was launched is done. The engine's errors pass through, after the flights were told of
+        those that are the end of them.
         """
         begin: list[Flight] = []
         slices: list[Slice] = []
@@ -131,7 +131,8 @@ class Pipeline:
             return []
         if not flight.slices:
             stage = self._engine.stages[flight.stage]
-            flight.slices.extend(self._plan.cut(flight.spec, len(flight.nonces), stage))
+            whole = not self._engine.sliceable
+            flight.slices.extend([stage] if whole else self._plan.cut(flight.spec, len(flight.nonces), stage))
         layers = flight.slices.popleft()
         return [Slice(flight.id, layers.start, layers.stop)]
 
@@ -205,8 +206,10 @@ def _parts(flight: Flight, most: int) -> list[Flight]:
     return [Flight(flight.spec, run, end_of(index)) for index, run in enumerate(runs)]
 
 
-def compute_all(engine: Engine, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-    """The values of the nonces, in order, on an engine that nobody else uses. SpecError, EngineLostError, ..."""
+def compute_all(
+    engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
+) -> list[JsonValue]:
+    """See Engine.compute."""
     engine.check_spec(spec)
     found: list[JsonValue] = []
 
@@ -216,7 +219,7 @@ def compute_all(engine: Engine, spec: ProofSpec, nonces: Sequence[int]) -> list[
         found.extend(values or ())
 
     whole = Flight(spec, nonces, keep)
-    pipeline = Pipeline(engine, SlicePlan(None, 1))
+    pipeline = Pipeline(engine, plan or SlicePlan(None, 1))
     for part in _parts(whole, engine.info.max_batch(spec.seq_len)):
         pipeline.add(part)
     while not pipeline.is_empty:

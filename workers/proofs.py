@@ -55,9 +55,7 @@ class Computation:
 class Proofs:
     """Runs micro-batches on the engine, slice by slice, whenever chat lets them. For many threads."""
 
-    def __init__(
-        self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0
-    ) -> None:
+    def __init__(self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0) -> None:
         """`gate`: None where the engine has no chat. `max_step_ms`: what chat may wait for slices launched already."""
         self.engine = engine
         self.gate = gate
@@ -166,7 +164,8 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """One slice of every stage; or, when there is none or chat has the engine, what earlier ones left to be fetched."""
+        """One slice of every stage; or, when there is none or chat has the engine, what earlier ones left to be
+        fetched."""
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S):

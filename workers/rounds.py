@@ -41,9 +41,7 @@ class _InHand(NamedTuple):
 class RoundRunner:
     """Computes for the current round on this process's engine; one step at a time, whoever asks."""
 
-    def __init__(
-        self, proofs: Proofs, worker_id: str, rounds: RoundStore, publish_step: Callable[[str], None]
-    ) -> None:
+    def __init__(self, proofs: Proofs, worker_id: str, rounds: RoundStore, publish_step: Callable[[str], None]) -> None:
         """`publish_step(round_id)` queues the next step for this worker."""
         self._proofs = proofs
         self._worker_id = worker_id

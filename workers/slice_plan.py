@@ -1,14 +1,15 @@
 """How large micro-batches and their slices are, from how long the layers of earlier ones took.
 
-Micro-batches are as large as memory allows, and slices as long as POC_MAX_STEP_MS allows: that is what makes proofs fast
-and chat's wait short. Only where one layer of a full micro-batch is longer than that (CPUs, long sequences) the micro-batch
-shrinks, down to one nonce.
+Micro-batches are as large as memory allows, and slices as long as POC_MAX_STEP_MS allows: that is what makes proofs
+fast and chat's wait short. Only where one layer of a full micro-batch is longer than that (CPUs, long sequences) the
+micro-batch shrinks, down to one nonce.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cachetools import LRUCache
 
@@ -44,13 +45,14 @@ class SlicePlan:
     def batch_size(self, spec: ProofSpec, most: int) -> int:
         """Nonces of the next micro-batch: `most` that fit, or fewer where one layer of them would last too long."""
         times = self._times.get(_kind(spec))
-        if times is None or times.n * times.per_nonce_s <= self._limit_s and times.n >= most:
+        if times is None or (times.n * times.per_nonce_s <= self._limit_s and times.n >= most):
             return most
         fitting = int(self._limit_s / max(times.per_nonce_s, 1e-9)) if self._limit_s < math.inf else most
         return max(1, min(most, fitting, _GROWTH * times.n))
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
-        """The slices of one stage for a micro-batch of `n` nonces, each as short as the limit wants, about equally long.
+        """The slices of one stage for a micro-batch of `n` nonces, each as short as the limit wants, about equally
+        long.
 
         One layer each until a micro-batch of this kind was measured.
         """
@@ -63,7 +65,7 @@ class SlicePlan:
             layers = int(self._limit_s / max(times.per_nonce_s * n, 1e-9))
         n_slices = math.ceil(len(stage) / min(max(layers, 1), len(stage)))
         bounds = [stage.start + round(i * len(stage) / n_slices) for i in range(n_slices + 1)]
-        return [range(first, end) for first, end in zip(bounds, bounds[1:], strict=False)]
+        return [range(first, end) for first, end in pairwise(bounds)]
 
     def ran(self, spec: ProofSpec, n: int, layers: int, seconds: float) -> None:
         """A slice of `layers` layers of a micro-batch of `n` nonces kept its stage busy for `seconds`."""

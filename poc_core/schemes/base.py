@@ -57,13 +57,23 @@ class Scheme(ABC):
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         """The output x (..., hidden) of decoder layer `layer` (global index), as a new tensor; x stays."""
 
-    @abstractmethod
-    def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
-        """The values of the nonces from their last tokens' states after the final norm: (n, hidden), any
-        dtype.
+    def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
+        """`transform_layer` of each of the tensors (..., hidden) that a layer gave; may use their memory."""
+        return [self.transform_layer(layer, x) for x in terms]
 
-        A nonce whose state is not finite has the value None: it is excluded, not wrong.
-        """
+    @abstractmethod
+    def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
+        """What the nonces' values are made of, on the device, from their last tokens' states after the final norm: (n,
+        hidden), any dtype. Queues its work and waits for none. NaN marks a nonce whose state is not finite."""
+
+    @abstractmethod
+    def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
+        """One value per nonce from its numbers, on the host. None: its state is not finite, so it is excluded, not
+        wrong."""
+
+    def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
+        """Both at once."""
+        return self.values(nonces, self.numbers(nonces, last_hidden).cpu()) if nonces else []
 
     def _nonce_name(self, nonce: int) -> str:
         return f"{self.spec.block_hash}_{self.spec.public_key}_nonce_{nonce}"

@@ -39,7 +39,8 @@ _READ_CHUNK = 4000
 # Seconds over which the rate of nonces is averaged.
 RATE_WINDOW_S = 10
 
-# Batches that are not to be had, in a row, after which a worker with room looks no further in a job; and jobs it looks at.
+# Batches that are not to be had, in a row, after which a worker with room looks no further in a job; and jobs it looks
+# at.
 _MOST_MISSES = 64
 _MOST_JOBS_BESIDE = 16
 
@@ -221,11 +222,14 @@ class JobStore:
         next ones of its job, then those of other jobs. `lease`: that of `beside`."""
         found: list[Claim] = []
         spec = beside.spec.model_dump_json()
-        other_jobs = (job_id for job_id in self.active_jobs(beside.model)[:_MOST_JOBS_BESIDE] if job_id != beside.job_id)
-        for job_id, first in [(beside.job_id, beside.batch_index + 1), *((job_id, 0) for job_id in other_jobs)]:
+        places = [(beside.job_id, beside.batch_index + 1)]
+        if room > 0:
+            active = self.active_jobs(beside.model)[:_MOST_JOBS_BESIDE]
+            places += [(job_id, 0) for job_id in active if job_id != beside.job_id]
+        for job_id, first in places:
             if room <= 0:
                 break
-            args = [lease, self._settings.job_ttl_sec, spec, first, room, _MOST_MISSES]
+            args: list[Any] = [lease, self._settings.job_ttl_sec, spec, first, room, _MOST_MISSES]
             pairs = self._claim_more([keys.job(job_id)], args)
             for index, nonces in zip(pairs[::2], pairs[1::2], strict=True):
                 claim = Claim(job_id, int(index), beside.model, beside.spec, json.loads(nonces))

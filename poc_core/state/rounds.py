@@ -173,8 +173,8 @@ class RoundStore:
     ) -> Lease | LeaseRefusal:
         """Up to `places` nonces for a worker whose heart beats: lost ones first, then the next of the sequence.
 
-        `in_hand`: the leases that the worker computes. Others that it held are taken from it: it never got them because an
-        answer was lost, or an error made it forget them.
+        `in_hand`: the leases that the worker computes. Others that it held are taken from it: it never got them because
+        an answer was lost, or an error made it forget them.
         """
         now = self._clock()
         until = now + self._settings.round_lease_sec
@@ -186,7 +186,15 @@ class RoundStore:
                 keys.generating(round.config.model),
                 keys.CURRENT_ROUND,
             ],
-            [worker_id, places, now, until, self._ttl_s, most, " ".join(f"{lease.first}:{lease.places}" for lease in in_hand)],
+            [
+                worker_id,
+                places,
+                now,
+                until,
+                self._ttl_s,
+                most,
+                " ".join(f"{lease.first}:{lease.places}" for lease in in_hand),
+            ],
         )
         if reason != b"ok":
             return LeaseRefusal(reason.decode())

@@ -15,6 +15,7 @@ from poc_core.records import ModelInfo, ProofSpec
 
 if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
+    from workers.slice_plan import SlicePlan
 
 
 class EngineLostError(ProoflineError):
@@ -23,21 +24,6 @@ class EngineLostError(ProoflineError):
 
 class EngineMemoryError(ProoflineError):
     """The device had too little memory for a micro-batch; the engine lives, and has forgotten all micro-batches."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What an operator says about an engine; each kind of engine gets what concerns it (`load_engine`)."""
-
-    model: str  # a directory or a name on the Hugging Face hub
-    served_model_name: str | None = None  # as clients request it; None: the same as `model`
-    dtype: str = "auto"  # "auto" (the checkpoint's), "float32" or "bfloat16"
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    max_batch_tokens: int | None = None  # tokens of one forward; None: the engine's own default
-    rpc_timeout_s: float = 60.0  # vllm: how long a micro-batch may take before the engine counts as lost
-    vllm_args: tuple[str, ...] = ()  # vllm: further arguments of `vllm serve`, as on its command line
-    step_ms: float = 50.0  # synthetic: how long a batch takes
 
 
 class Slice(NamedTuple):
@@ -71,8 +57,10 @@ class Engine(ABC):
     """One loaded model. `tick` is called by one thread at a time."""
 
     info: ModelInfo
-    # The decoder layers of each pipeline stage; a single one where the model cannot be cut into slices.
+    # The decoder layers of each pipeline stage.
     stages: Sequence[range] = (range(1),)
+    # Whether a stage's layers may be run a few at a time.
+    sliceable: bool = True
     # Slices that chat may find on the device, one behind the other, when it comes.
     slices_in_flight: int = 1
 
@@ -81,14 +69,15 @@ class Engine(ABC):
         """EngineLostError: see there. EngineMemoryError: all micro-batches must begin anew, smaller. Other
         ProoflineErrors: the engine could not, and has forgotten all micro-batches too."""
 
-    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+    def compute(self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None) -> list[JsonValue]:
         """One value per nonce, in order; None for a nonce that the model gave no finite state for.
 
-        For callers who have the engine for themselves. SpecError: this model cannot follow the spec.
+        For callers who have the engine for themselves. `plan`: how micro-batches are cut; None: not at all. SpecError:
+        this model cannot follow the spec.
         """
         from workers.pipeline import compute_all  # here: it is written in terms of this module
 
-        return compute_all(self, spec, nonces)
+        return compute_all(self, spec, nonces, plan)
 
     def check(self) -> None:
         """EngineLostError when the engine was lost while it had nothing to do. From any thread, at any time."""

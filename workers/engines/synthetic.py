@@ -11,24 +11,28 @@ from poc_core.encoding import encode_vectors
 from poc_core.errors import SpecError
 from poc_core.records import ModelInfo, ProofSpec
 from workers.engines.base import WholeBatchEngine
+from workers.engines.options import EngineOptions
 
 # Limits wide enough for any load test.
 _HIDDEN_SIZE = 4096
 _MAX_TOKENS = 1 << 20
+# Nonces of a micro-batch: as many as clients' batches hold by default.
+_MAX_SEQUENCES = 32
 
 
 class SyntheticEngine(WholeBatchEngine):
-    """Sleeps `step_ms` a micro-batch, whatever its size; values follow from spec and nonce alone."""
+    """Sleeps `synthetic_step_ms` a micro-batch, whatever its size; values follow from spec and nonce alone."""
 
-    def __init__(self, name: str, *, step_ms: float = 50.0) -> None:
-        self._step_s = step_ms / 1000
+    def __init__(self, options: EngineOptions) -> None:
+        self._step_s = options.synthetic_step_ms / 1000
         self.info = ModelInfo(
-            name=name,
+            name=options.name,
             hidden_size=_HIDDEN_SIZE,
             n_layers=1,
             max_seq_len=_MAX_TOKENS,
-            max_batch_tokens=_MAX_TOKENS,
+            max_batch_tokens=options.max_batch_tokens or _MAX_TOKENS,
             dtype="synthetic",
+            max_sequences=_MAX_SEQUENCES,
         )
 
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:

@@ -170,7 +170,7 @@ def virtual_stage(owner: nn.Module | None, layers: range, n_layers: int) -> Iter
         return
     real, bounds = parallel_state._PP, (owner.start_layer, owner.end_layer)
     parallel_state._PP = _StageView(real, layers.start == 0, layers.stop == n_layers)
-    owner.start_layer, owner.end_layer = layers.start, layers.stop
+    owner.start_layer, owner.end_layer = layers.start, layers.stop  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -188,12 +188,15 @@ def is_first_tensor_rank() -> bool:
     return bool(get_tp_group().rank_in_group == 0)
 
 
-def between_stages(model: nn.Module, n_tokens: int, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+def between_stages(
+    model: nn.Module, n_tokens: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.Tensor]:
     """Empty tensors of the shapes that a stage takes from the one before it."""
     empty: IntermediateTensors = model.make_empty_intermediate_tensors(  # type: ignore[operator]
         batch_size=n_tokens, dtype=dtype, device=device
     )
-    return empty.tensors
+    tensors: dict[str, torch.Tensor] = empty.tensors
+    return tensors
 
 
 def send_to_next_stage(tensors: dict[str, torch.Tensor]) -> list[Any]:

@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from poc_core.errors import ProoflineError, SettingsError, SpecError
-from poc_core.records import ModelInfo, ProofSpec
+from poc_core.errors import ProoflineError, SettingsError
+from poc_core.records import ModelInfo
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine, EngineLostError
+from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Slice, Tick, TickResult
+from workers.engines.options import EngineOptions
 from workers.vllm import cpu_threads, lifeline
+from workers.vllm.budget import prove_budget, prove_slices
 from workers.vllm.gated_chat import GatedChat
 
 T = TypeVar("T")
@@ -39,22 +41,10 @@ class EngineFailedError(ProoflineError):
 class VllmEngine(Engine):
     """One vLLM engine with its child processes. Do not start two in one process: they would share GPU memory limits."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        served_model_name: str | None = None,
-        dtype: str = "auto",
-        tensor_parallel: int = 1,
-        pipeline_parallel: int = 1,
-        max_batch_tokens: int | None = None,
-        rpc_timeout_s: float = 60.0,
-        vllm_args: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, options: EngineOptions, rpc_timeout_s: float) -> None:
         """Loads the model; returns when it can compute.
 
-        `vllm_args`: further arguments of `vllm serve`, as on its command line. ProoflineError: vLLM is not installed,
-        or the model cannot be loaded or cannot serve proofs beside chat.
+        ProoflineError: vLLM is not installed, or the model cannot be loaded or cannot serve proofs beside chat.
         """
         self._rpc_timeout_s = rpc_timeout_s
         self._closed = False
@@ -67,39 +57,49 @@ class VllmEngine(Engine):
         self._thread.start()
         try:
             try:
-                self._llm, config, self._args = self._await(
-                    _start(model, served_model_name, dtype, tensor_parallel, pipeline_parallel, vllm_args), None
-                )
+                self._llm, config, self._args = self._await(_start(options), None)
             except ProoflineError:
                 raise
             except Exception as error:  # vLLM raises whatever its parts raise; its log above tells more
-                raise ProoflineError(f"vLLM cannot start with the model {model}: {error}") from error
-            described = self._rpc("proof_describe", (), _WARM_UP_TIMEOUT_S)
-            on_gpu = config.device_config.device_type != "cpu"
+                raise ProoflineError(f"vLLM cannot start with the model {options.model}: {error}") from error
+            ranks = self._rpc("proof_describe", (), _WARM_UP_TIMEOUT_S)
+            scheduler = config.scheduler_config
             self.info = ModelInfo(
-                name=served_model_name or model,
-                hidden_size=described["hidden_size"],
-                n_layers=described["n_layers"],
+                name=options.name,
+                hidden_size=ranks[0]["hidden_size"],
+                n_layers=ranks[0]["n_layers"],
                 max_seq_len=config.model_config.max_model_len,
-                max_batch_tokens=max_batch_tokens or (_GPU_BATCH_TOKENS if on_gpu else _CPU_BATCH_TOKENS),
-                dtype=described["dtype"],
-                block_size=described["block_size"],  # a sequence takes whole blocks of the scratch KV cache
+                max_batch_tokens=scheduler.max_num_batched_tokens,
+                dtype=ranks[0]["dtype"],
+                max_sequences=scheduler.max_num_seqs,
             )
-            warm_up = ProofSpec(block_hash="warm-up", public_key="warm-up", seq_len=min(8, self.info.max_seq_len))
-            self._rpc("proof_compute", (warm_up.model_dump(), [0, 1]), _WARM_UP_TIMEOUT_S)
+            on_gpu = config.device_config.device_type != "cpu"
+            self.slices_in_flight = 2 if on_gpu else 1
+            self.stages = [range(first, end) for first, end in sorted({tuple(rank["layers"]) for rank in ranks})]
+            self.sliceable = all(rank["sliceable"] for rank in ranks)
+            self._rpc_timeout_s, given = _WARM_UP_TIMEOUT_S, self._rpc_timeout_s  # the first batch compiles kernels
+            prove_slices(self)
+            prove_budget(self, whole=on_gpu)
+            self._rpc_timeout_s = given
         except BaseException:
             self.close()
             raise
 
-    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        values: list[JsonValue] = []
-        busy_s = 0.0
-        for batch in self.micro_batches(spec, nonces):
-            computed = self._rpc("proof_compute", (spec.model_dump(), list(batch)), self._rpc_timeout_s)
-            values += computed["values"]
-            busy_s += computed["busy_s"]
-        self.busy_s = busy_s
-        return values
+    def tick(self, tick: Tick) -> TickResult:
+        begin = [(flight, spec.model_dump(), list(nonces)) for flight, spec, nonces in tick.begin]
+        slices = [list(one) for one in tick.slices]
+        answers = self._rpc("proof_tick", (begin, slices, list(tick.drop), tick.wait), self._rpc_timeout_s)
+        busy_s: dict[Slice, float] = {}  # of the slowest rank of its stage
+        values: dict[int, Sequence[JsonValue]] = {}
+        for answer in answers:
+            values |= answer["values"]
+            for one, seconds in answer["ran"]:
+                busy_s[Slice(*one)] = max(seconds, busy_s.get(Slice(*one), 0.0))
+        return TickResult(answers[0]["refused"], list(busy_s.items()), values)
+
+    def unfinished_chat(self) -> int:
+        llm = self.__dict__.get("_llm")
+        return 0 if llm is None else int(llm.output_processor.get_num_unfinished_requests())
 
     def serve_chat(self, gate: ChatGate, host: str) -> int | None:
         listener = socket.socket()
@@ -124,8 +124,8 @@ class VllmEngine(Engine):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_SHUTDOWN_TIMEOUT_S)
 
-    def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
-        """The value of the rank that has one (see ProofExtension)."""
+    def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+        """Every rank's value (see ProofExtension)."""
         try:
             answers: list[dict[str, Any]] = self._await(self._llm.collective_rpc(method, args=args), timeout_s)
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
@@ -134,27 +134,22 @@ class VllmEngine(Engine):
             if self._llm.errored:
                 raise EngineLostError(f"The vLLM engine died: {error}") from error
             raise EngineFailedError(f"vLLM could not run {method}: {error}") from error
-        for answer in answers:
-            if "error" in answer:
-                raise (SpecError if answer["kind"] == "spec" else EngineFailedError)(answer["error"])
-        return next(answer["value"] for answer in answers if answer["value"] is not None)
+        failed = [answer for answer in answers if "error" in answer]
+        if failed:
+            kind = EngineMemoryError if all(answer["kind"] == "memory" for answer in failed) else EngineFailedError
+            raise kind(failed[0]["error"])
+        return [answer["value"] for answer in answers]
 
     def _await(self, work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
 
-async def _start(
-    model: str,
-    served_model_name: str | None,
-    dtype: str,
-    tensor_parallel: int,
-    pipeline_parallel: int,
-    vllm_args: Sequence[str],
-) -> tuple[Any, Any, Any]:
+async def _start(options: EngineOptions) -> tuple[Any, Any, Any]:
     """The AsyncLLM, its configuration and the arguments of its server, made on the loop that will run it."""
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -164,33 +159,32 @@ async def _start(
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make setup-gpu`, or use "
             "--engine transformers."
         ) from error
-    words = ["--model", model, "--dtype", dtype]
-    words += [
-        "--tensor-parallel-size",
-        str(tensor_parallel),
-        "--pipeline-parallel-size",
-        str(pipeline_parallel),
-    ]
-    words += ["--served-model-name", served_model_name or model]
+    words = ["--model", options.model, "--served-model-name", options.name, "--dtype", options.dtype]
+    words += ["--tensor-parallel-size", str(options.tensor_parallel)]
+    words += ["--pipeline-parallel-size", str(options.pipeline_parallel)]
+    # Proofs take as many tokens at a time as vLLM's memory profile and its kernels' buffers are made for.
+    tokens = options.max_batch_tokens or (_CPU_BATCH_TOKENS if current_platform.is_cpu() else _GPU_BATCH_TOKENS)
+    words += ["--max-num-batched-tokens", str(tokens)]  # what the operator says after -- comes later and wins
     if current_platform.is_cpu():
         # A graph compiler costs minutes at start and gains little on a CPU.
         words.append("--enforce-eager")
         # It would still compile some helpers when first used: a chat request for logprobs would wait for half a minute.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        cpu_threads.divide(tensor_parallel * pipeline_parallel)
+        cpu_threads.divide(options.n_devices)
         # Left alone, glibc gives large activations back to the kernel after every use and gets them again page by page:
         # a third of the time of a batch of 8,192 tokens. Read by the processes that vLLM starts from here.
         for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             os.environ.setdefault(variable, str(2**32))
     try:
-        args = compat.serve_parser(FlexibleArgumentParser()).parse_args([*words, *vllm_args])
+        args = compat.serve_parser(FlexibleArgumentParser()).parse_args([*words, *options.vllm_args])
     except SystemExit:  # the parser has said why; left alone, the exit would end this loop and not the process
-        raise SettingsError(f"vLLM does not take these arguments: {' '.join(vllm_args)}; see above.") from None
+        raise SettingsError(f"vLLM does not take these arguments: {' '.join(options.vllm_args)}; see above.") from None
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = _EXTENSION
     if not current_platform.is_cpu():
         compat.enable_custom_ops(engine_args)
-    llm = AsyncLLM.from_engine_args(engine_args)
+    # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
+    llm = AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.OPENAI_API_SERVER)
     return llm, llm.vllm_config, args
 
 

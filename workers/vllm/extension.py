@@ -20,8 +20,8 @@ lifeline.hold()
 class ProofExtension:
     """Proof methods of a vLLM worker. All names begin with `proof_` so that none meets one of vLLM's.
 
-    Each answers {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. They never raise: with several ranks
-    vLLM reads only the first rank's exception and would take the others' for the answer to the next call.
+    Each answers {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. They never raise: with several
+    ranks vLLM reads only the first rank's exception and would take the others' for the answer to the next call.
     """
 
     def proof_describe(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Proof micro-batches through the deployed vLLM model, slice by slice, inside one of vLLM's worker processes.
 
-A slice is a run of decoder layers, run as a pipeline stage of its own: chat may have the engine between two of them, while
-the micro-batch's activations wait on the device. Every tensor-parallel rank runs the same code and makes the inputs for
-itself; no tensor is sent to it.
+A slice is a run of decoder layers, run as a pipeline stage of its own: chat may have the engine between two of them,
+while the micro-batch's activations wait on the device. Every tensor-parallel rank runs the same code and makes the
+inputs for itself; no tensor is sent to it.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class ProofRunner:
     ) -> dict[str, Any]:
         """Runs at most one of `slices` (flight, first layer, end), the one of this rank's own layers.
 
-        `begin`: flights (id, spec, nonces) that are new; `drop`: ids of flights that are given up; `wait`: until all that
-        was launched is done. Answers {"refused": {id: why}, "ran": [(slice, seconds)], "values": {id: values}}: of what
-        ended since the last tick, values on the reporting rank only. When it raises, all flights are gone.
+        `begin`: flights (id, spec, nonces) that are new; `drop`: ids of flights that are given up; `wait`: until all
+        that was launched is done. Answers {"refused": {id: why}, "ran": [(slice, seconds)], "values": {id: values}}: of
+        what ended since the last tick, values on the reporting rank only. When it raises, all flights are gone.
         """
         for flight_id in drop:
             self._flights.pop(flight_id, None)

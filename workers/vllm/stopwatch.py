@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-# Slices that may be on the device at a time: one runs, one waits behind it, so that there is no gap between the two. Chat
-# waits for both.
+# Slices that may be on the device at a time: one runs, one waits behind it, so that there is no gap between the two.
+# Chat waits for both.
 MOST_IN_FLIGHT = 2
 
 

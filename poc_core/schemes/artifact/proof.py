@@ -55,18 +55,17 @@ class ArtifactScheme(Scheme):
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         return reflections.reflect(x, self.layer_vectors[layer])
 
-    def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
-        if not nonces:
-            return []
+    def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         x = last_hidden.to(torch.float32)
         finite = torch.isfinite(x).all(-1, keepdim=True)
         x = x / (x.norm(dim=-1, keepdim=True) + 1e-8)
         y = self.rotate(nonces, x.gather(1, self.pick(nonces)))
         y = y / (y.norm(dim=-1, keepdim=True) + 1e-8)
-        # NaN marks the excluded through the one copy to the host.
-        y = torch.where(finite, y, torch.nan).cpu()
-        values: list[JsonValue] = list(encoding.encode_vectors(y.numpy()))
-        for i in y.isnan().any(-1).nonzero()[:, 0].tolist():
+        return torch.where(finite, y, torch.nan)  # float32 (n, k_dim)
+
+    def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
+        values: list[JsonValue] = list(encoding.encode_vectors(numbers.numpy()))
+        for i in numbers.isnan().any(-1).nonzero()[:, 0].tolist():
             logger.warning("nonce %d excluded: its last hidden state is not finite", nonces[i])
             values[i] = None
         return values

@@ -47,9 +47,7 @@ class DistanceScheme(Scheme):
             return x
         return reflections.reflect(x / (x.norm(dim=-1, keepdim=True) + 1e-8), self.layer_vectors[layer])
 
-    def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
-        if not nonces:
-            return []
+    def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         x = last_hidden.to(torch.float32)
         finite = torch.isfinite(x).all(-1)
         if not self.transforms_layers:
@@ -60,10 +58,12 @@ class DistanceScheme(Scheme):
             x = reflections.reflect(x, vectors[:, r])
         y = x @ self.projection.T  # (n, OUTPUT_DIM)
         y = y / y.norm(dim=-1, keepdim=True)
-        distances = torch.where(finite, (y - self.target).norm(dim=-1), torch.nan).tolist()
+        return torch.where(finite, (y - self.target).norm(dim=-1), torch.nan)  # float32 (n,)
+
+    def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
         values: list[JsonValue] = []
-        for nonce, distance in zip(nonces, distances, strict=True):
-            if distance != distance:  # NaN: marks the excluded through the one copy to the host
+        for nonce, distance in zip(nonces, numbers.tolist(), strict=True):
+            if distance != distance:
                 logger.warning("nonce %d excluded: its last hidden state is not finite", nonce)
                 distance = None
             values.append(distance)
