@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poc_core import rng
+from poc_core import fused, rng
 
 
 def householder_vectors(names: Sequence[str], dim: int, device: torch.device) -> Tensor:
@@ -18,6 +18,17 @@ def layer_vectors(block_hash: str, n_layers: int, hidden: int, device: torch.dev
     """What the decoder layers' outputs are reflected by: (n_layers, hidden) in `dtype` (section 2.2)."""
     names = [f"{block_hash}_layer_{layer}_householder" for layer in range(n_layers)]
     return householder_vectors(names, hidden, device).to(dtype)
+
+
+def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
+    """`reflect` of each of the tensors by one vector (hidden,), in their own memory where the device has a kernel for it."""
+    if fused.is_on(v.device):
+        from poc_core.fused.reflect import can_reflect, reflect_  # here: only a CUDA build of torch brings Triton
+
+        if can_reflect(terms, v):
+            reflect_(terms, v)
+            return terms
+    return [reflect(x, v) for x in terms]
 
 
 def reflect(x: Tensor, v: Tensor) -> Tensor:

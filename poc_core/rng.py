@@ -10,8 +10,11 @@ import hashlib
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from poc_core import fused
 
 _C1 = 0xCC9E2D51
 _C2 = 0x1B873593
@@ -43,9 +46,9 @@ def stronger_seeds_from_string(text: str) -> list[int]:
 
 
 def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
-    """uint32 seeds as the int32 tensor (n,) with the same bits, in one copy to `device`."""
-    signed = [seed - (1 << 32) if seed >= 1 << 31 else seed for seed in seeds]
-    return torch.tensor(signed, dtype=torch.int32, device=device)
+    """uint32 seeds as the int32 tensor (n,) with the same bits, in one copy to `device` that is not waited for."""
+    bits = torch.from_numpy(np.array(seeds, dtype=np.uint32).view(np.int32))
+    return bits.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else bits.to(device)
 
 
 def hash_bits(seeds: Sequence[int], n: int, device: torch.device) -> Tensor:
@@ -74,6 +77,11 @@ def normal(
     if out is None:
         out = torch.empty(len(seeds), n, dtype=dtype, device=device)
     if n == 0 or not seeds:
+        return out
+    if fused.is_on(device) and out.stride(1) == 1:
+        from poc_core.fused.normal import normal_  # here: only a CUDA build of torch brings Triton
+
+        normal_(out, seed_tensor(seeds, device))
         return out
     bits = seed_tensor(seeds, device)[:, None]
     half = (n + 1) // 2

@@ -55,6 +55,9 @@ class ArtifactScheme(Scheme):
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         return reflections.reflect(x, self.layer_vectors[layer])
 
+    def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
+        return reflections.reflect_terms(list(terms), self.layer_vectors[layer])
+
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         x = last_hidden.to(torch.float32)
         finite = torch.isfinite(x).all(-1, keepdim=True)
