@@ -24,7 +24,7 @@ from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine, EngineOptions
+from workers.engines.base import Engine
 from workers.host import Chat, EngineHost
 from workers.step_size import StepSize
 
@@ -138,8 +138,8 @@ def _main() -> None:
     access = _Access()
     load_engine, start_server = workers.main.load_engine, uvicorn.Server.serve
 
-    def load_and_offer(kind: str, options: EngineOptions) -> Engine:
-        access.engine = load_engine(kind, options)
+    def load_and_offer(*args: Any) -> Engine:
+        access.engine = load_engine(*args)
         threading.Thread(target=access.offer, args=(os.environ[_SOCKET],), daemon=True).start()
         return access.engine
 

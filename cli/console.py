@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from poc_core.errors import ProoflineError, SettingsError, SpecError
+from poc_core.errors import OptionsError, ProoflineError, SettingsError, SpecError
 
 if TYPE_CHECKING:  # rich takes a while to import, and most commands need little of it
     from rich.console import Console
@@ -24,7 +24,7 @@ class UsageError(ProoflineError):
 
 
 def exit_code_of(error: ProoflineError) -> int:
-    wrong_input = (UsageError, SpecError, SettingsError)
+    wrong_input = (UsageError, OptionsError, SpecError, SettingsError)
     return EXIT_USAGE if isinstance(error, wrong_input) else EXIT_FAILURE
 
 

@@ -3,35 +3,23 @@
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+
+from workers.engines.kinds import Dtype, EngineKind
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_SEQ_LEN = 64
 DEFAULT_K_DIM = 12
 
 
-class EngineKind(StrEnum):
-    VLLM = "vllm"
-    TRANSFORMERS = "transformers"
-    SYNTHETIC = "synthetic"
-
-
-class ProofEngineKind(StrEnum):  # without synthetic: its numbers prove nothing
-    VLLM = "vllm"
-    TRANSFORMERS = "transformers"
+ProofEngineKind = Literal["vllm", "transformers"]  # without synthetic: its numbers prove nothing
 
 
 class Randomization(StrEnum):
     SIGN_FLIPS = "sign_flips"
     LAYER_HOOKS = "layer_hooks"
-
-
-class Dtype(StrEnum):
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
 
 
 NONCES_HELP = "The nonces: numbers and ranges with both ends, such as 0,1,2 or 0-99 or 5,10-19."

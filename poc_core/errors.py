@@ -17,6 +17,10 @@ class SettingsError(ProoflineError):
     """A POC_ environment variable that cannot be used; the text names each one and what it may be."""
 
 
+class OptionsError(ProoflineError):
+    """Options of an engine that do not go together."""
+
+
 class RoundError(ProoflineError):
     """A round cannot do that now; the text says which step is missing."""
 

@@ -8,7 +8,6 @@ import re
 import socket
 import time
 import uuid
-from dataclasses import dataclass, field
 
 from celery.signals import worker_shutting_down
 
@@ -21,7 +20,8 @@ from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from workers.chat_gate import ChatGate
 from workers.engines import load_engine
-from workers.engines.base import Engine, EngineOptions
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
 from workers.host import Chat, EngineHost
 from workers.housekeeping import Housekeeper
 from workers.queue import broker, runtime
@@ -38,36 +38,22 @@ CHAT_GRACE_S = 20.0
 _CHAT_POLL_S = 0.1
 
 
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What an operator says about one worker process; everything else comes from the settings (POC_...)."""
-
-    model: str  # a directory or a name on the Hugging Face hub
-    served_model_name: str | None = None  # as clients request it; None: the same as `model`
-    engine: str = "vllm"
-    dtype: str = "auto"
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    worker_id: str | None = None  # None: host, GPUs or pid, and a random part; must be new for every process
-    redis_url: str | None = None  # None: POC_REDIS_URL
-    max_batch_tokens: int | None = None
-    synthetic_step_ms: float = 50.0
-    vllm_args: list[str] = field(default_factory=list)
-
-
-def run_worker(options: WorkerOptions) -> None:
+def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None) -> None:
     """Runs until SIGTERM or SIGINT (batches in hand are finished first). ProoflineError: the engine cannot be loaded.
+
+    `worker_id`: None for host, GPUs or pid, and a random part; must be new for every process. `redis_url`: None for
+    POC_REDIS_URL. Everything else comes from the settings (POC_...).
 
     Don't run two in one process: Celery's signal handlers and the engine belong to the whole process.
     """
     for name in ("celery.worker.strategy", "celery.app.trace"):  # two lines a batch would bury what matters
         logging.getLogger(name).setLevel(logging.WARNING)
-    settings = load_settings(redis_url=options.redis_url)
-    name, worker_id = _names(options.worker_id, settings.host)
-    model = options.served_model_name or options.model
+    settings = load_settings(redis_url=redis_url)
+    name, worker_id = _names(worker_id, settings.host)
+    model = options.name
     redis = connect(settings)
     jobs = JobStore(redis, settings)
-    app = create_app(options.redis_url)
+    app = create_app(redis_url)
     queue = JobQueue(app, redis, model)
     rounds = RoundStore(redis, settings)
     steps = StepQueue(app, redis, worker_id)
@@ -86,20 +72,7 @@ def run_worker(options: WorkerOptions) -> None:
     housekeeper = Housekeeper(record, WorkerRegistry(redis, settings), jobs, queue, rounds, steps, settings)
     housekeeper.start()
     try:
-        engine = load_engine(
-            options.engine,
-            EngineOptions(
-                model=options.model,
-                served_model_name=options.served_model_name,
-                dtype=options.dtype,
-                tensor_parallel=options.tensor_parallel,
-                pipeline_parallel=options.pipeline_parallel,
-                max_batch_tokens=options.max_batch_tokens,
-                rpc_timeout_s=settings.rpc_timeout_ms / 1000,
-                vllm_args=tuple(options.vllm_args),
-                step_ms=options.synthetic_step_ms,
-            ),
-        )
+        engine = load_engine(options, settings.rpc_timeout_ms / 1000)
         try:
             chat, chat_port = _serve_chat(engine, settings)
             host = EngineHost(engine, worker_id, jobs, queue, chat, settings.generate_chunk_timeout_sec)

@@ -77,8 +77,8 @@ def calibrate(
         Randomizations, typer.Option(help="What varies a distance from nonce to nonce; both: side by side.")
     ] = Randomizations.SIGN_FLIPS,
     seq_len: Annotated[int, typer.Option(min=1, help=options.SEQ_LEN_HELP)] = DISTANCE_SEQ_LEN,
-    engine: options.ProofEngine = options.ProofEngineKind.VLLM,
-    dtype: options.EngineDtype = options.Dtype.AUTO,
+    engine: options.ProofEngine = "vllm",
+    dtype: options.EngineDtype = "auto",
     tensor_parallel: options.TensorParallel = 1,
     pipeline_parallel: options.PipelineParallel = 1,
     max_batch_tokens: options.MaxBatchTokens = None,
@@ -107,7 +107,7 @@ def calibrate(
     from cli.vllm_arguments import after_dashes
     from poc_core import calibration
     from poc_core.records import ProofSpec
-    from workers.engines.base import EngineOptions
+    from workers.engines.options import EngineOptions
 
     check_picture(histogram)
     wanted = parse_nonces(nonces)
@@ -133,25 +133,26 @@ def calibrate(
     engine_options = EngineOptions(
         model=path,
         served_model_name=name,
-        dtype=dtype.value,
+        engine=engine,
+        dtype=dtype,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         max_batch_tokens=max_batch_tokens,
         vllm_args=tuple(after_dashes(vllm_args)),
     )
     with stdout_kept_clean() as stdout:
-        with local_engine(engine.value, engine_options) as loaded:
+        with local_engine(engine_options) as loaded:
             dtype_used = loaded.info.dtype
             distances = measure(loaded, specs, wanted)
         found = {kind: calibration.calibrate(blocks, rates, r_target or []) for kind, blocks in distances.items()}
         title = (
-            f"Distances of {name} ({engine.value}, {dtype_used}), seq_len {seq_len}: "
+            f"Distances of {name} ({engine}, {dtype_used}), seq_len {seq_len}: "
             f"{len(wanted):,} nonces for each of {len(hashes)} block hash{'es' if len(hashes) > 1 else ''}"
         )
         if json_only:
             document = {
                 "model": name,
-                "engine": engine.value,
+                "engine": engine,
                 "dtype": dtype_used,
                 "seq_len": seq_len,
                 "public_key": public_key,

@@ -26,8 +26,8 @@ def compute(
     block_hash: Annotated[str, typer.Option("--block-hash", help=options.BLOCK_HASH_HELP)],
     public_key: Annotated[str, typer.Option("--public-key", help=options.PUBLIC_KEY_HELP)],
     nonces: options.Nonces,
-    engine: options.ProofEngine = options.ProofEngineKind.VLLM,
-    dtype: options.EngineDtype = options.Dtype.AUTO,
+    engine: options.ProofEngine = "vllm",
+    dtype: options.EngineDtype = "auto",
     tensor_parallel: options.TensorParallel = 1,
     pipeline_parallel: options.PipelineParallel = 1,
     seq_len: Annotated[int, typer.Option(min=1, help=options.SEQ_LEN_HELP)] = options.DEFAULT_SEQ_LEN,
@@ -60,7 +60,7 @@ def compute(
     from cli.nonce_list import parse_nonces
     from cli.vllm_arguments import after_dashes
     from poc_core.records import ProofSpec
-    from workers.engines.base import EngineOptions
+    from workers.engines.options import EngineOptions
 
     check_output(output)
     wanted = parse_nonces(nonces)
@@ -78,14 +78,15 @@ def compute(
     engine_options = EngineOptions(
         model=path,
         served_model_name=name,
-        dtype=dtype.value,
+        engine=engine,
+        dtype=dtype,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         max_batch_tokens=max_batch_tokens,
         vllm_args=tuple(after_dashes(vllm_args)),
     )
     with stdout_kept_clean() as stdout:
-        with local_engine(engine.value, engine_options) as loaded:
+        with local_engine(engine_options) as loaded:
             values = compute_with_progress(loaded, spec, wanted)
         write_result(result_of(spec, wanted, values), stdout, json_only, output)
 

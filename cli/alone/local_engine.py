@@ -8,7 +8,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from poc_core.records import ProofSpec
-    from workers.engines.base import Engine, EngineOptions
+    from workers.engines.base import Engine
+    from workers.engines.options import EngineOptions
 
 # One progress step: enough nonces to fill the engine's micro-batches, few enough that the bar moves.
 STEP_BATCHES = 2
@@ -32,14 +33,14 @@ def stdout_kept_clean() -> Iterator[IO[str]]:
 
 
 @contextmanager
-def local_engine(kind: str, options: "EngineOptions") -> Iterator["Engine"]:
+def local_engine(options: "EngineOptions") -> Iterator["Engine"]:
     """The loaded engine, closed afterwards. Use it within `stdout_kept_clean`: engines are noisy."""
     from cli.machine.cpu_memory import kv_cache_environment
     from workers.engines import load_engine
 
-    if kind == "vllm":
-        os.environ.update(kv_cache_environment(options.model, options.tensor_parallel * options.pipeline_parallel))
-    engine = load_engine(kind, options)
+    if options.engine == "vllm":
+        os.environ.update(kv_cache_environment(options.model, options.n_devices))
+    engine = load_engine(options)
     try:
         yield engine
     finally:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.console import note
-from cli.options import DEFAULT_K_DIM, DEFAULT_SEQ_LEN, EngineKind
+from cli.options import DEFAULT_K_DIM, DEFAULT_SEQ_LEN
 from poc_core.errors import ProoflineError
+from workers.engines.kinds import EngineKind
 
 if TYPE_CHECKING:
     from cli.ask.api_client import PowClient
@@ -39,7 +40,7 @@ class Figures:
 
 
 def demo(
-    engine: Annotated[EngineKind, typer.Option(help="What computes; synthetic invents its vectors.")] = EngineKind.VLLM,
+    engine: Annotated[EngineKind, typer.Option(help="What computes; synthetic invents its vectors.")] = "vllm",
 ) -> None:
     """Show it all: start the stack with a tiny model, compute 256 artifacts, validate them, catch a forgery, stop.
 
@@ -47,8 +48,8 @@ def demo(
     """
     from cli.supervise.stack import Stack
 
-    if engine is not EngineKind.SYNTHETIC:
-        check_installed(engine.value)
+    if engine != "synthetic":
+        check_installed(engine)
     began = time.monotonic()
     crashes: list[str] = []
 
@@ -56,8 +57,8 @@ def demo(
         crashes.append(message)
         note(f"demo: {message}")
 
-    stack = Stack(model=MODEL, engine=engine.value, max_fast_crashes=0, announce=announce)
-    note(f"Starting Redis, the API and one {engine.value} worker with {MODEL}.")
+    stack = Stack(model=MODEL, engine=engine, max_fast_crashes=0, announce=announce)
+    note(f"Starting Redis, the API and one {engine} worker with {MODEL}.")
     with ended_by_sigterm(), stack:
         with spinner("Loading the engine, 20 to 40 s on a CPU"):
             stack.wait_ready(READY_TIMEOUT_S)

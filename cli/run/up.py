@@ -21,8 +21,8 @@ WATCH_S = 0.5
 def up(
     model: options.Model,
     served_model_name: options.ServedModelName = None,
-    engine: options.Engine = options.EngineKind.VLLM,
-    dtype: options.EngineDtype = options.Dtype.AUTO,
+    engine: options.Engine = "vllm",
+    dtype: options.EngineDtype = "auto",
     workers: Annotated[
         int, typer.Option(min=1, help="Workers, each with an engine; with GPUs, each gets its own.")
     ] = 1,
@@ -66,9 +66,9 @@ def up(
 
     stack = Stack(
         model=model,
-        engine=engine.value,
+        engine=engine,
         served_model_name=served_model_name,
-        dtype=dtype.value,
+        dtype=dtype,
         workers=workers,
         host=host,
         port=port,

@@ -11,8 +11,8 @@ from cli import options
 def worker(
     model: options.Model,
     served_model_name: options.ServedModelName = None,
-    engine: options.Engine = options.EngineKind.VLLM,
-    dtype: options.EngineDtype = options.Dtype.AUTO,
+    engine: options.Engine = "vllm",
+    dtype: options.EngineDtype = "auto",
     tensor_parallel: options.TensorParallel = 1,
     pipeline_parallel: options.PipelineParallel = 1,
     worker_id: Annotated[
@@ -32,25 +32,22 @@ def worker(
     from cli.machine.cpu_memory import kv_cache_environment
     from cli.model_choice import choose_model
     from cli.vllm_arguments import after_dashes
+    from workers.engines.options import EngineOptions
 
     path, name = choose_model(model, served_model_name)
-    further = after_dashes(vllm_args)
-    if engine is options.EngineKind.VLLM:
-        os.environ.update(kv_cache_environment(path, tensor_parallel * pipeline_parallel))
-    from workers.main import WorkerOptions, run_worker
-
-    run_worker(
-        WorkerOptions(
-            model=path,
-            served_model_name=name,
-            engine=engine.value,
-            dtype=dtype.value,
-            tensor_parallel=tensor_parallel,
-            pipeline_parallel=pipeline_parallel,
-            worker_id=worker_id,
-            redis_url=redis_url,
-            max_batch_tokens=max_batch_tokens,
-            synthetic_step_ms=synthetic_step_ms,
-            vllm_args=further,
-        )
+    engine_options = EngineOptions(
+        model=path,
+        served_model_name=name,
+        engine=engine,
+        dtype=dtype,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        max_batch_tokens=max_batch_tokens,
+        synthetic_step_ms=synthetic_step_ms,
+        vllm_args=tuple(after_dashes(vllm_args)),
     )
+    if engine == "vllm":
+        os.environ.update(kv_cache_environment(path, engine_options.n_devices))
+    from workers.main import run_worker
+
+    run_worker(engine_options, worker_id, redis_url)

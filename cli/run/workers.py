@@ -21,8 +21,8 @@ READY_POLL_S = 1.0
 def workers(
     model: options.Model,
     served_model_name: options.ServedModelName = None,
-    engine: options.Engine = options.EngineKind.VLLM,
-    dtype: options.EngineDtype = options.Dtype.AUTO,
+    engine: options.Engine = "vllm",
+    dtype: options.EngineDtype = "auto",
     gpus: Annotated[
         str, typer.Option(help="GPUs to use: all, or their ids as CUDA_VISIBLE_DEVICES takes them, such as 0,1.")
     ] = "all",
@@ -60,9 +60,9 @@ def workers(
     settings = load_settings()
     choice = EngineChoice(
         model=model,
-        engine=engine.value,
+        engine=engine,
         served_model_name=served_model_name,
-        dtype=dtype.value,
+        dtype=dtype,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         synthetic_step_ms=synthetic_step_ms,

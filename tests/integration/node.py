@@ -10,6 +10,7 @@ import httpx
 from cli.supervise.stack import Stack
 from tests.integration.processes import wait_until
 from tests.samples import MODEL, SPEC, body
+from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
 
 PREFIX = "/api/v1/pow"
@@ -112,7 +113,7 @@ def run_node(exits: ExitStack, **options: Any) -> Node:
 
 def synthetic_artifacts(nonces: Sequence[int]) -> list[dict[str, Any]]:
     """What the synthetic engine answers to the samples' body."""
-    vectors = SyntheticEngine(MODEL, step_ms=0).compute(SPEC, nonces)
+    vectors = SyntheticEngine(EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=0)).compute(SPEC, nonces)
     return [{"nonce": nonce, "vector_b64": vector} for nonce, vector in zip(nonces, vectors, strict=True)]
 
 

@@ -13,7 +13,8 @@ from poc_core.validation import judge_distances
 from tests import golden
 from tests.marks import needs_vllm
 from workers.engines import load_engine
-from workers.engines.base import Engine, EngineOptions
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
 
 pytestmark = pytest.mark.integration
 
@@ -33,7 +34,7 @@ Distances = np.ndarray  # float64 (N_NONCES,), of the nonces 0, 1, 2, ...
 
 
 def start(kind: str = "transformers", dtype: str = "float32", **options) -> Engine:
-    return load_engine(kind, EngineOptions(golden.model_dir("tiny-qwen3"), dtype=dtype, **options))
+    return load_engine(EngineOptions(model=golden.model_dir("tiny-qwen3"), engine=kind, dtype=dtype, **options))
 
 
 def distances(engine: Engine, spec: ProofSpec = SPEC) -> Distances:

@@ -10,13 +10,16 @@ from poc_core.records import ProofSpec
 from tests import golden
 from tests.golden import AGREEING_FRACTION, MODELS
 from workers.engines import load_engine
-from workers.engines.base import Engine, EngineOptions
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
 
 pytestmark = pytest.mark.integration
 
 
 def load(model: str, **options) -> Engine:
-    return load_engine("transformers", EngineOptions(golden.model_dir(model), served_model_name=model, **options))
+    return load_engine(
+        EngineOptions(model=golden.model_dir(model), engine="transformers", served_model_name=model, **options)
+    )
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -103,9 +106,4 @@ def test_bfloat16_lies_near_float32():
 @pytest.mark.parametrize("model", ["/nonexistent/model", "no such name"])
 def test_a_model_that_cannot_be_loaded_is_one_sentence(model):
     with pytest.raises(ProoflineError, match="Cannot load the model"):
-        load_engine("transformers", EngineOptions(model))
-
-
-def test_an_unknown_dtype_is_refused():
-    with pytest.raises(ProoflineError, match="auto, float32 or bfloat16"):
-        load("tiny-qwen3", dtype="float8")
+        load_engine(EngineOptions(model=model, engine="transformers"))

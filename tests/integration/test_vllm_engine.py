@@ -12,7 +12,8 @@ from poc_core.records import ProofSpec
 from tests import golden
 from tests.marks import needs_vllm
 from workers.engines import load_engine
-from workers.engines.base import Engine, EngineOptions
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
 
 pytestmark = [
     pytest.mark.integration,
@@ -48,9 +49,8 @@ BFLOAT16 = [
 
 def start(deployment: Deployment, **options) -> Engine:
     return load_engine(
-        "vllm",
         EngineOptions(
-            golden.model_dir(deployment.model),
+            model=golden.model_dir(deployment.model),
             served_model_name=deployment.model,
             dtype=deployment.dtype,
             tensor_parallel=deployment.tensor_parallel,

@@ -5,52 +5,28 @@ from typing import TYPE_CHECKING
 from poc_core.errors import ProoflineError
 
 if TYPE_CHECKING:
-    from workers.engines.base import Engine, EngineOptions
+    from workers.engines.base import Engine
+    from workers.engines.options import EngineOptions
 
-ENGINE_KINDS = ("vllm", "transformers", "synthetic")
 
+def load_engine(options: "EngineOptions", rpc_timeout_s: float = 60.0) -> "Engine":
+    """A loaded engine. ProoflineError: something is not installed, or the model cannot be loaded.
 
-def load_engine(kind: str, options: "EngineOptions") -> "Engine":
-    """A loaded engine of `kind`. ProoflineError: no such kind, something is not installed, bad options."""
-    if kind not in ENGINE_KINDS:
-        raise ProoflineError(f"There is no engine {kind[:80]!r}; use one of {', '.join(ENGINE_KINDS)}.")
-    if kind != "vllm" and (options.tensor_parallel, options.pipeline_parallel) != (1, 1):
-        raise ProoflineError(
-            f"The {kind} engine runs on one device; tensor and pipeline parallelism need --engine vllm."
-        )
-    if kind != "vllm" and options.vllm_args:
-        raise ProoflineError(f"Arguments after -- are vLLM's; the {kind} engine takes none.")
+    `rpc_timeout_s`: how long a micro-batch of vLLM may take before the engine counts as lost.
+    """
     try:
-        return _load(kind, options)
+        if options.engine == "vllm":
+            from workers.vllm.engine import VllmEngine
+
+            return VllmEngine(options, rpc_timeout_s)
+        if options.engine == "transformers":
+            from workers.engines.transformers import TransformersEngine
+
+            return TransformersEngine(options)
+        from workers.engines.synthetic import SyntheticEngine
+
+        return SyntheticEngine(options)
     except ModuleNotFoundError as error:
         raise ProoflineError(
-            f"The {kind} engine needs {error.name}, which is not installed here; `make setup` installs it."
+            f"The {options.engine} engine needs {error.name}, which is not installed here; `make setup` installs it."
         ) from error
-
-
-def _load(kind: str, options: "EngineOptions") -> "Engine":
-    if kind == "vllm":
-        from workers.vllm.engine import VllmEngine
-
-        return VllmEngine(
-            options.model,
-            served_model_name=options.served_model_name,
-            dtype=options.dtype,
-            tensor_parallel=options.tensor_parallel,
-            pipeline_parallel=options.pipeline_parallel,
-            max_batch_tokens=options.max_batch_tokens,
-            rpc_timeout_s=options.rpc_timeout_s,
-            vllm_args=options.vllm_args,
-        )
-    if kind == "transformers":
-        from workers.engines.transformers import TransformersEngine
-
-        return TransformersEngine(
-            options.model,
-            served_model_name=options.served_model_name,
-            dtype=options.dtype,
-            max_batch_tokens=options.max_batch_tokens,
-        )
-    from workers.engines.synthetic import SyntheticEngine
-
-    return SyntheticEngine(options.served_model_name or options.model, step_ms=options.step_ms)

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from pydantic import JsonValue
 
@@ -10,26 +9,11 @@ from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
 from workers.chat_gate import ChatGate
 
-__all__ = ["Engine", "EngineLostError", "EngineOptions", "ModelInfo"]
+__all__ = ["Engine", "EngineLostError", "ModelInfo"]
 
 
 class EngineLostError(ProoflineError):
     """The engine cannot be used any more; its process must exit so that its supervisor starts another."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What an operator says about an engine; each kind of engine gets what concerns it (`load_engine`)."""
-
-    model: str  # a directory or a name on the Hugging Face hub
-    served_model_name: str | None = None  # as clients request it; None: the same as `model`
-    dtype: str = "auto"  # "auto" (the checkpoint's), "float32" or "bfloat16"
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    max_batch_tokens: int | None = None  # tokens of one forward; None: the engine's own default
-    rpc_timeout_s: float = 60.0  # vllm: how long a micro-batch may take before the engine counts as lost
-    vllm_args: tuple[str, ...] = ()  # vllm: further arguments of `vllm serve`, as on its command line
-    step_ms: float = 50.0  # synthetic: how long a batch takes
 
 
 class Engine(ABC):

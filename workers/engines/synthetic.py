@@ -11,6 +11,7 @@ from poc_core.encoding import encode_vectors
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from workers.engines.base import Engine, ModelInfo
+from workers.engines.options import EngineOptions
 
 # Limits wide enough for any load test.
 _HIDDEN_SIZE = 4096
@@ -18,12 +19,12 @@ _MAX_TOKENS = 1 << 20
 
 
 class SyntheticEngine(Engine):
-    """Sleeps `step_ms` a call of `compute`, whatever its size; values follow from spec and nonce alone."""
+    """Sleeps `synthetic_step_ms` a call of `compute`, whatever its size; values follow from spec and nonce alone."""
 
-    def __init__(self, name: str, *, step_ms: float = 50.0) -> None:
-        self._step_s = step_ms / 1000
+    def __init__(self, options: EngineOptions) -> None:
+        self._step_s = options.synthetic_step_ms / 1000
         self.info = ModelInfo(
-            name=name,
+            name=options.name,
             hidden_size=_HIDDEN_SIZE,
             n_layers=1,
             max_seq_len=_MAX_TOKENS,

@@ -13,6 +13,7 @@ from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Scheme
 from workers.engines.base import Engine, EngineLostError, ModelInfo
+from workers.engines.options import EngineOptions
 
 # Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large model beside
 # its weights.
@@ -27,33 +28,24 @@ _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.b
 class TransformersEngine(Engine):
     """Runs a decoder-only model of the transformers library."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        served_model_name: str | None = None,
-        dtype: str = "auto",
-        max_batch_tokens: int | None = None,
-    ) -> None:
-        """Loads a directory or a name on the hub. ProoflineError: it fails, or no decoder layers are found."""
-        if dtype not in ("auto", *_DTYPES):
-            raise ProoflineError(f"dtype must be auto, float32 or bfloat16, not {dtype!r}.")
+    def __init__(self, options: EngineOptions) -> None:
+        """Loads the model. ProoflineError: it fails, or no decoder layers are found."""
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
-            config = AutoConfig.from_pretrained(model).get_text_config()
-            loaded = AutoModel.from_pretrained(model, dtype=_DTYPES.get(dtype, "auto"))
+            config = AutoConfig.from_pretrained(options.model).get_text_config()
+            loaded = AutoModel.from_pretrained(options.model, dtype=_DTYPES.get(options.dtype, "auto"))
         except (OSError, ValueError) as error:
-            raise ProoflineError(f"Cannot load the model {model!r}: {error}") from error
+            raise ProoflineError(f"Cannot load the model {options.model!r}: {error}") from error
         self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)
         self._layers = decoder_layers(self._model, config.num_hidden_layers)
         self._dtype: torch.dtype = loaded.dtype
         self._schemes: dict[str, Scheme] = {}
         self.info = ModelInfo(
-            name=served_model_name or model,
+            name=options.name,
             hidden_size=config.hidden_size,
             n_layers=len(self._layers),
             max_seq_len=config.max_position_embeddings,
-            max_batch_tokens=max_batch_tokens or _MAX_BATCH_TOKENS,
+            max_batch_tokens=options.max_batch_tokens or _MAX_BATCH_TOKENS,
             dtype=str(self._dtype).removeprefix("torch."),
         )
 

@@ -16,6 +16,7 @@ from poc_core.errors import ProoflineError, SettingsError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine, EngineLostError
+from workers.engines.options import EngineOptions
 from workers.vllm import cpu_threads, lifeline
 from workers.vllm.gated_chat import GatedChat
 
@@ -39,22 +40,10 @@ class EngineFailedError(ProoflineError):
 class VllmEngine(Engine):
     """One vLLM engine with its child processes. Do not start two in one process: they would share GPU memory limits."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        served_model_name: str | None = None,
-        dtype: str = "auto",
-        tensor_parallel: int = 1,
-        pipeline_parallel: int = 1,
-        max_batch_tokens: int | None = None,
-        rpc_timeout_s: float = 60.0,
-        vllm_args: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, options: EngineOptions, rpc_timeout_s: float) -> None:
         """Loads the model; returns when it can compute.
 
-        `vllm_args`: further arguments of `vllm serve`, as on its command line. ProoflineError: vLLM is not installed,
-        or the model cannot be loaded or cannot serve proofs beside chat.
+        ProoflineError: vLLM is not installed, or the model cannot be loaded or cannot serve proofs beside chat.
         """
         self._rpc_timeout_s = rpc_timeout_s
         self._closed = False
@@ -67,21 +56,19 @@ class VllmEngine(Engine):
         self._thread.start()
         try:
             try:
-                self._llm, config, self._args = self._await(
-                    _start(model, served_model_name, dtype, tensor_parallel, pipeline_parallel, vllm_args), None
-                )
+                self._llm, config, self._args = self._await(_start(options), None)
             except ProoflineError:
                 raise
             except Exception as error:  # vLLM raises whatever its parts raise; its log above tells more
-                raise ProoflineError(f"vLLM cannot start with the model {model}: {error}") from error
+                raise ProoflineError(f"vLLM cannot start with the model {options.model}: {error}") from error
             described = self._rpc("proof_describe", (), _WARM_UP_TIMEOUT_S)
             on_gpu = config.device_config.device_type != "cpu"
             self.info = ModelInfo(
-                name=served_model_name or model,
+                name=options.name,
                 hidden_size=described["hidden_size"],
                 n_layers=described["n_layers"],
                 max_seq_len=config.model_config.max_model_len,
-                max_batch_tokens=max_batch_tokens or (_GPU_BATCH_TOKENS if on_gpu else _CPU_BATCH_TOKENS),
+                max_batch_tokens=options.max_batch_tokens or (_GPU_BATCH_TOKENS if on_gpu else _CPU_BATCH_TOKENS),
                 dtype=described["dtype"],
                 block_size=described["block_size"],  # a sequence takes whole blocks of the scratch KV cache
             )
@@ -143,14 +130,7 @@ class VllmEngine(Engine):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
 
-async def _start(
-    model: str,
-    served_model_name: str | None,
-    dtype: str,
-    tensor_parallel: int,
-    pipeline_parallel: int,
-    vllm_args: Sequence[str],
-) -> tuple[Any, Any, Any]:
+async def _start(options: EngineOptions) -> tuple[Any, Any, Any]:
     """The AsyncLLM, its configuration and the arguments of its server, made on the loop that will run it."""
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -164,28 +144,23 @@ async def _start(
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make setup-gpu`, or use "
             "--engine transformers."
         ) from error
-    words = ["--model", model, "--dtype", dtype]
-    words += [
-        "--tensor-parallel-size",
-        str(tensor_parallel),
-        "--pipeline-parallel-size",
-        str(pipeline_parallel),
-    ]
-    words += ["--served-model-name", served_model_name or model]
+    words = ["--model", options.model, "--served-model-name", options.name, "--dtype", options.dtype]
+    words += ["--tensor-parallel-size", str(options.tensor_parallel)]
+    words += ["--pipeline-parallel-size", str(options.pipeline_parallel)]
     if current_platform.is_cpu():
         # A graph compiler costs minutes at start and gains little on a CPU.
         words.append("--enforce-eager")
         # It would still compile some helpers when first used: a chat request for logprobs would wait for half a minute.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        cpu_threads.divide(tensor_parallel * pipeline_parallel)
+        cpu_threads.divide(options.n_devices)
         # Left alone, glibc gives large activations back to the kernel after every use and gets them again page by page:
         # a third of the time of a batch of 8,192 tokens. Read by the processes that vLLM starts from here.
         for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             os.environ.setdefault(variable, str(2**32))
     try:
-        args = compat.serve_parser(FlexibleArgumentParser()).parse_args([*words, *vllm_args])
+        args = compat.serve_parser(FlexibleArgumentParser()).parse_args([*words, *options.vllm_args])
     except SystemExit:  # the parser has said why; left alone, the exit would end this loop and not the process
-        raise SettingsError(f"vLLM does not take these arguments: {' '.join(vllm_args)}; see above.") from None
+        raise SettingsError(f"vLLM does not take these arguments: {' '.join(options.vllm_args)}; see above.") from None
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = _EXTENSION
     if not current_platform.is_cpu():

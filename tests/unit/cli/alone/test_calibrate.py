@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 import workers.engines
 from cli.main import app
 from poc_core.records import ProofSpec
-from workers.engines.base import Engine, EngineOptions
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
 
 COMMAND = ["calibrate", "--model", "tiny-qwen3"]
@@ -21,8 +22,7 @@ COMMAND = ["calibrate", "--model", "tiny-qwen3"]
 
 class WatchedEngine(SyntheticEngine):
     def __init__(self) -> None:
-        super().__init__("tiny-qwen3", step_ms=0)
-        self.kind = ""
+        super().__init__(EngineOptions(model="tiny-qwen3", engine="synthetic", synthetic_step_ms=0))
         self.options: EngineOptions | None = None
         self.specs: list[ProofSpec] = []
         self.excluded: set[int] = set()
@@ -43,8 +43,8 @@ class WatchedEngine(SyntheticEngine):
 def engine(monkeypatch: pytest.MonkeyPatch) -> WatchedEngine:
     watched = WatchedEngine()
 
-    def load(kind: str, options: EngineOptions) -> Engine:
-        watched.kind, watched.options = kind, options
+    def load(options: EngineOptions) -> Engine:
+        watched.options = options
         return watched
 
     monkeypatch.setattr(workers.engines, "load_engine", load)
@@ -113,7 +113,7 @@ def test_options_reach_the_engine(engine, capfd) -> None:
     engine_options = ["--dtype", "bfloat16", "--tensor-parallel", "2", "--pipeline-parallel", "3"]
     assert run("--nonces", "0-9", *engine_options, "--max-batch-tokens", "99", "--", "--enforce-eager") == 0
     chosen = engine.options
-    assert engine.kind == "vllm"
+    assert chosen.engine == "vllm"
     assert (chosen.dtype, chosen.tensor_parallel, chosen.pipeline_parallel) == ("bfloat16", 2, 3)
     assert (chosen.max_batch_tokens, chosen.vllm_args) == (99, ("--enforce-eager",))
     assert Path(chosen.model, "config.json").is_file()
@@ -171,7 +171,7 @@ def test_without_matplotlib_the_error_says_how_to_install_it_before_anything_is_
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     assert run("--histogram", str(tmp_path / "h.png")) == 1
     assert "pip install 'proofline[calibrate]'" in capfd.readouterr().err
-    assert engine.kind == ""
+    assert engine.options is None
 
 
 @pytest.mark.parametrize(
@@ -200,4 +200,4 @@ def test_wrong_options_are_usage_errors_before_anything_is_loaded(engine, argume
     answer = CliRunner().invoke(app, [*COMMAND, *arguments])
     assert answer.exit_code == 2
     assert message in answer.output
-    assert engine.kind == ""
+    assert engine.options is None

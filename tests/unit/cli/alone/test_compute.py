@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 import workers.engines
 from cli.main import app
 from poc_core.records import ModelInfo, ProofSpec
-from workers.engines.base import Engine, EngineOptions
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
 
 COMMAND = ["compute", "--model", "tiny-qwen3", "--block-hash", "0xabc", "--public-key", "node-1", "--nonces", "0-2"]
 
@@ -24,7 +25,6 @@ class NoisyEngine(Engine):
         self.info = ModelInfo(
             "tiny-qwen3", hidden_size=128, n_layers=4, max_seq_len=512, max_batch_tokens=64, dtype="float32"
         )
-        self.kind = ""
         self.options: EngineOptions | None = None
         self.calls: list[tuple[ProofSpec, list[int]]] = []
         self.closed = False
@@ -45,8 +45,8 @@ class NoisyEngine(Engine):
 def engine(monkeypatch: pytest.MonkeyPatch) -> NoisyEngine:
     noisy = NoisyEngine()
 
-    def load(kind: str, options: EngineOptions) -> Engine:
-        noisy.kind, noisy.options = kind, options
+    def load(options: EngineOptions) -> Engine:
+        noisy.options = options
         return noisy
 
     monkeypatch.setattr(workers.engines, "load_engine", load)
@@ -86,8 +86,8 @@ def test_options_reach_the_engine(engine, capfd) -> None:
     options = ["--engine", "vllm", "--dtype", "bfloat16", "--tensor-parallel", "2", "--pipeline-parallel", "3"]
     proof = ["--seq-len", "16", "--k-dim", "4", "--stronger-rng", "--max-batch-tokens", "99"]
     assert run(*options, *proof, "--", "--enforce-eager", "--max-model-len", "64") == 0
-    assert engine.kind == "vllm"
     chosen = engine.options
+    assert chosen.engine == "vllm"
     assert (chosen.dtype, chosen.tensor_parallel, chosen.pipeline_parallel) == ("bfloat16", 2, 3)
     assert (chosen.max_batch_tokens, chosen.vllm_args) == (99, ("--enforce-eager", "--max-model-len", "64"))
     assert Path(chosen.model, "config.json").is_file()
@@ -149,4 +149,4 @@ def test_the_engine_is_closed_after_a_failure_too(engine, capfd, monkeypatch) ->
 )
 def test_wrong_options_are_usage_errors_before_anything_is_loaded(engine, arguments) -> None:
     assert CliRunner().invoke(app, [*COMMAND, *arguments]).exit_code == 2
-    assert engine.kind == ""
+    assert engine.options is None

@@ -62,10 +62,10 @@ def test_a_worker_started_by_itself_sets_as_much_aside_as_one_of_up(monkeypatch)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     set_aside = []
 
-    def run_worker(_options: object) -> None:
+    def run_worker(*_: object) -> None:
         set_aside.append(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None))
 
-    fake = SimpleNamespace(WorkerOptions=SimpleNamespace, run_worker=run_worker)
+    fake = SimpleNamespace(run_worker=run_worker)
     monkeypatch.setitem(sys.modules, "workers.main", fake)
     for engine in ("vllm", "synthetic"):
         CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", engine], catch_exceptions=False)
