@@ -135,6 +135,26 @@ class Settings(BaseSettings):
         "beyond what one batch takes, else a live worker's task runs twice.",
     )
 
+    # Of no use to operators: tests shorten them.
+    reap_interval_s: float = Field(
+        5,
+        gt=0,
+        description="For experts. Seconds between a worker's looks for stuck jobs: a dead worker's batches are back "
+        "after POC_WORKER_TTL_S and this.",
+    )
+    round_step_s: float = Field(
+        10,
+        gt=0,
+        description="For experts. Seconds of one task of a round: far below POC_VISIBILITY_TIMEOUT_S, and so long that "
+        "the few ms between two tasks do not show.",
+    )
+    delivery_lock_s: float = Field(
+        20,
+        gt=0,
+        description="For experts. Seconds that a callback's delivery holds its outbox without being renewed: so long "
+        "it stands still when a courier is killed. More than it takes to put the largest payload together.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _password_from_file(cls, given: dict[str, Any]) -> dict[str, Any]:

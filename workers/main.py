@@ -76,7 +76,7 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
         try:
             chat, chat_port = _serve_chat(engine, settings)
             host = EngineHost(engine, worker_id, jobs, queue, chat, settings.generate_chunk_timeout_sec)
-            runner = RoundRunner(host, rounds, steps.publish)
+            runner = RoundRunner(host, rounds, steps.publish, settings.round_step_s)
             runtime.install(Runtime(host, runner))
             began_to_leave: list[float] = []
 
