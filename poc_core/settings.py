@@ -128,6 +128,13 @@ class Settings(BaseSettings):
     heartbeat_s: float = Field(
         2, gt=0, description="Seconds between heartbeats; several fit into worker_ttl_s, so one may be late."
     )
+    worker_cache_s: float = Field(
+        0.25,
+        ge=0,
+        le=5,
+        description="Seconds for which the API remembers which workers serve chat, instead of asking Redis for each "
+        "request: short beside heartbeat_s, and a worker that ends waits for as long.",
+    )
     visibility_timeout_s: int = Field(
         180,
         ge=30,

@@ -102,6 +102,7 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
             ).start()
             if chat is not None and began_to_leave:
                 housekeeper.beat()
+                time.sleep(settings.worker_cache_s)  # until no API remembers this worker as one that takes chat
                 _let_chat_end(chat.gate, began_to_leave[0] + CHAT_GRACE_S)
         finally:
             engine.close()
