@@ -75,7 +75,7 @@ def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
             infos[0],
             max_seq_len=min(info.max_seq_len for info in infos),
             max_batch_tokens=min(info.max_batch_tokens for info in infos),
-            block_size=max(info.block_size for info in infos),
+            max_sequences=min(info.max_sequences for info in infos),
         )
     live, known = workers.live(), workers.known_models()
     if model in known or any(worker.model == model for worker in live):

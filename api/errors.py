@@ -1,4 +1,4 @@
-"""How errors look to a client: always {"detail": ...}, never with its own input in them."""
+"""How errors look to a client: {"detail": ...}, or OpenAI's form where vLLM answers; never its own input in them."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from poc_core.errors import QueueFullError
+from poc_core.openai_errors import error_body
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,12 @@ def malformed(problems: Iterable[Mapping[str, Any]]) -> HTTPException:
 def malformed_body(error: ValidationError) -> HTTPException:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     return malformed({**problem, "loc": ("body", *problem["loc"])} for problem in problems)
+
+
+def openai_error(status: int, message: str, kind: str, param: str | None = None) -> JSONResponse:
+    """A refusal on the paths of OpenAI's API; with 503 it says when to come again."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
+    return JSONResponse(error_body(status, message, kind, param), status, headers)
 
 
 def install(app: FastAPI) -> None:

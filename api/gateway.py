@@ -6,13 +6,17 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 import httpx
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api.chat_workers import ChatWorkers
+from api.errors import openai_error
+from poc_core.openai_errors import error_body
 from poc_core.records import ENGINE_LOST_HEADER, WorkerRecord
 
 log = logging.getLogger(__name__)
@@ -41,12 +45,17 @@ class ProxyRequest:
     body: bytes
 
 
-class Gateway:
-    """Sends each request to the least busy live worker of its model."""
+class NoWorkerError(Exception):
+    """No worker of the model answered."""
 
-    def __init__(self, client: httpx.AsyncClient | None = None) -> None:
+
+class Gateway:
+    """Sends each request to the least busy worker that serves its model."""
+
+    def __init__(self, workers: ChatWorkers) -> None:
+        self.workers = workers
         # trust_env off: workers are on the operator's network, a proxy of the environment is for the internet.
-        self._client = client or httpx.AsyncClient(
+        self._client = httpx.AsyncClient(
             timeout=_TIMEOUT,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
             trust_env=False,
@@ -69,34 +78,42 @@ class Gateway:
         """What a worker answers to GET at once. httpx.HTTPError: it does not."""
         return await self._client.get(_url(worker, path), headers=headers, timeout=_LOOKUP_TIMEOUT_S)
 
-    async def open(self, workers: list[WorkerRecord], request: ProxyRequest) -> Upstream:
-        """The answer of the first worker that gives one. NoWorkerError: all of them are gone."""
+    @asynccontextmanager
+    async def open(
+        self, workers: Iterable[WorkerRecord], request: ProxyRequest
+    ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
+        """Within: the answer of the first worker that gives one, and its body as the client is to get it.
+
+        Leaving cancels what is still under way. NoWorkerError: all of them are gone.
+        """
         for worker in workers:
-            self._active[worker.id] += 1
-            response: httpx.Response | None = None
-            try:
-                response = await self._send(worker, request)
-                if ENGINE_LOST_HEADER in response.headers:
-                    raise httpx.RemoteProtocolError("its engine is lost")
-                # A worker that dies with its first byte outstanding has done nothing that the client saw.
-                chunks = response.aiter_raw()
-                return Upstream(self, worker, response, await anext(chunks, None), chunks)
-            except httpx.TransportError as error:
-                await self.left(worker, response)
-                log.warning("worker %s did not answer a chat request (%r); trying another", worker.id, error)
-            except BaseException:
-                await self.left(worker, response)
-                raise
+            async with AsyncExitStack() as stack:
+                stack.enter_context(self._counted(worker))
+                try:
+                    response = await self._send(worker, request)
+                    stack.push_async_callback(_cancel, response)
+                    if ENGINE_LOST_HEADER in response.headers:
+                        raise httpx.RemoteProtocolError("its engine is lost")
+                    # A worker that dies with its first byte outstanding has done nothing that the client saw.
+                    chunks = response.aiter_raw()
+                    first = await anext(chunks, b"")
+                except httpx.TransportError as error:
+                    self.workers.lost(worker.id)
+                    log.warning("worker %s did not answer a chat request (%r); trying another", worker.id, error)
+                    continue
+                yield response, _body(worker, response, first, chunks)
+                return
         raise NoWorkerError
 
-    async def left(self, worker: WorkerRecord, response: httpx.Response | None) -> None:
-        """A request is over, for whatever reason; where its answer is still on the way, that is cancelled."""
-        self._active[worker.id] -= 1
-        if self._active[worker.id] <= 0:
-            del self._active[worker.id]
-        if response is not None:
-            with suppress(httpx.HTTPError):
-                await response.aclose()
+    @contextmanager
+    def _counted(self, worker: WorkerRecord) -> Iterator[None]:
+        self._active[worker.id] += 1
+        try:
+            yield
+        finally:
+            self._active[worker.id] -= 1
+            if self._active[worker.id] <= 0:
+                del self._active[worker.id]
 
     async def _send(self, worker: WorkerRecord, request: ProxyRequest) -> httpx.Response:
         # Not client.build_request: it would add headers that the client did not send, such as accept-encoding. The
@@ -112,79 +129,17 @@ class Gateway:
         return await self._client.send(sent, stream=True)
 
 
-class NoWorkerError(Exception):
-    """No worker of the model answered."""
+class ProxiedAnswer(Response):
+    """Waits for a worker's answer and passes it on, but no longer than the client stays."""
 
-
-class Upstream:
-    """A worker's answer, its body still on the way. `close` it, whatever happens: that cancels what is under way."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        worker: WorkerRecord,
-        response: httpx.Response,
-        first: bytes | None,
-        rest: AsyncIterator[bytes],
-    ) -> None:
-        """`first`, `rest`: the body; None where it is empty."""
-        self._gateway = gateway
-        self._worker = worker
-        self._response = response
-        self._first = first
-        self._rest = rest
-        self._is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-        self.status = response.status_code
-        self.headers = _end_to_end(response.headers.raw)
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes. A stream whose worker dies ends with an error event; of any other answer httpx's
-        TransportError is raised, so that nobody takes a part for the whole."""
-        try:
-            async for chunk in self._lines() if self._is_stream else self._all():
-                yield chunk
-        except httpx.TransportError as error:
-            log.warning("worker %s died in the middle of an answer: %r", self._worker.id, error)
-            if not self._is_stream:
-                raise
-            message = "The worker that computed this answer was lost; send the request again."
-            event = {"error": {"message": message, "type": "worker_lost", "param": None, "code": 502}}
-            yield b"\ndata: " + json.dumps(event).encode() + b"\n\n"  # the first newline ends an event cut short
-
-    async def close(self) -> None:
-        await self._gateway.left(self._worker, self._response)
-
-    async def _all(self) -> AsyncIterator[bytes]:
-        if self._first is None:
-            return
-        yield self._first
-        async for chunk in self._rest:
-            yield chunk
-
-    async def _lines(self) -> AsyncIterator[bytes]:
-        """Whole lines only: half a line, followed by an error event, would be neither."""
-        held = b""
-        async for chunk in self._all():
-            end = chunk.rfind(b"\n") + 1
-            if end:
-                yield held + chunk[:end]
-                held = chunk[end:]
-            else:
-                held += chunk
-        if held:
-            yield held
-
-
-class ProxiedAnswer:
-    """ASGI response: waits for a worker's answer and passes it on, but no longer than the client stays."""
-
-    def __init__(self, gateway: Gateway, workers: list[WorkerRecord], request: ProxyRequest) -> None:
+    def __init__(self, gateway: Gateway, workers: Iterable[WorkerRecord], request: ProxyRequest) -> None:
+        super().__init__()
         self._gateway = gateway
         self._workers = workers
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._answer(send))
+        work = asyncio.create_task(self._pass_on(scope, receive, send))
         gone = asyncio.create_task(_client_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -196,35 +151,50 @@ class ProxiedAnswer:
         with suppress(asyncio.CancelledError):
             await work
 
-    async def _answer(self, send: Send) -> None:
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            upstream = await self._gateway.open(self._workers, self._request)
+            async with self._gateway.open(self._workers, self._request) as (answer, body):
+                headers = _end_to_end(answer.headers.raw)
+                await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+                async for chunk in body:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
         except NoWorkerError:
-            return await _send_json(send, *no_worker())
-        try:
-            await send({"type": "http.response.start", "status": upstream.status, "headers": upstream.headers})
-            async for chunk in upstream.chunks():
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            await upstream.close()
+            message = "No worker could answer; try again in some seconds."
+            await openai_error(503, message, "service_unavailable")(scope, receive, send)
 
 
-def no_worker() -> tuple[int, dict[str, object], Headers]:
-    """Status, body and headers for a request whose workers are all gone, as OpenAI clients understand it."""
-    error = {
-        "message": "No worker could answer; try again in some seconds.",
-        "type": "service_unavailable",
-        "param": None,
-        "code": 503,
-    }
-    return 503, {"error": error}, [(b"retry-after", b"5")]
+async def _body(
+    worker: WorkerRecord, response: httpx.Response, first: bytes, rest: AsyncIterator[bytes]
+) -> AsyncIterator[bytes]:
+    """The body as it comes. A stream whose worker dies ends with an error event; of any other answer httpx's
+    TransportError is raised, so that nobody takes a part for the whole."""
+    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+    held = b""  # of a stream only whole lines: half a line, followed by an error event, would be neither
+    chunk = first
+    try:
+        while chunk:
+            end = chunk.rfind(b"\n") + 1 if is_stream else len(chunk)
+            if end:
+                yield held + chunk[:end]
+                held = b""
+            held += chunk[end:]
+            chunk = await anext(rest, b"")
+    except httpx.TransportError as error:
+        log.warning("worker %s died in the middle of an answer: %r", worker.id, error)
+        if not is_stream:
+            raise
+        event = error_body(502, "The worker that computed this answer was lost; send the request again.", "worker_lost")
+        yield b"\ndata: " + json.dumps(event).encode() + b"\n\n"  # the first newline ends an event cut short
+    else:
+        if held:
+            yield held
 
 
-async def _send_json(send: Send, status: int, body: dict[str, object], headers: Headers) -> None:
-    all_headers = [(b"content-type", b"application/json"), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": all_headers})
-    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+async def _cancel(response: httpx.Response) -> None:
+    """Where its body is still on the way; else there is nothing to do."""
+    with suppress(httpx.HTTPError):
+        await response.aclose()
 
 
 async def _client_gone(receive: Receive) -> None:

@@ -3,10 +3,10 @@
 from fastapi import HTTPException
 
 from api.admission import check_limits, deployed_limits
-from api.errors import malformed, unavailable
+from api.errors import unavailable
 from api.round_bodies import ArtifactRoundBody, DistanceRoundBody
-from poc_core.records import ModelInfo, ProofSpec, RoundConfig
-from poc_core.settings import MAX_BATCH_SIZE, Settings
+from poc_core.records import ProofSpec, RoundConfig
+from poc_core.settings import Settings
 from poc_core.state import WorkerRegistry
 
 
@@ -31,7 +31,7 @@ def admit_round(
         node_count=body.node_count,
         group_id=body.group_id,
         n_groups=body.n_groups,
-        batch_size=_batch_size(body.batch_size, body.params.seq_len, info, settings),
+        batch_size=body.batch_size or settings.batch_size_default,
         url=body.url,
     )
 
@@ -51,21 +51,11 @@ def _distance_round(body: DistanceRoundBody, settings: Settings, workers: Worker
         block_height=body.block_height,
         node_id=body.node_id,
         node_count=body.node_count,
-        batch_size=_batch_size(body.batch_size, body.seq_len, info, settings),
+        batch_size=body.batch_size or settings.batch_size_default,
         url=body.callback_url,
         r_target=body.r_target,
         fraud_threshold=body.fraud_threshold,
     )
-
-
-def _batch_size(asked: int | None, seq_len: int, info: ModelInfo, settings: Settings) -> int:
-    largest = min(info.max_batch(seq_len), MAX_BATCH_SIZE)
-    if asked is None:
-        return min(settings.batch_size_default, largest)
-    if asked > largest:
-        msg = f"With seq_len {seq_len} the largest possible batch_size is {largest}"
-        raise malformed([{"loc": ("body", "batch_size"), "msg": msg, "type": "batch_size_too_large"}])
-    return asked
 
 
 def _only_model(workers: WorkerRegistry) -> str:

@@ -43,7 +43,7 @@ class ArtifactRoundBody(_RoundBody):
     group_id: Count = Field(0, ge=0, description="This group, from 0 to n_groups - 1.")
     n_groups: Count = Field(1, ge=1, description="Groups that share the node's nonces.")
     batch_size: BatchSize | None = Field(
-        None, description="Nonces a worker computes at a time; as many as fit if absent."
+        None, description="As the client counts; workers compute as many nonces at a time as fit."
     )
     params: ArtifactParams
     url: HttpUrl = Field(None, description="The artifacts are sent to {url}/generated.")
@@ -64,7 +64,7 @@ class DistanceRoundBody(_RoundBody):
     node_id: Count = Field(0, ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(1, ge=1, description="Nodes that share the nonces.")
     batch_size: BatchSize | None = Field(
-        None, description="Nonces a worker computes at a time; as many as fit if absent."
+        None, description="As the client counts; workers compute as many nonces at a time as fit."
     )
     seq_len: Count = Field(256, ge=1, description="Positions of a nonce's prefill.")
     callback_url: HttpUrl = Field(None, description="Valid nonces are sent to {callback_url}/generated.")

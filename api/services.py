@@ -9,6 +9,7 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 from redis import Redis
 
+from api.chat_workers import ChatWorkers
 from api.dispatch import Dispatcher
 from api.gateway import Gateway
 from poc_core.settings import Settings
@@ -40,15 +41,16 @@ class Services:
     ) -> "Services":
         """The services for `settings`; tests bring a Redis, a dispatcher and a clock of their own."""
         redis = redis or connect(settings)
+        workers = WorkerRegistry(redis, settings, clock)
         return cls(
             settings,
             redis,
             JobStore(redis, settings, clock),
-            WorkerRegistry(redis, settings, clock),
+            workers,
             RoundStore(redis, settings, clock),
             Outbox(redis, settings, clock),
             dispatcher or Dispatcher(settings),
-            Gateway(),
+            Gateway(ChatWorkers(workers, settings.worker_cache_s)),
             CapacityLimiter(_LARGE_BODIES),
         )
 

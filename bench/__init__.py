@@ -1,1 +1,1 @@
-"""Benchmarks with targets; docs/benchmarks.md tells what each measures. Linux only: they read /proc."""
+"""Benchmarks with targets; docs/benchmarks.md tells what each measures. Linux only."""

@@ -3,23 +3,20 @@
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+import psutil
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+T = TypeVar("T")
 
 # Cores that other programs may use: more, and a run is disturbed.
 QUIET = 0.1
 
 # Disturbed runs are repeated until there are so many times the runs asked for.
 _MOST_TRIES = 3
-
-# Fields of the first line of /proc/stat, in ticks of all cores: user, nice, system, irq, softirq, and steal, which the
-# hypervisor gave to others. Guest time is part of user.
-_BUSY_FIELDS = (1, 2, 3, 6, 7, 8)
 
 # Seconds over which `wait_until_quiet` looks at the machine.
 _LOOK_S = 1.0
@@ -90,26 +87,19 @@ def wait_until_quiet(patience_s: float) -> None:
 
 def tree_cpu_s(root: int) -> dict[int, float]:
     """pid -> CPU seconds, of `root` and everything that descends from it and still runs."""
-    children: dict[int, list[int]] = {}
-    cpu_s: dict[int, float] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                # The name in parentheses may hold blanks; fields are counted behind it.
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it ended meanwhile
-            pid = int(entry.name)
-            children.setdefault(int(fields[1]), []).append(pid)
-            cpu_s[pid] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     tree: dict[int, float] = {}
-    waiting = [root]
-    while waiting:
-        pid = waiting.pop()
-        if pid in cpu_s:
-            tree[pid] = cpu_s[pid]
-        waiting += children.get(pid, [])
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(root)
+        for member in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                tree[member.pid] = cpu_s(member)
     return tree
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of one process, without those of its children. NoSuchProcess: it ended."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def trees_cpu_s(roots: Iterable[int]) -> float:
@@ -124,10 +114,11 @@ def describe() -> str:
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
-    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
+    gib = psutil.virtual_memory().total / 1024**3
     return f"{model}, {len(os.sched_getaffinity(0))} cores, {gib:.0f} GiB"
 
 
 def _busy_s() -> float:
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    return sum(int(fields[index]) for index in _BUSY_FIELDS) / _TICKS_PER_S
+    times = psutil.cpu_times()
+    # Steal is what the hypervisor gave to others. Guest time is part of user.
+    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)

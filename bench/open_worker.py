@@ -25,13 +25,12 @@ from poc_core.records import ProofSpec
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
-from workers.host import Chat, EngineHost
-from workers.step_size import StepSize
+from workers.proofs import Proofs
 
 RUN_TIMEOUT_S = 600.0
 CHAT_POLICY_HELP = (
-    "POC_CHAT_POLICY of the worker. Any but off adds what chat costs: micro-batches of at most POC_MAX_STEP_MS, which "
-    "the bare loop does not make."
+    "POC_CHAT_POLICY of the worker. Any but off adds what chat costs: slices of at most POC_MAX_STEP_MS, which the "
+    "bare loop does not make."
 )
 _SOCKET = "PROOFLINE_BENCH_SOCKET"
 
@@ -91,7 +90,7 @@ class _Access:
 
     def __init__(self) -> None:
         self.engine: Engine | None = None
-        self.host: EngineHost | None = None
+        self.proofs: Proofs | None = None
         self.chat_server: Any = None
 
     def offer(self, socket: str) -> None:
@@ -115,15 +114,15 @@ class _Access:
 
     def serve_chat(self, max_step_ms: float) -> int | None:
         assert self.engine is not None
-        assert self.host is not None
-        gate = ChatGate(parse_chat_policy("yield"))
+        assert self.proofs is not None
+        gate = ChatGate(parse_chat_policy("yield"), self.engine.unfinished_chat)
         port = self.engine.serve_chat(gate, "127.0.0.1")
-        self.host._chat = Chat(gate, StepSize(self.engine.info, max_step_ms))
+        self.proofs.admit_chat(gate, max_step_ms)
         return port
 
     def end_chat(self) -> None:
-        assert self.host is not None
-        self.host._chat = None
+        assert self.proofs is not None
+        self.proofs.admit_chat(None, 0)
         self.chat_server.should_exit = True
         while self.chat_server.started and self.chat_server.servers:
             time.sleep(0.05)
@@ -143,9 +142,9 @@ def _main() -> None:
         threading.Thread(target=access.offer, args=(os.environ[_SOCKET],), daemon=True).start()
         return access.engine
 
-    def host(*args: Any) -> EngineHost:
-        access.host = EngineHost(*args)
-        return access.host
+    def proofs(*args: Any) -> Proofs:
+        access.proofs = Proofs(*args)
+        return access.proofs
 
     async def serve(server: uvicorn.Server, *args: Any, **options: Any) -> None:
         access.chat_server = server
@@ -154,7 +153,7 @@ def _main() -> None:
 
     with (
         patch.object(workers.main, "load_engine", load_and_offer),
-        patch.object(workers.main, "EngineHost", host),
+        patch.object(workers.main, "Proofs", proofs),
         patch.object(uvicorn.Server, "serve", serve),
     ):
         app(prog_name="proofline")

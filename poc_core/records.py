@@ -132,7 +132,7 @@ class RoundConfig(BaseModel, frozen=True):
     node_count: int
     group_id: int = 0
     n_groups: int = 1
-    batch_size: int  # as the client wished; micro-batches are the node's own business
+    batch_size: int  # as the client counts; micro-batches are the node's own business
     url: str | None = None
     # Distance rounds only: a nonce is valid, and reported, when its distance is below r_target.
     r_target: float | None = None

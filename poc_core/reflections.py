@@ -21,7 +21,8 @@ def layer_vectors(block_hash: str, n_layers: int, hidden: int, device: torch.dev
 
 
 def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
-    """`reflect` of each of the tensors by one vector (hidden,), in their own memory where the device has a kernel for it."""
+    """`reflect` of each of the tensors by one vector (hidden,), in their own memory where the device has a kernel for
+    it."""
     if fused.is_on(v.device):
         from poc_core.fused.reflect import can_reflect, reflect_  # here: only a CUDA build of torch brings Triton
 

@@ -138,11 +138,38 @@ class Settings(BaseSettings):
     heartbeat_s: float = Field(
         2, gt=0, description="Seconds between heartbeats; several fit into worker_ttl_s, so one may be late."
     )
+    worker_cache_s: float = Field(
+        0.25,
+        ge=0,
+        le=5,
+        description="Seconds for which the API remembers which workers serve chat, instead of asking Redis for each "
+        "request: short beside heartbeat_s, and a worker that ends waits for as long.",
+    )
     visibility_timeout_s: int = Field(
         180,
         ge=30,
         description="Seconds after which the broker hands an unacknowledged task to another worker; "
         "beyond what one batch takes, else a live worker's task runs twice.",
+    )
+
+    # Of no use to operators: tests shorten them.
+    reap_interval_s: float = Field(
+        5,
+        gt=0,
+        description="For experts. Seconds between a worker's looks for stuck jobs: a dead worker's batches are back "
+        "after POC_WORKER_TTL_S and this.",
+    )
+    round_step_s: float = Field(
+        10,
+        gt=0,
+        description="For experts. Seconds of one task of a round: far below POC_VISIBILITY_TIMEOUT_S, and so long that "
+        "the few ms between two tasks do not show.",
+    )
+    delivery_lock_s: float = Field(
+        20,
+        gt=0,
+        description="For experts. Seconds that a callback's delivery holds its outbox without being renewed: so long "
+        "it stands still when a courier is killed. More than it takes to put the largest payload together.",
     )
 
     @model_validator(mode="before")

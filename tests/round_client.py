@@ -22,6 +22,9 @@ FAST = {
     "POC_CALLBACK_INTERVAL_SEC": "1",
     "POC_WORKER_TTL_S": "4",
     "POC_HEARTBEAT_S": "1",
+    "POC_REAP_INTERVAL_S": "1",
+    "POC_ROUND_STEP_S": "3",
+    "POC_DELIVERY_LOCK_S": "4",
 }
 LOG_LINES = 4000
 

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
-from poc_core.state.outbox import LOCK_S, Delivery, Outbox, OutboxExpiredError
+from poc_core.state.outbox import Delivery, Outbox, OutboxExpiredError
 from workers.patience import until_redis_answers
 from workers.queue.app import create_app
 
@@ -67,7 +67,7 @@ class Courier:
                 return
 
     def renew_locks(self) -> None:
-        """To be called well within every LOCK_S: a payload on its way over a slow line must not be sent beside it."""
+        """To be called well within the lock's time: a payload on a slow line must not be sent beside itself."""
         for delivery in list(self._on_their_way.values()):
             self._outbox.renew(delivery)
 
@@ -136,7 +136,7 @@ class Ticker:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        if now - self._renewed_at > LOCK_S / 5:
+        if now - self._renewed_at > self._outbox.lock_s / 5:
             self._renewed_at = now
             self._courier.renew_locks()
         due = self._outbox.due()

@@ -23,8 +23,6 @@ from workers.rounds import RoundRunner
 
 logger = logging.getLogger(__name__)
 
-# Seconds between a worker's looks for stuck jobs: a dead worker's batches are back after worker_ttl_s plus this.
-REAP_INTERVAL_S = 5.0
 # Messages of one job published again at a time: a large job's own may still be on their way.
 _MOST_REPUBLISHED = 1000
 
@@ -52,6 +50,7 @@ class Housekeeper:
         self._runner: RoundRunner | None = None
         self._draining = threading.Event()
         self._interval_s = settings.heartbeat_s
+        self._reap_interval_s = settings.reap_interval_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
         self._next_reap_s = 0.0
@@ -90,7 +89,7 @@ class Housekeeper:
             if time.monotonic() >= self._next_reap_s:
                 self._reap()
                 # Jitter, so that many workers do not look at the same moment.
-                self._next_reap_s = time.monotonic() + REAP_INTERVAL_S * random.uniform(0.8, 1.2)
+                self._next_reap_s = time.monotonic() + self._reap_interval_s * random.uniform(0.8, 1.2)
 
     def _check_engine(self) -> None:
         """A worker that has nothing to do would not see that its engine died, and offer it to clients for ever."""

@@ -77,7 +77,7 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
             gate, chat_port = _serve_chat(engine, settings)
             proofs = Proofs(engine, gate, settings.max_step_ms)
             job_runner = JobRunner(proofs, worker_id, jobs, queue)
-            round_runner = RoundRunner(proofs, worker_id, rounds, steps.publish)
+            round_runner = RoundRunner(proofs, worker_id, rounds, steps.publish, settings.round_step_s)
             runtime.install(Runtime(job_runner, round_runner))
             began_to_leave: list[float] = []
 
@@ -105,6 +105,7 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
             proofs.stop()
             if gate is not None and began_to_leave:
                 housekeeper.beat()
+                time.sleep(settings.worker_cache_s)  # until no API remembers this worker as one that takes chat
                 _let_chat_end(gate, began_to_leave[0] + CHAT_GRACE_S)
         finally:
             engine.close()

@@ -44,7 +44,7 @@ class Pipeline:
 
     def __init__(self, engine: Engine, plan: SlicePlan) -> None:
         self._engine = engine
-        self._plan = plan
+        self.plan = plan
         self._ids = itertools.count()
         self._waiting: deque[Flight] = deque()
         self._flying: dict[int, Flight] = {}  # begun on the engine, oldest first
@@ -132,7 +132,7 @@ class Pipeline:
         if not flight.slices:
             stage = self._engine.stages[flight.stage]
             whole = not self._engine.sliceable
-            flight.slices.extend([stage] if whole else self._plan.cut(flight.spec, len(flight.nonces), stage))
+            flight.slices.extend([stage] if whole else self.plan.cut(flight.spec, len(flight.nonces), stage))
         layers = flight.slices.popleft()
         return [Slice(flight.id, layers.start, layers.stop)]
 
@@ -158,7 +158,7 @@ class Pipeline:
             busy_s += seconds / len(self._engine.stages)
             if flight_id in self._measured:
                 spec, n = self._measured[flight_id]
-                self._plan.ran(spec, n, end - first, seconds)
+                self.plan.ran(spec, n, end - first, seconds)
         oldest = min(self._flying, default=max(self._measured, default=0))
         self._measured = {key: kind for key, kind in self._measured.items() if key >= oldest - len(self._engine.stages)}
         return busy_s

@@ -56,11 +56,10 @@ class Proofs:
     """Runs micro-batches on the engine, slice by slice, whenever chat lets them. For many threads."""
 
     def __init__(self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0) -> None:
-        """`gate`: None where the engine has no chat. `max_step_ms`: what chat may wait for slices launched already."""
+        """See `admit_chat`."""
         self.engine = engine
-        self.gate = gate
-        self._plan = SlicePlan(None if gate is None else max_step_ms, engine.slices_in_flight)
-        self._pipeline = Pipeline(engine, self._plan)
+        self._pipeline = Pipeline(engine, SlicePlan(None, 1))
+        self.admit_chat(gate, max_step_ms)
         self._changed = threading.Condition()
         self._added: list[Flight] = []
         self._cancelled: list[Flight] = []
@@ -69,6 +68,14 @@ class Proofs:
         self._thread = threading.Thread(target=self._run, name="proofs", daemon=True)
         self._thread.start()
 
+    def admit_chat(self, gate: ChatGate | None, max_step_ms: float) -> None:
+        """`gate`: None where the engine has no chat. `max_step_ms`: what chat may wait for slices launched already.
+
+        Not while anything is computed.
+        """
+        self.gate = gate
+        self._pipeline.plan = SlicePlan(None if gate is None else max_step_ms, self.engine.slices_in_flight)
+
     @property
     def depth(self) -> int:
         """Micro-batches to be in hand so that no stage of the engine ever waits for one."""
@@ -76,7 +83,7 @@ class Proofs:
 
     def batch_size(self, spec: ProofSpec) -> int:
         """Nonces that a micro-batch holds best now."""
-        return self._plan.batch_size(spec, self.engine.info.max_batch(spec.seq_len))
+        return self._pipeline.plan.batch_size(spec, self.engine.info.max_batch(spec.seq_len))
 
     def submit(self, spec: ProofSpec, nonces: Sequence[int]) -> Computation:
         """Computes them as one micro-batch, after those submitted before. SpecError: the model cannot."""

@@ -21,8 +21,6 @@ from workers.proofs import Computation, Proofs
 
 logger = logging.getLogger(__name__)
 
-# Seconds of one task: far below the broker's visibility timeout. Micro-batches go on computing between two tasks.
-STEP_S = 10.0
 # Seconds between two looks at a full outbox.
 _FULL_PAUSE_S = 0.2
 # Seconds between two looks whether the round goes on: so much later than it could does /stop take effect.
@@ -41,12 +39,15 @@ class _InHand(NamedTuple):
 class RoundRunner:
     """Computes for the current round on this process's engine; one step at a time, whoever asks."""
 
-    def __init__(self, proofs: Proofs, worker_id: str, rounds: RoundStore, publish_step: Callable[[str], None]) -> None:
-        """`publish_step(round_id)` queues the next step for this worker."""
+    def __init__(
+        self, proofs: Proofs, worker_id: str, rounds: RoundStore, publish_step: Callable[[str], None], step_s: float
+    ) -> None:
+        """`publish_step(round_id)` queues the next step for this worker; each takes about `step_s` seconds."""
         self._proofs = proofs
         self._worker_id = worker_id
         self._rounds = rounds
         self._publish_step = publish_step
+        self._step_s = step_s
         self._in_step = threading.Lock()
         self._leaving = threading.Event()
         self._in_hand: deque[_InHand] = deque()  # of one round, oldest first; kept from step to step
@@ -63,7 +64,7 @@ class RoundRunner:
         self._leaving.set()
 
     def step(self, round_id: str) -> None:
-        """Compute for about STEP_S, then queue the next step; returns at once when a step is under way."""
+        """Compute for about `step_s`, then queue the next step; returns at once when a step is under way."""
         if not self._in_step.acquire(blocking=False):
             return
         goes_on = False
@@ -73,7 +74,7 @@ class RoundRunner:
             goes_on = (
                 record is not None
                 and record.state is RoundState.GENERATING
-                and self._run(record, time.monotonic() + STEP_S)
+                and self._run(record, time.monotonic() + self._step_s)
             )
         finally:
             if not goes_on:

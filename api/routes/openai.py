@@ -10,14 +10,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from api.bodies import whole_body
+from api.errors import openai_error
 from api.gateway import ProxiedAnswer, ProxyRequest
 from api.services import AppServices, Services
-from poc_core.records import WorkerRecord
 
 router = APIRouter(tags=["chat"])
-
-# Seconds after which a client may ask again when its model's workers are away.
-_RETRY_AFTER_S = "5"
 
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"description": "vLLM's answer, byte for byte; with `stream` as server-sent events."},
@@ -30,35 +27,27 @@ class _Named(BaseModel):
     model: str | None = None
 
 
-class _Answer(Response):
-    """A Starlette response whose body the gateway streams."""
-
-    def __init__(self, answer: ProxiedAnswer) -> None:
-        super().__init__()
-        self._answer = answer
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._answer(scope, receive, send)
-
-
 async def proxy(request: Request, services: AppServices) -> Response:
     """Passed on to the least busy worker of the body's `model`; see vLLM's documentation of this path."""
     body = await whole_body(request)
     try:
         model = _Named.model_validate_json(body).model if body else None
     except ValidationError:
-        return _error(400, "The body must be a JSON object whose `model` is a string.", "invalid_request_error")
-    workers = await to_thread.run_sync(_chat_workers, services)
+        return openai_error(400, "The body must be a JSON object whose `model` is a string.", "invalid_request_error")
+    gateway = services.gateway
+    workers = await gateway.workers.remembered()
+    if model not in {worker.model for worker in workers}:
+        workers = await gateway.workers.now()  # before anybody is refused
     chosen = [worker for worker in workers if model is None or worker.model == model]
     models = sorted({worker.model for worker in workers})
     if model is None and len(models) > 1:
-        return _error(400, f"Name a model: {', '.join(models)}.", "invalid_request_error")
+        return openai_error(400, f"Name a model: {', '.join(models)}.", "invalid_request_error")
     if not chosen:
         return await to_thread.run_sync(_nobody, model, models, services)
     query = request.url.query
     path = request.url.path + (f"?{query}" if query else "")
     sent = ProxyRequest(request.method, path, request.headers.raw, body)
-    return _Answer(ProxiedAnswer(services.gateway, services.gateway.by_load(chosen), sent))
+    return ProxiedAnswer(gateway, gateway.by_load(chosen), sent)
 
 
 for _path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"):
@@ -71,7 +60,7 @@ async def models(request: Request, services: AppServices) -> Response:
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
     key = [header for header in request.headers.raw if header[0] == b"authorization"]  # vLLM's --api-key
-    for worker in await to_thread.run_sync(_chat_workers, services):
+    for worker in await services.gateway.workers.now():
         if worker.model in entries:
             continue
         try:
@@ -87,21 +76,11 @@ async def models(request: Request, services: AppServices) -> Response:
     return JSONResponse({"object": "list", "data": list(entries.values())})
 
 
-def _chat_workers(services: Services) -> list[WorkerRecord]:
-    return [worker for worker in services.workers.live() if worker.state == "ready" and worker.port is not None]
-
-
 def _nobody(model: str | None, models: list[str], services: Services) -> Response:
     """404 for a model that is not served here, 503 for one whose workers are away."""
     known = services.workers.known_models()
     if (model is None and not models) or model in known:
         who = f"the model {model}" if model else "a model"
-        return _error(503, f"No worker serves chat for {who} right now; try again later.", "service_unavailable")
+        return openai_error(503, f"No worker serves chat for {who} right now; try again later.", "service_unavailable")
     served = f"; ask for one of {', '.join(models)}" if models else ""
-    return _error(404, f"The model `{model}` is not served here{served}.", "NotFoundError", "model")
-
-
-def _error(status: int, message: str, kind: str, param: str | None = None) -> JSONResponse:
-    headers = {"Retry-After": _RETRY_AFTER_S} if status == 503 else None
-    error = {"message": message, "type": kind, "param": param, "code": status}
-    return JSONResponse({"error": error}, status, headers)
+    return openai_error(404, f"The model `{model}` is not served here{served}.", "NotFoundError", "model")

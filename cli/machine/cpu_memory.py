@@ -5,7 +5,10 @@ any machine that also runs Redis, an API or a second worker.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from cli.machine.gpus import visible_gpus, vllm_runs_on_cpu
 from cli.shipped import shipped_models
@@ -27,14 +30,11 @@ def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
     return {VARIABLE: str(min(MOST_GIB, max(LEAST_GIB, gib)))}
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def available_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory this process could still take: the machine's, and no more than a container is allowed."""
     found = []
-    try:
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass
+    with suppress(OSError):
+        found.append(int(psutil.virtual_memory().available))
     try:
         limit = (cgroup / "memory.max").read_text().strip()  # "max" without a limit
         found.append(int(limit) - int((cgroup / "memory.current").read_text()))

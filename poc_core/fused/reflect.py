@@ -25,8 +25,8 @@ def _reflect_kernel(first, second, v, hidden, BLOCK: tl.constexpr):
 
 
 def reflect_(terms: list[Tensor], v: Tensor) -> None:
-    """One or two tensors (..., hidden), reflected by the unit vector v (hidden,) in place; all of one dtype and size, and
-    contiguous."""
+    """One or two tensors (..., hidden), reflected by the unit vector v (hidden,) in place; all of one dtype and size,
+    and contiguous."""
     hidden = v.shape[0]
     rows = terms[0].numel() // hidden
     block = triton.next_power_of_2(hidden)

@@ -23,9 +23,6 @@ from poc_core.state import keys, scripts
 # Least and most seconds between two tries, which double from one to the next (protocol.md, section 6).
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 30.0
-# Seconds a delivery holds its outbox without being renewed: so long it stands still when a courier is killed. More than
-# it takes to put the largest payload together.
-LOCK_S = 20.0
 
 
 class OutboxExpiredError(ProoflineError):
@@ -59,6 +56,7 @@ class Outbox:
 
     def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self.lock_s = settings.delivery_lock_s
         self._settings = settings
         self._clock = clock
         self._take = scripts.load(redis, "take_delivery")
@@ -76,7 +74,7 @@ class Outbox:
         """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         most, ttl_s = self._settings.callback_max_artifacts, self._settings.callback_retention_sec
-        found = self._take([key], [token, now, now + LOCK_S, most, ttl_s])
+        found = self._take([key], [token, now, now + self.lock_s, most, ttl_s])
         if not found:
             return None
         if len(found) == 1:
@@ -94,8 +92,8 @@ class Outbox:
         return Delivery(outbox_id, token, url.decode(), text, payload_id, int(failures))
 
     def renew(self, delivery: Delivery) -> bool:
-        """Holds the outbox for another LOCK_S. False when the lock had run out and another process took over."""
-        until, ttl_s = self._clock() + LOCK_S, self._settings.callback_retention_sec
+        """Holds the outbox for another `lock_s`. False when the lock had run out and another process took over."""
+        until, ttl_s = self._clock() + self.lock_s, self._settings.callback_retention_sec
         return bool(self._renew([keys.outbox(delivery.outbox_id)], [delivery.token, until, ttl_s]))
 
     def delivered(self, delivery: Delivery) -> bool:

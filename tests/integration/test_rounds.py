@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from poc_core.state.outbox import LOCK_S
 from tests.receiver import Receiver, gaps_and_repeats
-from tests.round_client import RoundClient, assert_complete, round_body, running_stack
+from tests.round_client import FAST, RoundClient, assert_complete, round_body, running_stack
 
 pytestmark = pytest.mark.integration
 
 STEP_S = 0.05  # of a synthetic micro-batch
-TASK_S = 10.5  # of a task of a round, and a little more
+TASK_S = float(FAST["POC_ROUND_STEP_S"]) + 0.5  # of a task of a round, and a little more
+LOCK_S = float(FAST["POC_DELIVERY_LOCK_S"])
 BUSY_S = 0.3  # what a machine that is busy with other tests adds
 OUTBOX_LIMIT = 60_000  # far beyond what a receiver misses that is away for seconds, at 32 nonces a batch
 
@@ -223,7 +223,11 @@ class TestKilled:
         old = client.kill("courier")
         receiver.delay_s = 0
         client.wait_restarted("courier", old)
-        client.wait(lambda: len({p.payload_id for p in receiver.taken()}) >= 2, LOCK_S + 20, "the next payload")
+        client.wait(
+            lambda: len({p.payload_id for p in receiver.taken()}) >= 2,
+            LOCK_S + 20,
+            "the next payload",
+        )
         finish(client, receiver)
         assert [p.payload_id for p in receiver.taken()].count(receiver.taken()[0].payload_id) == 2
 

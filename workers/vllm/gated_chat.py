@@ -6,6 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from poc_core.openai_errors import error_body
 from poc_core.records import ENGINE_LOST_HEADER
 from workers.chat_gate import ChatGate
 
@@ -72,7 +73,7 @@ async def _lost(send: Send) -> None:
 
 async def _send_503(send: Send, message: str, header: tuple[bytes, bytes]) -> None:
     """In the form that OpenAI clients understand."""
-    error = {"message": message, "type": "service_unavailable", "param": None, "code": 503}
+    body = error_body(503, message, "service_unavailable")
     headers = [(b"content-type", b"application/json"), header]
     await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps({"error": error}).encode()})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})

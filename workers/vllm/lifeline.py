@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
+
+import psutil
 
 # The pid of the worker process, for the processes that vLLM starts from it. Ray's are not to have it: they may run on
 # another host.
@@ -30,7 +31,7 @@ def hold() -> None:
     """In a process that runs a vLLM worker: it and its engine core end with the process that called `offer`."""
     main = int(os.environ.get(VARIABLE, "0"))
     parent = multiprocessing.parent_process()
-    if not main or parent is None or parent.pid is None or not Path("/proc/self/stat").exists():
+    if not main or parent is None or parent.pid is None:
         return
     core = os.getpid() if parent.pid == main else parent.pid
     threading.Thread(target=_watch, args=(main, core), name="lifeline", daemon=True).start()
@@ -48,7 +49,6 @@ def _watch(main: int, core: int) -> None:
 
 def _parent_of(pid: int) -> int | None:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+        return int(psutil.Process(pid).ppid())
+    except psutil.NoSuchProcess:
         return None
-    return int(stat.rpartition(")")[2].split()[1])

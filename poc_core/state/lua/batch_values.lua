@@ -1,8 +1,13 @@
--- The values of some batches, each batch's as one text: 100,000 short answers would take a client half a second to read.
--- KEYS: 1 job. ARGV: batches.
+-- The values of some batches, each batch's as one text: 100,000 short answers would take a client half a second to
+-- read.
+--
+-- KEYS: 1 job      its hash; its working keys are this plus a suffix
+-- ARGV: batches    their indexes, any number
 -- Returns a batch's values in its order, as JSON texts one a line, '' when one is missing.
-local job, found = KEYS[1], {}
-for i, batch in ipairs(ARGV) do
+local job = KEYS[1]
+local batches = ARGV
+local found = {}
+for i, batch in ipairs(batches) do
   local nonces, values = {}, {}
   for nonce in string.gmatch(redis.call('HGET', job .. ':nonces', batch) or '', '%d+') do
     nonces[#nonces + 1] = nonce

@@ -1,34 +1,44 @@
--- Leases a batch to a worker. A lease holds while its worker's key exists and it is not too old: then its worker forgot it.
--- KEYS: 1 job. ARGV: 1 batch, 2 lease, 3 now, 4 ttl, 5 most losses, 6 ttl of a failed job, 7 oldest second of a lease.
+-- Leases a batch to a worker. A lease holds while its worker's key exists and it is not too old: then its worker forgot
+-- it.
+--
+-- KEYS: 1 job            its hash; its working keys are this plus a suffix
+-- ARGV: 1 batch          its index
+--       2 lease          as lease_parts reads it
+--       3 now            seconds since the epoch
+--       4 ttl            seconds the job is kept without progress
+--       5 most_losses    of workers or engines, with which the job fails
+--       6 failed_ttl     seconds a job that fails is kept
+--       7 oldest_s       second since the epoch before which a lease is too old
 -- Returns {reason} with gone, ended, round, done or held, or {'ok', model, spec, nonces}.
 local job = KEYS[1]
-local fields = redis.call('HMGET', job, 'status', 'model', 'spec')
-if not fields[1] then
+local batch, lease, now, ttl, most_losses, failed_ttl, oldest_s = unpack(ARGV)
+local status, model, spec = unpack(redis.call('HMGET', job, 'status', 'model', 'spec'))
+if not status then
   return {'gone'}
 end
-if not is_active(fields[1]) then
+if not is_active(status) then
   return {'ended'}
 end
-if redis.call('EXISTS', 'poc:round:generating:' .. fields[2]) == 1 then
+if redis.call('EXISTS', 'poc:round:generating:' .. model) == 1 then
   return {'round'}
 end
-if redis.call('SISMEMBER', job .. ':todo', ARGV[1]) == 0 then
+if redis.call('SISMEMBER', job .. ':todo', batch) == 0 then
   return {'done'}
 end
-local holder = redis.call('HGET', job .. ':leases', ARGV[1])
-if holder and holder ~= ARGV[2] then -- the same lease: this call is repeated, its first answer was lost
+local holder = redis.call('HGET', job .. ':leases', batch)
+if holder and holder ~= lease then -- the same lease: this call is repeated, its first answer was lost
   local worker, since = lease_parts(holder)
   local alive = redis.call('EXISTS', 'poc:worker:' .. worker) == 1
-  if alive and tonumber(since) >= tonumber(ARGV[7]) then
+  if alive and tonumber(since) >= tonumber(oldest_s) then
     return {'held'}
   end
-  if not alive and count_loss(job, ARGV[1], ARGV[5], ARGV[3], ARGV[6]) then
+  if not alive and count_loss(job, batch, most_losses, now, failed_ttl) then
     return {'ended'}
   end
 end
-redis.call('HSET', job .. ':leases', ARGV[1], ARGV[2])
-if fields[1] == 'queued' then
-  redis.call('HSET', job, 'status', 'running', 'started_at', ARGV[3])
+redis.call('HSET', job .. ':leases', batch, lease)
+if status == 'queued' then
+  redis.call('HSET', job, 'status', 'running', 'started_at', now)
 end
-touch(job, ARGV[4])
-return {'ok', fields[2], fields[3], redis.call('HGET', job .. ':nonces', ARGV[1])}
+touch(job, ttl)
+return {'ok', model, spec, redis.call('HGET', job .. ':nonces', batch)}

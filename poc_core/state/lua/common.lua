@@ -1,4 +1,12 @@
 -- Put before every script. Nonces are strings throughout: a Lua number is a double and would round those above 2^53.
+--
+-- Every script begins with its KEYS and ARGV and gives each a name before anything else. So named here too:
+--   job, round       the hash of one (poc:job:{id}, poc:round:{id}); its working keys are this plus a suffix
+--   id               of an outbox (poc:outbox:{id}), which is that of its round or job
+--   now, due         seconds since the epoch
+--   ttl              seconds that what is touched is kept
+-- Keys that a script makes from such a name, and the indexes and counters of the whole node, are not among its KEYS:
+-- one Redis holds them all, no cluster.
 
 local WORKING = {':nonces', ':todo', ':leases', ':attempts', ':values', ':claimed'}
 
@@ -40,7 +48,7 @@ local function retire(job, status, now, ttl)
   redis.call('ZREM', 'poc:jobs:active:' .. fields[1], string.sub(job, #'poc:job:' + 1))
 end
 
--- One more worker or engine was lost on this batch. True when that was one too many and the job failed.
+-- One more worker or engine was lost on this batch: `limit` of them are one too many. True when the job failed of it.
 local function count_loss(job, batch, limit, now, ttl)
   local losses = redis.call('HINCRBY', job .. ':attempts', batch, 1)
   if losses < tonumber(limit) then
@@ -48,7 +56,8 @@ local function count_loss(job, batch, limit, now, ttl)
     return false
   end
   redis.call('HSET', job, 'error', 'Batch ' .. batch .. ' was given up after ' .. string.format('%d', losses) ..
-    ' workers lost their engine or died while they computed it. Look into the workers\' logs, then send the request again.')
+    ' workers lost their engine or died while they computed it. ' ..
+    'Look into the workers\' logs, then send the request again.')
   retire(job, 'failed', now, ttl)
   return true
 end
@@ -65,7 +74,7 @@ local function free_lease(round, lease, ttl)
   redis.call('EXPIRE', round .. ':free', ttl)
 end
 
--- Nonces were computed, for a job or a round: the node's own counters.
+-- `n` nonces were computed, for a job or a round, in that `second` since the epoch: the node's own counters.
 local function count_processed(n, second, ttl)
   redis.call('INCRBY', 'poc:stats:total', n)
   redis.call('EXPIRE', 'poc:stats:total', ttl)

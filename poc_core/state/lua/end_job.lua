@@ -1,12 +1,18 @@
 -- Fails or cancels a job that is queued or running.
--- KEYS: 1 job. ARGV: 1 status, 2 error or '', 3 now, 4 ttl.
+--
+-- KEYS: 1 job       its hash; its working keys are this plus a suffix
+-- ARGV: 1 status    failed or cancelled
+--       2 why       it failed, or ''
+--       3 now       seconds since the epoch
+--       4 ttl       seconds the job is kept
 -- Returns 1 for the call that ended it, else 0.
 local job = KEYS[1]
+local status, why, now, ttl = unpack(ARGV)
 if not is_active(redis.call('HGET', job, 'status')) then
   return 0
 end
-if ARGV[2] ~= '' then
-  redis.call('HSET', job, 'error', ARGV[2])
+if why ~= '' then
+  redis.call('HSET', job, 'error', why)
 end
-retire(job, ARGV[1], ARGV[3], ARGV[4])
+retire(job, status, now, ttl)
 return 1

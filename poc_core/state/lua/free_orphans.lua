@@ -1,18 +1,26 @@
 -- Removes the leases of dead workers and those that their worker forgot. A dead worker counts as a loss: a batch that
 -- kills its workers must not do so for ever.
--- KEYS: 1 job. ARGV: 1 most losses, 2 now, 3 ttl of a failed job, 4 oldest second of a lease.
+--
+-- KEYS: 1 job            its hash; its working keys are this plus a suffix
+-- ARGV: 1 most_losses    of workers or engines, with which the job fails
+--       2 now            seconds since the epoch
+--       3 failed_ttl     seconds a job that fails is kept
+--       4 oldest_s       second since the epoch before which a lease is too old
 -- Returns the batches that wait for another worker.
-local job, freed = KEYS[1], {}
+local job = KEYS[1]
+local most_losses, now, failed_ttl, oldest_s = unpack(ARGV)
+local freed = {}
 local leases = redis.call('HGETALL', job .. ':leases')
 for i = 1, #leases, 2 do
+  local batch = leases[i]
   local worker, since = lease_parts(leases[i + 1])
   local alive = redis.call('EXISTS', 'poc:worker:' .. worker) == 1
-  if not alive or tonumber(since) < tonumber(ARGV[4]) then
-    redis.call('HDEL', job .. ':leases', leases[i])
-    if not alive and count_loss(job, leases[i], ARGV[1], ARGV[2], ARGV[3]) then
+  if not alive or tonumber(since) < tonumber(oldest_s) then
+    redis.call('HDEL', job .. ':leases', batch)
+    if not alive and count_loss(job, batch, most_losses, now, failed_ttl) then
       return {}
     end
-    freed[#freed + 1] = leases[i]
+    freed[#freed + 1] = batch
   end
 end
 return freed

@@ -1,8 +1,15 @@
--- Holds an outbox's lock for longer. KEYS: 1 outbox. ARGV: 1 token, 2 locked until, 3 ttl. Returns 0 when the lock was lost.
+-- Holds an outbox's lock for longer.
+--
+-- KEYS: 1 outbox          its hash
+-- ARGV: 1 token           of the delivery that holds it
+--       2 locked_until    seconds since the epoch
+--       3 ttl             seconds that what waits is kept
+-- Returns 1, or 0 when the lock was lost.
 local outbox = KEYS[1]
-if redis.call('HGET', outbox, 'token') ~= ARGV[1] then
+local token, locked_until, ttl = unpack(ARGV)
+if redis.call('HGET', outbox, 'token') ~= token then
   return 0
 end
-redis.call('HSET', outbox, 'locked_until', ARGV[2])
-due_outbox(string.sub(outbox, #'poc:outbox:' + 1), ARGV[2], ARGV[3])
+redis.call('HSET', outbox, 'locked_until', locked_until)
+due_outbox(string.sub(outbox, #'poc:outbox:' + 1), locked_until, ttl)
 return 1

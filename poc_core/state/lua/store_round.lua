@@ -1,30 +1,43 @@
 -- Makes a round the current one, unless one is generating.
--- KEYS: 1 round, 2 its outbox, 3 poc:round:current, 4 the generating key of its model.
--- ARGV: 1 round id, 2 state, 3 config, 4 places of the sequence, 5 now, 6 ttl, 7 url or '', 8 head of its payloads.
+--
+-- KEYS: 1 round         its hash
+--       2 outbox        the round's
+--       3 current       poc:round:current
+--       4 generating    the key that says for which round the model's workers compute
+-- ARGV: 1 round_id
+--       2 state         IDLE, GENERATING or VALIDATING
+--       3 config        as JSON
+--       4 places        of the nonce sequence
+--       5 now           seconds since the epoch
+--       6 ttl           seconds the round is kept
+--       7 url           of its callbacks, or ''
+--       8 head          of their payloads, as JSON
 -- Returns '' when stored, else the id of the round that generates.
-local current = redis.call('GET', KEYS[3])
-if current == ARGV[1] then
+local round, outbox, current, generating = unpack(KEYS)
+local round_id, state, config, places, now, ttl, url, head = unpack(ARGV)
+local earlier_id = redis.call('GET', current)
+if earlier_id == round_id then
   return '' -- this call is repeated, its first answer was lost
 end
-if current then
-  local state = redis.call('HGET', 'poc:round:' .. current, 'state')
-  if state == 'GENERATING' then
-    return current
+if earlier_id then
+  local earlier_state = redis.call('HGET', 'poc:round:' .. earlier_id, 'state')
+  if earlier_state == 'GENERATING' then
+    return earlier_id
   end
-  if state == 'IDLE' or state == 'VALIDATING' then
+  if earlier_state == 'IDLE' or earlier_state == 'VALIDATING' then
     -- A round that was only stored, or validates, ends where another begins.
-    close_round('poc:round:' .. current, 'STOPPED', ARGV[5], ARGV[6])
+    close_round('poc:round:' .. earlier_id, 'STOPPED', now, ttl)
   end
 end
-redis.call('HSET', KEYS[1], 'state', ARGV[2], 'config', ARGV[3], 'places', ARGV[4], 'next', '0', 'created_at', ARGV[5])
-redis.call('SET', KEYS[3], ARGV[1], 'EX', ARGV[6])
-redis.call('EXPIRE', KEYS[1], ARGV[6])
-if ARGV[7] ~= '' then
-  redis.call('HSET', KEYS[2], 'url', ARGV[7], 'head', ARGV[8])
-  redis.call('EXPIRE', KEYS[2], ARGV[6])
+redis.call('HSET', round, 'state', state, 'config', config, 'places', places, 'next', '0', 'created_at', now)
+redis.call('SET', current, round_id, 'EX', ttl)
+redis.call('EXPIRE', round, ttl)
+if url ~= '' then
+  redis.call('HSET', outbox, 'url', url, 'head', head)
+  redis.call('EXPIRE', outbox, ttl)
 end
-if ARGV[2] == 'GENERATING' then
-  redis.call('HSET', KEYS[1], 'started_at', ARGV[5])
-  redis.call('SET', KEYS[4], ARGV[1], 'EX', ARGV[6])
+if state == 'GENERATING' then
+  redis.call('HSET', round, 'started_at', now)
+  redis.call('SET', generating, round_id, 'EX', ttl)
 end
 return ''

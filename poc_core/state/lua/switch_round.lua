@@ -1,22 +1,31 @@
 -- Sets a round's state. From STOPPED there is no way back.
--- KEYS: 1 round, 2 the generating key of its model. ARGV: 1 round id, 2 new state, 3 now, 4 ttl, 5 error or ''.
+--
+-- KEYS: 1 round         its hash
+--       2 generating    the key that says for which round the model's workers compute
+-- ARGV: 1 round_id
+--       2 state         the new one
+--       3 now           seconds since the epoch
+--       4 ttl           seconds the round is kept
+--       5 why           it stopped by itself, or ''
 -- Returns the state it had; the round changed unless that was STOPPED or ''.
-local before = redis.call('HGET', KEYS[1], 'state')
+local round, generating = unpack(KEYS)
+local round_id, state, now, ttl, why = unpack(ARGV)
+local before = redis.call('HGET', round, 'state')
 if not before or before == 'STOPPED' then
   return before or ''
 end
-if ARGV[5] ~= '' then
-  redis.call('HSET', KEYS[1], 'error', ARGV[5])
+if why ~= '' then
+  redis.call('HSET', round, 'error', why)
 end
-if ARGV[2] == 'STOPPED' then
-  close_round(KEYS[1], ARGV[2], ARGV[3], ARGV[4])
+if state == 'STOPPED' then
+  close_round(round, state, now, ttl)
 else
-  redis.call('HSET', KEYS[1], 'state', ARGV[2])
+  redis.call('HSET', round, 'state', state)
 end
-if ARGV[2] == 'GENERATING' then
-  redis.call('HSETNX', KEYS[1], 'started_at', ARGV[3])
-  redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[4])
-elseif redis.call('GET', KEYS[2]) == ARGV[1] then
-  redis.call('DEL', KEYS[2])
+if state == 'GENERATING' then
+  redis.call('HSETNX', round, 'started_at', now)
+  redis.call('SET', generating, round_id, 'EX', ttl)
+elseif redis.call('GET', generating) == round_id then
+  redis.call('DEL', generating)
 end
 return before

@@ -13,8 +13,10 @@ import fakeredis
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from api.app import create_app
+from api.chat_workers import ChatWorkers
 from api.dispatch import Dispatcher
 from api.gateway import Gateway
 from api.services import Services
@@ -35,20 +37,25 @@ Start = Callable[..., FakeWorker]
 
 
 @pytest.fixture(scope="module")
-def services() -> Services:
+def app() -> FastAPI:
     settings = Settings(max_body_bytes=MAX_BODY_BYTES)
-    return Services.create(settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher()))
+    services = Services.create(settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher()))
+    return create_app(services=services)
 
 
 @pytest.fixture(autouse=True)
-def no_workers_yet(services: Services) -> None:
+def services(app: FastAPI) -> Services:
+    """The services of the API, which know of no worker yet."""
+    services: Services = app.state.services
     services.redis.flushall()
+    services.gateway.workers = ChatWorkers(services.workers, services.settings.worker_cache_s)
+    return services
 
 
 @pytest.fixture(scope="module")
-def api(services: Services) -> Iterator[httpx.Client]:
+def api(app: FastAPI) -> Iterator[httpx.Client]:
     """A client of the API on a real server: an in-process one would not see clients hang up."""
-    server = uvicorn.Server(uvicorn.Config(create_app(services=services), port=0, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)
@@ -252,6 +259,13 @@ class TestChoice:
         assert error["message"] == "The model `nope` is not served here; ask for one of tiny-qwen3."
         assert (error["type"], error["param"], error["code"]) == ("NotFoundError", "model", 404)
 
+    def test_worker_that_has_just_come_is_found_at_once(self, api, start, services):
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
+        start("w1", answers)
+        assert api.post(CHAT, json=body()).status_code == 200
+        start("w2", answers, model="other")
+        assert api.post(CHAT, json=body("other")).content == ANSWER
+
     def test_model_whose_workers_are_away_is_503(self, api, services):
         services.workers.heartbeat(worker_record("w1"))  # known, but without a chat server
         answer = api.post(CHAT, json=body())
@@ -303,6 +317,25 @@ class TestDeaths:
     def test_worker_whose_engine_is_lost_is_replaced(self, api, start):
         start("w1", lambda call: call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1"))
         start("w2", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
+
+    @pytest.mark.parametrize(
+        "fails",
+        [hangs_up, lambda call: call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1")],
+        ids=["dead", "engine lost"],
+    )
+    def test_worker_that_failed_once_is_not_asked_again_from_memory(self, api, start, services, fails):
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
+        failed, other = start("w1", fails), start("w2", answers)
+        for _ in range(3):
+            assert api.post(CHAT, json=body()).content == ANSWER
+        assert (len(failed.received), len(other.received)) == (1, 3)
+
+    def test_the_only_worker_is_asked_again_though_it_failed_once(self, api, start, services):
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
+        worker = start("w1", hangs_up)
+        assert api.post(CHAT, json=body()).status_code == 503
+        worker.behaviour = answers
         assert api.post(CHAT, json=body()).content == ANSWER
 
     def test_when_all_die_it_is_503(self, api, start):
@@ -438,6 +471,6 @@ class TestModels:
         assert api.get("/v1/models").json() == {"object": "list", "data": []}
 
 
-def test_by_load_keeps_the_order_among_equals() -> None:
+def test_by_load_keeps_the_order_among_equals(services) -> None:
     records = [worker_record(f"w{index}") for index in range(3)]
-    assert Gateway().by_load(records) == records
+    assert Gateway(services.gateway.workers).by_load(records) == records

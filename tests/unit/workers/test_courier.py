@@ -17,7 +17,7 @@ from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
 from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Outbox, RoundStore, WorkerRegistry
-from poc_core.state.outbox import LAST_BACKOFF_S, LOCK_S
+from poc_core.state.outbox import LAST_BACKOFF_S
 from poc_core.state.rounds import Lease
 from tests.samples import Clock, round_config, worker_record
 from workers import courier as courier_module
@@ -196,7 +196,7 @@ def test_a_courier_that_died_on_the_way_is_replaced(
     died_with = outbox.take(record.round_id)
     courier.deliver(record.round_id)
     assert receiver.requests == []
-    clock.now += LOCK_S
+    clock.now += outbox.lock_s
     courier.deliver(record.round_id)
     assert died_with is not None
     assert receiver.taken == [json.loads(died_with.body)]
@@ -220,7 +220,7 @@ def test_a_payload_on_a_slow_line_is_not_sent_twice(
 
     def slowly(request: httpx.Request) -> httpx.Response:
         for _ in range(5):
-            clock.now += LOCK_S - 1
+            clock.now += outbox.lock_s - 1
             courier.renew_locks()
             assert outbox.take(record.round_id) is None
         return answer(request)

@@ -21,7 +21,6 @@ from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.samples import MODEL, Clock, round_config, worker_record
 from workers import host as host_module
 from workers import patience
-from workers import rounds as rounds_module
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine, EngineLostError
 from workers.host import Chat, EngineHost
@@ -31,6 +30,8 @@ from workers.rounds import RoundRunner
 from workers.step_size import StepSize
 
 MICRO_BATCH_S = 0.02
+STEP_S = 0.25
+LONG_STEP_S = 1.0  # for what goes on again in the same step
 
 
 class FakeEngine(Engine):
@@ -55,15 +56,8 @@ class FakeEngine(Engine):
 
 
 @pytest.fixture(autouse=True)
-def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_module, "STEP_S", 0.25)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "PAUSE_S", 0.01)
-
-
-@pytest.fixture
-def long_steps(monkeypatch: pytest.MonkeyPatch, short_steps: None) -> None:
-    """For what goes on again in the same step."""
-    monkeypatch.setattr(rounds_module, "STEP_S", 0.6)
 
 
 @pytest.fixture
@@ -95,7 +89,7 @@ def host(engine: FakeEngine, jobs: JobStore) -> EngineHost:
 
 @pytest.fixture
 def runner(host: EngineHost, rounds: RoundStore, published: list[str]) -> RoundRunner:
-    return RoundRunner(host, rounds, published.append)
+    return RoundRunner(host, rounds, published.append, STEP_S)
 
 
 @pytest.fixture
@@ -257,13 +251,12 @@ def test_a_worker_that_is_to_end_finishes_its_micro_batch_and_leaves_the_round_t
 
 
 def test_a_redis_that_is_away_in_the_middle_is_waited_for(
-    runner: RoundRunner,
+    host: EngineHost,
     engine: FakeEngine,
     rounds: RoundStore,
     redis: Redis,
     record: RoundRecord,
     server: fakeredis.FakeServer,
-    long_steps: None,
 ) -> None:
     def redis_goes() -> None:
         server.connected = False
@@ -271,7 +264,7 @@ def test_a_redis_that_is_away_in_the_middle_is_waited_for(
 
     engine.events[2] = redis_goes
     engine.events[4] = stop(rounds, record)
-    runner.step(record.round_id)
+    RoundRunner(host, rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
     assert arrived(redis, record) == list(range(20))
 
 
@@ -296,13 +289,12 @@ class LosesAnswers(RoundStore):
         return answer
 
 
-@pytest.mark.usefixtures("long_steps")
 def test_answers_that_are_lost_on_the_way_make_neither_gaps_nor_doubles(
     host: EngineHost, engine: FakeEngine, redis: Redis, settings: Settings, clock: Clock, record: RoundRecord
 ) -> None:
     unsteady = LosesAnswers(redis, settings, clock)
     engine.events[9] = stop(unsteady, record)
-    RoundRunner(host, unsteady, lambda _: None).step(record.round_id)
+    RoundRunner(host, unsteady, lambda _: None, LONG_STEP_S).step(record.round_id)
     assert arrived(redis, record) == list(range(40))
 
 
@@ -316,7 +308,7 @@ def test_a_full_outbox_pauses_the_round_and_says_so_loudly(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     small = RoundStore(redis, settings.model_copy(update={"outbox_max_artifacts": 8}), clock)
-    RoundRunner(host, small, lambda _: None).step(record.round_id)
+    RoundRunner(host, small, lambda _: None, STEP_S).step(record.round_id)
     assert len(engine.calls) == 3  # one lease was in hand when the limit was reached
     (line,) = [entry for entry in caplog.records if "is full (POC_OUTBOX_MAX_ARTIFACTS)" in entry.message]
     assert line.levelno == logging.ERROR
@@ -329,12 +321,11 @@ def test_a_round_whose_outbox_has_room_again_goes_on(
     settings: Settings,
     clock: Clock,
     record: RoundRecord,
-    long_steps: None,
 ) -> None:
     small = RoundStore(redis, settings.model_copy(update={"outbox_max_artifacts": 8}), clock)
     delivery = threading.Timer(0.1, lambda: redis.hset(f"poc:outbox:{record.round_id}", "waiting", "0"))
     delivery.start()
-    RoundRunner(host, small, lambda _: None).step(record.round_id)
+    RoundRunner(host, small, lambda _: None, LONG_STEP_S).step(record.round_id)
     assert len(engine.calls) > 3
 
 
@@ -342,7 +333,7 @@ def test_a_round_whose_outbox_has_room_again_goes_on(
 
 
 def test_a_lost_engine_ends_the_process_and_its_lease_goes_to_another(
-    runner: RoundRunner,
+    host: EngineHost,
     engine: FakeEngine,
     rounds: RoundStore,
     redis: Redis,
@@ -355,7 +346,7 @@ def test_a_lost_engine_ends_the_process_and_its_lease_goes_to_another(
     monkeypatch.setattr(host_module.os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
     engine.events[2] = lose
     with pytest.raises(SystemExit) as ended:
-        runner.step(record.round_id)
+        RoundRunner(host, rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
     assert ended.value.code == host_module.ENGINE_LOST_STATUS
     assert arrived(redis, record) == list(range(8))
     lease = rounds.lease(record, "w2", 4)
@@ -457,7 +448,7 @@ def exclusive(engine: FakeEngine, jobs: JobStore, rounds: RoundStore) -> tuple[C
     """A worker whose gate refuses chat while a round runs."""
     gate = ChatGate(ChatPolicy("exclusive"))
     host = EngineHost(engine, "w1", jobs, cast(JobQueue, None), Chat(gate, StepSize(engine.info, 1000)))
-    return gate, RoundRunner(host, rounds, lambda _: None)
+    return gate, RoundRunner(host, rounds, lambda _: None, STEP_S)
 
 
 def test_exclusive_does_not_wait_for_chat_to_pause(

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -43,19 +44,19 @@ def test_gpus_have_their_own_rules_unless_vllm_leaves_them_alone(monkeypatch) ->
     assert kv_cache_environment("/models/large", 1) != {}
 
 
-def test_a_container_may_take_no_more_than_its_limit(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:       16000 kB\nMemAvailable:   8000 kB\n")
-    assert available_bytes(meminfo, tmp_path) == 8000 * 1024
+def test_a_container_may_take_no_more_than_its_limit(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8000 * 1024))
+    assert available_bytes(tmp_path) == 8000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
-    assert available_bytes(meminfo, tmp_path) == 8000 * 1024
+    assert available_bytes(tmp_path) == 8000 * 1024
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
-    assert available_bytes(meminfo, tmp_path) == 3000
+    assert available_bytes(tmp_path) == 3000
 
 
-def test_where_nothing_is_known_nothing_is_promised(tmp_path: Path) -> None:
-    assert available_bytes(tmp_path / "none", tmp_path) == 0
+def test_where_nothing_is_known_nothing_is_promised(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert available_bytes(tmp_path) == 0
 
 
 def test_a_worker_started_by_itself_sets_as_much_aside_as_one_of_up(monkeypatch) -> None:

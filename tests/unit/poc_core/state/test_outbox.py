@@ -11,7 +11,7 @@ from poc_core.nonces import MAX_NONCE
 from poc_core.records import NewJob, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Outbox, RoundStore
-from poc_core.state.outbox import FIRST_BACKOFF_S, LAST_BACKOFF_S, LOCK_S, Delivery, OutboxExpiredError
+from poc_core.state.outbox import FIRST_BACKOFF_S, LAST_BACKOFF_S, Delivery, OutboxExpiredError
 from poc_core.state.rounds import Lease
 from tests.samples import DISTANCE_SPEC, K_DIM, MODEL, REQUEST, SPEC, Clock, round_config
 
@@ -180,7 +180,7 @@ def test_a_payload_stays_the_same_when_its_courier_died(
 ) -> None:
     died_with = take(outbox, waiting.round_id)
     compute(rounds, waiting)
-    clock.now += LOCK_S
+    clock.now += outbox.lock_s
     assert take(outbox, waiting.round_id).body == died_with.body
 
 
@@ -342,7 +342,7 @@ def test_only_one_delivers_at_a_time(outbox: Outbox, waiting: RoundRecord) -> No
 def test_who_renews_the_lock_keeps_it(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
     slow = take(outbox, waiting.round_id)
     for _ in range(5):
-        clock.now += LOCK_S - 1
+        clock.now += outbox.lock_s - 1
         assert outbox.renew(slow)
         assert outbox.due() == []
         assert outbox.take(waiting.round_id) is None
@@ -351,14 +351,14 @@ def test_who_renews_the_lock_keeps_it(outbox: Outbox, waiting: RoundRecord, cloc
 
 def test_a_lost_lock_cannot_be_renewed(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
     late = take(outbox, waiting.round_id)
-    clock.now += LOCK_S
+    clock.now += outbox.lock_s
     take(outbox, waiting.round_id)
     assert not outbox.renew(late)
 
 
 def test_who_lost_the_lock_changes_nothing(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
     late = take(outbox, waiting.round_id)
-    clock.now += LOCK_S
+    clock.now += outbox.lock_s
     take(outbox, waiting.round_id)
     assert not outbox.delivered(late)
     outbox.failed(late, "500")

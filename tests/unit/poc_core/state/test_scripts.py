@@ -1,0 +1,35 @@
+"""The Lua scripts as text: each says what it is given and names it before it does anything."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from poc_core.state import scripts
+
+FOLDER = Path(scripts.__file__).parent / "lua"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.lua") if path.stem != "common")
+_NUMBERED = re.compile(r"^-- (?:KEYS:|ARGV:|     ) *(\d+) (\w+)", re.MULTILINE)
+
+
+def parts(name: str) -> tuple[str, str]:
+    """A script's opening comment and the rest."""
+    text = scripts.source(name)
+    code = re.search(r"^(?!--)", text, re.MULTILINE)
+    assert code is not None
+    return text[: code.start()], text[code.start() :]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_documents_and_names_what_it_is_given(name: str) -> None:
+    comment, code = parts(name)
+    assert re.search(r"^-- KEYS: ", comment, re.MULTILINE)
+    assert re.search(r"^-- ARGV: ", comment, re.MULTILINE)
+    assert re.search(r"^-- Returns ", comment, re.MULTILINE)
+    named = {
+        local.strip()
+        for names in re.findall(r"^local ([\w, ]+) = (?:unpack\((?:KEYS|ARGV)|(?:KEYS|ARGV)\[)", code, re.MULTILINE)
+        for local in names.split(",")
+    }
+    assert named == {documented for _, documented in _NUMBERED.findall(comment)}
+    assert not re.search(r"(KEYS|ARGV)\[\d", re.sub(r"^local .*$", "", code, flags=re.MULTILINE))
