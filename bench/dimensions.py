@@ -6,27 +6,69 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from cli.shipped import shipped_models
 
-# What differs from the shipped tiny-qwen3, which lends the rest and its tokenizer.
-DIMENSIONS = {
-    "qwen3-0.6b": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "intermediate_size": 3072,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-8b": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 12288,
-        "tie_word_embeddings": False,
-    },
+# What differs from the shipped model named first, which lends the rest and its tokenizer.
+DIMENSIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-0.6b": (
+        "tiny-qwen3",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "intermediate_size": 3072,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-8b": (
+        "tiny-qwen3",
+        {
+            "hidden_size": 4096,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 12288,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-30b-a3b": (
+        "tiny-qwen3-moe",
+        {
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-235b-a22b-fp8": (
+        "tiny-qwen3-moe",
+        {
+            "hidden_size": 4096,
+            "num_hidden_layers": 94,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 4,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 1536,
+            "num_experts": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "tie_word_embeddings": False,
+            "quantization_config": {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+            },
+        },
+    ),
 }
 # Arguments of `vllm serve` that go with such a model.
 ENGINE_ARGS: Sequence[str] = ("--load-format=dummy",)
@@ -35,10 +77,12 @@ ENGINE_ARGS: Sequence[str] = ("--load-format=dummy",)
 @contextmanager
 def model_directory(name: str) -> Iterator[str]:
     """A directory with the model's configuration and a tokenizer, and no weights."""
-    shipped = shipped_models()["tiny-qwen3"]
+    base, differences = DIMENSIONS[name]
+    shipped = shipped_models()[base]
     config = json.loads((shipped / "config.json").read_text())
-    config |= {"head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 4096} | DIMENSIONS[name]
-    config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    config |= {"head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 4096} | differences
+    if "layer_types" in config:
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     with TemporaryDirectory(prefix="proofline-bench-") as folder:
         directory = Path(folder) / name
         shutil.copytree(shipped, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))

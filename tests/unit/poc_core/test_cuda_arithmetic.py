@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from poc_core import rng
+from poc_core import fused, reflections, rng
 from poc_core.encoding import decode_vector
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
@@ -24,6 +24,47 @@ def test_hashes_are_exact(n):
 @pytest.mark.parametrize("n", [7, 100_003, MANY])
 def test_normal_is_the_cpus(n):
     torch.testing.assert_close(rng.normal(SEEDS, n, GPU).cpu(), rng.normal(SEEDS, n, CPU), rtol=0, atol=2e-6)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Within: no fused kernels."""
+    fused.is_on.cache_clear()
+    monkeypatch.setenv("POC_FUSED", "off")
+    yield
+    fused.is_on.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [1, 7, 100_003, MANY])
+def test_fused_normal_is_the_plain_one(n, dtype, request):
+    kernel = rng.normal(SEEDS, n, GPU, dtype)
+    request.getfixturevalue("plain")
+    assert torch.equal(kernel, rng.normal(SEEDS, n, GPU, dtype))
+
+
+@pytest.mark.parametrize("stronger", [False, True])
+def test_fused_inputs_are_the_plain_ones(stronger, request):
+    def inputs():
+        return rng.inputs("block", "key", [0, 5, 2**63 - 1], 33, 1024, GPU, torch.bfloat16, stronger)
+
+    kernel = inputs()
+    request.getfixturevalue("plain")
+    assert torch.equal(kernel, inputs())
+
+
+@pytest.mark.parametrize("hidden", [128, 1024, 4096, 5120, 7168])
+@pytest.mark.parametrize("n_terms", [1, 2])
+def test_fused_reflection_rounds_as_the_plain_one(hidden, n_terms, request):
+    generator = torch.Generator(GPU).manual_seed(hidden)
+    terms = [torch.randn(4099, hidden, generator=generator, device=GPU).bfloat16() for _ in range(n_terms)]
+    v = reflections.layer_vectors("block", 1, hidden, GPU, torch.bfloat16)[0]
+    kernel = reflections.reflect_terms([x.clone() for x in terms], v)
+    request.getfixturevalue("plain")
+    for ours, theirs in zip(kernel, reflections.reflect_terms(terms, v), strict=True):
+        # Where the float32 sums differ in their last bits a sum may round to its neighbour in bfloat16.
+        assert (ours != theirs).float().mean() < 0.01
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("hidden", [128, 5120])
