@@ -180,6 +180,21 @@ def test_a_job_is_finished_exactly_once(jobs: JobStore) -> None:
     assert status(jobs, job_id) is JobStatus.COMPLETED
 
 
+def test_a_job_that_was_cancelled_during_its_finish_stays_cancelled(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = jobs.create(new_job([1]))
+    compute(jobs, job_id, 0)
+
+    def answer_body(*_: Any) -> bytes:
+        jobs.cancel(job_id)
+        return b'{"status": "completed", "request_id": "x"}'
+
+    monkeypatch.setattr("poc_core.state.jobs.answer_body", answer_body)
+    assert not jobs.finish(job_id)
+    assert status(jobs, job_id) is JobStatus.CANCELLED
+
+
 def test_excluded_nonces_are_left_out_and_listed(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2]))
     jobs.claim(job_id, 0, "w1")
