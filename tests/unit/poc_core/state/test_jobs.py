@@ -9,10 +9,10 @@ from redis import Redis
 
 from poc_core.errors import QueueFullError
 from poc_core.nonces import MAX_NONCE
-from poc_core.records import JobStatus
-from poc_core.state import Claim, JobStore, Refusal, WorkerRegistry
+from poc_core.records import JobStatus, RoundState
+from poc_core.state import Claim, JobStore, Refusal, RoundStore, WorkerRegistry
 from poc_core.state.jobs import MAX_LOSSES
-from tests.samples import MODEL, SPEC, Clock, new_job
+from tests.samples import MODEL, SPEC, Clock, new_job, round_config
 
 Serve = Callable[..., Any]
 
@@ -105,6 +105,17 @@ def test_done_ended_and_unknown_batches_are_not_claimed(jobs: JobStore) -> None:
     jobs.cancel(job_id)
     assert jobs.claim(job_id, 1, "w1") is Refusal.ENDED
     assert jobs.claim("0" * 32, 0, "w1") is Refusal.GONE
+
+
+def test_while_a_round_generates_its_models_batches_wait(jobs: JobStore, rounds: RoundStore) -> None:
+    job_id, other = jobs.create(new_job([1])), jobs.create(new_job([1], model="other"))
+    record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
+    assert record is not None
+    assert jobs.claim(job_id, 0, "w1") is Refusal.ROUND
+    assert not jobs.note_waiting(job_id, "chat")
+    assert isinstance(jobs.claim(other, 0, "w2"), Claim)
+    rounds.switch(record, RoundState.VALIDATING)
+    assert isinstance(jobs.claim(job_id, 0, "w1"), Claim)
 
 
 def test_only_the_last_batch_completes_the_job(jobs: JobStore) -> None:
