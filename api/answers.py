@@ -1,17 +1,11 @@
 """The answers as OpenAPI shows them (protocol.md, section 5). Results are sent as Redis holds them, unparsed."""
 
-from typing import Literal
+from typing import Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
-from api.bodies import Artifact
 from poc_core.records import ModelInfo, RoundState
-
-
-class Encoding(BaseModel):
-    dtype: Literal["f16"] = "f16"
-    k_dim: int
-    endian: Literal["le"] = "le"
+from poc_core.schemes import contracts
 
 
 class Queued(BaseModel):
@@ -20,50 +14,6 @@ class Queued(BaseModel):
     status: Literal["queued"] = "queued"
     request_id: str
     queued_count: int = Field(description="Nonces of this job.")
-
-
-class ArtifactResult(BaseModel):
-    status: Literal["completed"] = "completed"
-    request_id: str
-    artifacts: list[Artifact] = Field(description="In the order of the request's nonces.")
-    encoding: Encoding
-    excluded_nonces: list[int] = Field(
-        default=[],
-        description="Nonces without an artifact: the model gave no finite state. Absent when there are none.",
-    )
-
-
-class ValidationResult(BaseModel):
-    status: Literal["completed"] = "completed"
-    request_id: str
-    n_total: int = Field(description="Nonces compared.")
-    n_mismatch: int
-    mismatch_nonces: list[int]
-    p_value: float = Field(description="How likely an honest sender has so many mismatches or more.")
-    fraud_detected: bool = Field(description="p_value < fraud_threshold")
-    n_excluded: int = Field(description="Nonces that this node could not compute; no mismatches.")
-
-
-class ValidatedBatch(BaseModel):
-    """A batch of distances, recomputed and judged."""
-
-    status: Literal["OK"] = "OK"
-    request_id: str | None = Field(None, description="Of the job that recomputed it; absent for an empty batch.")
-    fraud_detected: bool = Field(description="probability_honest < fraud_threshold")
-    computed_distances: list[float | None] = Field(description="Of nonces; null where the model gave no finite state.")
-    public_key: str
-    block_hash: str
-    block_height: int
-    nonces: list[int]
-    dist: list[float | None] = Field(description="As computed_distances.")
-    node_id: int
-    received_dist: list[float]
-    r_target: float
-    fraud_threshold: float
-    n_invalid: int
-    probability_honest: float = Field(description="How likely an honest sender has so many invalid pairs or more.")
-    n_excluded: int = Field(description="Nonces that this node could not compute; neither valid nor invalid.")
-    seq_len: int = Field(description="The seq_len of the round, with which the distances were recomputed.")
 
 
 class Progress(BaseModel):
@@ -133,14 +83,21 @@ class Status(BaseModel):
     callbacks_waiting: int = Field(description="Rounds and jobs, also past ones, whose receiver lacks something.")
     workers: list[Worker]
     version: str
-    # Of a distance round only:
-    valid_nonces: list[int] | None = Field(None, description="Of very many the last ones; callbacks get all.")
-    valid_distances: list[float] | None = Field(None, description="Of valid_nonces, in their order.")
-    total_checked: int | None = None
-    total_valid: int | None = None
-    elapsed_seconds: float | None = None
-    rate_per_second: float | None = Field(None, description="Nonces checked per second since the round began.")
-    r_target: float | None = None
+
+
+# With the fields that rounds of some schemes have beside these.
+STATUS: Any = create_model(
+    "Status",
+    __base__=(*(contract.status_fields for contract in reversed(contracts()) if contract.status_fields), Status),
+)
+
+# What a completed job of any scheme is answered with.
+RESULTS = [model for contract in contracts() for model in contract.result_models]
+
+
+def one_of(*models: type[BaseModel]) -> Any:
+    """For OpenAPI: an answer that is one of these."""
+    return Union[models]  # noqa: UP007 - their number is known only now
 
 
 class PowStatus(BaseModel):

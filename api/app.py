@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import errors, openapi
-from api.bodies import GenerateBody
+from api.bodies import batch_bodies, job_bodies, round_bodies
 from api.body_limit import BodyLimit
-from api.round_bodies import ArtifactRoundBody, DistanceRoundBody, ProofBatchBody
 from api.routes import aggregator, health, metrics, openai, pow, rounds, validate
 from api.services import Services
 from api.version import VERSION
@@ -43,5 +42,5 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
     app.include_router(aggregator.router)
     app.include_router(openai.router)
     app.include_router(metrics.router)
-    openapi.describe(app, [GenerateBody, ArtifactRoundBody, DistanceRoundBody, ProofBatchBody])
+    openapi.describe(app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()])
     return app

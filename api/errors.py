@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from poc_core.errors import QueueFullError
+from poc_core.errors import BodyError, ClaimsError, QueueFullError
 from poc_core.openai_errors import error_body
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ def install(app: FastAPI) -> None:
     for redis_error in _REDIS_AWAY:
         app.add_exception_handler(redis_error, _redis_away)
     app.add_exception_handler(QueueFullError, _queue_full)
+    app.add_exception_handler(BodyError, _bad_body)
+    app.add_exception_handler(ClaimsError, _other_claims)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(ClientDisconnect, _nobody_there)
     app.add_exception_handler(Exception, _bug)
@@ -76,6 +78,15 @@ async def _redis_away(_: Request, error: Exception) -> JSONResponse:
 
 async def _queue_full(_: Request, error: Exception) -> JSONResponse:
     return _answer(unavailable(str(error), 429))
+
+
+async def _bad_body(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, BodyError)
+    return _answer(malformed([{"loc": ("body", *error.loc), "msg": str(error), "type": error.kind}]))
+
+
+async def _other_claims(_: Request, error: Exception) -> JSONResponse:
+    return _answer(HTTPException(400, str(error)))
 
 
 async def _bad_request(_: Request, error: Exception) -> JSONResponse:

@@ -5,50 +5,18 @@ from typing import Any
 from pydantic import BaseModel
 
 from api.answers import Conflict, Malformed, Refused
-
-_REQUEST_ID = "0f2b6c1d9e4a4f0d8a7c5b3e1f2d4c6a"
-_VECTOR = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
-
-GENERATE_BODIES: dict[str, dict[str, Any]] = {
-    "generate": {
-        "summary": "Compute artifacts",
-        "value": {
-            "block_hash": "block-1",
-            "block_height": 1,
-            "public_key": "key-1",
-            "node_id": 0,
-            "node_count": 1,
-            "nonces": [0, 1, 2],
-            "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
-            "wait": True,
-        },
-    },
-    "validate": {
-        "summary": "Validate somebody's artifacts",
-        "value": {
-            "block_hash": "block-1",
-            "block_height": 1,
-            "public_key": "key-1",
-            "node_id": 0,
-            "node_count": 1,
-            "nonces": [0],
-            "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
-            "validation": {"artifacts": [{"nonce": 0, "vector_b64": _VECTOR}]},
-            "stat_test": {"dist_threshold": 0.02, "p_mismatch": 0.001, "fraud_threshold": 0.01},
-            "wait": False,
-        },
-    },
-}
+from poc_core.schemes import contracts
+from poc_core.schemes.requests import REQUEST_ID_EXAMPLE
 
 QUEUED_EXAMPLE = {
     "summary": "wait=false",
-    "value": {"status": "queued", "request_id": _REQUEST_ID, "queued_count": 3},
+    "value": {"status": "queued", "request_id": REQUEST_ID_EXAMPLE, "queued_count": 3},
 }
 RUNNING_EXAMPLE = {
     "summary": "Not completed yet",
     "value": {
         "status": "running",
-        "request_id": _REQUEST_ID,
+        "request_id": REQUEST_ID_EXAMPLE,
         "model": "tiny-qwen3",
         "n_total": 100000,
         "n_done": 4096,
@@ -56,30 +24,8 @@ RUNNING_EXAMPLE = {
         "started_at": 1764000000.6,
     },
 }
-RESULT_EXAMPLES: dict[str, dict[str, Any]] = {
-    "artifacts": {
-        "summary": "Completed",
-        "value": {
-            "status": "completed",
-            "request_id": _REQUEST_ID,
-            "artifacts": [{"nonce": 0, "vector_b64": _VECTOR}],
-            "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
-        },
-    },
-    "validation": {
-        "summary": "Completed, with validation",
-        "value": {
-            "status": "completed",
-            "request_id": _REQUEST_ID,
-            "n_total": 400,
-            "n_mismatch": 20,
-            "mismatch_nonces": list(range(20)),
-            "p_value": 1.9e-27,
-            "fraud_detected": True,
-            "n_excluded": 0,
-        },
-    },
-}
+# Of completed jobs, of all schemes.
+RESULTS = {name: example for contract in contracts() for name, example in contract.result_examples.items()}
 
 
 def _error(model: type[BaseModel], description: str, detail: Any) -> dict[str, Any]:
@@ -142,7 +88,7 @@ GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
     500: _error(
         Refused,
         "With wait=true: the job failed.",
-        {"error": "failed", "message": "Batch 3 was given up after ...", "request_id": _REQUEST_ID},
+        {"error": "failed", "message": "Batch 3 was given up after ...", "request_id": REQUEST_ID_EXAMPLE},
     ),
     503: _error(
         Refused,
@@ -151,36 +97,6 @@ GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
 }
 
-_ARTIFACT_ROUND = {
-    "summary": "Artifacts",
-    "value": {
-        "block_hash": "block-1",
-        "block_height": 1,
-        "public_key": "key-1",
-        "node_id": 0,
-        "node_count": 1,
-        "batch_size": 32,
-        "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
-        "url": "http://127.0.0.1:9100",
-    },
-}
-DISTANCE_ROUND_BODIES: dict[str, dict[str, Any]] = {
-    "distances": {
-        "summary": "Distances",
-        "value": {
-            "block_hash": "block-1",
-            "block_height": 1,
-            "public_key": "key-1",
-            "r_target": 1.405,
-            "node_id": 0,
-            "node_count": 1,
-            "batch_size": 32,
-            "seq_len": 256,
-            "callback_url": "http://127.0.0.1:9100",
-        },
-    },
-}
-ROUND_BODIES: dict[str, dict[str, Any]] = {"artifacts": _ARTIFACT_ROUND, **DISTANCE_ROUND_BODIES}
 ROUND_ERRORS: dict[int | str, dict[str, Any]] = {
     409: _error(
         Refused,
@@ -194,19 +110,6 @@ ROUND_ERRORS: dict[int | str, dict[str, Any]] = {
 PHASE_ERRORS: dict[int | str, dict[str, Any]] = {
     400: _error(Refused, "There is no round to switch.", "No round was initialised; send POST /init first."),
     **REDIS_AWAY,
-}
-PROOF_BATCH_BODIES: dict[str, dict[str, Any]] = {
-    "batch": {
-        "summary": "Two pairs",
-        "value": {
-            "public_key": "key-1",
-            "block_hash": "block-1",
-            "block_height": 1,
-            "nonces": [3, 17],
-            "dist": [1.4012, 1.3987],
-            "node_id": 0,
-        },
-    },
 }
 PROOF_BATCH_ERRORS: dict[int | str, dict[str, Any]] = {
     400: _error(

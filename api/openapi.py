@@ -1,17 +1,21 @@
 """OpenAPI for bodies that routes read themselves, so that FastAPI does not know them (see api/bodies.py)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
+
 _REF = "#/components/schemas/{model}"
 
 
-def json_body(models: type[BaseModel] | list[type[BaseModel]], examples: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads a JSON body as one of `models`."""
-    refs = [{"$ref": _REF.format(model=model.__name__)} for model in (models if isinstance(models, list) else [models])]
+def json_body(bodies: Mapping[str, type[JobBody] | type[RoundBody] | type[BatchBody]]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads a JSON body as that of one of the schemes."""
+    refs = [{"$ref": _REF.format(model=body.__name__)} for body in bodies.values()]
+    examples = {name: example for body in bodies.values() for name, example in body.examples.items()}
     content = {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}, "examples": examples}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 

@@ -5,13 +5,14 @@ from typing import Any
 from fastapi import HTTPException
 
 from api.round_admission import admit_round
-from api.round_bodies import ArtifactRoundBody, DistanceRoundBody
 from api.services import Services
 from poc_core.errors import RoundError
 from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
+from poc_core.schemes import contract_of
+from poc_core.schemes.requests import RoundBody
 
 
-def start(body: ArtifactRoundBody | DistanceRoundBody, services: Services, state: RoundState) -> list[WorkerRecord]:
+def start(body: RoundBody, services: Services, state: RoundState) -> list[WorkerRecord]:
     """Stores a round in `state`; the workers that are ready for it. HTTPException 409 while another generates."""
     config = admit_round(body, services.settings, services.workers)
     try:
@@ -47,48 +48,16 @@ def stop(services: Services) -> int:
 
 def config_of(config: RoundConfig) -> dict[str, Any]:
     """The round's configuration in the words of the body that started it."""
-    spec = config.spec
-    common: dict[str, Any] = {
-        "block_hash": spec.block_hash,
-        "block_height": config.block_height,
-        "public_key": spec.public_key,
-        "node_id": config.node_id,
-        "node_count": config.node_count,
-        "batch_size": config.batch_size,
-    }
-    if config.r_target is not None:
-        randomization = spec.options.get("randomization", "sign_flips")
-        return common | {
-            "model": config.model,
-            "seq_len": spec.seq_len,
-            "r_target": config.r_target,
-            "fraud_threshold": config.fraud_threshold,
-            "use_sign_flips": randomization == "sign_flips",
-            "use_layer_hooks": randomization == "layer_hooks",
-            "callback_url": config.url,
-        }
-    return common | {
-        "group_id": config.group_id,
-        "n_groups": config.n_groups,
-        "params": {"model": config.model, "seq_len": spec.seq_len, "k_dim": spec.options.get("k_dim")},
-        "poc_stronger_rng": spec.options.get("stronger_rng", False),
-        "url": config.url,
-    }
+    body = contract_of(config.spec.scheme).round_body
+    assert body is not None  # else no request could have started it
+    return body.of(config)
 
 
-def distances_of(services: Services, record: RoundRecord) -> dict[str, Any]:
-    """What /status says of a distance round beside the rest."""
-    valid = services.rounds.valid(record.round_id)
-    stats = stats_of(services, record)
-    return {
-        "valid_nonces": [nonce for nonce, _ in valid],
-        "valid_distances": [dist for _, dist in valid],
-        "total_checked": record.n_processed,
-        "total_valid": record.n_valid,
-        "elapsed_seconds": stats["elapsed_seconds"],
-        "rate_per_second": stats["nonces_per_second_of_round"],
-        "r_target": record.config.r_target,
-    }
+def scheme_status(services: Services, record: RoundRecord, stats: dict[str, Any]) -> dict[str, Any]:
+    """What /status says of a round of this scheme beside the rest; `stats`: the round's (stats_of)."""
+    contract = contract_of(record.config.spec.scheme)
+    reported = services.rounds.reported(record.round_id) if contract.lists_reported else []
+    return contract.status(record, reported, stats["elapsed_seconds"], stats["nonces_per_second_of_round"])
 
 
 def stats_of(services: Services, record: RoundRecord) -> dict[str, Any]:

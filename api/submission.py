@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from anyio import to_thread
 
 from api.admission import admit
-from api.bodies import GenerateBody, parse_body
+from api.bodies import job_bodies, parse_body
 from api.services import Services
 from poc_core.records import NewJob
 
@@ -27,7 +27,7 @@ async def submit(raw: bytes, services: Services) -> Submitted:
 
 
 def _submit(raw: bytes, services: Services) -> Submitted:
-    body = parse_body(raw, services.settings.max_queued_nonces, GenerateBody)
+    _, body = parse_body(raw, services.settings.max_queued_nonces, job_bodies())
     job = admit(body, services.settings, services.workers, services.outbox)
     return Submitted(queue(job, services), len(job.nonces), body.wait)
 

@@ -24,7 +24,8 @@ from bench.report import LEGEND, console, exit_with, verdict, warn_of_noise
 from bench.timed_job import TIMEOUT_S, body_of, run_job
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
-from poc_core.validation import compare
+from poc_core.schemes.artifact.terms import StatTest
+from poc_core.schemes.artifact.verdict import compare
 
 READY_TIMEOUT_S = 600.0  # the first start compiles kernels
 K_DIM = 12
@@ -110,7 +111,7 @@ class Sides:
         # A B, B A, A B: a drift of the machine's speed favours neither.
         sides = (self.queue, self.loop) if index % 2 == 0 else (self.loop, self.queue)
         first, second = (side(case, f"block-{index}", case.n_nonces) for side in sides)
-        compared = compare(first.values, second.values, K_DIM, SAME_WITHIN)
+        compared = compare(first.values, second.values, K_DIM, StatTest(dist_threshold=SAME_WITHIN))
         if compared.n_mismatch > DIFFERING_SHARE * case.n_nonces:
             raise MismatchError("The queue's artifacts are not those of the bare loop; their speeds do not compare.")
         return Pair(first, second) if index % 2 == 0 else Pair(second, first)

@@ -27,3 +27,16 @@ class RoundError(ProoflineError):
 
 class QueueFullError(ProoflineError):
     """More nonces than POC_MAX_QUEUED_NONCES would wait."""
+
+
+class BodyError(ProoflineError):
+    """A request's body that cannot be followed. `loc`: the path to the fault within it, `kind`: what it is called."""
+
+    def __init__(self, message: str, loc: tuple[str | int, ...], kind: str) -> None:
+        super().__init__(message)
+        self.loc = loc
+        self.kind = kind
+
+
+class ClaimsError(ProoflineError):
+    """A validation whose claims are not those of its nonces."""

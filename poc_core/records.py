@@ -4,13 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, JsonValue
 
 from poc_core.nonces import NonceSequence
-
-Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class ProofSpec(BaseModel, frozen=True):
@@ -20,26 +18,7 @@ class ProofSpec(BaseModel, frozen=True):
     block_hash: str
     public_key: str
     seq_len: int
-    # The scheme's own: artifact {"k_dim", "stronger_rng"}; distance {"randomization"}.
-    options: dict[str, JsonValue] = {}
-
-
-class StatTest(BaseModel):
-    """When a validation calls its artifacts a fraud (protocol.md, section 2, Validation)."""
-
-    model_config = ConfigDict(frozen=True, populate_by_name=True)
-
-    dist_threshold: float = Field(
-        0.02, ge=0, allow_inf_nan=False, description="Largest L2 distance at which two vectors still agree."
-    )
-    p_mismatch: Probability = Field(
-        0.001, description="How likely an honest artifact lies further than dist_threshold."
-    )
-    fraud_threshold: Probability = Field(
-        0.01,
-        validation_alias=AliasChoices("fraud_threshold", "p_value_threshold"),
-        description="Below this p_value the artifacts are a fraud. Clients also name it p_value_threshold.",
-    )
+    options: dict[str, JsonValue] = {}  # the scheme's own (Contract.options)
 
 
 class JobStatus(StrEnum):
@@ -66,20 +45,19 @@ class JobRequest(BaseModel, frozen=True):
     node_id: int
     node_count: int
     url: str | None = None
-    stat_test: StatTest = StatTest()
-    r_target: float | None = None  # of a batch of distances that is to be judged
+    terms: dict[str, JsonValue] = {}  # by what claims are judged (Contract.terms)
 
 
 @dataclass(frozen=True)
 class NewJob:
-    """A checked request, ready to be stored. With `claimed` (nonce -> vector_b64 or distance) it is a validation."""
+    """A checked request, ready to be stored. With `claimed` (nonce -> the value it is to have) it is a validation."""
 
     model: str
     spec: ProofSpec
     request: JobRequest
     nonces: Sequence[int]
     batch_size: int
-    claimed: Mapping[int, str] | Mapping[int, float] | None = None
+    claimed: Mapping[int, JsonValue] | None = None
 
     @property
     def kind(self) -> JobKind:
@@ -134,9 +112,7 @@ class RoundConfig(BaseModel, frozen=True):
     n_groups: int = 1
     batch_size: int  # as the client counts; micro-batches are the node's own business
     url: str | None = None
-    # Distance rounds only: a nonce is valid, and reported, when its distance is below r_target.
-    r_target: float | None = None
-    fraud_threshold: float = 0.01
+    terms: dict[str, JsonValue] = {}  # by what nonces are reported and claims judged (Contract.terms)
 
     @property
     def nonces(self) -> NonceSequence:

@@ -10,10 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.connection import parse_url
 
 from poc_core.errors import SettingsError
-
-# The largest batch_size a request may ask for. Engines split batches into micro-batches, so more would only
-# make tasks long and the loss of a worker expensive.
-MAX_BATCH_SIZE = 1024
+from poc_core.fields import MAX_BATCH_SIZE
 
 
 class ChatPolicy(NamedTuple):

@@ -7,9 +7,8 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 
 from api import examples, round_control
-from api.bodies import whole_body
+from api.bodies import parse_round, round_bodies, whole_body
 from api.openapi import json_body
-from api.round_bodies import ArtifactRoundBody, DistanceRoundBody, parse_round
 from api.routes import pow
 from api.services import AppServices
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
@@ -20,12 +19,12 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"])
 @router.post(
     "/inference/pow/init/generate",
     summary="Start a round",
-    openapi_extra=json_body([ArtifactRoundBody, DistanceRoundBody], examples.ROUND_BODIES),
+    openapi_extra=json_body(round_bodies()),
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, services: AppServices) -> dict[str, Any]:
     """As /api/v1/pow/init/generate. The workers share the nonces among themselves, whatever their number."""
-    body = parse_round(await whole_body(request))
+    body = parse_round(await whole_body(request), round_bodies())
     workers = await to_thread.run_sync(round_control.start, body, services, RoundState.GENERATING)
     return {
         "status": "OK",

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from api import answers, examples, round_control
-from api.bodies import GenerateBody, whole_body
+from api.bodies import job_bodies, whole_body
 from api.openapi import json_body, json_examples
 from api.services import AppServices
 from api.submission import submit
@@ -15,19 +15,16 @@ from poc_core.records import JobRecord, JobStatus
 
 router = APIRouter(prefix="/api/v1/pow", tags=["proof of compute"])
 
-_Result = answers.ArtifactResult | answers.ValidationResult
-
-
 # The same two routes serve aggregators under their own paths.
 GENERATE_ROUTE: dict[str, Any] = {
     "summary": "Compute or validate the artifacts of given nonces",
     "response_model": None,
-    "openapi_extra": json_body(GenerateBody, examples.GENERATE_BODIES),
+    "openapi_extra": json_body(job_bodies()),
     "responses": {
         200: json_examples(
             "Queued (wait=false) or the result (wait=true).",
-            {"queued": examples.QUEUED_EXAMPLE, **examples.RESULT_EXAMPLES},
-            answers.Queued | _Result,
+            {"queued": examples.QUEUED_EXAMPLE, **examples.RESULTS},
+            answers.one_of(answers.Queued, *answers.RESULTS),
         ),
         **examples.GENERATE_ERRORS,
     },
@@ -38,8 +35,8 @@ READ_ROUTE: dict[str, Any] = {
     "responses": {
         200: json_examples(
             "The result of a completed job; of others, how they stand.",
-            {"running": examples.RUNNING_EXAMPLE, **examples.RESULT_EXAMPLES},
-            answers.Progress | _Result,
+            {"running": examples.RUNNING_EXAMPLE, **examples.RESULTS},
+            answers.one_of(answers.Progress, *answers.RESULTS),
         ),
         **examples.UNKNOWN_JOB,
         **examples.REDIS_AWAY,
@@ -95,7 +92,7 @@ def _progress(record: JobRecord) -> answers.Progress:
 @router.get(
     "/status",
     summary="What the node does",
-    response_model=answers.Status,
+    response_model=answers.STATUS,
     response_model_exclude_unset=True,  # without a round its fields are absent, not null
     responses=examples.REDIS_AWAY,
 )
@@ -117,10 +114,9 @@ def status(services: AppServices) -> dict[str, Any]:
             "status": current.state.value,
             "state": current.state.value,
             "config": round_control.config_of(current.config),
-            "stats": round_control.stats_of(services, current),
+            "stats": (stats := round_control.stats_of(services, current)),
+            **round_control.scheme_status(services, current, stats),
         }
-        if current.config.r_target is not None:
-            round_part |= round_control.distances_of(services, current)
     return round_part | {
         "queued_nonces": services.jobs.queued_nonces(),
         "callbacks_waiting": services.outbox.n_waiting(),

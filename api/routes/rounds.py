@@ -4,34 +4,33 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 
 from api import answers, examples, round_control
-from api.bodies import whole_body
+from api.bodies import parse_round, phased_round_bodies, round_bodies, whole_body
 from api.openapi import json_body
-from api.round_bodies import ArtifactRoundBody, DistanceRoundBody, parse_distance_round, parse_round
 from api.services import AppServices
 from poc_core.records import RoundState
 
 router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
 
-_DISTANCE_BODY = json_body(DistanceRoundBody, examples.DISTANCE_ROUND_BODIES)
+_PHASED_BODY = json_body(phased_round_bodies())
 
 
 @router.post(
     "/init/generate",
     summary="Start a round",
-    openapi_extra=json_body([ArtifactRoundBody, DistanceRoundBody], examples.ROUND_BODIES),
+    openapi_extra=json_body(round_bodies()),
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, services: AppServices) -> answers.RoundChanged:
     """All workers of the model compute nonces until /stop. `r_target` in the body makes it a distance round."""
-    body = parse_round(await whole_body(request))
+    body = parse_round(await whole_body(request), round_bodies())
     await to_thread.run_sync(round_control.start, body, services, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
 
-@router.post("/init", summary="Store a distance round", openapi_extra=_DISTANCE_BODY, responses=examples.ROUND_ERRORS)
+@router.post("/init", summary="Store a distance round", openapi_extra=_PHASED_BODY, responses=examples.ROUND_ERRORS)
 async def init(request: Request, services: AppServices) -> answers.RoundChanged:
     """The round does not run before /phase/generate."""
-    body = parse_distance_round(await whole_body(request))
+    body = parse_round(await whole_body(request), phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, services, RoundState.IDLE)
     return answers.round_changed(RoundState.IDLE)
 
@@ -39,12 +38,12 @@ async def init(request: Request, services: AppServices) -> answers.RoundChanged:
 @router.post(
     "/init/validate",
     summary="Store a distance round that validates",
-    openapi_extra=_DISTANCE_BODY,
+    openapi_extra=_PHASED_BODY,
     responses=examples.ROUND_ERRORS,
 )
 async def init_validate(request: Request, services: AppServices) -> answers.RoundChanged:
     """/validate judges batches by this round's r_target and seq_len."""
-    body = parse_distance_round(await whole_body(request))
+    body = parse_round(await whole_body(request), phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, services, RoundState.VALIDATING)
     return answers.round_changed(RoundState.VALIDATING)
 

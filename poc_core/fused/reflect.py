@@ -1,11 +1,13 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-"""Householder reflection of a layer's outputs in one kernel (protocol.md, section 2.2), to the bit the plain expression.
+"""Householder reflection of a layer's outputs in one kernel (protocol.md, section 2.2), to the plain expression's bits.
 
-The sum of the products is where an own kernel could differ: it adds in the order in which torch 2.11's reduction of 16-bit
-rows does, a warp for each row, as was found by summing numbers that swallow others. Lane l of 32 takes the eight columns
-from 8 l on, and from 8 l + 256 on, and so forth, into eight sums and adds these up in order; then lanes 16 apart are added,
-then 8 apart, down to neighbours. Elsewhere a sum differs in float32's last bits, which shows in one row of ten thousand.
+The sum of the products is where an own kernel could differ: it adds in the order in which torch 2.11's reduction of
+16-bit rows does, a warp for each row, as was found by summing numbers that swallow others. Lane l of 32 takes the eight
+columns from 8 l on, and from 8 l + 256 on, and so forth, into eight sums and adds these up in order; then lanes 16
+apart are added, then 8 apart, down to neighbours. Elsewhere a sum may differ in float32's last bits, which shows in
+one row of ten thousand.
 """
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
 """The proof schemes. Each is a folder of this package; nothing registers it.
 
-A scheme's `proof.py` computes its values: with torch, for the engines. Its `SCHEME` is a subclass of `base.Scheme`.
+A scheme has two halves. `contract.py`, without torch, says what its requests, options, payloads, answers and verdicts
+are: its `CONTRACT` is a `contract.Contract`. `proof.py`, with torch, computes its values for the engines: its `SCHEME`
+is a subclass of `base.Scheme`.
 """
 
 import importlib
 import pkgutil
+from functools import cache
 from typing import TYPE_CHECKING
 
 from poc_core.errors import SpecError
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 
     from poc_core.records import ProofSpec
     from poc_core.schemes.base import Scheme
+    from poc_core.schemes.contract import Contract
 
 
 def scheme_names() -> list[str]:
@@ -21,13 +25,29 @@ def scheme_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
 
 
+@cache
+def contract_of(name: str) -> "Contract":
+    """What the scheme of that name agrees with the outside. SpecError: there is none."""
+    contract: Contract = importlib.import_module(f"{__name__}.{_known(name)}.contract").CONTRACT
+    return contract
+
+
+def contracts() -> list["Contract"]:
+    """Those of all schemes, in the order of their names."""
+    return [contract_of(name) for name in scheme_names()]
+
+
 def load_scheme(
     spec: "ProofSpec", *, hidden_size: int, n_layers: int, device: "torch.device", dtype: "torch.dtype"
 ) -> "Scheme":
     """The scheme that `spec` names, ready for a model on a device. SpecError: unknown scheme or options."""
-    names = scheme_names()
-    if spec.scheme not in names:
-        raise SpecError(f"There is no proof scheme {spec.scheme[:80]!r}; use one of {', '.join(names)}.")
-    module = importlib.import_module(f"{__name__}.{spec.scheme}.proof")
+    module = importlib.import_module(f"{__name__}.{_known(spec.scheme)}.proof")
     scheme: Scheme = module.SCHEME(spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype)
     return scheme
+
+
+def _known(name: str) -> str:
+    names = scheme_names()
+    if name not in names:
+        raise SpecError(f"There is no proof scheme {name[:80]!r}; use one of {', '.join(names)}.")
+    return name

@@ -21,9 +21,6 @@ class Scheme(ABC):
     options.
     """
 
-    name: ClassVar[str]
-    # Option names that the scheme knows, each with its default.
-    defaults: ClassVar[dict[str, JsonValue]]
     # False: `transform_layer` changes nothing, so an engine need not hook any layer.
     transforms_layers: bool = True
     # True: transforming a sum is transforming its terms, so an engine may transform a layer's hidden_states
@@ -33,14 +30,9 @@ class Scheme(ABC):
     def __init__(
         self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        unknown = sorted(set(spec.options) - set(self.defaults))
-        if unknown:
-            known = ", ".join(sorted(self.defaults))
-            raise SpecError(f"The {self.name} scheme has no option {', '.join(unknown)}; it knows {known}.")
         if spec.seq_len < 1:
             raise SpecError(f"seq_len must be at least 1, not {spec.seq_len}.")
         self.spec = spec
-        self.options: dict[str, JsonValue] = {**self.defaults, **spec.options}
         self.hidden_size = hidden_size
         self.n_layers = n_layers
         self.device = device

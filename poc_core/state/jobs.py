@@ -17,11 +17,11 @@ from pydantic import JsonValue
 from redis import Redis
 
 from poc_core.errors import QueueFullError
+from poc_core.job_answers import answer_body, callback_body
 from poc_core.payloads import callback_url
 from poc_core.records import JobKind, JobRecord, JobRequest, JobStatus, NewJob, ProofSpec
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
-from poc_core.state.results import answer_body, callback_body, nonces_of
 
 # Losses of an engine or a worker on one batch after which the batch is taken to be their cause and its job
 # fails.
@@ -284,7 +284,8 @@ class JobStore:
         values = None if n_todo else self._read_values(record, batches)
         if values is None:
             return False
-        body = answer_body(record, batches, values, claimed)
+        nonces = [nonce for index in range(record.n_batches) for nonce in _nonces_of(batches[b"%d" % index])]
+        body = answer_body(record, nonces, values, claimed)
         url = callback_url(record.request.url, "generated" if record.kind is JobKind.GENERATE else "validated")
         callback: list[Any] = [url, callback_body(record, body) if url else b"", self._settings.callback_retention_sec]
         return bool(self._finish([key], [body, self._clock(), self._settings.generate_result_ttl_sec, *callback]))
@@ -355,7 +356,7 @@ class JobStore:
             (":nonces", [(i, json.dumps(list(job.batch(i)))) for i in range(job.n_batches)])
         ]
         if job.claimed is not None:
-            uploads.append((":claimed", list(job.claimed.items())))
+            uploads.append((":claimed", [(nonce, json.dumps(claim)) for nonce, claim in job.claimed.items()]))
         with self._redis.pipeline(transaction=False) as pipe:
             for suffix, entries in uploads:
                 for first in range(0, len(entries), _UPLOAD_CHUNK):
@@ -375,9 +376,14 @@ class JobStore:
         for index, text in zip(indexes, texts, strict=True):
             if not text:
                 return None
-            values.update(zip(nonces_of(batches[index]), text.split(b"\n"), strict=True))
+            values.update(zip(_nonces_of(batches[index]), text.split(b"\n"), strict=True))
         return values
 
     def _end_job(self, job_id: str, status: JobStatus, error: str) -> bool:
         args = [status.value, error, self._clock(), self._settings.generate_result_ttl_sec]
         return bool(self._end([keys.job(job_id)], args))
+
+
+def _nonces_of(batch: bytes) -> list[bytes]:
+    """The nonces in the JSON list of a batch, as texts."""
+    return batch[1:-1].replace(b" ", b"").split(b",")

@@ -16,9 +16,9 @@ from typing import Any
 from redis import Redis
 
 from poc_core.errors import ProoflineError
-from poc_core.payloads import parse_entries, payload
+from poc_core.payloads import payload
 from poc_core.settings import Settings
-from poc_core.state import keys, scripts
+from poc_core.state import entries, keys, scripts
 
 # Least and most seconds between two tries, which double from one to the next (protocol.md, section 6).
 FIRST_BACKOFF_S = 1.0
@@ -84,10 +84,10 @@ class Outbox:
             )
         url, head, number, n_entries, failures = found
         counted = self._redis.lrange(key + ":entries", 0, int(n_entries) - 1)
-        entries = [entry.split(b"|", 1)[1] for entry in counted]  # without their counts
+        waiting = [entries.without_count(entry) for entry in counted]
         payload_id = f"{outbox_id}-{int(number)}"
         # A job's outbox has no head: its one entry is the whole body.
-        body = payload(json.loads(head), parse_entries(entries)) if head else json.loads(entries[0])
+        body = payload(json.loads(head), entries.unpack(waiting)) if head else json.loads(waiting[0])
         text = json.dumps(body | {"payload_id": payload_id}).encode()
         return Delivery(outbox_id, token, url.decode(), text, payload_id, int(failures))
 

@@ -16,18 +16,20 @@ from pydantic import JsonValue
 from redis import Redis
 
 from poc_core.errors import RoundError
-from poc_core.payloads import callback_url, parse_entries, payload_head
+from poc_core.payloads import callback_url, payload_head
 from poc_core.records import RoundConfig, RoundRecord, RoundState
+from poc_core.schemes import contract_of
+from poc_core.schemes.contract import Pair
 from poc_core.settings import Settings
-from poc_core.state import keys, scripts
+from poc_core.state import entries, keys, scripts
 
 # Whole seconds over which the current rate is averaged.
 RATE_WINDOW_S = 10
 # Places that Redis counts exactly: Lua's numbers are doubles.
 _MOST_PLACES = 2**53 - 1
-# Leases of a distance round whose valid nonces /status shows: about 100,000 nonces at a batch size of 32 and a rate of
-# 10 %. Receivers of callbacks get all of them.
-_MOST_VALID_ENTRIES = 30_000
+# Leases whose reported nonces /status lists, for schemes where it does: about 100,000 nonces at a batch size of 32 when
+# 10 % are reported. Receivers of callbacks get all of them.
+_MOST_LISTED_ENTRIES = 30_000
 
 
 class LeaseRefusal(StrEnum):
@@ -159,12 +161,12 @@ class RoundStore:
 
     def excluded(self, round_id: str) -> list[int]:
         """Nonces without a finite state, the latest at the end; of very many the last ones."""
-        entries = self._redis.lrange(keys.round(round_id) + ":excluded", 0, -1)
-        return [nonce for entry in entries for nonce in json.loads(entry)]
+        lists = self._redis.lrange(keys.round(round_id) + ":excluded", 0, -1)
+        return [nonce for one in lists for nonce in json.loads(one)]
 
-    def valid(self, round_id: str) -> list[tuple[int, float]]:
-        """The valid nonces of a distance round and their distances; of very many the last ones."""
-        return parse_entries(self._redis.lrange(keys.round(round_id) + ":valid", 0, -1))
+    def reported(self, round_id: str) -> list[Pair]:
+        """The reported nonces and their values, of schemes that list them; of very many the last ones."""
+        return entries.unpack(self._redis.lrange(keys.round(round_id) + ":valid", 0, -1))
 
     # Workers: lease, compute, complete.
 
@@ -206,16 +208,16 @@ class RoundStore:
         False: another worker had completed it. Works after the round's end too: what was computed is delivered.
         """
         pairs = list(zip(lease.nonces, values, strict=True))
+        contract, terms = contract_of(lease.config.spec.scheme), lease.config.terms
         excluded = [nonce for nonce, value in pairs if value is None]
-        valid = [pair for pair in pairs if pair[1] is not None and _is_valid(lease.config, pair[1])]
+        valid = [pair for pair in pairs if pair[1] is not None and contract.is_reported(pair[1], terms)]
         args: list[Any] = [lease.round_id, lease.first, lease.places, worker_id]
         args += [json.dumps(excluded) if excluded else "", len(excluded)]
         args += [self._clock(), self._settings.callback_interval_sec, self._ttl_s]
-        args.append(0 if lease.config.r_target is None else _MOST_VALID_ENTRIES)
+        args.append(_MOST_LISTED_ENTRIES if contract.lists_reported else 0)
         most = self._settings.callback_max_artifacts  # a payload holds whole entries
         for part in (valid[first : first + most] for first in range(0, len(valid), most)):
-            # Without the outer brackets, so that a payload of many entries is joined and not parsed.
-            args += [len(part), json.dumps(part, separators=(",", ":"), allow_nan=False)[1:-1]]
+            args += [len(part), entries.pack(part)]
         return bool(self._complete([keys.round(lease.round_id), keys.outbox(lease.round_id)], args))
 
     def release(self, lease: Lease, worker_id: str) -> bool:
@@ -226,8 +228,3 @@ class RoundStore:
     @property
     def _ttl_s(self) -> int:
         return self._settings.callback_retention_sec
-
-
-def _is_valid(config: RoundConfig, value: JsonValue) -> bool:
-    """Whether a nonce is reported: every artifact is, a distance when it is below the target."""
-    return config.r_target is None or (isinstance(value, float) and value < config.r_target)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from poc_core.records import ProofSpec
-from poc_core.validation import judge_distances
+from poc_core.schemes.distance.verdict import judge_distances
 from tests import golden
 from tests.marks import needs_vllm
 from workers.engines import load_engine

@@ -20,7 +20,7 @@ FORBIDDEN = {
 # What depends on vLLM's version is in the first of these, what starts it in the second.
 USE_VLLM = {"workers/vllm/compat.py", "workers/vllm/engine.py"}
 # The proof arithmetic knows nothing of Redis, of settings or of what is stored.
-ARITHMETIC = {"calibration", "encoding", "nonces", "reflections", "rng", "schemes", "statistics", "validation"}
+ARITHMETIC = {"calibration", "encoding", "nonces", "reflections", "rng", "schemes", "statistics"}
 
 
 def imported(path: Path) -> set[str]:

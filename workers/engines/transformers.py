@@ -1,9 +1,10 @@
 """The second opinion: the same proof through Hugging Face's model code, on CPU or one GPU, without vLLM."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 
 import torch
+from cachetools import LRUCache
 from pydantic import JsonValue
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
@@ -39,7 +40,7 @@ class TransformersEngine(WholeBatchEngine):
         self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)
         self._layers = decoder_layers(self._model, config.num_hidden_layers)
         self._dtype: torch.dtype = loaded.dtype
-        self._schemes: dict[str, Scheme] = {}
+        self._schemes: MutableMapping[str, Scheme] = LRUCache(_MAX_SCHEMES)
         self.info = ModelInfo(
             name=options.name,
             hidden_size=config.hidden_size,
@@ -62,7 +63,7 @@ class TransformersEngine(WholeBatchEngine):
 
     def close(self) -> None:
         self._layers = []
-        self._schemes = {}
+        self._schemes.clear()
         self._model = nn.Module()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -79,8 +80,6 @@ class TransformersEngine(WholeBatchEngine):
                 device=self._device,
                 dtype=self._dtype,
             )
-            while len(self._schemes) >= _MAX_SCHEMES:
-                del self._schemes[next(iter(self._schemes))]
             self._schemes[key] = scheme
         return scheme
 

@@ -2,15 +2,14 @@
 
 import logging
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core import encoding, reflections, rng
-from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.base import Scheme
 
 logger = logging.getLogger(__name__)
@@ -21,22 +20,13 @@ _ROTATION_ELEMENTS = 1 << 23
 
 
 class ArtifactScheme(Scheme):
-    name = "artifact"
-    defaults: ClassVar[dict[str, JsonValue]] = {"k_dim": 12, "stronger_rng": False}
-
     def __init__(
         self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype)
-        k_dim, stronger_rng = self.options["k_dim"], self.options["stronger_rng"]
-        if not isinstance(k_dim, int) or isinstance(k_dim, bool) or not 1 <= k_dim <= hidden_size:
-            raise SpecError(
-                f"k_dim must be an integer from 1 to {hidden_size}, the model's hidden size, not {k_dim!r}."
-            )
-        if not isinstance(stronger_rng, bool):
-            raise SpecError(f"stronger_rng must be true or false, not {stronger_rng!r}.")
-        self.k_dim = k_dim
-        self.stronger_rng = stronger_rng
+        options = ArtifactOptions.checked(spec, hidden_size)
+        self.k_dim = options.k_dim
+        self.stronger_rng = options.stronger_rng
         self.layer_vectors = reflections.layer_vectors(spec.block_hash, n_layers, hidden_size, device, dtype)
 
     def inputs(self, nonces: Sequence[int]) -> Tensor:

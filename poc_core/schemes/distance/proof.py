@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core import reflections, rng
-from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.base import Scheme
+from poc_core.schemes.distance.options import DistanceOptions
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +23,6 @@ _N_REFLECTIONS = 8
 
 
 class DistanceScheme(Scheme):
-    name = "distance"
-    defaults: ClassVar[dict[str, JsonValue]] = {"randomization": "sign_flips"}
     # A division by the norm is not: vLLM's layers give (hidden_states, residual) and each has its own norm.
     transform_is_linear = False
 
@@ -33,10 +30,7 @@ class DistanceScheme(Scheme):
         self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype)
-        randomization = self.options["randomization"]
-        if randomization not in ("sign_flips", "layer_hooks"):
-            raise SpecError(f"randomization must be sign_flips or layer_hooks, not {str(randomization)[:80]!r}.")
-        self.transforms_layers = randomization == "layer_hooks"
+        self.transforms_layers = DistanceOptions.checked(spec, hidden_size).randomization == "layer_hooks"
         if self.transforms_layers:
             self.layer_vectors = reflections.layer_vectors(spec.block_hash, n_layers, hidden_size, device, dtype)
         self.projection = projection(spec.block_hash, hidden_size, device)

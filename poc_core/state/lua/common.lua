@@ -88,10 +88,19 @@ local function due_outbox(id, due, ttl)
   redis.call('EXPIRE', 'poc:outbox:due', ttl)
 end
 
+-- An entry of an outbox: its number of artifacts, '|', and their text, which only Python reads (state/entries.py).
+local function counted_entry(n, entry)
+  return n .. '|' .. entry
+end
+
+local function entry_count(counted)
+  return tonumber(string.match(counted, '^(%d+)|'))
+end
+
 -- Appends an entry of `n` artifacts to an outbox; its delivery is due at `due` or, where one was due before, then.
 local function push_outbox(id, entry, n, due, ttl)
   local outbox = 'poc:outbox:' .. id
-  redis.call('RPUSH', outbox .. ':entries', n .. '|' .. entry)
+  redis.call('RPUSH', outbox .. ':entries', counted_entry(n, entry))
   redis.call('HINCRBY', outbox, 'waiting', n)
   redis.call('EXPIRE', outbox, ttl)
   redis.call('EXPIRE', outbox .. ':entries', ttl)

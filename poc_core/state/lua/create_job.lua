@@ -1,4 +1,4 @@
--- Turns staged nonces (and claimed vectors) into a queued job, unless too many nonces would wait.
+-- Turns staged nonces (and claims) into a queued job, unless too many nonces would wait.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 -- ARGV: 1 job_id

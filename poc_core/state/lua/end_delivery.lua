@@ -29,7 +29,7 @@ end
 local taken, ended = tonumber(redis.call('HGET', outbox, 'in_flight')), 0
 for first = 0, taken - 1, CHUNK do
   for _, entry in ipairs(redis.call('LRANGE', entries, first, math.min(first + CHUNK, taken) - 1)) do
-    ended = ended + tonumber(string.match(entry, '^(%d+)|'))
+    ended = ended + entry_count(entry)
   end
 end
 redis.call('LTRIM', entries, taken, -1)

@@ -28,7 +28,7 @@ if taken == 0 then
   local total, length = 0, redis.call('LLEN', entries)
   while taken < length do
     for _, entry in ipairs(redis.call('LRANGE', entries, taken, taken + CHUNK - 1)) do
-      total = total + tonumber(string.match(entry, '^(%d+)|'))
+      total = total + entry_count(entry)
       if taken > 0 and total > tonumber(most) then
         length = 0 -- ends the outer loop: the payload is full
         break

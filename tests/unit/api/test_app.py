@@ -10,9 +10,10 @@ from fastapi.testclient import TestClient
 
 from api import answers, examples
 from api.app import create_app
-from api.bodies import GenerateBody
 from api.dispatch import Dispatcher
 from api.services import Services
+from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
+from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.settings import Settings
 from tests.samples import MODEL, RecordingDispatcher, body, worker_record
 
@@ -100,10 +101,10 @@ def test_openapi_refers_to_nothing_that_is_missing(client: TestClient) -> None:
     assert referred - set(schemas) == set()
 
 
-@pytest.mark.parametrize("name", examples.GENERATE_BODIES)
+@pytest.mark.parametrize("name", GenerateBody.examples)
 def test_the_example_bodies_are_accepted(client: TestClient, serve: Callable[..., Any], name: str) -> None:
     serve("w1")
-    example = examples.GENERATE_BODIES[name]["value"]
+    example = GenerateBody.examples[name]["value"]
     assert example["params"]["model"] == MODEL
     assert client.post("/api/v1/pow/generate", json=example | {"wait": False}).status_code == 200
 
@@ -111,8 +112,8 @@ def test_the_example_bodies_are_accepted(client: TestClient, serve: Callable[...
 def test_the_example_answers_are_what_they_illustrate() -> None:
     answers.Queued.model_validate(examples.QUEUED_EXAMPLE["value"])
     answers.Progress.model_validate(examples.RUNNING_EXAMPLE["value"])
-    answers.ArtifactResult.model_validate(examples.RESULT_EXAMPLES["artifacts"]["value"])
-    answers.ValidationResult.model_validate(examples.RESULT_EXAMPLES["validation"]["value"])
+    ArtifactResult.model_validate(examples.RESULTS["artifacts"]["value"])
+    ValidationResult.model_validate(examples.RESULTS["validation"]["value"])
 
 
 def test_every_body_field_but_the_obvious_is_described() -> None:

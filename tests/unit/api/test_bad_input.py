@@ -10,8 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 from redis import Redis
 
-from api.bodies import GenerateBody
 from poc_core.nonces import MAX_NONCE
+from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.state import JobStore, WorkerRegistry
 from tests.samples import MODEL, RecordingDispatcher, body
 

@@ -135,6 +135,23 @@ class TestPassing:
         assert worker.received[0].body == sent
         assert worker.received[0].values("transfer-encoding") == []
 
+    def test_headers_of_one_connection_stay_there(self, api, start):
+        """RFC 9110, 7.6.1."""
+        hop = {
+            "Keep-Alive": "timeout=5",
+            "Proxy-Authorization": "Basic cHc=",
+            "TE": "trailers",
+            "Trailer": "Expires",
+            "Upgrade": "h2c",
+            "Proxy-Authenticate": "Basic",
+        }
+        worker = start("w1", lambda call: call.answer(ANSWER, "200 OK", *[f"{k}: {v}" for k, v in hop.items()]))
+        answer = api.post(CHAT, json=body(), headers=hop | {"Connection": "Keep-Alive"})
+        assert answer.content == ANSWER
+        names = {name.lower() for name in hop} | {"connection"}
+        assert {name.lower() for name, _ in worker.received[0].headers} & names == set()
+        assert set(answer.headers) & names == set()
+
     def test_answer_comes_back_byte_for_byte_with_its_headers(self, api, start):
         start("w1", lambda call: call.answer(ANSWER, "200 OK", "X-Request-Id: abc", "Set-Cookie: a", "Set-Cookie: b"))
         answer = api.post(CHAT, json=body())

@@ -1,6 +1,7 @@
 """protocol.md, section 1, against the reference's numbers; and the fast path against the plain formulas."""
 
 import hashlib
+import math
 
 import pytest
 import torch
@@ -55,6 +56,18 @@ def test_uniform_rounds_the_hash_to_float32_before_dividing():
     n = 1 << 16
     plain = rng.murmur3_plain(torch.arange(n), 7).to(torch.float32) / 2.0**32
     assert torch.equal(rng.uniform([7], n, CPU)[0], plain)
+
+
+def test_a_hash_of_0_gives_the_largest_number_and_no_infinity():
+    # hash(0, seed) is 0 for the one seed that rotl13 and * 5 + 0xE6546B64 turn into 0.
+    rotated = -0xE6546B64 * pow(5, -1, 1 << 32) % (1 << 32)
+    seed = (rotated >> 13 | rotated << 19) & 0xFFFFFFFF
+    u1, u2 = rng.uniform([seed], 2, CPU)[0].tolist()
+    assert u1 == 0
+    radius, angle = math.sqrt(-2 * math.log(1e-10)), 2 * math.pi * u2
+    expected = [radius * math.cos(angle), radius * math.sin(angle)]
+    assert rng.normal([seed], 2, CPU)[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert rng.normal_plain(seed, 2, CPU).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("case", PRIMITIVES["normal"], ids=lambda case: f"n{case['n']}")

@@ -96,7 +96,7 @@ def test_a_workers_port_is_the_same_in_every_answer(client: TestClient) -> None:
 def test_a_distance_round_starts_here_too(client: TestClient, rounds: RoundStore, serve: Serve) -> None:
     serve("w1")
     assert client.post(f"{POW}/init/generate", json=distance_body()).json()["backends"] == 1
-    assert current(rounds).config.r_target == 1.405
+    assert current(rounds).config.terms["r_target"] == 1.405
 
 
 @pytest.mark.parametrize(

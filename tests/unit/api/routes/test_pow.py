@@ -138,7 +138,7 @@ def test_a_validation_answers_with_a_verdict(client: TestClient, jobs: JobStore)
     job_id = submit(client, nonces=[0, 1], validation={"artifacts": artifacts}, stat_test=stat_test)
     record = record_of(jobs, job_id)
     assert record.kind is JobKind.VALIDATE
-    assert record.request.stat_test.fraud_threshold == 0.2
+    assert record.request.terms == {"dist_threshold": 0.1, "p_mismatch": 0.5, "fraud_threshold": 0.2}
     compute(jobs, job_id, 0)
     assert client.get(f"{GENERATE}/{job_id}").json() == {
         "status": "completed",

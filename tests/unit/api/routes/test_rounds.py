@@ -9,13 +9,13 @@ import pytest
 from fastapi.testclient import TestClient
 from redis import Redis
 
-from api import examples
 from api.app import create_app
 from api.dispatch import Dispatcher
-from api.round_bodies import ArtifactRoundBody, DistanceRoundBody
 from api.services import Services
 from poc_core.nonces import MAX_NONCE
 from poc_core.records import RoundRecord, RoundState
+from poc_core.schemes.artifact.requests import ArtifactRoundBody
+from poc_core.schemes.distance.requests import DistanceRoundBody
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.rounds import Lease
@@ -74,7 +74,7 @@ def test_an_artifact_round_is_what_its_body_says(client: TestClient, rounds: Rou
     assert (config.spec.scheme, config.spec.block_hash, config.spec.public_key) == ("artifact", "block", "key")
     assert (config.spec.seq_len, config.spec.options) == (64, {"k_dim": 8, "stronger_rng": True})
     assert {name: getattr(config, name) for name in place} == place
-    assert (config.block_height, config.batch_size, config.url, config.r_target) == (9, 16, URL, None)
+    assert (config.block_height, config.batch_size, config.url, config.terms) == (9, 16, URL, {})
 
 
 def test_a_distance_round_is_what_its_body_says(client: TestClient, rounds: RoundStore) -> None:
@@ -84,7 +84,8 @@ def test_a_distance_round_is_what_its_body_says(client: TestClient, rounds: Roun
     assert (config.spec.scheme, config.spec.seq_len) == ("distance", 64)
     assert config.spec.options == {"randomization": "sign_flips"}
     assert (config.node_id, config.node_count, config.group_id, config.n_groups) == (1, 3, 0, 1)
-    assert (config.batch_size, config.url, config.r_target, config.fraud_threshold) == (16, URL, 1.405, 0.05)
+    assert (config.batch_size, config.url) == (16, URL)
+    assert config.terms == {"r_target": 1.405, "fraud_threshold": 0.05}
 
 
 def test_what_an_artifact_body_leaves_out_has_the_protocols_defaults(client: TestClient, rounds: RoundStore) -> None:
@@ -101,7 +102,7 @@ def test_what_a_distance_body_leaves_out_has_the_protocols_defaults(client: Test
         del sent[name]
     config = start(client, rounds, sent).config
     assert (config.node_id, config.node_count, config.batch_size, config.spec.seq_len) == (0, 1, 32, 256)
-    assert (config.fraud_threshold, config.url) == (0.01, None)
+    assert (config.terms["fraud_threshold"], config.url) == (0.01, None)
 
 
 def test_layer_hooks_take_the_place_of_sign_flips(client: TestClient, rounds: RoundStore) -> None:
@@ -135,9 +136,12 @@ def test_where_no_batch_size_is_named_as_many_as_fit_are_taken(
     assert start(client, rounds).config.batch_size == 10
 
 
-@pytest.mark.parametrize("name", examples.ROUND_BODIES)
+EXAMPLES = ArtifactRoundBody.examples | DistanceRoundBody.examples
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_bodies_are_accepted(client: TestClient, rounds: RoundStore, name: str) -> None:
-    start(client, rounds, examples.ROUND_BODIES[name]["value"])
+    start(client, rounds, EXAMPLES[name]["value"])
 
 
 # Refusing.

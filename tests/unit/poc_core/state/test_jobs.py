@@ -9,10 +9,10 @@ from redis import Redis
 
 from poc_core.errors import QueueFullError
 from poc_core.nonces import MAX_NONCE
-from poc_core.records import JobStatus
-from poc_core.state import Claim, JobStore, Refusal, WorkerRegistry
+from poc_core.records import JobStatus, RoundState
+from poc_core.state import Claim, JobStore, Refusal, RoundStore, WorkerRegistry
 from poc_core.state.jobs import MAX_LOSSES
-from tests.samples import MODEL, SPEC, Clock, new_job
+from tests.samples import MODEL, SPEC, Clock, new_job, round_config
 
 Serve = Callable[..., Any]
 
@@ -107,6 +107,17 @@ def test_done_ended_and_unknown_batches_are_not_claimed(jobs: JobStore) -> None:
     assert jobs.claim("0" * 32, 0, "w1") is Refusal.GONE
 
 
+def test_while_a_round_generates_its_models_batches_wait(jobs: JobStore, rounds: RoundStore) -> None:
+    job_id, other = jobs.create(new_job([1])), jobs.create(new_job([1], model="other"))
+    record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
+    assert record is not None
+    assert jobs.claim(job_id, 0, "w1") is Refusal.ROUND
+    assert not jobs.note_waiting(job_id, "chat")
+    assert isinstance(jobs.claim(other, 0, "w2"), Claim)
+    rounds.switch(record, RoundState.VALIDATING)
+    assert isinstance(jobs.claim(job_id, 0, "w1"), Claim)
+
+
 def test_only_the_last_batch_completes_the_job(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
     assert [compute(jobs, job_id, index) for index in (2, 0, 1)] == [False, False, True]
@@ -178,6 +189,21 @@ def test_a_job_is_finished_exactly_once(jobs: JobStore) -> None:
     compute(jobs, job_id, 1)
     assert [jobs.finish(job_id), jobs.finish(job_id)] == [True, False]
     assert status(jobs, job_id) is JobStatus.COMPLETED
+
+
+def test_a_job_that_was_cancelled_during_its_finish_stays_cancelled(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = jobs.create(new_job([1]))
+    compute(jobs, job_id, 0)
+
+    def answer_body(*_: Any) -> bytes:
+        jobs.cancel(job_id)
+        return b'{"status": "completed", "request_id": "x"}'
+
+    monkeypatch.setattr("poc_core.state.jobs.answer_body", answer_body)
+    assert not jobs.finish(job_id)
+    assert status(jobs, job_id) is JobStatus.CANCELLED
 
 
 def test_excluded_nonces_are_left_out_and_listed(jobs: JobStore) -> None:

@@ -90,7 +90,7 @@ def test_a_payload_of_artifacts_is_what_the_protocol_says(outbox: Outbox, waitin
 def test_a_payload_of_distances_is_what_the_protocol_says(
     rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
 ) -> None:
-    record = start(rounds, spec=DISTANCE_SPEC, r_target=1.4)
+    record = start(rounds, spec=DISTANCE_SPEC, terms={"r_target": 1.4})
     lease = rounds.lease(record, "w1", 3)
     assert isinstance(lease, Lease)
     rounds.complete(lease, "w1", [1.25, 1.5, 1.375])

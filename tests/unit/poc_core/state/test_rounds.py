@@ -418,7 +418,7 @@ def test_nonces_without_a_finite_state_are_excluded_and_named(rounds: RoundStore
 
 
 def test_only_distances_below_the_target_are_reported(rounds: RoundStore, redis: Redis) -> None:
-    record = start(rounds, spec=DISTANCE_SPEC, r_target=1.4)
+    record = start(rounds, spec=DISTANCE_SPEC, terms={"r_target": 1.4})
     rounds.complete(take(rounds, record), "w1", [1.39, 1.4, 1.41, 0.2])
     assert (read(rounds, record.round_id).n_processed, read(rounds, record.round_id).n_valid) == (4, 2)
     assert in_outbox(redis, record) == [0, 3]
@@ -521,7 +521,7 @@ def test_every_key_of_a_round_expires(rounds: RoundStore, workers: WorkerRegistr
 
 
 def test_every_key_of_a_distance_round_expires(rounds: RoundStore, redis: Redis) -> None:
-    record = start(rounds, spec=DISTANCE_SPEC, r_target=1.4)
+    record = start(rounds, spec=DISTANCE_SPEC, terms={"r_target": 1.4})
     rounds.complete(take(rounds, record), "w1", [1.3] * 4)
     assert keys_without_ttl(redis) == []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from poc_core.state import scripts
+from poc_core.state import keys, scripts
 
 FOLDER = Path(scripts.__file__).parent / "lua"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.lua") if path.stem != "common")
@@ -33,3 +33,11 @@ def test_a_script_documents_and_names_what_it_is_given(name: str) -> None:
     }
     assert named == {documented for _, documented in _NUMBERED.findall(comment)}
     assert not re.search(r"(KEYS|ARGV)\[\d", re.sub(r"^local .*$", "", code, flags=re.MULTILINE))
+
+
+def test_a_key_that_a_script_spells_out_is_one_that_keys_names() -> None:
+    spelled = {key for name in [*NAMES, "common"] for key in re.findall(r"'(poc:[\w:]*)'", scripts.source(name))}
+    prefixes = {key("") for key in (keys.job, keys.active, keys.round, keys.generating, keys.outbox, keys.worker)}
+    named = {value for name, value in vars(keys).items() if name.isupper()} | prefixes
+    assert spelled - named == {"poc:stats:"}  # keys.stats_second makes it of a number
+    assert keys.stats_second(7) == "poc:stats:7"

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from poc_core.encoding import encode_vectors
-from poc_core.validation import compare, judge_distances
+from poc_core.schemes.artifact.terms import StatTest
+from poc_core.schemes.artifact.verdict import compare
 
 K_DIM = 4
 
@@ -43,8 +44,8 @@ def test_a_missing_vector_is_a_mismatch():
 def test_the_threshold_itself_still_agrees():
     # Both numbers and their distance of 0.25 are exact in float16.
     own, other = {1: vector(0.5, 0, 0, 0)}, {1: vector(0.75, 0, 0, 0)}
-    assert compare(own, other, K_DIM, dist_threshold=0.25).n_mismatch == 0
-    assert compare(own, other, K_DIM, dist_threshold=0.2499).n_mismatch == 1
+    assert compare(own, other, K_DIM, StatTest(dist_threshold=0.25)).n_mismatch == 0
+    assert compare(own, other, K_DIM, StatTest(dist_threshold=0.2499)).n_mismatch == 1
 
 
 def test_the_default_threshold_lies_at_0_02():
@@ -60,47 +61,12 @@ def test_excluded_nonces_are_not_compared():
 
 @pytest.mark.parametrize("computed", [{}, {1: None}])
 def test_nothing_compared_is_no_fraud_at_any_threshold(computed):
-    verdict = compare(computed, {1: FAR}, K_DIM, fraud_threshold=2.0)
+    verdict = compare(computed, {1: FAR}, K_DIM, StatTest.model_construct(fraud_threshold=2.0))
     assert (verdict.n_total, verdict.p_value, verdict.fraud_detected) == (0, 1.0, False)
 
 
 def test_fraud_only_below_the_fraud_threshold():
     received = {**OWN, 7: FAR}
     p_value = compare(OWN, received, K_DIM).p_value
-    assert not compare(OWN, received, K_DIM, fraud_threshold=p_value).fraud_detected
-    assert compare(OWN, received, K_DIM, fraud_threshold=p_value * 1.001).fraud_detected
-
-
-def test_honest_distances_are_no_fraud():
-    verdict = judge_distances([1.39, 1.40], [1.3901, 1.3999], r_target=1.405)
-    assert (verdict.n_total, verdict.n_invalid, verdict.probability_honest) == (2, 0, 1.0)
-    assert not verdict.fraud_detected
-
-
-@pytest.mark.parametrize(
-    ("received", "computed", "n_invalid"),
-    [
-        (1.5, 1.0, 1),  # claimed at r_target
-        (1.0, 1.5, 0),  # computed at r_target is still good
-        (1.0, 1.5001, 1),
-        (float("nan"), 1.0, 1),
-    ],
-)
-def test_what_makes_a_distance_invalid(received, computed, n_invalid):
-    assert judge_distances([received], [computed], r_target=1.5).n_invalid == n_invalid
-
-
-def test_one_invalid_distance_of_one_is_a_fraud():
-    verdict = judge_distances([1.0], [1.6], r_target=1.5)
-    assert verdict.probability_honest == pytest.approx(5e-4)
-    assert verdict.fraud_detected
-
-
-def test_no_distances_are_no_fraud():
-    verdict = judge_distances([], [], r_target=1.4)
-    assert (verdict.n_total, verdict.probability_honest, verdict.fraud_detected) == (0, 1.0, False)
-
-
-def test_excluded_distances_are_not_judged():
-    verdict = judge_distances([1.6, 1.0], [None, 1.0], r_target=1.5)
-    assert (verdict.n_total, verdict.n_invalid) == (1, 0)
+    assert not compare(OWN, received, K_DIM, StatTest(fraud_threshold=p_value)).fraud_detected
+    assert compare(OWN, received, K_DIM, StatTest(fraud_threshold=p_value * 1.001)).fraud_detected

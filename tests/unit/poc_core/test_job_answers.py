@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from poc_core.encoding import encode_vectors
-from poc_core.records import NewJob, StatTest
+from poc_core.records import NewJob
+from poc_core.schemes.artifact.terms import StatTest
 from poc_core.state import JobStore
 from tests.samples import K_DIM, MODEL, REQUEST, SPEC
 
@@ -21,7 +22,7 @@ def a_worker(serve: Callable[..., Any]) -> None:
 
 
 def validate(jobs: JobStore, claimed: list[str], computed: list[str | None], **test: float) -> dict[str, Any]:
-    request = REQUEST.model_copy(update={"stat_test": StatTest(**test)})
+    request = REQUEST.model_copy(update={"terms": StatTest(**test).model_dump()})
     nonces = list(range(len(claimed)))
     job_id = jobs.create(NewJob(MODEL, SPEC, request, nonces, len(nonces), dict(zip(nonces, claimed, strict=True))))
     jobs.claim(job_id, 0, "w1")

@@ -167,5 +167,5 @@ def test_an_unknown_scheme_is_refused_with_those_that_exist(name):
         make(name)
 
 
-def test_a_scheme_is_found_by_its_module():
+def test_a_scheme_is_found_by_its_folder():
     assert scheme_names() == ["artifact", "distance"]

@@ -1,0 +1,58 @@
+"""The values that requests bring, each with its bounds: for the bodies of all schemes and the settings."""
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, FailFast, Field, Strict
+from pydantic_core import PydanticCustomError
+
+from poc_core.nonces import MAX_NONCE
+
+# The largest batch_size a request may ask for. Engines split batches into micro-batches, so more would only
+# make tasks long and the loss of a worker expensive.
+MAX_BATCH_SIZE = 1024
+# Longest name, hash or key. The network's are below 130 characters.
+_MAX_TEXT = 256
+_MAX_URL = 2048
+
+
+def _distinct(nonces: list[int]) -> list[int]:
+    if len(set(nonces)) < len(nonces):
+        seen: set[int] = set()
+        twice = next(nonce for nonce in nonces if nonce in seen or seen.add(nonce))  # type: ignore[func-returns-value]
+        raise PydanticCustomError(
+            "duplicate_nonces", "Nonce {nonce} is listed twice; list each nonce once", {"nonce": twice}
+        )
+    return nonces
+
+
+def _http_url(url: str | None) -> str | None:
+    if not url:  # clients that leave it empty mean: no callback
+        return None
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        usable = usable and not any(char.isspace() or not char.isprintable() for char in url)
+    except ValueError:  # a bad port or bracket
+        usable = False
+    if not usable:
+        raise PydanticCustomError("url", "The url must look like http://host:port/path or https://host/path")
+    return url
+
+
+Text = Annotated[str, Field(min_length=1, max_length=_MAX_TEXT)]
+Count = Annotated[int, Strict(), Field(le=MAX_NONCE)]
+Nonce = Annotated[int, Strict(), Field(ge=0, le=MAX_NONCE)]
+Nonces = Annotated[list[Nonce], FailFast(), AfterValidator(_distinct)]
+HttpUrl = Annotated[str | None, Field(max_length=_MAX_URL), AfterValidator(_http_url)]
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+def check_id(name: str, value: int, of: str, count: int) -> None:
+    """For validators of bodies: `name` is one of 0 .. count - 1."""
+    if value >= count:
+        raise PydanticCustomError(
+            "id_beyond_count",
+            "{name} must be smaller than {of}, which is {count}",
+            {"name": name, "of": of, "count": count},
+        )

@@ -1,0 +1,62 @@
+"""The answers to jobs of artifacts, as OpenAPI shows them."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from poc_core.schemes.artifact.requests import VECTOR_EXAMPLE, Artifact
+from poc_core.schemes.requests import REQUEST_ID_EXAMPLE, Examples
+
+
+class Encoding(BaseModel):
+    dtype: Literal["f16"] = "f16"
+    k_dim: int
+    endian: Literal["le"] = "le"
+
+
+class ArtifactResult(BaseModel):
+    status: Literal["completed"] = "completed"
+    request_id: str
+    artifacts: list[Artifact] = Field(description="In the order of the request's nonces.")
+    encoding: Encoding
+    excluded_nonces: list[int] = Field(
+        default=[],
+        description="Nonces without an artifact: the model gave no finite state. Absent when there are none.",
+    )
+
+
+class ValidationResult(BaseModel):
+    status: Literal["completed"] = "completed"
+    request_id: str
+    n_total: int = Field(description="Nonces compared.")
+    n_mismatch: int
+    mismatch_nonces: list[int]
+    p_value: float = Field(description="How likely an honest sender has so many mismatches or more.")
+    fraud_detected: bool = Field(description="p_value < fraud_threshold")
+    n_excluded: int = Field(description="Nonces that this node could not compute; no mismatches.")
+
+
+RESULT_EXAMPLES: Examples = {
+    "artifacts": {
+        "summary": "Completed",
+        "value": {
+            "status": "completed",
+            "request_id": REQUEST_ID_EXAMPLE,
+            "artifacts": [{"nonce": 0, "vector_b64": VECTOR_EXAMPLE}],
+            "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
+        },
+    },
+    "validation": {
+        "summary": "Completed, with validation",
+        "value": {
+            "status": "completed",
+            "request_id": REQUEST_ID_EXAMPLE,
+            "n_total": 400,
+            "n_mismatch": 20,
+            "mismatch_nonces": list(range(20)),
+            "p_value": 1.9e-27,
+            "fraud_detected": True,
+            "n_excluded": 0,
+        },
+    },
+}

@@ -1,0 +1,76 @@
+"""Artifact proofs as all but the engines see them (protocol.md, sections 2, 5 and 6)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import JsonValue
+
+from poc_core.records import JobRequest, ModelInfo, ProofSpec
+from poc_core.schemes.artifact.answers import RESULT_EXAMPLES, ArtifactResult, Encoding, ValidationResult
+from poc_core.schemes.artifact.options import ArtifactOptions
+from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody
+from poc_core.schemes.artifact.terms import StatTest
+from poc_core.schemes.contract import Contract
+from poc_core.schemes.noise import noise
+
+
+class ArtifactContract(Contract):
+    name = "artifact"
+    options = ArtifactOptions
+    terms = StatTest
+    job_body = GenerateBody
+    round_body = ArtifactRoundBody
+    result_models = (ArtifactResult, ValidationResult)
+    result_examples = RESULT_EXAMPLES
+    column = "vector_b64"
+
+    def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
+        return super().limits(spec, info) | {"k_dim": (ArtifactOptions.of(spec).k_dim, info.hidden_size)}
+
+    def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
+        """How a vector_b64 is to be read."""
+        return {"encoding": Encoding(k_dim=ArtifactOptions.of(spec).k_dim).model_dump()}
+
+    def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
+        return {"nonce": nonce, "vector_b64": value}
+
+    def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
+        # Joined, not parsed: 100,000 vectors pass through as the text they are.
+        pairs = zip(nonces, values, strict=True)
+        return b"[" + b",".join(b'{"nonce":%s,"vector_b64":%s}' % pair for pair in pairs) + b"]"
+
+    def verdict(
+        self,
+        spec: ProofSpec,
+        request: JobRequest,
+        nonces: Sequence[int],
+        values: Sequence[Any],
+        claims: Sequence[Any],
+    ) -> dict[str, Any]:
+        from poc_core.schemes.artifact.verdict import compare  # here: numpy takes 25 MB
+
+        verdict = compare(
+            computed=dict(zip(nonces, values, strict=True)),
+            received=dict(zip(nonces, claims, strict=True)),
+            k_dim=ArtifactOptions.of(spec).k_dim,
+            test=StatTest.model_validate(request.terms),
+        )
+        return asdict(verdict)
+
+    def synthetic_values(self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int) -> list[JsonValue]:
+        import numpy as np
+
+        from poc_core.encoding import encode_vectors
+
+        k_dim = ArtifactOptions.checked(spec, hidden_size).k_dim
+        text = spec.model_dump_json()
+        vectors = np.stack([noise(text, nonce, k_dim) for nonce in nonces]) if nonces else np.empty((0, k_dim))
+        norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+        return list(encode_vectors(vectors / (norms + 1e-8)))
+
+    def described(self, body: Mapping[str, Any]) -> str:
+        return f"k_dim {body['params']['k_dim']}"
+
+
+CONTRACT = ArtifactContract()

@@ -1,0 +1,155 @@
+"""What a scheme agrees with everyone who does not compute it: the half that needs no torch.
+
+The API, the stores, the courier, the synthetic engine and the command ask a scheme's contract wherever two schemes
+differ, so that none of them knows any scheme by name.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from poc_core.errors import SpecError
+from poc_core.records import JobRequest, ModelInfo, ProofSpec, RoundRecord
+from poc_core.schemes.requests import BatchBody, Examples, JobBody, RoundBody
+
+# A nonce and its value, as a scheme's `finish` gave it.
+Pair = tuple[int, Any]
+
+
+class Options(BaseModel):
+    """What determines a scheme's values beside hash, key and seq_len: ProofSpec.options, typed.
+
+    Each field's description says what it must be, as errors put it; it may name {hidden_size}.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def of(cls, spec: ProofSpec) -> Self:
+        """The options of a spec that was admitted."""
+        return cls.model_validate(spec.options)
+
+    @classmethod
+    def checked(cls, spec: ProofSpec, hidden_size: int) -> Self:
+        """The options for a model of that hidden size. SpecError: unknown ones, or a value it cannot follow."""
+        try:
+            return cls.model_validate(spec.options, context={"hidden_size": hidden_size})
+        except ValidationError as error:
+            problems = error.errors(include_url=False, include_context=False)
+        unknown = sorted(str(problem["loc"][0]) for problem in problems if problem["type"] == "extra_forbidden")
+        if unknown:
+            known = ", ".join(sorted(cls.model_fields))
+            raise SpecError(f"The {spec.scheme} scheme has no option {', '.join(unknown)}; it knows {known}.")
+        name = str(problems[0]["loc"][0])
+        wanted = (cls.model_fields[name].description or "different").format(hidden_size=hidden_size)
+        raise SpecError(f"{name} must be {wanted}, not {repr(problems[0]['input'])[:80]}.")
+
+
+class Terms(BaseModel):
+    """By what values are judged, or reported: what JobRequest.terms and RoundConfig.terms hold, typed.
+
+    Other than Options they change no value.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Contract(ABC):
+    """One scheme, as all but the engines see it. A module `contract` of its folder has one as `CONTRACT`."""
+
+    name: ClassVar[str]  # of its folder
+    options: ClassVar[type[Options]] = Options
+    terms: ClassVar[type[Terms]] = Terms
+
+    # Requests. None: the scheme has no such call.
+
+    job_body: ClassVar[type[JobBody] | None] = None
+    round_body: ClassVar[type[RoundBody] | None] = None
+    batch_body: ClassVar[type[BatchBody] | None] = None  # with it the scheme's rounds have phases
+    # Fields by which a body says that it speaks of this scheme. None: what no other scheme recognises.
+    marks: ClassVar[tuple[str, ...]] = ()
+
+    def recognises(self, marks: Mapping[str, JsonValue]) -> bool:
+        """Whether a body is one of this scheme. `marks`: those of all schemes that it has, unchecked."""
+        return any(name in marks for name in self.marks)
+
+    def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
+        """What a request asks for and the most that the model can do, by the request's names."""
+        return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
+
+    # Rounds.
+
+    # Whether /status lists the reported nonces.
+    lists_reported: ClassVar[bool] = False
+    # The fields that /status has of this scheme's rounds only, all optional.
+    status_fields: ClassVar[type[BaseModel] | None] = None
+
+    def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
+        """Whether a round's receiver gets a nonce with this value."""
+        return True
+
+    def status(self, record: RoundRecord, reported: Sequence[Pair], elapsed_s: float, rate: float) -> dict[str, Any]:
+        """`status_fields` of a round. `reported`: see lists_reported; `rate`: nonces a second since its start."""
+        return {}
+
+    # Answers and callbacks (protocol.md, sections 5 and 6).
+
+    # Of jobs, as OpenAPI shows them.
+    result_models: ClassVar[tuple[type[BaseModel], ...]] = ()
+    result_examples: ClassVar[Examples] = {}
+
+    def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
+        """What stands beside values, in answers and callbacks."""
+        return {}
+
+    @abstractmethod
+    def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
+        """A nonce and its value as clients get them."""
+
+    def values(self, pairs: Sequence[Pair]) -> dict[str, Any]:
+        """The fields of a callback that hold its values."""
+        return {"artifacts": [self.artifact(nonce, value) for nonce, value in pairs]}
+
+    def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
+        """The list of artifacts in an answer, from the JSON of each nonce and value."""
+        loaded = load_all(values)
+        artifacts = [self.artifact(int(nonce), value) for nonce, value in zip(nonces, loaded, strict=True)]
+        return json.dumps(artifacts, separators=(",", ":")).encode()
+
+    @abstractmethod
+    def verdict(
+        self,
+        spec: ProofSpec,
+        request: JobRequest,
+        nonces: Sequence[int],
+        values: Sequence[JsonValue],
+        claims: Sequence[JsonValue],
+    ) -> dict[str, Any]:
+        """The fields of an answer that judges claims. A value None could not be computed here."""
+
+    # Engines without a model, and people.
+
+    @abstractmethod
+    def synthetic_values(self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int) -> list[JsonValue]:
+        """Invented values for load tests: they look right and follow from spec and nonce alone. SpecError: see
+        Options.checked."""
+
+    # The heading of values in a table.
+    column: ClassVar[str] = "value"
+
+    def cell(self, value: Any) -> str:
+        """A value in a table."""
+        return str(value)
+
+    def described(self, body: Mapping[str, Any]) -> str:
+        """What is special about a round, in a few words. `body`: RoundBody.of its configuration."""
+        return self.name
+
+
+def load_all(texts: Sequence[bytes]) -> list[Any]:
+    """The values of JSON texts, parsed in one go."""
+    loaded: list[Any] = json.loads(b"[" + b",".join(texts) + b"]")
+    return loaded

@@ -1,0 +1,39 @@
+"""What is answered of distances, as OpenAPI shows it."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class ValidatedBatch(BaseModel):
+    """A batch of distances, recomputed and judged."""
+
+    status: Literal["OK"] = "OK"
+    request_id: str | None = Field(None, description="Of the job that recomputed it; absent for an empty batch.")
+    fraud_detected: bool = Field(description="probability_honest < fraud_threshold")
+    computed_distances: list[float | None] = Field(description="Of nonces; null where the model gave no finite state.")
+    public_key: str
+    block_hash: str
+    block_height: int
+    nonces: list[int]
+    dist: list[float | None] = Field(description="As computed_distances.")
+    node_id: int
+    received_dist: list[float]
+    r_target: float
+    fraud_threshold: float
+    n_invalid: int
+    probability_honest: float = Field(description="How likely an honest sender has so many invalid pairs or more.")
+    n_excluded: int = Field(description="Nonces that this node could not compute; neither valid nor invalid.")
+    seq_len: int = Field(description="The seq_len of the round, with which the distances were recomputed.")
+
+
+class DistanceStatus(BaseModel):
+    """What /status says of a distance round beside the rest."""
+
+    valid_nonces: list[int] | None = Field(None, description="Of very many the last ones; callbacks get all.")
+    valid_distances: list[float] | None = Field(None, description="Of valid_nonces, in their order.")
+    total_checked: int | None = None
+    total_valid: int | None = None
+    elapsed_seconds: float | None = None
+    rate_per_second: float | None = Field(None, description="Nonces checked per second since the round began.")
+    r_target: float | None = None

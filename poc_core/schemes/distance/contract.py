@@ -1,0 +1,97 @@
+"""Distance proofs as all but the engines see them (protocol.md, sections 3, 5 and 6)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import JsonValue
+
+from poc_core.records import JobRequest, ProofSpec, RoundRecord
+from poc_core.schemes.contract import Contract, Pair
+from poc_core.schemes.distance.answers import DistanceStatus
+from poc_core.schemes.distance.options import DistanceOptions
+from poc_core.schemes.distance.requests import DistanceRoundBody, ProofBatchBody
+from poc_core.schemes.distance.terms import DistanceTerms
+from poc_core.schemes.distance.verdict import judge_distances
+from poc_core.schemes.noise import noise
+
+
+class DistanceContract(Contract):
+    name = "distance"
+    options = DistanceOptions
+    terms = DistanceTerms
+    round_body = DistanceRoundBody
+    batch_body = ProofBatchBody
+    marks = ("r_target",)
+    lists_reported = True
+    status_fields = DistanceStatus
+    column = "distance"
+
+    def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
+        """Valid nonces are: those with a distance below the target."""
+        return isinstance(value, float) and value < DistanceTerms.model_validate(terms).r_target
+
+    def status(self, record: RoundRecord, reported: Sequence[Pair], elapsed_s: float, rate: float) -> dict[str, Any]:
+        return {
+            "valid_nonces": [nonce for nonce, _ in reported],
+            "valid_distances": [dist for _, dist in reported],
+            "total_checked": record.n_processed,
+            "total_valid": record.n_valid,
+            "elapsed_seconds": elapsed_s,
+            "rate_per_second": rate,
+            "r_target": record.config.terms["r_target"],
+        }
+
+    def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
+        return {"r_target": terms["r_target"]} if terms else {}
+
+    def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
+        return {"nonce": nonce, "dist": value}
+
+    def values(self, pairs: Sequence[Pair]) -> dict[str, Any]:
+        return {"nonces": [nonce for nonce, _ in pairs], "dist": [value for _, value in pairs]}
+
+    def verdict(
+        self,
+        spec: ProofSpec,
+        request: JobRequest,
+        nonces: Sequence[int],
+        values: Sequence[Any],
+        claims: Sequence[Any],
+    ) -> dict[str, Any]:
+        """The ValidatedBatch (section 3)."""
+        terms = DistanceTerms.model_validate(request.terms)
+        verdict = judge_distances(claims, values, terms.r_target, terms.fraud_threshold)
+        return {
+            "status": "OK",
+            "fraud_detected": verdict.fraud_detected,
+            "computed_distances": values,
+            "public_key": spec.public_key,
+            "block_hash": spec.block_hash,
+            "block_height": request.block_height,
+            "nonces": nonces,
+            "dist": values,
+            "node_id": request.node_id,
+            "received_dist": claims,
+            "r_target": terms.r_target,
+            "fraud_threshold": terms.fraud_threshold,
+            "n_invalid": verdict.n_invalid,
+            "probability_honest": verdict.probability_honest,
+            "n_excluded": values.count(None),
+            "seq_len": spec.seq_len,
+        }
+
+    def synthetic_values(self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int) -> list[JsonValue]:
+        DistanceOptions.checked(spec, hidden_size)
+        text = spec.model_dump_json()
+        # As wide as true distances spread: both sides of any r_target in use get some.
+        return [float(math.sqrt(2) + 0.03 * noise(text, nonce, 1)[0]) for nonce in nonces]
+
+    def cell(self, value: float) -> str:
+        return f"{value:.6f}"
+
+    def described(self, body: Mapping[str, Any]) -> str:
+        return f"distances below {body['r_target']}"
+
+
+CONTRACT = DistanceContract()

@@ -1,0 +1,167 @@
+"""The bodies of clients that speak of distances: any that starts or stores a round has an `r_target`."""
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import FailFast, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from poc_core.fields import Count, HttpUrl, Nonces, Probability, Text, check_id
+from poc_core.records import JobRequest, NewJob, ProofSpec, RoundConfig
+from poc_core.schemes.distance.answers import ValidatedBatch
+from poc_core.schemes.distance.options import DistanceOptions
+from poc_core.schemes.distance.terms import FRAUD_THRESHOLD, DistanceTerms, RTarget
+from poc_core.schemes.requests import BatchBody, Examples, RoundBody
+
+Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class DistanceRoundBody(RoundBody):
+    """Starts or stores a round of distances. Unknown fields are ignored."""
+
+    r_target: RTarget = Field(description="A nonce is valid when its distance is below this.", examples=[1.405])
+    fraud_threshold: Probability = Field(
+        FRAUD_THRESHOLD, description="Below this probability of honesty a batch is a fraud."
+    )
+    node_id: Count = Field(0, ge=0, description="This node, from 0 to node_count - 1.")
+    node_count: Count = Field(1, ge=1, description="Nodes that share the nonces.")
+    # Bounded by what the workers hold, which only their registry knows.
+    batch_size: Annotated[Count, Field(ge=1)] | None = Field(
+        None, description="As the client counts; workers compute as many nonces at a time as fit."
+    )
+    seq_len: Count = Field(256, ge=1, description="Positions of a nonce's prefill.")
+    callback_url: HttpUrl = Field(None, description="Valid nonces are sent to {callback_url}/generated.")
+    use_sign_flips: bool = Field(True, description="Randomize by flipping signs of the last hidden state.")
+    use_layer_hooks: bool = Field(False, description="Randomize by normalizing and reflecting after every layer.")
+    model: Text | None = Field(None, description="Which of several served models; not needed where there is one.")
+
+    examples: ClassVar[Examples] = {
+        "distances": {
+            "summary": "Distances",
+            "value": {
+                "block_hash": "block-1",
+                "block_height": 1,
+                "public_key": "key-1",
+                "r_target": 1.405,
+                "node_id": 0,
+                "node_count": 1,
+                "batch_size": 32,
+                "seq_len": 256,
+                "callback_url": "http://127.0.0.1:9100",
+            },
+        },
+    }
+
+    @model_validator(mode="after")
+    def _one_randomization(self) -> Self:
+        if self.use_layer_hooks and self.use_sign_flips and "use_sign_flips" in self.model_fields_set:
+            raise PydanticCustomError("randomization", "Set use_sign_flips or use_layer_hooks, not both")
+        if not self.use_layer_hooks and not self.use_sign_flips:
+            raise PydanticCustomError("randomization", "Set one of use_sign_flips and use_layer_hooks")
+        return self
+
+    @model_validator(mode="after")
+    def _id_below_count(self) -> Self:
+        check_id("node_id", self.node_id, "node_count", self.node_count)
+        return self
+
+    @property
+    def served_model(self) -> str | None:
+        return self.model
+
+    @property
+    def asked_batch_size(self) -> int | None:
+        return self.batch_size
+
+    def spec(self) -> ProofSpec:
+        options = DistanceOptions(randomization="layer_hooks" if self.use_layer_hooks else "sign_flips")
+        return ProofSpec(
+            scheme="distance",
+            block_hash=self.block_hash,
+            public_key=self.public_key,
+            seq_len=self.seq_len,
+            options=options.model_dump(),
+        )
+
+    def config(self, model: str, batch_size: int) -> RoundConfig:
+        return RoundConfig(
+            model=model,
+            spec=self.spec(),
+            block_height=self.block_height,
+            node_id=self.node_id,
+            node_count=self.node_count,
+            batch_size=batch_size,
+            url=self.callback_url,
+            terms=DistanceTerms(r_target=self.r_target, fraud_threshold=self.fraud_threshold).model_dump(),
+        )
+
+    @classmethod
+    def of(cls, config: RoundConfig) -> dict[str, Any]:
+        spec, terms = config.spec, DistanceTerms.model_validate(config.terms)
+        randomization = DistanceOptions.of(spec).randomization
+        return {
+            "block_hash": spec.block_hash,
+            "block_height": config.block_height,
+            "public_key": spec.public_key,
+            "node_id": config.node_id,
+            "node_count": config.node_count,
+            "batch_size": config.batch_size,
+            "model": config.model,
+            "seq_len": spec.seq_len,
+            "r_target": terms.r_target,
+            "fraud_threshold": terms.fraud_threshold,
+            "use_sign_flips": randomization == "sign_flips",
+            "use_layer_hooks": randomization == "layer_hooks",
+            "callback_url": config.url,
+        }
+
+
+class ProofBatchBody(BatchBody):
+    """Somebody's nonces and distances, to be checked. Unknown fields are ignored."""
+
+    public_key: Text = Field(description="Whose proofs these are.")
+    block_hash: Text
+    block_height: Count = Field(ge=0)
+    nonces: Nonces
+    dist: Annotated[list[Distance], FailFast()] = Field(description="Of nonces, in their order.")
+    node_id: Count = Field(0, ge=0, description="Whose batch it is; handed back.")
+
+    answer: ClassVar[type[ValidatedBatch]] = ValidatedBatch
+    examples: ClassVar[Examples] = {
+        "batch": {
+            "summary": "Two pairs",
+            "value": {
+                "public_key": "key-1",
+                "block_hash": "block-1",
+                "block_height": 1,
+                "nonces": [3, 17],
+                "dist": [1.4012, 1.3987],
+                "node_id": 0,
+            },
+        },
+    }
+
+    @model_validator(mode="after")
+    def _one_distance_per_nonce(self) -> Self:
+        if len(self.dist) != len(self.nonces):
+            raise PydanticCustomError(
+                "lengths",
+                "nonces has {nonces} entries and dist {dist}; send one distance per nonce",
+                {"nonces": len(self.nonces), "dist": len(self.dist)},
+            )
+        return self
+
+    def job(self, config: RoundConfig) -> NewJob:
+        return NewJob(
+            model=config.model,
+            spec=config.spec.model_copy(update={"block_hash": self.block_hash, "public_key": self.public_key}),
+            request=JobRequest(
+                block_height=self.block_height,
+                node_id=self.node_id,
+                node_count=config.node_count,
+                url=config.url,
+                terms=config.terms,
+            ),
+            nonces=self.nonces,
+            batch_size=config.batch_size,
+            claimed=dict(zip(self.nonces, self.dist, strict=True)),
+        )

@@ -1,0 +1,43 @@
+"""Holding another node's distances against one's own: which are invalid, is it fraud (protocol.md, section 3)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poc_core.schemes.distance.terms import FRAUD_THRESHOLD
+from poc_core.statistics import binomial_p_value
+
+# How often an honest pair is found invalid (section 3, Fraud).
+P_INVALID = 5e-4
+
+
+@dataclass(frozen=True)
+class DistanceVerdict:
+    """Of `n_total` submitted pairs `n_invalid` are invalid."""
+
+    n_total: int
+    n_invalid: int
+    probability_honest: float  # how likely an honest sender has that many invalid pairs or more
+    fraud_detected: bool
+
+
+def judge_distances(
+    received: Sequence[float],
+    computed: Sequence[float | None],
+    r_target: float,
+    fraud_threshold: float = FRAUD_THRESHOLD,
+) -> DistanceVerdict:
+    """Judges the distances received against those computed for the same nonces, None where excluded.
+
+    An excluded nonce counts as little as an artifact's would: it is not among n_total. ValueError: the
+    lengths differ.
+    """
+    pairs = [(dist, own) for dist, own in zip(received, computed, strict=True) if own is not None]
+    # `not <` rather than `>=`, so that a NaN is invalid too.
+    n_invalid = sum(not dist < r_target or not own <= r_target for dist, own in pairs)
+    probability_honest = binomial_p_value(n_invalid, len(pairs), P_INVALID)
+    return DistanceVerdict(
+        n_total=len(pairs),
+        n_invalid=n_invalid,
+        probability_honest=probability_honest,
+        fraud_detected=len(pairs) > 0 and probability_honest < fraud_threshold,
+    )

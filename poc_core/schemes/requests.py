@@ -1,0 +1,111 @@
+"""The bodies that clients send (protocol.md, section 5), as far as all schemes share them.
+
+A scheme's own bodies are subclasses. The order of fields is that in which a wrong body's problems are listed.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Text
+from poc_core.records import NewJob, ProofSpec, RoundConfig
+
+# Examples for OpenAPI: name -> {"summary": ..., "value": a body or an answer}.
+Examples = dict[str, dict[str, Any]]
+REQUEST_ID_EXAMPLE = "0f2b6c1d9e4a4f0d8a7c5b3e1f2d4c6a"
+
+
+class Params(BaseModel):
+    """What the values are computed with; a field that is not listed here is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Text = Field(description="The model's name as the workers serve it.", examples=["tiny-qwen3"])
+    seq_len: Count = Field(ge=1, description="Positions of a nonce's prefill.", examples=[256])
+
+
+class JobBody(BaseModel, ABC):
+    """POST /generate: given nonces are to be computed or, with claims, somebody's values for them are to be judged.
+
+    Unknown fields are ignored, but for those in `params`.
+    """
+
+    examples: ClassVar[Examples] = {}
+
+    block_hash: Text = Field(description="Seeds the layers' reflections and, with public_key, the inputs.")
+    block_height: Count = Field(ge=0, description="Handed back in callbacks.")
+    public_key: Text = Field(description="Whose proofs these are.")
+    # Not held against each other, unlike a round's: the nonces are given, and validators pass on others'
+    # node_id.
+    node_id: Count = Field(ge=0, description="Handed back in callbacks.")
+    node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
+    nonces: Nonces = Field(min_length=1, description="The nonces to compute, each once.")
+    params: Params
+    batch_size: Count | None = Field(
+        None,
+        ge=1,
+        le=MAX_BATCH_SIZE,
+        description="Nonces per task; POC_BATCH_SIZE_DEFAULT where absent. A worker that can hold fewer gets fewer.",
+    )
+    wait: bool = Field(False, description="True: the answer is the result. False: a request_id to ask for it.")
+    url: HttpUrl = Field(None, description="Where the result is sent as well: to {url}/generated or {url}/validated.")
+
+    @abstractmethod
+    def spec(self) -> ProofSpec:
+        """What determines the values."""
+
+    def terms(self) -> dict[str, JsonValue]:
+        """By what claims are judged (Contract.terms)."""
+        return {}
+
+    def claims(self) -> dict[int, JsonValue] | None:
+        """nonce -> what somebody claims its value to be; None where nothing is to be judged.
+
+        ClaimsError: they are not those of `nonces`. BodyError: one of them cannot be read.
+        """
+        return None
+
+
+class RoundBody(BaseModel, ABC):
+    """POST /init/generate and, where rounds have phases, /init and /init/validate."""
+
+    examples: ClassVar[Examples] = {}
+
+    block_hash: Text = Field(description="Seeds the inputs, with public_key, and the layers' reflections.")
+    block_height: Count = Field(ge=0, description="Handed back in callbacks.")
+    public_key: Text = Field(description="Whose proofs these are.")
+
+    @property
+    @abstractmethod
+    def served_model(self) -> str | None:
+        """The model by the name it is served under; None: the only one that is."""
+
+    @property
+    @abstractmethod
+    def asked_batch_size(self) -> int | None:
+        """Nonces that a worker computes at a time; None: as many as fit."""
+
+    @abstractmethod
+    def spec(self) -> ProofSpec:
+        """What determines the values."""
+
+    @abstractmethod
+    def config(self, model: str, batch_size: int) -> RoundConfig:
+        """What is stored, with the model and the batch size that admission found."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, config: RoundConfig) -> dict[str, Any]:
+        """The configuration in the words of this body, for /status."""
+
+
+class BatchBody(BaseModel, ABC):
+    """POST /validate: values that somebody reported in a round of this scheme, to be judged by the round's terms."""
+
+    examples: ClassVar[Examples] = {}
+    answer: ClassVar[type[BaseModel]]  # as OpenAPI shows it
+
+    @abstractmethod
+    def job(self, config: RoundConfig) -> NewJob:
+        """The job that judges them; its nonces may be none."""

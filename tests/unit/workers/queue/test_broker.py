@@ -1,0 +1,182 @@
+"""What kombu's channel and connection are overridden for, on a Redis in this process."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import fakeredis
+import pytest
+from kombu import Connection, Producer
+from kombu.exceptions import OperationalError
+from kombu.transport import redis as kombu_redis
+from redis.exceptions import ConnectionError
+
+from workers.queue import broker
+from workers.queue.app import create_app
+
+URL = "redis://nowhere:6379/0"
+
+
+def close_pool(channel: kombu_redis.Channel) -> None:
+    """What kombu does with a channel that closes, or that could not reach Redis."""
+    channel._disconnect_pools()
+
+
+class Broker:
+    """A Redis that can go away, and messages in it."""
+
+    def __init__(self) -> None:
+        self.server = fakeredis.FakeServer()
+        self.redis = fakeredis.FakeRedis(server=self.server)
+
+    def connect(self, connection_type: type[Connection] = broker.SteadyConnection) -> Connection:
+        return connection_type(URL, transport_options={"visibility_timeout": 60})
+
+    def message(self, connection: Connection, name: str = "jobs") -> Any:
+        """A message that was published and fetched, to be acknowledged."""
+        channel = connection.default_channel
+        queue = broker.queue(name)(channel)
+        queue.declare()
+        Producer(channel).publish({"n": 1}, routing_key=name, exchange=name)
+        return queue.get()
+
+    def break_off(self, connection: Connection) -> None:
+        """Redis goes away, Celery gives the connection up, its channel has closed its pool, and Redis is back."""
+        channel = connection.default_channel
+        self.server.connected = False
+        connection.collect()
+        close_pool(channel)
+        self.server.connected = True
+
+    def unacknowledged(self) -> int:
+        return int(self.redis.hlen("unacked"))
+
+
+@pytest.fixture
+def redis_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    found = Broker()
+
+    class ToThisServer(fakeredis.FakeRedisConnection):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(server=found.server, **options)
+
+    monkeypatch.setattr(kombu_redis.Channel, "connection_class", ToThisServer)
+    yield found
+    found.redis.close()
+
+
+def test_the_workers_application_connects_so() -> None:
+    connection = create_app(URL).connection_for_read()
+    assert isinstance(connection, broker.SteadyConnection)
+
+
+def test_a_message_that_was_worked_on_is_acknowledged(redis_broker: Broker) -> None:
+    with redis_broker.connect() as connection:
+        message = redis_broker.message(connection)
+        assert redis_broker.unacknowledged() == 1
+        message.ack()
+    assert redis_broker.unacknowledged() == 0
+
+
+class TestAConnectionThatIsGivenUp:
+    """Celery collects a broken connection while tasks still have messages of it."""
+
+    def test_leaves_its_messages_to_the_visibility_timeout(self, redis_broker: Broker) -> None:
+        connection = redis_broker.connect()
+        message = redis_broker.message(connection)
+        redis_broker.break_off(connection)
+        message.ack()
+        assert redis_broker.unacknowledged() == 1
+
+    def test_refuses_to_put_a_message_back_with_an_error_that_celery_knows(self, redis_broker: Broker) -> None:
+        connection = redis_broker.connect()
+        message = redis_broker.message(connection)
+        redis_broker.break_off(connection)
+        with pytest.raises(ConnectionError, match="given up"):
+            message.requeue()
+        assert redis_broker.unacknowledged() == 1
+
+    @pytest.mark.parametrize("ending", ["ack", "requeue"])
+    def test_is_what_kombus_own_cannot_cope_with(self, redis_broker: Broker, ending: str) -> None:
+        """When it can, what overrides it may go."""
+        connection = redis_broker.connect(Connection)
+        message = redis_broker.message(connection)
+        redis_broker.break_off(connection)
+        with pytest.raises(AttributeError):
+            getattr(message, ending)()
+
+    def test_is_followed_by_one_that_works(self, redis_broker: Broker) -> None:
+        first = redis_broker.connect()
+        redis_broker.message(first)
+        redis_broker.break_off(first)
+        with redis_broker.connect() as second:
+            redis_broker.message(second, "others").ack()
+        assert redis_broker.unacknowledged() == 1
+
+
+class TestARedisThatIsAway:
+    def test_is_tried_every_two_seconds_until_it_is_back(
+        self, redis_broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slept: list[float] = []
+        monkeypatch.setattr("kombu.utils.functional.sleep", slept.append)
+        redis_broker.server.connected = False
+        pauses: list[float] = []
+
+        def tried(_error: Exception, pause_s: float) -> None:
+            pauses.append(pause_s)
+            redis_broker.server.connected = len(pauses) == 20
+
+        with redis_broker.connect() as connection:
+            connection.ensure_connection(tried, None)
+            redis_broker.message(connection).ack()
+        assert len(pauses) == 20
+        assert max(pauses) <= 2.0
+        assert sum(slept) <= 20 * 2.0
+
+    def test_keeps_a_pause_that_the_caller_asks_for(
+        self, redis_broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kombu.utils.functional.sleep", lambda _: None)
+        redis_broker.server.connected = False
+        pauses: list[float] = []
+        connection = redis_broker.connect()
+        with pytest.raises(OperationalError):
+            connection.ensure_connection(
+                lambda _error, pause_s: pauses.append(pause_s), max_retries=8, interval_max=5.0
+            )
+        assert max(pauses) > 2.0
+
+
+def test_a_channel_keeps_one_client_for_all_that_it_does(redis_broker: Broker) -> None:
+    with redis_broker.connect() as connection:
+        channel = connection.default_channel
+        with channel.conn_or_acquire() as first, channel.conn_or_acquire() as second:
+            assert first is second
+        assert channel.client is not first  # the one that polls owns its connection
+        with connection.channel().conn_or_acquire() as other:
+            assert other is not first
+
+
+def test_a_channel_whose_pool_was_closed_takes_a_client_of_the_new_one(redis_broker: Broker) -> None:
+    with redis_broker.connect() as connection:
+        channel = connection.default_channel
+        with channel.conn_or_acquire() as first:
+            pass
+        close_pool(channel)
+        with channel.conn_or_acquire() as second:
+            assert second is not first
+            assert second.ping()
+
+
+def test_a_queue_of_one_ends_an_hour_after_its_consumer_and_others_stay(redis_broker: Broker) -> None:
+    with redis_broker.connect() as connection:
+        for queue in (broker.queue("all"), broker.queue_of_one("one")):
+            queue(connection.default_channel).declare()
+            Producer(connection.default_channel).publish({}, routing_key=queue.name, exchange=queue.name)
+    assert redis_broker.redis.ttl("all") == -1
+    assert 3590 <= int(redis_broker.redis.ttl("one")) <= 3600
+
+
+def test_other_transports_are_kombus_own() -> None:
+    with broker.SteadyConnection("memory://") as connection:
+        assert type(connection.default_channel).__module__ == "kombu.transport.memory"
