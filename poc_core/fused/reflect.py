@@ -70,7 +70,10 @@ def reflect_(terms: list[Tensor], v: Tensor) -> None:
     hidden = v.shape[0]
     rows = terms[0].numel() // hidden
     grid = (triton.cdiv(rows, _ROWS), len(terms))
-    _reflect_kernel[grid](terms[0], terms[-1], v, rows, hidden, ROWS=_ROWS, STRIDE=_STRIDE, num_warps=1)
+    # No fusion of the product and the difference: each is rounded.
+    _reflect_kernel[grid](
+        terms[0], terms[-1], v, rows, hidden, ROWS=_ROWS, STRIDE=_STRIDE, num_warps=1, enable_fp_fusion=False
+    )
 
 
 def can_reflect(terms: list[Tensor], v: Tensor) -> bool:
