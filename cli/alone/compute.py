@@ -10,10 +10,12 @@ import typer
 from cli import options
 from cli.alone.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 from cli.console import UsageError, check_output, note, progress_bar
+from cli.engine_options import takes_engine_options
 
 if TYPE_CHECKING:
     from poc_core.records import ProofSpec
     from workers.engines.base import Engine
+    from workers.engines.options import EngineOptions
 
 
 class ProofScheme(StrEnum):
@@ -21,15 +23,12 @@ class ProofScheme(StrEnum):
     DISTANCE = "distance"
 
 
+@takes_engine_options(for_proofs=True)
 def compute(
-    model: options.Model,
     block_hash: Annotated[str, typer.Option("--block-hash", help=options.BLOCK_HASH_HELP)],
     public_key: Annotated[str, typer.Option("--public-key", help=options.PUBLIC_KEY_HELP)],
     nonces: options.Nonces,
-    engine: options.ProofEngine = "vllm",
-    dtype: options.EngineDtype = "auto",
-    tensor_parallel: options.TensorParallel = 1,
-    pipeline_parallel: options.PipelineParallel = 1,
+    engine_options: "EngineOptions",
     seq_len: Annotated[int, typer.Option(min=1, help=options.SEQ_LEN_HELP)] = options.DEFAULT_SEQ_LEN,
     k_dim: Annotated[int, typer.Option(min=1, help=f"{options.K_DIM_HELP} artifact only.")] = options.DEFAULT_K_DIM,
     stronger_rng: Annotated[
@@ -42,12 +41,10 @@ def compute(
     randomization: Annotated[
         options.Randomization, typer.Option(help="What varies a distance from nonce to nonce. distance only.")
     ] = options.Randomization.SIGN_FLIPS,
-    max_batch_tokens: options.MaxBatchTokens = None,
     json_only: Annotated[
         bool, typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line.")
     ] = False,
     output: options.Output = None,
-    vllm_args: options.VllmArgs = None,
 ) -> None:
     """Compute proofs in this process, without a queue, and print them.
 
@@ -56,15 +53,11 @@ def compute(
 
     **Example:** proofline compute --model tiny-qwen3 --block-hash 0xab --public-key me --nonces 0-9 --json
     """
-    from cli.model_choice import choose_model
     from cli.nonce_list import parse_nonces
-    from cli.vllm_arguments import after_dashes
     from poc_core.records import ProofSpec
-    from workers.engines.options import EngineOptions
 
     check_output(output)
     wanted = parse_nonces(nonces)
-    path, name = choose_model(model, None)
     if not block_hash or not public_key:
         raise UsageError("--block-hash and --public-key must not be empty.")
     artifact = scheme is ProofScheme.ARTIFACT
@@ -74,16 +67,6 @@ def compute(
         public_key=public_key,
         seq_len=seq_len,
         options={"k_dim": k_dim, "stronger_rng": stronger_rng} if artifact else {"randomization": randomization.value},
-    )
-    engine_options = EngineOptions(
-        model=path,
-        served_model_name=name,
-        engine=engine,
-        dtype=dtype,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        max_batch_tokens=max_batch_tokens,
-        vllm_args=tuple(after_dashes(vllm_args)),
     )
     with stdout_kept_clean() as stdout:
         with local_engine(engine_options) as loaded:
