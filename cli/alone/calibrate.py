@@ -102,7 +102,7 @@ def calibrate(
     from cli.alone.histogram import check_picture, draw
     from cli.nonce_list import parse_nonces
     from poc_core import calibration
-    from poc_core.records import ProofSpec
+    from poc_core.schemes.distance.options import distance_spec
 
     check_picture(histogram)
     wanted = parse_nonces(nonces)
@@ -111,19 +111,7 @@ def calibrate(
     hashes = chosen_block_hashes(block_hashes, block_hash)
     rates = valid_rate or ([] if r_target else [0.1])
     check_targets(rates, r_target or [], len(wanted))
-    specs = {
-        kind: [
-            ProofSpec(
-                scheme="distance",
-                block_hash=one,
-                public_key=public_key,
-                seq_len=seq_len,
-                options={"randomization": kind},
-            )
-            for one in hashes
-        ]
-        for kind in randomization.kinds
-    }
+    specs = {kind: [distance_spec(one, public_key, seq_len, kind) for one in hashes] for kind in randomization.kinds}
     with stdout_kept_clean() as stdout:
         with local_engine(engine_options) as loaded:
             dtype_used = loaded.info.dtype

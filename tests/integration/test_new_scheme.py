@@ -1,5 +1,9 @@
 """A scheme is one folder: tests/toy_scheme, of which nothing else in the project knows, through the whole stack."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -97,6 +101,24 @@ def test_a_round(toy_node: Node, receiver: Receiver) -> None:
     first = receiver.round_payloads()[0].body
     assert (first["public_key"], first["node_id"], first["n_steps"]) == ("key", 0, 4)
     assert first["artifacts"][0] in expected(range(total))
+
+
+def test_a_proof_without_a_queue() -> None:
+    asked = ("--block-hash", "block", "--public-key", "key", "--nonces", "0-2", "--seq-len", "8")
+    chosen = ("--engine", "transformers", "--dtype", "float32", "--scheme", "toy", "--option", "n_steps=5", "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", "compute", "--model", "tiny-qwen3", *asked, *chosen],
+        cwd=TOY.parents[1],
+        env={**os.environ, "PYTHONPATH": str(TOY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [artifact["nonce"] for artifact in document["artifacts"]] == [0, 1, 2]
+    assert all(len(artifact["steps"]) == 5 for artifact in document["artifacts"])
+    assert document["n_steps"] == 5
 
 
 def test_what_the_scheme_cannot_do_is_refused(toy_node: Node) -> None:

@@ -114,7 +114,7 @@ class ToyContract(Contract):
     status_fields = ToyStatus
     result_models = (ToyResult,)
 
-    def recognises(self, marks: Mapping[str, JsonValue]) -> bool:
+    def recognises(self, marks: Mapping[str, Any]) -> bool:
         params = marks.get("params")
         return isinstance(params, dict) and (params.get("scheme") == "toy" or params.get("toy") is True)
 

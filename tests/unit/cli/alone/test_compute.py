@@ -101,6 +101,12 @@ def test_distances_are_printed_as_two_lists(engine, capfd) -> None:
     assert engine.calls[0][0].options == {"randomization": "layer_hooks"}
 
 
+def test_a_schemes_options_may_be_named(engine, capfd) -> None:
+    named = ["--option", "randomization=layer_hooks", "--option", "other=[1]", "--option", "text=a=b"]
+    assert run("--scheme", "distance", *named, "--json") == 0
+    assert engine.calls[0][0].options == {"randomization": "layer_hooks", "other": [1], "text": "a=b"}
+
+
 def test_excluded_nonces_are_left_out_and_counted(engine, capfd) -> None:
     engine.excluded = {1}
     assert run("--json") == 0
@@ -145,7 +151,14 @@ def test_the_engine_is_closed_after_a_failure_too(engine, capfd, monkeypatch) ->
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--nonces", "5-1"], ["--block-hash", ""], ["--k-dim", "0"], ["--engine", "synthetic"], ["--model", "./none"]],
+    [
+        ["--nonces", "5-1"],
+        ["--block-hash", ""],
+        ["--k-dim", "0"],
+        ["--engine", "synthetic"],
+        ["--model", "./none"],
+        ["--option", "n_steps"],
+    ],
 )
 def test_wrong_options_are_usage_errors_before_anything_is_loaded(engine, arguments) -> None:
     assert CliRunner().invoke(app, [*COMMAND, *arguments]).exit_code == 2
