@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import workers.engines
 from cli.main import app
 from poc_core.records import ModelInfo, ProofSpec
+from tests.commands import run_here
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 
@@ -42,25 +43,14 @@ class NoisyEngine(Engine):
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> NoisyEngine:
+def engine(stand_in) -> NoisyEngine:
     noisy = NoisyEngine()
-
-    def load(options: EngineOptions) -> Engine:
-        noisy.options = options
-        return noisy
-
-    monkeypatch.setattr(workers.engines, "load_engine", load)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    stand_in(noisy)
     return noisy
 
 
 def run(*arguments: str) -> int:
-    """In this process and without CliRunner's own capture, which does not see file descriptor 1."""
-    try:
-        app([*COMMAND, *arguments])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+    return run_here(*COMMAND, *arguments)
 
 
 def test_with_json_stdout_holds_only_the_result(engine, capfd) -> None:
