@@ -8,7 +8,7 @@ from fastapi import HTTPException, Request
 from pydantic import BaseModel, ValidationError, create_model
 
 from api.errors import malformed_body
-from poc_core.schemes import contracts
+from poc_core.schemes import contracts, recognised
 from poc_core.schemes.contract import Contract
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
 
@@ -66,24 +66,20 @@ def parse_round(raw: bytes, bodies: dict[str, type[RoundBody]]) -> RoundBody:
 
 def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
     """Straight from the bytes: 10 MB of JSON do not become Python objects twice."""
+    candidates = [contract for contract in contracts() if contract.name in bodies]
     try:
-        scheme = _recognised(raw, [contract for contract in contracts() if contract.name in bodies])
+        scheme = recognised(_marks(raw, candidates), candidates).name
         return scheme, bodies[scheme].model_validate_json(raw)
     except ValidationError as error:
         raise malformed_body(error) from None
 
 
-def _recognised(raw: bytes, candidates: Sequence[Contract]) -> str:
-    """The scheme that a body speaks of: the one that knows its marks, else the one that needs none, else the first."""
-    if len(candidates) > 1:
-        marked = _marks_model(tuple(mark for contract in candidates for mark in contract.marks)).model_validate_json(
-            raw
-        )
-        marks = {name: getattr(marked, name) for name in marked.model_fields_set}
-        for contract in candidates:
-            if contract.recognises(marks):
-                return contract.name
-    return next((contract for contract in candidates if not contract.marks), candidates[0]).name
+def _marks(raw: bytes, candidates: Sequence[Contract]) -> dict[str, Any]:
+    """The fields by which a body says which of several schemes it speaks of."""
+    if len(candidates) < 2:
+        return {}
+    marked = _marks_model(tuple(mark for contract in candidates for mark in contract.marks)).model_validate_json(raw)
+    return {name: getattr(marked, name) for name in marked.model_fields_set}
 
 
 @cache

@@ -1,7 +1,7 @@
 """A stack of one real vLLM worker, its round and its gate as a benchmark watches them."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ import httpx
 from bench.chat_load import one_by_one
 from bench.open_worker import OpenStack
 from poc_core.errors import ProoflineError
+from workers.engines.options import EngineOptions
 
 API = "/api/v1/pow"
 READY_TIMEOUT_S = 600.0  # the first start compiles kernels
@@ -30,12 +31,10 @@ class NodeError(ProoflineError):
 class Work:
     """What the node computes and with what."""
 
-    model: str
-    dtype: str
+    engine: EngineOptions
     seq_len: int
     batch_size: int
     max_step_ms: float
-    engine_args: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -115,11 +114,8 @@ class Node:
 def chat_node(work: Work, policy: str) -> Iterator[Node]:
     """A stack under a chat policy, warm."""
     stack = OpenStack(
-        model=work.model,
-        engine="vllm",
-        dtype=work.dtype,
+        work.engine,
         max_fast_crashes=0,
-        vllm_args=work.engine_args,
         env={"POC_CHAT_POLICY": policy, "POC_MAX_STEP_MS": str(work.max_step_ms)},
     )
     limits = httpx.Limits(max_connections=None)

@@ -25,6 +25,8 @@ from bench import machine
 from bench.chat_load import ChatError, ConstantChat, Soak, Timed, one_by_one, percentiles
 from bench.chat_node import ANSWER_TOKENS, Node, Work, chat_node, rate
 from bench.report import LEGEND, console, exit_with, verdict, warn_of_noise
+from workers.engines.kinds import Dtype
+from workers.engines.options import EngineOptions
 
 T = TypeVar("T")
 
@@ -235,7 +237,7 @@ PARTS: dict[str, Callable[[Options], bool]] = {
 def main(
     part: Annotated[str, typer.Option(help=f"Only this: {', '.join(PARTS)}.")] = "",
     model: Annotated[str, typer.Option(help="A shipped model, a directory or a name on the hub.")] = "tiny-qwen3",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a nonce.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Nonces of a lease.")] = 32,
     max_step_ms: Annotated[float, typer.Option(min=1, help="POC_MAX_STEP_MS.")] = 100.0,
@@ -255,13 +257,15 @@ def main(
     """Chat beside proofs and proofs beside chat. Exits with 1 when a target is missed."""
     if part and part not in PARTS:
         raise typer.BadParameter(f"one of {', '.join(PARTS)}", param_hint="--part")
-    work = Work(model, dtype, seq_len, batch_size, max_step_ms, engine_arg or [])
+    engine = EngineOptions(model=model, dtype=dtype, vllm_args=tuple(engine_arg or ()))
+    work = Work(engine, seq_len, batch_size, max_step_ms)
     options = Options(work, requests, repeat, seconds, quiet_wait, soak_s, soak_per_second)
     exit_with(lambda: measure(options, [part] if part else list(PARTS)))
 
 
 def measure(options: Options, parts: list[str]) -> bool:
-    console.print(f"{machine.describe()}; model {options.work.model}, {options.work.dtype}", highlight=False)
+    engine = options.work.engine
+    console.print(f"{machine.describe()}; model {engine.model}, {engine.dtype}", highlight=False)
     verdicts = [PARTS[part](options) for part in parts]  # all of them, also after a miss
     return all(verdicts)
 

@@ -3,7 +3,7 @@
 The very same engine, not another of its kind: two engine processes started alike differ in speed for as long as they
 live, by where in memory their pages happen to lie.
 
-Run as a module this is `proofline worker`, with loop and switch on offer to whoever opens its socket.
+Run as a module this is the command of a supervised worker, with loop and switch on offer to whoever opens its socket.
 """
 
 import os
@@ -55,7 +55,7 @@ class OpenStack(Stack):
 
     def worker_command(self) -> list[str]:
         command = super().worker_command()
-        return [sys.executable, "-P", "-m", "bench.open_worker", *command[command.index("worker") :]]
+        return [sys.executable, "-P", "-m", "bench.open_worker", *command[command.index("supervised-worker") :]]
 
     def loop(self, spec: ProofSpec, nonces: Sequence[int], batch_size: int) -> tuple[float, list[JsonValue]]:
         """Seconds that the loop took, and the values by nonce, in order."""

@@ -26,6 +26,8 @@ from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.artifact.verdict import compare
+from workers.engines.kinds import EngineKind
+from workers.engines.options import EngineOptions
 
 READY_TIMEOUT_S = 600.0  # the first start compiles kernels
 K_DIM = 12
@@ -126,7 +128,7 @@ class Sides:
 def main(
     repeat: Annotated[int, typer.Option(min=1, help="Pairs of runs that count; their medians are compared.")] = 5,
     model: Annotated[str, typer.Option(help="A shipped model, a directory or a name on the hub.")] = "tiny-qwen3",
-    engine: Annotated[str, typer.Option(help="vllm or transformers.")] = "vllm",
+    engine: Annotated[EngineKind, typer.Option(help="vllm or transformers.")] = "vllm",
     dimensions: Annotated[
         str,
         typer.Option(
@@ -149,25 +151,18 @@ def main(
     cases: Sequence[Case] = DUMMY_CASES.get(dimensions, CASES)
     if case:
         cases = cases[case - 1 : case]
-    engine_args = [*(dummies.ENGINE_ARGS if dimensions else ()), *(engine_arg or ())]
+    vllm_args = (*(dummies.ENGINE_ARGS if dimensions else ()), *(engine_arg or ()))
     with dummies.model_directory(dimensions) if dimensions else nullcontext(model) as chosen:
-        exit_with(lambda: measure(cases, repeat, chosen, engine, engine_args, chat_policy, quiet_wait))
+        options = EngineOptions(model=chosen, engine=engine, vllm_args=vllm_args)
+        exit_with(lambda: measure(cases, repeat, options, chat_policy, quiet_wait))
 
 
-def measure(
-    cases: Sequence[Case],
-    repeat: int,
-    model: str,
-    engine: str,
-    engine_args: Sequence[str],
-    chat_policy: str,
-    quiet_wait_s: float,
-) -> bool:
+def measure(cases: Sequence[Case], repeat: int, options: EngineOptions, chat_policy: str, quiet_wait_s: float) -> bool:
     """Prints a table per case; True when all reach their targets."""
     env = {"POC_CHAT_POLICY": chat_policy}
-    with OpenStack(model=model, engine=engine, max_fast_crashes=0, vllm_args=engine_args, env=env) as stack:
+    with OpenStack(options, max_fast_crashes=0, env=env) as stack:
         console.print(
-            f"{machine.describe()}; engine {engine}, model {stack.model_name}, chat policy {chat_policy}",
+            f"{machine.describe()}; engine {options.engine}, model {stack.model_name}, chat policy {chat_policy}",
             highlight=False,
         )
         stack.wait_ready(READY_TIMEOUT_S)

@@ -20,6 +20,7 @@ from bench.timed_job import TIMEOUT_S, JobRun, body_of, run_job
 from cli.supervise.stack import Stack
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
+from workers.engines.options import EngineOptions
 
 READY_TIMEOUT_S = 300.0
 MODEL = "tiny-qwen3"  # its name only: the engine loads none
@@ -86,9 +87,8 @@ def measure_workers(
     n_batches = round(n * seconds * 1000 / STEP_MS)
     # Long jobs on many workers have more nonces than one request may, which is not what is measured here.
     env = {"POC_MAX_QUEUED_NONCES": str(max(100_000, n_batches * batch_size))}
-    with Stack(
-        model=MODEL, engine="synthetic", workers=n, synthetic_step_ms=STEP_MS, max_fast_crashes=0, env=env
-    ) as stack:
+    options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=STEP_MS)
+    with Stack(options, workers=n, max_fast_crashes=0, env=env) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         with httpx.Client(base_url=stack.base_url, timeout=TIMEOUT_S, trust_env=False) as client:
             warm_up = round(n * WARM_UP_S * 1000 / STEP_MS)

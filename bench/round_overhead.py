@@ -23,6 +23,8 @@ from bench.timed_round import RoundRun, Sink, run_round
 from poc_core.encoding import decode_vector
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
+from workers.engines.kinds import EngineKind
+from workers.engines.options import EngineOptions
 
 READY_TIMEOUT_S = 600.0  # the first start compiles kernels
 HTTP_TIMEOUT_S = 60.0
@@ -102,7 +104,7 @@ def main(
     repeat: Annotated[int, typer.Option(min=1, help="Pairs of runs that count; their medians are compared.")] = 5,
     seconds: Annotated[float, typer.Option(min=10, help="How long each side computes for a pair.")] = 50.0,
     model: Annotated[str, typer.Option(help="A shipped model, a directory or a name on the hub.")] = "tiny-qwen3",
-    engine: Annotated[str, typer.Option(help="vllm or transformers.")] = "vllm",
+    engine: Annotated[EngineKind, typer.Option(help="vllm or transformers.")] = "vllm",
     chat_policy: Annotated[str, typer.Option(help=CHAT_POLICY_HELP)] = "off",
     quiet_wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait before each run until other programs are quiet.")
@@ -112,15 +114,16 @@ def main(
 
     Pairs of runs that other programs disturbed are repeated, at most twice. Exits with 1 when the target is missed.
     """
-    exit_with(lambda: measure(repeat, seconds, model, engine, chat_policy, quiet_wait))
+    options = EngineOptions(model=model, engine=engine)
+    exit_with(lambda: measure(repeat, seconds, options, chat_policy, quiet_wait))
 
 
-def measure(repeat: int, seconds: float, model: str, engine: str, chat_policy: str, quiet_wait_s: float) -> bool:
+def measure(repeat: int, seconds: float, options: EngineOptions, chat_policy: str, quiet_wait_s: float) -> bool:
     """Prints a table; True when the target is reached."""
     env = {"POC_CHAT_POLICY": chat_policy}
-    with OpenStack(model=model, engine=engine, max_fast_crashes=0, env=env) as stack:
+    with OpenStack(options, max_fast_crashes=0, env=env) as stack:
         console.print(
-            f"{machine.describe()}; engine {engine}, model {stack.model_name}, chat policy {chat_policy}",
+            f"{machine.describe()}; engine {options.engine}, model {stack.model_name}, chat policy {chat_policy}",
             highlight=False,
         )
         stack.wait_ready(READY_TIMEOUT_S)

@@ -20,7 +20,7 @@ from cli.run.demo import demo
 from cli.run.flower import flower
 from cli.run.ready import ready
 from cli.run.up import up
-from cli.run.worker import worker
+from cli.run.worker import supervised_worker, worker
 from cli.run.workers import workers
 from poc_core.errors import ProoflineError
 
@@ -75,6 +75,7 @@ app.command(rich_help_panel=RUNNING)(demo)
 app.command(rich_help_panel=RUNNING)(up)
 app.command(rich_help_panel=RUNNING)(api)
 app.command(rich_help_panel=RUNNING)(worker)
+app.command(hidden=True)(supervised_worker)
 app.command(rich_help_panel=RUNNING)(workers)
 app.command(rich_help_panel=RUNNING)(courier)
 app.command(rich_help_panel=RUNNING)(flower)

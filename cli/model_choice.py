@@ -4,6 +4,7 @@ from pathlib import Path
 
 from cli.console import UsageError
 from cli.shipped import shipped_models
+from workers.engines.options import EngineOptions
 
 
 class ModelChoiceError(UsageError):
@@ -32,3 +33,9 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
             f"or one of the shipped models: {', '.join(shipped)}."
         )
     return model, served_model_name or model
+
+
+def with_chosen_model(options: EngineOptions) -> EngineOptions:
+    """The options with what the engine loads and the name clients use; those that have both stay as they are."""
+    path, name = choose_model(options.model, options.served_model_name)
+    return options.model_copy(update={"model": path, "served_model_name": name})

@@ -3,18 +3,13 @@
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
-
-from workers.engines.kinds import Dtype, EngineKind
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_SEQ_LEN = 64
 DEFAULT_K_DIM = 12
-
-
-ProofEngineKind = Literal["vllm", "transformers"]  # without synthetic: its numbers prove nothing
 
 
 class Randomization(StrEnum):
@@ -46,58 +41,6 @@ BatchSize = Annotated[
     ),
 ]
 
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        help="A model's directory, a name on the Hugging Face hub, or a shipped model: "
-        "tiny-qwen3, tiny-llama, tiny-qwen3-moe.",
-    ),
-]
-ServedModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--served-model-name",
-        help="The name clients use for the model. Default: the directory's last part, or the name given.",
-        show_default=False,
-    ),
-]
-Engine = Annotated[
-    EngineKind,
-    typer.Option(
-        "--engine",
-        help="What computes: vllm; transformers, the slower second opinion; synthetic, which only sleeps and "
-        "invents vectors, for load tests.",
-    ),
-]
-ProofEngine = Annotated[
-    ProofEngineKind,
-    typer.Option("--engine", help="What computes: vllm, or transformers, the slower second opinion."),
-]
-EngineDtype = Annotated[
-    Dtype, typer.Option("--dtype", help="Number format of the weights; auto takes the one they are stored in.")
-]
-TensorParallel = Annotated[
-    int, typer.Option("--tensor-parallel", min=1, help="GPUs (on a CPU: processes) that share each layer. vllm only.")
-]
-PipelineParallel = Annotated[
-    int,
-    typer.Option("--pipeline-parallel", min=1, help="GPUs (on a CPU: processes) that divide the layers. vllm only."),
-]
-MaxBatchTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-batch-tokens",
-        min=1,
-        help="Tokens of one forward pass, which bounds its memory. Default: the engine's own.",
-        show_default=False,
-    ),
-]
-SyntheticStepMs = Annotated[
-    float,
-    typer.Option("--synthetic-step-ms", min=0, help="Milliseconds a batch takes with the synthetic engine."),
-]
-
 
 def _to_settings(redis_url: str | None) -> str | None:
     """Settings are read from the environment, here and in what is started from here."""
@@ -115,8 +58,4 @@ RedisUrl = Annotated[
         help="The Redis of all processes, redis://[:password@]host:port/db.",
         show_default=False,
     ),
-]
-VllmArgs = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`.", show_default=False),
 ]

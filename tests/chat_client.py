@@ -19,6 +19,7 @@ from cli.machine.gpus import visible_gpus, vllm_runs_on_cpu
 from cli.supervise.stack import Stack
 from tests import unisolated
 from tests.round_client import FAST, LOG_LINES, RoundClient
+from workers.engines.options import EngineOptions
 
 MODEL = "tiny-qwen3"
 CHAT = "/v1/chat/completions"
@@ -200,11 +201,8 @@ def chat_stack(
     """A stack of real engines, in float32 so that batching does not blur what is compared."""
     log: deque[str] = deque(maxlen=LOG_LINES)
     stack = (Stack if isolated else UnisolatedStack)(
-        model=model,
-        engine="vllm",
-        dtype="float32",
+        EngineOptions(model=model, dtype="float32", vllm_args=vllm_args()),
         workers=workers,
-        vllm_args=vllm_args(),
         env={**FAST, "POC_CHAT_POLICY": policy, **env},
         on_line=lambda name, line: log.append(f"{name} | {line}"),
         announce=lambda message: log.append(f"stack | {message}"),

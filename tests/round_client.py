@@ -14,6 +14,7 @@ import httpx
 from cli.supervise.processes import environment_of_proofline
 from cli.supervise.stack import Stack
 from tests.receiver import Receiver, gaps_and_repeats
+from workers.engines.options import EngineOptions
 
 MODEL = "tiny-qwen3"
 
@@ -138,12 +139,13 @@ def assert_complete(client: RoundClient, receiver: Receiver, expected: range | N
 def running_stack(env: dict[str, str] | None = None, ready_s: float = 60.0, **options: Any) -> Iterator[RoundClient]:
     """A stack of its own, synthetic unless told otherwise, that is ready."""
     log: deque[str] = deque(maxlen=LOG_LINES)
-    options = {"model": MODEL, "engine": "synthetic", "workers": 2, "synthetic_step_ms": 50.0} | options
+    engine = {name: options.pop(name) for name in EngineOptions.model_fields if name in options}
     stack = Stack(
+        EngineOptions(**{"model": MODEL, "engine": "synthetic"} | engine),
         env={**FAST, **(env or {})},
         on_line=lambda name, line: log.append(f"{name} | {line}"),
         announce=lambda message: log.append(f"stack | {message}"),
-        **options,
+        **{"workers": 2} | options,
     )
     with stack, httpx.Client(base_url=stack.base_url, timeout=30, trust_env=False) as http:
         stack.wait_ready(ready_s)

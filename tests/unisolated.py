@@ -29,7 +29,7 @@ def _chats_own(n_sequences: int, seq_len: int) -> Iterator[None]:
 
 def command(proofline: list[str]) -> list[str]:
     """The command of a worker, with the isolation of its engine switched off."""
-    python, flags, arguments = proofline[0], ["-P", "-c"], proofline[proofline.index("worker") :]
+    python, flags, arguments = proofline[0], ["-P", "-c"], proofline[proofline.index("supervised-worker") :]
     code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); import tests.unisolated; tests.unisolated.main()"
     return [python, *flags, code, *arguments]
 

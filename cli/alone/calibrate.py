@@ -13,12 +13,14 @@ import typer
 from cli import options
 from cli.alone.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 from cli.console import UsageError, note, progress_bar
+from cli.engine_options import takes_engine_options
 
 if TYPE_CHECKING:
     import numpy as np
 
     from poc_core.records import ProofSpec
     from workers.engines.base import Engine
+    from workers.engines.options import EngineOptions
 
 # What a distance round takes that names no seq_len (protocol.md, section 5).
 DISTANCE_SEQ_LEN = 256
@@ -36,8 +38,9 @@ class Randomizations(StrEnum):
         return [kind.value for kind in options.Randomization if self.value in (kind.value, "both")]
 
 
+@takes_engine_options(for_proofs=True)
 def calibrate(
-    model: options.Model,
+    *,
     nonces: options.Nonces = "0-999",
     block_hashes: Annotated[
         int | None,
@@ -77,11 +80,7 @@ def calibrate(
         Randomizations, typer.Option(help="What varies a distance from nonce to nonce; both: side by side.")
     ] = Randomizations.SIGN_FLIPS,
     seq_len: Annotated[int, typer.Option(min=1, help=options.SEQ_LEN_HELP)] = DISTANCE_SEQ_LEN,
-    engine: options.ProofEngine = "vllm",
-    dtype: options.EngineDtype = "auto",
-    tensor_parallel: options.TensorParallel = 1,
-    pipeline_parallel: options.PipelineParallel = 1,
-    max_batch_tokens: options.MaxBatchTokens = None,
+    engine_options: "EngineOptions",
     histogram: Annotated[
         Path | None,
         typer.Option(help="Draw the distances to this .png or .svg file. Needs matplotlib.", show_default=False),
@@ -89,7 +88,6 @@ def calibrate(
     json_only: Annotated[
         bool, typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line.")
     ] = False,
-    vllm_args: options.VllmArgs = None,
 ) -> None:
     """Find the r_target of distance proofs that makes a wanted share of a model's nonces valid.
 
@@ -102,57 +100,31 @@ def calibrate(
     """
     from cli.alone.calibration_tables import print_tables
     from cli.alone.histogram import check_picture, draw
-    from cli.model_choice import choose_model
     from cli.nonce_list import parse_nonces
-    from cli.vllm_arguments import after_dashes
     from poc_core import calibration
-    from poc_core.records import ProofSpec
-    from workers.engines.options import EngineOptions
+    from poc_core.schemes.distance.options import distance_spec
 
     check_picture(histogram)
     wanted = parse_nonces(nonces)
-    path, name = choose_model(model, None)
     if not public_key:
         raise UsageError("--public-key must not be empty.")
     hashes = chosen_block_hashes(block_hashes, block_hash)
     rates = valid_rate or ([] if r_target else [0.1])
     check_targets(rates, r_target or [], len(wanted))
-    specs = {
-        kind: [
-            ProofSpec(
-                scheme="distance",
-                block_hash=one,
-                public_key=public_key,
-                seq_len=seq_len,
-                options={"randomization": kind},
-            )
-            for one in hashes
-        ]
-        for kind in randomization.kinds
-    }
-    engine_options = EngineOptions(
-        model=path,
-        served_model_name=name,
-        engine=engine,
-        dtype=dtype,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        max_batch_tokens=max_batch_tokens,
-        vllm_args=tuple(after_dashes(vllm_args)),
-    )
+    specs = {kind: [distance_spec(one, public_key, seq_len, kind) for one in hashes] for kind in randomization.kinds}
     with stdout_kept_clean() as stdout:
         with local_engine(engine_options) as loaded:
             dtype_used = loaded.info.dtype
             distances = measure(loaded, specs, wanted)
         found = {kind: calibration.calibrate(blocks, rates, r_target or []) for kind, blocks in distances.items()}
         title = (
-            f"Distances of {name} ({engine}, {dtype_used}), seq_len {seq_len}: "
+            f"Distances of {engine_options.name} ({engine_options.engine}, {dtype_used}), seq_len {seq_len}: "
             f"{len(wanted):,} nonces for each of {len(hashes)} block hash{'es' if len(hashes) > 1 else ''}"
         )
         if json_only:
             document = {
-                "model": name,
-                "engine": engine,
+                "model": engine_options.name,
+                "engine": engine_options.engine,
                 "dtype": dtype_used,
                 "seq_len": seq_len,
                 "public_key": public_key,

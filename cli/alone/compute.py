@@ -1,53 +1,59 @@
 """`proofline compute`: a proof in this process, without API, Redis or queue."""
 
-from collections.abc import Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from cli import options
 from cli.alone.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 from cli.console import UsageError, check_output, note, progress_bar
+from cli.engine_options import takes_engine_options
+from poc_core.schemes import scheme_names
 
 if TYPE_CHECKING:
     from poc_core.records import ProofSpec
+    from poc_core.schemes.contract import Pair
     from workers.engines.base import Engine
+    from workers.engines.options import EngineOptions
+
+    SchemeName = str
+else:
+    SchemeName = Literal[tuple(scheme_names())]
 
 
-class ProofScheme(StrEnum):
-    ARTIFACT = "artifact"
-    DISTANCE = "distance"
-
-
+@takes_engine_options(for_proofs=True)
 def compute(
-    model: options.Model,
     block_hash: Annotated[str, typer.Option("--block-hash", help=options.BLOCK_HASH_HELP)],
     public_key: Annotated[str, typer.Option("--public-key", help=options.PUBLIC_KEY_HELP)],
     nonces: options.Nonces,
-    engine: options.ProofEngine = "vllm",
-    dtype: options.EngineDtype = "auto",
-    tensor_parallel: options.TensorParallel = 1,
-    pipeline_parallel: options.PipelineParallel = 1,
+    engine_options: "EngineOptions",
     seq_len: Annotated[int, typer.Option(min=1, help=options.SEQ_LEN_HELP)] = options.DEFAULT_SEQ_LEN,
     k_dim: Annotated[int, typer.Option(min=1, help=f"{options.K_DIM_HELP} artifact only.")] = options.DEFAULT_K_DIM,
     stronger_rng: Annotated[
         bool, typer.Option("--stronger-rng", help=f"{options.STRONGER_RNG_HELP} artifact only.")
     ] = False,
     scheme: Annotated[
-        ProofScheme,
+        SchemeName,
         typer.Option(help="artifact: vectors of k_dim numbers; distance: the earlier scheme, a distance per nonce."),
-    ] = ProofScheme.ARTIFACT,
+    ] = "artifact",
     randomization: Annotated[
         options.Randomization, typer.Option(help="What varies a distance from nonce to nonce. distance only.")
     ] = options.Randomization.SIGN_FLIPS,
-    max_batch_tokens: options.MaxBatchTokens = None,
+    scheme_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="An option of a scheme that has no flag here; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
     json_only: Annotated[
         bool, typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line.")
     ] = False,
     output: options.Output = None,
-    vllm_args: options.VllmArgs = None,
 ) -> None:
     """Compute proofs in this process, without a queue, and print them.
 
@@ -56,39 +62,44 @@ def compute(
 
     **Example:** proofline compute --model tiny-qwen3 --block-hash 0xab --public-key me --nonces 0-9 --json
     """
-    from cli.model_choice import choose_model
     from cli.nonce_list import parse_nonces
-    from cli.vllm_arguments import after_dashes
     from poc_core.records import ProofSpec
-    from workers.engines.options import EngineOptions
+    from poc_core.schemes import contract_of
 
     check_output(output)
     wanted = parse_nonces(nonces)
-    path, name = choose_model(model, None)
     if not block_hash or not public_key:
         raise UsageError("--block-hash and --public-key must not be empty.")
-    artifact = scheme is ProofScheme.ARTIFACT
+    known = contract_of(scheme).options.model_fields
+    flags = {"k_dim": k_dim, "stronger_rng": stronger_rng, "randomization": randomization.value}
+    given = {name: value for name, value in flags.items() if name in known} | named_values(scheme_option or [])
     spec = ProofSpec(
-        scheme=scheme.value,
+        scheme=scheme,
         block_hash=block_hash,
         public_key=public_key,
         seq_len=seq_len,
-        options={"k_dim": k_dim, "stronger_rng": stronger_rng} if artifact else {"randomization": randomization.value},
-    )
-    engine_options = EngineOptions(
-        model=path,
-        served_model_name=name,
-        engine=engine,
-        dtype=dtype,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        max_batch_tokens=max_batch_tokens,
-        vllm_args=tuple(after_dashes(vllm_args)),
+        options=given,
     )
     with stdout_kept_clean() as stdout:
         with local_engine(engine_options) as loaded:
             values = compute_with_progress(loaded, spec, wanted)
-        write_result(result_of(spec, wanted, values), stdout, json_only, output)
+        write_result(spec, computed(wanted, values), stdout, json_only, output)
+
+
+def named_values(texts: Sequence[str]) -> dict[str, Any]:
+    """Of "NAME=VALUE": a VALUE that is JSON is what it says, any other a text."""
+    import json
+
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, is_there, value = text.partition("=")
+        if not name or not is_there:
+            raise UsageError(f"--option takes NAME=VALUE, not {text!r}.")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
 
 
 def compute_with_progress(engine: "Engine", spec: "ProofSpec", nonces: Sequence[int]) -> list[Any]:
@@ -102,42 +113,31 @@ def compute_with_progress(engine: "Engine", spec: "ProofSpec", nonces: Sequence[
     return values
 
 
-def result_of(spec: "ProofSpec", nonces: Sequence[int], values: Sequence[Any]) -> dict[str, Any]:
-    """The document to print; nonces without a value are left out, with a note on stderr."""
-    found = [(nonce, value) for nonce, value in zip(nonces, values, strict=True) if value is not None]
-    if len(found) < len(nonces):
-        note(f"{len(nonces) - len(found)} nonces gave no finite state and are left out.")
-    if spec.scheme == "artifact":
-        return {
-            "artifacts": [{"nonce": nonce, "vector_b64": value} for nonce, value in found],
-            "encoding": {"dtype": "f16", "k_dim": spec.options["k_dim"], "endian": "le"},
-        }
-    return {"nonces": [nonce for nonce, _ in found], "dist": [value for _, value in found]}
+def computed(nonces: Sequence[int], values: Sequence[Any]) -> list["Pair"]:
+    """The nonces that have a value; others are left out, with a note on stderr."""
+    pairs = [(nonce, value) for nonce, value in zip(nonces, values, strict=True) if value is not None]
+    if len(pairs) < len(nonces):
+        note(f"{len(nonces) - len(pairs)} nonces gave no finite state and are left out.")
+    return pairs
 
 
-def write_result(document: dict[str, Any], stdout: IO[str], json_only: bool, output: Path | None) -> None:
+def write_result(
+    spec: "ProofSpec", pairs: Sequence["Pair"], stdout: IO[str], json_only: bool, output: Path | None
+) -> None:
     """JSON to a file or to stdout, or else a table for people."""
     import json
 
     from cli.console import write_json
+    from poc_core.schemes import contract_of
 
+    contract = contract_of(spec.scheme)
+    document = contract.values(pairs) | contract.about(spec, {})
     if output is not None:
         write_json(document, output)
         return
     if json_only:
         stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
     else:
-        for row in table_rows(document):
-            stdout.write("  ".join(row) + "\n")
+        rows = [("nonce", contract.column), *((str(nonce), contract.cell(value)) for nonce, value in pairs)]
+        stdout.writelines(f"{nonce:>19}  {value}\n" for nonce, value in rows)
     stdout.flush()
-
-
-def table_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    if "artifacts" in document:
-        yield f"{'nonce':>19}", "vector_b64"
-        for item in document["artifacts"]:
-            yield f"{item['nonce']:>19}", item["vector_b64"]
-    else:
-        yield f"{'nonce':>19}", "distance"
-        for nonce, dist in zip(document["nonces"], document["dist"], strict=True):
-            yield f"{nonce:>19}", f"{dist:.6f}"

@@ -7,6 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from poc_core.schemes import contracts, recognised
+
 ALARM = "bold red"
 
 
@@ -118,8 +120,9 @@ def _troubles(stats: dict[str, Any], with_error: bool = True) -> list[str]:
 def _computed(status: dict[str, Any]) -> str:
     stats = status["stats"]
     text = f"{stats['total_processed']:,} nonces"
-    if status.get("total_valid") is not None:
-        text += f", {status['total_valid']:,} of them below r_target {status['r_target']}"
+    reported = recognised(status["config"], contracts()).reported_of(status)
+    if reported:
+        text += f", {reported}"
     if stats["n_excluded"]:
         text += f", {stats['n_excluded']:,} excluded (no finite state)"
     return text
@@ -127,8 +130,10 @@ def _computed(status: dict[str, Any]) -> str:
 
 def _described(config: dict[str, Any]) -> str:
     params = config.get("params") or config
-    scheme = f"k_dim {params['k_dim']}" if "k_dim" in params else f"distances below {config['r_target']}"
-    return f"{params['model']}, seq_len {params['seq_len']}, {scheme}, batches of {config['batch_size']}"
+    scheme = recognised(config, contracts())
+    return (
+        f"{params['model']}, seq_len {params['seq_len']}, {scheme.described(config)}, batches of {config['batch_size']}"
+    )
 
 
 def _share(config: dict[str, Any]) -> str:

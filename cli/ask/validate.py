@@ -8,6 +8,7 @@ import typer
 
 from cli import options
 from cli.console import EXIT_FRAUD, UsageError, check_output, note, write_json
+from poc_core.schemes.artifact import thresholds
 
 FROM_FILE = "Default: what the file says."
 
@@ -48,13 +49,13 @@ def validate(
     ] = None,
     dist_threshold: Annotated[
         float, typer.Option(min=0, help="Largest L2 distance at which two vectors still agree.")
-    ] = 0.02,
+    ] = thresholds.DIST_THRESHOLD,
     p_mismatch: Annotated[
         float, typer.Option(min=0, max=1, help="How likely an honest artifact lies further than that.")
-    ] = 0.001,
+    ] = thresholds.P_MISMATCH,
     fraud_threshold: Annotated[
         float, typer.Option(min=0, max=1, help="p-value below which the artifacts are a fraud.")
-    ] = 0.01,
+    ] = thresholds.FRAUD_THRESHOLD,
     model: Annotated[
         str | None,
         typer.Option(

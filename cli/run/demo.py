@@ -47,6 +47,7 @@ def demo(
     Takes about a minute on 2 cores. Needs no GPU, no network and no running Redis.
     """
     from cli.supervise.stack import Stack
+    from workers.engines.options import EngineOptions
 
     if engine != "synthetic":
         check_installed(engine)
@@ -57,7 +58,7 @@ def demo(
         crashes.append(message)
         note(f"demo: {message}")
 
-    stack = Stack(model=MODEL, engine=engine, max_fast_crashes=0, announce=announce)
+    stack = Stack(EngineOptions(model=MODEL, engine=engine), max_fast_crashes=0, announce=announce)
     note(f"Starting Redis, the API and one {engine} worker with {MODEL}.")
     with ended_by_sigterm(), stack:
         with spinner("Loading the engine, 20 to 40 s on a CPU"):

@@ -7,27 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli import options
 from cli.console import note
+from cli.engine_options import takes_engine_options
 
 if TYPE_CHECKING:
     from cli.supervise.stack import Stack
+    from workers.engines.options import EngineOptions
 
 # An engine may have to download and compile; until then `up` says every so often what it waits for.
 READY_TIMEOUT_S = 3600.0
 WATCH_S = 0.5
 
 
+@takes_engine_options()
 def up(
-    model: options.Model,
-    served_model_name: options.ServedModelName = None,
-    engine: options.Engine = "vllm",
-    dtype: options.EngineDtype = "auto",
+    engine_options: "EngineOptions",
     workers: Annotated[
         int, typer.Option(min=1, help="Workers, each with an engine; with GPUs, each gets its own.")
     ] = 1,
-    tensor_parallel: options.TensorParallel = 1,
-    pipeline_parallel: options.PipelineParallel = 1,
     host: Annotated[str, typer.Option(help="Address the API listens on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port of the API; 0 for a free one.")] = 8000,
     redis_url: Annotated[
@@ -47,9 +44,6 @@ def up(
             show_default=False,
         ),
     ] = None,
-    max_batch_tokens: options.MaxBatchTokens = None,
-    synthetic_step_ms: options.SyntheticStepMs = 50.0,
-    vllm_args: options.VllmArgs = None,
 ) -> None:
     """Run the whole stack on this machine, in the foreground: Redis, the API, the courier and workers.
 
@@ -62,23 +56,14 @@ def up(
     """
     from cli.supervise.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
     from cli.supervise.stack import Stack
-    from cli.vllm_arguments import after_dashes
 
     stack = Stack(
-        model=model,
-        engine=engine,
-        served_model_name=served_model_name,
-        dtype=dtype,
+        engine_options,
         workers=workers,
         host=host,
         port=port,
         redis_url=redis_url,
         data_dir=data_dir,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        synthetic_step_ms=synthetic_step_ms,
-        max_batch_tokens=max_batch_tokens,
-        vllm_args=after_dashes(vllm_args),
         on_line=LabelledLog(),
         announce=lambda message: note(f"up: {message}"),
     )

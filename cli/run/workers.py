@@ -8,21 +8,21 @@ import typer
 
 from cli import options
 from cli.console import UsageError, note
+from cli.engine_options import takes_engine_options
 
 if TYPE_CHECKING:
-    from cli.supervise.fleet import EngineChoice, Fleet
+    from cli.supervise.fleet import Fleet
     from poc_core.settings import Settings
+    from workers.engines.options import EngineOptions
 
 # More than `up` allows: nobody looks on, and a driver that hangs may take minutes to come back.
 MAX_FAST_CRASHES = 8
 READY_POLL_S = 1.0
 
 
+@takes_engine_options()
 def workers(
-    model: options.Model,
-    served_model_name: options.ServedModelName = None,
-    engine: options.Engine = "vllm",
-    dtype: options.EngineDtype = "auto",
+    engine_options: "EngineOptions",
     gpus: Annotated[
         str, typer.Option(help="GPUs to use: all, or their ids as CUDA_VISIBLE_DEVICES takes them, such as 0,1.")
     ] = "all",
@@ -35,12 +35,7 @@ def workers(
             show_default=False,
         ),
     ] = None,
-    tensor_parallel: options.TensorParallel = 1,
-    pipeline_parallel: options.PipelineParallel = 1,
     redis_url: options.RedisUrl = None,
-    max_batch_tokens: options.MaxBatchTokens = None,
-    synthetic_step_ms: options.SyntheticStepMs = 50.0,
-    vllm_args: options.VllmArgs = None,
 ) -> None:
     """Run the workers of this machine in the foreground: one for every tensor-parallel x pipeline-parallel GPUs.
 
@@ -50,33 +45,22 @@ def workers(
 
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
+    from cli.machine import placement
     from cli.machine.gpus import chosen_gpus, groups_of_all
-    from cli.supervise.fleet import EngineChoice, Fleet
+    from cli.supervise.fleet import Fleet, worker_command
     from cli.supervise.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
     from cli.supervise.redis_server import wait_for_redis
-    from cli.vllm_arguments import after_dashes
     from poc_core.settings import load_settings
 
     settings = load_settings()
-    choice = EngineChoice(
-        model=model,
-        engine=engine,
-        served_model_name=served_model_name,
-        dtype=dtype,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        synthetic_step_ms=synthetic_step_ms,
-        max_batch_tokens=max_batch_tokens,
-        vllm_args=after_dashes(vllm_args),
-    )
-    found = chosen_gpus(gpus) if choice.wants_gpus or gpus != "all" else []
+    found = chosen_gpus(gpus) if placement.wants_gpus(engine_options) or gpus != "all" else []
     if found and n_workers is not None:
         raise UsageError("--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how many.")
-    groups = groups_of_all(found, choice.group_size) if found else []
+    groups = groups_of_all(found, engine_options.n_devices) if found else []
     count = len(groups) or n_workers or 1
     fleet = Fleet(
-        choice.command,
-        choice.environments(groups, count),
+        lambda: worker_command(engine_options),
+        placement.environments(engine_options, groups, count),
         MAX_FAST_CRASHES,
         on_line=LabelledLog(),
         announce=lambda message: note(f"workers: {message}"),
@@ -85,13 +69,13 @@ def workers(
         wait_for_redis(settings.redis_url)
         exits.callback(fleet.stop)
         where = "; ".join(f"worker-{i} on GPU {','.join(group)}" for i, group in enumerate(groups))
-        note(f"workers: starting {count} worker(s) for {choice.name}{': ' if where else ''}{where}")
+        note(f"workers: starting {count} worker(s) for {engine_options.name}{': ' if where else ''}{where}")
         fleet.start({"POC_REDIS_URL": settings.redis_url})
         exits.callback(hurry_on_signals, fleet.kill, "workers: finishing what is in hand")
-        watch_workers(fleet, choice, settings)
+        watch_workers(fleet, engine_options.name, settings)
 
 
-def watch_workers(fleet: "Fleet", choice: "EngineChoice", settings: "Settings") -> None:
+def watch_workers(fleet: "Fleet", model: str, settings: "Settings") -> None:
     """Says once when all workers are ready. Returns never; WorkersError when none is left."""
     from redis.exceptions import RedisError
 
@@ -109,6 +93,6 @@ def watch_workers(fleet: "Fleet", choice: "EngineChoice", settings: "Settings") 
                 ready = set()  # the workers say so in their logs
             said = len(fleet.pids) == len(fleet.children) and ready.issuperset(fleet.pids)
             if said:
-                note(f"workers: all {len(fleet.pids)} ready for {choice.name}")
+                note(f"workers: all {len(fleet.pids)} ready for {model}")
         time.sleep(READY_POLL_S)
     raise WorkersError(why)

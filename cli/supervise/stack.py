@@ -2,7 +2,7 @@
 
 `proofline up` and `proofline demo` run on it, and tests and benchmarks use it as a context manager:
 
-    with Stack(model="tiny-qwen3", engine="synthetic", workers=2) as stack:
+    with Stack(EngineOptions(model="tiny-qwen3", engine="synthetic"), workers=2) as stack:
         stack.wait_ready(60)
         httpx.get(f"{stack.base_url}/health")
 """
@@ -11,17 +11,20 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from cli.console import UsageError
-from cli.supervise.fleet import ERROR_TAIL_LINES, EngineChoice, Fleet, with_tail
+from cli.machine import placement
+from cli.model_choice import with_chosen_model
+from cli.supervise.fleet import ERROR_TAIL_LINES, Fleet, with_tail, worker_command
 from cli.supervise.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
 from cli.supervise.redis_server import OwnRedis, RedisServerError, wait_for_redis
 from poc_core.errors import ProoflineError
 from poc_core.settings import load_settings
+from workers.engines.options import EngineOptions
 
 API_GRACE_S = 15.0  # for answers under way; uvicorn itself gives up on them after 10 s
 COURIER_GRACE_S = 15.0  # for payloads on their way: a receiver has 10 s to answer
@@ -38,20 +41,12 @@ class StackError(ProoflineError):
 class Stack:
     """Configuration, then the running processes. Start it once; `stop` leaves nothing running and nothing on disk."""
 
-    model: str  # a directory, a shipped model's name, or a name on the hub
-    engine: str = "vllm"
-    served_model_name: str | None = None
-    dtype: str = "auto"
+    options: EngineOptions  # of every worker; `model` may be a shipped model's name too
     workers: int = 1
     host: str = "127.0.0.1"
     port: int = 0  # 0: one that is free
     redis_url: str | None = None  # None: a Redis of our own
     data_dir: Path | None = None  # of our own Redis; None: a temporary directory
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    synthetic_step_ms: float = 50.0
-    max_batch_tokens: int | None = None
-    vllm_args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)  # for API and workers, beside this process's own
     max_fast_crashes: int = 5  # of one process in a row, then it is given up
     on_line: LineSink = lambda name, line: None  # every line of every log
@@ -67,19 +62,10 @@ class Stack:
             raise UsageError(f"A stack needs at least one worker, not {self.workers}.")
         if self.redis_url is not None and self.data_dir is not None:
             raise UsageError("--data-dir is for the Redis that the stack starts; leave it out with --redis-url.")
-        self._choice = choice = EngineChoice(
-            model=self.model,
-            engine=self.engine,
-            served_model_name=self.served_model_name,
-            dtype=self.dtype,
-            tensor_parallel=self.tensor_parallel,
-            pipeline_parallel=self.pipeline_parallel,
-            synthetic_step_ms=self.synthetic_step_ms,
-            max_batch_tokens=self.max_batch_tokens,
-            vllm_args=self.vllm_args,
-        )
-        self.model_name = choice.name
-        environments = choice.environments(choice.groups(self.workers), self.workers)
+        self.options = options = with_chosen_model(self.options)
+        self.model_name = options.name
+        groups = placement.groups_for(options, self.workers)
+        environments = placement.environments(options, groups, self.workers)
         self._fleet = Fleet(self.worker_command, environments, self.max_fast_crashes, self.on_line, self.announce)
 
     def __enter__(self) -> Self:
@@ -192,7 +178,7 @@ class Stack:
         return command_of_proofline("courier")
 
     def worker_command(self) -> list[str]:
-        return self._choice.command()
+        return worker_command(self.options)
 
     def _start_redis(self) -> None:
         if self.redis_url is not None:

@@ -7,8 +7,9 @@ is a subclass of `base.Scheme`.
 
 import importlib
 import pkgutil
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poc_core.errors import SpecError
 
@@ -35,6 +36,13 @@ def contract_of(name: str) -> "Contract":
 def contracts() -> list["Contract"]:
     """Those of all schemes, in the order of their names."""
     return [contract_of(name) for name in scheme_names()]
+
+
+def recognised(marks: Mapping[str, Any], candidates: "Sequence[Contract]") -> "Contract":
+    """The scheme that a body speaks of: one that knows its marks, else one that needs none, else the first."""
+    by_marks = (contract for contract in candidates if contract.recognises(marks))
+    without = (contract for contract in candidates if not contract.marks)
+    return next(by_marks, None) or next(without, candidates[0])
 
 
 def load_scheme(

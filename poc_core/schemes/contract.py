@@ -69,10 +69,10 @@ class Contract(ABC):
     job_body: ClassVar[type[JobBody] | None] = None
     round_body: ClassVar[type[RoundBody] | None] = None
     batch_body: ClassVar[type[BatchBody] | None] = None  # with it the scheme's rounds have phases
-    # Fields by which a body says that it speaks of this scheme. None: what no other scheme recognises.
+    # Fields by which a body says that it speaks of this scheme. Empty: it is what no other scheme recognises.
     marks: ClassVar[tuple[str, ...]] = ()
 
-    def recognises(self, marks: Mapping[str, JsonValue]) -> bool:
+    def recognises(self, marks: Mapping[str, Any]) -> bool:
         """Whether a body is one of this scheme. `marks`: those of all schemes that it has, unchecked."""
         return any(name in marks for name in self.marks)
 
@@ -147,6 +147,10 @@ class Contract(ABC):
     def described(self, body: Mapping[str, Any]) -> str:
         """What is special about a round, in a few words. `body`: RoundBody.of its configuration."""
         return self.name
+
+    def reported_of(self, status: Mapping[str, Any]) -> str:
+        """Which of a round's nonces are reported, where not all are. `status`: what /status answers."""
+        return ""
 
 
 def load_all(texts: Sequence[bytes]) -> list[Any]:

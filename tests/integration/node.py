@@ -95,14 +95,14 @@ class Node:
 
 def run_node(exits: ExitStack, **options: Any) -> Node:
     """A node with synthetic engines that is ready, until `exits` ends. Its log is shown for a test that fails."""
+    engine = {name: options.pop(name) for name in EngineOptions.model_fields if name in options}
     stack = Stack(
+        EngineOptions(**{"model": "tiny-qwen3", "engine": "synthetic"} | engine),
         **{
-            "model": "tiny-qwen3",
-            "engine": "synthetic",
             "on_line": lambda name, line: print(f"{name:<9}| {line}", flush=True),
             "announce": lambda message: print(f"stack    | {message}", flush=True),
             **options,
-        }
+        },
     )
     exits.enter_context(stack)
     stack.wait_ready(READY_TIMEOUT_S)

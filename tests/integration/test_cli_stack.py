@@ -14,8 +14,11 @@ import pytest
 import redis
 
 from cli.console import UsageError
-from cli.supervise import fleet, processes, stack
+from cli.machine import placement
+from cli.supervise import processes, stack
 from cli.supervise.stack import Stack, StackError, reserve_port
+from poc_core.errors import OptionsError
+from workers.engines.options import EngineOptions
 
 pytestmark = pytest.mark.integration
 
@@ -116,7 +119,8 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) 
 
 
 def fake_stack(**options: object) -> FakeStack:
-    return FakeStack(**{"model": "tiny-qwen3", "engine": "synthetic", **options})  # type: ignore[arg-type]
+    engine = {name: options.pop(name) for name in EngineOptions.model_fields if name in options}
+    return FakeStack(EngineOptions(**{"model": "tiny-qwen3", "engine": "synthetic"} | engine), **options)  # type: ignore[arg-type]
 
 
 def test_everything_runs_and_then_nothing_is_left(folder: Path) -> None:
@@ -147,8 +151,8 @@ def test_the_workers_learn_of_redis_by_their_environment_alone(folder: Path) -> 
 
 
 def test_each_worker_sees_its_own_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "visible_gpus", lambda: ["0", "1", "2", "3", "4"])
-    monkeypatch.setattr(fleet, "vllm_runs_on_cpu", lambda: False)
+    monkeypatch.setattr(placement, "visible_gpus", lambda: ["0", "1", "2", "3", "4"])
+    monkeypatch.setattr(placement, "vllm_runs_on_cpu", lambda: False)
     with fake_stack(engine="vllm", workers=2, tensor_parallel=2) as running:
         running.wait_ready(20)
         texts = [(folder / "environments" / str(pid)).read_text() for pid in running.worker_pids()]
@@ -243,7 +247,7 @@ def test_port_0_is_a_free_one() -> None:
     ],
 )
 def test_the_base_url_can_be_opened_on_this_machine(host: str, url: str) -> None:
-    assert Stack(model="tiny-qwen3", engine="synthetic", host=host, port=80).base_url == url
+    assert Stack(EngineOptions(model="tiny-qwen3", engine="synthetic"), host=host, port=80).base_url == url
 
 
 @pytest.mark.parametrize(
@@ -257,25 +261,25 @@ def test_the_base_url_can_be_opened_on_this_machine(host: str, url: str) -> None
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, OptionsError), match=message):
         fake_stack(**options)
 
 
 def test_the_worker_command_carries_every_option() -> None:
-    wanted = Stack(
+    options = EngineOptions(
         model="tiny-qwen3",
         engine="vllm",
         dtype="float32",
         tensor_parallel=2,
         synthetic_step_ms=5,
         max_batch_tokens=99,
-        vllm_args=["--enforce-eager"],
+        vllm_args=("--enforce-eager",),
     )
-    command = Stack.worker_command(wanted)
-    assert command[-2:] == ["--", "--enforce-eager"]
-    expected = ("--served-model-name=tiny-qwen3", "--engine=vllm", "--dtype=float32", "--max-batch-tokens=99")
-    assert set(expected) <= set(command)
-    assert any(flag.startswith("--model=/") for flag in command)
+    *_, name, carried = Stack(options).worker_command()
+    assert name == "supervised-worker"
+    found = EngineOptions.model_validate_json(carried)
+    assert found == options.model_copy(update={"model": found.model, "served_model_name": "tiny-qwen3"})
+    assert Path(found.model, "config.json").is_file()
 
 
 UP = """

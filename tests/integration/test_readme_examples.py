@@ -14,6 +14,7 @@ import pytest
 from cli.supervise.redis_server import free_port
 from cli.supervise.stack import Stack
 from tests.marks import needs_vllm
+from workers.engines.options import EngineOptions
 
 pytestmark = [
     pytest.mark.integration,
@@ -66,7 +67,7 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
-    with Stack(model="tiny-qwen3", max_fast_crashes=0) as stack:
+    with Stack(EngineOptions(model="tiny-qwen3"), max_fast_crashes=0) as stack:
         stack.wait_ready(READY_S)
         yield Terminal(stack, tmp_path_factory.mktemp("terminal"))
 

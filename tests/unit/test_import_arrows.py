@@ -1,6 +1,8 @@
 """Imports point one way (docs/architecture.md): api -> poc_core <- workers, commands on top, vLLM only in workers/."""
 
 import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,51 @@ def modules(package: str) -> list[Path]:
     found = sorted((ROOT / package).rglob("*.py"))
     assert found
     return found
+
+
+def arrows(path: Path, ours: set[str], when_loaded: bool) -> set[str]:
+    """The modules of ours that a file imports, wherever in it or only when it is loaded itself."""
+    names: set[str] = set()
+    tree = ast.parse(path.read_text())
+    for node in run_when_loaded(tree) if when_loaded else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            names |= {name if name in ours else node.module for name in full}
+    if when_loaded:  # the packages around a module are loaded before it; those around the file itself already are
+        names = {package for name in names for package in around(name)} - set(around(name_of(path)))
+    return names & ours
+
+
+def run_when_loaded(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below this one without those in functions and under TYPE_CHECKING."""
+    for child in ast.iter_child_nodes(node):
+        later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if not later and not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield child
+            yield from run_when_loaded(child)
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def around(name: str) -> list[str]:
+    """a.b.c -> a, a.b, a.b.c"""
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+
+
+@pytest.mark.parametrize("when_loaded", [True, False], ids=["when loaded", "ever"])
+def test_no_modules_import_each_other(when_loaded: bool) -> None:
+    files = {name_of(path): path for package in (*FORBIDDEN, "bench") for path in modules(package)}
+    graph = {name: arrows(path, set(files), when_loaded) for name, path in files.items()}
+    assert len(graph) > 100
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)

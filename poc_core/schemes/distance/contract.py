@@ -93,5 +93,8 @@ class DistanceContract(Contract):
     def described(self, body: Mapping[str, Any]) -> str:
         return f"distances below {body['r_target']}"
 
+    def reported_of(self, status: Mapping[str, Any]) -> str:
+        return f"{status['total_valid']:,} of them below r_target {status['r_target']}"
+
 
 CONTRACT = DistanceContract()

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from poc_core.fields import Count, HttpUrl, Nonces, Probability, Text, check_id
 from poc_core.records import JobRequest, NewJob, ProofSpec, RoundConfig
 from poc_core.schemes.distance.answers import ValidatedBatch
-from poc_core.schemes.distance.options import DistanceOptions
+from poc_core.schemes.distance.options import DistanceOptions, distance_spec
 from poc_core.schemes.distance.terms import FRAUD_THRESHOLD, DistanceTerms, RTarget
 from poc_core.schemes.requests import BatchBody, Examples, RoundBody
 
@@ -73,14 +73,8 @@ class DistanceRoundBody(RoundBody):
         return self.batch_size
 
     def spec(self) -> ProofSpec:
-        options = DistanceOptions(randomization="layer_hooks" if self.use_layer_hooks else "sign_flips")
-        return ProofSpec(
-            scheme="distance",
-            block_hash=self.block_hash,
-            public_key=self.public_key,
-            seq_len=self.seq_len,
-            options=options.model_dump(),
-        )
+        randomization = "layer_hooks" if self.use_layer_hooks else "sign_flips"
+        return distance_spec(self.block_hash, self.public_key, self.seq_len, randomization)
 
     def config(self, model: str, batch_size: int) -> RoundConfig:
         return RoundConfig(

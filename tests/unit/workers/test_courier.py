@@ -293,6 +293,35 @@ def test_a_body_without_end_does_not_hold_the_courier(outbox: Outbox, record: Ro
     assert outbox.status(record.round_id).delivered == 4
 
 
+def test_the_couriers_process_follows_no_redirect(
+    redis: Redis, outbox: Outbox, record: RoundRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def redirect(_transport: object, request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(302, headers={"Location": "http://elsewhere/"})
+
+    class App:
+        """Celery's, whose worker gets one task and ends."""
+
+        def Worker(self, **_options: object) -> "App":
+            return self
+
+        def start(self) -> None:
+            courier_module.current().deliver(record.round_id)
+
+        def send_task(self, *_: object, **_options: object) -> None: ...
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", redirect)
+    monkeypatch.setattr(courier_module, "create_app", lambda _: App())
+    monkeypatch.setattr(courier_module, "connect", lambda _: redis)
+    monkeypatch.setattr(courier_module, "_current", None)
+    courier_module.run_courier()
+    assert asked == ["http://receiver:9000/poc/generated"]
+    assert outbox.status(record.round_id).delivered == 4
+
+
 def test_deliver_is_harmless_for_an_outbox_that_is_gone(courier: Courier, receiver: Receiver) -> None:
     courier.deliver("0" * 32)
     assert receiver.requests == []

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import workers.engines
 from cli.main import app
 from poc_core.records import ProofSpec
-from workers.engines.base import Engine
+from tests.commands import run_here
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
 
@@ -40,25 +39,14 @@ class WatchedEngine(SyntheticEngine):
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> WatchedEngine:
+def engine(stand_in) -> WatchedEngine:
     watched = WatchedEngine()
-
-    def load(options: EngineOptions) -> Engine:
-        watched.options = options
-        return watched
-
-    monkeypatch.setattr(workers.engines, "load_engine", load)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    stand_in(watched)
     return watched
 
 
 def run(*arguments: str) -> int:
-    """In this process and without CliRunner's own capture, which does not see file descriptor 1."""
-    try:
-        app([*COMMAND, *arguments])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+    return run_here(*COMMAND, *arguments)
 
 
 def result(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import workers.engines
 from cli.main import app
 from poc_core.records import ModelInfo, ProofSpec
+from tests.commands import run_here
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 
@@ -42,25 +43,14 @@ class NoisyEngine(Engine):
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> NoisyEngine:
+def engine(stand_in) -> NoisyEngine:
     noisy = NoisyEngine()
-
-    def load(options: EngineOptions) -> Engine:
-        noisy.options = options
-        return noisy
-
-    monkeypatch.setattr(workers.engines, "load_engine", load)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    stand_in(noisy)
     return noisy
 
 
 def run(*arguments: str) -> int:
-    """In this process and without CliRunner's own capture, which does not see file descriptor 1."""
-    try:
-        app([*COMMAND, *arguments])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+    return run_here(*COMMAND, *arguments)
 
 
 def test_with_json_stdout_holds_only_the_result(engine, capfd) -> None:
@@ -99,6 +89,12 @@ def test_distances_are_printed_as_two_lists(engine, capfd) -> None:
     assert run("--scheme", "distance", "--randomization", "layer_hooks", "--json") == 0
     assert json.loads(capfd.readouterr().out) == {"nonces": [0, 1, 2], "dist": [0.0, 0.5, 1.0]}
     assert engine.calls[0][0].options == {"randomization": "layer_hooks"}
+
+
+def test_a_schemes_options_may_be_named(engine, capfd) -> None:
+    named = ["--option", "randomization=layer_hooks", "--option", "other=[1]", "--option", "text=a=b"]
+    assert run("--scheme", "distance", *named, "--json") == 0
+    assert engine.calls[0][0].options == {"randomization": "layer_hooks", "other": [1], "text": "a=b"}
 
 
 def test_excluded_nonces_are_left_out_and_counted(engine, capfd) -> None:
@@ -145,7 +141,14 @@ def test_the_engine_is_closed_after_a_failure_too(engine, capfd, monkeypatch) ->
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--nonces", "5-1"], ["--block-hash", ""], ["--k-dim", "0"], ["--engine", "synthetic"], ["--model", "./none"]],
+    [
+        ["--nonces", "5-1"],
+        ["--block-hash", ""],
+        ["--k-dim", "0"],
+        ["--engine", "synthetic"],
+        ["--model", "./none"],
+        ["--option", "n_steps"],
+    ],
 )
 def test_wrong_options_are_usage_errors_before_anything_is_loaded(engine, arguments) -> None:
     assert CliRunner().invoke(app, [*COMMAND, *arguments]).exit_code == 2

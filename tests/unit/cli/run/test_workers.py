@@ -3,14 +3,14 @@
 import pytest
 from typer.testing import CliRunner
 
+from cli.machine import placement
 from cli.main import app
-from cli.supervise import fleet
 
 
 @pytest.fixture(autouse=True)
 def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    monkeypatch.setattr(fleet, "vllm_runs_on_cpu", lambda: False)
+    monkeypatch.setattr(placement, "vllm_runs_on_cpu", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_what_cannot_be_is_one_line(options, said) -> None:
 
 def test_a_cuda_build_of_vllm_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(fleet, "vllm_needs_cuda", lambda: True)
+    monkeypatch.setattr(placement, "vllm_needs_cuda", lambda: True)
     for command in ("workers", "up"):
         done = CliRunner().invoke(app, [command, "--model", "tiny-qwen3"])
         assert done.exit_code == 2

@@ -1,6 +1,5 @@
 """Rounds in Redis: places leased, computed once, counted, and handed on when a worker is lost."""
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from poc_core.errors import RoundError
 from poc_core.nonces import MAX_NONCE
 from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import Settings
-from poc_core.state import Outbox, RoundStore, WorkerRegistry
+from poc_core.state import Outbox, RoundStore, WorkerRegistry, entries
 from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.samples import DISTANCE_SPEC, Clock, round_config
 
@@ -53,10 +52,9 @@ def nonces_of(leases: Sequence[Lease]) -> list[int]:
 
 def in_outbox(redis: Redis, record: RoundRecord) -> list[int]:
     """The nonces that wait for the round's receiver, as they were put there."""
-    entries = redis.lrange(f"poc:outbox:{record.round_id}:entries", 0, -1)
-    assert isinstance(entries, list)
-    pairs = [pair for entry in entries for pair in json.loads(b"[" + entry.split(b"|", 1)[1] + b"]")]
-    return [nonce for nonce, _ in pairs]
+    waiting = redis.lrange(f"poc:outbox:{record.round_id}:entries", 0, -1)
+    assert isinstance(waiting, list)
+    return [nonce for nonce, _ in entries.unpack(entries.without_count(entry) for entry in waiting)]
 
 
 # Start, look, switch, stop.

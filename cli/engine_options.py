@@ -1,0 +1,119 @@
+"""The options of an engine on the command line: one declaration for all commands that start one."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cli.console import UsageError
+from workers.engines.kinds import Dtype, EngineKind
+
+if TYPE_CHECKING:
+    from workers.engines.options import EngineOptions
+
+# Where the numbers are meant as a proof: synthetic's are not.
+ProofEngine = Annotated[
+    Literal["vllm", "transformers"],
+    typer.Option("--engine", help="What computes: vllm, or transformers, the slower second opinion."),
+]
+NOT_FOR_PROOFS = ("served_model_name", "synthetic_step_ms")
+
+
+def from_command_line(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A model's directory, a name on the Hugging Face hub, or a shipped model: "
+            "tiny-qwen3, tiny-llama, tiny-qwen3-moe."
+        ),
+    ],
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            help="The name clients use for the model. Default: the directory's last part, or the name given.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: Annotated[
+        EngineKind,
+        typer.Option(
+            help="What computes: vllm; transformers, the slower second opinion; synthetic, which only sleeps and "
+            "invents vectors, for load tests."
+        ),
+    ] = "vllm",
+    dtype: Annotated[
+        Dtype, typer.Option(help="Number format of the weights; auto takes the one they are stored in.")
+    ] = "auto",
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, help="GPUs (on a CPU: processes) that share each layer. vllm only.")
+    ] = 1,
+    pipeline_parallel: Annotated[
+        int, typer.Option(min=1, help="GPUs (on a CPU: processes) that divide the layers. vllm only.")
+    ] = 1,
+    max_batch_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of one forward pass, which bounds its memory. Default: the engine's own.",
+            show_default=False,
+        ),
+    ] = None,
+    synthetic_step_ms: Annotated[
+        float, typer.Option(min=0, help="Milliseconds a batch takes with the synthetic engine.")
+    ] = 50.0,
+    vllm_args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`.", show_default=False),
+    ] = None,
+) -> "EngineOptions":
+    """OptionsError or UsageError: there is no such model, or the options do not go together."""
+    from cli.model_choice import with_chosen_model
+    from workers.engines.options import EngineOptions
+
+    # The parser has dropped the `--` itself; but a word that does not follow an option cannot have been meant for vLLM.
+    if vllm_args and not vllm_args[0].startswith("-"):
+        raise UsageError(f"{vllm_args[0]!r} is not an option; vLLM's own arguments go to the end, after --.")
+    return with_chosen_model(
+        EngineOptions(
+            model=model,
+            served_model_name=served_model_name,
+            engine=engine,
+            dtype=dtype,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
+            max_batch_tokens=max_batch_tokens,
+            synthetic_step_ms=synthetic_step_ms,
+            vllm_args=tuple(vllm_args or ()),
+        )
+    )
+
+
+def takes_engine_options(*, for_proofs: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command's parameter `engine_options` becomes the options above; it is called with what they amount to.
+
+    In its help --model comes first, the others where `engine_options` stands.
+    """
+    shared = dict(inspect.signature(from_command_line).parameters)
+    if for_proofs:
+        shared = {name: parameter for name, parameter in shared.items() if name not in NOT_FOR_PROOFS}
+        shared["engine"] = shared["engine"].replace(annotation=ProofEngine)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_options(**given: Any) -> None:
+            engine_options = from_command_line(**{name: given.pop(name) for name in shared})
+            command(engine_options=engine_options, **given)
+
+        model, *others = shared.values()
+        parameters = [model]
+        for name, parameter in inspect.signature(command).parameters.items():
+            parameters += others if name == "engine_options" else [parameter]
+        # Typer reads both. By keyword only: those with a default may come before those without.
+        by_keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        vars(with_options)["__signature__"] = inspect.Signature(by_keyword)
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in by_keyword}
+        return with_options
+
+    return decorate

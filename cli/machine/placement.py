@@ -1,0 +1,41 @@
+"""Where the workers of this machine run: the GPUs, or the cores and the memory, that each finds in its environment."""
+
+from collections.abc import Sequence
+
+from cli.machine import model_memory
+from cli.machine.cpu_memory import kv_cache_environment
+from cli.machine.gpus import GpuError, groups_of_gpus, pinned_to, visible_gpus, vllm_needs_cuda, vllm_runs_on_cpu
+from workers.engines.options import EngineOptions
+from workers.vllm import cpu_threads
+
+
+def wants_gpus(options: EngineOptions) -> bool:
+    return options.engine != "synthetic" and not (options.engine == "vllm" and vllm_runs_on_cpu())
+
+
+def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
+    """The GPUs of each of `workers` workers; empty where none are to be pinned. GpuError: there are too few."""
+    gpus = visible_gpus() if wants_gpus(options) else []
+    return groups_of_gpus(gpus, workers, options.n_devices) if gpus else []
+
+
+def environments(options: EngineOptions, groups: Sequence[Sequence[str]], workers: int) -> list[dict[str, str]]:
+    """What each worker finds in its environment beside this process's own: its GPUs, or its cores and memory.
+
+    UsageError: the model's weights are larger than the GPUs of one worker, or vLLM needs GPUs and there are none.
+    """
+    if groups:
+        model_memory.check_fits(options.model, options.dtype, groups, options.vllm_args)
+        return [pinned_to(group) for group in groups]
+    if options.engine != "vllm":
+        return [{} for _ in range(workers)]
+    if vllm_needs_cuda():
+        raise GpuError(
+            "The vLLM installed here needs a GPU and this machine shows none: look at nvidia-smi, at "
+            "CUDA_VISIBLE_DEVICES and, in a container, at its GPU reservation; or install the CPU build."
+        )
+    n_ranks = options.n_devices
+    memory = kv_cache_environment(options.model, workers * n_ranks)
+    if not vllm_runs_on_cpu():
+        return [memory] * workers
+    return [memory | cpu_threads.environment_of_worker(i, workers, n_ranks) for i in range(workers)]

@@ -1,0 +1,42 @@
+"""The GPUs, or the cores and the memory, that each worker of this machine gets."""
+
+import pytest
+
+from cli.console import UsageError
+from cli.machine import model_memory, placement
+from cli.shipped import shipped_model
+from workers.engines.options import EngineOptions
+
+TINY = str(shipped_model("tiny-qwen3"))
+
+
+def test_each_worker_sees_its_own_gpus(monkeypatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    options = EngineOptions(model=TINY, tensor_parallel=2)
+    found = placement.environments(options, [["0", "1"], ["2", "3"]], 2)
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in found] == ["0,1", "2,3"]
+
+
+def test_workers_on_cpus_share_cores_and_memory(monkeypatch) -> None:
+    for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(placement, "vllm_runs_on_cpu", lambda: True)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    found = placement.environments(EngineOptions(model=TINY), [], 2)
+    assert [env["VLLM_CPU_OMP_THREADS_BIND"] for env in found] == ["0", "2"]
+    assert [env["VLLM_CPU_KVCACHE_SPACE"] for env in found] == ["1", "1"]
+
+
+def test_the_synthetic_engine_needs_nothing() -> None:
+    assert placement.environments(EngineOptions(model=TINY, engine="synthetic"), [], 3) == [{}, {}, {}]
+
+
+@pytest.mark.parametrize(("options", "fits"), [({}, False), ({"vllm_args": ("--load-format=dummy",)}, True)])
+def test_a_model_that_its_gpus_cannot_hold_is_refused(monkeypatch, options, fits) -> None:
+    monkeypatch.setattr(model_memory, "memory_bytes", lambda _gpus: 1000)
+    options = EngineOptions(model=TINY, **options)
+    if fits:
+        assert len(placement.environments(options, [["0"]], 1)) == 1
+    else:
+        with pytest.raises(UsageError, match=r"The weights of .* take"):
+            placement.environments(options, [["0"]], 1)

@@ -1,0 +1,83 @@
+"""An engine's options on the command line: one set for all commands, handed on whole."""
+
+import inspect
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.engine_options import from_command_line
+from cli.main import app
+from cli.shipped import shipped_model
+from workers.engines.options import EngineOptions
+
+FLAGS = (
+    *("--model", "--engine", "--dtype", "--tensor-parallel", "--pipeline-parallel", "--max-batch-tokens"),
+    *("--served-model-name", "--synthetic-step-ms"),
+)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What `run_worker` is called with, in place of a worker."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setitem(sys.modules, "workers.main", SimpleNamespace(run_worker=lambda *args: calls.append(args)))
+    return calls
+
+
+def test_the_command_line_knows_every_option_and_its_default() -> None:
+    on_command_line = inspect.signature(from_command_line).parameters
+    assert set(on_command_line) == set(EngineOptions.model_fields)
+    for name, field in EngineOptions.model_fields.items():
+        default = on_command_line[name].default
+        assert field.is_required() if default is inspect.Parameter.empty else (default or ()) == (field.default or ())
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        *((command, FLAGS) for command in ("up", "workers", "worker")),
+        ("compute", FLAGS[:-2]),
+        ("calibrate", FLAGS[:-2]),
+    ],
+)
+def test_every_command_that_starts_an_engine_takes_them(monkeypatch, command, flags) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    help_text = CliRunner().invoke(app, [command, "--help"]).output
+    assert [flag for flag in FLAGS if f" {flag} " in help_text] == list(flags)
+    assert "VLLM_ARGS" in help_text
+
+
+def test_a_worker_gets_what_was_said(started) -> None:
+    flags = ["--engine", "synthetic", "--synthetic-step-ms", "5", "--served-model-name", "m", "--max-batch-tokens", "9"]
+    done = CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", *flags, "--worker-id", "w"])
+    assert done.exit_code == 0
+    options = EngineOptions(
+        model=str(shipped_model("tiny-qwen3")),
+        served_model_name="m",
+        engine="synthetic",
+        synthetic_step_ms=5,
+        max_batch_tokens=9,
+    )
+    assert started == [(options, "w", None)]
+
+
+def test_a_supervised_worker_gets_them_whole(started) -> None:
+    options = EngineOptions(model="/models/m", served_model_name="m", tensor_parallel=2, vllm_args=("--seed", "1"))
+    assert CliRunner().invoke(app, ["supervised-worker", options.model_dump_json()]).exit_code == 0
+    assert started == [(options,)]
+
+
+@pytest.mark.parametrize("command", ["worker", "up", "workers"])
+@pytest.mark.parametrize(
+    "flags", [["--engine", "synthetic", "--tensor-parallel", "2"], ["--engine", "transformers", "--", "--seed", "1"]]
+)
+def test_what_does_not_go_together_is_one_line(started, command, flags) -> None:
+    done = CliRunner().invoke(app, [command, "--model", "tiny-qwen3", *flags])
+    assert done.exit_code == 2
+    assert (
+        done.stderr == f"error: Parallelism and arguments after -- are vLLM's; the {flags[1]} engine takes neither.\n"
+    )
+    assert started == []

@@ -1,0 +1,25 @@
+"""What a worker's log tells whoever supervises it: lines of vLLM, of torch and of Celery."""
+
+import re
+from collections.abc import Sequence
+
+READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's word for a worker that consumes
+ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
+# An engine found too little memory.
+_NO_MEMORY = re.compile(
+    r"OutOfMemoryError|No available memory for the cache blocks|is larger than the available KV cache memory"
+    r"|is less than (desired|requested memory)|not enough memory"
+)
+# A model with state beside attention's caches (kv_isolation.py).
+_NOT_ISOLATED = re.compile(r"cannot be isolated from chat")
+DOES_NOT_FIT = (
+    "the model does not fit: use more --tensor-parallel or --pipeline-parallel, after -- a smaller --max-model-len, or "
+    "a smaller model; on a CPU a smaller VLLM_CPU_KVCACHE_SPACE (GiB)"
+)
+CORRUPTS_CHAT = "proofs would corrupt this model's chat: choose a model that keeps its state in attention's caches only"
+HOPELESS = {_NO_MEMORY: DOES_NOT_FIT, _NOT_ISOLATED: CORRUPTS_CHAT}
+
+
+def why_hopeless(log: Sequence[str]) -> str | None:
+    """Why starting a worker again would end the same, as the log of one that never was ready tells; else None."""
+    return next((why for cause, why in HOPELESS.items() if any(cause.search(line) for line in log)), None)
