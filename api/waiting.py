@@ -36,10 +36,9 @@ async def answer_when_ended(request: Request, services: Services, job_id: str) -
             progress, moved_at = seen, time.monotonic()
         elif time.monotonic() - moved_at > timeout_s:
             await to_thread.run_sync(jobs.cancel, job_id)
-            why = ", because chat kept the engine busy" if record.waiting_for == "chat" else ""
             raise unavailable(
-                f"No batch was done within {timeout_s:g} s (POC_GENERATE_CHUNK_TIMEOUT_SEC){why}, so the job {job_id} "
-                "was cancelled. Send it again later, or with wait=false."
+                f"No batch was done within {timeout_s:g} s (POC_GENERATE_CHUNK_TIMEOUT_SEC), so the job {job_id} was "
+                "cancelled. Send it again later, or with wait=false."
             )
         if await request.is_disconnected():  # the job goes on: its result can be fetched and may have a callback
             return Response(status_code=499)
@@ -53,8 +52,10 @@ def _look(services: Services, job_id: str) -> tuple[JobRecord | None, tuple[obje
     record = jobs.read(job_id)
     if record is None:
         return None, ()
-    if services.rounds.generating(record.model) is not None:
-        return record, (time.monotonic(),)  # it waits for the round's end, however long that takes
+    if record.waiting_for == "chat" or services.rounds.generating(record.model) is not None:
+        # It waits for chat, beside which proofs have their share of the time, or for the round's end, however long that
+        # takes.
+        return record, (time.monotonic(),)
     # A job that still queues behind others waits for their batches, not for its own.
     ahead = jobs.total_processed() if record.status is JobStatus.QUEUED else None
     return record, (record.status, record.n_done, ahead)

@@ -60,13 +60,7 @@ def measure(
     options: EngineOptions, seq_lens: list[int], whats: list[What], seconds: float, repeat: int, target: float
 ) -> bool:
     """Prints a table; True when all rows reach the target."""
-    with OpenStack(
-        model=options.model,
-        tensor_parallel=options.tensor_parallel,
-        pipeline_parallel=options.pipeline_parallel,
-        vllm_args=options.vllm_args,
-        max_fast_crashes=0,
-    ) as stack:
+    with OpenStack(options, max_fast_crashes=0) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         parallel = f"TP{options.tensor_parallel} PP{options.pipeline_parallel}"
         console.print(f"{machine.describe()}; {stack.model_name}, {parallel}, policy yield", highlight=False)

@@ -66,13 +66,13 @@ class Receiver:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def taken(self, what: str = "/generated") -> list[Payload]:
-        """The payloads of a path that were answered below 400, in the order of their arrival."""
+        """The payloads of a path that were answered 2xx, in the order of their arrival."""
         with self._lock:
-            return [payload for payload in self.payloads if payload.path == what and payload.answered < 400]
+            return [payload for payload in self.payloads if payload.path == what and payload.answered < 300]
 
     def refused(self) -> list[Payload]:
         with self._lock:
-            return [payload for payload in self.payloads if payload.answered >= 400]
+            return [payload for payload in self.payloads if payload.answered >= 300]
 
     def nonces(self) -> list[int]:
         """Of the rounds' payloads taken, in order; those of a payload that came again once."""

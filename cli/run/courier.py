@@ -8,6 +8,6 @@ def courier(redis_url: options.RedisUrl = None) -> None:
 
     What cannot be delivered is kept and tried again for POC_CALLBACK_RETENTION_SEC, over restarts of any process.
     """
-    from workers.courier import run_courier
+    from workers.courier.main import run_courier
 
     run_courier(redis_url)

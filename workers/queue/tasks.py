@@ -3,7 +3,7 @@
 from celery import shared_task
 
 from poc_core.queues import DELIVER_TASK, ROUND_STEP_TASK, RUN_BATCH_TASK
-from workers import courier
+from workers.courier import courier
 from workers.queue import runtime
 
 

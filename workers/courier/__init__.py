@@ -1,0 +1,1 @@
+"""The courier: what takes callbacks from Redis to their receivers."""
