@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
-from workers.engines.base import Engine, EngineMemoryError, Slice, Tick, TickResult
+from workers.engines.ticks import EngineMemoryError, Slice, Tick, Ticking, TickResult
 from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Flight:
 class Pipeline:
     """Forms ticks and takes their results. Not for several threads."""
 
-    def __init__(self, engine: Engine, plan: SlicePlan) -> None:
+    def __init__(self, engine: Ticking, plan: SlicePlan) -> None:
         self._engine = engine
         self.plan = plan
         self._ids = itertools.count()
@@ -207,7 +207,7 @@ def _parts(flight: Flight, most: int) -> list[Flight]:
 
 
 def compute_all(
-    engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
+    engine: Ticking, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
 ) -> list[JsonValue]:
     """See Engine.compute."""
     engine.check_spec(spec)

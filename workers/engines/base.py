@@ -4,53 +4,21 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from poc_core.errors import ProoflineError, SpecError
+from poc_core.errors import SpecError
 from poc_core.records import ModelInfo, ProofSpec
+from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
+from workers.pipeline import compute_all
+from workers.slice_plan import SlicePlan
 
 if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
-    from workers.slice_plan import SlicePlan
 
-
-class EngineLostError(ProoflineError):
-    """The engine cannot be used any more; its process must exit so that its supervisor starts another."""
-
-
-class EngineMemoryError(ProoflineError):
-    """The device had too little memory for a micro-batch; the engine lives, and has forgotten all micro-batches."""
-
-
-class Slice(NamedTuple):
-    """A run of decoder layers [first, end) of one micro-batch, all of one pipeline stage."""
-
-    flight: int  # the micro-batch
-    first: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Tick:
-    """What one call into the engine does: at most one slice on each pipeline stage."""
-
-    begin: Sequence[tuple[int, ProofSpec, Sequence[int]]] = ()  # micro-batches that are new: id, spec, nonces
-    slices: Sequence[Slice] = ()
-    drop: Sequence[int] = ()  # micro-batches that are given up
-    wait: bool = False  # until all that was launched is done
-
-
-@dataclass(frozen=True)
-class TickResult:
-    """What ended since the tick before, of whichever tick."""
-
-    refused: Mapping[int, str] = field(default_factory=dict)  # micro-batches whose spec the model cannot follow: why
-    ran: Sequence[tuple[Slice, float]] = ()  # seconds that each kept its stage from other work
-    values: Mapping[int, Sequence[JsonValue]] = field(default_factory=dict)  # one per nonce; None: no finite state
+__all__ = ["Engine", "EngineLostError", "EngineMemoryError", "Slice", "Tick", "TickResult", "WholeBatchEngine"]
 
 
 class Engine(ABC):
@@ -75,8 +43,6 @@ class Engine(ABC):
         For callers who have the engine for themselves. `plan`: how micro-batches are cut; None: not at all. SpecError:
         this model cannot follow the spec.
         """
-        from workers.pipeline import compute_all  # here: it is written in terms of this module
-
         return compute_all(self, spec, nonces, plan)
 
     def check(self) -> None:
