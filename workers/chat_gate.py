@@ -11,6 +11,8 @@ from poc_core.settings import ChatPolicy
 
 # Seconds between two looks at the engine while chat has it: proofs go on that much later than they could.
 _POLL_S = 0.005
+# Seconds without a question after which nobody waits for chat to end.
+_GIVEN_UP_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class ChatGate:
         self._computes_round = False
         self._not_before = 0.0  # beside chat: when the next slice may begin
         self._denied_since: float | None = None  # `yield`: when chat took the engine from proofs that want it
+        self._asked_at = 0.0
 
     # The chat server's side.
 
@@ -131,7 +134,9 @@ class ChatGate:
             return 0.0
         now = self._clock()
         if self._policy.mode != "share":
-            self._denied_since = now if self._denied_since is None else self._denied_since
+            if self._denied_since is None or now - self._asked_at > _GIVEN_UP_S:
+                self._denied_since = now
+            self._asked_at = now
             if now - self._denied_since < self._starvation.after_s:
                 return float("inf")
         return self._not_before - now

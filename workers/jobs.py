@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -101,43 +102,52 @@ class JobRunner:
     def _compute(self, claims: Sequence[Claim]) -> list[JsonValue] | None:
         """The values of all their nonces, in order. None: they are not wanted any more, or the worker is to end."""
         spec, nonces = claims[0].spec, [nonce for claim in claims for nonce in claim.nonces]
-        size = self._proofs.batch_size(spec)
-        parts = [self._proofs.submit(spec, nonces[first : first + size]) for first in range(0, len(nonces), size)]
+        values: list[JsonValue] = []
+        parts: deque[Computation] = deque()
+        first = 0
         try:
-            found = [self._await(part, claims) for part in parts]
-        except BaseException:
-            self._cancel(parts)
-            raise
-        if None in found:
-            self._cancel(parts)
-            return None
-        return [value for values in found for value in values or ()]
+            while len(values) < len(nonces):
+                while first < len(nonces) and len(parts) < self._proofs.depth:
+                    size = self._proofs.batch_size(spec)
+                    parts.append(self._proofs.submit(spec, nonces[first : first + size]))
+                    first += size
+                found = self._await(parts[0], claims)
+                if found is None:
+                    return None
+                values += found
+                parts.popleft()
+            return values
+        finally:
+            for part in parts:
+                self._proofs.cancel(part)
 
     def _await(self, computation: Computation, claims: Sequence[Claim]) -> list[JsonValue] | None:
         jobs = _jobs_of(claims)
-        waits_since = None
+        waits_since: float | None = None
+        said = False  # to the jobs' clients, that they wait
         while (values := computation.result(_LOOK_S)) is None:
             try:
                 if not self._jobs.any_active(jobs):
                     return None
                 if self._proofs.chat_allows(0):
                     waits_since = None
+                    said = said and not self._note(jobs, "")
                     continue
                 if self._leaving.is_set():
                     return None
-                now = time.monotonic()
-                waits_since = now if waits_since is None else waits_since
-                if now - waits_since > _CHAT_WAIT_S:
-                    for job in jobs:
-                        self._jobs.note_waiting(job, "chat")
-                    waits_since = now
+                waits_since = waits_since or time.monotonic()
+                if time.monotonic() - waits_since > _CHAT_WAIT_S:
+                    waits_since, said = time.monotonic(), True
+                    if not self._note(jobs, "chat"):
+                        return None
             except RedisError as error:
                 logger.warning("could not look whether a job is still wanted: %s", error)
         return values
 
-    def _cancel(self, parts: Sequence[Computation]) -> None:
-        for part in parts:
-            self._proofs.cancel(part)
+    def _note(self, jobs: Sequence[str], what: str) -> bool:
+        """Shows the jobs' clients what they wait for. False: none of them is to be computed now."""
+        wanted = [self._jobs.note_waiting(job, what) for job in jobs]
+        return any(wanted)
 
     def _complete(self, claims: Sequence[Claim], values: list[JsonValue] | None) -> None:
         if values is None:

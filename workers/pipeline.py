@@ -26,9 +26,9 @@ OnEnd = Callable[[Sequence[JsonValue] | None, ProoflineError | None], None]
 """Takes the values of a micro-batch's nonces, or why there are none."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Flight:
-    """A micro-batch."""
+    """A micro-batch, or more nonces than the engine holds at a time: then it begins in parts."""
 
     spec: ProofSpec
     nonces: Sequence[int]
@@ -37,6 +37,7 @@ class Flight:
     stage: int = 0
     slices: deque[range] = field(default_factory=deque)  # of its stage, still to be run
     launched: bool = False  # all its slices are; its values are awaited
+    parts: Sequence[Flight] = ()
 
 
 class Pipeline:
@@ -65,6 +66,8 @@ class Pipeline:
 
     def cancel(self, flight: Flight) -> None:
         """Forgets it; nothing is launched for it any more."""
+        for part in flight.parts:
+            self.cancel(part)
         if self._flying.pop(flight.id, None) is not None:
             self._drop.append(flight.id)
         elif flight in self._waiting:
@@ -90,7 +93,7 @@ class Pipeline:
                 slices += self._next_slice(flight, busy)
                 busy.add(flight.stage)
         if self._waiting and 0 not in busy:
-            flight = self._waiting.popleft()
+            flight = self._next_waiting()
             flight.id = next(self._ids)
             flight.stage = 0
             flight.slices.clear()
@@ -117,13 +120,19 @@ class Pipeline:
 
     def fail(self, error: ProoflineError) -> None:
         """Ends all flights, waiting ones too."""
-        flights = [*self._flying.values(), *self._waiting]
-        self._flying.clear()
+        flights = [*self._forget_flying(), *self._waiting]
         self._waiting.clear()
-        self._measured.clear()
-        self._drop.clear()
         for flight in flights:
             flight.on_end(None, error)
+
+    def _next_waiting(self) -> Flight:
+        flight = self._waiting.popleft()
+        most = self._engine.info.max_batch(flight.spec.seq_len)
+        if len(flight.nonces) <= most:
+            return flight
+        flight.parts = _parts(flight, most)
+        self._waiting.extendleft(reversed(flight.parts))
+        return self._waiting.popleft()
 
     def _next_slice(self, flight: Flight, busy: set[int]) -> list[Slice]:
         """Its next slice, unless another micro-batch has its stage in this tick."""
@@ -158,48 +167,61 @@ class Pipeline:
             busy_s += seconds / len(self._engine.stages)
             if flight_id in self._measured:
                 spec, n = self._measured[flight_id]
-                self.plan.ran(spec, n, end - first, seconds)
+                # A stage that cannot be cut is as one layer to the plan: it is what chat waits for.
+                self.plan.ran(spec, n, end - first if self._engine.sliceable else 1, seconds)
         oldest = min(self._flying, default=max(self._measured, default=0))
         self._measured = {key: kind for key, kind in self._measured.items() if key >= oldest - len(self._engine.stages)}
         return busy_s
 
     def _begin_anew(self, error: EngineMemoryError) -> None:
-        """The engine has forgotten its micro-batches: they begin again, of half the size from now on."""
-        flights = [*self._flying.values()]
-        self._flying.clear()
-        self._measured.clear()
-        self._drop.clear()
+        """The engine has forgotten its micro-batches: they begin again, of half the size from now on. A single nonce
+        that does not fit has no smaller size: it ends."""
+        flights = self._forget_flying()
+        largest = max(flights, key=_n_tokens)
+        if len(largest.nonces) == 1:
+            flights.remove(largest)
+            self._waiting.extendleft(reversed(flights))
+            largest.on_end(None, error)
+            return
+        self._waiting.extendleft(reversed(flights))
         info = self._engine.info
-        tokens = max((len(flight.nonces) * flight.spec.seq_len for flight in flights), default=info.max_batch_tokens)
-        self._engine.info = dataclasses.replace(info, max_batch_tokens=max(1, min(info.max_batch_tokens, tokens // 2)))
+        most = min(info.max_batch_tokens, _n_tokens(largest) // 2)
+        self._engine.info = dataclasses.replace(info, max_batch_tokens=most)
         logger.warning(
             "the device has too little memory for %d tokens at a time; from now on micro-batches hold %d: %s",
-            tokens,
-            self._engine.info.max_batch_tokens,
+            _n_tokens(largest),
+            most,
             error,
         )
-        for flight in reversed(flights):
-            if len(flight.nonces) == 1 and flight.spec.seq_len > self._engine.info.max_batch_tokens:
-                flight.on_end(None, error)
-            else:
-                self._waiting.extendleft(reversed(_parts(flight, self._engine.info.max_batch(flight.spec.seq_len))))
+
+    def _forget_flying(self) -> list[Flight]:
+        """After an error: the engine's process that met it has forgotten all flights; the others are told to."""
+        flights = [*self._flying.values()]
+        self._drop = [flight.id for flight in flights]
+        self._flying.clear()
+        self._measured.clear()
+        return flights
+
+
+def _n_tokens(flight: Flight) -> int:
+    return len(flight.nonces) * flight.spec.seq_len
 
 
 def _parts(flight: Flight, most: int) -> list[Flight]:
     """Flights of at most `most` nonces that together are this one."""
-    if len(flight.nonces) <= most:
-        return [flight]
     runs = [flight.nonces[first : first + most] for first in range(0, len(flight.nonces), most)]
     found: dict[int, Sequence[JsonValue]] = {}
+    errors: list[ProoflineError | None] = []
 
     def end_of(index: int) -> OnEnd:
         def end(values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
-            if values is None:
+            if values is not None:
+                found[index] = values
+                if len(found) == len(runs):
+                    flight.on_end([value for i in range(len(runs)) for value in found[i]], None)
+            elif not errors:  # the others may end so too
+                errors.append(error)
                 flight.on_end(None, error)
-                return
-            found[index] = values
-            if len(found) == len(runs):
-                flight.on_end([value for i in range(len(runs)) for value in found[i]], None)
 
         return end
 
@@ -211,6 +233,8 @@ def compute_all(
 ) -> list[JsonValue]:
     """See Engine.compute."""
     engine.check_spec(spec)
+    if not nonces:
+        return []
     found: list[JsonValue] = []
 
     def keep(values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
@@ -218,10 +242,8 @@ def compute_all(
             raise error
         found.extend(values or ())
 
-    whole = Flight(spec, nonces, keep)
     pipeline = Pipeline(engine, plan or SlicePlan(None, 1))
-    for part in _parts(whole, engine.info.max_batch(spec.seq_len)):
-        pipeline.add(part)
+    pipeline.add(Flight(spec, nonces, keep))
     while not pipeline.is_empty:
         if pipeline.is_launched:
             pipeline.fetch()

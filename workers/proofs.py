@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Exit status of a worker whose engine died (EX_SOFTWARE), so that its supervisor and its log tell it from a crash.
 ENGINE_LOST_STATUS = 70
-# Micro-batches in a row that an engine may fail before it is replaced.
+# Failures in a row, without a micro-batch that succeeds, after which an engine is replaced.
 _MOST_FAILURES = 3
 # Seconds to wait for chat before looking for work that was cancelled.
 _LOOK_S = 0.1
@@ -64,6 +64,7 @@ class Proofs:
         self._added: list[Flight] = []
         self._cancelled: list[Flight] = []
         self._failures = 0
+        self._last_error: ProoflineError | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="proofs", daemon=True)
         self._thread.start()
@@ -123,11 +124,12 @@ class Proofs:
             return False
         if isinstance(error, EngineLostError):
             self.exit_without_engine(error)
-        self._failures += 1
+        with self._changed:
+            if error is not self._last_error:  # one failure ends several micro-batches
+                self._last_error = error
+                self._failures += 1
         if self._failures >= _MOST_FAILURES:
-            self.exit_without_engine(
-                EngineLostError(f"The engine failed {self._failures} micro-batches in a row: {error}.")
-            )
+            self.exit_without_engine(EngineLostError(f"The engine failed {self._failures} times in a row: {error}."))
         logger.warning("a micro-batch failed and is tried again: %s", error)
         return True
 

@@ -8,6 +8,7 @@ micro-batch shrinks, down to one nonce.
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -40,15 +41,16 @@ class SlicePlan:
 
     def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
+        self._lock = threading.Lock()  # the cache's, which is read by the threads that fill micro-batches
         self._times: LRUCache[tuple[str, int], _LayerTimes] = LRUCache(_KINDS_KEPT)
 
     def batch_size(self, spec: ProofSpec, most: int) -> int:
         """Nonces of the next micro-batch: `most` that fit, or fewer where one layer of them would last too long."""
-        times = self._times.get(_kind(spec))
-        if times is None or (times.n * times.per_nonce_s <= self._limit_s and times.n >= most):
-            return most
-        fitting = int(self._limit_s / max(times.per_nonce_s, 1e-9)) if self._limit_s < math.inf else most
-        return max(1, min(most, fitting, _GROWTH * times.n))
+        with self._lock:
+            times = self._times.get(_kind(spec))
+            if times is None or times.per_nonce_s * most <= self._limit_s:
+                return most
+            return max(1, min(most, int(self._limit_s / times.per_nonce_s), _GROWTH * times.n))
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
         """The slices of one stage for a micro-batch of `n` nonces, each as short as the limit wants, about equally
@@ -56,7 +58,8 @@ class SlicePlan:
 
         One layer each until a micro-batch of this kind was measured.
         """
-        times = self._times.get(_kind(spec))
+        with self._lock:
+            times = self._times.get(_kind(spec))
         if self._limit_s == math.inf:
             layers = len(stage)
         elif times is None:
@@ -70,13 +73,14 @@ class SlicePlan:
     def ran(self, spec: ProofSpec, n: int, layers: int, seconds: float) -> None:
         """A slice of `layers` layers of a micro-batch of `n` nonces kept its stage busy for `seconds`."""
         kind, layer_s = _kind(spec), seconds / layers
-        times = self._times.get(kind)
-        if times is None or times.n != n:
-            self._times[kind] = _LayerTimes(n, layer_s)
-        elif layer_s < times.layer_s / 2:  # the first ones compile and fill caches
-            times.layer_s = layer_s
-        else:
-            times.layer_s += _NEWEST * (layer_s - times.layer_s)
+        with self._lock:
+            times = self._times.get(kind)
+            if times is None or times.n != n:
+                self._times[kind] = _LayerTimes(n, layer_s)
+            elif layer_s < times.layer_s / 2:  # the first ones compile and fill caches
+                times.layer_s = layer_s
+            else:
+                times.layer_s += _NEWEST * (layer_s - times.layer_s)
 
 
 def _kind(spec: ProofSpec) -> tuple[str, int]:

@@ -37,7 +37,8 @@ def prove_budget(engine: Engine, whole: bool) -> None:
     spec = _spec(min(_LONG, engine.info.max_seq_len, engine.info.max_batch_tokens))
     asked = engine.info.max_batch_tokens
     if whole:
-        engine.compute(spec, range(engine.info.max_batch(spec.seq_len)))
+        # Layer by layer: memory that is short between two pipeline stages would lose the engine.
+        engine.compute(spec, range(engine.info.max_batch(spec.seq_len)), SlicePlan(0.0, 1))
     else:
         _prove_first_layer(engine, spec)
     logger.info(

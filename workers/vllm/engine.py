@@ -88,7 +88,13 @@ class VllmEngine(Engine):
     def tick(self, tick: Tick) -> TickResult:
         begin = [(flight, spec.model_dump(), list(nonces)) for flight, spec, nonces in tick.begin]
         slices = [list(one) for one in tick.slices]
-        answers = self._rpc("proof_tick", (begin, slices, list(tick.drop), tick.wait), self._rpc_timeout_s)
+        try:
+            answers = self._rpc("proof_tick", (begin, slices, list(tick.drop), tick.wait), self._rpc_timeout_s)
+        except (EngineMemoryError, EngineFailedError) as error:
+            if any(one.end == stage.start for one in tick.slices for stage in self.stages[1:]):
+                # What one stage sent and the other did not take would be taken for the next micro-batch.
+                raise EngineLostError(f"A pipeline stage failed while another waited for it: {error}.") from error
+            raise
         busy_s: dict[Slice, float] = {}  # of the slowest rank of its stage
         values: dict[int, Sequence[JsonValue]] = {}
         for answer in answers:

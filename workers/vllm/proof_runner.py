@@ -105,8 +105,8 @@ class ProofRunner:
         for flight_id in drop:
             self._flights.pop(flight_id, None)
         self._sends = [(handle, tensors) for handle, tensors in self._sends if not handle.is_completed()]
-        refused = self._begin(begin)
         try:
+            refused = self._begin(begin)
             for flight_id, first, end in slices:
                 if flight_id not in refused and first in self._own:
                     self._run(flight_id, range(first, end))

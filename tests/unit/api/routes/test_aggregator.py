@@ -105,7 +105,7 @@ def test_a_distance_round_starts_here_too(client: TestClient, rounds: RoundStore
         (round_body(node_id=1, node_count=1), 422),
         (round_body(url="ftp://host"), 422),
         (round_body(batch_size=0), 422),
-        (round_body(batch_size=5000), 422),
+        (round_body(batch_size=-1), 422),
         (round_body(params={"model": "unknown"}), 409),
     ],
 )

@@ -129,11 +129,11 @@ def test_every_ready_worker_of_the_model_is_told(
     assert dispatcher.steps == [("w1", record.round_id), ("w2", record.round_id)]
 
 
-def test_where_no_batch_size_is_named_as_many_as_fit_are_taken(
+def test_where_no_batch_size_is_named_it_is_the_default_whatever_the_workers_hold(
     client: TestClient, rounds: RoundStore, serve: Callable[..., Any]
 ) -> None:
     serve("w1", max_batch_tokens=640)
-    assert start(client, rounds).config.batch_size == 10
+    assert start(client, rounds).config.batch_size == 32
 
 
 EXAMPLES = ArtifactRoundBody.examples | DistanceRoundBody.examples
@@ -230,30 +230,18 @@ def test_413_for_a_body_that_no_round_needs(client: TestClient, path: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("sent", "largest"),
+    "sent",
     [
-        (round_body(batch_size=129), 128),
-        (round_body(batch_size=5000), 128),
-        (round_body(batch_size=33, params={"seq_len": 256}), 32),
-        (round_body(batch_size=5000, params={"seq_len": 1}), 1024),
-        (distance_body(batch_size=129), 128),
+        round_body(batch_size=129),
+        round_body(batch_size=5000),
+        round_body(batch_size=33, params={"seq_len": 256}),
+        distance_body(batch_size=129),
     ],
 )
-def test_422_for_a_batch_size_too_large_names_the_largest_possible(
-    client: TestClient, sent: dict[str, Any], largest: int
+def test_a_batch_size_beyond_what_workers_hold_is_no_error(
+    client: TestClient, rounds: RoundStore, sent: dict[str, Any]
 ) -> None:
-    answer = client.post(START, json=sent)  # the worker holds 8192 tokens
-    assert answer.status_code == 422
-    (problem,) = answer.json()["detail"]
-    assert problem["loc"] == ["body", "batch_size"]
-    assert problem["msg"].endswith(f"the largest possible batch_size is {largest}")
-    assert client.post(START, json=sent | {"batch_size": largest}).status_code == 200
-
-
-def test_the_smallest_worker_sets_the_largest_batch_size(client: TestClient, serve: Callable[..., Any]) -> None:
-    serve("w2", max_batch_tokens=640)
-    answer = client.post(START, json=round_body(batch_size=11))
-    assert "largest possible batch_size is 10" in answer.json()["detail"][0]["msg"]
+    assert start(client, rounds, sent).config.batch_size == sent["batch_size"]  # the worker holds 8192 tokens
 
 
 @pytest.mark.parametrize(

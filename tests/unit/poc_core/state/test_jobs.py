@@ -9,10 +9,10 @@ from redis import Redis
 
 from poc_core.errors import QueueFullError
 from poc_core.nonces import MAX_NONCE
-from poc_core.records import JobStatus, RoundState
+from poc_core.records import JobStatus, NewJob, RoundState
 from poc_core.state import Claim, JobStore, Refusal, RoundStore, WorkerRegistry
 from poc_core.state.jobs import MAX_LOSSES
-from tests.samples import MODEL, SPEC, Clock, new_job, round_config
+from tests.samples import MODEL, REQUEST, SPEC, Clock, new_job, round_config
 
 Serve = Callable[..., Any]
 
@@ -352,6 +352,143 @@ def test_releasing_without_a_lost_engine_never_fails_a_job(jobs: JobStore) -> No
     for _ in range(2 * MAX_LOSSES):
         jobs.claim(job_id, 0, "w1")
         assert jobs.release(job_id, 0, "w1")
+
+
+# Batches beside one that was claimed.
+
+
+def claim_beside(jobs: JobStore, job_id: str, index: int = 0, room: int = 100, worker: str = "w1") -> list[Claim]:
+    """What a worker gets that claims a batch and has room for further nonces."""
+    lease = jobs.new_lease(worker)
+    claim = jobs.claim(job_id, index, worker, lease)
+    assert isinstance(claim, Claim)
+    return jobs.claim_more(claim, lease, room)
+
+
+def places(claims: list[Claim]) -> list[tuple[str, int]]:
+    return [(claim.job_id, claim.batch_index) for claim in claims]
+
+
+def test_a_worker_with_room_gets_the_neighbours_of_its_batch_as_they_stand(jobs: JobStore, serve: Serve) -> None:
+    serve("w2")
+    job_id = jobs.create(new_job(list(range(10))))
+    found = claim_beside(jobs, job_id, 1, room=5)
+    assert places(found) == [(job_id, 2), (job_id, 3)]  # 2 nonces each: a third would be one too many
+    assert [claim.nonces for claim in found] == [[4, 5], [6, 7]]
+    assert [(claim.model, claim.spec) for claim in found] == [(MODEL, SPEC)] * 2
+    assert jobs.pending(job_id) == [0, 4]
+    assert jobs.claim(job_id, 2, "w2") is Refusal.HELD
+    assert [jobs.complete(job_id, claim.batch_index, ["v"] * 2) for claim in found] == [False, False]
+
+
+def test_the_last_batch_may_be_smaller_and_fits_where_a_whole_one_would_not(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([0, 1, 2, 3, 4]))
+    assert places(claim_beside(jobs, job_id, 1, room=1)) == [(job_id, 2)]
+
+
+@pytest.mark.parametrize("room", [0, -3])
+def test_a_worker_without_room_gets_nothing_more(jobs: JobStore, room: int) -> None:
+    job_id = jobs.create(new_job([0, 1, 2, 3]))
+    jobs.create(new_job([0, 1, 2, 3]))
+    assert claim_beside(jobs, job_id, room=room) == []
+
+
+def test_what_others_hold_or_is_done_is_left_alone(jobs: JobStore, serve: Serve) -> None:
+    serve("w2")
+    job_id = jobs.create(new_job(list(range(10))))
+    jobs.claim(job_id, 1, "w2")
+    compute(jobs, job_id, 3)
+    assert places(claim_beside(jobs, job_id)) == [(job_id, 2), (job_id, 4)]
+
+
+def test_a_batch_that_engines_were_lost_on_is_computed_alone(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([0, 1, 2, 3, 4]))
+    jobs.claim(job_id, 1, "w1")
+    jobs.release(job_id, 1, "w1", lost_engine=True)
+    assert places(claim_beside(jobs, job_id)) == [(job_id, 2)]
+    assert isinstance(jobs.claim(job_id, 1, "w1"), Claim)
+
+
+def test_a_dead_workers_batch_is_left_to_its_own_message(jobs: JobStore, serve: Serve, workers: WorkerRegistry) -> None:
+    serve("w2")
+    job_id = jobs.create(new_job([0, 1, 2, 3]))
+    jobs.claim(job_id, 1, "w2")
+    workers.remove("w2")
+    assert claim_beside(jobs, job_id) == []
+    assert jobs.orphans(job_id) == [1]
+
+
+def test_the_search_ends_after_many_batches_that_are_not_to_be_had(
+    jobs: JobStore, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poc_core.state.jobs._MOST_MISSES", 3)
+    serve("w2")
+    job_id = jobs.create(new_job(list(range(14))))
+    for index in (1, 2, 4, 5, 6):
+        jobs.claim(job_id, index, "w2")
+    assert places(claim_beside(jobs, job_id)) == [(job_id, 3)]
+
+
+def test_room_that_its_job_leaves_goes_to_other_jobs_of_the_same_spec(jobs: JobStore, clock: Clock) -> None:
+    job_ids = []
+    for n in (0, 10, 20):
+        job_ids.append(jobs.create(new_job([n, n + 1, n + 2])))
+        clock.now += 5
+    first, second, third = job_ids
+    found = claim_beside(jobs, second, room=5)
+    assert places(found) == [(second, 1), (first, 0), (first, 1)]
+    assert [status(jobs, job_id) for job_id in (first, second, third)] == [
+        JobStatus.RUNNING,
+        JobStatus.RUNNING,
+        JobStatus.QUEUED,
+    ]
+    record = jobs.read(first)
+    assert record is not None
+    assert record.started_at == clock.now
+
+
+def test_jobs_of_another_spec_or_model_or_that_ended_are_left_alone(jobs: JobStore, serve: Serve) -> None:
+    other_spec = SPEC.model_copy(update={"block_hash": "other"})
+    mine = jobs.create(new_job([0]))
+    jobs.create(NewJob(MODEL, other_spec, REQUEST, [1], 1, None))
+    jobs.create(new_job([2], model="other"))
+    jobs.cancel(jobs.create(new_job([3])))
+    assert claim_beside(jobs, mine) == []
+
+
+def test_while_a_round_has_the_workers_nothing_more_is_had(jobs: JobStore, rounds: RoundStore) -> None:
+    job_id = jobs.create(new_job([0, 1, 2, 3]))
+    lease = jobs.new_lease("w1")
+    claim = jobs.claim(job_id, 0, "w1", lease)
+    assert isinstance(claim, Claim)
+    rounds.store(round_config(), RoundState.GENERATING)
+    assert jobs.claim_more(claim, lease, 100) == []
+
+
+def test_more_may_be_asked_for_again_when_the_answer_was_lost(jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([0, 1, 2, 3, 4, 5]))
+    jobs.create(new_job([6, 7]))
+    lease = jobs.new_lease("w1")
+    claim = jobs.claim(job_id, 0, "w1", lease)
+    assert isinstance(claim, Claim)
+    assert jobs.claim_more(claim, lease, 6) == jobs.claim_more(claim, lease, 6)
+
+
+def test_batches_beside_keep_the_job_from_expiring(jobs: JobStore, redis: Redis, settings: Any) -> None:
+    mine, other = jobs.create(new_job([0, 1])), jobs.create(new_job([2, 3]))
+    redis.expire(f"poc:job:{other}", 5)
+    claim_beside(jobs, mine)
+    assert redis.ttl(f"poc:job:{other}") == settings.job_ttl_sec
+    assert redis.ttl(f"poc:job:{other}:leases") == settings.job_ttl_sec
+
+
+def test_any_active_tells_whether_one_of_the_jobs_is_still_wanted(jobs: JobStore) -> None:
+    queued, cancelled = jobs.create(new_job([0])), jobs.create(new_job([1]))
+    jobs.cancel(cancelled)
+    assert jobs.any_active([cancelled, queued])
+    assert not jobs.any_active([cancelled, "0" * 32])
+    jobs.claim(queued, 0, "w1")
+    assert jobs.any_active([queued])
 
 
 def test_orphans_are_the_batches_of_dead_workers(jobs: JobStore, serve: Serve, workers: WorkerRegistry) -> None:

@@ -35,7 +35,7 @@ def read(rounds: RoundStore, round_id: str) -> RoundRecord:
 
 
 def take(
-    rounds: RoundStore, record: RoundRecord, worker: str = "w1", places: int = 4, in_hand: Lease | None = None
+    rounds: RoundStore, record: RoundRecord, worker: str = "w1", places: int = 4, in_hand: Sequence[Lease] = ()
 ) -> Lease:
     lease = rounds.lease(record, worker, places, in_hand)
     assert isinstance(lease, Lease), lease
@@ -180,11 +180,12 @@ def test_a_lease_whose_answer_was_lost_leaves_no_gap(rounds: RoundStore) -> None
 def test_leases_are_disjoint_and_without_gap_over_all_workers(rounds: RoundStore) -> None:
     record = start(rounds)
     leases = []
-    in_hand: dict[str, Lease] = {}
+    in_hand: dict[str, list[Lease]] = {"w1": [], "w2": []}
     for worker, places in [("w1", 4), ("w2", 3), ("w2", 1), ("w1", 7), ("w1", 4)]:
-        in_hand[worker] = take(rounds, record, worker, places, in_hand.get(worker))
-        complete(rounds, in_hand[worker], worker)
-        leases.append(in_hand[worker])
+        lease = take(rounds, record, worker, places, in_hand[worker])
+        complete(rounds, lease, worker)
+        in_hand[worker] = [lease]
+        leases.append(lease)
     assert nonces_of(leases) == list(range(19))
 
 
@@ -218,8 +219,8 @@ def test_the_lowest_of_the_lost_leases_goes_first(rounds: RoundStore, workers: W
     for worker in ("w1", "w3", "w4"):
         workers.remove(worker)
     first = take(rounds, record, "w2")
-    second = take(rounds, record, "w2", in_hand=first)
-    third = take(rounds, record, "w5", in_hand=Lease(record.round_id, record.config, 0, 4))
+    second = take(rounds, record, "w2", in_hand=[first])
+    third = take(rounds, record, "w5", in_hand=[Lease(record.round_id, record.config, 0, 4)])
     assert [first.first, second.first, third.first] == [4, 8, 12]
 
 
@@ -228,7 +229,7 @@ def test_a_lost_lease_that_is_too_large_is_split(rounds: RoundStore, workers: Wo
     take(rounds, record, "w1", places=8)
     workers.remove("w1")
     first = take(rounds, record, "w2", places=3)
-    rest = take(rounds, record, "w2", places=16, in_hand=first)
+    rest = take(rounds, record, "w2", places=16, in_hand=[first])
     assert [(lease.first, lease.places) for lease in (first, rest)] == [(0, 3), (3, 5)]
 
 
@@ -247,15 +248,35 @@ def test_a_worker_that_asks_again_has_forgotten_what_it_held(rounds: RoundStore)
 def test_a_worker_keeps_the_lease_it_is_about_to_complete(rounds: RoundStore) -> None:
     record = start(rounds)
     in_hand = take(rounds, record, "w1")
-    assert take(rounds, record, "w1", in_hand=in_hand).first == 4
+    assert take(rounds, record, "w1", in_hand=[in_hand]).first == 4
     assert complete(rounds, in_hand)
+
+
+def test_a_worker_keeps_all_the_leases_it_computes_and_no_other_of_its_own(rounds: RoundStore) -> None:
+    record = start(rounds)
+    held: list[Lease] = []
+    for _ in range(4):
+        held.append(take(rounds, record, in_hand=held))
+    assert [lease.first for lease in held] == [0, 4, 8, 12]
+    forgotten = held.pop(1)
+    assert take(rounds, record, in_hand=held) == forgotten
+    assert take(rounds, record, in_hand=[*held, forgotten]).first == 16
+
+
+def test_a_lease_is_not_taken_for_one_in_hand_whose_place_ends_alike(rounds: RoundStore) -> None:
+    record = start(rounds)
+    take(rounds, record, places=2)
+    take(rounds, record, "w2", places=10)
+    in_hand = take(rounds, record, places=2, in_hand=[Lease(record.round_id, record.config, 0, 2)])
+    assert (in_hand.first, in_hand.places) == (12, 2)  # as strings, "2:2" is within "12:2"
+    assert take(rounds, record, places=2, in_hand=[in_hand]).first == 0
 
 
 def test_a_worker_keeps_its_lease_also_when_its_heartbeat_is_late(rounds: RoundStore, workers: WorkerRegistry) -> None:
     record = start(rounds)
     in_hand = take(rounds, record, "w1")
     workers.remove("w1")  # as after a Redis that was away for longer than worker_ttl_s
-    assert take(rounds, record, "w1", in_hand=in_hand).first == 4
+    assert take(rounds, record, "w1", in_hand=[in_hand]).first == 4
 
 
 def test_an_expired_lease_goes_to_another_worker(rounds: RoundStore, clock: Clock, settings: Settings) -> None:
@@ -264,7 +285,7 @@ def test_an_expired_lease_goes_to_another_worker(rounds: RoundStore, clock: Cloc
     clock.now += settings.round_lease_sec
     assert take(rounds, record, "w2").first == 4
     clock.now += 1
-    assert take(rounds, record, "w2", in_hand=Lease(record.round_id, record.config, 4, 4)) == stuck
+    assert take(rounds, record, "w2", in_hand=[Lease(record.round_id, record.config, 4, 4)]) == stuck
 
 
 def test_a_released_lease_goes_to_the_next_that_asks(rounds: RoundStore) -> None:

@@ -18,7 +18,7 @@ class Server:
     """Stands in for vLLM's application; remembers how many requests the gate saw while each ran."""
 
     def __init__(self, policy: str = "yield") -> None:
-        self.gate = ChatGate(parse_chat_policy(policy))
+        self.gate = ChatGate(parse_chat_policy(policy), lambda: 0)
         self.active: list[int] = []
         self.error: BaseException | None = None
         self.is_lost = False
@@ -60,7 +60,7 @@ async def test_a_request_that_breaks_leaves_too(error):
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("GET", "/health"), ("POST", "/tokenize")])
 async def test_what_needs_no_engine_does_not_count(method, path):
     server = Server("exclusive")
-    server.gate.round_runs(True)
+    server.gate.set_computes_round(True)
     answer = await server.client.request(method, path)
     assert answer.status_code == 200
     assert server.active == [0]
@@ -68,7 +68,7 @@ async def test_what_needs_no_engine_does_not_count(method, path):
 
 async def test_exclusive_answers_503_with_retry_after_during_a_round_and_200_right_after():
     server = Server("exclusive")
-    server.gate.round_runs(True)
+    server.gate.set_computes_round(True)
     answer = await server.client.post(CHAT)
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
@@ -76,7 +76,7 @@ async def test_exclusive_answers_503_with_retry_after_during_a_round_and_200_rig
     assert "POC_CHAT_POLICY=exclusive" in error["message"]
     assert (error["type"], error["code"]) == ("service_unavailable", 503)
     assert server.active == []
-    server.gate.round_runs(False)
+    server.gate.set_computes_round(False)
     assert (await server.client.post(CHAT)).status_code == 200
 
 
@@ -102,6 +102,6 @@ async def test_lifespan_reaches_the_server():
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
         seen.append(scope["type"])
 
-    gated = GatedChat(app, ChatGate(parse_chat_policy("yield")), lambda: False)
+    gated = GatedChat(app, ChatGate(parse_chat_policy("yield"), lambda: 0), lambda: False)
     await gated({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan"]

@@ -1,0 +1,110 @@
+"""An engine that computes nothing: it holds its callers to the rules, writes down what they asked, fails when told."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from pydantic import JsonValue
+
+from poc_core.records import ModelInfo, ProofSpec
+from tests.samples import MODEL
+from workers.engines.base import Engine, Slice, Tick, TickResult
+
+
+def value(spec: ProofSpec, nonce: int) -> str:
+    return f"{spec.block_hash}:{nonce}"
+
+
+def values(spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+    return [value(spec, nonce) for nonce in nonces]
+
+
+class FakeEngine(Engine):
+    """`n_stages` stages of `layers` layers; a layer takes `layer_s`, of which it says `said_s`.
+
+    `late`: the values of a micro-batch come with the next tick, as from a GPU. `events` holds what is to happen within
+    the n-th tick that launches something, from 0; what it raises, the tick raises, and all micro-batches are forgotten.
+    """
+
+    def __init__(self, n_stages: int = 1, layers: int = 4, late: bool = False, layer_s: float = 0.0) -> None:
+        self.stages = [range(stage * layers, (stage + 1) * layers) for stage in range(n_stages)]
+        self.info = ModelInfo(MODEL, 128, n_stages * layers, 1024, max_batch_tokens=8192, dtype="float32")
+        self.layer_s = layer_s
+        self.said_s: float | None = None
+        self.late = late
+        self.events: dict[int, Callable[[], object]] = {}
+        self.memory: int | None = None  # tokens that fit
+        self.memory_error: Callable[[], object] = lambda: None
+        self.ticks: list[Tick] = []  # those that launched something
+        self.fetches: list[Tick] = []  # the others
+        self.begun: list[list[int]] = []  # nonces of each micro-batch, in order
+        self.refuse: dict[str, str] = {}  # block_hash: why
+        self.chat = 0  # unfinished requests
+        self.closed = False
+        self._flights: dict[int, tuple[ProofSpec, Sequence[int], int]] = {}  # with the layer that comes next
+        self._done: dict[int, list[JsonValue]] = {}
+
+    def tick(self, tick: Tick) -> TickResult:
+        (self.ticks if tick.slices else self.fetches).append(tick)
+        for flight in tick.drop:
+            self._flights.pop(flight, None)
+            self._done.pop(flight, None)
+        done = dict(self._done)
+        self._done.clear()
+        try:
+            refused = self._begin(tick)
+            event = self.events.get(len(self.ticks) - 1) if tick.slices else None
+            if event is not None:
+                event()
+            ran = self._run([one for one in tick.slices if one.flight not in refused])
+        except BaseException:
+            self._flights.clear()
+            raise
+        if tick.wait or not self.late:
+            done |= self._done
+            self._done.clear()
+        return TickResult(refused, ran, done)
+
+    def unfinished_chat(self) -> int:
+        return self.chat
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _begin(self, tick: Tick) -> dict[int, str]:
+        refused = {}
+        for flight, spec, nonces in tick.begin:
+            assert flight not in self._flights
+            if spec.block_hash in self.refuse:
+                refused[flight] = self.refuse[spec.block_hash]
+                continue
+            self.begun.append(list(nonces))
+            self._flights[flight] = (spec, nonces, 0)
+        return refused
+
+    def _run(self, slices: Sequence[Slice]) -> list[tuple[Slice, float]]:
+        stages = [next(index for index, stage in enumerate(self.stages) if one.first in stage) for one in slices]
+        assert len(set(stages)) == len(stages), "a stage runs one slice at a time"
+        ran = []
+        for (flight, first, end), stage in zip(slices, stages, strict=True):
+            spec, nonces, at = self._flights[flight]
+            assert first == at < end <= self.stages[stage].stop, "layers run once, in order, each on its stage"
+            if self.memory is not None and len(nonces) * spec.seq_len > self.memory:
+                self.memory_error()
+            time.sleep(self.layer_s * (end - first))
+            said_s = self.layer_s if self.said_s is None else self.said_s
+            ran.append((Slice(flight, first, end), said_s * (end - first)))
+            if end == self.stages[-1].stop:
+                del self._flights[flight]
+                self._done[flight] = values(spec, nonces)
+            else:
+                self._flights[flight] = (spec, nonces, end)
+        return ran
+
+    @property
+    def slices(self) -> list[Slice]:
+        return [one for tick in self.ticks for one in tick.slices]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it holds no micro-batch."""
+        return not self._flights and not self._done

@@ -1,0 +1,474 @@
+"""Micro-batches on their way through the stages of an engine, tick by tick."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from pydantic import JsonValue
+
+from poc_core.errors import ProoflineError, SpecError
+from poc_core.records import ProofSpec
+from tests.fake_engine import FakeEngine, values
+from tests.samples import SPEC
+from workers.engines.base import EngineMemoryError, Slice
+from workers.pipeline import Flight, Pipeline
+from workers.slice_plan import SlicePlan
+
+OTHER = SPEC.model_copy(update={"block_hash": "other"})
+LONG = SPEC.model_copy(update={"seq_len": 1024})
+
+
+class Ends:
+    """Flights and how each of them ended, in order."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, list[JsonValue]] = {}
+        self.errors: dict[int, ProoflineError | None] = {}
+        self.order: list[int] = []
+
+    def flight(self, number: int, nonces: Sequence[int], spec: ProofSpec = SPEC) -> Flight:
+        def end(found: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
+            assert number not in self.order, "it ends once"
+            self.order.append(number)
+            if found is None:
+                self.errors[number] = error
+            else:
+                self.values[number] = list(found)
+
+        return Flight(spec, nonces, end)
+
+
+@pytest.fixture
+def ends() -> Ends:
+    return Ends()
+
+
+def pipeline_of(engine: FakeEngine, limit_ms: float | None = 0.0) -> Pipeline:
+    """`limit_ms`: 0 for slices of one layer, None for whole stages."""
+    return Pipeline(engine, SlicePlan(limit_ms, 1))
+
+
+def fly(pipeline: Pipeline) -> None:
+    """As Proofs does it while chat is idle."""
+    for _ in range(5000):
+        if pipeline.is_empty:
+            return
+        if pipeline.is_launched:
+            pipeline.fetch()
+        else:
+            pipeline.run(wait=False)
+    raise AssertionError("it never ends")
+
+
+def out_of_memory() -> None:
+    raise EngineMemoryError("out of memory")
+
+
+def break_down() -> None:
+    raise ProoflineError("it broke")
+
+
+# The schedule.
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["values at once", "values late"])
+@pytest.mark.parametrize("limit_ms", [0.0, None], ids=["layers", "whole stages"])
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+def test_every_micro_batch_gets_its_own_values_in_order(
+    ends: Ends, n_stages: int, limit_ms: float | None, late: bool
+) -> None:
+    engine = FakeEngine(n_stages, late=late)
+    pipeline = pipeline_of(engine, limit_ms)
+    batches = [range(number, number + 3) for number in range(0, 70, 10)]
+    for number, nonces in enumerate(batches):
+        pipeline.add(ends.flight(number, nonces, OTHER if number % 2 else SPEC))
+    fly(pipeline)
+    assert ends.order == list(range(7))
+    assert ends.values == {n: values(OTHER if n % 2 else SPEC, nonces) for n, nonces in enumerate(batches)}
+    assert engine.begun == [list(nonces) for nonces in batches]
+    assert engine.is_idle
+
+
+@pytest.mark.parametrize("limit_ms", [0.0, None], ids=["layers", "whole stages"])
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+def test_every_stage_is_busy_in_every_tick_once_the_pipeline_is_filled(
+    ends: Ends, n_stages: int, limit_ms: float | None
+) -> None:
+    engine = FakeEngine(n_stages)
+    pipeline = pipeline_of(engine, limit_ms)
+    n_flights = 6
+    for number in range(n_flights):
+        pipeline.add(ends.flight(number, [number]))
+    fly(pipeline)
+    per_stage = 4 if limit_ms == 0.0 else 1
+    busy = [len(tick.slices) for tick in engine.ticks]
+    filling = (n_stages - 1) * per_stage
+    assert len(busy) == n_flights * per_stage + filling  # no tick more than the stages need
+    assert busy[filling : n_flights * per_stage] == [n_stages] * (n_flights * per_stage - filling)
+
+
+def test_a_micro_batch_enters_a_stage_as_the_one_before_it_leaves(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=2, layers=2)
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, [0]))
+    pipeline.add(ends.flight(1, [1]))
+    fly(pipeline)
+    assert [list(tick.slices) for tick in engine.ticks] == [
+        [Slice(0, 0, 1)],
+        [Slice(0, 1, 2)],
+        [Slice(0, 2, 3), Slice(1, 0, 1)],
+        [Slice(0, 3, 4), Slice(1, 1, 2)],
+        [Slice(1, 2, 3)],
+        [Slice(1, 3, 4)],
+    ]
+    assert [[flight for flight, _, _ in tick.begin] for tick in engine.ticks] == [[0], [], [1], [], [], []]
+
+
+def test_stages_of_unlike_length_wait_for_each_other_without_a_mix_up(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=3)
+    engine.stages = [range(1), range(1, 6), range(6, 8)]
+    pipeline = pipeline_of(engine)
+    for number in range(5):
+        pipeline.add(ends.flight(number, [number, number + 100]))
+    fly(pipeline)
+    assert ends.order == list(range(5))
+    assert len(engine.ticks) == 1 + 5 * 5 + 2  # the longest stage is never idle
+
+
+def test_what_comes_later_joins_what_flies(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=2, layers=2)
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, [0]))
+    for _ in range(3):
+        pipeline.run(wait=False)
+    pipeline.add(ends.flight(1, [1]))
+    pipeline.run(wait=False)
+    assert list(engine.ticks[-1].slices) == [Slice(0, 3, 4), Slice(1, 0, 1)]
+    fly(pipeline)
+    assert ends.order == [0, 1]
+
+
+def test_an_engine_that_cannot_be_cut_gets_whole_stages(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=2)
+    engine.sliceable = False
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, [0]))
+    fly(pipeline)
+    assert engine.slices == [Slice(0, 0, 4), Slice(0, 4, 8)]
+
+
+def test_an_engine_that_cannot_be_cut_gets_micro_batches_whose_whole_stage_is_within_the_limit(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.sliceable, engine.said_s = False, 0.05  # a layer; 4 of them
+    pipeline = pipeline_of(engine, limit_ms=50)
+    pipeline.add(ends.flight(0, range(32)))
+    fly(pipeline)
+    assert pipeline.plan.batch_size(SPEC, 32) == 8
+
+
+def test_times_go_to_the_plan(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=2)
+    engine.said_s = 0.02
+    pipeline = pipeline_of(engine, limit_ms=50)
+    pipeline.add(ends.flight(0, range(4)))
+    pipeline.add(ends.flight(1, range(4)))
+    fly(pipeline)
+    of_first = [(first, end) for flight, first, end in engine.slices if flight == 0]
+    assert of_first == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 6), (6, 8)]  # 20 ms a layer: two are within the limit
+
+
+def test_a_tick_tells_the_time_that_the_device_was_busy(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=2)
+    engine.said_s = 0.02
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, [0]))
+    pipeline.add(ends.flight(1, [1]))
+    busy_s = 0.0
+    while not pipeline.is_launched:
+        busy_s += pipeline.run(wait=True)
+    assert busy_s == pytest.approx(8 * 0.02)  # two micro-batches of 8 layers on two stages
+    assert all(tick.wait for tick in engine.ticks)
+
+
+def test_values_that_are_late_are_waited_for_only_when_nothing_is_to_be_launched(ends: Ends) -> None:
+    engine = FakeEngine(late=True, layers=1)
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, [0]))
+    pipeline.add(ends.flight(1, [1]))
+    pipeline.run(wait=False)
+    assert (ends.order, pipeline.is_launched) == ([], False)
+    pipeline.run(wait=False)
+    assert (ends.order, pipeline.is_launched, pipeline.is_empty) == ([0], True, False)
+    pipeline.fetch()
+    assert (ends.order, pipeline.is_empty) == ([0, 1], True)
+    assert [fetch.wait for fetch in engine.fetches] == [True]
+
+
+def test_nothing_is_fetched_where_nothing_was_launched(ends: Ends) -> None:
+    engine = FakeEngine()
+    pipeline = pipeline_of(engine)
+    pipeline.fetch()
+    pipeline.add(ends.flight(0, [0]))
+    pipeline.fetch()
+    pipeline.run(wait=False)
+    pipeline.fetch()  # its values are far away: chat has the engine
+    assert engine.fetches == []
+
+
+# What is larger than the engine holds.
+
+
+def test_a_micro_batch_beyond_the_budget_runs_in_parts(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=2)
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, range(20), LONG))
+    pipeline.add(ends.flight(1, [99], LONG))
+    fly(pipeline)
+    assert engine.begun == [list(range(8)), list(range(8, 16)), [16, 17, 18, 19], [99]]
+    assert ends.values == {0: values(LONG, range(20)), 1: values(LONG, [99])}
+
+
+# Cancelling.
+
+
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+@pytest.mark.parametrize("n_ticks", range(8))
+def test_a_cancelled_micro_batch_is_dropped_wherever_it_is(ends: Ends, n_stages: int, n_ticks: int) -> None:
+    engine = FakeEngine(n_stages, late=True)
+    pipeline = pipeline_of(engine)
+    flights = [ends.flight(number, [number]) for number in range(3)]
+    for flight in flights:
+        pipeline.add(flight)
+    for _ in range(n_ticks):
+        pipeline.run(wait=False)
+    had_ended = 1 in ends.order
+    n_before = len([one for one in engine.slices if one.flight == 1])
+    pipeline.cancel(flights[1])
+    fly(pipeline)
+    assert ends.order == ([0, 1, 2] if had_ended else [0, 2])
+    assert len([one for one in engine.slices if one.flight == 1 and flights[1].id == 1]) == n_before
+    assert engine.is_idle
+
+
+def test_all_may_be_cancelled(ends: Ends) -> None:
+    engine = FakeEngine()
+    pipeline = pipeline_of(engine)
+    flights = [ends.flight(number, [number]) for number in range(2)]
+    for flight in flights:
+        pipeline.add(flight)
+    pipeline.run(wait=False)
+    for flight in flights:
+        pipeline.cancel(flight)
+    fly(pipeline)
+    assert (ends.order, len(engine.ticks), engine.is_idle) == ([], 1, True)
+
+
+def test_cancelling_what_ended_or_was_cancelled_does_nothing(ends: Ends) -> None:
+    engine = FakeEngine()
+    pipeline = pipeline_of(engine)
+    flight = ends.flight(0, [0])
+    pipeline.add(flight)
+    fly(pipeline)
+    pipeline.cancel(flight)
+    assert pipeline.is_empty
+
+
+def test_cancelling_what_runs_in_parts_drops_all_parts(ends: Ends) -> None:
+    engine = FakeEngine()
+    pipeline = pipeline_of(engine)
+    flight = ends.flight(0, range(20), LONG)
+    pipeline.add(flight)
+    for _ in range(6):  # the first part is done, the second has begun
+        pipeline.run(wait=False)
+    pipeline.cancel(flight)
+    fly(pipeline)
+    assert (ends.order, len(engine.ticks), engine.is_idle) == ([], 6, True)
+
+
+# Memory.
+
+
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+@pytest.mark.parametrize("fits", [64, 65, 300, 1000, 4095])
+def test_where_memory_is_short_the_budget_is_halved_until_it_fits_and_no_value_is_lost(
+    ends: Ends, n_stages: int, fits: int
+) -> None:
+    engine = FakeEngine(n_stages)
+    engine.memory, engine.memory_error = fits, out_of_memory
+    pipeline = pipeline_of(engine)
+    batches = [range(128), range(200, 328), range(400, 407)]
+    for number, nonces in enumerate(batches):
+        pipeline.add(ends.flight(number, nonces))
+    fly(pipeline)
+    assert ends.values == {number: values(SPEC, nonces) for number, nonces in enumerate(batches)}
+    assert fits / 2 < engine.info.max_batch(64) * 64 <= fits
+    assert engine.is_idle
+
+
+def test_memory_that_is_short_once_halves_the_budget_once(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine()
+    engine.events[2] = out_of_memory
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, range(128)))
+    pipeline.add(ends.flight(1, range(500, 628)))
+    fly(pipeline)
+    assert engine.info.max_batch_tokens == 4096
+    assert [len(nonces) for nonces in engine.begun] == [128, 64, 64, 64, 64]
+    assert ends.values == {0: values(SPEC, range(128)), 1: values(SPEC, range(500, 628))}
+    (line,) = [entry.message for entry in caplog.records if "too little memory" in entry.message]
+    assert "8192 tokens" in line
+    assert "4096" in line
+
+
+def test_a_micro_batch_smaller_than_the_budget_halves_what_it_held(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.events[0] = out_of_memory
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, range(10)))
+    fly(pipeline)
+    assert engine.info.max_batch_tokens == 320
+    assert ends.values == {0: values(SPEC, range(10))}
+
+
+def test_a_single_nonce_without_memory_ends_with_the_error_and_leaves_the_budget(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=2)
+    engine.events[5] = out_of_memory
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, [0], LONG))
+    pipeline.add(ends.flight(1, [1]))  # in the first stage then
+    pipeline.add(ends.flight(2, [2]))
+    fly(pipeline)
+    assert isinstance(ends.errors[0], EngineMemoryError)
+    assert ends.values == {1: values(SPEC, [1]), 2: values(SPEC, [2])}
+    assert engine.info.max_batch_tokens == 8192
+
+
+def test_after_memory_was_short_all_processes_are_told_to_forget(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=2)
+    engine.events[5] = out_of_memory
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, range(4)))
+    pipeline.add(ends.flight(1, range(4)))
+    fly(pipeline)
+    assert list(engine.ticks[6].drop) == [0, 1]
+    assert [flight for flight, _, _ in engine.ticks[6].begin] == [2]  # a new one, whose values cannot be taken for old
+
+
+def test_a_micro_batch_in_parts_that_fails_ends_once(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.events = {2: out_of_memory, 5: break_down}
+    pipeline = pipeline_of(engine)
+    pipeline.add(ends.flight(0, range(128)))
+    pipeline.add(ends.flight(1, [1]))
+    with pytest.raises(ProoflineError, match="it broke"):
+        fly(pipeline)
+    assert ends.order == [0, 1]
+
+
+def test_a_micro_batch_whose_parts_are_cancelled_after_memory_was_short_stays_silent(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.events = {2: out_of_memory}
+    pipeline = pipeline_of(engine)
+    flight = ends.flight(0, range(128))
+    pipeline.add(flight)
+    for _ in range(5):
+        pipeline.run(wait=False)
+    pipeline.cancel(flight)
+    fly(pipeline)
+    assert (ends.order, len(engine.ticks), engine.is_idle) == ([], 5, True)
+
+
+# Refusals and failures.
+
+
+@pytest.mark.parametrize("n_stages", [1, 2])
+def test_a_refused_spec_ends_its_micro_batch_alone(ends: Ends, n_stages: int) -> None:
+    engine = FakeEngine(n_stages)
+    engine.refuse["other"] = "k_dim must be at most 128."
+    pipeline = pipeline_of(engine)
+    for number, spec in enumerate([SPEC, OTHER, SPEC]):
+        pipeline.add(ends.flight(number, [number], spec))
+    fly(pipeline)
+    assert isinstance(ends.errors[1], SpecError)
+    assert str(ends.errors[1]) == "k_dim must be at most 128."
+    assert ends.values == {0: values(SPEC, [0]), 2: values(SPEC, [2])}
+
+
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+def test_an_error_ends_all_and_passes_through(ends: Ends, n_stages: int) -> None:
+    engine = FakeEngine(n_stages)
+    engine.events[6] = break_down
+    pipeline = pipeline_of(engine)
+    for number in range(4):
+        pipeline.add(ends.flight(number, [number]))
+    with pytest.raises(ProoflineError, match="it broke") as raised:
+        fly(pipeline)
+    assert sorted(ends.order) == [0, 1, 2, 3]
+    assert set(ends.errors.values()) == {raised.value}
+    pipeline.add(ends.flight(9, [9]))  # and what comes then is as ever
+    fly(pipeline)
+    assert ends.values.get(9) == values(SPEC, [9])
+    assert engine.is_idle
+
+
+def test_failing_ends_what_waits_and_what_flies(ends: Ends) -> None:
+    engine = FakeEngine()
+    pipeline = pipeline_of(engine)
+    for number in range(3):
+        pipeline.add(ends.flight(number, [number]))
+    pipeline.run(wait=False)
+    error = ProoflineError("the worker failed")
+    pipeline.fail(error)
+    assert ends.errors == dict.fromkeys(range(3), error)
+    fly(pipeline)
+    assert (len(engine.ticks), engine.is_idle) == (1, True)
+
+
+# Callers who have the engine for themselves.
+
+
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+@pytest.mark.parametrize("limit_ms", [None, 0.0])
+def test_compute_gives_one_value_per_nonce_in_order(n_stages: int, limit_ms: float | None) -> None:
+    engine = FakeEngine(n_stages, late=True)
+    nonces = list(range(300, 0, -1))
+    assert engine.compute(SPEC, nonces, SlicePlan(limit_ms, 1)) == values(SPEC, nonces)
+    assert [len(begun) for begun in engine.begun] == [128, 128, 44]
+    assert engine.is_idle
+
+
+def test_compute_cuts_nothing_unless_asked() -> None:
+    engine = FakeEngine()
+    engine.compute(SPEC, [1])
+    assert engine.slices == [Slice(0, 0, 4)]
+
+
+def test_compute_asks_nothing_of_the_engine_for_no_nonces() -> None:
+    engine = FakeEngine()
+    assert engine.compute(SPEC, []) == []
+    assert engine.ticks == []
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"), [(break_down, ProoflineError), (out_of_memory, EngineMemoryError)], ids=["error", "memory"]
+)
+def test_compute_raises_what_the_engine_raises(event: Callable[[], object], kind: type[ProoflineError]) -> None:
+    engine = FakeEngine()
+    engine.events[0] = event
+    with pytest.raises(kind):
+        engine.compute(SPEC, [1])
+
+
+def test_compute_halves_what_does_not_fit() -> None:
+    engine = FakeEngine(n_stages=2)
+    engine.memory, engine.memory_error = 1000, out_of_memory
+    assert engine.compute(SPEC, range(300)) == values(SPEC, range(300))
+    assert engine.info.max_batch_tokens == 512
+
+
+def test_compute_raises_a_refusal_and_a_seq_len_beyond_the_limit() -> None:
+    engine = FakeEngine()
+    engine.refuse["other"] = "no"
+    with pytest.raises(SpecError, match="no"):
+        engine.compute(OTHER, [1])
+    with pytest.raises(SpecError, match="from 1 to 1024"):
+        engine.compute(SPEC.model_copy(update={"seq_len": 1025}), [])

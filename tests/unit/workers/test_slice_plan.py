@@ -1,0 +1,140 @@
+"""How large micro-batches and slices become, from times that a test makes up."""
+
+import pytest
+
+from tests.samples import DISTANCE_SPEC, SPEC
+from workers.slice_plan import SlicePlan
+
+LAYERS = range(3, 31)  # the 28 layers of a later pipeline stage
+
+
+def lengths(slices: list[range]) -> list[int]:
+    return [len(one) for one in slices]
+
+
+def measured(n: int, layer_s: float, limit_ms: float | None = 50, in_flight: int = 1) -> SlicePlan:
+    plan = SlicePlan(limit_ms, in_flight)
+    plan.ran(SPEC, n, 1, layer_s)
+    return plan
+
+
+# Slices.
+
+
+@pytest.mark.parametrize("stage", [range(1), range(7), LAYERS, range(94)], ids=str)
+@pytest.mark.parametrize("layer_ms", [0.5, 3, 8, 17, 49, 51, 400])
+def test_slices_cover_every_layer_once_about_equally_long_and_none_beyond_the_limit(
+    stage: range, layer_ms: float
+) -> None:
+    slices = measured(32, layer_ms / 1000).cut(SPEC, 32, stage)
+    assert [layer for one in slices for layer in one] == list(stage)
+    assert max(lengths(slices)) - min(lengths(slices)) <= 1
+    assert max(lengths(slices)) * layer_ms <= 50 or lengths(slices) == [1] * len(stage)
+
+
+def test_slices_are_as_long_as_the_limit_allows() -> None:
+    assert lengths(measured(32, 0.012).cut(SPEC, 32, LAYERS)) == [4] * 7  # 4 x 12 ms, of 50
+    assert lengths(measured(32, 0.001).cut(SPEC, 32, LAYERS)) == [28]
+
+
+def test_the_limit_is_what_chat_waits_for_all_slices_on_the_device() -> None:
+    assert lengths(measured(32, 0.012, in_flight=2).cut(SPEC, 32, LAYERS)) == [2] * 14
+
+
+def test_before_the_first_measurement_layers_go_one_by_one() -> None:
+    assert lengths(SlicePlan(50, 1).cut(SPEC, 32, LAYERS)) == [1] * 28
+
+
+def test_without_chat_nothing_is_cut() -> None:
+    assert SlicePlan(None, 1).cut(SPEC, 32, LAYERS) == [LAYERS]
+    assert measured(32, 7.0, limit_ms=None).cut(SPEC, 32, LAYERS) == [LAYERS]
+
+
+def test_a_smaller_micro_batch_than_the_one_measured_gets_longer_slices() -> None:
+    assert lengths(measured(32, 0.024).cut(SPEC, 8, LAYERS)) == [7] * 4  # 6 ms a layer: 8 fit, so 4 slices
+
+
+def test_a_limit_of_nothing_is_a_layer_each() -> None:
+    assert lengths(SlicePlan(0.0, 1).cut(SPEC, 32, LAYERS)) == [1] * 28
+    assert lengths(measured(32, 0.001, limit_ms=0.0).cut(SPEC, 32, LAYERS)) == [1] * 28
+
+
+# Micro-batches.
+
+
+def test_micro_batches_are_as_large_as_memory_allows() -> None:
+    assert SlicePlan(50, 1).batch_size(SPEC, 512) == 512
+    assert measured(512, 0.049).batch_size(SPEC, 512) == 512
+    assert measured(512, 0.049).batch_size(SPEC, 400) == 400  # as when memory turned out to be short
+
+
+def test_where_one_layer_is_longer_than_the_limit_the_micro_batch_shrinks_to_what_fits() -> None:
+    assert measured(32, 0.2).batch_size(SPEC, 32) == 8
+
+
+def test_the_smallest_micro_batch_is_one_nonce() -> None:
+    assert measured(32, 60.0).batch_size(SPEC, 32) == 1
+    assert measured(1, 2.0).batch_size(SPEC, 32) == 1
+    assert measured(32, 0.001, limit_ms=0.0).batch_size(SPEC, 32) == 1
+
+
+def test_it_settles_where_a_layer_is_just_within_the_limit() -> None:
+    plan, sizes = SlicePlan(50, 1), [32]
+    for _ in range(12):
+        plan.ran(SPEC, sizes[-1], 1, 0.010 + 0.004 * sizes[-1])  # 10 nonces fit
+        sizes.append(plan.batch_size(SPEC, 32))
+    assert sizes[-1] in (9, 10)
+    assert all(10 + 4 * size <= 55 for size in sizes[1:])
+
+
+def test_a_small_micro_batch_grows_by_doubling_where_the_full_one_seems_too_long() -> None:
+    assert measured(2, 0.010).batch_size(SPEC, 512) == 4  # 10 of them would fit, says a measurement of 2
+    assert measured(4, 0.010).batch_size(SPEC, 512) == 8
+
+
+def test_after_a_small_one_that_says_the_full_one_fits_it_is_full_again() -> None:
+    assert measured(2, 0.0001).batch_size(SPEC, 512) == 512
+
+
+def test_without_chat_a_small_job_makes_the_next_one_no_smaller() -> None:
+    assert measured(1, 3.0, limit_ms=None).batch_size(SPEC, 512) == 512
+
+
+def test_each_scheme_and_length_has_its_own_times() -> None:
+    plan = measured(32, 0.2)
+    longer = SPEC.model_copy(update={"seq_len": 1024})
+    assert [plan.batch_size(spec, 32) for spec in (SPEC, DISTANCE_SPEC, longer)] == [8, 32, 32]
+    assert plan.batch_size(SPEC.model_copy(update={"block_hash": "other"}), 32) == 8
+
+
+# Measurements.
+
+
+def test_a_slice_counts_by_its_layers() -> None:
+    plan = SlicePlan(50, 1)
+    plan.ran(SPEC, 32, 4, 0.048)
+    assert lengths(plan.cut(SPEC, 32, LAYERS)) == [4] * 7
+
+
+def test_one_late_slice_changes_little_and_many_change_it() -> None:
+    plan = measured(32, 0.010)
+    plan.ran(SPEC, 32, 1, 0.020)
+    assert plan.cut(SPEC, 32, range(12)) == [range(3), range(3, 6), range(6, 9), range(9, 12)]  # 13 ms
+    for _ in range(20):
+        plan.ran(SPEC, 32, 1, 0.020)
+    assert lengths(plan.cut(SPEC, 32, range(12))) == [2] * 6
+
+
+def test_the_first_slices_that_compile_kernels_are_forgotten_at_once() -> None:
+    plan = measured(32, 20.0)
+    plan.ran(SPEC, 32, 1, 0.012)
+    assert lengths(plan.cut(SPEC, 32, LAYERS)) == [4] * 7
+    assert plan.batch_size(SPEC, 32) == 32
+
+
+def test_many_kinds_of_micro_batches_are_no_burden() -> None:
+    plan = SlicePlan(50, 1)
+    for seq_len in range(1, 200):
+        plan.ran(SPEC.model_copy(update={"seq_len": seq_len}), 32, 1, 0.2)
+    assert plan.batch_size(SPEC.model_copy(update={"seq_len": 1}), 32) == 32  # forgotten
+    assert plan.batch_size(SPEC.model_copy(update={"seq_len": 199}), 32) == 8
