@@ -46,7 +46,7 @@ class NodeMetrics(Collector):
         by_status.add_metric(["queued"], counts.queued)
         by_status.add_metric(["running"], counts.running)
         yield by_status
-        yield _gauge("proofline_jobs_waiting_for_chat", "Of the running jobs.", counts.waiting_for_chat)
+        yield _gauge("proofline_jobs_waiting_for_chat", "Of these; queued or running.", counts.waiting_for_chat)
         waiting = self._services.outbox.n_jobs()
         yield _gauge("proofline_job_callbacks_waiting", "Jobs whose callback is not delivered.", waiting)
 

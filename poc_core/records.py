@@ -88,7 +88,7 @@ class JobRecord:
     started_at: float | None = None
     finished_at: float | None = None
     error: str | None = None
-    waiting_for: str | None = None  # what keeps a running job's batches from running: "chat"
+    waiting_for: str | None = None  # what keeps the job's batches from running: "chat"
 
 
 class RoundState(StrEnum):

@@ -85,7 +85,7 @@ def _progress(record: JobRecord) -> answers.Progress:
         started_at=record.started_at,
         finished_at=record.finished_at,
         error=record.error,
-        waiting_for=record.waiting_for if record.status is JobStatus.RUNNING else None,
+        waiting_for=None if record.status.is_final else record.waiting_for,
     )
 
 

@@ -78,7 +78,7 @@ class ActiveJobs:
 
     queued: int
     running: int
-    waiting_for_chat: int  # of the running
+    waiting_for_chat: int  # of both
 
 
 class JobStore:
@@ -180,11 +180,10 @@ class JobStore:
                 pipe.hmget(keys.job(job_id), "status", "waiting_for")
             found = pipe.execute()
         statuses = [status for status, _ in found]
-        running, waiting = JobStatus.RUNNING.value.encode(), b"chat"
         return ActiveJobs(
             queued=statuses.count(JobStatus.QUEUED.value.encode()),
-            running=statuses.count(running),
-            waiting_for_chat=found.count([running, waiting]),
+            running=statuses.count(JobStatus.RUNNING.value.encode()),
+            waiting_for_chat=[what for _, what in found].count(b"chat"),
         )
 
     def total_processed(self) -> int:

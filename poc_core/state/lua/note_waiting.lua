@@ -1,4 +1,4 @@
--- Notes what a running job waits for.
+-- Notes what a job waits for.
 --
 -- KEYS: 1 job     its hash; its working keys are this plus a suffix
 -- ARGV: 1 what    or '' when it goes on

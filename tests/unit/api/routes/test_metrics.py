@@ -56,17 +56,18 @@ def test_open_metrics_are_given_to_who_asks(client: TestClient) -> None:
 def test_jobs_by_status(client: TestClient, jobs: JobStore, workers: WorkerRegistry) -> None:
     workers.heartbeat(worker_record("w1"))
     waiting, running = jobs.create(new_job([0, 1])), jobs.create(new_job([2, 3]))
-    jobs.create(new_job([4, 5, 6]))
+    queued = jobs.create(new_job([4, 5, 6]))
     done = jobs.create(new_job([7]))
     for job_id in (waiting, running, done):
         jobs.claim(job_id, 0, "w1")
     jobs.note_waiting(waiting, "chat")
+    jobs.note_waiting(queued, "chat")
     jobs.complete(done, 0, ["v7"])
     jobs.finish(done)
     scraped = Scraped(client)
     assert scraped("jobs", status="queued") == 1
     assert scraped("jobs", status="running") == 2
-    assert scraped("jobs_waiting_for_chat") == 1
+    assert scraped("jobs_waiting_for_chat") == 2
     assert scraped("queued_nonces") == 7
     assert scraped("nonces_total") == 1
 

@@ -1,0 +1,516 @@
+"""Batches of jobs on a worker: merged to what the engine holds, beside chat, and given back when they must."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
+
+import pytest
+from fastapi.testclient import TestClient
+
+from poc_core.errors import ProoflineError
+from poc_core.records import JobRecord, JobStatus, NewJob, ProofSpec, RoundState
+from poc_core.settings import parse_chat_policy
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from tests.fake_engine import FakeEngine, value
+from tests.samples import MODEL, REQUEST, SPEC, new_job, round_config, worker_record
+from workers import jobs as jobs_module
+from workers import proofs as proofs_module
+from workers.chat_gate import ChatGate, Starvation
+from workers.engines.base import EngineLostError
+from workers.jobs import JobRunner
+from workers.proofs import ENGINE_LOST_STATUS, Proofs
+from workers.queue.job_queue import JobQueue
+
+OTHER = SPEC.model_copy(update={"block_hash": "other"})
+
+MakeRunner = Callable[..., JobRunner]
+
+
+class Messages:
+    """Stands in for the queue of the model's batches."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, int]] = []
+
+    def publish(self, job_id: str, batch_indexes: Iterable[int]) -> None:
+        self.published += [(job_id, index) for index in batch_indexes]
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "_CHAT_WAIT_S", 0.05)
+    monkeypatch.setattr(jobs_module, "_LOOK_S", 0.01)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()  # beside chat, the layers of the first micro-batch go one by one
+
+
+@pytest.fixture
+def messages() -> Messages:
+    return Messages()
+
+
+@pytest.fixture
+def make_runner(
+    engine: FakeEngine, jobs: JobStore, workers: WorkerRegistry, messages: Messages
+) -> Iterator[MakeRunner]:
+    started: list[Proofs] = []
+
+    def make(policy: str | None = "yield", starvation: Starvation | None = None) -> JobRunner:
+        gate = None
+        if policy is not None:
+            gate = ChatGate(parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation())
+        started.append(Proofs(engine, gate))
+        return JobRunner(started[-1], "w1", jobs, cast(JobQueue, messages))
+
+    workers.heartbeat(worker_record("w1"))
+    yield make
+    for proofs in started:
+        proofs.stop()
+
+
+@pytest.fixture
+def runner(make_runner: MakeRunner) -> JobRunner:
+    return make_runner()
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(proofs_module.os, "_exit", leave)
+
+
+def read(jobs: JobStore, job_id: str) -> JobRecord:
+    record = jobs.read(job_id)
+    assert record is not None
+    return record
+
+
+def artifacts(jobs: JobStore, job_id: str) -> list[tuple[int, str]]:
+    body = jobs.result_body(job_id)
+    assert body is not None
+    return [(one["nonce"], one["vector_b64"]) for one in json.loads(body)["artifacts"]]
+
+
+def expected(nonces: Iterable[int], spec: ProofSpec = SPEC) -> list[tuple[int, str]]:
+    return [(nonce, value(spec, nonce)) for nonce in nonces]
+
+
+def job_of(spec: ProofSpec, nonces: list[int], batch_size: int = 2) -> NewJob:
+    return NewJob(MODEL, spec, REQUEST, nonces, batch_size, None)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+class InBackground:
+    """A batch that runs on a thread of its own, as a Celery task does."""
+
+    def __init__(self, runner: JobRunner, job_id: str, index: int = 0) -> None:
+        self._thread = threading.Thread(target=runner.run_batch, args=(job_id, index))
+
+    def __enter__(self) -> "InBackground":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+
+
+def chat_comes(engine: FakeEngine) -> None:
+    engine.chat = 1
+
+
+def chat_ends(engine: FakeEngine) -> None:
+    engine.chat = 0
+
+
+# Computing.
+
+
+def test_without_chat_a_batch_runs_to_its_end(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+    job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
+    runner.run_batch(job_id, 0)
+    assert read(jobs, job_id).status is JobStatus.COMPLETED
+    assert artifacts(jobs, job_id) == expected([0, 1, 2])
+    assert engine.begun == [[0, 1, 2]]
+
+
+def test_an_engine_without_chat_gets_whole_micro_batches(
+    make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    job_id = jobs.create(new_job(list(range(300)), batch_size=300))
+    make_runner(None).run_batch(job_id, 0)
+    assert [len(nonces) for nonces in engine.begun] == [128, 128, 44]
+    assert len(engine.slices) == 3
+    assert artifacts(jobs, job_id) == expected(range(300))
+
+
+def test_a_second_message_of_a_batch_does_nothing(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+    job_id = jobs.create(new_job([0, 1]))
+    for _ in range(3):
+        runner.run_batch(job_id, 0)
+    runner.run_batch("0" * 32, 0)
+    assert engine.begun == [[0, 1]]
+
+
+def test_a_large_batch_leaves_room_for_others_between_its_parts(
+    make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    runner = make_runner()
+    urgent = jobs.create(job_of(OTHER, [999]))
+    second = threading.Thread(target=runner.run_batch, args=(urgent, 0))
+    engine.events[0] = second.start
+    engine.layer_s = 0.01
+    job_id = jobs.create(new_job(list(range(900)), batch_size=900))
+    runner.run_batch(job_id, 0)
+    second.join(5)
+    assert [999] in engine.begun[:4]
+    assert artifacts(jobs, job_id) == expected(range(900))
+
+
+# Merging.
+
+
+def test_batches_of_a_job_are_computed_together_and_each_gets_its_own_values(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    nonces = list(range(50, 33, -1))
+    job_id = jobs.create(new_job(nonces))
+    runner.run_batch(job_id, 0)
+    assert engine.begun == [nonces]
+    assert read(jobs, job_id).status is JobStatus.COMPLETED
+    assert artifacts(jobs, job_id) == expected(nonces)
+    for index in range(1, 9):
+        runner.run_batch(job_id, index)  # their messages come all the same
+    assert engine.begun == [nonces]
+
+
+def test_batches_of_other_jobs_with_the_same_spec_join(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+    ours = [jobs.create(new_job([n, n + 1, n + 2])) for n in (0, 10, 20)]
+    other = jobs.create(job_of(OTHER, [30]))
+    runner.run_batch(ours[1], 0)
+    assert sorted(nonce for nonces in engine.begun for nonce in nonces) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+    assert [artifacts(jobs, job_id) for job_id in ours] == [expected([n, n + 1, n + 2]) for n in (0, 10, 20)]
+    assert read(jobs, other).status is JobStatus.QUEUED
+
+
+def test_no_more_is_claimed_than_a_micro_batch_holds(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+    job_id = jobs.create(new_job(list(range(300)), batch_size=50))
+    runner.run_batch(job_id, 2)
+    assert engine.begun == [list(range(100, 200))]  # 128 fit: two batches
+    assert jobs.pending(job_id) == [0, 1, 4, 5]
+    runner.run_batch(job_id, 0)
+    runner.run_batch(job_id, 4)
+    assert artifacts(jobs, job_id) == expected(range(300))
+
+
+def test_a_batch_begun_in_the_middle_leaves_those_before_it_to_their_messages(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    job_id = jobs.create(new_job([0, 1, 2, 3, 4, 5]))
+    runner.run_batch(job_id, 1)
+    runner.run_batch(job_id, 0)
+    assert engine.begun == [[2, 3, 4, 5], [0, 1]]
+    assert artifacts(jobs, job_id) == expected(range(6))
+
+
+# Chat.
+
+
+def test_a_batch_waits_for_chat_and_completes_when_chat_ends(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    chat_comes(engine)
+    job_id = jobs.create(new_job([0, 1], batch_size=2))
+    with InBackground(runner, job_id):
+        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+        assert read(jobs, job_id).status is JobStatus.QUEUED  # nobody has it
+        assert engine.begun == []
+        chat_ends(engine)
+    record = read(jobs, job_id)
+    assert (record.status, record.waiting_for) == (JobStatus.COMPLETED, None)
+
+
+def test_a_batch_that_waits_for_chat_is_free_for_a_worker_whose_chat_is_idle(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine, workers: WorkerRegistry
+) -> None:
+    workers.heartbeat(worker_record("w2"))
+    chat_comes(engine)
+    job_id = jobs.create(new_job([0, 1], batch_size=2))
+    with InBackground(runner, job_id):
+        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+        assert jobs.pending(job_id) == [0]
+        jobs.claim(job_id, 0, "w2")
+        jobs.complete(job_id, 0, ["v0", "v1"])
+        chat_ends(engine)
+    assert engine.begun == []
+
+
+def test_chat_that_comes_between_two_slices_is_waited_for(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    engine.events = dict.fromkeys(range(3), lambda: chat_comes(engine))
+    job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
+    with InBackground(runner, job_id):
+        for n_ticks in (1, 2, 3):
+            wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+            assert len(engine.ticks) == n_ticks
+            chat_ends(engine)
+            wait_until(lambda: len(engine.ticks) > n_ticks)  # noqa: B023
+            wait_until(lambda: len(engine.ticks) == 4 or read(jobs, job_id).waiting_for == "chat")
+    assert artifacts(jobs, job_id) == expected([0, 1, 2])
+
+
+def test_the_status_says_that_a_job_waits_and_no_longer_once_it_goes_on(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine, client: TestClient
+) -> None:
+    def waiting_for() -> object:
+        return client.get(f"/api/v1/pow/generate/{job_id}").json().get("waiting_for")
+
+    goes_on = threading.Event()
+    engine.events[1] = lambda: goes_on.wait(5)
+    chat_comes(engine)
+    job_id = jobs.create(new_job([0, 1, 2, 3], batch_size=4))
+    with InBackground(runner, job_id):
+        wait_until(lambda: waiting_for() == "chat")
+        chat_ends(engine)
+        wait_until(lambda: waiting_for() is None)
+        assert read(jobs, job_id).status is JobStatus.RUNNING  # its batch is not done yet
+        goes_on.set()
+
+
+def test_the_status_says_so_also_between_two_slices(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+    goes_on = threading.Event()
+    engine.events = {0: lambda: chat_comes(engine), 1: lambda: goes_on.wait(5)}
+    job_id = jobs.create(new_job([0, 1], batch_size=2))
+    with InBackground(runner, job_id):
+        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+        chat_ends(engine)
+        wait_until(lambda: read(jobs, job_id).waiting_for is None)
+        assert read(jobs, job_id).status is JobStatus.RUNNING
+        goes_on.set()
+
+
+def test_constant_chat_fails_no_job_and_in_the_end_it_completes(
+    make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    runner = make_runner("yield", Starvation(after_s=0.3, share=0.9))
+    engine.said_s = 0.01
+    chat_comes(engine)
+    job_id = jobs.create(new_job([0, 1], batch_size=2))
+    with InBackground(runner, job_id):
+        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+        assert engine.ticks == []
+    assert read(jobs, job_id).status is JobStatus.COMPLETED
+    assert engine.chat == 1
+
+
+def test_under_share_a_job_completes_beside_constant_chat(
+    make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    engine.said_s = 0.01
+    runner = make_runner("share:0.3")
+    chat_comes(engine)
+    job_id = jobs.create(new_job(list(range(5)), batch_size=5))
+    runner.run_batch(job_id, 0)
+    assert read(jobs, job_id).status is JobStatus.COMPLETED
+
+
+# Given back.
+
+
+def test_a_round_takes_a_batch_back_that_waits_for_chat(
+    runner: JobRunner, jobs: JobStore, rounds: RoundStore, engine: FakeEngine, messages: Messages
+) -> None:
+    chat_comes(engine)
+    job_id = jobs.create(new_job([0, 1], batch_size=2))
+    with InBackground(runner, job_id):
+        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+        rounds.store(round_config(), RoundState.GENERATING)
+    assert read(jobs, job_id).status is JobStatus.QUEUED
+    assert jobs.pending(job_id) == [0]  # free, for whoever asks after the round
+    assert messages.published == []  # the reaper queues it again then
+    assert engine.begun == []
+
+
+def test_a_round_takes_batches_back_that_wait_for_chat_between_two_slices(
+    runner: JobRunner, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
+) -> None:
+    engine.events[1] = lambda: chat_comes(engine)
+    job_id = jobs.create(new_job([0, 1, 2, 3], batch_size=2))
+    with InBackground(runner, job_id):
+        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+        rounds.store(round_config(), RoundState.GENERATING)
+    assert jobs.pending(job_id) == [0, 1]
+    wait_until(lambda: engine.is_idle)
+    assert len(engine.ticks) == 2
+
+
+def test_a_worker_that_is_to_end_gives_a_batch_back_that_waits_for_chat(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+) -> None:
+    chat_comes(engine)
+    job_id = jobs.create(new_job([0, 1], batch_size=2))
+    with InBackground(runner, job_id):
+        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+        runner.leave()
+    assert read(jobs, job_id).status is JobStatus.QUEUED
+    assert jobs.pending(job_id) == [0]
+    assert messages.published == [(job_id, 0)]
+    assert engine.begun == []
+
+
+def test_a_worker_that_is_to_end_gives_batches_back_that_wait_for_chat_between_two_slices(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+) -> None:
+    engine.events[1] = lambda: chat_comes(engine)
+    job_id = jobs.create(new_job([0, 1, 2, 3], batch_size=2))
+    with InBackground(runner, job_id):
+        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+        runner.leave()
+    assert jobs.pending(job_id) == [0, 1]
+    assert messages.published == [(job_id, 0), (job_id, 1)]
+    wait_until(lambda: engine.is_idle)
+
+
+def test_a_worker_that_is_to_end_finishes_a_batch_that_need_not_wait(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    engine.events[1] = runner.leave
+    job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
+    runner.run_batch(job_id, 0)
+    assert read(jobs, job_id).status is JobStatus.COMPLETED
+
+
+def test_a_cancelled_job_is_not_waited_with(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+    chat_comes(engine)
+    job_id = jobs.create(new_job([0, 1], batch_size=2))
+    with InBackground(runner, job_id):
+        wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
+        jobs.cancel(job_id)
+    chat_ends(engine)
+    assert engine.begun == []
+
+
+def test_a_cancelled_job_frees_the_engine_before_its_last_slice(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    engine.layer_s = 0.1
+    job_id = jobs.create(new_job([0, 1], batch_size=2))
+    engine.events[0] = lambda: jobs.cancel(job_id)
+    runner.run_batch(job_id, 0)
+    wait_until(lambda: engine.is_idle)
+    assert len(engine.ticks) <= 2
+
+
+def test_a_cancelled_job_of_many_parts_frees_the_engine_as_soon(
+    make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    runner = make_runner(None)
+    engine.layer_s = 0.02
+    job_id = jobs.create(new_job(list(range(900)), batch_size=900))
+    engine.events[1] = lambda: jobs.cancel(job_id)
+    began = time.monotonic()
+    runner.run_batch(job_id, 0)
+    assert time.monotonic() - began < 0.5
+    wait_until(lambda: engine.is_idle)
+    assert len(engine.ticks) <= 3
+
+
+def test_jobs_that_were_merged_with_a_cancelled_one_are_computed(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    engine.layer_s = 0.03
+    cancelled, other = jobs.create(new_job([0, 1])), jobs.create(new_job([2, 3]))
+    engine.events[0] = lambda: jobs.cancel(cancelled)
+    runner.run_batch(cancelled, 0)
+    assert artifacts(jobs, other) == expected([2, 3])
+    assert read(jobs, cancelled).status is JobStatus.CANCELLED
+
+
+# Engines that fail.
+
+
+@pytest.mark.usefixtures("exits")
+def test_a_lost_engine_gives_all_claims_back(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+) -> None:
+    def lose() -> None:
+        raise EngineLostError("The engine does not answer.")
+
+    engine.events[2] = lose
+    first, second = jobs.create(new_job([0, 1, 2])), jobs.create(new_job([3]))
+    with pytest.raises(SystemExit) as ended:
+        runner.run_batch(first, 0)
+    assert ended.value.code == ENGINE_LOST_STATUS
+    assert sorted(messages.published) == sorted([(first, 0), (first, 1), (second, 0)])
+    assert [jobs.pending(job_id) for job_id in (first, second)] == [[0, 1], [0]]
+    assert [read(jobs, job_id).status for job_id in (first, second)] == [JobStatus.RUNNING] * 2
+
+
+def test_a_spec_that_no_engine_can_follow_fails_every_job_that_has_it(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+) -> None:
+    engine.refuse["block"] = "k_dim must be at most 128."
+    job_ids = [jobs.create(new_job([0, 1, 2])), jobs.create(new_job([3]))]
+    runner.run_batch(job_ids[0], 0)
+    for job_id in job_ids:
+        record = read(jobs, job_id)
+        assert (record.status, record.error) == (JobStatus.FAILED, "k_dim must be at most 128.")
+    assert messages.published == []
+
+
+def break_down() -> None:
+    raise ProoflineError("CUDA error")
+
+
+def test_an_engine_that_fails_once_costs_nothing_but_time(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+) -> None:
+    engine.events[1] = break_down
+    job_id = jobs.create(new_job([0, 1, 2, 3]))
+    runner.run_batch(job_id, 0)
+    assert messages.published == [(job_id, 0), (job_id, 1)]
+    for published in list(messages.published):
+        runner.run_batch(*published)
+    assert artifacts(jobs, job_id) == expected(range(4))
+    assert engine.begun == [[0, 1, 2, 3], [0, 1], [2, 3]]  # what was lost once is computed alone
+
+
+@pytest.mark.usefixtures("exits")
+def test_an_engine_that_fails_again_and_again_is_replaced(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
+    engine.events = dict.fromkeys(range(9), break_down)
+    first, second = jobs.create(new_job([0])), jobs.create(job_of(OTHER, [1]))
+    runner.run_batch(first, 0)
+    runner.run_batch(second, 0)
+    with pytest.raises(SystemExit) as ended:
+        runner.run_batch(first, 0)
+    assert ended.value.code == ENGINE_LOST_STATUS
+    assert [read(jobs, job_id).status for job_id in (first, second)] == [JobStatus.RUNNING] * 2
+
+
+def test_a_mistake_in_the_worker_gives_the_batches_back(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+) -> None:
+    def mistake() -> None:
+        raise ZeroDivisionError
+
+    engine.events[0] = mistake
+    job_id = jobs.create(new_job([0, 1, 2]))
+    runner.run_batch(job_id, 0)
+    assert messages.published == [(job_id, 0), (job_id, 1)]
+    assert jobs.pending(job_id) == [0, 1]
