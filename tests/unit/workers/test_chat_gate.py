@@ -1,4 +1,4 @@
-"""The chat gate: when each policy lets a micro-batch run, without spinning, and what it counts."""
+"""The chat gate: when each policy lets a slice run, without spinning, and what it counts."""
 
 import threading
 import time
@@ -8,15 +8,18 @@ import pytest
 
 from poc_core.settings import parse_chat_policy
 from tests.samples import Clock
-from workers.chat_gate import ChatGate
+from workers.chat_gate import ChatGate, Starvation
+
+STARVATION = Starvation()
 
 
 class Gate(ChatGate):
     """A gate whose waiting moves the clock instead of taking time; `on_sleep` happens while it sleeps."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, starvation: Starvation = STARVATION) -> None:
         self.clock = Clock()
-        super().__init__(parse_chat_policy(policy), self.clock)
+        self.unfinished = 0  # requests that the engine has to work on
+        super().__init__(parse_chat_policy(policy), lambda: self.unfinished, starvation, self.clock)
         self.sleeps: list[float] = []
         self.on_sleep: Callable[[], None] = lambda: None
         self._changed.wait = self._sleep  # type: ignore[method-assign, assignment]
@@ -26,8 +29,16 @@ class Gate(ChatGate):
         self.clock.now += seconds
         self.on_sleep()
 
+    def chat_comes(self) -> None:
+        assert self.enter_chat()
+        self.unfinished += 1
+
+    def chat_ends(self) -> None:
+        self.unfinished -= 1
+        self.leave_chat()
+
     def run(self, busy_s: float) -> None:
-        """A micro-batch on the engine."""
+        """A slice on the engine."""
         started = self.clock.now
         self.clock.now += busy_s
         self.ran(started, busy_s)
@@ -47,8 +58,8 @@ class TestEveryPolicy:
     def test_without_chat_proofs_do_not_wait(self, policy):
         gate = Gate(policy)
         assert gate.busy_share(10, 0.08) == pytest.approx(1.0)
-        assert gate.enter_chat()
-        gate.leave_chat()
+        gate.chat_comes()
+        gate.chat_ends()
         assert gate.wait(0)
         assert gate.sleeps == []
         assert gate.stats().skips == 0
@@ -63,77 +74,166 @@ class TestEveryPolicy:
         assert (stats.chat_active, stats.chat_total, stats.chat_refused) == (2, 3, 0)
         assert stats.proof_busy_s == pytest.approx(0.75)
 
+    @pytest.mark.parametrize("policy", ["yield", "share:0.3", "exclusive"])
+    def test_a_client_that_reads_slowly_holds_up_nobody(self, policy):
+        gate = Gate(policy)
+        gate.chat_comes()
+        gate.unfinished -= 1  # the engine is done; the client has yet to read
+        assert not gate.chat_waits()
+        assert gate.busy_share(10, 0.08) == pytest.approx(1.0)
+        assert gate.stats().chat_active == 1
+
+    @pytest.mark.parametrize("policy", ["yield", "exclusive"])
+    def test_what_the_engine_works_on_counts_also_when_its_client_has_left(self, policy):
+        gate = Gate(policy)
+        gate.chat_comes()
+        gate.run(0.08)
+        gate.leave_chat()
+        assert gate.chat_waits()
+        assert not gate.wait(0)
+
 
 class TestYield:
     def test_proofs_wait_for_the_last_request_and_then_go_on(self):
         gate = Gate("yield")
-        gate.enter_chat()
-        gate.enter_chat()
-        gate.leave_chat()
+        gate.chat_comes()
+        gate.chat_comes()
+        gate.chat_ends()
         assert not gate.wait(0)
-        gate.on_sleep = gate.leave_chat
+        gate.on_sleep = gate.chat_ends
         assert gate.wait(60)
         assert gate.stats().chat_active == 0
 
-    def test_waiting_ends_after_the_given_time_in_one_sleep(self):
+    def test_waiting_ends_after_the_given_time(self):
         gate = Gate("yield")
-        gate.enter_chat()
+        gate.chat_comes()
+        began = gate.clock.now
         assert not gate.wait(0.5)
-        assert gate.sleeps == [0.5]
+        assert gate.clock.now - began == pytest.approx(0.5)
+
+    def test_proofs_go_on_within_milliseconds_of_chats_end(self):
+        gate = Gate("yield")
+        gate.chat_comes()
+        gate.wait(0.5)
+        assert max(gate.sleeps) <= 0.005
 
     def test_every_wait_is_one_skip_and_asking_is_none(self):
         gate = Gate("yield")
-        gate.enter_chat()
+        gate.chat_comes()
         assert not gate.wait(0)
         assert gate.stats().skips == 0
         gate.wait(0.5)
         gate.wait(0.5)
         assert gate.stats().skips == 2
-        gate.leave_chat()
+        gate.chat_ends()
         assert gate.wait(0.5)
         assert gate.stats().skips == 2
 
     def test_has_no_busy_spin_and_wakes_at_once(self):
         clock_readings = 0
+        unfinished = 1
 
         def clock() -> float:
             nonlocal clock_readings
             clock_readings += 1
             return time.monotonic()
 
-        gate = ChatGate(parse_chat_policy("yield"), clock)
-        gate.enter_chat()
+        gate = ChatGate(parse_chat_policy("yield"), lambda: unfinished, clock=clock)
         ended_at: list[float] = []
 
         def end_chat() -> None:
+            nonlocal unfinished
             ended_at.append(time.monotonic())
-            gate.leave_chat()
+            unfinished = 0
 
         threading.Timer(0.3, end_chat).start()
         cpu_s = time.thread_time()
         assert gate.wait(10)
         assert time.monotonic() - ended_at[0] < 0.1
         assert time.thread_time() - cpu_s < 0.05
-        assert clock_readings < 5
+        assert clock_readings < 300  # 60 looks in 0.3 s
+
+
+class TestStarvation:
+    """Constant chat under `yield`."""
+
+    def starved(self, policy: str = "yield", share: float = 0.05, waits_s: float = 59.5) -> Gate:
+        """A gate at which proofs waited for almost as long as they must before they get a share."""
+        gate = Gate(policy, Starvation(60.0, share))
+        gate.chat_comes()
+        for _ in range(round(waits_s / 0.5)):
+            assert not gate.wait(0.5)
+        return gate
+
+    def test_before_it_proofs_get_nothing(self):
+        gate = self.starved()
+        assert not gate.wait(0.4)
+        assert gate.wait(0.2)
+
+    @pytest.mark.parametrize("policy", ["yield", "exclusive"])
+    @pytest.mark.parametrize("share", [0.05, 0.2])
+    def test_then_proofs_get_their_share(self, policy, share):
+        gate = self.starved(policy, share)
+        assert gate.busy_share(200, 0.08) == pytest.approx(share, rel=0.1)
+
+    def test_the_share_holds_though_every_slice_begins_late(self):
+        assert self.starved(share=0.2).busy_share(100, 0.08, late_s=0.05) == pytest.approx(0.2, rel=0.1)
+
+    def test_it_ends_when_chat_is_idle_and_takes_as_long_the_next_time(self):
+        gate = self.starved()
+        assert gate.wait(60)
+        gate.run(0.08)
+        gate.chat_ends()
+        assert gate.wait(0)
+        gate.run(0.08)
+        gate.chat_comes()
+        assert not gate.wait(59)
+        assert gate.wait(60)
+
+    def test_what_nobody_waited_for_is_not_held_against_chat(self):
+        gate = Gate("yield", Starvation(60.0, 0.05))
+        gate.chat_comes()
+        assert not gate.wait(0.5)  # a job, which is cancelled then
+        gate.clock.now += 3600
+        assert not gate.wait(0.5)
+
+    def test_waiting_in_pieces_is_waiting(self):
+        gate = Gate("yield", Starvation(60.0, 0.05))
+        gate.chat_comes()
+        for _ in range(61):  # as after a slice that took its time, or a Redis that was slow
+            assert not gate.wait(0)
+            gate.clock.now += 0.99
+        assert gate.wait(0)
+
+    def test_under_share_there_is_none(self):
+        gate = Gate("share:0.3", Starvation(1.0, 0.05))
+        gate.chat_comes()
+        assert gate.busy_share(200, 0.08) == pytest.approx(0.3, rel=0.05)
+
+    def test_in_a_round_under_exclusive_there_is_none(self):
+        gate = Gate("exclusive")
+        gate.chat_comes()
+        gate.set_computes_round(True)
+        assert gate.busy_share(100, 0.08) == pytest.approx(1.0)
 
 
 class TestShare:
     @pytest.mark.parametrize(("policy", "share"), [("share:0.3", 0.3), ("share:0.5", 0.5), ("share:0.05", 0.05)])
     def test_beside_constant_chat_proofs_get_their_share(self, policy, share):
         gate = Gate(policy)
-        gate.enter_chat()
+        gate.chat_comes()
         assert gate.busy_share(200, 0.08) == pytest.approx(share, rel=0.05)
 
-    def test_share_holds_though_every_micro_batch_begins_late(self):
+    def test_share_holds_though_every_slice_begins_late(self):
         gate = Gate("share:0.3")
-        gate.enter_chat()
+        gate.chat_comes()
         assert gate.busy_share(60, 0.08, late_s=0.05) == pytest.approx(0.3, rel=0.05)
 
     def test_is_over_when_chat_ends(self):
         gate = Gate("share:0.3")
-        gate.enter_chat()
+        gate.chat_comes()
         gate.busy_share(1, 0.08)
-        gate.on_sleep = gate.leave_chat
+        gate.on_sleep = gate.chat_ends
         assert gate.wait(60)
         assert len(gate.sleeps) > 1
         gate.run(0.08)
@@ -142,14 +242,14 @@ class TestShare:
     def test_what_proofs_had_while_chat_was_idle_is_not_held_against_them(self):
         gate = Gate("share:0.3")
         gate.busy_share(100, 0.08)
-        gate.enter_chat()
+        gate.chat_comes()
         began = gate.clock.now
         assert gate.wait(60)
         assert gate.clock.now - began < 0.08 / 0.3
 
     def test_what_proofs_did_not_take_while_chat_was_busy_does_not_pile_up(self):
         gate = Gate("share:0.3")
-        gate.enter_chat()
+        gate.chat_comes()
         gate.run(0.08)
         gate.clock.now += 100
         for _ in range(2):  # one that was due, and one for a period gone by
@@ -161,8 +261,8 @@ class TestShare:
 class TestExclusive:
     def test_chat_is_refused_and_proofs_run_while_a_round_runs(self):
         gate = Gate("exclusive")
-        gate.enter_chat()
-        gate.round_runs(True)
+        gate.chat_comes()
+        gate.set_computes_round(True)
         assert gate.wait(0)  # also beside the request that came before
         assert not gate.enter_chat()
         assert gate.stats().chat_refused == 1
@@ -171,20 +271,20 @@ class TestExclusive:
 
     def test_chat_is_served_again_right_after_the_round(self):
         gate = Gate("exclusive")
-        gate.round_runs(True)
-        gate.round_runs(False)
+        gate.set_computes_round(True)
+        gate.set_computes_round(False)
         assert gate.enter_chat()
 
     def test_without_a_round_jobs_wait_for_chat(self):
         gate = Gate("exclusive")
-        gate.enter_chat()
+        gate.chat_comes()
         assert not gate.wait(0.5)
-        gate.on_sleep = lambda: gate.round_runs(True)
+        gate.on_sleep = lambda: gate.set_computes_round(True)
         assert gate.wait(0.5)
 
     @pytest.mark.parametrize("policy", ["yield", "share:0.3"])
     def test_other_policies_never_refuse(self, policy):
         gate = Gate(policy)
-        gate.round_runs(True)
+        gate.set_computes_round(True)
         assert gate.enter_chat()
         assert gate.stats().chat_refused == 0

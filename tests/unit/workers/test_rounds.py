@@ -1,57 +1,37 @@
 """A worker's part in a round, on an engine that does what a test tells it to."""
 
+import dataclasses
+import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import fakeredis
 import pytest
-from pydantic import JsonValue
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from poc_core.errors import ProoflineError, SpecError
-from poc_core.records import ModelInfo, ProofSpec, RoundRecord, RoundState
+from poc_core.errors import ProoflineError
+from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
-from poc_core.state import JobStore, RoundStore, WorkerRegistry, entries
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.rounds import Lease, LeaseRefusal
+from tests.fake_engine import FakeEngine
 from tests.samples import MODEL, Clock, round_config, worker_record
-from workers import host as host_module
 from workers import patience
+from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine, EngineLostError
-from workers.host import Chat, EngineHost
+from workers.engines.base import EngineLostError
 from workers.housekeeping import Housekeeper
+from workers.proofs import ENGINE_LOST_STATUS, Proofs
 from workers.queue.job_queue import JobQueue, StepQueue
 from workers.rounds import RoundRunner
-from workers.step_size import StepSize
 
 MICRO_BATCH_S = 0.02
 STEP_S = 0.25
 LONG_STEP_S = 1.0  # for what goes on again in the same step
-
-
-class FakeEngine(Engine):
-    """Takes MICRO_BATCH_S a call; `events` holds what is to happen inside the n-th call, from 0."""
-
-    def __init__(self) -> None:
-        self.info = ModelInfo(MODEL, 128, 4, 1024, max_batch_tokens=8192, dtype="float32")
-        self.calls: list[list[int]] = []
-        self.events: dict[int, Callable[[], object]] = {}
-        self.closed = False
-
-    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        self.calls.append(list(nonces))
-        event = self.events.get(len(self.calls) - 1)
-        if event is not None:
-            event()
-        time.sleep(MICRO_BATCH_S)
-        return [f"v{nonce}" for nonce in nonces]
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +51,16 @@ def redis(server: fakeredis.FakeServer) -> Iterator[Redis]:
     client.close()
 
 
+def engine_for_four(n_stages: int = 1, layers: int = 1) -> FakeEngine:
+    """One that holds four nonces at a time."""
+    engine = FakeEngine(n_stages, layers, layer_s=MICRO_BATCH_S)
+    engine.info = dataclasses.replace(engine.info, max_batch_tokens=4 * 64)
+    return engine
+
+
 @pytest.fixture
 def engine() -> FakeEngine:
-    return FakeEngine()
+    return engine_for_four()
 
 
 @pytest.fixture
@@ -82,13 +69,23 @@ def published() -> list[str]:
 
 
 @pytest.fixture
-def host(engine: FakeEngine, jobs: JobStore) -> EngineHost:
-    return EngineHost(engine, "w1", jobs, cast(JobQueue, None))
+def proofs(engine: FakeEngine) -> Iterator[Proofs]:
+    proofs = Proofs(engine)
+    yield proofs
+    proofs.stop()
 
 
 @pytest.fixture
-def runner(host: EngineHost, rounds: RoundStore, published: list[str]) -> RoundRunner:
-    return RoundRunner(host, rounds, published.append, STEP_S)
+def runner(proofs: Proofs, rounds: RoundStore, published: list[str]) -> RoundRunner:
+    return RoundRunner(proofs, "w1", rounds, published.append, STEP_S)
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(proofs_module.os, "_exit", leave)
 
 
 @pytest.fixture
@@ -106,8 +103,21 @@ def stop(rounds: RoundStore, record: RoundRecord) -> Callable[[], object]:
 
 def arrived(redis: Redis, record: RoundRecord) -> list[int]:
     """The nonces whose values wait for the receiver."""
-    waiting = cast(list[bytes], redis.lrange(f"poc:outbox:{record.round_id}:entries", 0, -1))
-    return [nonce for nonce, _ in entries.unpack(entries.without_count(entry) for entry in waiting)]
+    entries = cast(list[bytes], redis.lrange(f"poc:outbox:{record.round_id}:entries", 0, -1))
+    return [nonce for entry in entries for nonce, _ in json.loads(b"[" + entry.split(b"|", 1)[1] + b"]")]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def lease_of(rounds: RoundStore, record: RoundRecord, worker: str) -> Lease:
+    lease = rounds.lease(record, worker, 4)
+    assert isinstance(lease, Lease)
+    return lease
 
 
 def processed(rounds: RoundStore, record: RoundRecord) -> int:
@@ -116,13 +126,19 @@ def processed(rounds: RoundStore, record: RoundRecord) -> int:
     return read.n_processed
 
 
+def assert_first(nonces: list[int], least: int, most: int) -> None:
+    """The first nonces of the round, in order; how many depends on where in a look or a slice the end came."""
+    assert nonces == list(range(len(nonces)))
+    assert least <= len(nonces) <= most
+
+
 def test_a_step_computes_one_lease_after_the_other(
     runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     engine.events[4] = stop(rounds, record)
     runner.step(record.round_id)
-    assert engine.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
-    assert arrived(redis, record) == list(range(20))
+    assert engine.begun[:5] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
+    assert_first(arrived(redis, record), 16, 24)
 
 
 def test_a_step_ends_in_time_and_queues_the_next(
@@ -144,20 +160,71 @@ def test_the_next_step_goes_on_where_the_last_ended(
     assert processed(rounds, record) == len(nonces)
 
 
-def test_nothing_is_left_in_hand_at_a_steps_end(
-    runner: RoundRunner, engine: FakeEngine, redis: Redis, record: RoundRecord
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+def test_micro_batches_stay_in_hand_from_step_to_step_so_that_no_stage_is_ever_idle(
+    rounds: RoundStore, redis: Redis, record: RoundRecord, n_stages: int
+) -> None:
+    engine = engine_for_four(n_stages)
+    proofs = Proofs(engine)
+    runner = RoundRunner(proofs, "w1", rounds, lambda _: None, 0.1)
+    for _ in range(4):
+        runner.step(record.round_id)
+    stop(rounds, record)()
+    runner.step(record.round_id)
+    proofs.stop()
+    assert engine.begun == [list(range(n, n + 4)) for n in range(0, 4 * len(engine.begun), 4)]  # once each, in order
+    assert_first(arrived(redis, record), 4 * (len(engine.begun) - proofs.depth), 4 * len(engine.begun))
+    # All stages of all ticks, but for the first and the last ones, and for one that a loaded machine came late to.
+    idle = [tick for tick in engine.ticks[n_stages - 1 :] if len(tick.slices) < n_stages]
+    assert len(idle) <= 0.2 * len(engine.ticks) + n_stages
+
+
+def test_what_is_in_hand_after_the_last_step_goes_back(
+    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     runner.step(record.round_id)
-    assert arrived(redis, record) == [nonce for call in engine.calls for nonce in call]
+    assert len(engine.begun) * 4 > len(arrived(redis, record))
+    rounds.switch(record, RoundState.VALIDATING)
+    runner.step(record.round_id)
+    n_arrived = len(arrived(redis, record))
+    rounds.switch(record, RoundState.GENERATING)
+    assert lease_of(rounds, record, "w2").first == n_arrived
 
 
-def test_a_lease_is_no_larger_than_the_engine_holds(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord
+def test_what_is_in_hand_of_an_earlier_round_goes_back(
+    runner: RoundRunner, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
-    engine.info = ModelInfo(MODEL, 128, 4, 1024, max_batch_tokens=3 * 64, dtype="float32")
+    runner.step(record.round_id)
+    stop(rounds, record)()
+    second = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
+    assert second is not None
+    runner.step(second.round_id)
+    assert redis.hgetall(f"poc:round:{record.round_id}:leases") == {}
+    assert_first(arrived(redis, second), 4, 4 * round(STEP_S / MICRO_BATCH_S) + 8)
+
+
+@pytest.mark.parametrize("holds", [3, 8, 100])
+def test_a_lease_is_what_the_engine_holds_whatever_the_rounds_batch_size(
+    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord, holds: int
+) -> None:
+    engine.info = dataclasses.replace(engine.info, max_batch_tokens=holds * 64)
     engine.events[0] = stop(rounds, record)
     runner.step(record.round_id)
-    assert engine.calls == [[0, 1, 2]]
+    assert engine.begun[0] == list(range(holds))
+
+
+def test_each_step_logs_one_line(
+    runner: RoundRunner, redis: Redis, record: RoundRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        runner.step(record.round_id)
+    lines = [entry.message for entry in caplog.records if "nonces/s" in entry.message]
+    assert len(lines) == 2
+    n_done = [int(line.split(": ")[1].split(" ")[0]) for line in lines]
+    assert sum(n_done) == len(arrived(redis, record))
+    assert f"{len(arrived(redis, record))} wait in the outbox" in lines[1]
+    assert "waits for chat" not in lines[1]
 
 
 def test_a_second_step_beside_the_first_does_nothing(
@@ -165,7 +232,7 @@ def test_a_second_step_beside_the_first_does_nothing(
 ) -> None:
     first = threading.Thread(target=runner.step, args=(record.round_id,))
     first.start()
-    while not engine.calls:
+    while not engine.begun:
         time.sleep(0.01)
     began = time.monotonic()
     runner.step(record.round_id)
@@ -185,33 +252,33 @@ def test_a_step_of_a_round_that_does_not_run_does_nothing(
 ) -> None:
     stop(rounds, record)()
     runner.step(round_id or record.round_id)
-    assert (engine.calls, published) == ([], [])
+    assert (engine.begun, published) == ([], [])
 
 
 # Stopping.
 
 
-def test_a_stop_takes_effect_within_one_micro_batch(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord
+def test_a_stop_takes_effect_within_a_look_and_two_slices(
+    rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
-    stopped_at: list[float] = []
+    engine = engine_for_four(layers=20)
+    engine.layer_s, engine.said_s = 0.02, 1.0  # so that layers go one by one
+    proofs = Proofs(engine, ChatGate(ChatPolicy("yield"), engine.unfinished_chat))
+    engine.events[5] = stop(rounds, record)
+    RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    wait_until(lambda: engine.is_idle)
+    proofs.stop()
+    assert len(engine.ticks) <= 5 + 1 + 3  # of 20; a look takes as long as a slice here
+    assert arrived(redis, record) == []
+    assert redis.hgetall(f"poc:round:{record.round_id}:leases") == {}
 
-    def stop_now() -> None:
-        stop(rounds, record)()
-        stopped_at.append(time.monotonic())
 
-    engine.events[3] = stop_now
-    runner.step(record.round_id)
-    assert time.monotonic() - stopped_at[0] < MICRO_BATCH_S + 0.2
-    assert len(engine.calls) == 4
-
-
-def test_what_was_in_hand_at_the_stop_is_delivered(
+def test_what_was_computed_before_the_stop_is_delivered(
     runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     engine.events[3] = stop(rounds, record)
     runner.step(record.round_id)
-    assert arrived(redis, record) == list(range(16))
+    assert_first(arrived(redis, record), 12, 20)
 
 
 def test_after_a_stop_no_further_step_is_queued(
@@ -227,10 +294,11 @@ def test_validating_pauses_generation(
 ) -> None:
     engine.events[1] = lambda: rounds.switch(record, RoundState.VALIDATING)
     runner.step(record.round_id)
-    assert (len(engine.calls), published) == (2, [])
+    assert len(engine.begun) <= 3
+    assert published == []
 
 
-def test_a_worker_that_is_to_end_finishes_its_micro_batch_and_leaves_the_round_to_others(
+def test_a_worker_that_is_to_end_finishes_what_it_has_in_hand_and_leaves_the_round_to_others(
     runner: RoundRunner,
     engine: FakeEngine,
     rounds: RoundStore,
@@ -240,17 +308,17 @@ def test_a_worker_that_is_to_end_finishes_its_micro_batch_and_leaves_the_round_t
 ) -> None:
     engine.events[2] = runner.leave
     runner.step(record.round_id)
-    assert (arrived(redis, record), published) == (list(range(12)), [])
-    lease = rounds.lease(record, "w2", 4)
-    assert isinstance(lease, Lease)
-    assert lease.first == 12
+    assert_first(arrived(redis, record), 12, 16)
+    assert arrived(redis, record) == [nonce for nonces in engine.begun for nonce in nonces]
+    assert published == []
+    assert lease_of(rounds, record, "w2").first == len(arrived(redis, record))
 
 
 # Redis.
 
 
 def test_a_redis_that_is_away_in_the_middle_is_waited_for(
-    host: EngineHost,
+    proofs: Proofs,
     engine: FakeEngine,
     rounds: RoundStore,
     redis: Redis,
@@ -263,8 +331,8 @@ def test_a_redis_that_is_away_in_the_middle_is_waited_for(
 
     engine.events[2] = redis_goes
     engine.events[4] = stop(rounds, record)
-    RoundRunner(host, rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
-    assert arrived(redis, record) == list(range(20))
+    RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    assert_first(arrived(redis, record), 16, 24)
 
 
 class LosesAnswers(RoundStore):
@@ -289,16 +357,16 @@ class LosesAnswers(RoundStore):
 
 
 def test_answers_that_are_lost_on_the_way_make_neither_gaps_nor_doubles(
-    host: EngineHost, engine: FakeEngine, redis: Redis, settings: Settings, clock: Clock, record: RoundRecord
+    proofs: Proofs, engine: FakeEngine, redis: Redis, settings: Settings, clock: Clock, record: RoundRecord
 ) -> None:
     unsteady = LosesAnswers(redis, settings, clock)
     engine.events[9] = stop(unsteady, record)
-    RoundRunner(host, unsteady, lambda _: None, LONG_STEP_S).step(record.round_id)
-    assert arrived(redis, record) == list(range(40))
+    RoundRunner(proofs, "w1", unsteady, lambda _: None, LONG_STEP_S).step(record.round_id)
+    assert_first(arrived(redis, record), 36, 44)
 
 
 def test_a_full_outbox_pauses_the_round_and_says_so_loudly(
-    host: EngineHost,
+    proofs: Proofs,
     engine: FakeEngine,
     redis: Redis,
     settings: Settings,
@@ -307,14 +375,15 @@ def test_a_full_outbox_pauses_the_round_and_says_so_loudly(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     small = RoundStore(redis, settings.model_copy(update={"outbox_max_artifacts": 8}), clock)
-    RoundRunner(host, small, lambda _: None, STEP_S).step(record.round_id)
-    assert len(engine.calls) == 3  # one lease was in hand when the limit was reached
+    RoundRunner(proofs, "w1", small, lambda _: None, STEP_S).step(record.round_id)
+    assert len(engine.begun) == 3  # one lease was in hand when the limit was reached
+    assert len(arrived(redis, record)) == 12
     (line,) = [entry for entry in caplog.records if "is full (POC_OUTBOX_MAX_ARTIFACTS)" in entry.message]
     assert line.levelno == logging.ERROR
 
 
 def test_a_round_whose_outbox_has_room_again_goes_on(
-    host: EngineHost,
+    proofs: Proofs,
     engine: FakeEngine,
     redis: Redis,
     settings: Settings,
@@ -324,146 +393,158 @@ def test_a_round_whose_outbox_has_room_again_goes_on(
     small = RoundStore(redis, settings.model_copy(update={"outbox_max_artifacts": 8}), clock)
     delivery = threading.Timer(0.1, lambda: redis.hset(f"poc:outbox:{record.round_id}", "waiting", "0"))
     delivery.start()
-    RoundRunner(host, small, lambda _: None, LONG_STEP_S).step(record.round_id)
-    assert len(engine.calls) > 3
+    RoundRunner(proofs, "w1", small, lambda _: None, LONG_STEP_S).step(record.round_id)
+    assert len(engine.begun) > 3
 
 
 # Engines.
 
 
+@pytest.mark.usefixtures("exits")
 def test_a_lost_engine_ends_the_process_and_its_lease_goes_to_another(
-    host: EngineHost,
+    proofs: Proofs,
     engine: FakeEngine,
     rounds: RoundStore,
     redis: Redis,
     record: RoundRecord,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def lose() -> None:
         raise EngineLostError("The engine does not answer.")
 
-    monkeypatch.setattr(host_module.os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
     engine.events[2] = lose
     with pytest.raises(SystemExit) as ended:
-        RoundRunner(host, rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
-    assert ended.value.code == host_module.ENGINE_LOST_STATUS
+        RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    assert ended.value.code == ENGINE_LOST_STATUS
     assert arrived(redis, record) == list(range(8))
     lease = rounds.lease(record, "w2", 4)
     assert isinstance(lease, Lease)
     assert list(lease.nonces) == [8, 9, 10, 11]
 
 
+@pytest.mark.usefixtures("exits")
 def test_a_lost_engine_does_not_stop_the_round(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord, monkeypatch: pytest.MonkeyPatch
+    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord
 ) -> None:
     def lose() -> None:
         raise EngineLostError("The engine does not answer.")
 
-    monkeypatch.setattr(host_module.os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
     engine.events[0] = lose
     with pytest.raises(SystemExit):
         runner.step(record.round_id)
     assert rounds.generating(MODEL) == record.round_id
 
 
-def refuse() -> None:
-    raise SpecError("k_dim must be at most 128.")
+def refusal(engine: FakeEngine) -> Callable[[], object]:
+    return lambda: engine.refuse.update(block="k_dim must be at most 128.")
 
 
 def test_an_engine_that_refuses_the_spec_stops_the_round_with_its_words(
     runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord, published: list[str]
 ) -> None:
-    engine.events[1] = refuse
-    with pytest.raises(SpecError):
-        runner.step(record.round_id)
+    engine.events[0] = refusal(engine)
+    runner.step(record.round_id)
     stopped = rounds.read(record.round_id)
     assert stopped is not None
     assert (stopped.state, stopped.error) == (RoundState.STOPPED, "k_dim must be at most 128.")
     assert published == []
 
 
+def test_a_round_beyond_the_engines_limits_is_stopped_with_its_words(
+    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
+) -> None:
+    engine.info = dataclasses.replace(engine.info, max_batch_tokens=63)  # less than one nonce
+    runner.step(record.round_id)
+    stopped = rounds.read(record.round_id)
+    assert stopped is not None
+    assert stopped.state is RoundState.STOPPED
+    assert "seq_len must be from 1 to 63" in str(stopped.error)
+    assert redis.hgetall(f"poc:round:{record.round_id}:leases") == {}
+
+
 def break_down() -> None:
-    raise ProoflineError("CUDA out of memory")
+    raise ProoflineError("CUDA error")
 
 
 def test_an_engine_that_fails_now_and_then_leaves_the_round_to_go_on(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
+    proofs: Proofs, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
-    engine.events = {1: break_down, 2: break_down, 4: break_down, 6: stop(rounds, record)}
-    for _ in range(3):
-        with pytest.raises(ProoflineError, match="out of memory"):
-            runner.step(record.round_id)
-    runner.step(record.round_id)
-    assert arrived(redis, record) == list(range(16))
+    engine.events = {1: break_down, 2: break_down, 4: break_down, 7: stop(rounds, record)}
+    RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    assert_first(arrived(redis, record), 12, 20)
 
 
+@pytest.mark.usefixtures("exits")
 def test_an_engine_that_fails_again_and_again_is_replaced(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host_module.os, "_exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
-    engine.events = dict.fromkeys(range(3), break_down)
-    for _ in range(2):
-        with pytest.raises(ProoflineError, match="out of memory"):
-            runner.step(record.round_id)
-    with pytest.raises(SystemExit):
-        runner.step(record.round_id)
-    assert rounds.generating(MODEL) == record.round_id
-
-
-def test_a_mistake_in_the_engine_neither_stops_the_round_nor_keeps_the_lease(
     runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord
 ) -> None:
-    def break_down() -> None:
-        raise ZeroDivisionError
-
-    engine.events[0] = break_down
-    with pytest.raises(ZeroDivisionError):
+    engine.events = dict.fromkeys(range(20), break_down)
+    with pytest.raises(SystemExit) as ended:
         runner.step(record.round_id)
+    assert ended.value.code == ENGINE_LOST_STATUS
+    assert 3 <= len(engine.ticks) <= 6  # what was in hand beside it may fail too
     assert rounds.generating(MODEL) == record.round_id
-    lease = rounds.lease(record, "w2", 4)
-    assert isinstance(lease, Lease)
-    assert lease.first == 0
+    assert lease_of(rounds, record, "w2").first == 0
 
 
-def test_after_an_error_a_new_step_can_run(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
+def test_a_mistake_in_the_engine_neither_stops_the_round_nor_loses_a_nonce(
+    proofs: Proofs, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
-    def break_down() -> None:
+    def mistake() -> None:
         raise ZeroDivisionError
 
-    engine.events[1] = break_down
-    engine.events[3] = stop(rounds, record)
-    with pytest.raises(ZeroDivisionError):
-        runner.step(record.round_id)
+    engine.events = {1: mistake, 4: stop(rounds, record)}
+    RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    assert_first(arrived(redis, record), 12, 16)
+
+
+def test_after_an_error_of_the_worker_a_new_step_can_run(
+    runner: RoundRunner,
+    engine: FakeEngine,
+    rounds: RoundStore,
+    redis: Redis,
+    record: RoundRecord,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mistake(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds, "complete", mistake)
+        with pytest.raises(ZeroDivisionError):
+            runner.step(record.round_id)
+    assert rounds.generating(MODEL) == record.round_id
+    engine.events[len(engine.ticks) + 2] = stop(rounds, record)
     runner.step(record.round_id)
-    assert arrived(redis, record) == list(range(12))
+    assert_first(arrived(redis, record), 8, 16)
 
 
 # Chat beside a round.
 
 
 @pytest.fixture
-def exclusive(engine: FakeEngine, jobs: JobStore, rounds: RoundStore) -> tuple[ChatGate, RoundRunner]:
+def exclusive(engine: FakeEngine, rounds: RoundStore) -> Iterator[tuple[ChatGate, Proofs, RoundRunner]]:
     """A worker whose gate refuses chat while a round runs."""
-    gate = ChatGate(ChatPolicy("exclusive"))
-    host = EngineHost(engine, "w1", jobs, cast(JobQueue, None), Chat(gate, StepSize(engine.info, 1000)))
-    return gate, RoundRunner(host, rounds, lambda _: None, STEP_S)
+    gate = ChatGate(ChatPolicy("exclusive"), engine.unfinished_chat)
+    proofs = Proofs(engine, gate)
+    yield gate, proofs, RoundRunner(proofs, "w1", rounds, lambda _: None, STEP_S)
+    proofs.stop()
 
 
 def test_exclusive_does_not_wait_for_chat_to_pause(
-    exclusive: tuple[ChatGate, RoundRunner], engine: FakeEngine, rounds: RoundStore, record: RoundRecord
+    exclusive: tuple[ChatGate, Proofs, RoundRunner], engine: FakeEngine, rounds: RoundStore, record: RoundRecord
 ) -> None:
-    gate, runner = exclusive
+    gate, _, runner = exclusive
     assert gate.enter_chat()
+    engine.chat = 1
     engine.events[1] = stop(rounds, record)
     runner.step(record.round_id)
-    assert len(engine.calls) == 2
+    assert len(engine.begun) >= 2
 
 
 def test_chat_is_let_in_again_after_a_stop(
-    exclusive: tuple[ChatGate, RoundRunner], engine: FakeEngine, rounds: RoundStore, record: RoundRecord
+    exclusive: tuple[ChatGate, Proofs, RoundRunner], engine: FakeEngine, rounds: RoundStore, record: RoundRecord
 ) -> None:
-    gate, runner = exclusive
+    gate, _, runner = exclusive
     let_in: list[bool] = []
     engine.events[1] = lambda: let_in.append(gate.enter_chat())
     engine.events[2] = stop(rounds, record)
@@ -472,13 +553,47 @@ def test_chat_is_let_in_again_after_a_stop(
 
 
 def test_chat_is_let_in_again_after_a_round_that_stopped_by_itself(
-    exclusive: tuple[ChatGate, RoundRunner], engine: FakeEngine, record: RoundRecord
+    exclusive: tuple[ChatGate, Proofs, RoundRunner], engine: FakeEngine, rounds: RoundStore, record: RoundRecord
 ) -> None:
-    gate, runner = exclusive
-    engine.events[1] = refuse
-    with pytest.raises(SpecError):
-        runner.step(record.round_id)
+    gate, _, runner = exclusive
+    engine.events[0] = refusal(engine)
+    runner.step(record.round_id)
+    assert rounds.generating(MODEL) is None
     assert gate.enter_chat()
+
+
+def test_while_chat_has_the_engine_nothing_is_leased_and_the_next_step_is_queued(
+    engine: FakeEngine,
+    rounds: RoundStore,
+    redis: Redis,
+    record: RoundRecord,
+    published: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    proofs = Proofs(engine, ChatGate(ChatPolicy("yield"), engine.unfinished_chat))
+    engine.chat = 1
+    RoundRunner(proofs, "w1", rounds, published.append, STEP_S).step(record.round_id)
+    proofs.stop()
+    assert engine.begun == []
+    assert redis.hgetall(f"poc:round:{record.round_id}:leases") == {}
+    assert published == [record.round_id]
+    (line,) = [entry.message for entry in caplog.records if "nonces/s" in entry.message]
+    assert "waits for chat" in line
+
+
+def test_a_stop_while_chat_has_the_engine_gives_back_what_is_in_hand(
+    engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
+) -> None:
+    proofs = Proofs(engine, ChatGate(ChatPolicy("yield"), engine.unfinished_chat))
+    engine.events[2] = lambda: setattr(engine, "chat", 1)
+    threading.Timer(0.2, stop(rounds, record)).start()
+    RoundRunner(proofs, "w1", rounds, lambda _: None, 5.0).step(record.round_id)
+    wait_until(lambda: engine.is_idle)
+    proofs.stop()
+    assert_first(arrived(redis, record), 12, 12)
+    assert len(engine.begun) == 3
+    assert redis.hgetall(f"poc:round:{record.round_id}:leases") == {}
 
 
 # Joining.
@@ -524,17 +639,10 @@ def housekeeper(
     keeper.stop()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-
-
 def test_a_worker_that_starts_during_a_round_joins_it(
-    housekeeper: Housekeeper, host: EngineHost, runner: RoundRunner, messages: Messages, record: RoundRecord
+    housekeeper: Housekeeper, proofs: Proofs, runner: RoundRunner, messages: Messages, record: RoundRecord
 ) -> None:
-    housekeeper.ready(host, runner, None)
+    housekeeper.ready(proofs, runner, None)
     wait_until(lambda: messages.waiting == [record.round_id])
 
 
@@ -546,18 +654,18 @@ def test_a_worker_that_still_loads_does_not_join(
 
 
 def test_a_step_that_waits_is_not_queued_twice(
-    housekeeper: Housekeeper, host: EngineHost, runner: RoundRunner, messages: Messages, record: RoundRecord
+    housekeeper: Housekeeper, proofs: Proofs, runner: RoundRunner, messages: Messages, record: RoundRecord
 ) -> None:
-    housekeeper.ready(host, runner, None)
+    housekeeper.ready(proofs, runner, None)
     wait_until(lambda: bool(messages.waiting))
     time.sleep(0.1)
     assert len(messages.waiting) == 1
 
 
 def test_a_step_whose_message_was_lost_is_queued_again(
-    housekeeper: Housekeeper, host: EngineHost, runner: RoundRunner, messages: Messages, record: RoundRecord
+    housekeeper: Housekeeper, proofs: Proofs, runner: RoundRunner, messages: Messages, record: RoundRecord
 ) -> None:
-    housekeeper.ready(host, runner, None)
+    housekeeper.ready(proofs, runner, None)
     wait_until(lambda: bool(messages.waiting))
     messages.waiting.clear()
     wait_until(lambda: messages.waiting == [record.round_id])
@@ -565,7 +673,7 @@ def test_a_step_whose_message_was_lost_is_queued_again(
 
 def test_no_step_is_queued_while_one_runs(
     housekeeper: Housekeeper,
-    host: EngineHost,
+    proofs: Proofs,
     runner: RoundRunner,
     engine: FakeEngine,
     messages: Messages,
@@ -573,33 +681,32 @@ def test_no_step_is_queued_while_one_runs(
 ) -> None:
     step = threading.Thread(target=runner.step, args=(record.round_id,))
     step.start()
-    while not engine.calls:
+    while not engine.begun:
         time.sleep(0.01)
-    housekeeper.ready(host, runner, None)
+    housekeeper.ready(proofs, runner, None)
     time.sleep(0.2)
     assert messages.waiting == []
     step.join()
 
 
 def test_chat_is_let_in_again_when_the_round_ended_and_no_step_came(
-    housekeeper: Housekeeper, exclusive: tuple[ChatGate, RoundRunner], engine: FakeEngine, jobs: JobStore
+    housekeeper: Housekeeper, exclusive: tuple[ChatGate, Proofs, RoundRunner]
 ) -> None:
-    gate, runner = exclusive
-    gate.round_runs(True)
-    host = EngineHost(engine, "w1", jobs, cast(JobQueue, None), Chat(gate, StepSize(engine.info, 1000)))
-    housekeeper.ready(host, runner, None)
+    gate, proofs, runner = exclusive
+    gate.set_computes_round(True)
+    housekeeper.ready(proofs, runner, None)
     wait_until(gate.enter_chat)
 
 
 def test_a_worker_that_is_to_end_takes_nothing_new(
     housekeeper: Housekeeper,
-    host: EngineHost,
+    proofs: Proofs,
     runner: RoundRunner,
     messages: Messages,
     workers: WorkerRegistry,
     record: RoundRecord,
 ) -> None:
-    housekeeper.ready(host, runner, None)
+    housekeeper.ready(proofs, runner, None)
     wait_until(lambda: bool(messages.waiting))
     housekeeper.drain()
     wait_until(lambda: workers.live()[0].state == "draining")
@@ -610,9 +717,9 @@ def test_a_worker_that_is_to_end_takes_nothing_new(
 
 
 def test_a_worker_does_not_join_a_round_of_another_model(
-    housekeeper: Housekeeper, host: EngineHost, runner: RoundRunner, messages: Messages, rounds: RoundStore
+    housekeeper: Housekeeper, proofs: Proofs, runner: RoundRunner, messages: Messages, rounds: RoundStore
 ) -> None:
     rounds.store(round_config(model="other"), RoundState.GENERATING)
-    housekeeper.ready(host, runner, None)
+    housekeeper.ready(proofs, runner, None)
     time.sleep(0.1)
     assert messages.waiting == []

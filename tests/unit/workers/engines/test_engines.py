@@ -6,6 +6,7 @@ from poc_core.encoding import decode_vector
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from workers.engines import load_engine
+from workers.engines.base import Slice, Tick
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
 
@@ -62,21 +63,62 @@ def test_synthetic_refuses_bad_specs_like_an_engine(engine, spec):
         engine.compute(spec, [1])
 
 
-def test_micro_batches_hold_no_more_tokens_than_allowed(engine):
-    tokens = engine.info.max_batch_tokens
-    spec = SPEC.model_copy(update={"seq_len": tokens // 3})
-    assert [list(batch) for batch in engine.micro_batches(spec, range(7))] == [[0, 1, 2], [3, 4, 5], [6]]
+class Recording(SyntheticEngine):
+    """Writes down its micro-batches."""
+
+    batches: list[list[int]]
+
+    def compute_batch(self, spec, nonces):
+        self.batches.append(list(nonces))
+        return super().compute_batch(spec, nonces)
 
 
-def test_a_nonce_longer_than_half_a_micro_batch_goes_alone(engine):
-    spec = SPEC.model_copy(update={"seq_len": engine.info.max_seq_len})
-    assert [list(batch) for batch in engine.micro_batches(spec, [4, 5])] == [[4], [5]]
+@pytest.fixture
+def recording():
+    engine = Recording(synthetic(synthetic_step_ms=0))
+    engine.batches = []
+    return engine
 
 
-def test_a_seq_len_beyond_the_models_limit_is_refused_with_the_limit(engine):
-    limit = engine.info.max_seq_len
+def test_micro_batches_hold_no_more_tokens_than_allowed(recording):
+    spec = SPEC.model_copy(update={"seq_len": recording.info.max_batch_tokens // 3})
+    recording.compute(spec, range(7))
+    assert recording.batches == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_micro_batches_hold_no_more_nonces_than_allowed(recording):
+    recording.compute(SPEC, range(70))
+    assert [len(batch) for batch in recording.batches] == [32, 32, 6]
+
+
+def test_a_nonce_longer_than_half_a_micro_batch_goes_alone(recording):
+    recording.compute(SPEC.model_copy(update={"seq_len": recording.info.max_seq_len}), [4, 5])
+    assert recording.batches == [[4], [5]]
+
+
+def test_a_seq_len_beyond_the_models_limit_is_refused_with_the_limit(recording):
+    limit = recording.info.max_seq_len
     with pytest.raises(SpecError, match=f"from 1 to {limit} for model load-test, not {limit + 1}"):
-        engine.micro_batches(SPEC.model_copy(update={"seq_len": limit + 1}), [1])
+        recording.compute(SPEC.model_copy(update={"seq_len": limit + 1}), [1])
+    assert recording.batches == []
+
+
+def test_an_engine_that_runs_whole_batches_says_how_long_each_took(recording):
+    engine = Recording(synthetic(synthetic_step_ms=20))
+    engine.batches = []
+    answer = engine.tick(Tick(begin=[(7, SPEC, [0, 1])], slices=[Slice(7, 0, 1)]))
+    assert list(answer.values) == [7]
+    ((ran, seconds),) = answer.ran
+    assert ran == Slice(7, 0, 1)
+    assert 0.02 <= seconds < 0.2
+
+
+def test_an_engine_that_runs_whole_batches_refuses_a_spec_for_its_micro_batch_alone(recording):
+    refused = SPEC.model_copy(update={"scheme": "unknown"})
+    answer = recording.tick(Tick(begin=[(0, refused, [0]), (1, SPEC, [1])]))
+    assert list(answer.refused) == [0]
+    assert "unknown" in answer.refused[0]
+    assert list(answer.values) == [1]
 
 
 def test_load_engine_knows_engines_by_kind():
