@@ -1,7 +1,6 @@
 """A worker's part in a round, on an engine that does what a test tells it to."""
 
 import dataclasses
-import json
 import logging
 import threading
 import time
@@ -16,7 +15,7 @@ from redis.exceptions import ConnectionError
 from poc_core.errors import ProoflineError
 from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state import JobStore, RoundStore, WorkerRegistry, entries
 from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.fake_engine import FakeEngine
 from tests.samples import MODEL, Clock, round_config, worker_record
@@ -103,8 +102,8 @@ def stop(rounds: RoundStore, record: RoundRecord) -> Callable[[], object]:
 
 def arrived(redis: Redis, record: RoundRecord) -> list[int]:
     """The nonces whose values wait for the receiver."""
-    entries = cast(list[bytes], redis.lrange(f"poc:outbox:{record.round_id}:entries", 0, -1))
-    return [nonce for entry in entries for nonce, _ in json.loads(b"[" + entry.split(b"|", 1)[1] + b"]")]
+    waiting = cast(list[bytes], redis.lrange(f"poc:outbox:{record.round_id}:entries", 0, -1))
+    return [nonce for nonce, _ in entries.unpack(entries.without_count(entry) for entry in waiting)]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
