@@ -10,8 +10,8 @@ from tests.integration.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
-# Nonces of a job that takes seconds on two workers: 200 batches of 50 ms.
-LONG = {"nonces": range(2000), "batch_size": 10}
+# Nonces of a job that takes seconds on two workers: 200 batches of 50 ms, none of which has room for another.
+LONG = {"nonces": range(6400), "batch_size": 32}
 
 
 class TestGenerate:
@@ -41,7 +41,7 @@ class TestGenerate:
         job = node.job(request_id)
         node.stop()
         assert job["status"] == "running"
-        assert 0 < job["n_done"] < job["n_total"] == 2000
+        assert 0 < job["n_done"] < job["n_total"] == 6400
 
     def test_spreads_over_all_workers_of_its_model(self, node, redis_of):
         workers = {worker["id"] for worker in node.status()["workers"]}
