@@ -13,30 +13,33 @@ import workers.engines
 from cli.main import app
 from poc_core.records import ModelInfo, ProofSpec
 from tests.commands import run_here
-from workers.engines.base import WholeBatchEngine
+from workers.engines.base import Engine, Tick, TickResult
 from workers.engines.options import EngineOptions
 
 COMMAND = ["compute", "--model", "tiny-qwen3", "--block-hash", "0xabc", "--public-key", "node-1", "--nonces", "0-2"]
 
 
-class NoisyEngine(WholeBatchEngine):
+class NoisyEngine(Engine):
     """Writes to file descriptor 1 as vLLM and its child processes do."""
 
     def __init__(self) -> None:
         self.info = ModelInfo(
-            "tiny-qwen3", hidden_size=128, n_layers=4, max_seq_len=512, max_batch_tokens=8192, dtype="float32"
+            "tiny-qwen3", hidden_size=128, n_layers=4, max_seq_len=512, max_batch_tokens=64, dtype="float32"
         )
         self.options: EngineOptions | None = None
         self.calls: list[tuple[ProofSpec, list[int]]] = []
         self.closed = False
         self.excluded: set[int] = set()
 
-    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[Any]:
+    def compute(self, spec: ProofSpec, nonces: Sequence[int], plan: object = None) -> list[Any]:
         os.write(1, b"noise\n")
         print("more noise")
         self.calls.append((spec, list(nonces)))
         value = (lambda nonce: f"v{nonce}") if spec.scheme == "artifact" else (lambda nonce: nonce / 2)
         return [None if nonce in self.excluded else value(nonce) for nonce in nonces]
+
+    def tick(self, tick: Tick) -> TickResult:
+        raise AssertionError("a command asks for whole computations")
 
     def close(self) -> None:
         self.closed = True
