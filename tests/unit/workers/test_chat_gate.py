@@ -44,7 +44,7 @@ class Gate(ChatGate):
 
 class TestEveryPolicy:
     @pytest.mark.parametrize("policy", ["yield", "share:0.3", "exclusive"])
-    def test_without_chat_proofs_do_not_wait(self, policy):
+    def test_without_chat_proofs_do_not_wait(self, policy: str) -> None:
         gate = Gate(policy)
         assert gate.busy_share(10, 0.08) == pytest.approx(1.0)
         assert gate.enter_chat()
@@ -53,7 +53,7 @@ class TestEveryPolicy:
         assert gate.sleeps == []
         assert gate.stats().skips == 0
 
-    def test_counts_chat_and_the_time_of_proofs(self):
+    def test_counts_chat_and_the_time_of_proofs(self) -> None:
         gate = Gate("yield")
         assert [gate.enter_chat() for _ in range(3)] == [True] * 3
         gate.leave_chat()
@@ -65,7 +65,7 @@ class TestEveryPolicy:
 
 
 class TestYield:
-    def test_proofs_wait_for_the_last_request_and_then_go_on(self):
+    def test_proofs_wait_for_the_last_request_and_then_go_on(self) -> None:
         gate = Gate("yield")
         gate.enter_chat()
         gate.enter_chat()
@@ -75,13 +75,13 @@ class TestYield:
         assert gate.wait(60)
         assert gate.stats().chat_active == 0
 
-    def test_waiting_ends_after_the_given_time_in_one_sleep(self):
+    def test_waiting_ends_after_the_given_time_in_one_sleep(self) -> None:
         gate = Gate("yield")
         gate.enter_chat()
         assert not gate.wait(0.5)
         assert gate.sleeps == [0.5]
 
-    def test_every_wait_is_one_skip_and_asking_is_none(self):
+    def test_every_wait_is_one_skip_and_asking_is_none(self) -> None:
         gate = Gate("yield")
         gate.enter_chat()
         assert not gate.wait(0)
@@ -93,7 +93,7 @@ class TestYield:
         assert gate.wait(0.5)
         assert gate.stats().skips == 2
 
-    def test_has_no_busy_spin_and_wakes_at_once(self):
+    def test_has_no_busy_spin_and_wakes_at_once(self) -> None:
         clock_readings = 0
 
         def clock() -> float:
@@ -119,17 +119,17 @@ class TestYield:
 
 class TestShare:
     @pytest.mark.parametrize(("policy", "share"), [("share:0.3", 0.3), ("share:0.5", 0.5), ("share:0.05", 0.05)])
-    def test_beside_constant_chat_proofs_get_their_share(self, policy, share):
+    def test_beside_constant_chat_proofs_get_their_share(self, policy: str, share: float) -> None:
         gate = Gate(policy)
         gate.enter_chat()
         assert gate.busy_share(200, 0.08) == pytest.approx(share, rel=0.05)
 
-    def test_share_holds_though_every_micro_batch_begins_late(self):
+    def test_share_holds_though_every_micro_batch_begins_late(self) -> None:
         gate = Gate("share:0.3")
         gate.enter_chat()
         assert gate.busy_share(60, 0.08, late_s=0.05) == pytest.approx(0.3, rel=0.05)
 
-    def test_is_over_when_chat_ends(self):
+    def test_is_over_when_chat_ends(self) -> None:
         gate = Gate("share:0.3")
         gate.enter_chat()
         gate.busy_share(1, 0.08)
@@ -139,7 +139,7 @@ class TestShare:
         gate.run(0.08)
         assert gate.wait(0)
 
-    def test_what_proofs_had_while_chat_was_idle_is_not_held_against_them(self):
+    def test_what_proofs_had_while_chat_was_idle_is_not_held_against_them(self) -> None:
         gate = Gate("share:0.3")
         gate.busy_share(100, 0.08)
         gate.enter_chat()
@@ -147,7 +147,7 @@ class TestShare:
         assert gate.wait(60)
         assert gate.clock.now - began < 0.08 / 0.3
 
-    def test_what_proofs_did_not_take_while_chat_was_busy_does_not_pile_up(self):
+    def test_what_proofs_did_not_take_while_chat_was_busy_does_not_pile_up(self) -> None:
         gate = Gate("share:0.3")
         gate.enter_chat()
         gate.run(0.08)
@@ -159,7 +159,7 @@ class TestShare:
 
 
 class TestExclusive:
-    def test_chat_is_refused_and_proofs_run_while_a_round_runs(self):
+    def test_chat_is_refused_and_proofs_run_while_a_round_runs(self) -> None:
         gate = Gate("exclusive")
         gate.enter_chat()
         gate.round_runs(True)
@@ -169,13 +169,13 @@ class TestExclusive:
         assert gate.stats().chat_active == 1
         assert gate.stats().skips == 0
 
-    def test_chat_is_served_again_right_after_the_round(self):
+    def test_chat_is_served_again_right_after_the_round(self) -> None:
         gate = Gate("exclusive")
         gate.round_runs(True)
         gate.round_runs(False)
         assert gate.enter_chat()
 
-    def test_without_a_round_jobs_wait_for_chat(self):
+    def test_without_a_round_jobs_wait_for_chat(self) -> None:
         gate = Gate("exclusive")
         gate.enter_chat()
         assert not gate.wait(0.5)
@@ -183,7 +183,7 @@ class TestExclusive:
         assert gate.wait(0.5)
 
     @pytest.mark.parametrize("policy", ["yield", "share:0.3"])
-    def test_other_policies_never_refuse(self, policy):
+    def test_other_policies_never_refuse(self, policy: str) -> None:
         gate = Gate(policy)
         gate.round_runs(True)
         assert gate.enter_chat()

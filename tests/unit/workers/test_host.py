@@ -268,7 +268,12 @@ def test_chat_that_comes_while_another_batch_has_the_engine_is_waited_for(
 ) -> None:
     """Between its wait at the gate and the engine, a thread may stand in line behind another."""
     first_computes, first_ends = threading.Event(), threading.Event()
-    engine.on_compute = lambda: (first_computes.set(), first_ends.wait(5))
+
+    def compute() -> None:
+        first_computes.set()
+        first_ends.wait(5)
+
+    engine.on_compute = compute
     first = threading.Thread(target=host.step, args=(SPEC, [0], 5))
     first.start()
     first_computes.wait(5)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ INFO = ModelInfo("tiny-qwen3", 128, 4, 2048, 8192, "float32")
 HOLDS = INFO.max_batch(SPEC.seq_len)  # 128
 
 
-def settle(sizes: StepSize, nonce_s: float, spec=SPEC, overhead_s: float = 0.0, steps: int = 40) -> list[int]:
+def settle(sizes: StepSize, nonce_s: float, spec: Any = SPEC, overhead_s: float = 0.0, steps: int = 40) -> list[int]:
     """The sizes of `steps` micro-batches on an engine that takes `nonce_s` per nonce."""
     taken = []
     for _ in range(steps):
@@ -24,33 +25,33 @@ def settle(sizes: StepSize, nonce_s: float, spec=SPEC, overhead_s: float = 0.0, 
     return taken
 
 
-def test_begins_with_one_nonce_and_at_most_doubles():
+def test_begins_with_one_nonce_and_at_most_doubles() -> None:
     taken = settle(StepSize(INFO, LIMIT_MS), 0.0001)
     assert taken[0] == 1
     assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(taken))
 
 
-def test_grows_to_what_fits_into_the_limit():
+def test_grows_to_what_fits_into_the_limit() -> None:
     taken = settle(StepSize(INFO, LIMIT_MS), 0.005)
     assert 0.6 * LIMIT_MS <= taken[-1] * 5 <= LIMIT_MS
 
 
-def test_grows_to_what_the_engine_holds():
+def test_grows_to_what_the_engine_holds() -> None:
     assert settle(StepSize(INFO, LIMIT_MS), 0.00001)[-1] == HOLDS
 
 
 @pytest.mark.parametrize("nonce_s", [0.0003, 0.001, 0.007, 0.03, 0.06, 0.09])
 @pytest.mark.parametrize("overhead_s", [0.0, 0.01])
-def test_never_aims_beyond_the_limit(nonce_s, overhead_s):
+def test_never_aims_beyond_the_limit(nonce_s: float, overhead_s: float) -> None:
     taken = settle(StepSize(INFO, LIMIT_MS), nonce_s, overhead_s=overhead_s)
     assert max(overhead_s + n * nonce_s for n in taken) <= LIMIT_MS / 1000
 
 
-def test_one_nonce_that_takes_longer_than_the_limit_is_computed_all_the_same():
+def test_one_nonce_that_takes_longer_than_the_limit_is_computed_all_the_same() -> None:
     assert settle(StepSize(INFO, LIMIT_MS), 0.5) == [1] * 40
 
 
-def test_shrinks_within_a_few_steps_when_the_engine_slows_down():
+def test_shrinks_within_a_few_steps_when_the_engine_slows_down() -> None:
     sizes = StepSize(INFO, LIMIT_MS)
     settle(sizes, 0.001)
     taken = settle(sizes, 0.004, steps=10)
@@ -58,19 +59,19 @@ def test_shrinks_within_a_few_steps_when_the_engine_slows_down():
     assert taken[2] < taken[0]
 
 
-def test_grows_again_when_the_engine_is_faster():
+def test_grows_again_when_the_engine_is_faster() -> None:
     sizes = StepSize(INFO, LIMIT_MS)
     slow = settle(sizes, 0.008)[-1]
     assert settle(sizes, 0.002)[-1] > 3 * slow
 
 
-def test_a_slow_first_batch_does_not_count_for_long():
+def test_a_slow_first_batch_does_not_count_for_long() -> None:
     sizes = StepSize(INFO, LIMIT_MS)
     sizes.ran(SPEC, 1, 30.0)  # compiled kernels
     assert settle(sizes, 0.002, steps=15)[-1] >= 30
 
 
-def test_times_that_scatter_seldom_exceed_the_limit():
+def test_times_that_scatter_seldom_exceed_the_limit() -> None:
     random.seed(5)
     sizes = StepSize(INFO, LIMIT_MS)
     times = []
@@ -81,7 +82,7 @@ def test_times_that_scatter_seldom_exceed_the_limit():
     assert sum(seconds > LIMIT_MS / 1000 for seconds in times) < 0.04 * len(times)  # of their mean alone: 13 %
 
 
-def test_every_kind_has_its_own_times():
+def test_every_kind_has_its_own_times() -> None:
     sizes = StepSize(INFO, LIMIT_MS)
     longer = SPEC.model_copy(update={"seq_len": 512})
     short = settle(sizes, 0.001)[-1]
@@ -91,13 +92,13 @@ def test_every_kind_has_its_own_times():
     assert short > long > distance
 
 
-def test_other_blocks_are_the_same_kind():
+def test_other_blocks_are_the_same_kind() -> None:
     sizes = StepSize(INFO, LIMIT_MS)
     settle(sizes, 0.001)
     assert sizes.next(SPEC.model_copy(update={"block_hash": "another"})) == sizes.next(SPEC) > 1
 
 
-def test_kinds_are_forgotten_one_by_one_those_used_last_stay():
+def test_kinds_are_forgotten_one_by_one_those_used_last_stay() -> None:
     sizes = StepSize(INFO, LIMIT_MS)
     settle(sizes, 0.001)
     for seq_len in range(1, 100):

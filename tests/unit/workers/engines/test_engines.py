@@ -1,4 +1,5 @@
 import time
+from typing import Any
 
 import pytest
 
@@ -13,39 +14,39 @@ SPEC = ProofSpec(block_hash="block", public_key="key", seq_len=64)
 DISTANCE = ProofSpec(scheme="distance", block_hash="block", public_key="key", seq_len=64)
 
 
-def synthetic(**options):
+def synthetic(**options: Any) -> Any:
     return EngineOptions(model="load-test", engine="synthetic", **options)
 
 
 @pytest.fixture
-def engine():
+def engine() -> Any:
     return SyntheticEngine(synthetic(synthetic_step_ms=0))
 
 
-def test_synthetic_takes_its_set_time(engine):
+def test_synthetic_takes_its_set_time(engine: Any) -> None:
     engine = SyntheticEngine(synthetic(synthetic_step_ms=40))
     start = time.monotonic()
     engine.compute(SPEC, list(range(32)))
     assert 0.04 <= time.monotonic() - start < 0.2
 
 
-def test_synthetic_values_follow_from_spec_and_nonce(engine):
+def test_synthetic_values_follow_from_spec_and_nonce(engine: Any) -> None:
     values = engine.compute(SPEC, [5, 6, 2**63 - 1])
     assert engine.compute(SPEC, [2**63 - 1, 5]) == [values[2], values[0]]
     assert len(set(values)) == 3
     assert engine.compute(SPEC.model_copy(update={"block_hash": "other"}), [5]) != values[:1]
 
 
-def test_synthetic_artifacts_can_be_decoded(engine):
+def test_synthetic_artifacts_can_be_decoded(engine: Any) -> None:
     spec = SPEC.model_copy(update={"options": {"k_dim": 7}})
     assert all(decode_vector(value, 7).shape == (7,) for value in engine.compute(spec, [0, 1]))
 
 
-def test_synthetic_distances_are_distances(engine):
+def test_synthetic_distances_are_distances(engine: Any) -> None:
     assert all(0 < distance < 2 for distance in engine.compute(DISTANCE, list(range(100))))
 
 
-def test_synthetic_computes_nothing_for_no_nonces(engine):
+def test_synthetic_computes_nothing_for_no_nonces(engine: Any) -> None:
     assert engine.compute(SPEC, []) == engine.compute(DISTANCE, []) == []
 
 
@@ -57,29 +58,29 @@ def test_synthetic_computes_nothing_for_no_nonces(engine):
         SPEC.model_copy(update={"options": {"k_dim": 0}}),
     ],
 )
-def test_synthetic_refuses_bad_specs_like_an_engine(engine, spec):
+def test_synthetic_refuses_bad_specs_like_an_engine(engine: Any, spec: Any) -> None:
     with pytest.raises(SpecError):
         engine.compute(spec, [1])
 
 
-def test_micro_batches_hold_no_more_tokens_than_allowed(engine):
+def test_micro_batches_hold_no_more_tokens_than_allowed(engine: Any) -> None:
     tokens = engine.info.max_batch_tokens
     spec = SPEC.model_copy(update={"seq_len": tokens // 3})
     assert [list(batch) for batch in engine.micro_batches(spec, range(7))] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-def test_a_nonce_longer_than_half_a_micro_batch_goes_alone(engine):
+def test_a_nonce_longer_than_half_a_micro_batch_goes_alone(engine: Any) -> None:
     spec = SPEC.model_copy(update={"seq_len": engine.info.max_seq_len})
     assert [list(batch) for batch in engine.micro_batches(spec, [4, 5])] == [[4], [5]]
 
 
-def test_a_seq_len_beyond_the_models_limit_is_refused_with_the_limit(engine):
+def test_a_seq_len_beyond_the_models_limit_is_refused_with_the_limit(engine: Any) -> None:
     limit = engine.info.max_seq_len
     with pytest.raises(SpecError, match=f"from 1 to {limit} for model load-test, not {limit + 1}"):
         engine.micro_batches(SPEC.model_copy(update={"seq_len": limit + 1}), [1])
 
 
-def test_load_engine_knows_engines_by_kind():
+def test_load_engine_knows_engines_by_kind() -> None:
     loaded = load_engine(synthetic(served_model_name="m"))
     assert (type(loaded).__name__, loaded.info.name) == ("SyntheticEngine", "m")
     assert load_engine(synthetic()).info.name == "load-test"
