@@ -9,7 +9,10 @@ MATRIX ?= 0.28 0.32
 MATRIX_TESTS := tests/integration/test_vllm_engine.py tests/integration/test_kv_isolation.py \
 	tests/integration/test_chat.py::TestOpenAiClient
 
-.PHONY: help setup setup-gpu demo test unit integration test-matrix lint format clean
+# Two processes, so that one computes while the other waits; more would need more than 2 cores and 8 GiB of memory.
+PYTEST := pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not matrix"
+
+.PHONY: help setup setup-gpu demo test unit integration test-matrix coverage lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -25,13 +28,19 @@ demo: setup ## start the whole stack with a tiny model, generate and validate pr
 	@$(BIN)/proofline demo
 
 test: lint ## linters, types, then unit and integration tests
-	@$(BIN)/python -m pytest tests
+	@$(BIN)/python -m $(PYTEST) tests
 
 unit: setup ## unit tests only: seconds, no Redis, no vLLM
 	@$(BIN)/python -m pytest -n auto tests/unit
 
 integration: setup ## integration tests only: real Redis, real processes, real vLLM
-	@$(BIN)/python -m pytest tests/integration
+	@$(BIN)/python -m $(PYTEST) tests/integration
+
+coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
+coverage: setup ## all tests once more, slower, and which lines and branches they ran, also in child processes
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(BIN)/python -m coverage run -m $(PYTEST) tests
+	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report
 
 test-matrix: ## golden tests on several releases of vLLM, each in an environment of its own (MATRIX="0.28 0.32")
 	@for version in $(MATRIX); do \

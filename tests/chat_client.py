@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +20,7 @@ import httpx
 from cli.machine.gpus import visible_gpus, vllm_runs_on_cpu
 from cli.supervise.stack import Stack
 from tests import unisolated
-from tests.round_client import FAST, LOG_LINES, RoundClient
+from tests.round_client import FAST, LOG_LINES, RoundClient, StackClient
 from workers.engines.options import EngineOptions
 
 MODEL = "tiny-qwen3"
@@ -172,6 +174,10 @@ def streaming(http: httpx.Client, prompt: str, max_tokens: int) -> Iterator[Iter
         yield (line.removeprefix("data: ") for line in answer.iter_lines() if line)
 
 
+# The promise is made for 50 prompts, which PROOFLINE_TEST_PROMPTS=50 asks; the suite asks as many as take a minute.
+PROMPTS = prompts(int(os.environ.get("PROOFLINE_TEST_PROMPTS", "6")))
+LONG_PROMPT = prompts(1, least_tokens=400, seed=2)[0]  # three whole blocks of cache
+
 # A cache of few tokens: chat uses each of its blocks again and again, also those that a proof would write to.
 CACHE_TOKENS = 5120
 CPU_BLOCK, GPU_BLOCK = 128, 16  # tokens, as vLLM has them by default
@@ -187,30 +193,30 @@ def vllm_args() -> list[str]:
     return [*args, "--num-gpu-blocks-override", str(CACHE_TOKENS // GPU_BLOCK)]
 
 
-class UnisolatedStack(Stack):
-    """Its workers' proofs write into chat's cache."""
+class SwitchableStack(Stack):
+    """Its workers' isolation can be switched off."""
 
     def worker_command(self) -> list[str]:
         return unisolated.command(super().worker_command())
 
 
 @contextmanager
-def chat_stack(
-    policy: str, isolated: bool = True, workers: int = 1, model: str = MODEL, **env: str
-) -> Iterator[RoundClient]:
-    """A stack of real engines, in float32 so that batching does not blur what is compared."""
+def switchable_stack(switch: Path, **env: str) -> Iterator[StackClient]:
+    """A stack with one real engine that isolates chat from proofs for as long as there is no file `switch`.
+
+    In float32, so that batching does not blur what is compared.
+    """
     log: deque[str] = deque(maxlen=LOG_LINES)
-    stack = (Stack if isolated else UnisolatedStack)(
-        EngineOptions(model=model, dtype="float32", vllm_args=vllm_args()),
-        workers=workers,
-        env={**FAST, "POC_CHAT_POLICY": policy, **env},
+    stack = SwitchableStack(
+        EngineOptions(model=MODEL, dtype="float32", vllm_args=tuple(vllm_args())),
+        env={**FAST, unisolated.SWITCH: str(switch), **env},
         on_line=lambda name, line: log.append(f"{name} | {line}"),
         announce=lambda message: log.append(f"stack | {message}"),
     )
     limits = httpx.Limits(max_connections=None)
     with stack, httpx.Client(base_url=stack.base_url, timeout=120, limits=limits, trust_env=False) as http:
         stack.wait_ready(READY_S)
-        yield RoundClient(stack, http, log)
+        yield StackClient(stack, http, log)
 
 
 @contextmanager
@@ -219,7 +225,7 @@ def round_beside(client: RoundClient, least_nonces: int = 20) -> Iterator[None]:
 
     Without isolation the proofs of a micro-batch would write to the first 4,096 tokens of chat's cache.
     """
-    client.start(None, batch_size=16, params={"model": client.stack.model_name, "seq_len": 256})
+    client.start(None, batch_size=16, params={"model": client.model, "seq_len": 256})
     try:
         client.wait_progress(least_nonces)
         yield

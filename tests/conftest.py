@@ -1,14 +1,60 @@
-"""What every kind of test shares: tests marked gpu are skipped where there is no CUDA device."""
+"""What every kind of test shares: which are skipped here, and how `make test` deals them out to its processes."""
 
+from collections.abc import Iterator
+
+import httpx
 import pytest
 
+from tests.chat_client import vllm_args
+from tests.round_client import FAST, RoundClient
+from tests.up import PATIENCE_S, Up
 
+# Tests that share an engine or a stack run in one process, in this order: `make test` begins with what takes longest,
+# and what is quick fills the gaps. A module that is not named here and has no mark xdist_group is a group of its own.
+LONGEST_FIRST = ("two-workers", "engines", "up", "node", "sharing", "test_rounds", "test_compose_services")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for the mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu_items:
+    skip_without_gpu([item for item in items if item.get_closest_marker("gpu")])
+    for item in items:
+        if item.get_closest_marker("integration") and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=turn)
+
+
+def turn(item: pytest.Item) -> tuple[int, str, bool]:
+    """By which tests are sorted; those of one group stay in the order of their modules."""
+    mark = item.get_closest_marker("xdist_group")
+    if mark is None:
+        return len(LONGEST_FIRST) + 1, "", False
+    group = mark.args[0]
+    place = LONGEST_FIRST.index(group) if group in LONGEST_FIRST else len(LONGEST_FIRST)
+    return place, group, item.get_closest_marker("ends_its_stack") is not None
+
+
+def skip_without_gpu(items: list[pytest.Item]) -> None:
+    if not items:
         return
     import torch  # only now: unit tests start faster without it
 
     if not torch.cuda.is_available():
-        for item in gpu_items:
+        for item in items:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def up() -> Iterator[Up]:
+    """`proofline up` with one real engine in float32, for all that only asks it; chat goes first (yield)."""
+    settings = {**FAST, "POC_GENERATE_CHUNK_TIMEOUT_SEC": str(PATIENCE_S)}
+    up = Up("--model", "tiny-qwen3", "--dtype", "float32", "--port", "0", "--", *vllm_args(), env=settings)
+    yield up
+    up.end()
+
+
+@pytest.fixture(scope="session")
+def yielding(up: Up) -> Iterator[RoundClient]:
+    """What asks `up`."""
+    limits = httpx.Limits(max_connections=None)
+    with httpx.Client(base_url=up.base_url, timeout=120, limits=limits, trust_env=False) as http:
+        yield RoundClient(http, up.log)

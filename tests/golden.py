@@ -53,7 +53,8 @@ def distance_spec(case: dict[str, Any]) -> ProofSpec:
 def l2(ours: list[Any], theirs: list[Any], k_dim: int) -> np.ndarray:
     """The L2 distance of each pair of vector_b64: float64 (n,)."""
     vectors = [np.array([decode_vector(text, k_dim) for text in texts]) for texts in (ours, theirs)]
-    return np.linalg.norm(vectors[0] - vectors[1], axis=-1)
+    distances: np.ndarray = np.linalg.norm(vectors[0] - vectors[1], axis=-1)
+    return distances
 
 
 def artifact_errors(engine: Engine, found: list[dict[str, Any]]) -> list[np.ndarray]:

@@ -29,8 +29,12 @@ PROGRAMS = {"proofline": str(BIN / "proofline"), "redis-server": str(REDIS)}
 class LocalCompose:
     """Context manager; what was started is stopped at the end, the last first."""
 
-    def __init__(self, folder: Path, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, variables: Mapping[str, str] | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """`variables`: what .env has for compose.yaml itself; `settings`: what it has for every process."""
         self.services = compose_file.services(variables)
+        self._settings = dict(settings or {})
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: list[IO[bytes]] = []
@@ -122,7 +126,8 @@ class LocalCompose:
         path = os.pathsep.join([str(BIN), str(REDIS.parent), os.environ["PATH"]])
         image = {"PATH": path, "HOME": str(self.folder / "home"), "HOSTNAME": socket.gethostname()}
         own = {key: self._here(str(value)) for key, value in self.services[name].get("environment", {}).items()}
-        return image | own
+        measured = {key: value for key, value in os.environ.items() if key.startswith("COVERAGE_")}
+        return image | own | self._settings | measured
 
     def is_healthy(self, name: str) -> bool:
         """What the service's own health check says."""

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,12 +31,20 @@ LOG_LINES = 4000
 
 
 class RoundClient:
-    """Talks to a stack as an aggregator does, and can hurt it."""
+    """Talks to a node as an aggregator does."""
 
-    def __init__(self, stack: Stack, http: httpx.Client, log: deque[str]) -> None:
-        self.stack = stack
+    def __init__(self, http: httpx.Client, log: Sequence[str] = (), model: str = MODEL) -> None:
         self.http = http
-        self.log = log  # "process | line" of all processes
+        self.model = model
+        self._log = log
+
+    @property
+    def base_url(self) -> str:
+        return str(self.http.base_url).rstrip("/")
+
+    def lines(self) -> list[str]:
+        """The last of all processes' logs."""
+        return list(self._log)
 
     def start(self, receiver: Receiver | None, **changes: Any) -> None:
         answer = self.http.post("/api/v1/pow/init/generate", json=round_body(receiver, **changes))
@@ -46,15 +54,18 @@ class RoundClient:
     def stop(self) -> dict[str, Any]:
         answer = self.http.post("/api/v1/pow/stop")
         assert answer.status_code == 200, answer.text
-        return answer.json()
+        found: dict[str, Any] = answer.json()
+        return found
 
     def status(self) -> dict[str, Any]:
         answer = self.http.get("/api/v1/pow/status")
         assert answer.status_code == 200, answer.text
-        return answer.json()
+        found: dict[str, Any] = answer.json()
+        return found
 
     def stats(self) -> dict[str, Any]:
-        return self.status()["stats"]
+        found: dict[str, Any] = self.status()["stats"]
+        return found
 
     def processed(self) -> int:
         return int(self.stats()["total_processed"])
@@ -90,8 +101,16 @@ class RoundClient:
             except (httpx.HTTPError, AssertionError) as error:
                 problem = error
             time.sleep(0.05)
-        tail = "\n".join(list(self.log)[-40:])
+        tail = "\n".join(self.lines()[-40:])
         raise AssertionError(f"Not within {timeout_s:g} s: {what} ({problem}).\n{tail}")
+
+
+class StackClient(RoundClient):
+    """Can hurt the stack, too."""
+
+    def __init__(self, stack: Stack, http: httpx.Client, log: Sequence[str]) -> None:
+        super().__init__(http, log, stack.model_name)
+        self.stack = stack
 
     def kill(self, name: str) -> int:
         """SIGKILL for "api", "redis", "courier" or "worker-0"; its supervisor starts another. Returns the old pid."""
@@ -106,16 +125,17 @@ class RoundClient:
         child = next(child for child in self.stack._children() if child.spec.name == name)
         self.wait(lambda: child.pid not in (None, old_pid), timeout_s, f"another {name}")
 
-    @contextmanager
-    def another_worker(self) -> Iterator[subprocess.Popen[bytes]]:
-        """One more worker, as another host might start it; told to stop at the end."""
-        env = environment_of_proofline({**FAST, **self.stack.env, "POC_REDIS_URL": self.stack.redis_url or ""})
-        with subprocess.Popen(self.stack.worker_command(), env=env, stdout=-3, stderr=-3) as worker:
-            try:
-                yield worker
-            finally:
-                worker.terminate()
-                worker.wait(30)
+
+@contextmanager
+def another_worker(stack: Stack) -> Iterator[subprocess.Popen[bytes]]:
+    """One more worker, as another host might start it; told to stop at the end."""
+    env = environment_of_proofline({**stack.env, "POC_REDIS_URL": stack.redis_url or ""})
+    with subprocess.Popen(stack.worker_command(), env=env, stdout=-3, stderr=-3) as worker:
+        try:
+            yield worker
+        finally:
+            worker.terminate()
+            worker.wait(30)
 
 
 def round_body(receiver: Receiver | None, **changes: Any) -> dict[str, Any]:
@@ -136,7 +156,7 @@ def assert_complete(client: RoundClient, receiver: Receiver, expected: range | N
 
 
 @contextmanager
-def running_stack(env: dict[str, str] | None = None, ready_s: float = 60.0, **options: Any) -> Iterator[RoundClient]:
+def running_stack(env: dict[str, str] | None = None, ready_s: float = 60.0, **options: Any) -> Iterator[StackClient]:
     """A stack of its own, synthetic unless told otherwise, that is ready."""
     log: deque[str] = deque(maxlen=LOG_LINES)
     engine = {name: options.pop(name) for name in EngineOptions.model_fields if name in options}
@@ -149,4 +169,4 @@ def running_stack(env: dict[str, str] | None = None, ready_s: float = 60.0, **op
     )
     with stack, httpx.Client(base_url=stack.base_url, timeout=30, trust_env=False) as http:
         stack.wait_ready(ready_s)
-        yield RoundClient(stack, http, log)
+        yield StackClient(stack, http, log)

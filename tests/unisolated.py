@@ -1,8 +1,9 @@
-"""A worker on a build whose KV isolation is switched off, to show that the tests of chat beside proofs can fail.
+"""A worker whose KV isolation can be switched off, to show that the tests of chat beside proofs can fail.
 
 Nothing outside tests/ knows of it: a worker gets it only by running this module in the place of `proofline`.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,21 @@ from workers.vllm.extension import ProofExtension
 _ROOT = Path(__file__).resolve().parent.parent
 
 
+# The file that switches it off for as long as it exists.
+SWITCH = "PROOFLINE_TEST_UNISOLATED"
+
+
 class UnisolatedExtension(ProofExtension):
-    """Proofs write into chat's own cache, from block 1 up, as the public implementations do."""
+    """Its proofs may write into chat's own cache, from block 1 up, as the public implementations do."""
 
     def _proof_runner(self) -> Any:
         runner = super()._proof_runner()
-        runner._caches.bound = _chats_own
+        isolated = type(runner._caches).bound.__get__(runner._caches)
+
+        def bound(n_sequences: int, seq_len: int) -> Any:
+            return (_chats_own if os.path.exists(os.environ[SWITCH]) else isolated)(n_sequences, seq_len)
+
+        runner._caches.bound = bound
         return runner
 
 
@@ -28,7 +38,7 @@ def _chats_own(n_sequences: int, seq_len: int) -> Iterator[None]:
 
 
 def command(proofline: list[str]) -> list[str]:
-    """The command of a worker, with the isolation of its engine switched off."""
+    """The command of a worker whose engine's isolation can be switched off."""
     python, flags, arguments = proofline[0], ["-P", "-c"], proofline[proofline.index("supervised-worker") :]
     code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); import tests.unisolated; tests.unisolated.main()"
     return [python, *flags, code, *arguments]

@@ -1,27 +1,19 @@
 """The command as a user runs it: `up` with a real vLLM engine, `generate` and `validate` against it, and `compute`."""
 
 import json
-import os
-import queue
-import re
-import signal
-import subprocess
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from cli.supervise.processes import command_of_proofline, environment_of_proofline
 from tests import golden
 from tests.integration.node import PREFIX, synthetic_artifacts, tampered
-from tests.integration.processes import Process, assert_all_gone, descendants, wait_until
+from tests.integration.processes import assert_all_gone, command_of, is_running, wait_until
 from tests.marks import needs_vllm
 from tests.samples import body
-from workers.host import ENGINE_LOST_STATUS
+from tests.up import Up, proofline
+from workers.proofs import ENGINE_LOST_STATUS
 
 pytestmark = [
     pytest.mark.integration,
@@ -29,94 +21,7 @@ pytestmark = [
 ]
 
 MODEL = "tiny-qwen3"
-START_TIMEOUT_S = 200.0
-STOP_TIMEOUT_S = 60.0
-COMMAND_TIMEOUT_S = 250.0
 EXIT_FRAUD = 3
-
-
-def environment() -> dict[str, str]:
-    """As on a user's machine: nothing set for us or for vLLM."""
-    ours = ("POC_", "PROOFLINE_", "VLLM_CPU_")
-    return {name: value for name, value in environment_of_proofline({}).items() if not name.startswith(ours)}
-
-
-def proofline(*arguments: object) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command_of_proofline(*map(str, arguments)),
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_TIMEOUT_S,
-        env=environment(),
-    )
-    print(done.stderr)
-    return done
-
-
-class Up:
-    """`proofline up` in a terminal of its own."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            command_of_proofline("up", *arguments),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(),
-            start_new_session=True,  # its own process group, as in a terminal: Ctrl-C is for it alone
-        )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-        try:
-            self.base_url = self.wait_line(r"up: ready at (http://\S+)", START_TIMEOUT_S)[1]
-        except BaseException:
-            self.end()
-            raise
-
-    @property
-    def below(self) -> list[Process]:
-        return descendants(self._process.pid)
-
-    def terminate(self) -> int:
-        """The exit code after a SIGTERM to the command alone, as a supervisor sends it."""
-        self._process.terminate()
-        return self._process.wait(STOP_TIMEOUT_S)
-
-    def ctrl_c(self) -> int:
-        """The exit code."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGINT)
-        return self._process.wait(STOP_TIMEOUT_S)
-
-    def end(self) -> None:
-        if self._process.poll() is None:
-            self.ctrl_c()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            print(line, end="", flush=True)
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def wait_line(self, pattern: str, timeout_s: float) -> re.Match[str]:
-        """Waits for the next line of output that matches."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise AssertionError(f"not within {timeout_s:g} s: {pattern}") from None
-            assert line is not None, f"up ended before {pattern}"
-            if found := re.search(pattern, line):
-                return found
-
-
-@pytest.fixture(scope="module")
-def up() -> Iterator[Up]:
-    up = Up("--model", MODEL, "--dtype", "float32", "--port", "0")
-    yield up
-    up.end()
 
 
 @pytest.fixture(scope="module")
@@ -146,24 +51,25 @@ def case_options(case: dict[str, Any]) -> list[object]:
 
 def assert_golden(document: dict[str, Any], case: dict[str, Any]) -> None:
     assert [artifact["nonce"] for artifact in document["artifacts"]] == nonces_of(case)
-    vectors = ([artifact["vector_b64"] for artifact in found["artifacts"]] for found in (document, case))
-    errors = golden.l2(*vectors, case["k_dim"])
+    ours, theirs = ([artifact["vector_b64"] for artifact in found["artifacts"]] for found in (document, case))
+    errors = golden.l2(ours, theirs, case["k_dim"])
     assert errors.max() <= 0.003, errors
 
 
+@pytest.mark.xdist_group("up")
 class TestUp:
-    def test_computes_the_references_artifacts(self, proof, golden_case):
+    def test_computes_the_references_artifacts(self, proof: Path, golden_case: dict[str, Any]) -> None:
         assert_golden(json.loads(proof.read_text()), golden_case)
 
-    def test_prints_only_json_to_stdout(self, up, golden_case):
+    def test_prints_only_json_to_stdout(self, up: Up, golden_case: dict[str, Any]) -> None:
         done = proofline("generate", *case_options(golden_case), "--url", up.base_url)
         assert_golden(json.loads(done.stdout), golden_case)
 
-    def test_finds_no_fraud_in_its_own_artifacts(self, up, proof):
+    def test_finds_no_fraud_in_its_own_artifacts(self, up: Up, proof: Path) -> None:
         done = proofline("validate", "--artifacts", proof, "--url", up.base_url)
         assert (done.returncode, json.loads(done.stdout)["fraud_detected"]) == (0, False)
 
-    def test_finds_fraud_in_tampered_artifacts(self, up, proof, tmp_path):
+    def test_finds_fraud_in_tampered_artifacts(self, up: Up, proof: Path, tmp_path: Path) -> None:
         document = json.loads(proof.read_text())
         document["artifacts"], changed = tampered(document["artifacts"], every=3)
         forged = tmp_path / "forged.json"
@@ -171,16 +77,17 @@ class TestUp:
         done = proofline("validate", "--artifacts", forged, "--url", up.base_url)
         assert (done.returncode, json.loads(done.stdout)["mismatch_nonces"]) == (EXIT_FRAUD, changed)
 
-    def test_restarts_a_worker_whose_engine_died_while_it_had_nothing_to_do(self, up):
-        core = next(process for process in up.below if "EngineCore" in process.name)
-        os.kill(core.pid, signal.SIGKILL)
+    @pytest.mark.ends_its_stack
+    def test_restarts_a_worker_whose_engine_died_while_it_had_nothing_to_do(self, up: Up) -> None:
+        next(process for process in up.below if "EngineCore" in command_of(process)).kill()
         up.wait_line(rf"up: worker-0 ended \(exit code {ENGINE_LOST_STATUS}\); restarting it", 60)
 
-    def test_ends_at_ctrl_c_and_leaves_nothing_running(self, up):
+    @pytest.mark.ends_its_stack
+    def test_ends_at_ctrl_c_and_leaves_nothing_running(self, up: Up) -> None:
         below = up.below
-        assert any("redis-server" in process.name for process in below)
+        assert any("redis-server" in command_of(process) for process in below)
         assert up.ctrl_c() == 0
-        assert [process for process in below if process.is_running] == []
+        assert [process for process in below if is_running(process)] == []
 
 
 class TestCompute:
@@ -192,7 +99,9 @@ class TestCompute:
             pytest.param(["--engine", "transformers"], id="transformers"),
         ],
     )
-    def test_prints_the_references_artifacts_as_json_and_nothing_else(self, golden_case, options):
+    def test_prints_the_references_artifacts_as_json_and_nothing_else(
+        self, golden_case: dict[str, Any], options: Any
+    ) -> None:
         done = proofline(
             "compute", "--model", MODEL, "--dtype", "float32", "--json", *options, *case_options(golden_case)
         )
@@ -201,7 +110,7 @@ class TestCompute:
         assert document["encoding"] == {"dtype": "f16", "k_dim": golden_case["k_dim"], "endian": "le"}
         assert_golden(document, golden_case)
 
-    def test_prints_the_references_distances(self):
+    def test_prints_the_references_distances(self) -> None:
         case = golden.cases(MODEL, "distance")[0]
         done = proofline(
             *("compute", "--model", MODEL, "--dtype", "float32", "--json", "--engine", "transformers"),

@@ -7,7 +7,12 @@ from contextlib import ExitStack
 import pytest
 import redis
 
+from cli.machine import cpu_memory
+from tests.deployments import Deployment
 from tests.integration.node import Node, run_node
+from tests.round_client import FAST
+from workers.engines.base import Engine
+from workers.vllm import cpu_threads
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -15,21 +20,39 @@ def no_settings_from_outside() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("POC_", "VLLM_CPU_"))]:
             patch.delenv(name)
+        # Two engines that know nothing of each other, in two processes of `make test`, would take the same core each.
+        patch.setenv(cpu_threads.VARIABLE, "nobind")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv(cpu_memory.VARIABLE, "1")
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def vllm_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """A real engine in this process, of the Deployment that tests are parametrized with: one for all that name it."""
+    import torch
+
+    deployment: Deployment = request.param
+    if torch.cuda.is_available() and torch.cuda.device_count() < deployment.ranks:
+        pytest.skip(f"needs {deployment.ranks} GPUs")
+    engine = deployment.start()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
-    """Two workers at 50 ms a batch, for all tests of a module: leave it as you found it."""
+    """Two workers at 50 ms a batch, for all tests of the group "node": leave it as you found it, and whole."""
     with ExitStack() as exits:
-        yield run_node(exits, workers=2, synthetic_step_ms=50.0)
+        settings = {**FAST, "POC_REDIS_TIMEOUT_S": "1"}
+        yield run_node(exits, workers=2, synthetic_step_ms=50.0, env=settings, max_fast_crashes=1000)
 
 
-@pytest.fixture
-def start_node() -> Iterator[Callable[..., Node]]:
-    """Starts nodes of the test's own (options of Stack), to be broken."""
+@pytest.fixture(scope="session")
+def quick_node() -> Iterator[Node]:
+    """Two workers that compute in no time, and an API that forgets results after 3 s."""
     with ExitStack() as exits:
-        yield lambda **options: run_node(exits, **options)
+        yield run_node(exits, workers=2, synthetic_step_ms=0, env={**FAST, "POC_GENERATE_RESULT_TTL_SEC": "3"})
 
 
 @pytest.fixture

@@ -89,6 +89,22 @@ class Node:
         assert job["status"] == "completed", job
         return job
 
+    def wait_whole(self, more: int = 0) -> None:
+        """Until the stack's workers and `more` others are ready, and nobody else is known."""
+
+        def is_whole() -> bool:
+            pids = self.stack.worker_pids()
+            try:
+                answer = self.http.get(f"{PREFIX}/status")
+            except httpx.TransportError:
+                return False
+            workers = answer.json()["workers"] if answer.status_code == 200 else []
+            ready = {worker["pid"] for worker in workers if worker["state"] == "ready"}
+            expected = self.stack.workers + more
+            return len(pids) + more == len(ready) == len(workers) == expected and ready >= set(pids)
+
+        wait_until(is_whole, "all workers", READY_TIMEOUT_S)
+
     def close(self) -> None:
         self.http.close()
 

@@ -1,50 +1,46 @@
-"""What tests ask about processes, from /proc."""
+"""What tests ask about processes, and waiting for what should come true."""
 
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+
+import psutil
 
 MIB = 1024 * 1024
 
 
-class Process(NamedTuple):
-    """A process that its pid alone does not name: pids are given anew."""
-
-    pid: int
-    started: str  # clock ticks since boot
-    name: str
-
-    @property
-    def is_running(self) -> bool:
-        found = _read(self.pid)
-        return found is not None and found[0] == self.started
-
-
-def descendants(root: int) -> list[Process]:
+def descendants(root: int) -> list[psutil.Process]:
     """Everything that runs below `root`, whatever session or group it put itself in."""
-    children: dict[int, list[int]] = {}
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        found = _read(pid)
-        if found is not None:
-            children.setdefault(found[1], []).append(pid)
-    below, todo = [], [root]
-    while todo:
-        pids = children.get(todo.pop(), [])
-        below += pids
-        todo += pids
-    return [process for process in map(process_of, below) if process is not None]
+    try:
+        return [process for process in psutil.Process(root).children(recursive=True) if is_running(process)]
+    except psutil.NoSuchProcess:
+        return []
 
 
-def process_of(pid: int) -> Process | None:
-    """None when it has ended."""
-    found = _read(pid)
-    return None if found is None else Process(pid, found[0], _name(pid))
+def is_running(process: psutil.Process | int | None) -> bool:
+    """Whether it is neither gone nor a zombie. A pid may be given anew; a Process is that very one."""
+    try:
+        found = process if isinstance(process, psutil.Process) else psutil.Process(process or 0)
+        return bool(found.is_running() and found.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line, or what it made of it; empty when it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
+
+
+def engine_cores(root: int) -> list[psutil.Process]:
+    """vLLM's engine processes below `root`."""
+    return [process for process in descendants(root) if "EngineCore" in command_of(process)]
 
 
 def peak_rss(pid: int) -> int:
-    """Bytes of memory that the process held at most so far (VmHWM)."""
+    """Bytes of memory that the process held at most so far (VmHWM, which psutil does not tell)."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024
 
@@ -58,25 +54,6 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60
     return time.monotonic() - began
 
 
-def assert_all_gone(processes: list[Process], timeout_s: float = 20) -> None:
-    wait_until(
-        lambda: not any(process.is_running for process in processes),
-        f"the end of {[process for process in processes if process.is_running]}",
-        timeout_s,
-    )
-
-
-def _read(pid: int) -> tuple[str, int] | None:
-    """(start time, parent) of a process that is no zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else (fields[19], int(fields[1]))
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()[:80]
-    except OSError:
-        return "?"
+def assert_all_gone(processes: Iterable[psutil.Process | int], timeout_s: float = 20) -> None:
+    left = list(processes)
+    wait_until(lambda: not any(map(is_running, left)), f"the end of {left}", timeout_s)

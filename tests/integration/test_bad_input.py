@@ -3,14 +3,15 @@
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.integration.node import PREFIX
+from tests.integration.node import PREFIX, Node
 from tests.samples import body
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
 
 MIB = 1024 * 1024
 LIMIT = 32 * MIB  # POC_MAX_BODY_BYTES
@@ -63,18 +64,18 @@ VECTOR = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
         ),
     ],
 )
-def test_a_bad_body_is_refused_and_nothing_is_queued(node, content, expected):
+def test_a_bad_body_is_refused_and_nothing_is_queued(node: Node, content: Any, expected: int) -> None:
     answer = node.http.post(GENERATE, content=content, headers={"Content-Type": "application/json"})
     assert (answer.status_code, node.status()["queued_nonces"]) == (expected, 0), answer.text[:500]
     assert answer.json()["detail"]
 
 
-def test_an_answer_to_a_large_bad_body_is_small(node):
+def test_an_answer_to_a_large_bad_body_is_small(node: Node) -> None:
     answer = node.http.post(GENERATE, content=raw_with(block_hash='"' + "x" * 10 * MIB + '"'))
     assert len(answer.content) < 2000
 
 
-def test_a_chunked_body_over_the_limit_is_refused_and_nothing_is_queued(node):
+def test_a_chunked_body_over_the_limit_is_refused_and_nothing_is_queued(node: Node) -> None:
     try:
         status_code = node.http.post(GENERATE, content=chunked(LIMIT + 8 * MIB)).status_code
     except httpx.TransportError:  # the API need not read on what it has refused already
@@ -82,13 +83,13 @@ def test_a_chunked_body_over_the_limit_is_refused_and_nothing_is_queued(node):
     assert (status_code, node.status()["queued_nonces"]) == (413, 0)
 
 
-def test_a_chunked_body_within_the_limit_is_as_good_as_another(node):
+def test_a_chunked_body_within_the_limit_is_as_good_as_another(node: Node) -> None:
     content = json.dumps(body(wait=True)).encode()
     answer = node.http.post(GENERATE, content=(content[i : i + 7] for i in range(0, len(content), 7)))
     assert answer.status_code == 200, answer.text
 
 
-def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_nothing_queued(node):
+def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_nothing_queued(node: Node) -> None:
     with socket.create_connection(("127.0.0.1", node.stack.port)) as client:
         client.sendall(
             f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n".encode() + raw_with()[:100]
@@ -99,9 +100,9 @@ def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_nothing_queued(
 @pytest.mark.parametrize(
     "request_id", ["x", "0" * 32, "..%2F..%2Fstatus", "%00", "%F0%9F%92%A9", "a" * 10_000, "*" * 32]
 )
-def test_an_unknown_request_id_is_404(node, request_id):
+def test_an_unknown_request_id_is_404(node: Node, request_id: Any) -> None:
     assert node.http.get(f"{GENERATE}/{request_id}").status_code == 404
 
 
-def test_the_node_works_on_after_all_that(node):
+def test_the_node_works_on_after_all_that(node: Node) -> None:
     assert node.generate(range(10), wait=True).status_code == 200

@@ -9,11 +9,14 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from cli.supervise import processes
 from cli.supervise.processes import Child, ChildSpec, describe_exit
+from tests.integration.processes import is_running, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -47,20 +50,6 @@ def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-S", "-c", textwrap.dedent(code), *arguments]
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 15) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def recorder() -> Recorder:
     return Recorder()
@@ -88,7 +77,9 @@ def quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "FIRST_BACKOFF_S", 0.01)
 
 
-def test_lines_of_both_streams_arrive_with_the_childs_name(started, recorder) -> None:
+def test_lines_of_both_streams_arrive_with_the_childs_name(
+    started: Callable[[ChildSpec], Child], recorder: Recorder
+) -> None:
     code = "import sys, time; print('out'); print('bar 1\\rbar 2', file=sys.stderr, flush=True); time.sleep(600)"
     child = started(ChildSpec("talker", python(code), env={**os.environ, "PYTHONUNBUFFERED": "1"}))
     wait_until(lambda: len(recorder.lines) == 2, "two lines")
@@ -96,10 +87,13 @@ def test_lines_of_both_streams_arrive_with_the_childs_name(started, recorder) ->
     assert sorted(child.tail) == ["bar 2", "out"]
 
 
-def test_a_crashed_child_is_restarted_and_the_user_is_told(started, recorder, quick_backoff) -> None:
+def test_a_crashed_child_is_restarted_and_the_user_is_told(
+    started: Callable[[ChildSpec], Child], recorder: Recorder, quick_backoff: None
+) -> None:
     child = started(ChildSpec("sleeper", python("import time; time.sleep(600)")))
     wait_until(lambda: child.pid is not None, "a first process")
     first = child.pid
+    assert first is not None
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: child.pid not in (None, first), "a second process")
     assert recorder.announcements == ["sleeper ended (killed by SIGKILL); restarting it in 0.01 s"]
@@ -107,7 +101,7 @@ def test_a_crashed_child_is_restarted_and_the_user_is_told(started, recorder, qu
 
 
 def test_a_child_that_crashes_again_and_again_backs_off_longer_and_is_given_up(
-    started, recorder, quick_backoff
+    started: Callable[[ChildSpec], Child], recorder: Recorder, quick_backoff: None
 ) -> None:
     child = started(ChildSpec("broken", python("raise SystemExit(7)"), max_fast_crashes=3))
     wait_until(lambda: child.gave_up is not None, "giving up")
@@ -119,23 +113,32 @@ def test_a_child_that_crashes_again_and_again_backs_off_longer_and_is_given_up(
     ]
 
 
-HOPELESS = {"ready_line": re.compile("is ready$"), "hopeless": lambda log: "no memory" if "oom" in log else None}
+HOPELESS: dict[str, Any] = {
+    "ready_line": re.compile("is ready$"),
+    "hopeless": lambda log: "no memory" if "oom" in log else None,
+}
 
 
-def test_a_child_whose_start_is_hopeless_is_given_up_at_once(started, recorder) -> None:
+def test_a_child_whose_start_is_hopeless_is_given_up_at_once(
+    started: Callable[[ChildSpec], Child], recorder: Recorder
+) -> None:
     child = started(ChildSpec("child", python("import sys; print('oom'); sys.exit(1)"), **HOPELESS))
     wait_until(lambda: child.gave_up is not None, "giving up")
     assert recorder.announcements == ["child ended (exit code 1); not restarted: no memory"]
 
 
-def test_a_child_that_was_ready_once_is_restarted_whatever_its_log_says(started, recorder, quick_backoff) -> None:
+def test_a_child_that_was_ready_once_is_restarted_whatever_its_log_says(
+    started: Callable[[ChildSpec], Child], recorder: Recorder, quick_backoff: None
+) -> None:
     child = started(ChildSpec("child", python("print('is ready'); print('oom'); raise SystemExit(1)"), **HOPELESS))
     wait_until(lambda: child.gave_up is not None, "giving up")
-    assert child.gave_up.endswith("6 times in a row")
+    assert str(child.gave_up).endswith("6 times in a row")
 
 
 @pytest.mark.parametrize(("word", "times"), [("loading", 2), ("is ready", 5)])
-def test_a_slow_start_that_fails_counts_as_a_fast_crash(started, monkeypatch, quick_backoff, word, times) -> None:
+def test_a_slow_start_that_fails_counts_as_a_fast_crash(
+    started: Callable[[ChildSpec], Child], monkeypatch: pytest.MonkeyPatch, quick_backoff: None, word: str, times: int
+) -> None:
     """What counts is how long the child worked, not how long it took to start."""
     monkeypatch.setattr(processes, "STEADY_S", 0.2)
     code = f"import sys, time; print({word!r}, flush=True); time.sleep(0.5); sys.exit(1)"
@@ -144,21 +147,25 @@ def test_a_slow_start_that_fails_counts_as_a_fast_crash(started, monkeypatch, qu
     assert (child.gave_up is not None) == (word == "loading")
 
 
-def test_a_child_with_wrong_arguments_is_not_restarted(started, recorder) -> None:
+def test_a_child_with_wrong_arguments_is_not_restarted(
+    started: Callable[[ChildSpec], Child], recorder: Recorder
+) -> None:
     child = started(ChildSpec("wrong", python("raise SystemExit(2)")))
     wait_until(lambda: child.gave_up is not None, "giving up")
     assert child.gave_up == "wrong ended (exit code 2); not restarted: its arguments are wrong"
     assert child.crashes == 1
 
 
-def test_a_command_that_does_not_exist_says_so_in_the_log(started, recorder, quick_backoff) -> None:
+def test_a_command_that_does_not_exist_says_so_in_the_log(
+    started: Callable[[ChildSpec], Child], recorder: Recorder, quick_backoff: None
+) -> None:
     child = started(ChildSpec("missing", ["/no/such/command"], max_fast_crashes=0))
     wait_until(lambda: child.gave_up is not None, "giving up")
     assert "/no/such/command could not be started" in child.tail[0]
     assert "No such file" in child.tail[0]
 
 
-def test_stopping_lets_the_child_end_by_itself(started, recorder) -> None:
+def test_stopping_lets_the_child_end_by_itself(started: Callable[[ChildSpec], Child], recorder: Recorder) -> None:
     code = """
         import signal, sys, time
         def end(*_):
@@ -176,7 +183,7 @@ def test_stopping_lets_the_child_end_by_itself(started, recorder) -> None:
     assert recorder.announcements == []
 
 
-def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_period(started) -> None:
+def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_period(started: Callable[[ChildSpec], Child]) -> None:
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     child = started(ChildSpec("deaf", python(code), grace_s=0.3))
     wait_until(lambda: child.tail == ["deaf"], "readiness")
@@ -187,7 +194,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_period(started) 
     assert not is_running(pid)
 
 
-def test_asking_twice_kills_at_once(started) -> None:
+def test_asking_twice_kills_at_once(started: Callable[[ChildSpec], Child]) -> None:
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     child = started(ChildSpec("deaf", python(code), grace_s=100))
     wait_until(lambda: child.tail == ["deaf"], "readiness")
@@ -199,7 +206,7 @@ def test_asking_twice_kills_at_once(started) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_stopping_ends_grandchildren_too(started, tmp_path) -> None:
+def test_stopping_ends_grandchildren_too(started: Callable[[ChildSpec], Child], tmp_path: Path) -> None:
     child = started(ChildSpec("parent", python(WITH_GRANDCHILD, str(tmp_path / "pids"))))
     wait_until((tmp_path / "pids").exists, "both processes")
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
@@ -207,7 +214,9 @@ def test_stopping_ends_grandchildren_too(started, tmp_path) -> None:
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_a_crash_takes_the_grandchildren_along_before_the_restart(started, tmp_path, quick_backoff) -> None:
+def test_a_crash_takes_the_grandchildren_along_before_the_restart(
+    started: Callable[[ChildSpec], Child], tmp_path: Path, quick_backoff: None
+) -> None:
     child = started(ChildSpec("parent", python(WITH_GRANDCHILD, str(tmp_path / "pids"))))
     wait_until((tmp_path / "pids").exists, "both processes")
     parent, grandchild = (int(pid) for pid in (tmp_path / "pids").read_text().split())
@@ -216,17 +225,18 @@ def test_a_crash_takes_the_grandchildren_along_before_the_restart(started, tmp_p
     assert not is_running(grandchild)
 
 
-def test_a_killed_guard_takes_its_child_along(started, quick_backoff) -> None:
+def test_a_killed_guard_takes_its_child_along(started: Callable[[ChildSpec], Child], quick_backoff: None) -> None:
     child = started(ChildSpec("guarded", python("import time; time.sleep(600)")))
     wait_until(lambda: child.pid is not None, "a first process")
     first = child.pid
-    guard = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(guard, signal.SIGKILL)
+    guard = psutil.Process(first).parent()
+    assert guard is not None
+    guard.kill()
     wait_until(lambda: child.pid not in (None, first), "the restart")
     assert not is_running(first)
 
 
-def test_nothing_is_left_when_the_supervisor_itself_is_killed(tmp_path) -> None:
+def test_nothing_is_left_when_the_supervisor_itself_is_killed(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     supervisor = subprocess.Popen(
@@ -259,7 +269,7 @@ def test_nothing_is_left_when_the_supervisor_itself_is_killed(tmp_path) -> None:
     wait_until(lambda: not temporary.exists(), "the removal of the temporary directory")
 
 
-def test_a_child_that_was_never_started_can_be_stopped(recorder) -> None:
+def test_a_child_that_was_never_started_can_be_stopped(recorder: Recorder) -> None:
     Child(ChildSpec("idle", python("pass")), recorder.on_line, recorder.announce).stop()
 
 

@@ -6,10 +6,9 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -18,6 +17,7 @@ from cli.machine import placement
 from cli.supervise import processes, stack
 from cli.supervise.stack import Stack, StackError, reserve_port
 from poc_core.errors import OptionsError
+from tests.integration.processes import assert_all_gone, is_running, wait_until
 from workers.engines.options import EngineOptions
 
 pytestmark = pytest.mark.integration
@@ -104,20 +104,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def is_running(pid: int | None) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)
-
-
 def fake_stack(**options: object) -> FakeStack:
     engine = {name: options.pop(name) for name in EngineOptions.model_fields if name in options}
     return FakeStack(EngineOptions(**{"model": "tiny-qwen3", "engine": "synthetic"} | engine), **options)  # type: ignore[arg-type]
@@ -129,7 +115,7 @@ def test_everything_runs_and_then_nothing_is_left(folder: Path) -> None:
         pids = [running.api_pid, running.redis_pid, *running.worker_pids()]
         assert len(pids) == 4
         assert all(is_running(pid) for pid in pids)
-        with redis.Redis.from_url(running.redis_url) as client:
+        with redis.Redis.from_url(str(running.redis_url)) as client:
             assert client.config_get("appendonly") == {"appendonly": "yes"}
             data_dir = Path(client.config_get("dir")["dir"])
         assert running.failure() is None
@@ -173,19 +159,20 @@ def test_a_killed_worker_comes_back(folder: Path) -> None:
 
 def test_a_killed_redis_comes_back_with_its_data(folder: Path) -> None:
     with fake_stack() as running:
-        with redis.Redis.from_url(running.redis_url, retry=None) as client:
+        with redis.Redis.from_url(str(running.redis_url), retry=None) as client:
             client.set("key", "kept")
         first = running.redis_pid
+        assert first is not None
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: running.redis_pid not in (None, first), "another Redis")
-        stack.wait_for_redis(running.redis_url, timeout_s=10)
-        with redis.Redis.from_url(running.redis_url) as client:
+        stack.wait_for_redis(str(running.redis_url), timeout_s=10)
+        with redis.Redis.from_url(str(running.redis_url)) as client:
             assert client.get("key") == b"kept"
 
 
 def test_a_data_dir_outlives_the_stack(folder: Path, tmp_path: Path) -> None:
     for expected in (None, b"kept"):
-        with fake_stack(data_dir=tmp_path / "data") as running, redis.Redis.from_url(running.redis_url) as client:
+        with fake_stack(data_dir=tmp_path / "data") as running, redis.Redis.from_url(str(running.redis_url)) as client:
             assert client.get("key") == expected
             client.set("key", "kept")
 
@@ -300,6 +287,7 @@ def test_up_says_when_it_is_ready_and_stops_everything_on_a_signal(folder: Path,
     up = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE, text=True)
     try:
         log = []
+        assert up.stderr is not None
         for line in up.stderr:
             log.append(line)
             if "up: ready at http://127.0.0.1:" in line:
@@ -324,20 +312,14 @@ def test_up_says_when_it_is_ready_and_stops_everything_on_a_signal(folder: Path,
 def test_nothing_is_left_after_up_was_killed(folder: Path) -> None:
     code = UP.format(repository=str(REPOSITORY), tests=str(Path(__file__).parent), folder=str(folder))
     up = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE, text=True)
+    assert up.stderr is not None
     try:
         assert any("up: ready at" in line for line in up.stderr)
-        guards = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) == up.pid]
-        children = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) in guards]
+        guards = psutil.Process(up.pid).children()
+        children = [child for guard in guards for child in guard.children()]
         assert (len(guards), len(children)) == (5, 5)
     finally:
         up.kill()
         up.wait()
         up.stderr.close()
-    wait_until(lambda: not any(is_running(pid) for pid in [*guards, *children]), "the end of all processes")
-
-
-def parent_of(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
+    assert_all_gone([*guards, *children])

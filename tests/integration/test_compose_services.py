@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
-from tests.integration.processes import assert_all_gone, descendants, wait_until
+from tests import golden
+from tests.integration.processes import assert_all_gone, command_of, descendants, wait_until
 from tests.local_compose import LocalCompose
 from tests.marks import needs_vllm
 from tests.samples import body
@@ -25,7 +27,13 @@ VARIABLES = {
     "PROOFLINE_ENGINE_ARGS": "--max-model-len 512",
 }
 MODELS = {"worker": "tiny-qwen3", "worker-gpu": "tiny-llama"}
-NONCES = 64
+# The references' artifacts, in the number format of each worker, and how far its own may lie from them (L2).
+GOLDEN = {
+    "worker": golden.cases("tiny-qwen3", "artifact", "h200", "bfloat16"),
+    "worker-gpu": golden.cases("tiny-llama", "artifact"),
+}
+MEAN = {"worker": 0.02, "worker-gpu": 0.003}
+LARGEST = {"worker": 0.05, "worker-gpu": 0.003}
 TEST_S = 120.0
 
 
@@ -56,9 +64,16 @@ def flower(compose: LocalCompose) -> Iterator[httpx.Client]:
         yield client
 
 
-def run_job(api: httpx.Client, model: str) -> dict[str, Any]:
-    """A finished job of `model`."""
-    job = body(nonces=list(range(NONCES)), batch_size=8, params={"model": model, "seq_len": 64, "k_dim": 12})
+def run_job(api: httpx.Client, model: str, case: dict[str, Any]) -> dict[str, Any]:
+    """A finished job of `model`, about a golden case."""
+    job = body(
+        block_hash=case["block_hash"],
+        public_key=case["public_key"],
+        nonces=[artifact["nonce"] for artifact in case["artifacts"]],
+        batch_size=8,
+        poc_stronger_rng=case["poc_stronger_rng"],
+        params={"model": model, "seq_len": case["seq_len"], "k_dim": case["k_dim"]},
+    )
     request_id = api.post("/api/v1/pow/generate", json=job).json()["request_id"]
     path = f"/api/v1/pow/generate/{request_id}"
     wait_until(lambda: api.get(path).json()["status"] not in ("queued", "running"), "the job's end", TEST_S)
@@ -80,9 +95,15 @@ def soon(look: Callable[[], Any], what: str) -> Any:
 
 @pytest.mark.parametrize("service", list(MODELS))
 def test_each_worker_serves_jobs_and_chat(compose: LocalCompose, api: httpx.Client, service: str) -> None:
-    job = run_job(api, MODELS[service])
-    assert job["status"] == "completed", job
-    assert [artifact["nonce"] for artifact in job["artifacts"]] == list(range(NONCES))
+    errors = []
+    for case in GOLDEN[service]:
+        job = run_job(api, MODELS[service], case)
+        assert job["status"] == "completed", job
+        assert [artifact["nonce"] for artifact in job["artifacts"]] == [a["nonce"] for a in case["artifacts"]]
+        ours, theirs = ([artifact["vector_b64"] for artifact in one["artifacts"]] for one in (job, case))
+        errors.append(golden.l2(ours, theirs, case["k_dim"]))
+    assert np.concatenate(errors).mean() <= MEAN[service], [case.mean() for case in errors]
+    assert np.concatenate(errors).max() <= LARGEST[service], [case.max() for case in errors]
     chat = {"model": MODELS[service], "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
     answer = api.post("/v1/chat/completions", json=chat)
     assert answer.status_code == 200, answer.text
@@ -107,7 +128,7 @@ class TestFlower:
 
     def test_sees_tasks_by_name_and_job(self, api: httpx.Client, flower: httpx.Client) -> None:
         def tasks() -> list[dict[str, Any]]:
-            job = run_job(api, "tiny-qwen3")  # until Flower has switched events on
+            job = run_job(api, "tiny-qwen3", GOLDEN["worker"][0])  # until Flower has switched events on
             found = flower.get("/api/tasks", params={"limit": 1000}).json().values()
             return [task for task in found if job["request_id"] in (task["args"] or "") and task["state"] == "SUCCESS"]
 
@@ -135,10 +156,10 @@ def test_redis_takes_no_one_without_the_password(compose: LocalCompose) -> None:
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
 
 
-def test_z_stopping_leaves_nothing_running(compose: LocalCompose) -> None:
-    """Last, as its name says."""
+@pytest.mark.ends_its_stack
+def test_stopping_leaves_nothing_running(compose: LocalCompose) -> None:
     below = [process for name in compose.processes for process in descendants(compose.processes[name].pid)]
-    assert any("EngineCore" in process.name for process in below)
+    assert any("EngineCore" in command_of(process) for process in below)
     for name in reversed(compose.services):
         compose.stop(name)
     assert_all_gone(below)

@@ -3,7 +3,8 @@
 The distances are computed once; each of the 200 repetitions draws its batch of 400 valid nonces from them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from poc_core.records import ProofSpec
 from poc_core.schemes.distance.verdict import judge_distances
 from tests import golden
+from tests.deployments import QWEN3
 from tests.marks import needs_vllm
 from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines")]
 
 SPEC = ProofSpec(
     scheme="distance", block_hash="block", public_key="key", seq_len=8, options={"randomization": "sign_flips"}
@@ -33,8 +35,10 @@ MARGIN = 0.001
 Distances = np.ndarray  # float64 (N_NONCES,), of the nonces 0, 1, 2, ...
 
 
-def start(kind: str = "transformers", dtype: str = "float32", **options) -> Engine:
-    return load_engine(EngineOptions(model=golden.model_dir("tiny-qwen3"), engine=kind, dtype=dtype, **options))
+def start(dtype: str = "float32", **options: Any) -> Engine:
+    return load_engine(
+        EngineOptions(model=golden.model_dir("tiny-qwen3"), engine="transformers", dtype=dtype, **options)
+    )
 
 
 def distances(engine: Engine, spec: ProofSpec = SPEC) -> Distances:
@@ -49,13 +53,13 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def own(engine) -> Distances:
+def own(engine: Engine) -> Distances:
     """What the validator computes."""
     return distances(engine)
 
 
 @pytest.fixture(scope="module", params=[{"block_hash": "another"}, {"public_key": "another"}, {"seq_len": 7}], ids=str)
-def of_another_proof(engine, request) -> Distances:
+def of_another_proof(engine: Engine, request: pytest.FixtureRequest) -> Distances:
     return distances(engine, SPEC.model_copy(update=request.param))
 
 
@@ -77,52 +81,44 @@ def n_found_out(claimed: Distances, own: Distances, r_targets: Iterable[float], 
     return n_frauds
 
 
-def restarted_with_smaller_micro_batches() -> Engine:
-    return start(max_batch_tokens=50 * SPEC.seq_len)
-
-
-def vllm() -> Engine:
-    return start("vllm")
-
-
-@pytest.mark.parametrize("other", [restarted_with_smaller_micro_batches, pytest.param(vllm, marks=needs_vllm)])
-def test_an_honest_node_with_the_same_number_format_is_never_a_fraud(
-    own, other: Callable[[], Engine], monkeypatch
-) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    engine = other()
-    try:
-        claimed = distances(engine)
-    finally:
-        engine.close()
+def test_an_honest_node_that_starts_anew_with_smaller_micro_batches_is_never_a_fraud(own: Distances) -> None:
+    claimed = distances(start(max_batch_tokens=50 * SPEC.seq_len))
     assert n_found_out(claimed, own, MANY_R_TARGETS) == 0
 
 
-def test_an_honest_node_with_another_number_format_is_never_a_fraud_if_it_keeps_clear_of_r_target(own) -> None:
+@needs_vllm
+@pytest.mark.parametrize("vllm_engine", [QWEN3], indirect=True, ids=str, scope="session")
+def test_an_honest_node_with_the_same_number_format_is_never_a_fraud(own: Distances, vllm_engine: Engine) -> None:
+    assert n_found_out(distances(vllm_engine), own, MANY_R_TARGETS) == 0
+
+
+def test_an_honest_node_with_another_number_format_is_never_a_fraud_if_it_keeps_clear_of_r_target(
+    own: Distances,
+) -> None:
     claimed = distances(start(dtype="bfloat16"))
     assert np.abs(claimed - own).max() < MARGIN
     for r_target in MANY_R_TARGETS:
         nonces = np.flatnonzero(claimed < r_target - MARGIN)
-        assert judge_distances(claimed[nonces], own[nonces], float(r_target)).n_invalid == 0
+        assert judge_distances(claimed[nonces].tolist(), own[nonces].tolist(), float(r_target)).n_invalid == 0
 
 
 @pytest.mark.parametrize("r_target", R_TARGETS)
-def test_distances_of_another_proof_are_found_out(own, of_another_proof, r_target) -> None:
+def test_distances_of_another_proof_are_found_out(own: Distances, of_another_proof: Distances, r_target: Any) -> None:
     assert n_found_out(of_another_proof, own, [r_target] * REPETITIONS) == REPETITIONS
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
-def test_invented_distances_are_found_out(own, share) -> None:
+def test_invented_distances_are_found_out(own: Distances, share: float) -> None:
     assert n_found_out(own, own, [R_TARGETS[0]] * REPETITIONS, n_invented=round(share * N_CLAIMED)) == REPETITIONS
 
 
-def test_where_most_nonces_are_valid_few_invented_ones_are_seldom_missed(own) -> None:
+def test_where_most_nonces_are_valid_few_invented_ones_are_seldom_missed(own: Distances) -> None:
     """Of 20 invented nonces 12 are valid by luck, and three of 400 must be invalid for a verdict."""
     assert n_found_out(own, own, [R_TARGETS[1]] * REPETITIONS, n_invented=N_CLAIMED // 20) >= 0.95 * REPETITIONS
 
 
 @pytest.mark.parametrize("seq_len", [1, 7, 9, 32])
-def test_another_seq_len_gives_other_distances(engine, own, seq_len) -> None:
+def test_another_seq_len_gives_other_distances(engine: Engine, own: Distances, seq_len: int) -> None:
     others = np.array(engine.compute(SPEC.model_copy(update={"seq_len": seq_len}), range(100)))
     assert (others != own[:100]).all()
     assert np.median(np.abs(others - own[:100])) > 0.003  # their standard deviation is 0.008

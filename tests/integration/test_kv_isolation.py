@@ -56,7 +56,7 @@ class TestRefused:
             scratch(layers, *groups)
         return str(refused.value)
 
-    def test_state_space_layers(self):
+    def test_state_space_layers(self) -> None:
         import torch
         from vllm.v1.kv_cache_interface import MambaSpec
 
@@ -68,11 +68,11 @@ class TestRefused:
         assert "cannot be isolated from chat" in message
 
     @pytest.mark.parametrize("kind", ["CrossAttentionSpec", "CircularBufferSpec", "SinkFullAttentionSpec"])
-    def test_attention_that_keeps_more_than_the_tokens_of_its_sequence(self, kind):
-        spec = object.__new__(type(kind, (type(plain_spec()),), {}))
+    def test_attention_that_keeps_more_than_the_tokens_of_its_sequence(self, kind: str) -> None:
+        spec: Any = object.__new__(type(kind, (type(plain_spec()),), {}))
         assert kind in self.refusal({"attn": layer_with(cache_of())}, group_of(spec, "attn"))
 
-    def test_a_group_of_mixed_kinds_one_of_which_keeps_a_state(self):
+    def test_a_group_of_mixed_kinds_one_of_which_keeps_a_state(self) -> None:
         import torch
         from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
 
@@ -81,23 +81,23 @@ class TestRefused:
         layers = {"a": layer_with(cache_of()), "b": layer_with(cache_of())}
         assert "UniformTypeKVCacheSpecs" in self.refusal(layers, group_of(mixed, "a", "b"))
 
-    def test_a_cache_that_is_no_single_tensor(self):
+    def test_a_cache_that_is_no_single_tensor(self) -> None:
         message = self.refusal({"attn": layer_with([cache_of()])}, group_of(plain_spec(), "attn"))
         assert "binds a list" in message
 
-    def test_a_layer_whose_cache_no_group_knows(self):
+    def test_a_layer_whose_cache_no_group_knows(self) -> None:
         layers = {"attn": layer_with(cache_of()), "stray": layer_with(cache_of())}
         assert "layer stray" in self.refusal(layers, group_of(plain_spec(), "attn"))
 
 
 class TestBound:
-    def test_layers_without_a_cache_do_not_matter(self):
+    def test_layers_without_a_cache_do_not_matter(self) -> None:
         import torch
 
         layers = {"attn": layer_with(cache_of()), "moe": SimpleNamespace(), "empty": layer_with(torch.tensor([]))}
         assert len(scratch(layers, group_of(plain_spec(), "attn")).groups) == 1
 
-    def test_batches_write_into_the_scratch_cache_and_chat_finds_its_own_again(self):
+    def test_batches_write_into_the_scratch_cache_and_chat_finds_its_own_again(self) -> None:
         live = [cache_of(), cache_of()]
         layers = {"0": layer_with(live[0]), "1": layer_with(live[1])}
         caches = scratch(layers, group_of(plain_spec(), "0", "1"))
@@ -109,7 +109,7 @@ class TestBound:
         assert layers["1"].kv_cache is live[1]
         assert all(bool((cache == 7).all()) for cache in live)
 
-    def test_chats_caches_are_back_after_a_batch_that_failed(self):
+    def test_chats_caches_are_back_after_a_batch_that_failed(self) -> None:
         live = cache_of()
         layers = {"0": layer_with(live)}
         caches = scratch(layers, group_of(plain_spec(), "0"))
@@ -117,7 +117,7 @@ class TestBound:
             raise ZeroDivisionError
         assert layers["0"].kv_cache is live
 
-    def test_the_scratch_cache_is_kept_and_only_grows(self):
+    def test_the_scratch_cache_is_kept_and_only_grows(self) -> None:
         layers = {"0": layer_with(cache_of())}
         caches = scratch(layers, group_of(plain_spec(), "0"))
         sizes = []
@@ -126,7 +126,7 @@ class TestBound:
                 sizes.append(layers["0"].kv_cache.shape[0])
         assert sizes == [3, 3, 6, 6]
 
-    def test_memory_order_is_that_of_chats_cache(self):
+    def test_memory_order_is_that_of_chats_cache(self) -> None:
         live = cache_of().permute(0, 1, 3, 2, 4).contiguous().permute(0, 1, 3, 2, 4)
         layers = {"0": layer_with(live)}
         caches = scratch(layers, group_of(plain_spec(), "0"))

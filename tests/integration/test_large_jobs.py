@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def node() -> Iterator[Node]:
 
 
 @pytest.fixture(scope="module")
-def artifacts():
+def artifacts() -> Any:
     return synthetic_artifacts(range(N_NONCES))
 
 
@@ -33,25 +34,25 @@ def api_peak(node: Node) -> int:
     return peak
 
 
-def test_a_job_is_accepted_in_one_request_shows_its_progress_and_is_fetched(node, artifacts):
+def test_a_job_is_accepted_in_one_request_shows_its_progress_and_is_fetched(node: Node, artifacts: Any) -> None:
     request_id = node.submit(range(N_NONCES), batch_size=BATCH_SIZE)
     node.wait_progress(request_id)
     assert node.result(request_id, 240)["artifacts"] == artifacts
 
 
-def test_a_validation_is_accepted_in_one_request_and_judged(node, artifacts):
+def test_a_validation_is_accepted_in_one_request_and_judged(node: Node, artifacts: Any) -> None:
     claimed, changed = tampered(artifacts, every=1000)
     request_id = node.submit(range(N_NONCES), batch_size=BATCH_SIZE, validation={"artifacts": claimed})
     verdict = node.result(request_id, 240)
     assert (verdict["n_total"], verdict["mismatch_nonces"]) == (N_NONCES, changed)
 
 
-def test_one_nonce_more_is_refused_and_nothing_is_queued(node):
+def test_one_nonce_more_is_refused_and_nothing_is_queued(node: Node) -> None:
     answer = node.generate(range(N_NONCES + 1))
     assert (answer.status_code, node.status()["queued_nonces"]) == (429, 0), answer.text
 
 
-def test_more_than_may_wait_is_refused_until_there_is_room(node):
+def test_more_than_may_wait_is_refused_until_there_is_room(node: Node) -> None:
     request_id = node.submit(range(N_NONCES), batch_size=BATCH_SIZE)
     answer = node.generate(range(N_NONCES))
     node.stop()
@@ -60,12 +61,12 @@ def test_more_than_may_wait_is_refused_until_there_is_room(node):
     assert node.generate([1], wait=True).status_code == 200
 
 
-def test_a_job_keeps_the_api_below_300_mb(node):
+def test_a_job_keeps_the_api_below_300_mb(node: Node) -> None:
     node.result(node.submit(range(N_NONCES), batch_size=BATCH_SIZE), 240)
     assert api_peak(node) < API_LIMIT
 
 
-def test_several_validations_keep_the_api_below_300_mb(node, artifacts):
+def test_several_validations_keep_the_api_below_300_mb(node: Node, artifacts: Any) -> None:
     for _ in range(2):
         verdict = node.result(
             node.submit(range(N_NONCES), batch_size=BATCH_SIZE, validation={"artifacts": artifacts}), 240

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.integration.processes import assert_all_gone, is_running, wait_until
 from workers.vllm import lifeline
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")]
@@ -48,28 +50,14 @@ if __name__ == "__main__":
 """
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 @pytest.fixture
-def family(tmp_path):
+def family(tmp_path: Path) -> Iterator[Any]:
     """(the worker, its descendants' pids)"""
     script, notes = tmp_path / "family.py", tmp_path / "notes"
     script.write_text(FAMILY)
     notes.mkdir()
     worker = subprocess.Popen([sys.executable, script, notes], env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert wait_until(lambda: len(list(notes.iterdir())) == 3)
+    wait_until(lambda: len(list(notes.iterdir())) == 3, "the whole family", 30)
     pids = {path.name.partition("-")[0]: int(path.name.partition("-")[2]) for path in notes.iterdir()}
     all_pids = [int(path.name.partition("-")[2]) for path in notes.iterdir()]
     yield worker, pids, all_pids
@@ -80,27 +68,27 @@ def family(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_everything_ends_with_a_killed_worker(family):
+def test_everything_ends_with_a_killed_worker(family: Any) -> None:
     worker, _, pids = family
     worker.kill()
     worker.wait()
-    assert wait_until(lambda: not any(map(is_running, pids)))
+    assert_all_gone(pids)
 
 
-def test_the_ranks_end_with_a_killed_core(family):
+def test_the_ranks_end_with_a_killed_core(family: Any) -> None:
     worker, by_name, pids = family
     os.kill(by_name["core"], signal.SIGKILL)
-    assert wait_until(lambda: not any(map(is_running, pids)))
+    assert_all_gone(pids)
     assert worker.poll() is None
 
 
-def test_nothing_ends_while_the_worker_lives(family):
+def test_nothing_ends_while_the_worker_lives(family: Any) -> None:
     _, _, pids = family
     time.sleep(2 * lifeline._INTERVAL_S)
     assert all(map(is_running, pids))
 
 
-def test_a_process_that_no_worker_started_holds_nothing(monkeypatch):
+def test_a_process_that_no_worker_started_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(lifeline.VARIABLE, "1")
     assert multiprocessing.parent_process() is None
     lifeline.hold()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 TOY = Path(__file__).parents[1] / "toy_scheme"
 # A body may say in two forms that it means this scheme.
-FORMS = [{"scheme": "toy"}, {"toy": True}]
+FORMS: list[dict[str, Any]] = [{"scheme": "toy"}, {"toy": True}]
 
 
 @pytest.fixture(scope="module")

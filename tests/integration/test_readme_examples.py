@@ -5,38 +5,36 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.supervise.redis_server import free_port
-from cli.supervise.stack import Stack
+from tests.integration.processes import wait_until
 from tests.marks import needs_vllm
-from workers.engines.options import EngineOptions
+from tests.up import Up
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.xdist_group("up"),
     needs_vllm,
 ]
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-READY_S = 250
 EXAMPLE_S = 60
 DELIVERY_S = 20
 
 
 class Terminal:
-    """Runs examples against a stack of the test's own, in a folder of the test's own."""
+    """Runs examples against the shared `up`, in a folder of the test's own."""
 
-    def __init__(self, stack: Stack, folder: Path) -> None:
-        self._ports = {"127.0.0.1:8000": f"127.0.0.1:{stack.port}", "9100": str(free_port())}
+    def __init__(self, up: Up, folder: Path) -> None:
+        self._ports = {"127.0.0.1:8000": up.base_url.removeprefix("http://"), "9100": str(free_port())}
         self._folder = folder
         (folder / ".curlrc").write_text(
             "fail-with-body\nno-progress-meter\n"
         )  # an error of the API is one of the example
-        own = {"CURL_HOME": str(folder), "PROOFLINE_URL": stack.base_url, "COLUMNS": "120"}
+        own = {"CURL_HOME": str(folder), "PROOFLINE_URL": up.base_url, "COLUMNS": "120"}
         self._env = {**os.environ, **own, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
     def command(self, kind: str, text: str) -> list[str]:
@@ -45,7 +43,7 @@ class Terminal:
         if kind == "python":
             return [sys.executable, "-c", text]
         # It would watch for as long as the round lasts. In the foreground, as timeout sends its signal twice else.
-        watch = "timeout --foreground --preserve-status --signal=INT 10 proofline round watch "
+        watch = "timeout --foreground --preserve-status --signal=INT 4 proofline round watch "
         text = text.replace("proofline round watch ", watch)
         return ["bash", "-euo", "pipefail", "-c", text]
 
@@ -66,10 +64,8 @@ class Terminal:
 
 
 @pytest.fixture(scope="module")
-def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
-    with Stack(EngineOptions(model="tiny-qwen3"), max_fast_crashes=0) as stack:
-        stack.wait_ready(READY_S)
-        yield Terminal(stack, tmp_path_factory.mktemp("terminal"))
+def terminal(up: Up, tmp_path_factory: pytest.TempPathFactory) -> Terminal:
+    return Terminal(up, tmp_path_factory.mktemp("terminal"))
 
 
 def examples(section: str) -> list[tuple[str, str]]:
@@ -77,13 +73,6 @@ def examples(section: str) -> list[tuple[str, str]]:
     text = re.search(rf"^#+ {section}\n(.*?)^#+ [A-Z]", README, flags=re.DOTALL | re.MULTILINE)
     assert text, f"the README has no section {section}"
     return re.findall(r"^```(sh|python)\n(.*?)^```", text[1], flags=re.DOTALL | re.MULTILINE)
-
-
-def assert_soon(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + DELIVERY_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.2)
 
 
 def test_jobs(terminal: Terminal) -> None:
@@ -108,7 +97,12 @@ def test_a_round(terminal: Terminal, tmp_path: Path) -> None:
         answers = terminal.run(*calls)
         assert '"status":"OK"' in answers
         assert '"backends":[{"port":' in answers
-        assert_soon(lambda: re.search(r"/generated \w+-0 \d+ artifacts", log.read_text()))
+        wait_until(
+            lambda: re.search(r"/generated \w+-0 \d+ artifacts", log.read_text()),
+            "artifacts at the receiver",
+            DELIVERY_S,
+            0.2,
+        )
         assert "The round is stopped." in terminal.run(*commands)
     finally:
         listening.terminate()

@@ -3,23 +3,50 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import httpx
+import psutil
 import pytest
+from redis import Redis
 
 from cli.supervise import processes as supervision
-from tests.integration.node import PREFIX, Node, run_node, synthetic_artifacts
-from tests.integration.processes import process_of, wait_until
+from tests.integration.node import PREFIX, Node, synthetic_artifacts
+from tests.integration.processes import is_running, wait_until
+from tests.round_client import another_worker
 from tests.samples import body
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
 
 # 150 micro-batches of 50 ms, 4 s on two workers: each of two batches, as a worker fills it.
 N_NONCES = 4800
-JOB = {"nonces": range(N_NONCES), "batch_size": 16}
+BATCH = 16
 MIDDLE = 640
 WITHIN_S = 60.0  # of the kill, as promised to operators
+
+
+class Job:
+    """A job of which each nonce is to be counted once."""
+
+    def __init__(self, node: Node, n_nonces: int = N_NONCES, batch_size: int = BATCH) -> None:
+        self._node = node
+        self._n = n_nonces
+        self._before = self._processed()
+        self.id = node.submit(range(n_nonces), batch_size=batch_size)
+
+    def wait_middle(self) -> None:
+        self._node.wait_progress(self.id, MIDDLE)
+
+    def assert_every_nonce_once(self, timeout_s: float = 120) -> None:
+        """It completes with each nonce's own artifact, and none was counted twice."""
+        result = self._node.result(self.id, timeout_s)
+        assert result["artifacts"] == synthetic_artifacts(range(self._n))
+        wait_until(lambda: self._node.http.get(f"{PREFIX}/status").status_code == 200, "an API that answers")
+        assert (self._processed() - self._before, self._node.status()["queued_nonces"]) == (self._n, 0)
+
+    def _processed(self) -> int:
+        return int(self._node.status()["stats"]["total_processed"])
 
 
 def kill(pid: int | None, number: int = signal.SIGKILL) -> float:
@@ -29,155 +56,121 @@ def kill(pid: int | None, number: int = signal.SIGKILL) -> float:
     return time.monotonic()
 
 
-def assert_every_nonce_once(node: Node, request_id: str, timeout_s: float = 120) -> None:
-    """The job completes with each nonce's own artifact, and none was counted twice."""
-    result = node.result(request_id, timeout_s)
-    assert result["artifacts"] == synthetic_artifacts(range(len(result["artifacts"])))
-    wait_until(lambda: node.http.get(f"{PREFIX}/status").status_code == 200, "an API that answers")
-    status = node.status()
-    assert (status["stats"]["total_processed"], status["queued_nonces"]) == (len(result["artifacts"]), 0)
+@pytest.fixture(autouse=True)
+def back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a test has killed it before."""
+    monkeypatch.setattr(supervision, "MAX_BACKOFF_S", 1.0)
 
 
 @pytest.fixture
-def away_for_3_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def away_for_5_s(monkeypatch: pytest.MonkeyPatch, back_at_once: None) -> None:
     """The supervisor waits so long before it restarts what was killed."""
-    monkeypatch.setattr(supervision, "FIRST_BACKOFF_S", 3.0)
+    monkeypatch.setattr(supervision, "FIRST_BACKOFF_S", 5.0)
+    monkeypatch.setattr(supervision, "MAX_BACKOFF_S", 5.0)
 
 
-@pytest.fixture
-def for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor does not restart what was killed, as long as the test lasts."""
-    monkeypatch.setattr(supervision, "FIRST_BACKOFF_S", 600.0)
-    monkeypatch.setattr(supervision, "MAX_BACKOFF_S", 600.0)
+@pytest.fixture(autouse=True)
+def whole(node: Node) -> Iterator[None]:
+    """The node again as it was found."""
+    yield
+    node.wait_whole()
 
 
 class TestWorker:
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-    def test_that_ends_leaves_its_batches_to_another(self, start_node, for_good, number):
-        node = start_node(workers=2)
-        request_id = node.submit(**JOB)
-        node.wait_progress(request_id, MIDDLE)
-        killed = kill(node.stack.worker_pids()[0], number)
-        assert_every_nonce_once(node, request_id, WITHIN_S)
-        print(f"completed {time.monotonic() - killed:.1f} s after the signal")
+    def test_that_ends_leaves_its_batches_to_others(self, node: Node, number: Any) -> None:
+        with another_worker(node.stack) as worker:
+            node.wait_whole(more=1)
+            job = Job(node)
+            job.wait_middle()
+            killed = kill(worker.pid, number)
+            job.assert_every_nonce_once(WITHIN_S)
+            print(f"completed {time.monotonic() - killed:.1f} s after the signal")
 
-    def test_that_is_killed_alone_goes_on_when_it_is_restarted(self, start_node):
-        node = start_node(workers=1, env={"POC_WORKER_TTL_S": "3", "POC_HEARTBEAT_S": "1"})
-        request_id = node.submit(**JOB)
-        node.wait_progress(request_id, MIDDLE)
-        kill(node.stack.worker_pids()[0])
-        assert_every_nonce_once(node, request_id)
-
-    def test_that_is_killed_is_soon_not_offered_any_more(self, start_node, for_good):
-        node = start_node(workers=1)
-        kill(node.stack.worker_pids()[0])
+    def test_that_was_the_last_is_soon_not_offered_any_more_and_its_job_goes_on_with_the_next(
+        self, node: Node, away_for_5_s: None
+    ) -> None:
+        job = Job(node)
+        job.wait_middle()
+        for pid in node.stack.worker_pids():
+            kill(pid)
         wait_until(lambda: node.http.get("/ready").status_code == 503, "503 after the last heartbeat's time", 30)
         assert node.generate([1]).status_code == 503
+        job.assert_every_nonce_once()
 
 
 class TestApi:
-    def test_that_is_killed_leaves_the_job_running_and_its_result_can_be_fetched_later(self, start_node):
-        node = start_node(workers=2)
-        request_id = node.submit(**JOB)
-        node.wait_progress(request_id, MIDDLE)
-        old = process_of(node.stack.api_pid)
-        kill(node.stack.api_pid)
-        wait_until(lambda: not old.is_running and node.job(request_id), "an API that is back")
-        assert_every_nonce_once(node, request_id)
-
-    def test_that_is_gone_does_not_stop_the_work(self, start_node, redis_of, for_good):
-        node = start_node(workers=2)
-        request_id = node.submit(**JOB)
-        node.wait_progress(request_id, MIDDLE)
+    def test_that_is_killed_leaves_the_job_running_and_its_result_can_be_fetched_later(
+        self, node: Node, redis_of: Callable[[Node], Redis], away_for_5_s: None
+    ) -> None:
+        job = Job(node)
+        job.wait_middle()
+        old = psutil.Process(node.stack.api_pid)
         kill(node.stack.api_pid)
         redis = redis_of(node)
-        wait_until(lambda: redis.hget(f"poc:job:{request_id}", "status") == b"completed", "a completed job")
+        wait_until(lambda: redis.hget(f"poc:job:{job.id}", "status") == b"completed", "a completed job")
+        assert not is_running(old)
+        with pytest.raises(httpx.TransportError):  # the work went on without it
+            node.get(job.id)
+        job_is_told = wait_until(lambda: node.job(job.id), "an API that is back")
+        assert job_is_told > 0
+        job.assert_every_nonce_once()
 
-    def test_that_is_killed_while_it_publishes_a_large_job_loses_no_batch(self, start_node):
-        node = start_node(workers=2, synthetic_step_ms=0)
+    def test_that_is_killed_while_it_publishes_a_large_job_loses_no_batch(self, quick_node: Node) -> None:
         # More messages than are published before the answer; the others are the workers' to publish.
-        request_id = node.submit(range(4500), batch_size=1)
-        kill(node.stack.api_pid)
-        assert_every_nonce_once(node, request_id)
+        job = Job(quick_node, 4500, batch_size=1)
+        kill(quick_node.stack.api_pid)
+        job.assert_every_nonce_once()
 
 
 class TestRedis:
-    def test_that_is_killed_costs_no_nonce(self, start_node):
-        node = start_node(workers=2)
-        request_id = node.submit(**JOB)
-        node.wait_progress(request_id, MIDDLE)
+    def test_that_is_killed_costs_no_nonce(self, node: Node) -> None:
+        job = Job(node)
+        job.wait_middle()
         killed = kill(node.stack.redis_pid)
-        assert_every_nonce_once(node, request_id, WITHIN_S)
+        job.assert_every_nonce_once(WITHIN_S)
         print(f"completed {time.monotonic() - killed:.1f} s after the kill")
 
-    def test_that_is_killed_again_and_again_costs_no_nonce(self, start_node):
-        node = start_node(workers=2)
-        request_id = node.submit(**JOB)
+    def test_that_is_killed_again_and_again_costs_no_nonce(self, node: Node) -> None:
+        job = Job(node, 2 * N_NONCES)
         for _ in range(3):
-            node.wait_progress(request_id, MIDDLE)
+            job.wait_middle()
             kill(node.stack.redis_pid)
-            wait_until(lambda: node.job(request_id), "a Redis that is back")
-        assert_every_nonce_once(node, request_id)
+            wait_until(lambda: node.job(job.id), "a Redis that is back")
+        job.assert_every_nonce_once()
 
-    def test_that_drops_all_connections_costs_no_nonce(self, start_node, redis_of):
-        node = start_node(workers=2)
-        request_id = node.submit(**JOB)
+    def test_that_drops_all_connections_costs_no_nonce(self, node: Node, redis_of: Callable[[Node], Redis]) -> None:
+        job = Job(node)
         for _ in range(3):
-            node.wait_progress(request_id, MIDDLE)
+            job.wait_middle()
             redis_of(node).client_kill_filter(_type="normal", skipme=True)
-        assert_every_nonce_once(node, request_id)
+        job.assert_every_nonce_once()
 
-    def test_that_hangs_for_a_while_costs_no_nonce(self, start_node):
-        node = start_node(workers=2, env={"POC_REDIS_TIMEOUT_S": "1"})
-        request_id = node.submit(**JOB)
-        node.wait_progress(request_id, MIDDLE)
+    def test_that_hangs_for_a_while_costs_no_nonce(self, node: Node) -> None:
+        job = Job(node)
+        job.wait_middle()
         kill(node.stack.redis_pid, signal.SIGSTOP)
         time.sleep(8)  # past the timeouts and all tries of one command
         kill(node.stack.redis_pid, signal.SIGCONT)
-        assert_every_nonce_once(node, request_id)
+        job.assert_every_nonce_once()
 
-    def test_that_was_away_while_nothing_ran_finds_workers_that_take_new_jobs(self, start_node, away_for_3_s):
-        node = start_node(workers=2)
+    def test_that_is_away_is_a_503_with_retry_after_until_the_same_api_and_workers_find_it_again(
+        self, node: Node, away_for_5_s: None
+    ) -> None:
+        api, workers = node.stack.api_pid, node.stack.worker_pids()
         kill(node.stack.redis_pid)
-        wait_until(lambda: node.http.get("/ready").status_code == 503, "Redis's absence", 10)
-        wait_until(lambda: node.http.get("/ready").status_code == 200, "readiness")
-        answer = node.generate(range(100), wait=True, batch_size=5)
-        assert answer.status_code == 200, answer.text
-
-    def test_that_was_away_is_found_again_by_the_same_api(self, start_node, away_for_3_s):
-        node = start_node()
-        api = node.stack.api_pid
-        kill(node.stack.redis_pid)
-        wait_until(lambda: node.http.get(f"{PREFIX}/status").status_code == 503, "Redis's absence", 10)
-        wait_until(lambda: node.http.get(f"{PREFIX}/status").status_code == 200, "200 again")
-        assert node.stack.api_pid == api
-
-
-@pytest.fixture(scope="module")
-def node_without_redis() -> Iterator[Node]:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as exits:
-        patch.setattr(supervision, "FIRST_BACKOFF_S", 600.0)
-        patch.setattr(supervision, "MAX_BACKOFF_S", 600.0)
-        node = run_node(exits)
-        kill(node.stack.redis_pid)
-        yield node
-
-
-class TestRedisAway:
-    @pytest.mark.parametrize(
-        ("method", "path"),
-        [
+        for method, path in (
             ("POST", f"{PREFIX}/generate"),
             ("GET", f"{PREFIX}/generate/{'0' * 32}"),
             ("GET", f"{PREFIX}/status"),
             ("POST", f"{PREFIX}/stop"),
             ("GET", "/ready"),
-        ],
-    )
-    def test_is_a_503_with_retry_after(self, node_without_redis, method, path):
-        content = body() if method == "POST" and path.endswith("generate") else None
-        answer = node_without_redis.http.request(method, path, json=content)
-        assert (answer.status_code, "retry-after" in answer.headers) == (503, True), answer.text
-
-    def test_does_not_make_the_api_unhealthy(self, node_without_redis):
-        assert node_without_redis.http.get("/health").status_code == 200
+        ):
+            content = body() if method == "POST" and path.endswith("generate") else None
+            answer = node.http.request(method, path, json=content)
+            assert (answer.status_code, "retry-after" in answer.headers) == (503, True), f"{path}: {answer.text}"
+        assert node.http.get("/health").status_code == 200
+        wait_until(lambda: node.http.get("/ready").status_code == 200, "readiness")
+        answer = node.generate(range(100), wait=True, batch_size=5)
+        assert answer.status_code == 200, answer.text
+        assert (node.stack.api_pid, node.stack.worker_pids()) == (api, workers)

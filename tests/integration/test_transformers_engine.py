@@ -1,6 +1,7 @@
 """The transformers engine in float32 against the reference's own numbers, on the shipped models."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,33 +17,33 @@ from workers.engines.options import EngineOptions
 pytestmark = pytest.mark.integration
 
 
-def load(model: str, **options) -> Engine:
+def load(model: str, **options: Any) -> Engine:
     return load_engine(
         EngineOptions(model=golden.model_dir(model), engine="transformers", served_model_name=model, **options)
     )
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def engine(request) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine = load(request.param, dtype="float32")
     yield engine
     engine.close()
 
 
-def test_describes_its_model(engine):
+def test_describes_its_model(engine: Engine) -> None:
     info = engine.info
     assert (info.hidden_size, info.n_layers, info.max_seq_len, info.dtype) == (128, 4, 2048, "float32")
     assert info.name in MODELS
 
 
-def test_artifacts_are_the_references(engine):
+def test_artifacts_are_the_references(engine: Engine) -> None:
     name = engine.info.name
     errors = np.concatenate(golden.artifact_errors(engine, golden.cases(name, "artifact")))
     assert np.mean(errors <= 0.003) >= AGREEING_FRACTION[name], np.sort(errors)[-5:]
 
 
 @pytest.mark.parametrize("randomization", ["sign_flips", "layer_hooks"])
-def test_distances_are_the_references(engine, randomization):
+def test_distances_are_the_references(engine: Engine, randomization: str) -> None:
     name = engine.info.name
     found = [case for case in golden.cases(name, "distance") if case["randomization"] == randomization]
     errors = golden.distance_errors(engine, found)
@@ -50,7 +51,7 @@ def test_distances_are_the_references(engine, randomization):
     assert np.mean(errors <= limit) >= AGREEING_FRACTION[name], np.sort(errors)[-5:]
 
 
-def test_artifacts_do_not_depend_on_their_batch(engine):
+def test_artifacts_do_not_depend_on_their_batch(engine: Engine) -> None:
     spec = ProofSpec(block_hash="block", public_key="key", seq_len=33)
     nonces = [*range(31), 2**63 - 1]
     together = engine.compute(spec, nonces)
@@ -59,42 +60,42 @@ def test_artifacts_do_not_depend_on_their_batch(engine):
     assert np.mean(errors <= 0.003) >= AGREEING_FRACTION[engine.info.name], sorted(errors)[-5:]
 
 
-def test_micro_batches_give_the_same_artifacts(engine):
+def test_micro_batches_give_the_same_artifacts(engine: Engine) -> None:
     spec = ProofSpec(block_hash="block", public_key="key", seq_len=16)
     split = load(engine.info.name, dtype="float32", max_batch_tokens=40)
     errors = golden.l2(engine.compute(spec, range(7)), split.compute(spec, range(7)), 12)
     assert np.mean(errors <= 0.003) >= AGREEING_FRACTION[engine.info.name]
 
 
-def test_no_nonces_have_no_values(engine):
+def test_no_nonces_have_no_values(engine: Engine) -> None:
     assert engine.compute(ProofSpec(block_hash="block", public_key="key", seq_len=8), []) == []
 
 
-def test_a_seq_len_beyond_the_model_is_refused_with_its_limit(engine):
+def test_a_seq_len_beyond_the_model_is_refused_with_its_limit(engine: Engine) -> None:
     with pytest.raises(SpecError, match="from 1 to 2048"):
         engine.compute(ProofSpec(block_hash="block", public_key="key", seq_len=2049), [0])
 
 
-def test_the_model_keeps_no_trace_of_a_proof(engine):
+def test_the_model_keeps_no_trace_of_a_proof(engine: Engine) -> None:
     for scheme, options in (("artifact", {}), ("distance", {"randomization": "layer_hooks"})):
         spec = ProofSpec(scheme=scheme, block_hash="block", public_key="key", seq_len=8, options=options)
         engine.compute(spec, [1])
-    assert all(not module._forward_hooks for module in engine._model.modules())
+    assert all(not module._forward_hooks for module in engine.__dict__["_model"].modules())
 
 
-def test_a_failed_batch_leaves_no_hooks_behind(engine, monkeypatch):
+def test_a_failed_batch_leaves_no_hooks_behind(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ProofSpec(block_hash="fails", public_key="key", seq_len=8)
 
-    def fail(*args, **kwargs):
+    def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("on purpose")
 
     monkeypatch.setattr("poc_core.schemes.artifact.proof.ArtifactScheme.finish", fail)
     with pytest.raises(RuntimeError, match="on purpose"):
         engine.compute(spec, [1])
-    assert all(not module._forward_hooks for module in engine._model.modules())
+    assert all(not module._forward_hooks for module in engine.__dict__["_model"].modules())
 
 
-def test_bfloat16_lies_near_float32():
+def test_bfloat16_lies_near_float32() -> None:
     case = golden.cases("tiny-qwen3", "artifact")[0]
     engine = load("tiny-qwen3", dtype="auto")
     values = engine.compute(golden.artifact_spec(case), [artifact["nonce"] for artifact in case["artifacts"]])
@@ -104,6 +105,6 @@ def test_bfloat16_lies_near_float32():
 
 
 @pytest.mark.parametrize("model", ["/nonexistent/model", "no such name"])
-def test_a_model_that_cannot_be_loaded_is_one_sentence(model):
+def test_a_model_that_cannot_be_loaded_is_one_sentence(model: str) -> None:
     with pytest.raises(ProoflineError, match="Cannot load the model"):
         load_engine(EngineOptions(model=model, engine="transformers"))

@@ -2,6 +2,7 @@
 
 import os
 from importlib.metadata import entry_points
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def shm_broadcast(monkeypatch: pytest.MonkeyPatch):
+def shm_broadcast(monkeypatch: pytest.MonkeyPatch) -> Any:
     """vLLM's module that waits for messages, as vLLM has it: an engine in this process may have changed it before."""
     from vllm.distributed import utils
     from vllm.distributed.device_communicators import shm_broadcast
@@ -25,7 +26,7 @@ def shm_broadcast(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def register():
+def register() -> Any:
     """As vLLM finds it."""
     (entry,) = (entry for entry in entry_points(group="vllm.general_plugins") if entry.name == "proofline")
     return entry.load()
@@ -39,14 +40,18 @@ def yields(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return seen
 
 
-def test_somebody_elses_vllm_stays_as_it_is(monkeypatch, shm_broadcast, register, yields):
+def test_somebody_elses_vllm_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, shm_broadcast: Any, register: Any, yields: list[None]
+) -> None:
     monkeypatch.delenv(lifeline.VARIABLE, raising=False)
     register()
     shm_broadcast.sched_yield()
     assert len(yields) == 1
 
 
-def test_a_workers_readers_sleep_on_a_cpu(monkeypatch, shm_broadcast, register, yields):
+def test_a_workers_readers_sleep_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, shm_broadcast: Any, register: Any, yields: list[None]
+) -> None:
     from vllm.platforms import current_platform
 
     monkeypatch.setenv(lifeline.VARIABLE, str(os.getpid()))

@@ -34,7 +34,7 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings(max_queued_nonces=1000, generate_chunk_timeout_sec=0.25, max_body_bytes=200_000)
+    return Settings(max_queued_nonces=1000, generate_chunk_timeout_sec=0.5, max_body_bytes=200_000)
 
 
 @pytest.fixture

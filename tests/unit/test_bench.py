@@ -18,22 +18,22 @@ def calls_until_done(others: list[float], repeat: int) -> list[Observed[int]]:
     return machine.repeated(lambda index: (index, others[index]), repeat)
 
 
-def test_undisturbed_runs_all_count():
+def test_undisturbed_runs_all_count() -> None:
     runs = calls_until_done([0.0, 0.05, 0.01], repeat=3)
     assert [(run.result, run.counts) for run in runs] == [(0, True), (1, True), (2, True)]
 
 
-def test_a_disturbed_run_is_repeated_and_does_not_count():
+def test_a_disturbed_run_is_repeated_and_does_not_count() -> None:
     runs = calls_until_done([0.5, 0.0, 0.02], repeat=2)
     assert [(run.result, run.counts) for run in runs] == [(0, False), (1, True), (2, True)]
 
 
-def test_on_a_busy_machine_the_quietest_runs_count():
+def test_on_a_busy_machine_the_quietest_runs_count() -> None:
     runs = calls_until_done([0.9, 0.8, 0.7, 1.0, 0.6, 0.9], repeat=2)
     assert [run.result for run in runs if run.counts] == [2, 4]
 
 
-def test_a_process_tree_holds_this_process_and_its_cpu_time():
+def test_a_process_tree_holds_this_process_and_its_cpu_time() -> None:
     tree = machine.tree_cpu_s(os.getpid())
     assert tree[os.getpid()] > 0
     assert machine.tree_cpu_s(0x7FFFFFFF) == {}
@@ -43,12 +43,14 @@ def test_a_process_tree_holds_this_process_and_its_cpu_time():
     ("elapsed_s", "n_done", "expected_s"),
     [(1, 0, 0.25), (10, 50, 0.5), (10, 99, 0.0505), (10, 100, 0.01)],
 )
-def test_a_job_is_looked_at_more_often_towards_its_end(elapsed_s, n_done, expected_s):
+def test_a_job_is_looked_at_more_often_towards_its_end(elapsed_s: int, n_done: int, expected_s: float) -> None:
     assert timed_job.pause_s(elapsed_s, n_done, 100) == pytest.approx(expected_s, rel=0.01)
 
 
 @pytest.mark.parametrize(("bare_s", "passed"), [(9.1, True), (8.9, False)])
-def test_the_overhead_is_judged_by_the_median_of_the_runs_that_count(bare_s, passed, capsys):
+def test_the_overhead_is_judged_by_the_median_of_the_runs_that_count(
+    bare_s: float, passed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     def pair(queue_s: float, loop_s: float, counts: bool = True) -> Observed[Pair]:
         runs = [queue_overhead.Run(seconds, {}, usage()) for seconds in (queue_s, loop_s)]
         return Observed(Pair(*runs), 0.0, counts)
@@ -59,7 +61,9 @@ def test_the_overhead_is_judged_by_the_median_of_the_runs_that_count(bare_s, pas
 
 
 @pytest.mark.parametrize(("rate_of_16", "passed"), [(310, True), (303, False)])
-def test_the_scale_is_judged_by_its_smallest_ratio(rate_of_16, passed, capsys):
+def test_the_scale_is_judged_by_its_smallest_ratio(
+    rate_of_16: int, passed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run(rate: float) -> Observed[queue_scale.Run]:
         job = JobRun(seconds=1000 / rate, post_s=0, finish_s=0, artifacts=[])
         return Observed(queue_scale.Run(job, 1000, 2.0, 0.5, 0.1, usage()), 0.0)

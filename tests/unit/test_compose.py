@@ -56,7 +56,7 @@ def test_files_follow_the_compose_specification(file: str) -> None:
 
 
 class TestServices:
-    def test_a_clone_starts_a_whole_node_without_a_gpu(self, services) -> None:
+    def test_a_clone_starts_a_whole_node_without_a_gpu(self, services: dict[str, dict[str, Any]]) -> None:
         started = {name for name, service in services.items() if not service.get("profiles")}
         assert started == {"secrets", "redis", "api", "courier", "flower", "worker"}
         assert options_of(services["worker"])["model"] == "tiny-qwen3"
@@ -81,7 +81,7 @@ class TestServices:
         }
 
     @pytest.mark.parametrize("name", ["api", "courier", "flower", "worker", "worker-gpu"])
-    def test_commands_and_their_options_exist(self, services, name) -> None:
+    def test_commands_and_their_options_exist(self, services: dict[str, dict[str, Any]], name: str) -> None:
         assert options_of(services[name])
 
     def test_a_further_host_has_workers_that_find_redis(self) -> None:
@@ -90,12 +90,12 @@ class TestServices:
         assert worker["environment"]["POC_REDIS_URL"] == "redis://:pw@10.0.0.1:6379/0"
 
     @pytest.mark.parametrize("name", list(ON_A_FURTHER_HOST))
-    def test_a_further_host_says_what_it_must_be_told(self, name) -> None:
+    def test_a_further_host_says_what_it_must_be_told(self, name: Any) -> None:
         without = {key: value for key, value in ON_A_FURTHER_HOST.items() if key != name}
         with pytest.raises(LookupError, match=f"^{name}: set {name} "):
             compose_file.services(without, "compose.workers.yaml")
 
-    def test_both_files_start_the_same_worker_on_gpus(self, services) -> None:
+    def test_both_files_start_the_same_worker_on_gpus(self, services: dict[str, dict[str, Any]]) -> None:
         (further,) = compose_file.services(ON_A_FURTHER_HOST, "compose.workers.yaml").values()
         first = compose_file.services(ON_A_FURTHER_HOST)["worker-gpu"]
         assert command_of(further) == command_of(first)
@@ -114,32 +114,32 @@ class TestServices:
         differs = {"POC_REDIS_URL", "POC_REDIS_PASSWORD_FILE", "POC_CHAT_HOST", "POC_CHAT_POLICY"}
         assert further["environment"].keys() - differs == first["environment"].keys() - differs
 
-    def test_workers_have_the_time_to_drain(self, services) -> None:
+    def test_workers_have_the_time_to_drain(self, services: dict[str, dict[str, Any]]) -> None:
         for name in ("worker", "worker-gpu"):
             assert seconds(services[name]["stop_grace_period"]) > WORKER_GRACE_S + GUARD_MARGIN_S
 
-    def test_what_runs_for_long_is_watched_and_restarted(self, services) -> None:
+    def test_what_runs_for_long_is_watched_and_restarted(self, services: dict[str, dict[str, Any]]) -> None:
         for name in services.keys() - {"secrets"}:
             assert services[name]["healthcheck"]["test"], name
             assert services[name]["restart"] == "unless-stopped", name
 
-    def test_no_two_builds_share_a_tag(self, services) -> None:
+    def test_no_two_builds_share_a_tag(self, services: dict[str, dict[str, Any]]) -> None:
         tags = [service["image"] for service in services.values() if "build" in service]
         assert len(set(tags)) == len(tags)
 
-    def test_redis_starts_first_and_healthy(self, services) -> None:
+    def test_redis_starts_first_and_healthy(self, services: dict[str, dict[str, Any]]) -> None:
         for name in services.keys() - {"secrets", "redis"}:
             assert services[name]["depends_on"] == {"redis": {"condition": "service_healthy"}}, name
         assert services["redis"]["depends_on"] == {"secrets": {"condition": "service_completed_successfully"}}
 
 
 class TestSafety:
-    def test_nothing_is_published_beyond_loopback(self, services) -> None:
+    def test_nothing_is_published_beyond_loopback(self, services: dict[str, dict[str, Any]]) -> None:
         ports = [port for service in services.values() for port in service.get("ports", [])]
         assert len(ports) == 2
         assert all(port.startswith("127.0.0.1:") for port in ports)
 
-    def test_redis_is_on_the_internal_network_only(self, services) -> None:
+    def test_redis_is_on_the_internal_network_only(self, services: dict[str, dict[str, Any]]) -> None:
         assert services["redis"]["networks"] == ["internal"]
         assert "ports" not in services["redis"]
 
@@ -149,7 +149,7 @@ class TestSafety:
         opened = compose_file.services({"PRIVATE_ADDRESS": "10.0.0.1"}, "compose.hosts.yaml")["redis"]
         assert opened["ports"] == ["10.0.0.1:6379:6379"]
 
-    def test_containers_may_do_little(self, services) -> None:
+    def test_containers_may_do_little(self, services: dict[str, dict[str, Any]]) -> None:
         for name, service in services.items():
             assert service["read_only"] is True, name
             assert service["cap_drop"] == ["ALL"], name
@@ -169,7 +169,7 @@ def make_secrets(folder: Path, **environment: str) -> subprocess.CompletedProces
 
 
 class TestSecrets:
-    def test_are_made_up_once(self, tmp_path) -> None:
+    def test_are_made_up_once(self, tmp_path: Path) -> None:
         assert make_secrets(tmp_path).returncode == 0
         first = {path.name: path.read_text() for path in tmp_path.iterdir()}
         assert first.keys() == {"redis_password", "flower_password", "redis.conf"}
@@ -179,14 +179,14 @@ class TestSecrets:
         make_secrets(tmp_path)
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == first
 
-    def test_those_of_the_environment_replace_others(self, tmp_path) -> None:
+    def test_those_of_the_environment_replace_others(self, tmp_path: Path) -> None:
         make_secrets(tmp_path)
         make_secrets(tmp_path, REDIS_PASSWORD="chosen")
         assert (tmp_path / "redis_password").read_text() == "chosen"
         assert (tmp_path / "redis.conf").read_text() == "requirepass chosen\n"
 
     @pytest.mark.parametrize("password", ["a b", 'quo"te', "new\nline", "$(id)"])
-    def test_what_would_need_quoting_is_refused(self, tmp_path, password) -> None:
+    def test_what_would_need_quoting_is_refused(self, tmp_path: Path, password: str) -> None:
         done = make_secrets(tmp_path, FLOWER_PASSWORD=password)
         assert done.returncode == 1
         assert done.stderr.startswith("FLOWER_PASSWORD may hold letters, digits")
@@ -194,7 +194,7 @@ class TestSecrets:
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 class TestDockerfiles:
-    def test_what_they_copy_exists_and_is_sent_to_the_engine(self, path) -> None:
+    def test_what_they_copy_exists_and_is_sent_to_the_engine(self, path: Any) -> None:
         copied = re.findall(r"^COPY (?!--from)(.+)$", path.read_text(), flags=re.MULTILINE)
         sources = [word for line in copied for word in line.split()[:-1]]
         assert sources
@@ -203,17 +203,17 @@ class TestDockerfiles:
             assert (ROOT / source).exists(), source
             assert source.split("/")[0] in sent, source
 
-    def test_the_extras_they_install_exist(self, path) -> None:
+    def test_the_extras_they_install_exist(self, path: Any) -> None:
         asked = re.findall(r"scripts/requirements\.py([\w -]*)>", path.read_text())
         assert len(asked) == 1
         assert requirements(asked[0].split())
 
-    def test_torch_is_only_where_an_engine_is(self, path) -> None:
+    def test_torch_is_only_where_an_engine_is(self, path: Any) -> None:
         (asked,) = re.findall(r"scripts/requirements\.py([\w -]*)>", path.read_text())
         with_torch = any(re.match(r"(torch|vllm)\b", requirement) for requirement in requirements(asked.split()))
         assert with_torch == (path.name == "worker-cpu.Dockerfile")
 
-    def test_a_change_of_our_code_installs_no_dependency_anew(self, path) -> None:
+    def test_a_change_of_our_code_installs_no_dependency_anew(self, path: Any) -> None:
         """Dependencies are installed before our packages are there, and those without dependencies."""
         text = path.read_text()
         stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
@@ -223,10 +223,10 @@ class TestDockerfiles:
                 assert not re.search(r"^COPY (api|cli|workers|poc_core)\b", before, flags=re.MULTILINE)
         assert len(re.findall(r"pip install .*--no-deps /wheels/", text)) == 1
 
-    def test_they_do_not_run_as_root(self, path) -> None:
+    def test_they_do_not_run_as_root(self, path: Any) -> None:
         assert re.findall(r"^USER (\w+)$", path.read_text(), flags=re.MULTILINE)[-1] == "proofline"
 
-    def test_what_they_run_exists(self, path) -> None:
+    def test_what_they_run_exists(self, path: Any) -> None:
         image = compose_file.dockerfile_commands(path)
         assert image["ENTRYPOINT"] == ["proofline"]
         assert image["CMD"][0] in COMMANDS.commands

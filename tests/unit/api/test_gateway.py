@@ -105,7 +105,7 @@ def hangs_up(call: Call) -> None:
 
 
 class TestPassing:
-    def test_request_reaches_the_worker_as_it_came(self, api, start):
+    def test_request_reaches_the_worker_as_it_came(self, api: httpx.Client, start: Start) -> None:
         worker = start("w1", answers)
         sent = ' {"model" : "tiny-qwen3", "messages":[], "unknown":"é" }'.encode()
         headers = {"Authorization": "Bearer key", "X-Request-Id": "r-1", "Content-Type": "application/json"}
@@ -117,7 +117,7 @@ class TestPassing:
         assert received.values("x-request-id") == ["r-1"]
         assert received.values("content-length") == [str(len(sent))]
 
-    def test_no_header_is_added_but_the_connections_own(self, api, start):
+    def test_no_header_is_added_but_the_connections_own(self, api: httpx.Client, start: Start) -> None:
         worker = start("w1", answers)
         connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
         connection.putrequest("POST", CHAT, skip_accept_encoding=True)
@@ -128,14 +128,14 @@ class TestPassing:
         connection.close()
         assert {name.lower() for name, _ in worker.received[0].headers} == {"host", "content-length"}
 
-    def test_body_in_chunks_arrives_whole(self, api, start):
+    def test_body_in_chunks_arrives_whole(self, api: httpx.Client, start: Start) -> None:
         worker = start("w1", answers)
         sent = json.dumps(body()).encode()
         assert api.post(CHAT, content=iter([sent[:5], sent[5:]])).status_code == 200
         assert worker.received[0].body == sent
         assert worker.received[0].values("transfer-encoding") == []
 
-    def test_headers_of_one_connection_stay_there(self, api, start):
+    def test_headers_of_one_connection_stay_there(self, api: httpx.Client, start: Start) -> None:
         """RFC 9110, 7.6.1."""
         hop = {
             "Keep-Alive": "timeout=5",
@@ -152,7 +152,7 @@ class TestPassing:
         assert {name.lower() for name, _ in worker.received[0].headers} & names == set()
         assert set(answer.headers) & names == set()
 
-    def test_answer_comes_back_byte_for_byte_with_its_headers(self, api, start):
+    def test_answer_comes_back_byte_for_byte_with_its_headers(self, api: httpx.Client, start: Start) -> None:
         start("w1", lambda call: call.answer(ANSWER, "200 OK", "X-Request-Id: abc", "Set-Cookie: a", "Set-Cookie: b"))
         answer = api.post(CHAT, json=body())
         assert answer.content == ANSWER
@@ -162,18 +162,18 @@ class TestPassing:
         assert answer.headers.get_list("set-cookie") == ["a", "b"]
         assert len(answer.headers.get_list("date")) == 1
 
-    def test_errors_of_the_worker_are_the_clients(self, api, start):
+    def test_errors_of_the_worker_are_the_clients(self, api: httpx.Client, start: Start) -> None:
         error = b'{"error":{"message":"max_tokens is too large","code":400}}'
         start("w1", lambda call: call.answer(error, "400 Bad Request"))
         answer = api.post(CHAT, json=body())
         assert (answer.status_code, answer.content) == (400, error)
 
-    def test_refusal_of_an_exclusive_round_keeps_its_retry_after(self, api, start):
+    def test_refusal_of_an_exclusive_round_keeps_its_retry_after(self, api: httpx.Client, start: Start) -> None:
         start("w1", lambda call: call.answer(b"{}", "503 Service Unavailable", "Retry-After: 30"))
         answer = api.post(CHAT, json=body())
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
 
-    def test_empty_answer_is_one(self, api, start):
+    def test_empty_answer_is_one(self, api: httpx.Client, start: Start) -> None:
         start("w1", lambda call: call.head("200 OK", "Content-Length: 0"))
         answer = api.post(CHAT, json=body())
         assert (answer.status_code, answer.content) == (200, b"")
@@ -181,20 +181,20 @@ class TestPassing:
     @pytest.mark.parametrize(
         "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize"]
     )
-    def test_every_path_is_the_workers(self, api, start, path):
+    def test_every_path_is_the_workers(self, api: httpx.Client, start: Start, path: str) -> None:
         worker = start("w1", answers)
         assert api.post(path, json=body()).content == ANSWER
         assert worker.received[0].line == f"POST {path} HTTP/1.1"
 
 
 class TestStreams:
-    def test_events_come_byte_for_byte(self, api, start):
+    def test_events_come_byte_for_byte(self, api: httpx.Client, start: Start) -> None:
         start("w1", streams)
         answer = api.post(CHAT, json=body(stream=True))
         assert answer.content == b"".join(EVENTS) + DONE
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
 
-    def test_every_event_comes_as_soon_as_it_is_there(self, api, start):
+    def test_every_event_comes_as_soon_as_it_is_there(self, api: httpx.Client, start: Start) -> None:
         seen = [threading.Event() for _ in EVENTS]
 
         def waits_for_the_client(call: Call) -> None:
@@ -213,7 +213,7 @@ class TestStreams:
                 n += 1
         assert n == len(EVENTS)
 
-    def test_events_cut_in_pieces_come_whole(self, api, start):
+    def test_events_cut_in_pieces_come_whole(self, api: httpx.Client, start: Start) -> None:
         def cuts(call: Call) -> None:
             call.begin_stream()
             for byte in b"".join(EVENTS) + b"data: no newline at the end":
@@ -225,17 +225,17 @@ class TestStreams:
 
 
 class TestChoice:
-    def test_goes_to_the_worker_of_the_model(self, api, start):
+    def test_goes_to_the_worker_of_the_model(self, api: httpx.Client, start: Start) -> None:
         start("w1", hangs_up, model="other")
         start("w2", answers)
         assert api.post(CHAT, json=body()).content == ANSWER
 
-    def test_goes_to_the_worker_that_said_it_has_least_chat(self, api, start):
+    def test_goes_to_the_worker_that_said_it_has_least_chat(self, api: httpx.Client, start: Start) -> None:
         busy, idle = start("w1", answers, chat_active=3), start("w2", answers, chat_active=1)
         api.post(CHAT, json=body())
         assert (len(busy.received), len(idle.received)) == (0, 1)
 
-    def test_own_requests_count_at_once(self, api, start):
+    def test_own_requests_count_at_once(self, api: httpx.Client, start: Start) -> None:
         release = threading.Event()
 
         def slow(call: Call) -> None:
@@ -252,23 +252,23 @@ class TestChoice:
         for thread in threads:
             thread.join(5)
 
-    def test_worker_that_still_loads_gets_none(self, api, start, services):
+    def test_worker_that_still_loads_gets_none(self, api: httpx.Client, start: Start, services: Services) -> None:
         services.workers.heartbeat(worker_record("w0", state="starting"))
         start("w1", answers)
         assert api.post(CHAT, json=body()).content == ANSWER
 
-    def test_request_without_model_goes_to_the_only_one(self, api, start):
+    def test_request_without_model_goes_to_the_only_one(self, api: httpx.Client, start: Start) -> None:
         start("w1", answers)
         assert api.post(CHAT, json=body(None)).content == ANSWER
 
-    def test_request_without_model_among_several_is_400(self, api, start):
+    def test_request_without_model_among_several_is_400(self, api: httpx.Client, start: Start) -> None:
         start("w1", answers)
         start("w2", answers, model="other")
         answer = api.post(CHAT, json=body(None))
         assert answer.status_code == 400
         assert answer.json()["error"]["message"] == "Name a model: other, tiny-qwen3."
 
-    def test_unknown_model_is_404_and_lists_those_served(self, api, start):
+    def test_unknown_model_is_404_and_lists_those_served(self, api: httpx.Client, start: Start) -> None:
         start("w1", answers)
         answer = api.post(CHAT, json=body("nope"))
         assert answer.status_code == 404
@@ -276,27 +276,29 @@ class TestChoice:
         assert error["message"] == "The model `nope` is not served here; ask for one of tiny-qwen3."
         assert (error["type"], error["param"], error["code"]) == ("NotFoundError", "model", 404)
 
-    def test_worker_that_has_just_come_is_found_at_once(self, api, start, services):
+    def test_worker_that_has_just_come_is_found_at_once(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
         services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
         start("w1", answers)
         assert api.post(CHAT, json=body()).status_code == 200
         start("w2", answers, model="other")
         assert api.post(CHAT, json=body("other")).content == ANSWER
 
-    def test_model_whose_workers_are_away_is_503(self, api, services):
+    def test_model_whose_workers_are_away_is_503(self, api: httpx.Client, services: Services) -> None:
         services.workers.heartbeat(worker_record("w1"))  # known, but without a chat server
         answer = api.post(CHAT, json=body())
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert answer.json()["error"]["code"] == 503
 
-    def test_no_worker_at_all_is_503(self, api):
+    def test_no_worker_at_all_is_503(self, api: httpx.Client) -> None:
         answer = api.post(CHAT, json=body(None))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
 
 class TestBadBodies:
     @pytest.mark.parametrize("sent", [b"{", b"[]", b'"text"', b'{"model": 5}', b"\xff\xfe", b"a=b"])
-    def test_not_a_json_object_with_a_model_is_400(self, api, start, sent):
+    def test_not_a_json_object_with_a_model_is_400(self, api: httpx.Client, start: Start, sent: bytes) -> None:
         worker = start("w1", answers)
         answer = api.post(CHAT, content=sent)
         assert answer.status_code == 400
@@ -304,7 +306,7 @@ class TestBadBodies:
         assert worker.received == []
 
     @pytest.mark.parametrize("chunked", [False, True])
-    def test_body_over_the_limit_is_413(self, api, start, chunked):
+    def test_body_over_the_limit_is_413(self, api: httpx.Client, start: Start, chunked: bool) -> None:
         worker = start("w1", answers)
         sent = json.dumps(body(padding="x" * MAX_BODY_BYTES)).encode()
         with contextlib.suppress(httpx.WriteError):  # refused before all was sent
@@ -314,13 +316,15 @@ class TestBadBodies:
 
 
 class TestDeaths:
-    def test_worker_that_is_gone_is_passed_over(self, api, start):
+    def test_worker_that_is_gone_is_passed_over(self, api: httpx.Client, start: Start) -> None:
         start("w1", answers).die()
         start("w2", answers)
         assert api.post(CHAT, json=body()).content == ANSWER
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_worker_that_dies_before_its_first_byte_is_replaced(self, api, start, stream):
+    def test_worker_that_dies_before_its_first_byte_is_replaced(
+        self, api: httpx.Client, start: Start, stream: bool
+    ) -> None:
         def dies_after_the_head(call: Call) -> None:
             if stream:
                 call.begin_stream()
@@ -331,7 +335,7 @@ class TestDeaths:
         assert answer.content == (b"".join(EVENTS) + DONE if stream else ANSWER)
         assert first.received[0].body == second.received[0].body
 
-    def test_worker_whose_engine_is_lost_is_replaced(self, api, start):
+    def test_worker_whose_engine_is_lost_is_replaced(self, api: httpx.Client, start: Start) -> None:
         start("w1", lambda call: call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1"))
         start("w2", answers)
         assert api.post(CHAT, json=body()).content == ANSWER
@@ -341,21 +345,25 @@ class TestDeaths:
         [hangs_up, lambda call: call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1")],
         ids=["dead", "engine lost"],
     )
-    def test_worker_that_failed_once_is_not_asked_again_from_memory(self, api, start, services, fails):
+    def test_worker_that_failed_once_is_not_asked_again_from_memory(
+        self, api: httpx.Client, start: Start, services: Services, fails: Any
+    ) -> None:
         services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
         failed, other = start("w1", fails), start("w2", answers)
         for _ in range(3):
             assert api.post(CHAT, json=body()).content == ANSWER
         assert (len(failed.received), len(other.received)) == (1, 3)
 
-    def test_the_only_worker_is_asked_again_though_it_failed_once(self, api, start, services):
+    def test_the_only_worker_is_asked_again_though_it_failed_once(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
         services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
         worker = start("w1", hangs_up)
         assert api.post(CHAT, json=body()).status_code == 503
         worker.behaviour = answers
         assert api.post(CHAT, json=body()).content == ANSWER
 
-    def test_when_all_die_it_is_503(self, api, start):
+    def test_when_all_die_it_is_503(self, api: httpx.Client, start: Start) -> None:
         start("w1", hangs_up)
         start("w2", hangs_up)
         answer = api.post(CHAT, json=body())
@@ -363,7 +371,9 @@ class TestDeaths:
         assert answer.json()["error"]["type"] == "service_unavailable"
 
     @pytest.mark.parametrize("cut", [b"", b'data: {"choi', b'data: {"choices":[]}\n'], ids=["whole", "line", "event"])
-    def test_stream_whose_worker_dies_ends_with_an_error_event(self, api, start, cut):
+    def test_stream_whose_worker_dies_ends_with_an_error_event(
+        self, api: httpx.Client, start: Start, cut: bytes
+    ) -> None:
         def dies(call: Call) -> None:
             call.begin_stream()
             call.chunk(*EVENTS[:2])
@@ -381,7 +391,7 @@ class TestDeaths:
         assert error["code"] == 502
         assert other.received == []  # what the client has seen is not computed again
 
-    def test_openai_client_sees_a_lost_stream_as_an_error(self, api, start):
+    def test_openai_client_sees_a_lost_stream_as_an_error(self, api: httpx.Client, start: Start) -> None:
         import openai
 
         def dies(call: Call) -> None:
@@ -396,7 +406,7 @@ class TestDeaths:
             texts.extend(event.choices[0].delta.content for event in stream)
         assert texts == ["one ", "é "]
 
-    def test_answer_cut_short_is_not_taken_for_a_whole_one(self, api, start):
+    def test_answer_cut_short_is_not_taken_for_a_whole_one(self, api: httpx.Client, start: Start) -> None:
         def dies(call: Call) -> None:
             call.head("200 OK", f"Content-Length: {len(ANSWER)}", "Content-Type: application/json")
             call.send(ANSWER[:10])
@@ -408,7 +418,9 @@ class TestDeaths:
 
 class TestClientsThatGo:
     @pytest.mark.parametrize("when", ["before the head", "before the first event", "in the stream"])
-    def test_cancel_what_the_worker_does_for_them(self, api, start, services, when):
+    def test_cancel_what_the_worker_does_for_them(
+        self, api: httpx.Client, start: Start, services: Services, when: str
+    ) -> None:
         hung_up: list[bool] = []
 
         def works_on(call: Call) -> None:
@@ -429,7 +441,7 @@ class TestClientsThatGo:
         assert hung_up == [True]
         wait_until(lambda: not services.gateway._active)
 
-    def test_leave_no_second_worker_at_work(self, api, start):
+    def test_leave_no_second_worker_at_work(self, api: httpx.Client, start: Start) -> None:
         """A request that is given up is not tried elsewhere."""
         first, second = start("w1", lambda call: call.wait_hung_up()), start("w2", answers)
         connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
@@ -439,7 +451,7 @@ class TestClientsThatGo:
         time.sleep(0.2)
         assert second.received == []
 
-    def test_load_is_forgotten_with_the_requests(self, api, start, services):
+    def test_load_is_forgotten_with_the_requests(self, api: httpx.Client, start: Start, services: Services) -> None:
         start("w1", hangs_up)
         start("w2", answers)
         for _ in range(5):
@@ -452,7 +464,7 @@ class TestModels:
         entries = [{"id": name, "object": "model", "max_model_len": 2048} for name in names]
         return lambda call: call.answer(json.dumps({"object": "list", "data": entries}).encode())
 
-    def test_are_those_of_all_workers(self, api, start):
+    def test_are_those_of_all_workers(self, api: httpx.Client, start: Start) -> None:
         start("w1", self.listing(MODEL))
         second = start("w2", self.listing(MODEL))
         start("w3", self.listing("other"), model="other")
@@ -462,18 +474,20 @@ class TestModels:
         assert listed["data"][0]["max_model_len"] == 2048
         assert second.received == []
 
-    def test_of_a_dead_worker_are_another_ones(self, api, start):
+    def test_of_a_dead_worker_are_another_ones(self, api: httpx.Client, start: Start) -> None:
         start("w1", self.listing(MODEL)).die()
         start("w2", self.listing(MODEL))
         assert [entry["id"] for entry in api.get("/v1/models").json()["data"]] == [MODEL]
 
-    def test_of_a_worker_that_hangs_are_left_out(self, api, start, monkeypatch):
+    def test_of_a_worker_that_hangs_are_left_out(
+        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("api.gateway._LOOKUP_TIMEOUT_S", 0.2)
         start("w1", lambda call: call.wait_hung_up())
         start("w2", self.listing("other"), model="other")
         assert [entry["id"] for entry in api.get("/v1/models").json()["data"]] == ["other"]
 
-    def test_key_is_passed_on_and_its_refusal_too(self, api, start):
+    def test_key_is_passed_on_and_its_refusal_too(self, api: httpx.Client, start: Start) -> None:
         def wants_a_key(call: Call) -> None:
             if call.received.values("authorization") == ["Bearer right"]:
                 self.listing(MODEL)(call)
@@ -484,10 +498,10 @@ class TestModels:
         assert api.get("/v1/models").status_code == 401
         assert api.get("/v1/models", headers={"Authorization": "Bearer right"}).json()["data"][0]["id"] == MODEL
 
-    def test_without_workers_are_none(self, api):
+    def test_without_workers_are_none(self, api: httpx.Client) -> None:
         assert api.get("/v1/models").json() == {"object": "list", "data": []}
 
 
-def test_by_load_keeps_the_order_among_equals(services) -> None:
+def test_by_load_keeps_the_order_among_equals(services: Services) -> None:
     records = [worker_record(f"w{index}") for index in range(3)]
     assert Gateway(services.gateway.workers).by_load(records) == records

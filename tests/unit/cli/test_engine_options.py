@@ -43,14 +43,16 @@ def test_the_command_line_knows_every_option_and_its_default() -> None:
         ("calibrate", FLAGS[:-2]),
     ],
 )
-def test_every_command_that_starts_an_engine_takes_them(monkeypatch, command, flags) -> None:
+def test_every_command_that_starts_an_engine_takes_them(
+    monkeypatch: pytest.MonkeyPatch, command: Any, flags: Any
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     help_text = CliRunner().invoke(app, [command, "--help"]).output
     assert [flag for flag in FLAGS if f" {flag} " in help_text] == list(flags)
     assert "VLLM_ARGS" in help_text
 
 
-def test_a_worker_gets_what_was_said(started) -> None:
+def test_a_worker_gets_what_was_said(started: list[tuple[Any, ...]]) -> None:
     flags = ["--engine", "synthetic", "--synthetic-step-ms", "5", "--served-model-name", "m", "--max-batch-tokens", "9"]
     done = CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", *flags, "--worker-id", "w"])
     assert done.exit_code == 0
@@ -64,7 +66,7 @@ def test_a_worker_gets_what_was_said(started) -> None:
     assert started == [(options, "w", None)]
 
 
-def test_a_supervised_worker_gets_them_whole(started) -> None:
+def test_a_supervised_worker_gets_them_whole(started: list[tuple[Any, ...]]) -> None:
     options = EngineOptions(model="/models/m", served_model_name="m", tensor_parallel=2, vllm_args=("--seed", "1"))
     assert CliRunner().invoke(app, ["supervised-worker", options.model_dump_json()]).exit_code == 0
     assert started == [(options,)]
@@ -74,7 +76,7 @@ def test_a_supervised_worker_gets_them_whole(started) -> None:
 @pytest.mark.parametrize(
     "flags", [["--engine", "synthetic", "--tensor-parallel", "2"], ["--engine", "transformers", "--", "--seed", "1"]]
 )
-def test_what_does_not_go_together_is_one_line(started, command, flags) -> None:
+def test_what_does_not_go_together_is_one_line(started: list[tuple[Any, ...]], command: str, flags: Any) -> None:
     done = CliRunner().invoke(app, [command, "--model", "tiny-qwen3", *flags])
     assert done.exit_code == 2
     assert (

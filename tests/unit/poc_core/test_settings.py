@@ -1,5 +1,7 @@
 """Settings come from POC_ variables and say what is wrong with them."""
 
+from pathlib import Path
+
 import pytest
 
 from poc_core.errors import SettingsError
@@ -89,7 +91,7 @@ def test_a_policy_that_there_is_not_is_refused(text: str) -> None:
 
 class TestPasswordFile:
     @pytest.fixture(autouse=True)
-    def file(self, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "password").write_text("a/b@c\n")
         monkeypatch.setenv("POC_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
         monkeypatch.delenv("POC_REDIS_URL", raising=False)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ class Gate(ChatGate):
 
 class TestEveryPolicy:
     @pytest.mark.parametrize("policy", ["yield", "share:0.3", "exclusive"])
-    def test_without_chat_proofs_do_not_wait(self, policy):
+    def test_without_chat_proofs_do_not_wait(self, policy: Any) -> None:
         gate = Gate(policy)
         assert gate.busy_share(10, 0.08) == pytest.approx(1.0)
         gate.chat_comes()
@@ -64,7 +65,7 @@ class TestEveryPolicy:
         assert gate.sleeps == []
         assert gate.stats().skips == 0
 
-    def test_counts_chat_and_the_time_of_proofs(self):
+    def test_counts_chat_and_the_time_of_proofs(self) -> None:
         gate = Gate("yield")
         assert [gate.enter_chat() for _ in range(3)] == [True] * 3
         gate.leave_chat()
@@ -75,7 +76,7 @@ class TestEveryPolicy:
         assert stats.proof_busy_s == pytest.approx(0.75)
 
     @pytest.mark.parametrize("policy", ["yield", "share:0.3", "exclusive"])
-    def test_a_client_that_reads_slowly_holds_up_nobody(self, policy):
+    def test_a_client_that_reads_slowly_holds_up_nobody(self, policy: Any) -> None:
         gate = Gate(policy)
         gate.chat_comes()
         gate.unfinished -= 1  # the engine is done; the client has yet to read
@@ -84,7 +85,7 @@ class TestEveryPolicy:
         assert gate.stats().chat_active == 1
 
     @pytest.mark.parametrize("policy", ["yield", "exclusive"])
-    def test_what_the_engine_works_on_counts_also_when_its_client_has_left(self, policy):
+    def test_what_the_engine_works_on_counts_also_when_its_client_has_left(self, policy: Any) -> None:
         gate = Gate(policy)
         gate.chat_comes()
         gate.run(0.08)
@@ -94,7 +95,7 @@ class TestEveryPolicy:
 
 
 class TestYield:
-    def test_proofs_wait_for_the_last_request_and_then_go_on(self):
+    def test_proofs_wait_for_the_last_request_and_then_go_on(self) -> None:
         gate = Gate("yield")
         gate.chat_comes()
         gate.chat_comes()
@@ -104,20 +105,20 @@ class TestYield:
         assert gate.wait(60)
         assert gate.stats().chat_active == 0
 
-    def test_waiting_ends_after_the_given_time(self):
+    def test_waiting_ends_after_the_given_time(self) -> None:
         gate = Gate("yield")
         gate.chat_comes()
         began = gate.clock.now
         assert not gate.wait(0.5)
         assert gate.clock.now - began == pytest.approx(0.5)
 
-    def test_proofs_go_on_within_milliseconds_of_chats_end(self):
+    def test_proofs_go_on_within_milliseconds_of_chats_end(self) -> None:
         gate = Gate("yield")
         gate.chat_comes()
         gate.wait(0.5)
         assert max(gate.sleeps) <= 0.005
 
-    def test_every_wait_is_one_skip_and_asking_is_none(self):
+    def test_every_wait_is_one_skip_and_asking_is_none(self) -> None:
         gate = Gate("yield")
         gate.chat_comes()
         assert not gate.wait(0)
@@ -129,7 +130,7 @@ class TestYield:
         assert gate.wait(0.5)
         assert gate.stats().skips == 2
 
-    def test_has_no_busy_spin_and_wakes_at_once(self):
+    def test_has_no_busy_spin_and_wakes_at_once(self) -> Any:
         clock_readings = 0
         unfinished = 1
 
@@ -165,21 +166,21 @@ class TestStarvation:
             assert not gate.wait(0.5)
         return gate
 
-    def test_before_it_proofs_get_nothing(self):
+    def test_before_it_proofs_get_nothing(self) -> None:
         gate = self.starved()
         assert not gate.wait(0.4)
         assert gate.wait(0.2)
 
     @pytest.mark.parametrize("policy", ["yield", "exclusive"])
     @pytest.mark.parametrize("share", [0.05, 0.2])
-    def test_then_proofs_get_their_share(self, policy, share):
+    def test_then_proofs_get_their_share(self, policy: Any, share: Any) -> None:
         gate = self.starved(policy, share)
         assert gate.busy_share(200, 0.08) == pytest.approx(share, rel=0.1)
 
-    def test_the_share_holds_though_every_slice_begins_late(self):
+    def test_the_share_holds_though_every_slice_begins_late(self) -> None:
         assert self.starved(share=0.2).busy_share(100, 0.08, late_s=0.05) == pytest.approx(0.2, rel=0.1)
 
-    def test_it_ends_when_chat_is_idle_and_takes_as_long_the_next_time(self):
+    def test_it_ends_when_chat_is_idle_and_takes_as_long_the_next_time(self) -> None:
         gate = self.starved()
         assert gate.wait(60)
         gate.run(0.08)
@@ -190,14 +191,14 @@ class TestStarvation:
         assert not gate.wait(59)
         assert gate.wait(60)
 
-    def test_what_nobody_waited_for_is_not_held_against_chat(self):
+    def test_what_nobody_waited_for_is_not_held_against_chat(self) -> None:
         gate = Gate("yield", Starvation(60.0, 0.05))
         gate.chat_comes()
         assert not gate.wait(0.5)  # a job, which is cancelled then
         gate.clock.now += 3600
         assert not gate.wait(0.5)
 
-    def test_waiting_in_pieces_is_waiting(self):
+    def test_waiting_in_pieces_is_waiting(self) -> None:
         gate = Gate("yield", Starvation(60.0, 0.05))
         gate.chat_comes()
         for _ in range(61):  # as after a slice that took its time, or a Redis that was slow
@@ -205,12 +206,12 @@ class TestStarvation:
             gate.clock.now += 0.99
         assert gate.wait(0)
 
-    def test_under_share_there_is_none(self):
+    def test_under_share_there_is_none(self) -> None:
         gate = Gate("share:0.3", Starvation(1.0, 0.05))
         gate.chat_comes()
         assert gate.busy_share(200, 0.08) == pytest.approx(0.3, rel=0.05)
 
-    def test_in_a_round_under_exclusive_there_is_none(self):
+    def test_in_a_round_under_exclusive_there_is_none(self) -> None:
         gate = Gate("exclusive")
         gate.chat_comes()
         gate.set_computes_round(True)
@@ -219,17 +220,17 @@ class TestStarvation:
 
 class TestShare:
     @pytest.mark.parametrize(("policy", "share"), [("share:0.3", 0.3), ("share:0.5", 0.5), ("share:0.05", 0.05)])
-    def test_beside_constant_chat_proofs_get_their_share(self, policy, share):
+    def test_beside_constant_chat_proofs_get_their_share(self, policy: Any, share: Any) -> None:
         gate = Gate(policy)
         gate.chat_comes()
         assert gate.busy_share(200, 0.08) == pytest.approx(share, rel=0.05)
 
-    def test_share_holds_though_every_slice_begins_late(self):
+    def test_share_holds_though_every_slice_begins_late(self) -> None:
         gate = Gate("share:0.3")
         gate.chat_comes()
         assert gate.busy_share(60, 0.08, late_s=0.05) == pytest.approx(0.3, rel=0.05)
 
-    def test_is_over_when_chat_ends(self):
+    def test_is_over_when_chat_ends(self) -> None:
         gate = Gate("share:0.3")
         gate.chat_comes()
         gate.busy_share(1, 0.08)
@@ -239,7 +240,7 @@ class TestShare:
         gate.run(0.08)
         assert gate.wait(0)
 
-    def test_what_proofs_had_while_chat_was_idle_is_not_held_against_them(self):
+    def test_what_proofs_had_while_chat_was_idle_is_not_held_against_them(self) -> None:
         gate = Gate("share:0.3")
         gate.busy_share(100, 0.08)
         gate.chat_comes()
@@ -247,7 +248,7 @@ class TestShare:
         assert gate.wait(60)
         assert gate.clock.now - began < 0.08 / 0.3
 
-    def test_what_proofs_did_not_take_while_chat_was_busy_does_not_pile_up(self):
+    def test_what_proofs_did_not_take_while_chat_was_busy_does_not_pile_up(self) -> None:
         gate = Gate("share:0.3")
         gate.chat_comes()
         gate.run(0.08)
@@ -259,7 +260,7 @@ class TestShare:
 
 
 class TestExclusive:
-    def test_chat_is_refused_and_proofs_run_while_a_round_runs(self):
+    def test_chat_is_refused_and_proofs_run_while_a_round_runs(self) -> None:
         gate = Gate("exclusive")
         gate.chat_comes()
         gate.set_computes_round(True)
@@ -269,13 +270,13 @@ class TestExclusive:
         assert gate.stats().chat_active == 1
         assert gate.stats().skips == 0
 
-    def test_chat_is_served_again_right_after_the_round(self):
+    def test_chat_is_served_again_right_after_the_round(self) -> None:
         gate = Gate("exclusive")
         gate.set_computes_round(True)
         gate.set_computes_round(False)
         assert gate.enter_chat()
 
-    def test_without_a_round_jobs_wait_for_chat(self):
+    def test_without_a_round_jobs_wait_for_chat(self) -> None:
         gate = Gate("exclusive")
         gate.chat_comes()
         assert not gate.wait(0.5)
@@ -283,7 +284,7 @@ class TestExclusive:
         assert gate.wait(0.5)
 
     @pytest.mark.parametrize("policy", ["yield", "share:0.3"])
-    def test_other_policies_never_refuse(self, policy):
+    def test_other_policies_never_refuse(self, policy: Any) -> None:
         gate = Gate(policy)
         gate.set_computes_round(True)
         assert gate.enter_chat()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import pytest
+from kombu.exceptions import OperationalError
 from redis import Redis
 
 from poc_core.records import JobStatus, ModelInfo, RoundState
@@ -22,8 +23,11 @@ class Messages:
     def __init__(self) -> None:
         self.published: list[tuple[str, int]] = []
         self.others_wait = False
+        self.broker_is_away = False
 
     def publish(self, job_id: str, batch_indexes: Iterable[int]) -> None:
+        if self.broker_is_away:
+            raise OperationalError("away")
         self.published += [(job_id, index) for index in batch_indexes]
 
     def is_empty(self) -> bool:
@@ -203,3 +207,17 @@ def test_heartbeats_say_what_the_worker_is_and_counts(
     assert (record.state, record.info) == ("ready", worker.info)
     housekeeper.stop()
     assert workers.live() == []
+
+
+def test_the_heart_beats_on_by_itself(housekeeper: Housekeeper, workers: WorkerRegistry, redis: Redis) -> None:
+    redis.delete("poc:worker:w1")
+    wait_until(lambda: workers.is_alive("w1"))
+
+
+def test_a_broker_that_is_away_is_asked_again(jobs: JobStore, messages: Messages, reap: Callable[[], None]) -> None:
+    job_id = jobs.create(new_job([1]))
+    messages.broker_is_away = True
+    reap()
+    time.sleep(0.1)
+    messages.broker_is_away = False
+    wait_until(lambda: messages.published == [(job_id, 0)])

@@ -6,7 +6,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core.schemes.base import Scheme
-from poc_core.schemes.toy.contract import ToyOptions
+from poc_core.schemes.toy.contract import ToyOptions  # type: ignore[import-untyped]  # only where a test puts it
 
 
 class ToyScheme(Scheme):

@@ -17,7 +17,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     def put(engine: Any) -> None:
         def load(options: EngineOptions) -> Engine:
             engine.options = options
-            return engine
+            loaded: Engine = engine
+            return loaded
 
         monkeypatch.setattr(workers.engines, "load_engine", load)
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class WatchedEngine(SyntheticEngine):
         self.excluded: set[int] = set()
         self.closed = False
 
-    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[Any]:
+    def compute(self, spec: ProofSpec, nonces: Sequence[int], plan: object = None) -> list[Any]:
         print("noise")
         if spec not in self.specs:
             self.specs.append(spec)
@@ -39,7 +39,7 @@ class WatchedEngine(SyntheticEngine):
 
 
 @pytest.fixture
-def engine(stand_in) -> WatchedEngine:
+def engine(stand_in: Callable[[Any], None]) -> WatchedEngine:
     watched = WatchedEngine()
     stand_in(watched)
     return watched
@@ -57,7 +57,9 @@ def result(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
     return found
 
 
-def test_the_r_target_lets_the_wanted_share_of_the_distances_pass(engine, capfd) -> None:
+def test_the_r_target_lets_the_wanted_share_of_the_distances_pass(
+    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
     found = result(capfd, "--nonces", "0-199", "--block-hashes", "3", "--valid-rate", "0.1", "--valid-rate", "0.5")
     assert (found["model"], found["dtype"], found["seq_len"], found["nonces"]) == ("tiny-qwen3", "synthetic", 256, 200)
     flips = found["randomizations"]["sign_flips"]
@@ -70,19 +72,23 @@ def test_the_r_target_lets_the_wanted_share_of_the_distances_pass(engine, capfd)
         assert target["block_rates"] == pytest.approx(np.mean(distances < target["r_target"], axis=1).tolist())
 
 
-def test_the_share_at_a_given_r_target_is_found(engine, capfd) -> None:
+def test_the_share_at_a_given_r_target_is_found(engine: WatchedEngine, capfd: pytest.CaptureFixture[str]) -> None:
     (target,) = result(capfd, "--r-target", "1.414")["randomizations"]["sign_flips"]["targets"]
     assert (target["wanted_rate"], target["r_target"]) == (None, 1.414)
     assert target["valid_rate"] == pytest.approx(0.5, abs=0.03)
 
 
-def test_made_up_block_hashes_differ_and_are_the_same_every_time(engine, capfd) -> None:
+def test_made_up_block_hashes_differ_and_are_the_same_every_time(
+    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
     first = result(capfd, "--nonces", "0-9")["block_hashes"]
     assert len(set(first)) == 8
     assert result(capfd, "--nonces", "0-9", "--block-hashes", "3")["block_hashes"] == first[:3]
 
 
-def test_proofs_are_for_the_block_hashes_key_and_seq_len_given(engine, capfd) -> None:
+def test_proofs_are_for_the_block_hashes_key_and_seq_len_given(
+    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
     hashes = ["--block-hash", "b1", "--block-hash", "b2"]
     assert run("--nonces", "0-9", *hashes, "--public-key", "me", "--seq-len", "32", "--randomization", "both") == 0
     assert [(spec.scheme, spec.block_hash, spec.public_key, spec.seq_len) for spec in engine.specs] == [
@@ -92,15 +98,18 @@ def test_proofs_are_for_the_block_hashes_key_and_seq_len_given(engine, capfd) ->
 
 
 @pytest.mark.parametrize("randomization", ["sign_flips", "layer_hooks"])
-def test_one_randomization_is_computed_alone(engine, capfd, randomization) -> None:
+def test_one_randomization_is_computed_alone(
+    engine: WatchedEngine, capfd: pytest.CaptureFixture[str], randomization: str
+) -> None:
     found = result(capfd, "--nonces", "0-9", "--randomization", randomization)
     assert list(found["randomizations"]) == [randomization]
 
 
-def test_options_reach_the_engine(engine, capfd) -> None:
+def test_options_reach_the_engine(engine: WatchedEngine, capfd: pytest.CaptureFixture[str]) -> None:
     engine_options = ["--dtype", "bfloat16", "--tensor-parallel", "2", "--pipeline-parallel", "3"]
     assert run("--nonces", "0-9", *engine_options, "--max-batch-tokens", "99", "--", "--enforce-eager") == 0
     chosen = engine.options
+    assert chosen is not None
     assert chosen.engine == "vllm"
     assert (chosen.dtype, chosen.tensor_parallel, chosen.pipeline_parallel) == ("bfloat16", 2, 3)
     assert (chosen.max_batch_tokens, chosen.vllm_args) == (99, ("--enforce-eager",))
@@ -108,7 +117,9 @@ def test_options_reach_the_engine(engine, capfd) -> None:
     assert engine.closed
 
 
-def test_people_get_tables_with_both_randomizations_side_by_side(engine, capfd) -> None:
+def test_people_get_tables_with_both_randomizations_side_by_side(
+    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run("--nonces", "0-99", "--block-hashes", "2", "--randomization", "both", "--r-target", "1.414") == 0
     stdout, stderr = capfd.readouterr()
     assert "noise" not in stdout
@@ -121,7 +132,7 @@ def test_people_get_tables_with_both_randomizations_side_by_side(engine, capfd) 
     assert stdout.count(" points") == 8
 
 
-def test_one_block_hash_has_no_spread_to_show(engine, capfd) -> None:
+def test_one_block_hash_has_no_spread_to_show(engine: WatchedEngine, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("--nonces", "0-99", "--block-hashes", "1") == 0
     stdout, _ = capfd.readouterr()
     assert "each of 1 block hash\n" in stdout
@@ -129,7 +140,9 @@ def test_one_block_hash_has_no_spread_to_show(engine, capfd) -> None:
     assert [line.split()[-1] for line in stdout.splitlines() if "highest - lowest" in line] == ["-", "-"]
 
 
-def test_nonces_without_a_distance_are_left_out_and_counted(engine, capfd) -> None:
+def test_nonces_without_a_distance_are_left_out_and_counted(
+    engine: WatchedEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
     engine.excluded = {3, 4}
     assert run("--nonces", "0-99", "--block-hashes", "2", "--json") == 0
     stdout, stderr = capfd.readouterr()
@@ -137,14 +150,16 @@ def test_nonces_without_a_distance_are_left_out_and_counted(engine, capfd) -> No
     assert "4 of the distances could not be computed" in stderr
 
 
-def test_a_model_without_finite_states_is_an_error(engine, capfd) -> None:
+def test_a_model_without_finite_states_is_an_error(engine: WatchedEngine, capfd: pytest.CaptureFixture[str]) -> None:
     engine.excluded = set(range(10))
     assert run("--nonces", "0-9") == 1
     assert "finite states" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "begins"), [("h.png", b"\x89PNG"), ("H.SVG", b"<?xml")])
-def test_the_histogram_is_a_picture_of_the_kind_its_name_says(engine, capfd, tmp_path, name, begins) -> None:
+def test_the_histogram_is_a_picture_of_the_kind_its_name_says(
+    engine: WatchedEngine, capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str, begins: bytes
+) -> None:
     pytest.importorskip("matplotlib")
     arguments = ["--nonces", "0-99", "--randomization", "both", "--r-target", "1.41", "--histogram"]
     assert run(*arguments, str(tmp_path / name)) == 0
@@ -153,7 +168,7 @@ def test_the_histogram_is_a_picture_of_the_kind_its_name_says(engine, capfd, tmp
 
 
 def test_without_matplotlib_the_error_says_how_to_install_it_before_anything_is_computed(
-    engine, monkeypatch, capfd, tmp_path
+    engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
@@ -183,7 +198,9 @@ def test_without_matplotlib_the_error_says_how_to_install_it_before_anything_is_
         (["--block-hashes", "0"], "greater than or equal to 1"),
     ],
 )
-def test_wrong_options_are_usage_errors_before_anything_is_loaded(engine, arguments, message, monkeypatch) -> None:
+def test_wrong_options_are_usage_errors_before_anything_is_loaded(
+    engine: WatchedEngine, arguments: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     answer = CliRunner().invoke(app, [*COMMAND, *arguments])
     assert answer.exit_code == 2

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class NoisyEngine(Engine):
 
 
 @pytest.fixture
-def engine(stand_in) -> NoisyEngine:
+def engine(stand_in: Callable[[Any], None]) -> NoisyEngine:
     noisy = NoisyEngine()
     stand_in(noisy)
     return noisy
@@ -56,7 +56,7 @@ def run(*arguments: str) -> int:
     return run_here(*COMMAND, *arguments)
 
 
-def test_with_json_stdout_holds_only_the_result(engine, capfd) -> None:
+def test_with_json_stdout_holds_only_the_result(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("--json") == 0
     stdout, stderr = capfd.readouterr()
     assert json.loads(stdout) == {
@@ -68,18 +68,19 @@ def test_with_json_stdout_holds_only_the_result(engine, capfd) -> None:
     assert engine.closed
 
 
-def test_stdout_is_back_afterwards(engine, capfd) -> None:
+def test_stdout_is_back_afterwards(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
     run("--json")
     capfd.readouterr()
     os.write(1, b"here\n")
     assert capfd.readouterr().out == "here\n"
 
 
-def test_options_reach_the_engine(engine, capfd) -> None:
+def test_options_reach_the_engine(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
     options = ["--engine", "vllm", "--dtype", "bfloat16", "--tensor-parallel", "2", "--pipeline-parallel", "3"]
     proof = ["--seq-len", "16", "--k-dim", "4", "--stronger-rng", "--max-batch-tokens", "99"]
     assert run(*options, *proof, "--", "--enforce-eager", "--max-model-len", "64") == 0
     chosen = engine.options
+    assert chosen is not None
     assert chosen.engine == "vllm"
     assert (chosen.dtype, chosen.tensor_parallel, chosen.pipeline_parallel) == ("bfloat16", 2, 3)
     assert (chosen.max_batch_tokens, chosen.vllm_args) == (99, ("--enforce-eager", "--max-model-len", "64"))
@@ -88,19 +89,19 @@ def test_options_reach_the_engine(engine, capfd) -> None:
     assert (spec.seq_len, spec.options) == (16, {"k_dim": 4, "stronger_rng": True})
 
 
-def test_distances_are_printed_as_two_lists(engine, capfd) -> None:
+def test_distances_are_printed_as_two_lists(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("--scheme", "distance", "--randomization", "layer_hooks", "--json") == 0
     assert json.loads(capfd.readouterr().out) == {"nonces": [0, 1, 2], "dist": [0.0, 0.5, 1.0]}
     assert engine.calls[0][0].options == {"randomization": "layer_hooks"}
 
 
-def test_a_schemes_options_may_be_named(engine, capfd) -> None:
+def test_a_schemes_options_may_be_named(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
     named = ["--option", "randomization=layer_hooks", "--option", "other=[1]", "--option", "text=a=b"]
     assert run("--scheme", "distance", *named, "--json") == 0
     assert engine.calls[0][0].options == {"randomization": "layer_hooks", "other": [1], "text": "a=b"}
 
 
-def test_excluded_nonces_are_left_out_and_counted(engine, capfd) -> None:
+def test_excluded_nonces_are_left_out_and_counted(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
     engine.excluded = {1}
     assert run("--json") == 0
     stdout, stderr = capfd.readouterr()
@@ -108,13 +109,15 @@ def test_excluded_nonces_are_left_out_and_counted(engine, capfd) -> None:
     assert "1 nonces gave no finite state and are left out." in stderr
 
 
-def test_many_nonces_are_computed_in_steps_that_fill_the_engine(engine, capfd) -> None:
+def test_many_nonces_are_computed_in_steps_that_fill_the_engine(
+    engine: NoisyEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run("--seq-len", "16", "--nonces", "0-19", "--json") == 0
     assert [len(nonces) for _, nonces in engine.calls] == [8, 8, 4]
     assert len(json.loads(capfd.readouterr().out)["artifacts"]) == 20
 
 
-def test_without_json_people_get_a_table(engine, capfd) -> None:
+def test_without_json_people_get_a_table(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
     assert run() == 0
     assert [line.split() for line in capfd.readouterr().out.splitlines()] == [
         ["nonce", "vector_b64"],
@@ -124,13 +127,15 @@ def test_without_json_people_get_a_table(engine, capfd) -> None:
     ]
 
 
-def test_the_result_can_go_to_a_file(engine, capfd, tmp_path) -> None:
+def test_the_result_can_go_to_a_file(engine: NoisyEngine, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run("--output", str(tmp_path / "proof.json")) == 0
     assert capfd.readouterr().out == ""
     assert len(json.loads((tmp_path / "proof.json").read_text())["artifacts"]) == 3
 
 
-def test_the_engine_is_closed_after_a_failure_too(engine, capfd, monkeypatch) -> None:
+def test_the_engine_is_closed_after_a_failure_too(
+    engine: NoisyEngine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any) -> list[Any]:
         raise workers.engines.base.EngineLostError("The engine is gone; start again.")
 
@@ -153,6 +158,6 @@ def test_the_engine_is_closed_after_a_failure_too(engine, capfd, monkeypatch) ->
         ["--option", "n_steps"],
     ],
 )
-def test_wrong_options_are_usage_errors_before_anything_is_loaded(engine, arguments) -> None:
+def test_wrong_options_are_usage_errors_before_anything_is_loaded(engine: NoisyEngine, arguments: Any) -> None:
     assert CliRunner().invoke(app, [*COMMAND, *arguments]).exit_code == 2
     assert engine.options is None

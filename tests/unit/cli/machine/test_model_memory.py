@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def gpus_of(monkeypatch: pytest.MonkeyPatch):
+def gpus_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     def each(gb: float | None) -> None:
         monkeypatch.setattr(model_memory, "memory_bytes", lambda _gpus: None if gb is None else int(gb * GB))
 
@@ -29,14 +30,14 @@ def gpus_of(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("gb", "tensor_parallel"), [(24, 1), (12, 2), (None, 1)])
-def test_a_model_that_fits_or_may(model, gpus_of, gb, tensor_parallel) -> None:
+def test_a_model_that_fits_or_may(model: Path, gpus_of: Any, gb: Any, tensor_parallel: int) -> None:
     gpus_of(gb)
     group = [str(i) for i in range(tensor_parallel)]
     model_memory.check_fits(str(model), "auto", [group], [])
 
 
 @pytest.mark.parametrize(("gb", "tensor_parallel", "dtype"), [(16, 1, "auto"), (8, 2, "auto"), (24, 1, "float32")])
-def test_one_that_does_not_is_one_line(model, gpus_of, gb, tensor_parallel, dtype) -> None:
+def test_one_that_does_not_is_one_line(model: Path, gpus_of: Any, gb: int, tensor_parallel: int, dtype: str) -> None:
     gpus_of(gb)
     group = [str(i) for i in range(tensor_parallel)]
     size = 40 if dtype == "float32" else 20
@@ -45,12 +46,12 @@ def test_one_that_does_not_is_one_line(model, gpus_of, gb, tensor_parallel, dtyp
         model_memory.check_fits(str(model), dtype, [group], [])
 
 
-def test_weights_that_are_not_loaded_as_stored_pass(model, gpus_of) -> None:
+def test_weights_that_are_not_loaded_as_stored_pass(model: Path, gpus_of: Any) -> None:
     gpus_of(1)
     model_memory.check_fits(str(model), "auto", [["0"]], ["--load-format=dummy"])
 
 
-def test_the_same_weights_in_another_form_do_not_count(model) -> None:
+def test_the_same_weights_in_another_form_do_not_count(model: Path) -> None:
     (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
     (model / "consolidated.safetensors").write_bytes(b"x" * 1000)
     (model / "model.safetensors.index.json").write_text(
@@ -60,6 +61,6 @@ def test_the_same_weights_in_another_form_do_not_count(model) -> None:
 
 
 @pytest.mark.parametrize(("stored", "dtype", "gb"), [("float32", "auto", 10), ("float32", "float32", 20)])
-def test_auto_loads_float32_as_16_bits(model, stored, dtype, gb) -> None:
+def test_auto_loads_float32_as_16_bits(model: Path, stored: str, dtype: str, gb: int) -> None:
     (model / "config.json").write_text(json.dumps({"dtype": stored}))
     assert model_memory.weights_bytes(model, dtype) == gb * GB

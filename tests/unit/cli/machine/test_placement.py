@@ -1,5 +1,7 @@
 """The GPUs, or the cores and the memory, that each worker of this machine gets."""
 
+from typing import Any
+
 import pytest
 
 from cli.console import UsageError
@@ -10,14 +12,14 @@ from workers.engines.options import EngineOptions
 TINY = str(shipped_model("tiny-qwen3"))
 
 
-def test_each_worker_sees_its_own_gpus(monkeypatch) -> None:
+def test_each_worker_sees_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     options = EngineOptions(model=TINY, tensor_parallel=2)
     found = placement.environments(options, [["0", "1"], ["2", "3"]], 2)
     assert [env["CUDA_VISIBLE_DEVICES"] for env in found] == ["0,1", "2,3"]
 
 
-def test_workers_on_cpus_share_cores_and_memory(monkeypatch) -> None:
+def test_workers_on_cpus_share_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(placement, "vllm_runs_on_cpu", lambda: True)
@@ -32,7 +34,9 @@ def test_the_synthetic_engine_needs_nothing() -> None:
 
 
 @pytest.mark.parametrize(("options", "fits"), [({}, False), ({"vllm_args": ("--load-format=dummy",)}, True)])
-def test_a_model_that_its_gpus_cannot_hold_is_refused(monkeypatch, options, fits) -> None:
+def test_a_model_that_its_gpus_cannot_hold_is_refused(
+    monkeypatch: pytest.MonkeyPatch, options: Any, fits: bool
+) -> None:
     monkeypatch.setattr(model_memory, "memory_bytes", lambda _gpus: 1000)
     options = EngineOptions(model=TINY, **options)
     if fits:

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +19,7 @@ def no_credentials_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_password_is_made_up_and_shown(capsys) -> None:
+def test_a_password_is_made_up_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = credentials(None), credentials(None)
     assert first != second
     assert first.startswith("proofline:")
@@ -25,19 +27,19 @@ def test_a_password_is_made_up_and_shown(capsys) -> None:
     assert first in capsys.readouterr().err
 
 
-def test_flowers_own_variable_counts(monkeypatch) -> None:
+def test_flowers_own_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOWER_BASIC_AUTH", "me:secret")
     assert credentials(None) == "me:secret"
 
 
-def test_the_file_counts_most(monkeypatch, tmp_path) -> None:
+def test_the_file_counts_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLOWER_BASIC_AUTH", "me:secret")
     (tmp_path / "password").write_text("from-file\n")
     assert credentials(tmp_path / "password") == "proofline:from-file"
 
 
 @pytest.mark.parametrize("text", [None, "", "a,b"])
-def test_a_file_without_a_password_is_an_error(tmp_path, text) -> None:
+def test_a_file_without_a_password_is_an_error(tmp_path: Path, text: Any) -> None:
     if text is not None:
         (tmp_path / "password").write_text(text)
     with pytest.raises(UsageError, match="password"):
@@ -45,7 +47,9 @@ def test_a_file_without_a_password_is_an_error(tmp_path, text) -> None:
 
 
 @pytest.mark.parametrize(("options", "read_only"), [([], "True"), (["--control"], "False")])
-def test_flower_is_started_without_the_password_on_its_command_line(monkeypatch, options, read_only) -> None:
+def test_flower_is_started_without_the_password_on_its_command_line(
+    monkeypatch: pytest.MonkeyPatch, options: Any, read_only: str
+) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _path, words: started.append(words))
     monkeypatch.setenv("FLOWER_BASIC_AUTH", "me:secret")

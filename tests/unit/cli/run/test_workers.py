@@ -1,5 +1,7 @@
 """What `proofline workers` refuses before it starts anything."""
 
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
@@ -29,7 +31,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--", "oops"], "error: 'oops' is not an option; vLLM's own arguments go to the end, after --."),
     ],
 )
-def test_what_cannot_be_is_one_line(options, said) -> None:
+def test_what_cannot_be_is_one_line(options: Any, said: str) -> None:
     done = CliRunner().invoke(app, ["workers", "--model", "tiny-qwen3", *options])
     assert done.exit_code == 2
     assert done.stderr.splitlines() == [said]

@@ -1,6 +1,7 @@
 """What holds for the contract of every scheme."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ INFO = ModelInfo("m", hidden_size=HIDDEN, n_layers=4, max_seq_len=1024, max_batc
 every_scheme = pytest.mark.parametrize("contract", contracts(), ids=lambda contract: contract.name)
 
 
-def spec_of(contract: Contract, **options) -> ProofSpec:
+def spec_of(contract: Contract, **options: Any) -> ProofSpec:
     return ProofSpec(scheme=contract.name, block_hash="b", public_key="k", seq_len=64, options=options)
 
 
@@ -33,6 +34,7 @@ def test_there_is_one_for_each_scheme() -> None:
 
 @every_scheme
 def test_a_round_can_be_told_from_the_body_that_started_it(contract: Contract) -> None:
+    assert contract.round_body is not None
     for example in contract.round_body.examples.values():
         body = contract.round_body.model_validate(example["value"])
         said = contract.round_body.of(body.config("tiny-qwen3", 32))

@@ -1,13 +1,16 @@
 """Entries of computed nonces: packed in Python, counted in Lua, unpacked in Python."""
 
-import pytest
+from collections.abc import Callable
 
-from poc_core.records import RoundState
+import pytest
+from pydantic import JsonValue
+
+from poc_core.records import RoundState, WorkerRecord
 from poc_core.state import Outbox, RoundStore, entries
 from poc_core.state.rounds import Lease
 from tests.samples import round_config
 
-PAIRS = [(0, "v|0"), (2**63 - 1, [1, 2]), (5, 1.25)]
+PAIRS: list[tuple[int, JsonValue]] = [(0, "v|0"), (2**63 - 1, [1, 2]), (5, 1.25)]
 
 
 def test_what_is_packed_comes_out_again() -> None:
@@ -25,10 +28,11 @@ def test_the_count_that_lua_put_before_it_is_taken_off() -> None:
     assert entries.without_count(b'2|[0,"v|0"],[1,"w"]') == b'[0,"v|0"],[1,"w"]'
 
 
-def test_lua_counts_what_python_packed(rounds: RoundStore, outbox: Outbox, serve) -> None:
+def test_lua_counts_what_python_packed(rounds: RoundStore, outbox: Outbox, serve: Callable[..., WorkerRecord]) -> None:
     serve("w1")
     round_id = rounds.store(round_config(), RoundState.GENERATING)
     record = rounds.read(round_id)
+    assert record is not None
     lease = rounds.lease(record, "w1", 3)
     assert isinstance(lease, Lease)
     rounds.complete(lease, "w1", ["a|b", "c", None])

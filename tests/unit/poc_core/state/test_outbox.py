@@ -474,7 +474,7 @@ def test_jobs_count_until_their_callback_is_delivered(jobs: JobStore, outbox: Ou
 
 
 def ttl(redis: Redis, outbox_id: str) -> int:
-    ttls = [int(redis.ttl(f"poc:outbox:{outbox_id}{suffix}")) for suffix in ("", ":entries")]  # type: ignore[arg-type]
+    ttls = [int(redis.ttl(f"poc:outbox:{outbox_id}{suffix}")) for suffix in ("", ":entries")]
     assert ttls[0] == ttls[1]
     return ttls[0]
 

@@ -52,7 +52,7 @@ def nonces_of(leases: Sequence[Lease]) -> list[int]:
 
 def in_outbox(redis: Redis, record: RoundRecord) -> list[int]:
     """The nonces that wait for the round's receiver, as they were put there."""
-    waiting = redis.lrange(f"poc:outbox:{record.round_id}:entries", 0, -1)
+    waiting: Any = redis.lrange(f"poc:outbox:{record.round_id}:entries", 0, -1)
     assert isinstance(waiting, list)
     return [nonce for nonce, _ in entries.unpack(entries.without_count(entry) for entry in waiting)]
 
@@ -199,7 +199,7 @@ def test_leases_are_disjoint_and_without_gap_over_all_workers(rounds: RoundStore
     ],
     ids=str,
 )
-def test_the_nonces_are_those_of(rounds: RoundStore, place: dict[str, int], nonces: list[int]) -> None:
+def test_the_nonces_are_those_of(rounds: RoundStore, place: dict[str, Any], nonces: list[int]) -> None:
     assert list(take(rounds, start(rounds, **place)).nonces) == nonces
 
 

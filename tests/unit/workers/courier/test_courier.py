@@ -225,12 +225,12 @@ def test_a_payload_on_a_slow_line_is_not_sent_twice(
     def slowly(request: httpx.Request) -> httpx.Response:
         for _ in range(5):
             clock.now += outbox.lock_s - 1
-            courier.renew_locks()
+            slow.renew_locks()
             assert outbox.take(record.round_id) is None
         return answer(request)
 
-    courier = Courier(outbox, httpx.Client(transport=httpx.MockTransport(slowly)))
-    courier.deliver(record.round_id)
+    slow = Courier(outbox, httpx.Client(transport=httpx.MockTransport(slowly)))
+    slow.deliver(record.round_id)
     assert (len(receiver.requests), outbox.status(record.round_id).delivered) == (1, 4)
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -34,7 +35,7 @@ def test_both_parallelisms_multiply() -> None:
         {"engine": "synthetic", "vllm_args": ("--seed", "1")},
     ],
 )
-def test_what_only_vllm_can_do_is_refused_for_others(options) -> None:
+def test_what_only_vllm_can_do_is_refused_for_others(options: Any) -> None:
     with pytest.raises(OptionsError, match=f"are vLLM's; the {options['engine']} engine takes neither"):
         EngineOptions(model="m", **options)
 
@@ -51,7 +52,7 @@ def test_what_only_vllm_can_do_is_refused_for_others(options) -> None:
         ({"tensor_paralel": 2}, "Extra inputs are not permitted"),
     ],
 )
-def test_what_no_engine_can_do_is_refused(options, message) -> None:
+def test_what_no_engine_can_do_is_refused(options: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         EngineOptions(model="m", **options)
 

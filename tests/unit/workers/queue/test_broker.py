@@ -16,7 +16,7 @@ from workers.queue.app import create_app
 URL = "redis://nowhere:6379/0"
 
 
-def close_pool(channel: kombu_redis.Channel) -> None:
+def close_pool(channel: Any) -> None:
     """What kombu does with a channel that closes, or that could not reach Redis."""
     channel._disconnect_pools()
 

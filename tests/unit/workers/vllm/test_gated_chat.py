@@ -40,7 +40,7 @@ class Server:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def test_a_request_counts_while_it_runs():
+async def test_a_request_counts_while_it_runs() -> None:
     server = Server()
     answer = await server.client.post(CHAT)
     assert (answer.status_code, answer.content) == (200, b"answer")
@@ -49,7 +49,7 @@ async def test_a_request_counts_while_it_runs():
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), asyncio.CancelledError()], ids=["bug", "client gone"])
-async def test_a_request_that_breaks_leaves_too(error):
+async def test_a_request_that_breaks_leaves_too(error: Any) -> None:
     server = Server()
     server.error = error
     with pytest.raises(type(error)):
@@ -58,7 +58,7 @@ async def test_a_request_that_breaks_leaves_too(error):
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("GET", "/health"), ("POST", "/tokenize")])
-async def test_what_needs_no_engine_does_not_count(method, path):
+async def test_what_needs_no_engine_does_not_count(method: str, path: str) -> None:
     server = Server("exclusive")
     server.gate.set_computes_round(True)
     answer = await server.client.request(method, path)
@@ -66,7 +66,7 @@ async def test_what_needs_no_engine_does_not_count(method, path):
     assert server.active == [0]
 
 
-async def test_exclusive_answers_503_with_retry_after_during_a_round_and_200_right_after():
+async def test_exclusive_answers_503_with_retry_after_during_a_round_and_200_right_after() -> None:
     server = Server("exclusive")
     server.gate.set_computes_round(True)
     answer = await server.client.post(CHAT)
@@ -80,7 +80,7 @@ async def test_exclusive_answers_503_with_retry_after_during_a_round_and_200_rig
     assert (await server.client.post(CHAT)).status_code == 200
 
 
-async def test_what_begins_after_the_engines_end_is_marked_for_the_gateway():
+async def test_what_begins_after_the_engines_end_is_marked_for_the_gateway() -> None:
     server = Server()
     server.is_lost = True
     answer = await server.client.post(CHAT)
@@ -89,14 +89,14 @@ async def test_what_begins_after_the_engines_end_is_marked_for_the_gateway():
     assert "was lost" in answer.json()["error"]["message"]
 
 
-async def test_what_began_before_the_engines_end_is_passed_on():
+async def test_what_began_before_the_engines_end_is_passed_on() -> None:
     server = Server()
     server.lost_after = b"ans"
     answer = await server.client.post(CHAT)
     assert (answer.status_code, answer.content) == (200, b"answer")
 
 
-async def test_lifespan_reaches_the_server():
+async def test_lifespan_reaches_the_server() -> None:
     seen: list[str] = []
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:

@@ -17,7 +17,7 @@ from workers.vllm.log_patterns import CORRUPTS_CHAT, DOES_NOT_FIT, READY, why_ho
         "ValueError: Available memory on node 0 (21/23 GiB) on allocation is less than requested memory for kv",
     ],
 )
-def test_a_worker_that_never_had_enough_memory(line) -> None:
+def test_a_worker_that_never_had_enough_memory(line: str) -> None:
     assert why_hopeless(["loading", line, "Engine core initialization failed"]) == DOES_NOT_FIT
 
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,13 +18,13 @@ OWN = {nonce: vector(0.5, -0.5, 0.5, -0.5) for nonce in range(100)}
 FAR = vector(0.5, -0.5, 0.5, 0.5)
 
 
-def test_equal_artifacts_are_honest():
+def test_equal_artifacts_are_honest() -> None:
     verdict = compare(OWN, OWN, K_DIM)
     assert (verdict.n_total, verdict.n_mismatch, verdict.mismatch_nonces) == (100, 0, [])
     assert (verdict.p_value, verdict.fraud_detected, verdict.n_excluded) == (1.0, False, 0)
 
 
-def test_one_mismatch_in_a_hundred_is_no_fraud_but_two_are():
+def test_one_mismatch_in_a_hundred_is_no_fraud_but_two_are() -> None:
     one = compare(OWN, {**OWN, 7: FAR}, K_DIM)
     two = compare(OWN, {**OWN, 7: FAR, 3: FAR}, K_DIM)
     assert (one.mismatch_nonces, one.fraud_detected) == ([7], False)
@@ -33,39 +35,39 @@ def test_one_mismatch_in_a_hundred_is_no_fraud_but_two_are():
 @pytest.mark.parametrize(
     "bad", ["", "no base64", vector(0.5, -0.5, 0.5), vector(0.5, -0.5, 0.5, float("nan"))], ids=repr
 )
-def test_a_vector_that_cannot_be_read_is_a_mismatch(bad):
+def test_a_vector_that_cannot_be_read_is_a_mismatch(bad: Any) -> None:
     assert compare({1: OWN[1]}, {1: bad}, K_DIM).mismatch_nonces == [1]
 
 
-def test_a_missing_vector_is_a_mismatch():
+def test_a_missing_vector_is_a_mismatch() -> None:
     assert compare({1: OWN[1], 2: OWN[2]}, {1: OWN[1]}, K_DIM).mismatch_nonces == [2]
 
 
-def test_the_threshold_itself_still_agrees():
+def test_the_threshold_itself_still_agrees() -> None:
     # Both numbers and their distance of 0.25 are exact in float16.
     own, other = {1: vector(0.5, 0, 0, 0)}, {1: vector(0.75, 0, 0, 0)}
     assert compare(own, other, K_DIM, StatTest(dist_threshold=0.25)).n_mismatch == 0
     assert compare(own, other, K_DIM, StatTest(dist_threshold=0.2499)).n_mismatch == 1
 
 
-def test_the_default_threshold_lies_at_0_02():
+def test_the_default_threshold_lies_at_0_02() -> None:
     own = {1: vector(0, 0, 0, 0)}
     assert compare(own, {1: vector(0.0199, 0, 0, 0)}, K_DIM).n_mismatch == 0
     assert compare(own, {1: vector(0.0201, 0, 0, 0)}, K_DIM).n_mismatch == 1
 
 
-def test_excluded_nonces_are_not_compared():
+def test_excluded_nonces_are_not_compared() -> None:
     verdict = compare({1: None, 2: OWN[2], 3: None}, {1: FAR, 2: OWN[2], 3: "?"}, K_DIM)
     assert (verdict.n_total, verdict.n_mismatch, verdict.n_excluded) == (1, 0, 2)
 
 
 @pytest.mark.parametrize("computed", [{}, {1: None}])
-def test_nothing_compared_is_no_fraud_at_any_threshold(computed):
+def test_nothing_compared_is_no_fraud_at_any_threshold(computed: Any) -> None:
     verdict = compare(computed, {1: FAR}, K_DIM, StatTest.model_construct(fraud_threshold=2.0))
     assert (verdict.n_total, verdict.p_value, verdict.fraud_detected) == (0, 1.0, False)
 
 
-def test_fraud_only_below_the_fraud_threshold():
+def test_fraud_only_below_the_fraud_threshold() -> None:
     received = {**OWN, 7: FAR}
     p_value = compare(OWN, received, K_DIM).p_value
     assert not compare(OWN, received, K_DIM, StatTest(fraud_threshold=p_value)).fraud_detected

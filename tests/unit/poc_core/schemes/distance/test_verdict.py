@@ -1,9 +1,11 @@
+from typing import Any
+
 import pytest
 
 from poc_core.schemes.distance.verdict import judge_distances
 
 
-def test_honest_distances_are_no_fraud():
+def test_honest_distances_are_no_fraud() -> None:
     verdict = judge_distances([1.39, 1.40], [1.3901, 1.3999], r_target=1.405)
     assert (verdict.n_total, verdict.n_invalid, verdict.probability_honest) == (2, 0, 1.0)
     assert not verdict.fraud_detected
@@ -18,21 +20,21 @@ def test_honest_distances_are_no_fraud():
         (float("nan"), 1.0, 1),
     ],
 )
-def test_what_makes_a_distance_invalid(received, computed, n_invalid):
+def test_what_makes_a_distance_invalid(received: Any, computed: float, n_invalid: int) -> None:
     assert judge_distances([received], [computed], r_target=1.5).n_invalid == n_invalid
 
 
-def test_one_invalid_distance_of_one_is_a_fraud():
+def test_one_invalid_distance_of_one_is_a_fraud() -> None:
     verdict = judge_distances([1.0], [1.6], r_target=1.5)
     assert verdict.probability_honest == pytest.approx(5e-4)
     assert verdict.fraud_detected
 
 
-def test_no_distances_are_no_fraud():
+def test_no_distances_are_no_fraud() -> None:
     verdict = judge_distances([], [], r_target=1.4)
     assert (verdict.n_total, verdict.probability_honest, verdict.fraud_detected) == (0, 1.0, False)
 
 
-def test_excluded_distances_are_not_judged():
+def test_excluded_distances_are_not_judged() -> None:
     verdict = judge_distances([1.6, 1.0], [None, 1.0], r_target=1.5)
     assert (verdict.n_total, verdict.n_invalid) == (1, 0)

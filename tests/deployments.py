@@ -1,0 +1,62 @@
+"""Models on real vLLM engines in a test's own process, in the combinations that are tested."""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests import golden
+from tests.chat_client import vllm_args
+from workers.engines import load_engine
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
+
+
+class Deployment(NamedTuple):
+    model: str
+    dtype: str
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def start(self, **options: Any) -> Engine:
+        return load_engine(
+            EngineOptions(
+                served_model_name=self.model,
+                # On a GPU too: compiling takes a minute a start, and a proof's forward does not run the compiled code.
+                vllm_args=("--enforce-eager", *vllm_args()),
+                **self._asdict() | {"model": golden.model_dir(self.model)} | options,
+            )
+        )
+
+
+QWEN3 = Deployment("tiny-qwen3", "float32")
+EXPERTS = Deployment("tiny-qwen3-moe", "float32", tensor_parallel=2)
+
+
+def further(*deployment: Any) -> Any:
+    """One whose model, number format and parallelism others have, each in another combination."""
+    return pytest.param(Deployment(*deployment), marks=pytest.mark.matrix)
+
+
+# Others of `make test` load some of what is left to `make test-matrix`: compose's workers tiny-llama in float32 and
+# tiny-qwen3 in bfloat16, `proofline compute` tiny-qwen3 over two ranks.
+FLOAT32 = [
+    QWEN3,
+    EXPERTS,
+    Deployment("tiny-llama", "float32", pipeline_parallel=2),
+    further("tiny-llama", "float32"),
+    further("tiny-qwen3-moe", "float32"),
+    further("tiny-qwen3", "float32", 2),
+    further("tiny-qwen3", "float32", 1, 2),
+]
+BFLOAT16 = [
+    Deployment("tiny-llama", "bfloat16"),
+    further("tiny-qwen3", "bfloat16"),
+    further("tiny-qwen3", "bfloat16", 2),
+]

@@ -1,0 +1,70 @@
+"""`proofline workers` with two real engines, started as an operator starts it, and the API that it works for."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.chat_client import vllm_args
+from tests.integration.processes import engine_cores, wait_until
+from tests.local_compose import PROGRAMS, LocalCompose
+from tests.round_client import FAST, MODEL, RoundClient
+
+READY_S = 240.0
+# Chat is refused during a round, and first without one. Heartbeats tell which worker has chat: frequent ones, or an
+# answer is over before it is looked for.
+SETTINGS = {**FAST, "POC_CHAT_POLICY": "exclusive", "POC_HEARTBEAT_S": "0.2"}
+
+
+class TwoWorkers(RoundClient):
+    """Both must be ready between two tests, see `wait_ready`."""
+
+    def __init__(self, compose: LocalCompose, http: httpx.Client) -> None:
+        super().__init__(http)
+        self._compose = compose
+
+    def run(self, *options: str) -> None:
+        command = [PROGRAMS["proofline"], "workers", "--model", MODEL, "--workers", "2", *options]
+        self._compose.run("workers", command, self._compose.environment("api") | os.environ | {"PYTHONUNBUFFERED": "1"})
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until two workers are ready, and those that were killed forgotten."""
+        wait_until(lambda: self.states() == ["ready", "ready"], "two ready workers", READY_S, 0.1)
+
+    @property
+    def supervisor(self) -> subprocess.Popen[bytes]:
+        return self._compose.processes["workers"]
+
+    def workers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.status()["workers"]
+        return found
+
+    def states(self) -> list[str]:
+        return [worker["state"] for worker in self.workers()]
+
+    def cores(self) -> list[psutil.Process]:
+        """The engines' own processes."""
+        return engine_cores(self.supervisor.pid)
+
+    def lines(self) -> list[str]:
+        names = [name for name in self._compose.processes if name not in ("redis", "secrets")]
+        return [line for name in names for line in self._compose.log(name).splitlines()]
+
+
+@contextmanager
+def two_workers(folder: Path) -> Iterator[TwoWorkers]:
+    with LocalCompose(folder, settings=SETTINGS) as compose:
+        for name in ("api", "courier"):
+            compose.start(name)
+        compose.wait_healthy("api")
+        limits = httpx.Limits(max_connections=None)
+        with httpx.Client(base_url=compose.api_url, timeout=120, limits=limits, trust_env=False) as http:
+            client = TwoWorkers(compose, http)
+            client.run("--dtype", "float32", "--", *vllm_args())
+            yield client
