@@ -1,6 +1,8 @@
 """The real vLLM engine against the reference's numbers: on the CPU here, on a GPU where there is one."""
 
+import logging
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -78,6 +80,15 @@ def test_bfloat16_distances_lie_near_those_of_an_h200(vllm_engine: Engine) -> No
     assert errors.max() <= 0.001, np.sort(errors)[-5:]
 
 
+@pytest.fixture
+def own_log_level() -> Iterator[None]:
+    """vLLM's server sets the root logger's in this process, where later tests read warnings."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
+
+
+@pytest.mark.usefixtures("own_log_level")
 @pytest.mark.parametrize("vllm_engine", [EXPERTS], indirect=True, ids=str, scope="session")
 def test_greedy_answers_of_a_mixture_of_experts_beside_proofs_are_those_without(vllm_engine: Engine) -> None:
     def prove() -> int:

@@ -129,6 +129,8 @@ class VllmEngine(Engine):
             self._await(_shut_down(llm), _SHUTDOWN_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_SHUTDOWN_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
         """Every rank's value (see ProofExtension)."""
