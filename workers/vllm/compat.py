@@ -227,6 +227,15 @@ def wait_for_pending_sends(worker: Any) -> None:
         worker._pp_send_work = []
 
 
+def forget_unfinished_forward(model: nn.Module) -> None:
+    """After a forward that an exception ended: shared experts keep what they had computed until a mixture of experts
+    asks
+    for it, and refuse to compute again, for chat too."""
+    for module in model.modules():
+        if type(module).__name__ == "SharedExperts":
+            module._output = [None] * len(module._output)  # type: ignore[arg-type, assignment]
+
+
 def final_hidden_states(output: Any) -> torch.Tensor:
     """The hidden states after the final norm; some models return auxiliary states beside them."""
     hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output

@@ -198,6 +198,7 @@ class ProofRunner:
         self._arrivals.clear()
         self._sends.clear()
         self._stopwatch = stopwatch_for(self._device)
+        compat.forget_unfinished_forward(self._model)
 
     def _scheme(self, spec: ProofSpec) -> Scheme:
         key = spec.model_dump_json()
