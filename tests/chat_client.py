@@ -180,6 +180,7 @@ LONG_PROMPT = prompts(1, least_tokens=400, seed=2)[0]  # three whole blocks of c
 
 # A cache of few tokens: chat uses each of its blocks again and again, also those that a proof would write to.
 CACHE_TOKENS = 5120
+UNISOLATED_TOKENS = 4096  # of a micro-batch, which without isolation writes to the first blocks of that cache
 CPU_BLOCK, GPU_BLOCK = 128, 16  # tokens, as vLLM has them by default
 READY_S = 180.0
 
@@ -208,7 +209,7 @@ def switchable_stack(switch: Path, **env: str) -> Iterator[StackClient]:
     """
     log: deque[str] = deque(maxlen=LOG_LINES)
     stack = SwitchableStack(
-        EngineOptions(model=MODEL, dtype="float32", vllm_args=tuple(vllm_args())),
+        EngineOptions(model=MODEL, dtype="float32", max_batch_tokens=UNISOLATED_TOKENS, vllm_args=tuple(vllm_args())),
         env={**FAST, unisolated.SWITCH: str(switch), **env},
         on_line=lambda name, line: log.append(f"{name} | {line}"),
         announce=lambda message: log.append(f"stack | {message}"),
@@ -221,11 +222,8 @@ def switchable_stack(switch: Path, **env: str) -> Iterator[StackClient]:
 
 @contextmanager
 def round_beside(client: RoundClient, least_nonces: int = 20) -> Iterator[None]:
-    """A round that has begun when the body runs, and is over after it.
-
-    Without isolation the proofs of a micro-batch would write to the first 4,096 tokens of chat's cache.
-    """
-    client.start(None, batch_size=16, params={"model": client.model, "seq_len": 256})
+    """A round that has begun when the body runs, and is over after it."""
+    client.start(None, params={"model": client.model, "seq_len": 256})
     try:
         client.wait_progress(least_nonces)
         yield

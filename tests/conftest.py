@@ -46,7 +46,7 @@ def skip_without_gpu(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def up() -> Iterator[Up]:
     """`proofline up` with one real engine in float32, for all that only asks it; chat goes first (yield)."""
-    settings = {**FAST, "POC_GENERATE_CHUNK_TIMEOUT_SEC": str(PATIENCE_S)}
+    settings = {**FAST, "POC_GENERATE_CHUNK_TIMEOUT_SEC": str(PATIENCE_S), "POC_STARVATION_SHARE": "0.3"}
     up = Up("--model", "tiny-qwen3", "--dtype", "float32", "--port", "0", "--", *vllm_args(), env=settings)
     yield up
     up.end()

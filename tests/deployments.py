@@ -37,6 +37,7 @@ class Deployment(NamedTuple):
 
 QWEN3 = Deployment("tiny-qwen3", "float32")
 EXPERTS = Deployment("tiny-qwen3-moe", "float32", tensor_parallel=2)
+PIPELINED = Deployment("tiny-llama", "float32", pipeline_parallel=2)
 
 
 def further(*deployment: Any) -> Any:
@@ -49,7 +50,7 @@ def further(*deployment: Any) -> Any:
 FLOAT32 = [
     QWEN3,
     EXPERTS,
-    Deployment("tiny-llama", "float32", pipeline_parallel=2),
+    PIPELINED,
     further("tiny-llama", "float32"),
     further("tiny-qwen3-moe", "float32"),
     further("tiny-qwen3", "float32", 2),

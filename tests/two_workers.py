@@ -28,6 +28,10 @@ class TwoWorkers(RoundClient):
         super().__init__(http)
         self._compose = compose
 
+    @property
+    def redis_url(self) -> str:
+        return self._compose.redis_url
+
     def run(self, *options: str) -> None:
         command = [PROGRAMS["proofline"], "workers", "--model", MODEL, "--workers", "2", *options]
         self._compose.run("workers", command, self._compose.environment("api") | os.environ | {"PYTHONUNBUFFERED": "1"})

@@ -37,16 +37,17 @@ def _chats_own(n_sequences: int, seq_len: int) -> Iterator[None]:
     yield
 
 
-def command(proofline: list[str]) -> list[str]:
-    """The command of a worker whose engine's isolation can be switched off."""
+def command(proofline: list[str], extension: str = "tests.unisolated.UnisolatedExtension") -> list[str]:
+    """The command of a worker whose engine has another extension: this one, whose isolation can be switched off."""
     python, flags, arguments = proofline[0], ["-P", "-c"], proofline[proofline.index("supervised-worker") :]
-    code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); import tests.unisolated; tests.unisolated.main()"
+    start = f"import tests.unisolated; tests.unisolated.main({extension!r})"
+    code = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); {start}"
     return [python, *flags, code, *arguments]
 
 
-def main() -> None:
+def main(extension: str) -> None:
     from cli.main import app
     from workers.vllm import engine as vllm
 
-    vllm._EXTENSION = "tests.unisolated.UnisolatedExtension"
+    vllm._EXTENSION = extension
     app(prog_name="proofline")

@@ -19,7 +19,7 @@ from tests.round_client import LOG_LINES
 START_TIMEOUT_S = 200.0
 STOP_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 250.0
-# That a job's batch waits for chat before the job fails, on the `up` that tests share.
+# That proofs wait for constant chat before they get a share of the time, on the `up` that tests share.
 PATIENCE_S = 6
 
 

@@ -10,7 +10,15 @@ import httpx
 import pytest
 
 from tests.receiver import Receiver, gaps_and_repeats
-from tests.round_client import FAST, StackClient, another_worker, assert_complete, round_body, running_stack
+from tests.round_client import (
+    FAST,
+    StackClient,
+    another_worker,
+    assert_complete,
+    given_back,
+    round_body,
+    running_stack,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -85,10 +93,11 @@ def test_groups_of_a_node_are_disjoint_and_leave_no_gap_between_them(client: Sta
             client.wait_progress(500)
             client.stop()
             client.wait_delivered()
-        nonces = receiver.nonces()
-        assert gaps_and_repeats(nonces, range(1 + 3 * group_id, 2**62, 6)) == ([], [])
-        union += nonces
-        lasts.append(max(nonces))
+        missing, wrong = gaps_and_repeats(receiver.nonces(), range(1 + 3 * group_id, 2**62, 6))
+        in_hand = given_back(client)
+        assert (sorted(set(missing) - in_hand), wrong) == ([], [])
+        union += [*receiver.nonces(), *in_hand]
+        lasts.append(max(receiver.nonces()))
     assert sorted(nonce for nonce in union if nonce <= min(lasts)) == list(range(1, min(lasts) + 1, 3))
 
 

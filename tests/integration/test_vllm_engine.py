@@ -2,22 +2,25 @@
 
 import logging
 import threading
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
 from poc_core.settings import parse_chat_policy
 from tests import golden
 from tests.chat_client import PROMPTS, ask_all
-from tests.deployments import BFLOAT16, EXPERTS, FLOAT32
+from tests.deployments import BFLOAT16, EXPERTS, FLOAT32, PIPELINED, QWEN3
 from tests.marks import needs_vllm
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine
+from workers.engines.base import Engine, Slice, Tick
+from workers.slice_plan import SlicePlan
 
 pytestmark = [
     pytest.mark.integration,
@@ -57,6 +60,29 @@ class TestFloat32:
         errors = golden.l2(vllm_engine.compute(spec, nonces), [vllm_engine.compute(spec, [n])[0] for n in nonces], 12)
         assert np.mean(errors <= 0.003) >= golden.AGREEING_FRACTION[vllm_engine.info.name], np.sort(errors)[-5:]
 
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            ProofSpec(block_hash="block", public_key="key", seq_len=33),
+            ProofSpec(block_hash="block", public_key="key", seq_len=200, options={"stronger_rng": True}),
+            ProofSpec(
+                scheme="distance",
+                block_hash="block",
+                public_key="key",
+                seq_len=64,
+                options={"randomization": "layer_hooks"},
+            ),
+        ],
+        ids=lambda spec: f"{spec.scheme}-{spec.seq_len}",
+    )
+    def test_slices_change_no_bit_of_any_value(self, vllm_engine: Engine, spec: ProofSpec) -> None:
+        assert vllm_engine.sliceable
+        # Two micro-batches, which meet in a pipeline.
+        nonces = range(vllm_engine.info.max_batch(spec.seq_len) + 5)
+        whole = vllm_engine.compute(spec, nonces)
+        assert vllm_engine.compute(spec, nonces, SlicePlan(0.0, 1)) == whole
+        assert None not in whole
+
     def test_a_spec_that_the_model_cannot_follow_is_refused_and_the_engine_lives_on(self, vllm_engine: Engine) -> None:
         good = ProofSpec(block_hash="block", public_key="key", seq_len=16)
         before = vllm_engine.compute(good, [5])
@@ -65,6 +91,41 @@ class TestFloat32:
         with pytest.raises(ProoflineError, match="k_dim"):
             vllm_engine.compute(good.model_copy(update={"options": {"k_dim": 129}}), [0])
         assert vllm_engine.compute(good, [5]) == before
+
+
+def greedy(engine: Engine) -> list[int]:
+    """Tokens of an answer that the engine gives to a prompt of several blocks, which it has not cached."""
+    from vllm import SamplingParams
+
+    llm, name = engine._llm, uuid.uuid4().hex  # type: ignore[attr-defined]
+    prompt = {"prompt_token_ids": [index % 50 + 10 for index in range(300)], "cache_salt": name}
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+    async def answer() -> list[int]:
+        last = [output async for output in llm.generate(prompt, sampling, name)][-1]
+        return list(last.outputs[0].token_ids)
+
+    found: list[int] = engine._await(answer(), 120)  # type: ignore[attr-defined]
+    return found
+
+
+# On CPUs vLLM 0.25 has no buffers for what a later stage takes when it chats, unless it compiles the model.
+CHATTING = [QWEN3, EXPERTS, *([PIPELINED] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("vllm_engine", CHATTING, indirect=True, ids=str, scope="session")
+def test_chat_between_two_slices_finds_a_clean_engine_and_leaves_one(vllm_engine: Engine) -> None:
+    spec = ProofSpec(block_hash="block", public_key="key", seq_len=100)
+    nonces = range(7)
+    expected, alone = vllm_engine.compute(spec, nonces), greedy(vllm_engine)
+    vllm_engine.compute(spec.model_copy(update={"block_hash": "other"}), nonces)
+    flight, values = 1_000_000, {}
+    for stage in vllm_engine.stages:
+        for layer in stage:
+            begin = [(flight, spec, nonces)] if layer == 0 else []
+            values |= vllm_engine.tick(Tick(begin, [Slice(flight, layer, layer + 1)], wait=True)).values
+            assert greedy(vllm_engine) == alone, f"after layer {layer}"
+    assert values == {flight: expected}
 
 
 @pytest.mark.parametrize("vllm_engine", BFLOAT16, indirect=True, ids=str, scope="session")

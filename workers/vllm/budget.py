@@ -41,11 +41,9 @@ def prove_budget(engine: Engine, whole: bool) -> None:
         engine.compute(spec, range(engine.info.max_batch(spec.seq_len)), SlicePlan(0.0, 1))
     else:
         _prove_first_layer(engine, spec)
-    logger.info(
-        "micro-batches hold %d tokens%s",
-        engine.info.max_batch_tokens,
-        "" if engine.info.max_batch_tokens == asked else f": there is not memory for the {asked} that were asked for",
-    )
+    found = engine.info.max_batch_tokens
+    if found < asked:
+        logger.warning("micro-batches hold %d tokens: there is no memory for the %d that were asked for", found, asked)
 
 
 def _prove_first_layer(engine: Engine, spec: ProofSpec) -> None:
