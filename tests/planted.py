@@ -30,7 +30,12 @@ class PlantedExtension(ProofExtension):
         runner = super()._proof_runner()
         if not hasattr(runner, "planted"):
             runner.planted, run = Path(os.environ[FOLDER]), runner._run
-            runner._run = lambda flight_id, layers: (_look(runner, flight_id, layers), run(flight_id, layers))
+
+            def look_and_run(flight_id: int, layers: range) -> None:
+                _look(runner, flight_id, layers)
+                run(flight_id, layers)
+
+            runner._run = look_and_run
         return runner
 
 

@@ -3,13 +3,14 @@
 import logging
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pytest
 import torch
+from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
@@ -119,7 +120,8 @@ def test_chat_between_two_slices_finds_a_clean_engine_and_leaves_one(vllm_engine
     nonces = range(7)
     expected, alone = vllm_engine.compute(spec, nonces), greedy(vllm_engine)
     vllm_engine.compute(spec.model_copy(update={"block_hash": "other"}), nonces)
-    flight, values = 1_000_000, {}
+    flight = 1_000_000
+    values: dict[int, Sequence[JsonValue]] = {}
     for stage in vllm_engine.stages:
         for layer in stage:
             begin = [(flight, spec, nonces)] if layer == 0 else []
