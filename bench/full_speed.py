@@ -15,12 +15,12 @@ import httpx
 import typer
 from rich.table import Table
 
-from bench import dimensions as dummies
 from bench import machine
 from bench.open_worker import OpenStack
 from bench.report import console, exit_with, verdict
 from bench.timed_job import body_of, run_job
 from bench.timed_round import Sink, run_round
+from cli.alone import dimensions as dummies
 from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
 

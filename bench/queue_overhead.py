@@ -17,11 +17,11 @@ import httpx
 import typer
 from rich.table import Table
 
-from bench import dimensions as dummies
 from bench import machine
 from bench.open_worker import CHAT_POLICY_HELP, OpenStack
 from bench.report import LEGEND, console, exit_with, verdict, warn_of_noise
 from bench.timed_job import TIMEOUT_S, body_of, run_job
+from cli.alone import dimensions as dummies
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.terms import StatTest

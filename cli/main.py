@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from cli.alone.bench import bench
 from cli.alone.calibrate import calibrate
 from cli.alone.compute import compute
 from cli.ask.generate import generate
@@ -85,6 +86,7 @@ app.command(rich_help_panel=ASKING)(validate)
 app.add_typer(round_app, name="round", rich_help_panel=ASKING)
 app.command(rich_help_panel=ALONE)(compute)
 app.command(rich_help_panel=ALONE)(calibrate)
+app.command(rich_help_panel=ALONE)(bench)
 
 if __name__ == "__main__":
     app()

@@ -99,12 +99,13 @@ def calibrate(
     **Example:** proofline calibrate --model tiny-qwen3 --seq-len 64 --valid-rate 0.1 --histogram distances.png
     """
     from cli.alone.calibration_tables import print_tables
-    from cli.alone.histogram import check_picture, draw
+    from cli.alone.histogram import draw
+    from cli.alone.picture import check_picture
     from cli.nonce_list import parse_nonces
     from poc_core import calibration
     from poc_core.schemes.distance.options import distance_spec
 
-    check_picture(histogram)
+    check_picture(histogram, "--histogram")
     wanted = parse_nonces(nonces)
     if not public_key:
         raise UsageError("--public-key must not be empty.")

@@ -3,22 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
+from cli.alone.tables import result_console, result_table
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from poc_core.calibration import Calibration, Target
 
-# Columns of a stdout that is no terminal, where nothing may be cut off.
-FILE_COLUMNS = 200
 HASH_CHARACTERS = 20
 
 
 def print_tables(
     stdout: IO[str], title: str, block_hashes: Sequence[str], calibrations: Mapping[str, "Calibration"]
 ) -> None:
-    from rich.console import Console
-
-    console = Console(file=stdout, width=None if stdout.isatty() else FILE_COLUMNS, highlight=False)
+    console = result_console(stdout)
     console.print(title)
     for table in (distribution_table(calibrations), target_table(calibrations)):
         console.print(table)
@@ -28,7 +26,7 @@ def print_tables(
 
 
 def distribution_table(calibrations: Mapping[str, "Calibration"]) -> "Table":
-    table = _table("Distances", "randomization", "number", "mean", "standard deviation", "lowest", "highest")
+    table = result_table("Distances", "randomization", "number", "mean", "standard deviation", "lowest", "highest")
     for randomization, found in calibrations.items():
         numbers = (found.mean, found.std, found.lowest, found.highest)
         table.add_row(randomization, f"{found.n:,}", *(f"{number:.5f}" for number in numbers))
@@ -40,7 +38,7 @@ def target_table(calibrations: Mapping[str, "Calibration"]) -> "Table":
     from poc_core.calibration import BORDERLINE
 
     targets = [(name, target) for name, found in calibrations.items() for target in found.targets]
-    table = _table("Targets", "", *(name for name, _ in targets))
+    table = result_table("Targets", "", *(name for name, _ in targets))
     rows: list[tuple[str, Callable[[Target], str]]] = [
         ("wanted valid rate", lambda t: _percent(t.wanted_rate)),
         ("r_target", lambda t: f"{t.r_target:.6f}"),
@@ -69,7 +67,7 @@ def block_table(block_hashes: Sequence[str], calibrations: Mapping[str, "Calibra
     for name, found in calibrations.items():
         headers.append(f"{name}\nmean distance")
         headers += [f"{name}\nvalid at {target.r_target:.4f}" for target in found.targets]
-    table = _table("Block hashes", *headers)
+    table = result_table("Block hashes", *headers)
     for index, block_hash in enumerate(block_hashes):
         cells = []
         for found in calibrations.values():
@@ -77,17 +75,6 @@ def block_table(block_hashes: Sequence[str], calibrations: Mapping[str, "Calibra
             cells += [_percent(target.block_rates[index]) for target in found.targets]
         short = block_hash if len(block_hash) <= HASH_CHARACTERS else f"{block_hash[: HASH_CHARACTERS - 3]}..."
         table.add_row(short, *cells)
-    return table
-
-
-def _table(title: str, *headers: str) -> "Table":
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for index, header in enumerate(headers):
-        table.add_column(Text(header), justify="left" if index == 0 else "right")
     return table
 
 

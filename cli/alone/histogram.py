@@ -1,12 +1,10 @@
 """The distances of a calibration as a picture."""
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.console import UsageError, check_output
-from poc_core.errors import ProoflineError
+from cli.alone.picture import DPI, save
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,30 +12,10 @@ if TYPE_CHECKING:
 
     from poc_core.calibration import Calibration
 
-KINDS = (".png", ".svg")
 BINS = 40
 PANEL_INCHES = (8.0, 2.9)
-DPI = 110  # 880 pixels wide: legible on a page, small in a repository
 # Colour-blind safe (Okabe and Ito).
 BAR, LINE, MARK = "#9ecae1", "#08519c", "#d55e00"
-
-
-class PictureError(ProoflineError):
-    """What draws pictures is not installed."""
-
-
-def check_picture(picture: Path | None) -> None:
-    """Refuses a --histogram that could not be drawn before hours of work are lost to it."""
-    if picture is None:
-        return
-    if picture.suffix.lower() not in KINDS:
-        raise UsageError(f"{picture} is no picture that can be drawn; let its name end in {' or '.join(KINDS)}.")
-    check_output(picture, "--histogram")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise PictureError(
-            "--histogram needs matplotlib, which is not installed here; "
-            "run `pip install 'proofline[calibrate]'` or, in a checkout, `make setup`."
-        )
 
 
 def draw(
@@ -65,10 +43,7 @@ def draw(
     panels[-1].set_xlabel("distance")
     highest = panels[0].get_ylim()[1]
     panels[0].set_ylim(top=highest * 1.25)  # of all panels; room for the marks' texts
-    try:
-        figure.savefig(picture)
-    except OSError as error:
-        raise UsageError(f"Cannot write {picture} ({error.strerror}); choose another --histogram.") from error
+    save(figure, picture, "--histogram")
 
 
 def _draw_panel(panel: "Axes", edges: "np.ndarray", blocks: "Sequence[np.ndarray]", calibration: "Calibration") -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from pydantic import JsonValue
 
+from cli.alone import speed
 from poc_core.errors import ProoflineError, SpecError
-from poc_core.records import ProofSpec
+from poc_core.records import ModelInfo, ProofSpec
 from poc_core.settings import parse_chat_policy
 from tests import golden
 from tests.chat_client import PROMPTS, ask_all
@@ -92,6 +93,30 @@ class TestFloat32:
         with pytest.raises(ProoflineError, match="k_dim"):
             vllm_engine.compute(good.model_copy(update={"options": {"k_dim": 129}}), [0])
         assert vllm_engine.compute(good, [5]) == before
+
+    def test_its_speed_is_measured_and_its_time_told_by_part(self, vllm_engine: Engine) -> None:
+        spec = ProofSpec(block_hash="block", public_key="key", seq_len=64)
+        before = vllm_engine.compute(spec, range(4))
+        found = speed.measure(vllm_engine, spec, [2, 8], 50, [25, 50], seconds=0, on_step=lambda: None)
+        assert all(one.nonces_per_s > 0 for pair in found.sizes for one in pair)
+        assert [whole.n_slices for whole, _ in found.sizes] == [1, 1]
+        parts = found.parts
+        assert parts is not None
+        n_layers, n_stages = vllm_engine.info.n_layers, len(vllm_engine.stages)
+        for part in ("inputs", "matrix products, attention", "reflections", "norms", "tail"):
+            assert 0 < parts.seconds[part] < parts.total_s, part
+        assert (parts.seconds["communication"] > 0) == (parts.n_devices > 1)
+        assert parts.n_stages == len(vllm_engine.stages)
+        assert 0.9 < parts.flops / parts.n / flops_of_a_nonce(vllm_engine.info, spec.seq_len) < 1.1
+        assert parts.peak_flops > 1e9
+        assert vllm_engine.compute(spec, range(4)) == before
+
+
+def flops_of_a_nonce(info: ModelInfo, seq_len: int) -> float:
+    """Of the tiny models' matrix products and attention: hidden 128, 4 heads of 32, 2 of them for keys and values."""
+    attention = 128 * (128 + 64 + 64) + 128 * 128
+    mlp = 128 * 8 + 2 * 3 * 128 * 64 if info.name == "tiny-qwen3-moe" else 3 * 128 * 256  # router and 2 experts of 64
+    return info.n_layers * seq_len * (2 * (attention + mlp) + 4 * 128 * (seq_len + 1) / 2)
 
 
 def greedy(engine: Engine) -> list[int]:

@@ -17,6 +17,7 @@ from workers.slice_plan import SlicePlan
 
 if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
+    from workers.engines.profile import RankProfile
 
 __all__ = ["Engine", "EngineLostError", "EngineMemoryError", "Slice", "Tick", "TickResult", "WholeBatchEngine"]
 
@@ -44,6 +45,13 @@ class Engine(ABC):
         this model cannot follow the spec.
         """
         return compute_all(self, spec, nonces, plan)
+
+    def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
+        """Where the time of one micro-batch goes, on each device; empty: this engine cannot tell.
+
+        For callers who have the engine for themselves. SpecError as `compute`.
+        """
+        return []
 
     def check(self) -> None:
         """EngineLostError when the engine was lost while it had nothing to do. From any thread, at any time."""

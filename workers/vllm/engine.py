@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SettingsError
-from poc_core.records import ModelInfo
+from poc_core.records import ModelInfo, ProofSpec
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.engines.options import EngineOptions
+from workers.engines.profile import Kernel, RankProfile
 from workers.vllm import cpu_threads, lifeline
 from workers.vllm.budget import prove_budget, prove_slices
 from workers.vllm.gated_chat import GatedChat
@@ -102,6 +103,20 @@ class VllmEngine(Engine):
             for one, seconds in answer["ran"]:
                 busy_s[Slice(*one)] = max(seconds, busy_s.get(Slice(*one), 0.0))
         return TickResult(answers[0]["refused"], list(busy_s.items()), values)
+
+    def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
+        def run(watch: bool) -> list[dict[str, Any]]:
+            # A call for each: every rank begins when all have ended the one before.
+            return self._rpc("proof_profile", (spec.model_dump(), list(nonces), watch), _WARM_UP_TIMEOUT_S)
+
+        runs = [run(watch=False), run(watch=False), run(watch=True)]
+        peaks = self._rpc("proof_matrix_peak", (), _WARM_UP_TIMEOUT_S)
+        found = []
+        for *timed, seen, peak in zip(*runs, peaks, strict=True):
+            seconds = min(one["seconds"] for one in (*timed, seen))
+            kernels = [Kernel(*one) for one in seen["kernels"]]
+            found.append(RankProfile(**(seen | peak | {"seconds": seconds, "kernels": kernels})))
+        return found
 
     def unfinished_chat(self) -> int:
         llm = self.__dict__.get("_llm")

@@ -32,6 +32,14 @@ class ProofExtension:
         """One slice of each pipeline stage, see ProofRunner.tick."""
         return _answer(lambda: self._proof_runner().tick(begin, slices, drop, wait))
 
+    def proof_profile(self, spec: dict[str, Any], nonces: list[int], watch: bool) -> dict[str, Any]:
+        """Where the time of one micro-batch goes, see ProofRunner.profile."""
+        return _answer(lambda: self._proof_runner().profile(spec, nonces, watch))
+
+    def proof_matrix_peak(self) -> dict[str, Any]:
+        """What the device's matrix products can be, see ProofRunner.matrix_peak."""
+        return _answer(lambda: self._proof_runner().matrix_peak())
+
     def _proof_runner(self) -> Any:
         runner = self.__dict__.get("_proof_runner_instance")
         if runner is None:

@@ -20,7 +20,7 @@ from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Scheme
-from workers.vllm import compat
+from workers.vllm import compat, profile
 from workers.vllm.kv_isolation import ScratchCaches
 from workers.vllm.layout import Layout
 from workers.vllm.stopwatch import stopwatch_for
@@ -119,6 +119,48 @@ class ProofRunner:
         except BaseException:
             self._forget_all()
             raise
+
+    @torch.inference_mode()
+    def profile(self, fields: Mapping[str, Any], nonces: Sequence[int], watch: bool) -> dict[str, Any]:
+        """One micro-batch, this rank's layers in one go and nothing beside them; `watch`: under the profiler.
+
+        Answers a RankProfile's fields: without `watch` neither busy_s nor kernels. SpecError.
+        """
+        spec = ProofSpec.model_validate(fields)
+        scheme = self._scheme(spec)
+        flight_id = -1  # nobody else's
+        try:
+            flight = self._flights[flight_id] = _Flight(spec, nonces, profile.MarkedScheme(scheme) if watch else scheme)
+            if self._own.start > 0:
+                self._receive(flight)
+            profile.synchronize(self._device)  # what the stage before took is no time of this one
+            self._stopwatch.wait()
+            self._stopwatch.take()
+            if watch:
+                with profile.marked_norms(self._model):
+                    busy_s, kernels = profile.profiled(self._device, lambda: self._run(flight_id, self._own))
+            else:
+                busy_s, kernels = 0.0, []
+                self._run(flight_id, self._own)
+            self._stopwatch.wait()
+            seconds = sum(seconds for _slice, seconds in self._stopwatch.take())
+            self._arrived(wait=True)
+        except BaseException:
+            self._forget_all()
+            raise
+        flops = compat.matrix_flops([self._layers[index] for index in self._own], spec.seq_len)
+        return {
+            "first_layer": self._own.start,
+            "seconds": seconds,
+            "busy_s": busy_s,
+            "flops": flops * len(nonces),
+            "kernels": kernels,
+        }
+
+    def matrix_peak(self) -> dict[str, Any]:
+        """The device's name, and floating-point operations a second of a large matrix product in the model's dtype."""
+        peak = profile.matrix_peak(self._device, self._dtype)
+        return {"device": profile.device_name(self._device), "peak_flops": peak}
 
     def _begin(self, flights: Sequence[tuple[int, Mapping[str, Any], Sequence[int]]]) -> dict[int, str]:
         refused: dict[int, str] = {}

@@ -1,13 +1,18 @@
 """Models of real dimensions with dummy weights: how fast an engine computes does not depend on what the weights are."""
 
+import functools
+import inspect
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from cli.console import UsageError
 from cli.shipped import shipped_models
 
 # What differs from the shipped model named first, which lends the rest and its tokenizer.
@@ -77,6 +82,8 @@ ENGINE_ARGS: Sequence[str] = ("--load-format=dummy",)
 @contextmanager
 def model_directory(name: str) -> Iterator[str]:
     """A directory with the model's configuration and a tokenizer, and no weights."""
+    if name not in DIMENSIONS:
+        raise UsageError(f"No dimensions are called {name!r}; there are: {', '.join(DIMENSIONS)}.")
     base, differences = DIMENSIONS[name]
     shipped = shipped_models()[base]
     config = json.loads((shipped / "config.json").read_text())
@@ -88,3 +95,41 @@ def model_directory(name: str) -> Iterator[str]:
         shutil.copytree(shipped, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
         (directory / "config.json").write_text(json.dumps(config))
         yield str(directory)
+
+
+def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with engine options (see there) may be given --dimensions in place of --model."""
+
+    @functools.wraps(command)
+    def with_dimensions(
+        *, model: str | None, dimensions: str | None, engine: str, vllm_args: list[str] | None, **given: Any
+    ) -> None:
+        if (model is None) == (dimensions is None):
+            raise UsageError("Give one of --model and --dimensions.")
+        if dimensions is None:
+            command(model=model, engine=engine, vllm_args=vllm_args, **given)
+            return
+        if engine != "vllm":
+            raise UsageError("--dimensions needs --engine vllm, which makes up weights.")
+        with model_directory(dimensions) as directory:
+            command(model=directory, engine=engine, vllm_args=[*(vllm_args or ()), *ENGINE_ARGS], **given)
+
+    shared = inspect.signature(command).parameters
+    text, options = shared["model"].annotation.__origin__, shared["model"].annotation.__metadata__
+    optional = shared["model"].replace(annotation=Annotated[(text | None, *options)], default=None)
+    named = inspect.Parameter(
+        "dimensions",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            str | None,
+            typer.Option(
+                help=f"Instead of a model dummy weights of the dimensions of one: {', '.join(DIMENSIONS)}.",
+                show_default=False,
+            ),
+        ],
+    )
+    parameters = [optional, named, *(parameter for name, parameter in shared.items() if name != "model")]
+    vars(with_dimensions)["__signature__"] = inspect.Signature(parameters)
+    with_dimensions.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_dimensions

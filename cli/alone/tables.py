@@ -1,0 +1,28 @@
+"""Tables of results on stdout."""
+
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+# Columns of a stdout that is no terminal, where nothing may be cut off.
+FILE_COLUMNS = 200
+
+
+def result_console(stdout: IO[str]) -> "Console":
+    from rich.console import Console
+
+    return Console(file=stdout, width=None if stdout.isatty() else FILE_COLUMNS, highlight=False)
+
+
+def result_table(title: str, *headers: str) -> "Table":
+    """The first column for names, the others for numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for index, header in enumerate(headers):
+        table.add_column(Text(header), justify="left" if index == 0 else "right")
+    return table
