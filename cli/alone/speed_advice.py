@@ -121,4 +121,4 @@ def step_ms(seq_lens: Sequence[SeqLenSpeeds]) -> tuple[float, str]:
         f"{limit_ms:g} ms: {100 * lost[limit_ms]:.1f} % of the rate, chat waits {waits[limit_ms]:.0f} ms"
         for limit_ms in sorted(lost)
     )
-    return chosen, f"Slices cost at most {each}."
+    return chosen, f"What slices cost, at most: {each}."

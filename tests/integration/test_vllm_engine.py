@@ -102,7 +102,6 @@ class TestFloat32:
         assert [whole.n_slices for whole, _ in found.sizes] == [1, 1]
         parts = found.parts
         assert parts is not None
-        n_layers, n_stages = vllm_engine.info.n_layers, len(vllm_engine.stages)
         for part in ("inputs", "matrix products, attention", "reflections", "norms", "tail"):
             assert 0 < parts.seconds[part] < parts.total_s, part
         assert (parts.seconds["communication"] > 0) == (parts.n_devices > 1)
