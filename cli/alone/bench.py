@@ -78,12 +78,12 @@ def bench(
     from cli.alone.speed import Speeds
     from cli.alone.speed_advice import advise
     from cli.alone.speed_tables import document, print_speeds
-    from poc_core.settings import Settings
+    from poc_core.settings import load_settings
 
     check_picture(picture, speed_picture.OPTION)
     others = [earlier(path, engine_options.name) for path in compare or ()]
     limits_ms = sorted(set(max_step_ms or LIMITS_MS))
-    usual_ms = Settings().max_step_ms
+    usual_ms = load_settings().max_step_ms
     with stdout_kept_clean() as stdout:
         with local_engine(engine_options) as loaded:
             found = measure_all(
@@ -103,7 +103,7 @@ def bench(
             seq_lens=found,
         )
         advice = advise(speeds, others)
-        parts = found[0].parts
+        parts = next((one.parts for one in found if one.parts), None)
         title = (
             f"Proofs of {speeds.model} ({speeds.engine}, {speeds.dtype}"
             f"{', dummy weights' if speeds.dummy_weights else ''}), tensor parallel {speeds.tensor_parallel}, "

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from cli.alone.time_parts import TimeParts, time_parts
+from cli.console import note
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
-from workers.engines.base import Engine
+from workers.engines.base import Engine, EngineMemoryError
 from workers.pipeline import Flight, Pipeline
 from workers.slice_plan import SlicePlan
 
@@ -167,7 +168,11 @@ def measure(
     by_size = [(told(n, None), told(n, max_step_ms)) for n in counts]
     turns = [[told(None, limit_ms) for limit_ms in (None, *limits_ms)] for _ in range(_TURNS)]
     most = engine.info.max_batch(spec.seq_len)
-    parts = time_parts(engine.profile(spec, range(most)), most)
+    try:
+        parts = time_parts(engine.profile(spec, range(most)), most)
+    except EngineMemoryError as error:  # the profiler and the peak's matrices need some beside the micro-batch
+        note(f"Where the time goes at seq_len {spec.seq_len} cannot be told: {error}")
+        parts = None
     on_step()
     return SeqLenSpeeds(spec.seq_len, by_size, list(_trades(turns, limits_ms)), parts)
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from workers.engines.options import EngineOptions
 from workers.engines.profile import Kernel, RankProfile
 from workers.engines.synthetic import SyntheticEngine
 
+Capture = pytest.CaptureFixture[str]
 QUICK = ["--seconds", "0", "--seq-len", "64"]
 
 
@@ -40,7 +41,7 @@ class ProfiledEngine(SyntheticEngine):
 
 
 @pytest.fixture
-def engine(stand_in) -> ProfiledEngine:
+def engine(stand_in: Callable[[Any], None]) -> ProfiledEngine:
     profiled = ProfiledEngine()
     stand_in(profiled)
     return profiled
@@ -50,7 +51,7 @@ def run(*arguments: str) -> int:
     return run_here("bench", *QUICK, *arguments)
 
 
-def result(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def result(capfd: Capture, *arguments: str) -> dict[str, Any]:
     assert run(*arguments, "--json") == 0
     stdout, _ = capfd.readouterr()
     assert stdout.count("\n") == 1
@@ -58,7 +59,7 @@ def result(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
     return found
 
 
-def test_the_json_holds_all_that_was_measured_and_what_to_set(engine, capfd) -> None:
+def test_the_json_holds_all_that_was_measured_and_what_to_set(engine: ProfiledEngine, capfd: Capture) -> None:
     found = result(capfd, "--model", "tiny-qwen3", "--seq-len", "128", "--batch-size", "8", "--batch-size", "999")
     assert (found["model"], found["engine"], found["dummy_weights"]) == ("tiny-qwen3", "vllm", False)
     assert (found["tensor_parallel"], found["pipeline_parallel"]) == (1, 1)
@@ -79,7 +80,7 @@ def test_the_json_holds_all_that_was_measured_and_what_to_set(engine, capfd) -> 
     assert engine.closed
 
 
-def test_people_get_tables_and_at_their_end_what_to_set(engine, capfd) -> None:
+def test_people_get_tables_and_at_their_end_what_to_set(engine: ProfiledEngine, capfd: Capture) -> None:
     assert run("--model", "tiny-qwen3", "--max-step-ms", "30") == 0
     stdout, stderr = capfd.readouterr()
     assert "noise" not in stdout
@@ -97,7 +98,7 @@ def test_people_get_tables_and_at_their_end_what_to_set(engine, capfd) -> None:
     assert stdout.index("Set:") < stdout.index("--max-batch-tokens ") < stdout.index("POC_MAX_STEP_MS=30")
 
 
-def test_an_engine_that_cannot_tell_where_time_goes_still_has_speeds(engine, capfd) -> None:
+def test_an_engine_that_cannot_tell_where_time_goes_still_has_speeds(engine: ProfiledEngine, capfd: Capture) -> None:
     engine.blind = True
     assert run("--model", "tiny-qwen3", "--engine", "transformers") == 0
     stdout, stderr = capfd.readouterr()
@@ -106,30 +107,33 @@ def test_an_engine_that_cannot_tell_where_time_goes_still_has_speeds(engine, cap
     assert "cannot tell where the time goes" in stderr
 
 
-def test_options_reach_the_engine(engine, capfd) -> None:
+def test_options_reach_the_engine(engine: ProfiledEngine, capfd: Capture) -> None:
     divided = ["--tensor-parallel", "2", "--pipeline-parallel", "3", "--max-batch-tokens", "99", "--dtype", "bfloat16"]
     found = result(capfd, "--model", "tiny-qwen3", *divided, "--batch-size", "1")
     chosen = engine.options
+    assert chosen is not None
     assert (chosen.dtype, chosen.tensor_parallel, chosen.pipeline_parallel) == ("bfloat16", 2, 3)
     assert chosen.max_batch_tokens == 99
     assert (found["tensor_parallel"], found["pipeline_parallel"]) == (2, 3)
 
 
-def test_dimensions_are_a_model_without_weights_that_is_gone_afterwards(engine, capfd) -> None:
+def test_dimensions_are_a_model_without_weights_that_is_gone_afterwards(engine: ProfiledEngine, capfd: Capture) -> None:
     assert run_here("bench", *QUICK, "--dimensions", "qwen3-8b", "--batch-size", "1", "--", "--enforce-eager") == 0
     assert "Proofs of qwen3-8b (vllm, synthetic, dummy weights)" in capfd.readouterr().out
+    assert engine.options is not None
     assert (engine.config["hidden_size"], engine.config["num_hidden_layers"]) == (4096, 36)
     assert engine.options.vllm_args == ("--enforce-eager", "--load-format=dummy")
     assert not Path(engine.options.model).exists()
 
 
 @pytest.mark.parametrize("name", DIMENSIONS)
-def test_all_dimensions_are_those_of_a_model(engine, capfd, name: str) -> None:
+def test_all_dimensions_are_those_of_a_model(engine: ProfiledEngine, capfd: Capture, name: str) -> None:
     assert result(capfd, "--dimensions", name, "--batch-size", "1")["dummy_weights"] is True
+    assert engine.options is not None
     assert engine.options.name == name
 
 
-def test_earlier_results_are_compared(engine, capfd, tmp_path) -> None:
+def test_earlier_results_are_compared(engine: ProfiledEngine, capfd: Capture, tmp_path: Path) -> None:
     earlier = tmp_path / "tensor.json"
     earlier.write_text(json.dumps(result(capfd, "--model", "tiny-qwen3", "--tensor-parallel", "2")))
     found = result(capfd, "--model", "tiny-qwen3", "--pipeline-parallel", "2", "--compare", str(earlier))
@@ -138,14 +142,16 @@ def test_earlier_results_are_compared(engine, capfd, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("name", "begins"), [("t.png", b"\x89PNG"), ("T.SVG", b"<?xml")])
-def test_the_picture_is_of_the_kind_its_name_says(engine, capfd, tmp_path, name: str, begins: bytes) -> None:
+def test_the_picture_is_of_the_kind_its_name_says(
+    engine: ProfiledEngine, capfd: Capture, tmp_path: Path, name: str, begins: bytes
+) -> None:
     pytest.importorskip("matplotlib")
     assert run("--model", "tiny-qwen3", "--picture", str(tmp_path / name)) == 0
     assert (tmp_path / name).read_bytes().startswith(begins)
 
 
 def test_without_matplotlib_the_error_says_how_to_install_it_before_anything_is_loaded(
-    engine, monkeypatch, capfd, tmp_path
+    engine: ProfiledEngine, monkeypatch: pytest.MonkeyPatch, capfd: Capture, tmp_path: Path
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
@@ -171,7 +177,9 @@ def test_without_matplotlib_the_error_says_how_to_install_it_before_anything_is_
         (["--model", "tiny-qwen3", "words"], "after --"),
     ],
 )
-def test_wrong_options_are_usage_errors_before_anything_is_loaded(engine, arguments, message, monkeypatch) -> None:
+def test_wrong_options_are_usage_errors_before_anything_is_loaded(
+    engine: ProfiledEngine, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     answer = CliRunner().invoke(app, ["bench", *arguments])
     assert answer.exit_code == 2
@@ -179,13 +187,13 @@ def test_wrong_options_are_usage_errors_before_anything_is_loaded(engine, argume
     assert engine.options is None
 
 
-def test_a_result_of_another_model_is_not_compared(engine, capfd, tmp_path) -> None:
+def test_a_result_of_another_model_is_not_compared(engine: ProfiledEngine, capfd: Capture, tmp_path: Path) -> None:
     earlier = tmp_path / "other.json"
     earlier.write_text(json.dumps(result(capfd, "--model", "tiny-llama")))
     assert run("--model", "tiny-qwen3", "--compare", str(earlier)) == 2
     assert "is about tiny-llama, not tiny-qwen3" in capfd.readouterr().err
 
 
-def test_a_seq_len_beyond_the_models_is_refused(engine, capfd) -> None:
+def test_a_seq_len_beyond_the_models_is_refused(engine: ProfiledEngine, capfd: Capture) -> None:
     assert run("--model", "tiny-qwen3", "--seq-len", str(1 << 21)) == 2
     assert "seq_len must be from 1 to" in capfd.readouterr().err
