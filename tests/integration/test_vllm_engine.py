@@ -1,5 +1,7 @@
 """The real vLLM engine against the reference's numbers: on the CPU here, on a GPU where there is one."""
 
+import dataclasses
+import dataclasses
 import logging
 import threading
 import uuid
@@ -94,10 +96,13 @@ class TestFloat32:
             vllm_engine.compute(good.model_copy(update={"options": {"k_dim": 129}}), [0])
         assert vllm_engine.compute(good, [5]) == before
 
-    def test_its_speed_is_measured_and_its_time_told_by_part(self, vllm_engine: Engine) -> None:
+    def test_its_speed_is_measured_and_its_time_told_by_part(
+        self, vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(vllm_engine, "info", dataclasses.replace(vllm_engine.info, max_batch_tokens=1024))
         spec = ProofSpec(block_hash="block", public_key="key", seq_len=64)
         before = vllm_engine.compute(spec, range(4))
-        found = speed.measure(vllm_engine, spec, [2, 8], 50, [25, 50], seconds=0, on_step=lambda: None)
+        found = speed.measure(vllm_engine, spec, [2, 8], 50, [50], seconds=0, on_step=lambda: None)
         assert all(one.nonces_per_s > 0 for pair in found.sizes for one in pair)
         assert [whole.n_slices for whole, _ in found.sizes] == [1, 1]
         parts = found.parts
