@@ -1,7 +1,6 @@
 """The real vLLM engine against the reference's numbers: on the CPU here, on a GPU where there is one."""
 
 import dataclasses
-import dataclasses
 import logging
 import threading
 import uuid
