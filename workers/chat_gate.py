@@ -84,6 +84,8 @@ class ChatGate:
         """Its answer was sent, or its client left."""
         with self._changed:
             self._active -= 1
+            if self._active == 0:  # idle, although maybe nobody asks now
+                self._denied_since = None
 
     # The proofs' side.
 

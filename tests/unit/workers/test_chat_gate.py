@@ -191,6 +191,15 @@ class TestStarvation:
         assert not gate.wait(59)
         assert gate.wait(60)
 
+    def test_it_ends_also_when_nobody_asked_while_chat_was_idle(self) -> None:
+        gate = self.starved()
+        assert gate.wait(60)
+        gate.run(0.08)
+        gate.chat_ends()
+        gate.chat_comes()
+        gate.clock.now += 2
+        assert not gate.wait(59)
+
     def test_what_nobody_waited_for_is_not_held_against_chat(self) -> None:
         gate = Gate("yield", Starvation(60.0, 0.05))
         gate.chat_comes()
