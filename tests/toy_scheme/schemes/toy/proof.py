@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from pydantic import JsonValue
 from torch import Tensor
 
@@ -15,10 +16,13 @@ class ToyScheme(Scheme):
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         return x
 
-    def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
+    def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         n_steps = ToyOptions.checked(self.spec, self.hidden_size).n_steps
-        parts = last_hidden.tensor_split(n_steps, dim=-1)
-        return [[int(part[row].argmax()) % 16 for part in parts] for row in range(len(nonces))]
+        parts = [part.argmax(-1) for part in last_hidden.tensor_split(n_steps, dim=-1)]
+        return torch.stack(parts, -1) % 16
+
+    def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
+        return list(numbers.tolist())
 
 
 SCHEME = ToyScheme
