@@ -10,9 +10,13 @@ MATRIX_TESTS := tests/integration/test_vllm_engine.py tests/integration/test_kv_
 	tests/integration/test_chat.py::TestOpenAiClient
 
 # Two processes, so that one computes while the other waits; more would need more than 2 cores and 8 GiB of memory.
-PYTEST := pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not matrix"
+PYTEST := pytest -n 2 --dist loadgroup --no-loadscope-reorder -m
 
-.PHONY: help setup setup-gpu demo test unit integration test-matrix coverage lint format clean
+# Of `make faults` and `make soak`.
+MINUTES ?= 20
+ENGINE ?= synthetic
+
+.PHONY: help setup setup-gpu demo test unit integration slow faults soak test-matrix coverage lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -28,19 +32,28 @@ demo: setup ## start the whole stack with a tiny model, generate and validate pr
 	@$(BIN)/proofline demo
 
 test: lint ## linters, types, then unit and integration tests
-	@$(BIN)/python -m $(PYTEST) tests
+	@$(BIN)/python -m $(PYTEST) "not slow" tests
 
 unit: setup ## unit tests only: seconds, no Redis, no vLLM
 	@$(BIN)/python -m pytest -n auto tests/unit
 
 integration: setup ## integration tests only: real Redis, real processes, real vLLM
-	@$(BIN)/python -m $(PYTEST) tests/integration
+	@$(BIN)/python -m $(PYTEST) "not slow" tests/integration
 
 coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
 coverage: setup ## all tests once more, slower, and which lines and branches they ran, also in child processes
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@$(BIN)/python -m coverage run -m $(PYTEST) tests
+	@$(BIN)/python -m coverage run -m $(PYTEST) "not slow" tests
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report
+
+faults: setup ## the whole stack under work while processes, network, disk and receivers fail (MINUTES=20 SEED=1 ENGINE=vllm)
+	@$(BIN)/python -m tests.faults --minutes $(MINUTES) --engine $(ENGINE) $(if $(SEED),--seed $(SEED))
+
+soak: setup ## the same without faults: nothing lost, nothing grows
+	@$(BIN)/python -m tests.faults --no-faults --minutes $(MINUTES) --engine $(ENGINE) $(if $(SEED),--seed $(SEED))
+
+slow: setup ## what `make test` leaves out: further engines, larger jobs
+	@$(BIN)/python -m $(PYTEST) slow tests
 
 test-matrix: ## golden tests on several releases of vLLM, each in an environment of its own (MATRIX="0.28 0.32")
 	@for version in $(MATRIX); do \

@@ -42,10 +42,10 @@ PIPELINED = Deployment("tiny-llama", "float32", pipeline_parallel=2)
 
 def further(*deployment: Any) -> Any:
     """One whose model, number format and parallelism others have, each in another combination."""
-    return pytest.param(Deployment(*deployment), marks=pytest.mark.matrix)
+    return pytest.param(Deployment(*deployment), marks=pytest.mark.slow)
 
 
-# Others of `make test` load some of what is left to `make test-matrix`: compose's workers tiny-llama in float32 and
+# Others of `make test` load some of what is left to `make slow`: compose's workers tiny-llama in float32 and
 # tiny-qwen3 in bfloat16, `proofline compute` tiny-qwen3 over two ranks.
 FLOAT32 = [
     QWEN3,

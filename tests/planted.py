@@ -21,6 +21,8 @@ FOLDER = "PROOFLINE_TEST_PLANTS"
 MEMORY, PAUSE, PAUSED = "memory", "pause", "paused"
 # Seconds of that pause, in which the test kills the worker.
 _PAUSE_S = 30.0
+# Seconds of each layer until then.
+_SLOW_S = 0.03
 
 
 class PlantedExtension(ProofExtension):
@@ -40,16 +42,40 @@ class PlantedExtension(ProofExtension):
 
 
 def _look(runner: Any, flight_id: int, layers: range) -> None:
+    if not isinstance(runner._stopwatch, _Slow):  # too little memory ends the one that was
+        runner._stopwatch = _Slow(runner._stopwatch, runner.planted / PAUSE)
     flight = runner._flights[flight_id]
     memory, pause = runner.planted / MEMORY, runner.planted / PAUSE
     if memory.exists() and len(flight.nonces) * flight.spec.seq_len > int(memory.read_text()):
         raise torch.OutOfMemoryError("planted: out of memory")
-    if layers.start > 0 and pause.exists():
-        pause.unlink()
-        # The folder's files appear whole.
-        (runner.planted / "new").write_text(str(os.getpid()))
-        (runner.planted / "new").rename(runner.planted / PAUSED)
+    if layers.start > 0 and (mine := _taken(pause)):
+        mine.write_text(str(os.getpid()))
+        mine.rename(runner.planted / PAUSED)
         time.sleep(_PAUSE_S)
+
+
+def _taken(plant: Path) -> Path | None:
+    """The plant, if it is there and no other worker takes it."""
+    try:
+        return plant.rename(plant.with_suffix(f".{os.getpid()}"))
+    except FileNotFoundError:
+        return None
+
+
+class _Slow:
+    """A stopwatch that tells of slow layers while a pause is wanted: else a quick machine cuts no micro-batch."""
+
+    def __init__(self, stopwatch: Any, pause: Path) -> None:
+        self._stopwatch, self._pause = stopwatch, pause
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stopwatch, name)
+
+    def take(self) -> list[tuple[Any, float]]:
+        ran = self._stopwatch.take()
+        if not self._pause.exists():
+            return list(ran)
+        return [((flight, first, end), seconds + _SLOW_S * (end - first)) for (flight, first, end), seconds in ran]
 
 
 class PlantedStack(Stack):

@@ -95,7 +95,9 @@ class TestCompute:
         "options",
         [
             # Without parallelism, `up` has shown the same above.
-            pytest.param(["--engine", "vllm", "--tensor-parallel", "2"], id="vllm, tensor parallel 2"),
+            pytest.param(
+                ["--engine", "vllm", "--tensor-parallel", "2"], id="vllm, tensor parallel 2", marks=pytest.mark.slow
+            ),
             pytest.param(["--engine", "transformers"], id="transformers"),
         ],
     )

@@ -45,6 +45,12 @@ GAP_S = 0.3
 SHARING = {"POC_CHAT_POLICY": "share:0.5", "POC_MAX_STEP_MS": "400"}
 CONCURRENCY = [1, 8]
 POLICIES = ["yielding", pytest.param("sharing", marks=pytest.mark.xdist_group("sharing"))]
+POLICIES_AND_CONCURRENCY = [
+    ("yielding", 1),
+    ("yielding", 8),
+    pytest.param("sharing", 1, marks=[pytest.mark.xdist_group("sharing"), pytest.mark.slow]),
+    pytest.param("sharing", 8, marks=pytest.mark.xdist_group("sharing")),
+]
 
 
 @pytest.fixture(scope="session")
@@ -88,8 +94,7 @@ def alone_and_beside(client: RoundClient, concurrency: int) -> tuple[list[Answer
 
 
 class TestGreedyAnswers:
-    @pytest.mark.parametrize("concurrency", CONCURRENCY)
-    @pytest.mark.parametrize("policy", POLICIES)
+    @pytest.mark.parametrize(("policy", "concurrency"), POLICIES_AND_CONCURRENCY)
     def test_beside_a_round_are_those_without_one(
         self, request: pytest.FixtureRequest, policy: Any, concurrency: Any
     ) -> None:

@@ -35,6 +35,7 @@ def redis_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompo
             [],
             "the model does not fit: use more --tensor-parallel .* a smaller VLLM_CPU_KVCACHE_SPACE",
             id="too little memory",
+            marks=pytest.mark.slow,
         ),
         pytest.param({}, ["--", "--max-model-length", "512"], "its arguments are wrong", id="no argument of vLLM"),
     ],

@@ -179,6 +179,7 @@ def own_log_level() -> Iterator[None]:
     logging.root.setLevel(level)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_log_level")
 @pytest.mark.parametrize("vllm_engine", [EXPERTS], indirect=True, ids=str, scope="session")
 def test_greedy_answers_of_a_mixture_of_experts_beside_proofs_are_those_without(vllm_engine: Engine) -> None:

@@ -1,0 +1,26 @@
+"""python -m tests.faults: see `make faults` and `make soak`."""
+
+import argparse
+import sys
+import time
+
+from tests.faults.campaign import run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0, help="how long faults are done (20)")
+    parser.add_argument("--seed", type=int, default=None, help="draws the faults; of the clock, unless given")
+    parser.add_argument("--engine", choices=("synthetic", "vllm"), default="synthetic", help="of both workers")
+    parser.add_argument("--no-faults", action="store_true", help="only work, and whether anything grows")
+    parser.add_argument("--pause", type=float, default=2.0, help="seconds between two faults, on average (2)")
+    given = parser.parse_args()
+    seed = int(time.time()) if given.seed is None else given.seed
+    log = lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: E731
+    report = run(given.minutes, seed, given.engine, not given.no_faults, given.pause, log)
+    print(report.text())
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

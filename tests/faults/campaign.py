@@ -1,0 +1,232 @@
+"""A campaign: a stack under work, faults one after the other, and what must hold after it."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import redis
+
+from cli.model_choice import with_chosen_model
+from poc_core.encoding import decode_vector
+from poc_core.records import ProofSpec
+from poc_core.settings import Settings
+from poc_core.state import RoundStore, keys
+from tests.faults.faults import FAULTS, Victims
+from tests.faults.stack import FaultyStack, MovedClock, small_disk
+from tests.faults.work import Artifacts, Work
+from tests.receiver import Receiver
+from tests.round_client import FAST, LOG_LINES, MODEL, RoundClient
+from workers.engines import load_engine
+from workers.engines.base import Engine
+from workers.engines.kinds import EngineKind
+from workers.engines.options import EngineOptions
+
+# A fault's end to the next nonce that a client sees.
+MOST_RECOVERY_S = 30.0
+K_DIM = 12
+# L2 distance of vectors of one nonce from another engine or another composition of micro-batches, in float32.
+TOLERANCE = 0.003
+# Memory and descriptors of a process at the end, over those after the first tenth.
+MOST_GROWTH = 1.5
+_GROWTH_FREE_MIB = 64
+_READY_S = 300.0
+# Everything delivered, after the last work was submitted.
+_DELIVERY_S = 120.0
+
+
+@dataclass
+class Report:
+    seed: int
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    recoveries_s: list[float] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        lines = [f"seed {self.seed}, {self.seconds:.0f} s, {sum(self.faults.values())} faults"]
+        lines += [f"  {n:>5} {what}" for what, n in sorted(self.faults.items())]
+        if self.recoveries_s:
+            median, longest = statistics.median(self.recoveries_s), max(self.recoveries_s)
+            lines.append(f"recovery: median {median:.1f} s, longest {longest:.1f} s")
+        lines += [f"{what}: {n:,}" for what, n in sorted(self.counts.items())]
+        lines += [f"PROBLEM: {problem}" for problem in self.problems]
+        return "\n".join([*lines, f"{len(self.problems)} problems"])
+
+
+def run(
+    minutes: float, seed: int, engine: EngineKind, faults: bool, pause_s: float, log: Callable[[str], None]
+) -> Report:
+    """One campaign. `engine`: "synthetic" or "vllm", two workers of it; `pause_s`: between a recovery and the next
+    fault, on average."""
+    report = Report(seed)
+    with ExitStack() as exits:
+        folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="proofline-faults-")))
+        clock = MovedClock(folder / "clock")
+        has_disk = exits.enter_context(small_disk(folder / "disk"))
+        lines: deque[str] = deque(maxlen=LOG_LINES)
+        args = ("--enforce-eager",) if engine == "vllm" else ()
+        options = with_chosen_model(
+            EngineOptions(model=MODEL, engine=engine, dtype="float32", synthetic_step_ms=20.0, vllm_args=args)
+        )
+        stack = FaultyStack(
+            options,
+            workers=2,
+            data_dir=folder / "disk" / "redis",
+            env={**FAST, **clock.env, "POC_GENERATE_RESULT_TTL_SEC": str(int(minutes * 60) + 3600)},
+            max_fast_crashes=1000,
+            on_line=lambda name, line: lines.append(f"{name} | {line}"),
+            announce=lambda message: lines.append(f"stack | {message}"),
+        )
+        receiver = exits.enter_context(Receiver())
+        reference = load_engine(
+            options if engine == "synthetic" else options.model_copy(update={"engine": "transformers"})
+        )
+        exits.callback(reference.close)
+        exits.enter_context(stack)
+        stack.wait_ready(_READY_S)
+        size = 400 if engine == "synthetic" else 100
+        work = Work(
+            stack.base_url, receiver, lambda block, nonces: _artifacts(reference, block, nonces), _same,
+            seed, chat=engine == "vllm", size=size,
+        )  # fmt: skip
+        began = time.monotonic()
+        usage = _Usage(stack)
+        work.start()
+        try:
+            until = began + minutes * 60
+            victims = Victims(stack, receiver, clock, folder / "disk" if has_disk else None, random.Random(seed))
+            usage.begin_at = began + minutes * 6
+            while time.monotonic() < until:
+                if faults:
+                    _one_fault(victims, work, report, pause_s, log)
+                else:
+                    time.sleep(min(5.0, max(0.0, until - time.monotonic())))
+                usage.look()
+        finally:
+            work.stop()
+        report.seconds = time.monotonic() - began
+        _check_end(stack, receiver, work, report)
+        report.problems += [] if faults else usage.growth()
+        report.counts, report.problems = work.counts, work.problems + report.problems
+        if report.problems:
+            log("\n".join(lines))
+    return report
+
+
+def _one_fault(victims: Victims, work: Work, report: Report, pause_s: float, log: Callable[[str], None]) -> None:
+    fault = victims.rng.choice(FAULTS)
+    done = fault(victims)
+    ended, before = time.monotonic(), work.progress
+    while work.progress == before and time.monotonic() - ended < 4 * MOST_RECOVERY_S:
+        time.sleep(0.05)
+    recovery_s = time.monotonic() - ended
+    report.faults[fault.__name__.replace("_", " ")] += 1
+    report.recoveries_s.append(recovery_s)
+    log(f"{done}; work went on after {recovery_s:.1f} s")
+    if recovery_s > MOST_RECOVERY_S:
+        report.problems.append(f"work went on {recovery_s:.1f} s after: {done}")
+    time.sleep(victims.rng.expovariate(1 / pause_s) if pause_s else 0)
+
+
+def _check_end(stack: FaultyStack, receiver: Receiver, work: Work, report: Report) -> None:
+    with (
+        httpx.Client(base_url=stack.base_url, timeout=30, trust_env=False) as http,
+        redis.Redis.from_url(stack.own_url) as connection,
+    ):
+        client = RoundClient(http)
+        try:
+            client.wait(lambda: client.status()["callbacks_waiting"] == 0, _DELIVERY_S, "all callbacks delivered")
+        except AssertionError as error:
+            report.problems.append(str(error))
+        store = RoundStore(connection, Settings())
+        work.check_rounds(store, lambda round_id: _left(connection, store, round_id))
+        work.check_callbacks()
+        eternal = [key for key in connection.scan_iter("poc:*") if connection.ttl(key) == -1]
+        if eternal:
+            report.problems.append(f"{len(eternal)} keys have no TTL: {eternal[:10]}")
+        messages = {queue: connection.llen(queue) for queue in (f"poc.model.{MODEL}", "poc.callbacks")}
+        if sum(messages.values()) > 100:
+            report.problems.append(f"messages are left: {messages}")
+
+
+def _left(connection: redis.Redis, store: RoundStore, round_id: str) -> set[int]:
+    """Nonces of an ended round that were leased when it was stopped."""
+    record = store.read(round_id)
+    if record is None:
+        return set()
+    free = [
+        *connection.zrange(f"{keys.round(round_id)}:free", 0, -1),
+        *connection.hkeys(f"{keys.round(round_id)}:leases"),
+    ]
+    leases = [tuple(map(int, member.split(b":")[:2])) for member in free]
+    return {nonce for first, places in leases for nonce in record.config.nonces.take(first, places)}
+
+
+def _artifacts(engine: Engine, block_hash: str, nonces: Sequence[int]) -> Artifacts:
+    spec = ProofSpec(
+        block_hash=block_hash, public_key="key", seq_len=64, options={"k_dim": K_DIM, "stronger_rng": False}
+    )
+    found: Artifacts = []
+    for start in range(0, len(nonces), 32):
+        part = nonces[start : start + 32]
+        values = engine.compute(spec, part)
+        found += [{"nonce": nonce, "vector_b64": value} for nonce, value in zip(part, values, strict=True)]
+    return found
+
+
+def _same(found: Artifacts, expected: Artifacts) -> bool:
+    if [one["nonce"] for one in found] != [one["nonce"] for one in expected]:
+        return False
+    if found == expected:
+        return True
+    vectors = [np.stack([decode_vector(one["vector_b64"], K_DIM) for one in some]) for some in (found, expected)]
+    return bool(np.linalg.norm(vectors[0] - vectors[1], axis=1).max() <= TOLERANCE)
+
+
+class _Usage:
+    """Memory and descriptors of the stack's processes, over time."""
+
+    def __init__(self, stack: FaultyStack) -> None:
+        self._stack = stack
+        self._first: dict[int, tuple[str, int, int]] = {}
+        self._last: dict[int, tuple[str, int, int]] = {}
+        self.begin_at = 0.0
+
+    def look(self) -> None:
+        now = dict(self._measured())
+        if time.monotonic() >= self.begin_at:
+            self._first = self._first or now
+            self._last = now
+
+    def growth(self) -> list[str]:
+        """What grew, one sentence each."""
+        found = []
+        for pid, (name, rss, descriptors) in self._last.items():
+            before = self._first.get(pid)
+            if before is None:
+                continue
+            if rss > before[1] * MOST_GROWTH and rss - before[1] > _GROWTH_FREE_MIB * 2**20:
+                found.append(f"memory of {name} grew from {before[1] / 2**20:.0f} to {rss / 2**20:.0f} MiB")
+            if descriptors > before[2] * MOST_GROWTH + 20:
+                found.append(f"descriptors of {name} grew from {before[2]} to {descriptors}")
+        return found
+
+    def _measured(self) -> Iterator[tuple[int, tuple[str, int, int]]]:
+        for child in self._stack.children():
+            try:
+                process = psutil.Process(child.pid)
+                yield process.pid, (child.spec.name, process.memory_info().rss, process.num_fds())
+            except (psutil.NoSuchProcess, TypeError):
+                continue

@@ -1,0 +1,195 @@
+"""The faults of a campaign. Each does its harm, waits as long as it lasts, and leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import redis
+
+from tests.faults.stack import FaultyStack, MovedClock, fill
+from tests.integration.processes import engine_cores
+from tests.receiver import Receiver
+
+# Longest that anything stands still or is away: worker heartbeats of a campaign last 4 s.
+_LONGEST_S = 8.0
+
+
+@dataclass
+class Victims:
+    """All that faults may be done to."""
+
+    stack: FaultyStack
+    receiver: Receiver
+    clock: MovedClock
+    disk: Path | None  # None: no disk of its own
+    rng: random.Random
+
+    def any_pid(self) -> tuple[str, int | None]:
+        """A process of the stack: each kind is as likely, of each kind each one."""
+        kind = self.rng.choice(["worker", "worker", "api", "courier", "redis"])
+        child = self.rng.choice(self.stack.children(kind))
+        return child.spec.name, child.pid
+
+
+Fault = Callable[[Victims], str]
+"""Does it and says what, in a few words."""
+
+
+def kill(victims: Victims) -> str:
+    name, pid = victims.any_pid()
+    _signal(pid, signal.SIGKILL)
+    return f"SIGKILL of {name}"
+
+
+def terminate(victims: Victims) -> str:
+    name, pid = victims.any_pid()
+    _signal(pid, signal.SIGTERM)
+    return f"SIGTERM of {name}"
+
+
+def kill_engine(victims: Victims) -> str:
+    cores = engine_cores(os.getpid())
+    if not cores:  # a synthetic engine is in its worker
+        child = victims.rng.choice(victims.stack.children("worker"))
+        _signal(child.pid, signal.SIGKILL)
+        return f"SIGKILL of {child.spec.name}"
+    core = victims.rng.choice(cores)
+    _signal(core.pid, signal.SIGKILL)
+    return "SIGKILL of an engine"
+
+
+def stand_still(victims: Victims) -> str:
+    name, pid = victims.any_pid()
+    seconds = victims.rng.uniform(0.5, _LONGEST_S)
+    _signal(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    _signal(pid, signal.SIGCONT)
+    return f"SIGSTOP of {name} for {seconds:.1f} s"
+
+
+def cut_connections(victims: Victims) -> str:
+    times = victims.rng.randint(1, 5)
+    for _ in range(times):
+        victims.stack.proxy.cut()
+        time.sleep(0.3)
+    return f"all connections to Redis cut, {times} times"
+
+
+def slow_network(victims: Victims) -> str:
+    with _proxy(victims, "delay") as seconds:
+        return f"every packet to and from Redis {victims.stack.proxy.delay_s * 1000:.0f} ms late for {seconds:.1f} s"
+
+
+def silent_network(victims: Victims) -> str:
+    with _proxy(victims, "hang") as seconds:
+        return f"no packet to or from Redis for {seconds:.1f} s"
+
+
+def halved_packets(victims: Victims) -> str:
+    with _proxy(victims, "halve") as seconds:
+        return f"connections to Redis end in the middle of a packet for {seconds:.1f} s"
+
+
+def receiver_refuses(victims: Victims) -> str:
+    status = victims.rng.choice([500, 503, 429, 302, 404])
+    seconds = victims.rng.uniform(1, _LONGEST_S)
+    victims.receiver.status = status
+    time.sleep(seconds)
+    victims.receiver.status = 200
+    return f"receiver answers {status} for {seconds:.1f} s"
+
+
+def receiver_is_slow(victims: Victims) -> str:
+    seconds = victims.rng.uniform(1, _LONGEST_S)
+    victims.receiver.delay_s = victims.rng.uniform(0.5, 3)
+    time.sleep(seconds)
+    victims.receiver.delay_s = 0.0
+    return f"receiver is slow for {seconds:.1f} s"
+
+
+def receiver_is_away(victims: Victims) -> str:
+    seconds = victims.rng.uniform(1, _LONGEST_S)
+    victims.receiver.go_away()
+    time.sleep(seconds)
+    victims.receiver.come_back()
+    return f"receiver away for {seconds:.1f} s"
+
+
+def no_memory(victims: Victims) -> str:
+    """Redis refuses writes for want of memory, as an operator's `maxmemory` would make it."""
+    seconds = victims.rng.uniform(1, _LONGEST_S)
+    with redis.Redis.from_url(victims.stack.own_url) as connection:
+        connection.config_set("maxmemory", 1_000_000)
+        try:
+            time.sleep(seconds)
+        finally:
+            connection.config_set("maxmemory", 0)
+    return f"Redis out of memory for {seconds:.1f} s"
+
+
+def full_disk(victims: Victims) -> str:
+    if victims.disk is None:
+        return no_memory(victims)
+    seconds = victims.rng.uniform(1, _LONGEST_S)
+    filler = fill(victims.disk)
+    time.sleep(seconds)
+    filler.unlink()
+    return f"disk full for {seconds:.1f} s"
+
+
+def clocks_jump(victims: Victims) -> str:
+    ahead_s = victims.rng.choice([-3600.0, -60.0, -5.0, 5.0, 60.0])
+    seconds = victims.rng.uniform(1, _LONGEST_S)
+    victims.clock.set(ahead_s)
+    time.sleep(seconds)
+    victims.clock.set(0)
+    return f"clocks {ahead_s:+.0f} s for {seconds:.1f} s"
+
+
+FAULTS: tuple[Fault, ...] = (
+    kill,
+    kill,
+    kill,
+    terminate,
+    kill_engine,
+    stand_still,
+    stand_still,
+    cut_connections,
+    slow_network,
+    silent_network,
+    halved_packets,
+    receiver_refuses,
+    receiver_is_slow,
+    receiver_is_away,
+    no_memory,
+    full_disk,
+    clocks_jump,
+)
+
+
+@contextmanager
+def _proxy(victims: Victims, mood: str) -> Iterator[float]:
+    seconds = victims.rng.uniform(1, _LONGEST_S)
+    victims.stack.proxy.delay_s = victims.rng.choice([0.01, 0.05, 0.2])
+    victims.stack.proxy.mood = mood  # type: ignore[assignment]
+    try:
+        time.sleep(seconds)
+    finally:
+        victims.stack.proxy.mood = "pass"
+        if mood != "delay":  # what hung or lost half of it is of no use any more
+            victims.stack.proxy.cut()
+    yield seconds
+
+
+def _signal(pid: int | None, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        psutil.Process(pid or 0).send_signal(number)

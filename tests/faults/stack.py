@@ -1,0 +1,83 @@
+"""The stack of a campaign: its Redis behind a proxy, on a small disk where one can be mounted, its clock moveable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cli.supervise.processes import Child
+from cli.supervise.stack import Stack
+from tests.faults.proxy import Proxy
+
+DISK_MIB = 512
+_CLOCK_FOLDER = Path(__file__).parent / "clock"
+
+
+class FaultyStack(Stack):
+    """All its processes reach Redis through `proxy`."""
+
+    proxy: Proxy
+    own_url: str  # of Redis itself
+
+    def _start_redis(self) -> None:
+        super()._start_redis()
+        self.own_url = self.redis_url or ""
+        parts = urlsplit(self.own_url)
+        self.proxy = Proxy((parts.hostname or "", parts.port or 0)).__enter__()
+        self.redis_url = self.own_url.replace(f":{parts.port}/", f":{self.proxy.port}/")
+
+    def children(self, kind: str = "") -> list[Child]:
+        """Those that run, called "api", "redis", "courier" or "worker"; all of them without a name."""
+        return [child for child in self._children() if child.spec.name.startswith(kind) and child.pid]
+
+    def stop(self) -> None:
+        super().stop()
+        if hasattr(self, "proxy"):
+            self.proxy.__exit__()
+
+
+class MovedClock:
+    """Of all processes of a stack that was started with `env`."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.set(0)
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return {"PYTHONPATH": str(_CLOCK_FOLDER), "PROOFLINE_TEST_CLOCK": str(self._file)}
+
+    def set(self, ahead_s: float) -> None:
+        new = self._file.with_suffix(".new")
+        new.write_text(str(ahead_s))
+        new.rename(self._file)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """Mounts one of DISK_MIB at `folder` and yields whether that was allowed."""
+    folder.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "proofline-faults", str(folder)]
+    mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def fill(folder: Path) -> Path:
+    """Takes all that is left of a disk; returns the file to remove again."""
+    filler = folder / "filler"
+    with filler.open("wb") as file:
+        try:
+            while True:
+                file.write(b"x" * 65536)
+                file.flush()
+        except OSError:
+            pass
+    return filler

@@ -1,0 +1,241 @@
+"""What a stack does in a campaign: jobs, validations, rounds and chat at the same time, all of it checked."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+
+from poc_core.state import RoundStore
+from tests.receiver import Payload, Receiver, gaps_and_repeats, unrepeated
+from tests.round_client import RoundClient, round_body
+
+PREFIX = "/api/v1/pow"
+# A job ends within this, whatever happens; a campaign that waits longer has lost it.
+JOB_TIMEOUT_S = 180.0
+_TIMEOUT_S = 30.0  # of one request
+_AWAY = (httpx.HTTPError,)
+
+Artifacts = list[dict[str, Any]]
+Expected = Callable[[str, Sequence[int]], Artifacts]
+"""The right artifacts of a block hash and these nonces."""
+Same = Callable[[Artifacts, Artifacts], bool]
+
+
+class Work:
+    """Threads that submit and check until they are told to stop; `problems` is what they found wrong."""
+
+    def __init__(
+        self, base_url: str, receiver: Receiver, expected: Expected, same: Same, seed: int, chat: bool, size: int
+    ) -> None:
+        """`size`: nonces of the largest job."""
+        self._base_url = base_url
+        self._receiver = receiver
+        self._expected = expected
+        self._same = same
+        self._seed = seed
+        self._size = size
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._jobs, args=(i,), name=f"jobs-{i}") for i in range(3)]
+        self._threads.append(threading.Thread(target=self._rounds, name="rounds"))
+        if chat:
+            self._threads += [threading.Thread(target=self._chat, args=(i,), name=f"chat-{i}") for i in range(2)]
+        self._lock = threading.Lock()
+        self.problems: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.waits_for_callback: dict[str, list[int]] = {}  # request_id: nonces
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Lets everything under way end and be checked."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def count(self, what: str, n: int = 1) -> None:
+        with self._lock:
+            self.counts[what] += n
+
+    def problem(self, text: str) -> None:
+        with self._lock:
+            self.problems.append(text)
+
+    @property
+    def progress(self) -> int:
+        """Rises with every nonce that a client could see."""
+        with self._lock:
+            return self.counts["nonces of jobs"] + self.counts["nonces of rounds seen"]
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(base_url=self._base_url, timeout=_TIMEOUT_S, trust_env=False)
+
+    def _jobs(self, number: int) -> None:
+        rng = random.Random(f"{self._seed}-{number}")
+        with self._client() as http:
+            while not self._stop.is_set():
+                first, n = rng.randrange(10**6), rng.randint(1, self._size)
+                nonces = list(range(first, first + n))
+                body = round_body(None, nonces=nonces, batch_size=rng.choice([1, 8, 32]), wait=False)
+                if rng.random() < 0.3:
+                    body["url"] = self._receiver.url
+                wrong: set[int] = set()
+                if rng.random() < 0.3:
+                    claims = self._expected("block", nonces)
+                    wrong = set(rng.sample(range(n), k=n // 10))
+                    for place in wrong:
+                        claims[place] = claims[place] | {"vector_b64": claims[place - 1]["vector_b64"]}
+                    body["validation"] = {"artifacts": claims}
+                request_id = self._submit(http, body)
+                if request_id is not None:
+                    self._check_job(request_id, nonces, wrong, body, self._wait(http, request_id))
+
+    def _submit(self, http: httpx.Client, body: dict[str, Any]) -> str | None:
+        """The id of the job; None when it was not accepted, or nobody can say."""
+        try:
+            answer = http.post(f"{PREFIX}/generate", json=body)
+        except _AWAY:
+            self.count("submissions without an answer")
+            time.sleep(0.2)
+            return None
+        if answer.status_code == 200:
+            self.count("jobs accepted")
+            return str(answer.json()["request_id"])
+        self.count(f"submissions answered {answer.status_code}")
+        if answer.status_code not in (409, 429, 503):  # a round runs; too much; Redis is away
+            self.problem(f"a job was answered {answer.status_code} {answer.text[:200]}")
+        time.sleep(0.2)
+        return None
+
+    def _wait(self, http: httpx.Client, request_id: str) -> dict[str, Any]:
+        deadline, seen = time.monotonic() + JOB_TIMEOUT_S, 0
+        while time.monotonic() < deadline:
+            try:
+                answer = http.get(f"{PREFIX}/generate/{request_id}")
+            except _AWAY:
+                time.sleep(0.2)
+                continue
+            if answer.status_code == 404:
+                return {"status": "lost"}
+            if answer.status_code == 200:
+                job: dict[str, Any] = answer.json()
+                if job["status"] not in ("queued", "running"):
+                    return job
+                done = job.get("n_done", 0)
+                self.count("nonces of jobs", max(0, done - seen))
+                seen = max(seen, done)
+            elif answer.status_code not in (503,):
+                self.problem(f"job {request_id} was answered {answer.status_code} {answer.text[:200]}")
+            time.sleep(0.1)
+        return {"status": f"not ended within {JOB_TIMEOUT_S:g} s"}
+
+    def _check_job(
+        self, request_id: str, nonces: list[int], wrong: set[int], body: dict[str, Any], job: dict[str, Any]
+    ) -> None:
+        self.count("nonces of jobs", len(nonces))
+        self.count(f"jobs {job['status']}")
+        if job["status"] != "completed":
+            self.problem(f"job {request_id} of {len(nonces)} nonces: {job}"[:400])
+        elif "validation" in body:
+            if (job["n_mismatch"], job["n_total"]) != (len(wrong), len(nonces)):
+                told = f"{job['n_mismatch']} of {job['n_total']}"
+                self.problem(f"job {request_id}: {told} mismatches instead of {len(wrong)} of {len(nonces)}")
+        elif not self._same(job["artifacts"], self._expected("block", nonces)):
+            self.problem(f"job {request_id}: artifacts are missing, doubled or wrong")
+        if "url" in body and "validation" not in body:
+            self.waits_for_callback[request_id] = nonces
+
+    def _rounds(self) -> None:
+        rng = random.Random(f"{self._seed}-rounds")
+        number = 0
+        with self._client() as http:
+            client = RoundClient(http)
+            while not self._stop.is_set():
+                number += 1
+                self._round(client, f"block-{number}", rng.uniform(5, 25))
+                self._stop.wait(rng.uniform(2, 10))
+
+    def _round(self, client: RoundClient, block_hash: str, seconds: float) -> None:
+        body = round_body(self._receiver, block_hash=block_hash)
+        if self._insistent(client.http, "/init/generate", body) is None:
+            return
+        self.count("rounds")
+        until, seen = time.monotonic() + seconds, 0
+        while time.monotonic() < until and not self._stop.is_set():
+            try:
+                total = client.processed()
+                self.count("nonces of rounds seen", max(0, total - seen))
+                seen = max(seen, total)
+            except (*_AWAY, AssertionError, KeyError):
+                pass
+            time.sleep(0.2)
+        self._insistent(client.http, "/stop", {})
+
+    def _insistent(self, http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """POSTs until the API takes it, as an aggregator does."""
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            try:
+                answer = http.post(f"{PREFIX}{path}", json=body)
+            except _AWAY:
+                time.sleep(0.5)
+                continue
+            if answer.status_code == 200:
+                found: dict[str, Any] = answer.json()
+                return found
+            if answer.status_code == 409 and path.startswith("/init"):  # an answer that got lost: it runs
+                return {}
+            if answer.status_code != 503:
+                self.problem(f"{path} was answered {answer.status_code} {answer.text[:200]}")
+            time.sleep(0.5)
+        self.problem(f"{path} was not taken within 60 s")
+        return None
+
+    def _chat(self, number: int) -> None:
+        rng = random.Random(f"{self._seed}-chat-{number}")
+        body = {"model": "tiny-qwen3", "prompt": "the sea", "max_tokens": 16, "temperature": 0}
+        with self._client() as http:
+            while not self._stop.wait(rng.expovariate(1)):
+                try:
+                    answer = http.post("/v1/completions", json=body)
+                except _AWAY:
+                    self.count("chat without an answer")
+                    continue
+                self.count(f"chat {answer.status_code}")
+
+    def check_rounds(self, store: RoundStore, places_left: Callable[[str], set[int]]) -> None:
+        """Every nonce that a round's record counts came once and right, and none is missing but those that nobody had
+        computed when it was stopped: `places_left`."""
+        by_round: dict[str, list[Payload]] = {}
+        for payload in self._receiver.round_payloads():
+            by_round.setdefault(payload.payload_id.rpartition("-")[0], []).append(payload)
+        for round_id, payloads in by_round.items():
+            record = store.read(round_id)
+            artifacts = [artifact for payload in unrepeated(payloads) for artifact in payload.body["artifacts"]]
+            nonces = [artifact["nonce"] for artifact in artifacts]
+            self.count("nonces of rounds", len(nonces))
+            if record is None or record.n_processed != len(nonces):
+                self.problem(f"round {round_id}: {len(nonces)} nonces came, its record is {record}"[:400])
+            missing, repeated = gaps_and_repeats(nonces, range(2**62))
+            if repeated or set(missing) - places_left(round_id):
+                self.problem(f"round {round_id}: missing {missing[:10]}, repeated {repeated[:10]}")
+            if not self._same(artifacts, self._expected(payloads[0].body["block_hash"], nonces)):
+                self.problem(f"round {round_id}: wrong artifacts")
+
+    def check_callbacks(self) -> None:
+        """Every job with a url came to its receiver."""
+        came = {payload.body.get("request_id"): payload for payload in self._receiver.taken()}
+        for request_id, nonces in self.waits_for_callback.items():
+            payload = came.get(request_id)
+            if payload is None:
+                self.problem(f"job {request_id}: its callback never came")
+            elif payload.nonces != nonces:
+                self.problem(f"job {request_id}: its callback has other nonces")
+        self.count("callbacks of jobs", len(self.waits_for_callback))
