@@ -58,6 +58,9 @@ class Stats(BaseModel):
     artifacts_delivered: int | None = Field(None, description="Artifacts (or valid nonces) the receiver has.")
     artifacts_waiting: int | None = Field(None, description="Artifacts (or valid nonces) it still has to be sent.")
     outbox: OutboxStats | None = None
+    exhausted: bool | None = Field(
+        None, description="Whether the round stopped because all nonces of its sequence are computed."
+    )
     error: str | None = Field(None, description="Why the round stopped by itself.")
 
 

@@ -9,6 +9,7 @@ from api.services import Services
 from poc_core.errors import RoundError
 from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
 from poc_core.schemes import contract_of
+from poc_core.schemes.contract import Reported
 from poc_core.schemes.requests import RoundBody
 
 
@@ -53,10 +54,15 @@ def config_of(config: RoundConfig) -> dict[str, Any]:
     return body.of(config)
 
 
-def scheme_status(services: Services, record: RoundRecord, stats: dict[str, Any]) -> dict[str, Any]:
-    """What /status says of a round of this scheme beside the rest; `stats`: the round's (stats_of)."""
+def scheme_status(
+    services: Services, record: RoundRecord, stats: dict[str, Any], first: int | None, most: int
+) -> dict[str, Any]:
+    """What /status says of a round of this scheme beside the rest; `stats`: the round's (stats_of). `first` and `most`:
+    which of the reported nonces it lists (RoundStore.reported)."""
     contract = contract_of(record.config.spec.scheme)
-    reported = services.rounds.reported(record.round_id) if contract.lists_reported else []
+    reported = Reported(0, [])
+    if contract.lists_reported:
+        reported = services.rounds.reported(record.round_id, first, most)
     return contract.status(record, reported, stats["elapsed_seconds"], stats["nonces_per_second_of_round"])
 
 
@@ -91,5 +97,6 @@ def stats_of(services: Services, record: RoundRecord) -> dict[str, Any]:
             "next_try_at": outbox.next_at if outbox.waiting else None,
             "last_error": outbox.last_error,
         },
+        "exhausted": record.is_exhausted,
         "error": record.error,
     }

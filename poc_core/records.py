@@ -133,6 +133,7 @@ class RoundRecord:
     n_valid: int = 0  # nonces reported
     n_excluded: int = 0  # nonces without a finite state
     error: str | None = None  # why it stopped by itself
+    is_exhausted: bool = False  # it stopped because all nonces of its sequence are computed
 
 
 @dataclass(frozen=True)

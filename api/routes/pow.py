@@ -1,8 +1,8 @@
 """/api/v1/pow: jobs and the node's status (protocol.md, section 5)."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 
 from api import answers, examples, round_control
 from api.bodies import job_bodies, whole_body
@@ -11,9 +11,18 @@ from api.services import AppServices
 from api.submission import submit
 from api.version import VERSION
 from api.waiting import answer_when_ended
+from poc_core.nonces import MAX_NONCE
 from poc_core.records import JobRecord, JobStatus
+from poc_core.state.rounds import MOST_LISTED
 
 router = APIRouter(prefix="/api/v1/pow", tags=["proof of compute"])
+
+# Which of a round's reported nonces /status lists, where it does.
+ValidFrom = Annotated[
+    int | None,
+    Query(ge=0, le=MAX_NONCE, description="Place of the first valid nonce to be listed, from 0; absent: the newest."),
+]
+ValidLimit = Annotated[int, Query(ge=1, le=MOST_LISTED, description="Valid nonces listed at most.")]
 
 # The same two routes serve aggregators under their own paths.
 GENERATE_ROUTE: dict[str, Any] = {
@@ -96,7 +105,9 @@ def _progress(record: JobRecord) -> answers.Progress:
     response_model_exclude_unset=True,  # without a round its fields are absent, not null
     responses=examples.REDIS_AWAY,
 )
-def status(services: AppServices) -> dict[str, Any]:
+def status(
+    services: AppServices, valid_from: ValidFrom = None, valid_limit: ValidLimit = MOST_LISTED
+) -> dict[str, Any]:
     """The node's state, throughput and workers. Jobs do not change the state: only rounds do."""
     current = services.rounds.current()
     if current is None:
@@ -115,7 +126,7 @@ def status(services: AppServices) -> dict[str, Any]:
             "state": current.state.value,
             "config": round_control.config_of(current.config),
             "stats": (stats := round_control.stats_of(services, current)),
-            **round_control.scheme_status(services, current, stats),
+            **round_control.scheme_status(services, current, stats, valid_from, valid_limit),
         }
     return round_part | {
         "queued_nonces": services.jobs.queued_nonces(),

@@ -7,6 +7,7 @@ differ, so that none of them knows any scheme by name.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
@@ -17,6 +18,14 @@ from poc_core.schemes.requests import BatchBody, Examples, JobBody, RoundBody
 
 # A nonce and its value, as a scheme's `finish` gave it.
 Pair = tuple[int, Any]
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Some of a round's reported nonces, in the order in which they were computed."""
+
+    first: int  # place of the first one among all that the round reported, counted from 0
+    pairs: Sequence[Pair]
 
 
 class Options(BaseModel):
@@ -91,7 +100,7 @@ class Contract(ABC):
         """Whether a round's receiver gets a nonce with this value."""
         return True
 
-    def status(self, record: RoundRecord, reported: Sequence[Pair], elapsed_s: float, rate: float) -> dict[str, Any]:
+    def status(self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float) -> dict[str, Any]:
         """`status_fields` of a round. `reported`: see lists_reported; `rate`: nonces a second since its start."""
         return {}
 

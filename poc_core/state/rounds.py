@@ -19,7 +19,7 @@ from poc_core.errors import RoundError
 from poc_core.payloads import callback_url, payload_head
 from poc_core.records import RoundConfig, RoundRecord, RoundState
 from poc_core.schemes import contract_of
-from poc_core.schemes.contract import Pair
+from poc_core.schemes.contract import Reported
 from poc_core.settings import Settings
 from poc_core.state import entries, keys, scripts
 
@@ -27,9 +27,11 @@ from poc_core.state import entries, keys, scripts
 RATE_WINDOW_S = 10
 # Places that Redis counts exactly: Lua's numbers are doubles.
 _MOST_PLACES = 2**53 - 1
-# Leases whose reported nonces /status lists, for schemes where it does: about 100,000 nonces at a batch size of 32 when
-# 10 % are reported. Receivers of callbacks get all of them.
-_MOST_LISTED_ENTRIES = 30_000
+# Reported nonces that are kept for /status, for schemes where it lists them: some 5 MB of Redis' memory. Receivers of
+# callbacks get all of them.
+_MOST_KEPT = 100_000
+# Of these, in one answer: 0.4 MB of JSON, and more than most rounds have.
+MOST_LISTED = 10_000
 
 
 class LeaseRefusal(StrEnum):
@@ -37,7 +39,7 @@ class LeaseRefusal(StrEnum):
 
     STOPPED = "stopped"  # or it validates, or expired
     FULL = "full"  # the outbox is at its limit: ask again later
-    EXHAUSTED = "exhausted"  # the sequence has reached 2^63 - 1
+    EXHAUSTED = "exhausted"  # the sequence has ended; the round does with the last of its leases
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class RoundStore:
         self._lease = scripts.load(redis, "lease_nonces")
         self._complete = scripts.load(redis, "complete_lease")
         self._release = scripts.load(redis, "release_lease")
+        self._read_reported = scripts.load(redis, "read_reported")
 
     # Clients: start, look, switch, stop.
 
@@ -115,6 +118,7 @@ class RoundStore:
             n_valid=int(raw.get("n_valid", 0)),
             n_excluded=int(raw.get("n_excluded", 0)),
             error=raw.get("error"),
+            is_exhausted="exhausted" in raw,
         )
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
@@ -161,12 +165,13 @@ class RoundStore:
 
     def excluded(self, round_id: str) -> list[int]:
         """Nonces without a finite state, the latest at the end; of very many the last ones."""
-        lists = self._redis.lrange(keys.round(round_id) + ":excluded", 0, -1)
-        return [nonce for one in lists for nonce in json.loads(one)]
+        return [int(nonce) for nonce in self._redis.lrange(keys.round(round_id) + ":excluded", 0, -1)]
 
-    def reported(self, round_id: str) -> list[Pair]:
-        """The reported nonces and their values, of schemes that list them; of very many the last ones."""
-        return entries.unpack(self._redis.lrange(keys.round(round_id) + ":valid", 0, -1))
+    def reported(self, round_id: str, first: int | None = None, most: int = MOST_LISTED) -> Reported:
+        """At most `most` of the reported nonces and their values, of schemes that list them: those from place `first`
+        on, or the newest. Of very many the last ones are kept."""
+        place, *found = self._read_reported([keys.round(round_id)], ["" if first is None else first, most])
+        return Reported(int(place), entries.unpack(found))
 
     # Workers: lease, compute, complete.
 
@@ -214,11 +219,13 @@ class RoundStore:
         args: list[Any] = [lease.round_id, lease.first, lease.places, worker_id]
         args += [json.dumps(excluded) if excluded else "", len(excluded)]
         args += [self._clock(), self._settings.callback_interval_sec, self._ttl_s]
-        args.append(_MOST_LISTED_ENTRIES if contract.lists_reported else 0)
+        listed = [entries.pack([pair]) for pair in valid] if contract.lists_reported else []
+        args += [_MOST_KEPT, len(listed), *listed]
         most = self._settings.callback_max_artifacts  # a payload holds whole entries
         for part in (valid[first : first + most] for first in range(0, len(valid), most)):
             args += [len(part), entries.pack(part)]
-        return bool(self._complete([keys.round(lease.round_id), keys.outbox(lease.round_id)], args))
+        generating = keys.generating(lease.config.model)
+        return bool(self._complete([keys.round(lease.round_id), keys.outbox(lease.round_id), generating], args))
 
     def release(self, lease: Lease, worker_id: str) -> bool:
         """Gives a lease back uncomputed, to whoever asks next."""

@@ -30,8 +30,13 @@ class ValidatedBatch(BaseModel):
 class DistanceStatus(BaseModel):
     """What /status says of a distance round beside the rest."""
 
-    valid_nonces: list[int] | None = Field(None, description="Of very many the last ones; callbacks get all.")
+    valid_nonces: list[int] | None = Field(
+        None, description="The newest ones, or those from valid_from on. Callbacks get all."
+    )
     valid_distances: list[float] | None = Field(None, description="Of valid_nonces, in their order.")
+    valid_from: int | None = Field(
+        None, description="Place of the first of valid_nonces among all total_valid, from 0."
+    )
     total_checked: int | None = None
     total_valid: int | None = None
     elapsed_seconds: float | None = None

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from poc_core.records import JobRequest, ProofSpec, RoundRecord
-from poc_core.schemes.contract import Contract, Pair
+from poc_core.schemes.contract import Contract, Pair, Reported
 from poc_core.schemes.distance.answers import DistanceStatus
 from poc_core.schemes.distance.options import DistanceOptions
 from poc_core.schemes.distance.requests import DistanceRoundBody, ProofBatchBody
@@ -31,10 +31,11 @@ class DistanceContract(Contract):
         """Valid nonces are: those with a distance below the target."""
         return isinstance(value, float) and value < DistanceTerms.model_validate(terms).r_target
 
-    def status(self, record: RoundRecord, reported: Sequence[Pair], elapsed_s: float, rate: float) -> dict[str, Any]:
+    def status(self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float) -> dict[str, Any]:
         return {
-            "valid_nonces": [nonce for nonce, _ in reported],
-            "valid_distances": [dist for _, dist in reported],
+            "valid_nonces": [nonce for nonce, _ in reported.pairs],
+            "valid_distances": [dist for _, dist in reported.pairs],
+            "valid_from": reported.first,
             "total_checked": record.n_processed,
             "total_valid": record.n_valid,
             "elapsed_seconds": elapsed_s,

@@ -125,3 +125,15 @@ local function close_round(round, state, now, ttl)
     end
   end
 end
+
+-- A round ends by itself when its sequence has, and no nonce of it is left to be computed.
+local function end_if_exhausted(round, generating, now, ttl)
+  local state, next_place, places = unpack(redis.call('HMGET', round, 'state', 'next', 'places'))
+  if state ~= 'GENERATING' or tonumber(next_place) < tonumber(places)
+    or redis.call('HLEN', round .. ':leases') > 0 or redis.call('ZCARD', round .. ':free') > 0 then
+    return
+  end
+  redis.call('HSET', round, 'exhausted', '1')
+  close_round(round, 'STOPPED', now, ttl)
+  redis.call('DEL', generating)
+end

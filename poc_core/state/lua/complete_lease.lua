@@ -2,6 +2,7 @@
 --
 -- KEYS: 1 round              its hash; its working keys are this plus a suffix
 --       2 outbox             the round's
+--       3 generating         the key that says for which round the model's workers compute
 -- ARGV: 1 round_id
 --       2 first              place of the lease in the round's nonce sequence
 --       3 places             of the lease
@@ -11,13 +12,15 @@
 --       7 now                seconds since the epoch
 --       8 interval           seconds from now to the next callback
 --       9 ttl                seconds the round is kept
---      10 most_kept          entries kept for /status, or 0
---      11... for each outbox entry the number of values in it, and the entry
+--      10 most_kept          reported nonces kept for /status
+--      11 n_listed           nonces of this lease that /status lists
+--      12... these, each as an entry of its own; then for each outbox entry the number of values in it, and the entry
 -- Returns 1 when taken, else 0.
-local round, outbox = KEYS[1], KEYS[2]
+local round, outbox, generating = unpack(KEYS)
 local round_id, first, places, worker = unpack(ARGV, 1, 4)
-local excluded, n_excluded, now, interval, ttl, most_kept = unpack(ARGV, 5, 10)
-local first_entry = 11
+local excluded, n_excluded, now, interval, ttl, most_kept, n_listed = unpack(ARGV, 5, 11)
+local first_listed = 12
+local first_entry = first_listed + tonumber(n_listed)
 local lease = member(tonumber(first), tonumber(places))
 if redis.call('HDEL', round .. ':leases', lease) == 0 and redis.call('ZREM', round .. ':free', lease) == 0 then
   return 0
@@ -30,7 +33,13 @@ redis.call('EXPIRE', round .. ':workers', ttl)
 redis.call('EXPIRE', round .. ':rate:' .. second, 60)
 if excluded ~= '' then
   redis.call('HINCRBY', round, 'n_excluded', n_excluded)
-  redis.call('RPUSH', round .. ':excluded', excluded)
+  local nonces = {}
+  for nonce in string.gmatch(excluded, '%d+') do
+    nonces[#nonces + 1] = nonce
+  end
+  for i = 1, #nonces, CHUNK do
+    redis.call('RPUSH', round .. ':excluded', unpack(nonces, i, math.min(i + CHUNK - 1, #nonces)))
+  end
   redis.call('LTRIM', round .. ':excluded', -1000, -1)
   redis.call('EXPIRE', round .. ':excluded', ttl)
 end
@@ -41,13 +50,16 @@ local due = redis.call('HEXISTS', outbox, 'closed') == 1 and now or tonumber(now
 for i = first_entry, #ARGV, 2 do
   local n_values, entry = ARGV[i], ARGV[i + 1]
   redis.call('HINCRBY', round, 'n_valid', n_values)
-  if most_kept ~= '0' then
-    redis.call('RPUSH', round .. ':valid', entry)
-    redis.call('LTRIM', round .. ':valid', -tonumber(most_kept), -1)
-    redis.call('EXPIRE', round .. ':valid', ttl)
-  end
   if has_receiver then
     push_outbox(round_id, entry, n_values, due, ttl)
   end
 end
+for i = first_listed, first_entry - 1, CHUNK do
+  redis.call('RPUSH', round .. ':valid', unpack(ARGV, i, math.min(i + CHUNK, first_entry) - 1))
+end
+if first_entry > first_listed then
+  redis.call('LTRIM', round .. ':valid', -tonumber(most_kept), -1)
+  redis.call('EXPIRE', round .. ':valid', ttl)
+end
+end_if_exhausted(round, generating, now, ttl)
 return 1

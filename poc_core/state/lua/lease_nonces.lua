@@ -58,6 +58,7 @@ else
   first = tonumber(next_place)
   places = math.min(wanted, tonumber(all_places) - first)
   if places <= 0 then
+    end_if_exhausted(round, generating, now, ttl)
     return {'exhausted'}
   end
   redis.call('HSET', round, 'next', string.format('%d', first + places))

@@ -595,6 +595,19 @@ def test_a_stop_while_chat_has_the_engine_gives_back_what_is_in_hand(
     assert redis.hgetall(f"poc:round:{record.round_id}:leases") == {}
 
 
+def test_a_round_whose_sequence_has_ended_asks_for_no_more_steps(
+    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, workers: WorkerRegistry, published: list[str]
+) -> None:
+    workers.heartbeat(worker_record("w1"))
+    round_id = rounds.store(round_config(node_count=2**62), RoundState.GENERATING)
+    runner.step(round_id)
+    ended = rounds.read(round_id)
+    assert ended is not None
+    assert (ended.state, ended.n_processed, published) == (RoundState.STOPPED, 2, [])
+    assert engine.begun == [[0, 2**62]]
+    assert rounds.generating(MODEL) is None  # housekeeping queues no further step
+
+
 # Joining.
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, JsonValue
 from poc_core.errors import ClaimsError
 from poc_core.fields import Count, HttpUrl, Nonce
 from poc_core.records import JobRequest, ModelInfo, ProofSpec, RoundConfig, RoundRecord
-from poc_core.schemes.contract import Contract, Options, Pair, Terms
+from poc_core.schemes.contract import Contract, Options, Reported, Terms
 from poc_core.schemes.noise import noise
 from poc_core.schemes.requests import JobBody, Params, RoundBody
 
@@ -124,8 +124,8 @@ class ToyContract(Contract):
     def is_reported(self, value: JsonValue, terms: Mapping[str, Any]) -> bool:
         return isinstance(value, list) and value[0] <= terms["at_most"]
 
-    def status(self, record: RoundRecord, reported: Sequence[Pair], elapsed_s: float, rate: float) -> dict[str, Any]:
-        return {"toys_reported": len(reported)}
+    def status(self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float) -> dict[str, Any]:
+        return {"toys_reported": len(reported.pairs)}
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         return {"n_steps": ToyOptions.of(spec).n_steps}

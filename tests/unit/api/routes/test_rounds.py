@@ -500,6 +500,47 @@ def test_the_status_of_a_distance_round_has_its_fields_beside(
     assert (answer["elapsed_seconds"], answer["rate_per_second"]) == (2, 2.0)
 
 
+def test_the_status_of_a_distance_round_does_not_grow_without_end(client: TestClient, rounds: RoundStore) -> None:
+    record = start(client, rounds, distance_body())
+    for _ in range(25):
+        compute(rounds, 1000, values=[1.25] * 1000)
+    answer = status(client)
+    assert (len(answer["valid_nonces"]), len(answer["valid_distances"])) == (10_000, 10_000)
+    assert (answer["valid_from"], answer["total_valid"]) == (15_000, 25_000)
+    assert answer["valid_nonces"][-1] == 24_999
+    assert rounds.reported(record.round_id).first == 15_000
+
+
+def test_what_the_status_does_not_list_is_had_page_by_page(client: TestClient, rounds: RoundStore) -> None:
+    start(client, rounds, distance_body())
+    compute(rounds, 8, values=[1.39, 1.5, 1.41, 1.25, 1.2, 1.6, 1.1, 1.0])
+    found, at = [], 0
+    while at < status(client)["total_valid"]:
+        answer = client.get(f"{POW}/status", params={"valid_from": at, "valid_limit": 2}).json()
+        assert answer["valid_from"] == at
+        found += list(zip(answer["valid_nonces"], answer["valid_distances"], strict=True))
+        at += len(answer["valid_nonces"])
+    assert found == [(0, 1.39), (3, 1.25), (4, 1.2), (6, 1.1), (7, 1.0)]
+
+
+@pytest.mark.parametrize(
+    "query", ["valid_from=-1", "valid_from=x", "valid_from=1e9", "valid_limit=10001", "valid_limit=0"]
+)
+def test_422_for_a_page_that_cannot_be(client: TestClient, query: str) -> None:
+    answer = client.get(f"{POW}/status?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["detail"][0]["loc"] == ["query", query.split("=")[0]]
+
+
+def test_the_status_says_that_a_sequence_has_ended(client: TestClient, rounds: RoundStore) -> None:
+    start(client, rounds, round_body(node_count=2**62))
+    assert status(client)["stats"]["exhausted"] is False
+    compute(rounds, 4, values=["a", "b"])
+    answer = status(client)
+    assert (answer["state"], answer["stats"]["exhausted"], answer["stats"]["total_processed"]) == ("STOPPED", True, 2)
+    assert client.get("/api/v1/inference/pow/status").json()["status"] == "IDLE"
+
+
 def test_the_status_of_an_artifact_round_has_no_fields_of_distances(client: TestClient, rounds: RoundStore) -> None:
     start(client, rounds)
     assert "valid_nonces" not in status(client)

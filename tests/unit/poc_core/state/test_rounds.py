@@ -323,8 +323,53 @@ def test_the_sequence_ends_at_the_largest_nonce(rounds: RoundStore) -> None:
     record = start(rounds, node_id=5, node_count=2**62)
     lease = take(rounds, record, places=4)
     assert list(lease.nonces) == [5, 2**62 + 5]
+    assert rounds.lease(record, "w1", 4, [lease]) is LeaseRefusal.EXHAUSTED
     complete(rounds, lease)
+
+
+def test_a_round_whose_sequence_has_ended_ends_with_its_last_nonce(
+    rounds: RoundStore, outbox: Outbox, clock: Clock
+) -> None:
+    record = start(rounds, node_id=5, node_count=2**62)
+    first, last = take(rounds, record, "w1", 1), take(rounds, record, "w2", 1)
+    complete(rounds, last, "w2")
+    assert rounds.lease(record, "w2", 1) is LeaseRefusal.EXHAUSTED
+    assert read(rounds, record.round_id).state is RoundState.GENERATING  # w1 still computes
+    clock.now += 3
+    complete(rounds, first)
+    ended = read(rounds, record.round_id)
+    assert (ended.state, ended.is_exhausted, ended.stopped_at) == (RoundState.STOPPED, True, clock.now)
+    assert rounds.generating(record.config.model) is None
+    assert rounds.lease(record, "w1", 1) is LeaseRefusal.STOPPED
+    assert outbox.due() == [record.round_id]  # what is left does not wait for the interval
+
+
+def test_a_round_without_any_nonce_ends_when_a_worker_asks(rounds: RoundStore) -> None:
+    record = start(rounds, node_id=2**63 - 1, node_count=2**63, group_id=1, n_groups=2)
     assert rounds.lease(record, "w1", 4) is LeaseRefusal.EXHAUSTED
+    assert read(rounds, record.round_id).state is RoundState.STOPPED
+
+
+def test_a_round_does_not_end_while_a_lost_lease_of_it_is_to_be_computed(
+    rounds: RoundStore, workers: WorkerRegistry
+) -> None:
+    record = start(rounds, node_count=2**62)
+    first, _ = take(rounds, record, "w1", 1), take(rounds, record, "w2", 1)
+    workers.remove("w2")
+    complete(rounds, first)
+    again = take(rounds, record, "w1", 1)
+    rounds.release(again, "w1")
+    assert read(rounds, record.round_id).state is RoundState.GENERATING
+    complete(rounds, take(rounds, record, "w1", 1))
+    assert (read(rounds, record.round_id).state, read(rounds, record.round_id).n_processed) == (RoundState.STOPPED, 2)
+
+
+def test_a_round_that_was_stopped_before_its_sequence_ended_is_not_exhausted(rounds: RoundStore) -> None:
+    record = start(rounds, node_count=2**62)
+    lease = take(rounds, record)
+    rounds.switch(record, RoundState.STOPPED)
+    complete(rounds, lease)
+    assert not read(rounds, record.round_id).is_exhausted
 
 
 def test_the_largest_nonce_itself_is_leased_exactly(rounds: RoundStore) -> None:
@@ -441,6 +486,42 @@ def test_only_distances_below_the_target_are_reported(rounds: RoundStore, redis:
     rounds.complete(take(rounds, record), "w1", [1.39, 1.4, 1.41, 0.2])
     assert (read(rounds, record.round_id).n_processed, read(rounds, record.round_id).n_valid) == (4, 2)
     assert in_outbox(redis, record) == [0, 3]
+
+
+def test_reported_nonces_are_listed_by_count_and_page_by_page(
+    rounds: RoundStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poc_core.state.rounds._MOST_KEPT", 20)
+    record = start(rounds, spec=DISTANCE_SPEC, terms={"r_target": 1.4})
+    for _ in range(5):
+        rounds.complete(take(rounds, record, places=7), "w1", [1.1, 1.5, 1.2, 1.3, 1.3, 1.3, 1.3])
+    valid = [nonce for nonce in range(35) if nonce % 7 != 1]
+
+    def page(first: int | None, most: int) -> tuple[int, list[int]]:
+        found = rounds.reported(record.round_id, first, most)
+        return found.first, [nonce for nonce, _ in found.pairs]
+
+    assert page(None, 4) == (26, valid[-4:])
+    assert page(None, 1000) == (10, valid[10:])  # the last 20 are kept
+    assert page(12, 5) == (12, valid[12:17])
+    assert page(0, 5) == (10, valid[10:15])  # what is gone is passed over
+    assert page(28, 5) == (28, valid[28:])
+    assert page(100, 5) == (100, [])
+
+
+def test_reported_values_may_be_lists(rounds: RoundStore, redis: Redis) -> None:
+    record = start(rounds, spec=DISTANCE_SPEC, terms={"r_target": 1.4})
+    redis.rpush(f"poc:round:{record.round_id}:valid", entries.pack([(3, [1, [2, 3]])]))
+    assert list(rounds.reported(record.round_id).pairs) == [(3, [1, [2, 3]])]
+
+
+def test_of_very_many_excluded_nonces_the_last_ones_are_named(rounds: RoundStore) -> None:
+    record = start(rounds)
+    for _ in range(2):
+        lease = take(rounds, record, places=1024)
+        rounds.complete(lease, "w1", [None] * 1024)
+    assert rounds.excluded(record.round_id) == list(range(2048 - 1000, 2048))
+    assert read(rounds, record.round_id).n_excluded == 2048
 
 
 def test_the_number_of_values_must_be_that_of_the_nonces(rounds: RoundStore) -> None:
