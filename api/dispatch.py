@@ -1,7 +1,7 @@
 """The Celery producer: tells workers that batches wait."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +13,10 @@ from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK, celery_config, mode
 from poc_core.settings import Settings
 
 log = logging.getLogger(__name__)
+
+# Messages of one job after which to look whether it is still wanted: what is published of a stopped job is in the way
+# of others.
+_LOOK = 500
 
 # Messages in one round trip to Redis: few enough that workers begin some 10 ms after a job was stored, many enough that
 # round trips cost little beside making the messages (0.12 ms of CPU time each).
@@ -34,7 +38,9 @@ class Dispatcher:
     message of a large job.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, is_wanted: Callable[[str], bool] = lambda _: True) -> None:
+        """`is_wanted(job_id)`: whether a job has not ended."""
+        self._is_wanted = is_wanted
         config = celery_config(settings)
         # A client waits for the answer: one try, then an error. (Left alone, kombu would try for ever.)
         config["broker_transport_options"] |= {"max_retries": 1, "interval_start": 0, "interval_max": 0.1}
@@ -72,9 +78,12 @@ class Dispatcher:
     def _publish(self, model: str, job_id: str, batch_indexes: Sequence[int]) -> bool:
         queue = model_queue(model)
         try:
-            with self._celery.producer_or_acquire() as producer, producer.batch(max_size=_PIPELINED):
-                for index in batch_indexes:
-                    self._send(RUN_BATCH_TASK, [job_id, index], queue, producer)
+            for first in range(0, len(batch_indexes), _LOOK):
+                if batch_indexes[first] > 0 and not self._is_wanted(job_id):
+                    return False
+                with self._celery.producer_or_acquire() as producer, producer.batch(max_size=_PIPELINED):
+                    for index in batch_indexes[first : first + _LOOK]:
+                        self._send(RUN_BATCH_TASK, [job_id, index], queue, producer)
         except (KombuError, RedisError, OSError) as error:
             log.warning("job %s is stored, but not all its batches were published: %s", job_id, error)
             return False

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from poc_core.errors import BodyError, ClaimsError, QueueFullError
+from poc_core.errors import AnswerTooLargeError, BodyError, ClaimsError, QueueFullError
 from poc_core.openai_errors import error_body
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ def install(app: FastAPI) -> None:
     for redis_error in _REDIS_AWAY:
         app.add_exception_handler(redis_error, _redis_away)
     app.add_exception_handler(QueueFullError, _queue_full)
+    app.add_exception_handler(AnswerTooLargeError, _answer_too_large)
     app.add_exception_handler(BodyError, _bad_body)
     app.add_exception_handler(ClaimsError, _other_claims)
     app.add_exception_handler(RequestValidationError, _bad_request)
@@ -78,6 +79,10 @@ async def _redis_away(_: Request, error: Exception) -> JSONResponse:
 
 async def _queue_full(_: Request, error: Exception) -> JSONResponse:
     return _answer(unavailable(str(error), 429))
+
+
+async def _answer_too_large(_: Request, error: Exception) -> JSONResponse:
+    return _answer(HTTPException(413, str(error)))
 
 
 async def _bad_body(_: Request, error: Exception) -> JSONResponse:

@@ -44,7 +44,7 @@ def stop(services: Services) -> int:
     current = services.rounds.current()
     if current is not None:
         services.rounds.switch(current, RoundState.STOPPED)
-    return len(services.jobs.cancel_active())
+    return services.jobs.cancel_active()
 
 
 def config_of(config: RoundConfig) -> dict[str, Any]:

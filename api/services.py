@@ -42,14 +42,15 @@ class Services:
         """The services for `settings`; tests bring a Redis, a dispatcher and a clock of their own."""
         redis = redis or connect(settings)
         workers = WorkerRegistry(redis, settings, clock)
+        jobs = JobStore(redis, settings, clock)
         return cls(
             settings,
             redis,
-            JobStore(redis, settings, clock),
+            jobs,
             workers,
             RoundStore(redis, settings, clock),
             Outbox(redis, settings, clock),
-            dispatcher or Dispatcher(settings),
+            dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
             Gateway(ChatWorkers(workers, settings.worker_cache_s)),
             CapacityLimiter(_LARGE_BODIES),
         )

@@ -7,6 +7,7 @@ from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 
 from api.errors import unavailable
+from api.results import result_response
 from api.services import Services
 from poc_core.records import JobRecord, JobStatus
 from poc_core.state import JobStore
@@ -67,7 +68,7 @@ def _answer(jobs: JobStore, record: JobRecord) -> Response:
     if record.status is JobStatus.CANCELLED:
         message = "The job was cancelled by /stop; send the request again if it is still wanted."
         raise HTTPException(409, {"error": "cancelled", "message": message, "request_id": record.job_id})
-    body = jobs.result_body(record.job_id)
-    if body is None:
+    response = result_response(jobs, record.job_id)
+    if response is None:
         raise unavailable("The job's result expired before it could be sent; send the request again.")
-    return Response(body, media_type="application/json")
+    return response

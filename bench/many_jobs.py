@@ -79,7 +79,7 @@ def measure(n_jobs: int, n_workers: int, watch_s: float) -> bool:
             with ThreadPoolExecutor(CLIENTS) as pool:
                 codes = list(pool.map(lambda nonce: submit(client, nonce), range(n_jobs)))
             submitted_s = time.monotonic() - began
-            scrapes = []
+            scrapes: list[float] = []
             until = time.monotonic() + watch_s
             while time.monotonic() < until or not scrapes:
                 scrapes.append(timed(client, "GET", "/metrics"))

@@ -26,7 +26,11 @@ class RoundError(ProoflineError):
 
 
 class QueueFullError(ProoflineError):
-    """More nonces than POC_MAX_QUEUED_NONCES would wait."""
+    """More nonces than POC_MAX_QUEUED_NONCES, or more jobs than POC_MAX_JOBS, would wait."""
+
+
+class AnswerTooLargeError(ProoflineError):
+    """A job's answer would have more than POC_MAX_RESULT_BYTES."""
 
 
 class BodyError(ProoflineError):

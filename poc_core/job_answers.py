@@ -1,7 +1,8 @@
 """The HTTP answer of a completed job (protocol.md, section 5): made once, when the job ends, and sent as it is."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from poc_core.records import JobKind, JobRecord
 from poc_core.schemes import contract_of
@@ -10,36 +11,44 @@ from poc_core.schemes.contract import load_all
 _EXCLUDED = b"null"
 
 
-def answer_body(
-    record: JobRecord, nonces: Sequence[bytes], values: Mapping[bytes, bytes], claimed: Mapping[bytes, bytes]
-) -> bytes:
-    """The JSON that GET /generate/{id} sends.
+class Part(NamedTuple):
+    """Some of a job's nonces, in their order, as texts, and the JSON of their values; null = excluded."""
 
-    nonces: in their order, as texts; values: nonce -> JSON of its value, null = excluded; claimed, of a validation:
-    nonce -> JSON of what its value is said to be.
+    nonces: Sequence[bytes]
+    values: Sequence[bytes]
+
+
+def answer_texts(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]) -> Iterator[bytes]:
+    """The JSON that GET /generate/{id} sends, text by text: of artifacts one for each part, so that no more of them
+    than a part has are in memory.
+
+    claimed, of a validation: nonce -> JSON of what its value is said to be.
     """
-    head = {"status": "completed", "request_id": record.job_id}
-    contract = contract_of(record.spec.scheme)
     if record.kind is JobKind.VALIDATE:
-        verdict = contract.verdict(
-            record.spec,
-            record.request,
-            [int(nonce) for nonce in nonces],
-            load_all([values[nonce] for nonce in nonces]),
-            load_all([claimed[nonce] for nonce in nonces]),
-        )
-        return json.dumps(head | verdict).encode()
-    computed = [nonce for nonce in nonces if values[nonce] != _EXCLUDED]
-    artifacts = contract.artifacts_json(computed, [values[nonce] for nonce in computed])
+        yield _verdict(record, parts, claimed)
+        return
+    contract = contract_of(record.spec.scheme)
+    text = json.dumps(_head(record)).encode()[:-1] + b', "artifacts": ['
+    excluded: list[int] = []
+    is_first = True
+    for nonces, values in parts:
+        computed = [pair for pair in zip(nonces, values, strict=True) if pair[1] != _EXCLUDED]
+        excluded += [int(nonce) for nonce, value in zip(nonces, values, strict=True) if value == _EXCLUDED]
+        if computed:
+            artifacts = contract.artifacts_json([nonce for nonce, _ in computed], [value for _, value in computed])
+            text += artifacts[1:-1] if is_first else b"," + artifacts[1:-1]
+            is_first = False
+        yield text
+        text = b""
     tail: dict[str, object] = contract.about(record.spec, record.request.terms)
-    if len(computed) < len(nonces):
-        tail["excluded_nonces"] = [int(nonce) for nonce in nonces if values[nonce] == _EXCLUDED]
-    body = json.dumps(head).encode()[:-1] + b', "artifacts": ' + artifacts
-    return body + (b", " + json.dumps(tail).encode()[1:] if tail else b"}")
+    if excluded:
+        tail["excluded_nonces"] = excluded
+    yield b"]" + (b", " + json.dumps(tail).encode()[1:] if tail else b"}")
 
 
-def callback_body(record: JobRecord, answer: bytes) -> bytes:
-    """The JSON that the job's url is sent (protocol.md, section 6): the answer without its status, and whose it is."""
+def callback_opening(record: JobRecord, answer: bytes) -> bytes:
+    """What the job's url is sent (protocol.md, section 6): the answer without its status, and whose it is. `answer`:
+    its first text, whose followers stay as they are."""
     opening, rest = answer.split(b", ", 1)
     assert opening.startswith(b'{"status": ')
     about = {
@@ -49,3 +58,23 @@ def callback_body(record: JobRecord, answer: bytes) -> bytes:
         "node_id": record.request.node_id,
     }
     return json.dumps(about).encode()[:-1] + b", " + rest
+
+
+def _verdict(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]) -> bytes:
+    nonces: list[bytes] = []
+    values: list[bytes] = []
+    for part in parts:
+        nonces += part.nonces
+        values += part.values
+    verdict = contract_of(record.spec.scheme).verdict(
+        record.spec,
+        record.request,
+        [int(nonce) for nonce in nonces],
+        load_all(values),
+        load_all([claimed[nonce] for nonce in nonces]),
+    )
+    return json.dumps(_head(record) | verdict).encode()
+
+
+def _head(record: JobRecord) -> dict[str, object]:
+    return {"status": "completed", "request_id": record.job_id}

@@ -35,6 +35,19 @@ class Settings(BaseSettings):
         le=10_000_000,
         description="Nonces that may wait or run over all jobs; more are refused with 429.",
     )
+    max_jobs: int = Field(
+        20_000,
+        ge=1,
+        le=10_000_000,
+        description="Jobs that may wait or run; more are refused with 429. Each costs every look at them a little.",
+    )
+    max_result_bytes: int = Field(
+        128 * 1024 * 1024,
+        ge=1024 * 1024,
+        le=2 * 1024 * 1024 * 1024,
+        description="Bytes of a job's answer, by its nonces and k_dim; larger ones are refused with 413 before "
+        "anything is computed. It holds 12,000 artifacts of k_dim 4096, or 1,600,000 of k_dim 12.",
+    )
     generate_chunk_timeout_sec: float = Field(
         60,
         gt=0,

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from poc_core.records import JobRequest, ModelInfo, NewJob, ProofSpec, RoundConfig, WorkerRecord
+from poc_core.state import JobStore
 
 MODEL = "tiny-qwen3"
 K_DIM = 12
@@ -44,6 +45,12 @@ def new_job(
     nonces: list[int], batch_size: int = 2, claimed: dict[int, str] | None = None, model: str = MODEL
 ) -> NewJob:
     return NewJob(model, SPEC, REQUEST, nonces, batch_size, claimed)
+
+
+def result_body(jobs: JobStore, job_id: str) -> bytes | None:
+    """The whole answer of a completed job."""
+    answer = jobs.result(job_id)
+    return None if answer is None else b"".join(answer.pieces)
 
 
 def round_config(**changes: Any) -> RoundConfig:

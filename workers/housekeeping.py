@@ -1,12 +1,13 @@
-"""What a worker does beside its tasks: its heartbeat, and bringing back the batches that dead workers left behind."""
+"""What a worker does beside its tasks and its heartbeat: joining the current round, and bringing back what dead workers
+and lost messages left behind."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import random
 import threading
 import time
+from collections.abc import Callable
 
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
@@ -17,18 +18,29 @@ from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from workers.engines.base import EngineLostError
+from workers.heartbeat import Heartbeat
+from workers.jobs import finish_or_fail
+from workers.patience import is_transient
 from workers.proofs import Proofs
 from workers.queue.job_queue import JobQueue, StepQueue
 from workers.rounds import RoundRunner
 
 logger = logging.getLogger(__name__)
 
-# Messages of one job published again at a time: a large job's own may still be on their way.
+# Messages of one job published again at a time: a large job's own may still be on their way. And of all jobs.
 _MOST_REPUBLISHED = 1000
+_MOST_REPUBLISHED_IN_ALL = 4000
+
+# Seconds after which waiting nonces are counted anew though no job was seen to have expired: those of a model whose
+# workers are all gone are seen by nobody else.
+_RECOUNT_S = 60.0
+
+# Jobs that trouble was logged of, so that it is logged once.
+_MOST_REMEMBERED = 1000
 
 
 class Housekeeper:
-    """A thread that keeps this worker registered and its model's jobs moving."""
+    """A thread that keeps this worker's model moving, beside the one that keeps the worker registered."""
 
     def __init__(
         self,
@@ -40,108 +52,139 @@ class Housekeeper:
         steps: StepQueue,
         settings: Settings,
     ) -> None:
-        self._record = record
-        self._registry = registry
+        self._worker_id = record.id
+        self._model = record.model
+        self._heartbeat = Heartbeat(record, registry, settings.heartbeat_s)
         self._jobs = jobs
         self._queue = queue
         self._rounds = rounds
         self._steps = steps
         self._proofs: Proofs | None = None
         self._runner: RoundRunner | None = None
-        self._draining = threading.Event()
         self._interval_s = settings.heartbeat_s
         self._reap_interval_s = settings.reap_interval_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
         self._next_reap_s = 0.0
+        self._next_recount_s = 0.0
+        self._logged: dict[str, None] = {}  # job ids, oldest first
 
     def start(self) -> None:
-        self.beat()
+        self._heartbeat.start()
         self._thread.start()
 
     def ready(self, proofs: Proofs, runner: RoundRunner, chat_port: int | None) -> None:
         """The engine is loaded: from now on clients may use this worker, and it joins the current round."""
-        self._proofs = proofs
         self._runner = runner
-        self._record = dataclasses.replace(self._record, state="ready", port=chat_port)
-        self.beat()
+        self._proofs = proofs
+        self._heartbeat.ready(proofs, chat_port)
+
+    def beat(self) -> None:
+        """Says at once what it would say with the next heartbeat."""
+        self._heartbeat.beat()
 
     def drain(self) -> None:
         """Nobody sends this worker anything new from the next heartbeat on. For signal handlers; does not wait."""
-        self._draining.set()
+        self._heartbeat.drain()
 
     def stop(self) -> None:
         """Leave the registry at once, so that nobody waits for this worker."""
         self._stop.set()
         self._thread.join(timeout=self._interval_s)
-        try:
-            self._registry.remove(self._record.id)
-        except RedisError as error:
-            logger.warning("could not leave the registry (%s); this worker's entry expires by itself", error)
+        self._heartbeat.stop()
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
-            self._check_engine()
-            self.beat()
-            if self._proofs is None or self._runner is None or self._draining.is_set():
-                continue
-            self._join_round(self._proofs, self._runner)
-            if time.monotonic() >= self._next_reap_s:
-                self._reap()
-                # Jitter, so that many workers do not look at the same moment.
-                self._next_reap_s = time.monotonic() + self._reap_interval_s * random.uniform(0.8, 1.2)
+            try:
+                self._keep_house()
+            except (RedisError, OperationalError) as error:
+                logger.warning("could not look for work left behind: %s", error)
+            except Exception:
+                logger.exception("housekeeping failed and goes on")
 
-    def _check_engine(self) -> None:
-        """A worker that has nothing to do would not see that its engine died, and offer it to clients for ever."""
-        if self._proofs is None:
+    def _keep_house(self) -> None:
+        if self._proofs is None or self._runner is None:
             return
-        try:
-            self._proofs.engine.check()
-        except EngineLostError as error:
-            self._proofs.exit_without_engine(error)
+        self._check_engine(self._proofs)
+        if self._heartbeat.is_draining:
+            return
+        self._join_round(self._proofs, self._runner)
+        if time.monotonic() >= self._next_reap_s:
+            # Jitter, so that many workers do not look at the same moment.
+            self._next_reap_s = time.monotonic() + self._reap_interval_s * random.uniform(0.8, 1.2)
+            if self._jobs.survey.take_turn(self._model, self._worker_id):
+                self._reap()
 
-    def beat(self) -> None:
-        """Says at once what it would say with the next heartbeat."""
+    def _check_engine(self, proofs: Proofs) -> None:
+        """A worker that has nothing to do would not see that its engine died, and offer it to clients for ever."""
         try:
-            if self._proofs is not None:
-                info, stats = self._proofs.engine.info, self._proofs.chat_stats()
-                self._record = dataclasses.replace(self._record, info=info, stats=stats)
-            if self._draining.is_set():
-                self._record = dataclasses.replace(self._record, state="draining")
-            self._registry.heartbeat(self._record)
-        except RedisError as error:
-            logger.warning("no heartbeat: %s", error)
+            proofs.engine.check()
+        except EngineLostError as error:
+            proofs.exit_without_engine(error)
 
     def _join_round(self, proofs: Proofs, runner: RoundRunner) -> None:
         """Queue this worker's next step when a round generates and no step runs: it begins, or its message was lost."""
-        try:
-            round_id = self._rounds.generating(self._record.model)
-            if runner.is_in_step:
-                return
-            if round_id is None:
-                proofs.set_computes_round(False)  # it ended between two steps, and the message of the next was lost
-            elif self._steps.is_empty():
-                self._steps.publish(round_id)
-        except (RedisError, OperationalError) as error:
-            logger.warning("could not look for a round: %s", error)
+        round_id = self._rounds.generating(self._model)
+        if runner.is_in_step:
+            return
+        if round_id is None:
+            proofs.set_computes_round(False)  # it ended between two steps, and the message of the next was lost
+        elif self._steps.is_empty():
+            self._steps.publish(round_id)
 
     def _reap(self) -> None:
         """Bring this model's stuck jobs on: batches of dead workers, lost messages, a finish that never came."""
-        try:
+        waiting: list[str] = []
+        n_dropped = 0
+        for found in self._jobs.survey.slices(self._model):
+            if self._stop.is_set():
+                return
+            n_dropped += found.n_dropped
+            for job_id in found.broken:
+                self._guarded(job_id, lambda job_id: self._jobs.fail(job_id, "Its record in Redis cannot be read."))
+            for job_id in found.unfinished:
+                self._guarded(job_id, lambda job_id: finish_or_fail(self._jobs, job_id))
+            for job_id in found.orphaned:
+                self._guarded(job_id, self._bring_back)
+            if len(waiting) < _MOST_REPUBLISHED_IN_ALL:
+                waiting += found.waiting
+        if n_dropped or time.monotonic() >= self._next_recount_s:
+            self._next_recount_s = time.monotonic() + _RECOUNT_S
             self._jobs.recount()
-            for job_id in self._jobs.unfinished(self._record.model):
-                self._jobs.finish(job_id)
-            for job_id in self._jobs.active_jobs(self._record.model):
-                lost = self._jobs.orphans(job_id)
-                if lost:
-                    logger.warning("job %s: %d batches of dead workers are queued again", job_id, len(lost))
-                    self._queue.publish(job_id, lost)
-            if self._rounds.generating(self._record.model) is not None:
-                return  # jobs wait for its end
-            # An empty queue beside waiting batches: their messages were lost, or are in some worker's hands this
-            # very moment and then come twice, which does no harm.
-            if self._queue.is_empty():
-                for job_id in self._jobs.active_jobs(self._record.model):
-                    self._queue.publish(job_id, self._jobs.pending(job_id, _MOST_REPUBLISHED))
-        except (RedisError, OperationalError) as error:
-            logger.warning("could not look for stuck jobs: %s", error)
+        # Jobs wait for a round's end. Else an empty queue beside waiting batches: their messages were lost, or are in
+        # some worker's hands this very moment and then come twice, which does no harm.
+        if waiting and self._rounds.generating(self._model) is None and self._queue.is_empty():
+            self._publish_again(waiting)
+
+    def _bring_back(self, job_id: str) -> None:
+        lost = self._jobs.orphans(job_id)
+        if lost:
+            logger.warning("job %s: %d batches of dead workers are queued again", job_id, len(lost))
+            self._queue.publish(job_id, lost)
+
+    def _publish_again(self, job_ids: list[str]) -> None:
+        n_published = 0
+
+        def publish(job_id: str) -> None:
+            nonlocal n_published
+            batches = self._jobs.pending(job_id, min(_MOST_REPUBLISHED, _MOST_REPUBLISHED_IN_ALL - n_published))
+            self._queue.publish(job_id, batches)
+            n_published += len(batches)
+
+        for job_id in job_ids:
+            if n_published >= _MOST_REPUBLISHED_IN_ALL:
+                return
+            self._guarded(job_id, publish)
+
+    def _guarded(self, job_id: str, step: Callable[[str], object]) -> None:
+        """One bad record must not keep the others from being looked after."""
+        try:
+            step(job_id)
+        except Exception as error:
+            if isinstance(error, OperationalError) or is_transient(error):
+                raise  # of no single job
+            if job_id not in self._logged:
+                logger.exception("job %s cannot be looked after", job_id)
+                self._logged[job_id] = None
+            while len(self._logged) > _MOST_REMEMBERED:
+                del self._logged[next(iter(self._logged))]

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.state.jobs import Claim, JobStore
-from workers.patience import until_redis_answers
+from workers.patience import is_transient, until_redis_answers
 from workers.proofs import Computation, Proofs
 from workers.queue.job_queue import JobQueue
 
@@ -68,16 +68,6 @@ class JobRunner:
             raise
         else:
             self._complete(claims, values)
-
-    def finish(self, job_id: str) -> None:
-        """Build the answer of a job whose batches are all done."""
-        try:
-            self._jobs.finish(job_id)
-        except RedisError:
-            raise  # a worker's housekeeping finishes the job when Redis is back
-        except Exception as error:
-            logger.exception("the answer of job %s cannot be built", job_id)
-            self._jobs.fail(job_id, f"The answer cannot be built: {error!r}. Report this with the worker's log.")
 
     def _chat_allows(self, job_id: str) -> bool:
         """Waits before anything is claimed, so that a worker whose chat is idle may take it. False: it is not to be run
@@ -157,13 +147,38 @@ class JobRunner:
         for claim in claims:
             own = values[first : first + len(claim.nonces)]
             first += len(claim.nonces)
-            if until_redis_answers(partial(self._jobs.complete, claim.job_id, claim.batch_index, own)):
-                self.finish(claim.job_id)
+            try:
+                if until_redis_answers(partial(self._jobs.complete, claim.job_id, claim.batch_index, own)):
+                    finish_or_fail(self._jobs, claim.job_id)
+            except Exception as error:  # of this batch, not of the others
+                self._not_completed(claim.job_id, error)
+
+    def _not_completed(self, job_id: str, error: Exception) -> None:
+        if is_transient(error):
+            logger.warning("job %s is finished when Redis is back: %s", job_id, error)
+            return
+        logger.error("a batch of job %s cannot be stored", job_id, exc_info=error)
+        try:
+            self._jobs.fail(job_id, f"A batch cannot be stored: {error!r}. Report this with the worker's log.")
+        except RedisError as again:
+            logger.error("job %s cannot even be failed: %s", job_id, again)
 
     def _give_back(self, claims: Sequence[Claim], lost_engine: bool = False) -> None:
         for claim in claims:
             if self._jobs.release(claim.job_id, claim.batch_index, self._worker_id, lost_engine=lost_engine):
                 self._queue.publish(claim.job_id, [claim.batch_index])
+
+
+def finish_or_fail(jobs: JobStore, job_id: str) -> None:
+    """Build the answer of a job whose batches are all done. What would go wrong again with every try fails the job;
+    while Redis is in trouble its error is raised, and housekeeping tries again."""
+    try:
+        jobs.finish(job_id)
+    except Exception as error:
+        if is_transient(error):
+            raise
+        logger.exception("the answer of job %s cannot be built", job_id)
+        jobs.fail(job_id, f"The answer cannot be built: {error!r}. Report this with the worker's log.")
 
 
 def _jobs_of(claims: Sequence[Claim]) -> list[str]:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from api import answers, examples, round_control
 from api.bodies import job_bodies, whole_body
 from api.openapi import json_body, json_examples
+from api.results import result_response
 from api.services import AppServices
 from api.submission import submit
 from api.version import VERSION
@@ -71,9 +72,9 @@ def read_job(request_id: str, services: AppServices) -> Response:
     """Results are kept for POC_GENERATE_RESULT_TTL_SEC after the job's end; afterwards the request_id is unknown."""
     record = services.jobs.read(request_id) if len(request_id) == 32 and request_id.isalnum() else None
     if record is not None and record.status is JobStatus.COMPLETED:
-        body = services.jobs.result_body(request_id)
-        if body is not None:
-            return Response(body, media_type="application/json")
+        response = result_response(services.jobs, request_id)
+        if response is not None:
+            return response
         record = None  # expired in between
     if record is None:
         kept_s = services.settings.generate_result_ttl_sec

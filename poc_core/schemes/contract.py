@@ -115,6 +115,10 @@ class Contract(ABC):
         return {}
 
     @abstractmethod
+    def bytes_per_artifact(self, spec: ProofSpec) -> int:
+        """Bytes that a nonce takes at most in the answer of a job."""
+
+    @abstractmethod
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
         """A nonce and its value as clients get them."""
 

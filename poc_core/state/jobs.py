@@ -8,7 +8,7 @@ its worker (`orphans`).
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -16,16 +16,23 @@ from typing import Any
 from pydantic import JsonValue
 from redis import Redis
 
-from poc_core.errors import QueueFullError
-from poc_core.job_answers import answer_body, callback_body
-from poc_core.payloads import callback_url
+from poc_core.errors import AnswerTooLargeError, QueueFullError
+from poc_core.queues import model_queue
 from poc_core.records import JobKind, JobRecord, JobRequest, JobStatus, NewJob, ProofSpec
+from poc_core.schemes import contract_of
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.job_results import JobEndedError, JobResults, StoredAnswer
+from poc_core.state.job_survey import ActiveJobs, JobSurvey
 
 # Losses of an engine or a worker on one batch after which the batch is taken to be their cause and its job
 # fails.
 MAX_LOSSES = 3
+
+# Tries to build a job's answer that end with their worker or without Redis, after which the job fails. Seconds without
+# progress after which a try is taken to have ended so.
+MAX_FINISHES = 5
+_FINISH_LOCK_S = 20
 
 # Seconds the nonces of a request may lie in Redis before the job exists: uploading 100,000 takes one.
 _STAGING_TTL_S = 120
@@ -33,8 +40,8 @@ _STAGING_TTL_S = 120
 # Hash fields sent in one command while a job is uploaded: keeps Redis responsive to others.
 _UPLOAD_CHUNK = 2000
 
-# Values read in one call of a script, for the same reason: a few milliseconds of its time.
-_READ_CHUNK = 4000
+# Jobs cancelled in one call of a script, for the same reason: some 5 ms of its time.
+_CANCEL_CHUNK = 500
 
 # Seconds over which the rate of nonces is averaged.
 RATE_WINDOW_S = 10
@@ -44,7 +51,7 @@ RATE_WINDOW_S = 10
 _MOST_MISSES = 64
 _MOST_JOBS_BESIDE = 16
 
-# Everything in the job's hash but its result, which may be megabytes.
+# Everything in the job's hash that a JobRecord has: not its result, which may be megabytes.
 _RECORD_FIELDS = (
     *("status", "kind", "model", "spec", "request", "n_total", "n_done", "n_batches"),
     *("created_at", "started_at", "finished_at", "error", "waiting_for"),
@@ -72,15 +79,6 @@ class Claim:
     nonces: list[int]
 
 
-@dataclass(frozen=True)
-class ActiveJobs:
-    """How many jobs have not ended."""
-
-    queued: int
-    running: int
-    waiting_for_chat: int  # of both
-
-
 class JobStore:
     """All operations on jobs. Each changes Redis in one atomic step and may be repeated without harm."""
 
@@ -95,15 +93,19 @@ class JobStore:
         self._release = scripts.load(redis, "release_batch")
         self._note_waiting = scripts.load(redis, "note_waiting")
         self._free_orphans = scripts.load(redis, "free_orphans")
-        self._batch_values = scripts.load(redis, "batch_values")
-        self._finish = scripts.load(redis, "finish_job")
+        self._begin_finish = scripts.load(redis, "begin_finish")
         self._end = scripts.load(redis, "end_job")
+        self._cancel = scripts.load(redis, "cancel_jobs")
         self._recount = scripts.load(redis, "recount")
+        self._results = JobResults(redis, settings)
+        self.survey = JobSurvey(redis, settings, clock)
 
     # Clients: create, read, end.
 
     def create(self, job: NewJob) -> str:
-        """Stores a job as queued and returns its id. QueueFullError when too many nonces would wait."""
+        """Stores a job as queued and returns its id. QueueFullError when too many nonces or jobs would wait,
+        AnswerTooLargeError when its answer would not fit."""
+        self._check_answer(job)
         self._check_room(len(job.nonces), self.queued_nonces())  # before megabytes are uploaded in vain
         job_id = uuid.uuid4().hex
         key = keys.job(job_id)
@@ -120,11 +122,16 @@ class JobStore:
             "n_batches": job.n_batches,
             "created_at": now,
         }
-        limits = [self._settings.max_queued_nonces, now, self._settings.job_ttl_sec]
+        limits = [self._settings.max_queued_nonces, self._settings.max_jobs, now, self._settings.job_ttl_sec]
         pairs = [part for item in fields.items() for part in item]
-        queued = self._create([key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs])
-        if queued >= 0:
-            self._check_room(len(job.nonces), queued)
+        what, *number = self._create([key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs])
+        if what == b"nonces":
+            self._check_room(len(job.nonces), number[0])
+        if what == b"jobs":
+            raise QueueFullError(
+                f"{number[0]} jobs have not ended, as many as may (POC_MAX_JOBS); wait for some to end, and send more "
+                "nonces in one request."
+            )
         return job_id
 
     def read(self, job_id: str) -> JobRecord | None:
@@ -151,22 +158,28 @@ class JobStore:
             waiting_for=raw.get("waiting_for"),
         )
 
-    def result_body(self, job_id: str) -> bytes | None:
+    def result(self, job_id: str) -> StoredAnswer | None:
         """The answer of a completed job as JSON, ready to be sent; None when there is none."""
-        body: bytes | None = self._redis.hget(keys.job(job_id), "result")
-        return body
+        return self._results.read(job_id)
 
     def cancel(self, job_id: str) -> bool:
         """Cancels a job that is queued or running. False when it had ended before."""
         return self._end_job(job_id, JobStatus.CANCELLED, "")
 
-    def cancel_active(self) -> list[str]:
-        """Cancels every job that has not ended, also one whose first batches are done: its others still wait.
+    def cancel_active(self) -> int:
+        """Cancels every job that has not ended, also one whose first batches are done: its others still wait. Returns
+        how many. Their messages are gone too.
 
         A batch that a worker computes right now is computed to its end, and its values are dropped.
         """
-        active = [job_id for model in self._models() for job_id in self.active_jobs(model)]
-        return [job_id for job_id in active if self.cancel(job_id)]
+        n_cancelled = 0
+        args = [_CANCEL_CHUNK, self._clock(), self._settings.generate_result_ttl_sec]
+        for model in self._models():
+            n_seen = _CANCEL_CHUNK
+            while n_seen == _CANCEL_CHUNK:
+                n_seen, n = self._cancel([keys.active(model), model_queue(model)], args)
+                n_cancelled += n
+        return n_cancelled
 
     def queued_nonces(self) -> int:
         """Nonces that were accepted and are not done yet, over all jobs."""
@@ -174,17 +187,7 @@ class JobStore:
 
     def count_active(self) -> ActiveJobs:
         """The jobs of all models that have not ended, by status."""
-        job_ids = [job_id for model in self._models() for job_id in self.active_jobs(model)]
-        with self._redis.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.hmget(keys.job(job_id), "status", "waiting_for")
-            found = pipe.execute()
-        statuses = [status for status, _ in found]
-        return ActiveJobs(
-            queued=statuses.count(JobStatus.QUEUED.value.encode()),
-            running=statuses.count(JobStatus.RUNNING.value.encode()),
-            waiting_for_chat=[what for _, what in found].count(b"chat"),
-        )
+        return self.survey.count(self._models())
 
     def total_processed(self) -> int:
         """Nonces done so far (counted anew after job_ttl_sec without any)."""
@@ -223,7 +226,7 @@ class JobStore:
         spec = beside.spec.model_dump_json()
         places = [(beside.job_id, beside.batch_index + 1)]
         if room > 0:
-            active = self.active_jobs(beside.model)[:_MOST_JOBS_BESIDE]
+            active = self.active_jobs(beside.model, _MOST_JOBS_BESIDE)
             places += [(job_id, 0) for job_id in active if job_id != beside.job_id]
         for job_id, first in places:
             if room <= 0:
@@ -270,24 +273,21 @@ class JobStore:
         return bool(self._release([keys.job(job_id)], [batch_index, worker_id, int(lost_engine), *limits]))
 
     def finish(self, job_id: str) -> bool:
-        """Builds and stores the answer of a job whose batches are all done. True for the call that completed it."""
+        """Builds and stores the answer of a job whose batches are all done. True for the call that completed it.
+
+        One caller at a time builds it. The job fails when MAX_FINISHES began and did not come to an end.
+        """
+        limits = [_FINISH_LOCK_S, MAX_FINISHES, self._clock(), self._settings.generate_result_ttl_sec]
+        if not self._begin_finish([keys.job(job_id)], [uuid.uuid4().hex, *limits]):
+            return False
         record = self.read(job_id)
-        if record is None or record.status.is_final:
+        try:
+            return record is not None and self._results.complete(record, self._clock(), _FINISH_LOCK_S)
+        except JobEndedError:
+            record = self.read(job_id)
+            if record is not None and not record.status.is_final:
+                raise LookupError("values of its batches are missing in Redis") from None
             return False
-        key = keys.job(job_id)
-        with self._redis.pipeline(transaction=True) as pipe:
-            pipe.scard(key + ":todo")
-            pipe.hgetall(key + ":nonces")
-            pipe.hgetall(key + ":claimed")
-            n_todo, batches, claimed = pipe.execute()
-        values = None if n_todo else self._read_values(record, batches)
-        if values is None:
-            return False
-        nonces = [nonce for index in range(record.n_batches) for nonce in _nonces_of(batches[b"%d" % index])]
-        body = answer_body(record, nonces, values, claimed)
-        url = callback_url(record.request.url, "generated" if record.kind is JobKind.GENERATE else "validated")
-        callback: list[Any] = [url, callback_body(record, body) if url else b"", self._settings.callback_retention_sec]
-        return bool(self._finish([key], [body, self._clock(), self._settings.generate_result_ttl_sec, *callback]))
 
     def fail(self, job_id: str, error: str) -> bool:
         """Fails a job that is queued or running, with a sentence for its client. False when it had ended."""
@@ -295,9 +295,9 @@ class JobStore:
 
     # The reaper: what a lost message, a dead worker or a restarted Redis left behind.
 
-    def active_jobs(self, model: str) -> list[str]:
-        """The ids of the model's jobs that are queued or running, oldest first."""
-        return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, -1)]
+    def active_jobs(self, model: str, most: int = 0) -> list[str]:
+        """The ids of the model's jobs that are queued or running, oldest first; at most so many, 0 for all."""
+        return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
 
     def pending(self, job_id: str, limit: int | None = None) -> list[int]:
         """The batches that are neither done nor leased, lowest first: queued, or their message was lost."""
@@ -315,18 +315,6 @@ class JobStore:
         args = [MAX_LOSSES, self._clock(), self._settings.generate_result_ttl_sec, self._oldest_lease()]
         return sorted(int(index) for index in self._free_orphans([keys.job(job_id)], args))
 
-    def unfinished(self, model: str) -> list[str]:
-        """The active jobs whose batches are all done: whoever should have finished them died."""
-        job_ids = self.active_jobs(model)
-        with self._redis.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.hget(keys.job(job_id), "status")
-                pipe.scard(keys.job(job_id) + ":todo")
-            found = pipe.execute()
-        states = zip(job_ids, found[::2], found[1::2], strict=True)
-        active = (b"queued", b"running")
-        return [job_id for job_id, status, n_todo in states if status in active and n_todo == 0]
-
     def recount(self) -> int:
         """Sets the counter behind `queued_nonces` right and returns it: expired jobs count until then."""
         return int(self._recount([], [self._settings.job_ttl_sec]))
@@ -336,6 +324,15 @@ class JobStore:
 
     def _oldest_lease(self) -> int:
         return int(self._clock()) - self._settings.visibility_timeout_s
+
+    def _check_answer(self, job: NewJob) -> None:
+        n, most = len(job.nonces), self._settings.max_result_bytes
+        each = contract_of(job.spec.scheme).bytes_per_artifact(job.spec)
+        if n * each > most:
+            raise AnswerTooLargeError(
+                f"The values of {n} nonces take {each} bytes each, {n * each} together, and an answer has at most "
+                f"{most} (POC_MAX_RESULT_BYTES); send at most {most // each} nonces in one request."
+            )
 
     def _check_room(self, n: int, queued: int) -> None:
         most = self._settings.max_queued_nonces
@@ -363,26 +360,6 @@ class JobStore:
                 pipe.expire(key + suffix, _STAGING_TTL_S)
             pipe.execute()
 
-    def _read_values(self, record: JobRecord, batches: Mapping[bytes, bytes]) -> dict[bytes, bytes] | None:
-        """nonce -> JSON value, of all batches; None when the job ended meanwhile."""
-        indexes = [b"%d" % index for index in range(record.n_batches)]
-        step = max(1, _READ_CHUNK * record.n_batches // record.n_total)
-        with self._redis.pipeline(transaction=False) as pipe:
-            for first in range(0, len(indexes), step):
-                self._batch_values([keys.job(record.job_id)], indexes[first : first + step], client=pipe)
-            texts = [text for chunk in pipe.execute() for text in chunk]
-        values: dict[bytes, bytes] = {}
-        for index, text in zip(indexes, texts, strict=True):
-            if not text:
-                return None
-            values.update(zip(_nonces_of(batches[index]), text.split(b"\n"), strict=True))
-        return values
-
     def _end_job(self, job_id: str, status: JobStatus, error: str) -> bool:
         args = [status.value, error, self._clock(), self._settings.generate_result_ttl_sec]
         return bool(self._end([keys.job(job_id)], args))
-
-
-def _nonces_of(batch: bytes) -> list[bytes]:
-    """The nonces in the JSON list of a batch, as texts."""
-    return batch[1:-1].replace(b" ", b"").split(b",")

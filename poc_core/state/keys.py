@@ -30,13 +30,19 @@ def outbox(outbox_id: str) -> str:
 
 
 def job(job_id: str) -> str:
-    """The hash of a job; its working keys are this plus :nonces :todo :leases :attempts :values :claimed."""
+    """The hash of a job; its working keys are this plus :nonces :todo :leases :attempts :values :claimed :finishing.
+    This plus :result has the pieces of a large answer."""
     return f"poc:job:{job_id}"
 
 
 def active(model: str) -> str:
     """The zset job id -> creation time of the model's jobs that are queued or running."""
     return f"poc:jobs:active:{model}"
+
+
+def reaper(model: str) -> str:
+    """Held by the worker whose turn it is to look for the model's stuck jobs."""
+    return f"poc:jobs:reaper:{model}"
 
 
 def stats_second(second: int) -> str:

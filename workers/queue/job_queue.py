@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from celery import Celery
 from redis import Redis
 
 from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK, model_queue, worker_queue
+
+# Messages in one round trip to Redis.
+_PIPELINED = 100
 
 
 class JobQueue:
@@ -21,9 +25,12 @@ class JobQueue:
 
     def publish(self, job_id: str, batch_indexes: Iterable[int]) -> None:
         """One message per batch. A message too many does no harm: its claim is refused."""
+        indexes = list(batch_indexes)
         with self._app.producer_pool.acquire(block=True) as producer:
-            for index in batch_indexes:
-                self._app.send_task(RUN_BATCH_TASK, args=[job_id, index], queue=self._name, producer=producer)
+            together = producer.batch(max_size=_PIPELINED) if len(indexes) > 1 else nullcontext()
+            with together:
+                for index in indexes:
+                    self._app.send_task(RUN_BATCH_TASK, args=[job_id, index], queue=self._name, producer=producer)
 
     def is_empty(self) -> bool:
         """Whether no message waits (kombu keeps a queue as a Redis list of its name)."""

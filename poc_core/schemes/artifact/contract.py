@@ -1,11 +1,13 @@
 """Artifact proofs as all but the engines see them (protocol.md, sections 2, 5 and 6)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from pydantic import JsonValue
 
+from poc_core.nonces import MAX_NONCE
 from poc_core.records import JobRequest, ModelInfo, ProofSpec
 from poc_core.schemes.artifact.answers import RESULT_EXAMPLES, ArtifactResult, Encoding, ValidationResult
 from poc_core.schemes.artifact.options import ArtifactOptions
@@ -31,6 +33,10 @@ class ArtifactContract(Contract):
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         """How a vector_b64 is to be read."""
         return {"encoding": Encoding(k_dim=ArtifactOptions.of(spec).k_dim).model_dump()}
+
+    def bytes_per_artifact(self, spec: ProofSpec) -> int:
+        vector = "A" * (4 * math.ceil(2 * ArtifactOptions.of(spec).k_dim / 3))  # base64 of float16
+        return len(self.artifacts_json([b"%d" % MAX_NONCE], [b'"%s"' % vector.encode()]))
 
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
         return {"nonce": nonce, "vector_b64": value}

@@ -46,6 +46,9 @@ class DistanceContract(Contract):
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         return {"r_target": terms["r_target"]} if terms else {}
 
+    def bytes_per_artifact(self, spec: ProofSpec) -> int:
+        return 128  # of a ValidatedBatch: the nonce and four numbers
+
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
         return {"nonce": nonce, "dist": value}
 

@@ -8,6 +8,7 @@
 -- Keys that a script makes from such a name, and the indexes and counters of the whole node, are not among its KEYS:
 -- one Redis holds them all, no cluster.
 
+-- Without :finishing, the lock of whoever builds the answer, which must end soon whatever goes on.
 local WORKING = {':nonces', ':todo', ':leases', ':attempts', ':values', ':claimed'}
 
 -- Arguments of one redis.call; unpack fails at about 8,000.
@@ -36,15 +37,17 @@ end
 -- Ends an active job: only its hash stays, for `ttl` seconds. What was not done no longer counts as queued.
 local function retire(job, status, now, ttl)
   local fields = redis.call('HMGET', job, 'model', 'n_total', 'n_done')
-  local left = tonumber(fields[2]) - tonumber(fields[3])
+  local left = (tonumber(fields[2]) or 0) - (tonumber(fields[3]) or 0)
   if left > 0 then
     redis.call('DECRBY', 'poc:queued_nonces', string.format('%d', left))
   end
   redis.call('HSET', job, 'status', status, 'finished_at', now)
   redis.call('EXPIRE', job, ttl)
+  local gone = {job .. ':finishing'}
   for _, suffix in ipairs(WORKING) do
-    redis.call('UNLINK', job .. suffix)
+    gone[#gone + 1] = job .. suffix
   end
+  redis.call('UNLINK', unpack(gone))
   redis.call('ZREM', 'poc:jobs:active:' .. fields[1], string.sub(job, #'poc:job:' + 1))
 end
 

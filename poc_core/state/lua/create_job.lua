@@ -1,4 +1,4 @@
--- Turns staged nonces (and claims) into a queued job, unless too many nonces would wait.
+-- Turns staged nonces (and claims) into a queued job, unless too many nonces or jobs would wait.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 -- ARGV: 1 job_id
@@ -6,16 +6,25 @@
 --       3 n_total        nonces
 --       4 n_batches
 --       5 most_queued    nonces that may wait over all jobs
---       6 now            seconds since the epoch
---       7 ttl            seconds the job is kept without progress
---       8... field, value, ... of the hash
--- Returns -1 when stored (or already stored: a repeated call), else how many nonces wait.
+--       6 most_jobs      that may not have ended
+--       7 now            seconds since the epoch
+--       8 ttl            seconds the job is kept without progress
+--       9... field, value, ... of the hash
+-- Returns {'stored'} (also for a repeated call), else {'nonces' or 'jobs', how many there are already}.
 local job = KEYS[1]
-local job_id, model, n_total, n_batches, most_queued, now, ttl = unpack(ARGV, 1, 7)
-local first_field = 8
+local job_id, model, n_total, n_batches, most_queued, most_jobs, now, ttl = unpack(ARGV, 1, 8)
+local first_field = 9
 n_total, n_batches = tonumber(n_total), tonumber(n_batches)
 if redis.call('EXISTS', job) == 1 then
-  return -1
+  return {'stored'}
+end
+local n_jobs = 0
+for _, served in ipairs(redis.call('SMEMBERS', 'poc:jobs:models')) do
+  n_jobs = n_jobs + redis.call('ZCARD', 'poc:jobs:active:' .. served)
+end
+if n_jobs >= tonumber(most_jobs) then
+  redis.call('UNLINK', job .. ':nonces', job .. ':claimed')
+  return {'jobs', n_jobs}
 end
 local queued = tonumber(redis.call('GET', 'poc:queued_nonces') or '0')
 if queued < 0 then
@@ -24,7 +33,7 @@ if queued < 0 then
 end
 if queued + n_total > tonumber(most_queued) then
   redis.call('UNLINK', job .. ':nonces', job .. ':claimed')
-  return queued
+  return {'nonces', queued}
 end
 if redis.call('HLEN', job .. ':nonces') ~= n_batches then
   return redis.error_reply('ERR the staged nonces are gone; send the request again')
@@ -41,4 +50,4 @@ redis.call('INCRBY', 'poc:queued_nonces', string.format('%d', n_total))
 redis.call('ZADD', 'poc:jobs:active:' .. model, now, job_id)
 redis.call('SADD', 'poc:jobs:models', model)
 touch(job, ttl)
-return -1
+return {'stored'}

@@ -1,19 +1,32 @@
 -- Completes a job whose batches are all done, exactly once.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
--- ARGV: 1 result         the answer, as JSON
---       2 now            seconds since the epoch
---       3 ttl            seconds the result is kept
---       4 url            of its callback, or ''
---       5 body           of that callback
---       6 callback_ttl   seconds that it is kept
+--       2 pieces         list of the pieces of a large answer
+-- ARGV: 1 result         a small answer, as JSON, or ''
+--       2 n_pieces       of a large one, or 0
+--       3 n_bytes        of the answer
+--       4 now            seconds since the epoch
+--       5 ttl            seconds the result is kept
+--       6 pieces_ttl     seconds its pieces are kept: longer, for whoever reads them at the end
+--       7 url            of its callback, or ''
+--       8 body           of that callback
+--       9 callback_ttl   seconds that it is kept
 -- Returns 1 for the call that completed it, else 0.
-local job = KEYS[1]
-local result, now, ttl, url, body, callback_ttl = unpack(ARGV)
+local job, pieces = unpack(KEYS)
+local result, n_pieces, n_bytes, now, ttl, pieces_ttl, url, body, callback_ttl = unpack(ARGV)
 if not is_active(redis.call('HGET', job, 'status')) or redis.call('SCARD', job .. ':todo') > 0 then
   return 0
 end
-redis.call('HSET', job, 'result', result)
+if n_pieces == '0' then
+  redis.call('HSET', job, 'result', result)
+else
+  if redis.call('LLEN', pieces) ~= tonumber(n_pieces) then
+    return 0 -- they expired: whoever built it was away for long
+  end
+  redis.call('RENAME', pieces, job .. ':result')
+  redis.call('EXPIRE', job .. ':result', pieces_ttl)
+  redis.call('HSET', job, 'result_bytes', n_bytes)
+end
 retire(job, 'completed', now, ttl)
 -- In the same atomic step: exactly once, and never without the result.
 if url ~= '' then

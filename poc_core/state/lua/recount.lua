@@ -8,9 +8,10 @@ local queued = 0
 for _, model in ipairs(redis.call('SMEMBERS', 'poc:jobs:models')) do
   local active = 'poc:jobs:active:' .. model
   for _, id in ipairs(redis.call('ZRANGE', active, 0, -1)) do
-    local status, n_total, n_done = unpack(redis.call('HMGET', 'poc:job:' .. id, 'status', 'n_total', 'n_done'))
+    local found = redis.pcall('HMGET', 'poc:job:' .. id, 'status', 'n_total', 'n_done')
+    local status, n_total, n_done = unpack(found) -- nothing where the record cannot be read
     if is_active(status) then
-      queued = queued + tonumber(n_total) - tonumber(n_done)
+      queued = queued + (tonumber(n_total) or 0) - (tonumber(n_done) or 0)
     else
       redis.call('ZREM', active, id)
     end

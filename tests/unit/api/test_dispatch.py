@@ -44,6 +44,24 @@ def test_a_large_job_is_published_to_its_end_in_the_background(
     assert [args[1] for _, args in messages(model_queue("model-b"), 12)] == list(range(12))
 
 
+def test_a_job_that_was_stopped_is_published_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_AT_ONCE", 8)
+    monkeypatch.setattr(dispatch, "_LOOK", 4)
+    looks: list[str] = []
+
+    def is_wanted(job_id: str) -> bool:
+        looks.append(job_id)
+        return len(looks) < 2
+
+    dispatcher = Dispatcher(Settings(), is_wanted)
+    dispatcher._celery.conf.update(broker_url="memory://", broker_transport_options={})
+    dispatcher.publish("model-d", "job", 100)
+    dispatcher._background.shutdown()
+    dispatcher.close()
+    assert looks == ["job", "job"]
+    assert [args[1] for _, args in messages(model_queue("model-d"), 8)] == list(range(8))
+
+
 def test_a_broker_that_is_away_is_no_error_and_costs_no_time(caplog: pytest.LogCaptureFixture) -> None:
     dispatcher = Dispatcher(Settings(redis_url="redis://127.0.0.1:1/0"))
     started = time.monotonic()

@@ -11,7 +11,7 @@ from poc_core.encoding import encode_vectors
 from poc_core.records import NewJob
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.state import JobStore
-from tests.samples import K_DIM, MODEL, REQUEST, SPEC
+from tests.samples import K_DIM, MODEL, REQUEST, SPEC, result_body
 
 VECTORS = encode_vectors(np.eye(K_DIM, dtype=np.float32))
 
@@ -28,7 +28,7 @@ def validate(jobs: JobStore, claimed: list[str], computed: list[str | None], **t
     jobs.claim(job_id, 0, "w1")
     jobs.complete(job_id, 0, computed)
     assert jobs.finish(job_id)
-    answer: dict[str, Any] = json.loads(jobs.result_body(job_id) or b"")
+    answer: dict[str, Any] = json.loads(result_body(jobs, job_id) or b"")
     assert answer.pop("request_id") == job_id
     return answer
 

@@ -1,5 +1,6 @@
 """Housekeeping of a worker that has nothing else to do: what others left behind in Redis, and an engine that dies."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
@@ -12,6 +13,7 @@ from poc_core.records import JobStatus, ModelInfo, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from tests.samples import MODEL, new_job, round_config, worker_record
+from workers import housekeeping
 from workers.engines.base import EngineLostError
 from workers.housekeeping import Housekeeper
 from workers.queue.job_queue import JobQueue, StepQueue
@@ -212,6 +214,98 @@ def test_heartbeats_say_what_the_worker_is_and_counts(
 def test_the_heart_beats_on_by_itself(housekeeper: Housekeeper, workers: WorkerRegistry, redis: Redis) -> None:
     redis.delete("poc:worker:w1")
     wait_until(lambda: workers.is_alive("w1"))
+
+
+def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
+    jobs: JobStore,
+    messages: Messages,
+    redis: Redis,
+    reap: Callable[[], None],
+    workers: WorkerRegistry,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    messages.others_wait = True
+    workers.heartbeat(worker_record("w2"))
+    no_hash, bad_lease, bad_spec, left = (jobs.create(new_job([n])) for n in range(4))
+    redis.delete(f"poc:job:{no_hash}")
+    redis.set(f"poc:job:{no_hash}", "no hash", ex=100)
+    redis.hset(f"poc:job:{bad_lease}:leases", "0", "nobody's")
+    redis.hset(f"poc:job:{bad_spec}", "spec", "{")
+    redis.delete(f"poc:job:{bad_spec}:todo")
+    jobs.claim(left, 0, "w2")
+    workers.remove("w2")
+    reap()
+    wait_until(lambda: messages.published == [(left, 0)])
+    wait_until(lambda: redis.hget(f"poc:job:{bad_lease}", "status") == b"failed")
+    wait_until(lambda: redis.hget(f"poc:job:{bad_spec}", "status") == b"failed")
+    time.sleep(0.1)
+    assert caplog.text.count(f"job {no_hash} cannot be looked after") == 1
+
+
+def test_a_job_that_cannot_be_finished_fails_and_says_why(
+    jobs: JobStore, redis: Redis, workers: WorkerRegistry, reap: Callable[[], None]
+) -> None:
+    workers.heartbeat(worker_record("w2"))
+    job_id = jobs.create(new_job([1]))
+    jobs.claim(job_id, 0, "w2")
+    jobs.complete(job_id, 0, ["v1"])
+    redis.delete(f"poc:job:{job_id}:values")
+    reap()
+    wait_until(lambda: (record := jobs.read(job_id)) and record.status is JobStatus.FAILED)
+    record = jobs.read(job_id)
+    assert record is not None
+    assert "The answer cannot be built" in str(record.error)
+
+
+def test_a_long_look_for_stuck_jobs_delays_no_heartbeat(
+    jobs: JobStore, redis: Redis, reap: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, go_on = threading.Event(), threading.Event()
+
+    def slices(_model: str) -> list[Any]:
+        looking.set()
+        go_on.wait(5)
+        return []
+
+    monkeypatch.setattr(jobs.survey, "slices", slices)
+    reap()
+    assert looking.wait(5)
+    for _ in range(3):
+        redis.delete("poc:worker:w1")
+        wait_until(lambda: redis.exists("poc:worker:w1"))
+    go_on.set()
+
+
+def test_housekeeping_outlives_a_mistake_of_its_own(
+    jobs: JobStore, messages: Messages, reap: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = jobs.create(new_job([1]))
+    slices, calls = jobs.survey.slices, []
+
+    def fails_once(model: str) -> Iterator[Any]:
+        calls.append(model)
+        if len(calls) == 1:
+            raise ZeroDivisionError
+        return slices(model)
+
+    monkeypatch.setattr(jobs.survey, "slices", fails_once)
+    reap()
+    wait_until(lambda: messages.published == [(job_id, 0)])
+
+
+def test_no_more_messages_are_queued_again_than_one_look_has_time_for(
+    jobs: JobStore, messages: Messages, reap: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "_MOST_REPUBLISHED", 3)
+    monkeypatch.setattr(housekeeping, "_MOST_REPUBLISHED_IN_ALL", 5)
+    large = jobs.create(new_job(list(range(8)), batch_size=1))
+    for nonce in range(4):
+        jobs.create(new_job([nonce]))
+    reap()
+    wait_until(lambda: len(messages.published) == 5)
+    time.sleep(0.1)
+    assert len(messages.published) == 5  # they wait now
+    assert [batch for job_id, batch in messages.published if job_id == large] in ([0, 1, 2], [0], [0, 1])
 
 
 def test_a_broker_that_is_away_is_asked_again(jobs: JobStore, messages: Messages, reap: Callable[[], None]) -> None:

@@ -3,18 +3,21 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import JsonValue
+from redis import Redis
+from redis.exceptions import ConnectionError
 
 from poc_core.errors import ProoflineError
 from poc_core.records import JobRecord, JobStatus, NewJob, ProofSpec, RoundState
 from poc_core.settings import parse_chat_policy
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from tests.fake_engine import FakeEngine, value
-from tests.samples import MODEL, REQUEST, SPEC, new_job, round_config, worker_record
+from tests.samples import MODEL, REQUEST, SPEC, new_job, result_body, round_config, worker_record
 from workers import jobs as jobs_module
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
@@ -93,7 +96,7 @@ def read(jobs: JobStore, job_id: str) -> JobRecord:
 
 
 def artifacts(jobs: JobStore, job_id: str) -> list[tuple[int, str]]:
-    body = jobs.result_body(job_id)
+    body = result_body(jobs, job_id)
     assert body is not None
     return [(one["nonce"], one["vector_b64"]) for one in json.loads(body)["artifacts"]]
 
@@ -501,6 +504,40 @@ def test_an_engine_that_fails_again_and_again_is_replaced(
         runner.run_batch(first, 0)
     assert ended.value.code == ENGINE_LOST_STATUS
     assert [read(jobs, job_id).status for job_id in (first, second)] == [JobStatus.RUNNING] * 2
+
+
+def test_a_batch_that_cannot_be_stored_fails_its_job_and_no_other(
+    runner: JobRunner, jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = (jobs.create(new_job([n])) for n in range(3))
+    complete = jobs.complete
+
+    def spoilt(job_id: str, index: int, values: Sequence[JsonValue]) -> bool:
+        if job_id == first:
+            redis.delete(f"poc:job:{first}:nonces")
+        return complete(job_id, index, values)
+
+    monkeypatch.setattr(jobs, "complete", spoilt)
+    runner.run_batch(first, 0)
+    statuses = [read(jobs, job_id).status for job_id in (first, second, third)]
+    assert statuses == [JobStatus.FAILED, JobStatus.COMPLETED, JobStatus.COMPLETED]
+    assert "A batch cannot be stored" in str(read(jobs, first).error)
+
+
+def test_a_finish_without_redis_costs_no_other_batch(
+    runner: JobRunner, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = jobs.create(new_job([0])), jobs.create(new_job([1]))
+    finish = jobs.finish
+
+    def away_once(job_id: str) -> bool:
+        if job_id == first:
+            raise ConnectionError("away")
+        return finish(job_id)
+
+    monkeypatch.setattr(jobs, "finish", away_once)
+    runner.run_batch(first, 0)
+    assert [read(jobs, job_id).status for job_id in (first, second)] == [JobStatus.RUNNING, JobStatus.COMPLETED]
 
 
 def test_a_mistake_in_the_worker_gives_the_batches_back(

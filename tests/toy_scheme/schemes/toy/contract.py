@@ -130,6 +130,9 @@ class ToyContract(Contract):
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         return {"n_steps": ToyOptions.of(spec).n_steps}
 
+    def bytes_per_artifact(self, spec: ProofSpec) -> int:
+        return 64 + 4 * ToyOptions.of(spec).n_steps
+
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:
         return {"nonce": nonce, "vector_b64": "", "steps": value}
 

@@ -4,6 +4,7 @@ import base64
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from redis import Redis
 
 from poc_core.nonces import MAX_NONCE
 from poc_core.records import JobKind, JobRecord
+from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, WorkerRegistry
 from tests.samples import K_DIM, MODEL, RecordingDispatcher, body
 
@@ -55,6 +57,29 @@ class Worker(threading.Thread):
         while not (active := self.jobs.active_jobs(MODEL)):
             time.sleep(0.01)
         self.step(active[0])
+
+
+def test_413_for_an_answer_that_would_be_too_large_says_how_many_nonces_fit(
+    client: TestClient, jobs: JobStore, redis: Redis, settings: Settings, serve: Callable[..., Any]
+) -> None:
+    small = settings.model_copy(update={"max_result_bytes": 1024 * 1024})
+    state = client.app.state  # type: ignore[attr-defined]
+    state.services = replace(state.services, jobs=JobStore(redis, small))
+    serve("w1", hidden_size=4096)
+    answer = client.post(GENERATE, json=body(nonces=list(range(100)), params={"k_dim": 4096}))
+    assert answer.status_code == 413
+    assert "send at most 95 nonces in one request" in answer.json()["detail"]
+    assert jobs.active_jobs(MODEL) == []
+    assert client.post(GENERATE, json=body(nonces=list(range(95)), params={"k_dim": 4096})).status_code == 200
+
+
+def test_429_for_more_jobs_than_may_wait(client: TestClient, redis: Redis, settings: Settings) -> None:
+    state = client.app.state  # type: ignore[attr-defined]
+    state.services = replace(state.services, jobs=JobStore(redis, settings.model_copy(update={"max_jobs": 1})))
+    submit(client)
+    answer = client.post(GENERATE, json=body())
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+    assert "POC_MAX_JOBS" in answer.json()["detail"]
 
 
 def test_a_request_is_queued_stored_and_published(

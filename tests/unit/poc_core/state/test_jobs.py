@@ -1,18 +1,21 @@
 """The life of a job in Redis."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from redis import Redis
 
-from poc_core.errors import QueueFullError
+from poc_core.errors import AnswerTooLargeError, QueueFullError
 from poc_core.nonces import MAX_NONCE
+from poc_core.queues import model_queue
 from poc_core.records import JobStatus, NewJob, RoundState
+from poc_core.schemes import contract_of
+from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Refusal, RoundStore, WorkerRegistry
 from poc_core.state.jobs import MAX_LOSSES
-from tests.samples import MODEL, REQUEST, SPEC, Clock, new_job, round_config
+from tests.samples import MODEL, REQUEST, SPEC, Clock, new_job, result_body, round_config
 
 Serve = Callable[..., Any]
 
@@ -29,7 +32,7 @@ def compute(jobs: JobStore, job_id: str, index: int, worker: str = "w1") -> bool
 
 
 def result(jobs: JobStore, job_id: str) -> dict[str, Any]:
-    body = jobs.result_body(job_id)
+    body = result_body(jobs, job_id)
     assert body is not None
     answer: dict[str, Any] = json.loads(body)
     return answer
@@ -51,7 +54,7 @@ def test_a_new_job_is_queued_and_knows_its_request(jobs: JobStore, clock: Clock)
 
 def test_an_unknown_job_reads_as_none(jobs: JobStore) -> None:
     assert jobs.read("0" * 32) is None
-    assert jobs.result_body("0" * 32) is None
+    assert result_body(jobs, "0" * 32) is None
 
 
 def test_batches_hold_the_nonces_in_order_and_exactly(jobs: JobStore) -> None:
@@ -137,7 +140,7 @@ def test_the_result_lists_artifacts_in_the_order_of_the_request(jobs: JobStore) 
 
 
 def test_the_result_of_a_large_job_is_read_in_pieces(jobs: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poc_core.state.jobs._READ_CHUNK", 5)
+    monkeypatch.setattr("poc_core.state.job_results._READ_CHUNK", 5)
     nonces = list(range(100, 83, -1))
     job_id = jobs.create(new_job(nonces, batch_size=2))
     for index in range(9):
@@ -197,11 +200,11 @@ def test_a_job_that_was_cancelled_during_its_finish_stays_cancelled(
     job_id = jobs.create(new_job([1]))
     compute(jobs, job_id, 0)
 
-    def answer_body(*_: Any) -> bytes:
+    def answer_texts(*_: Any) -> Iterator[bytes]:
         jobs.cancel(job_id)
-        return b'{"status": "completed", "request_id": "x"}'
+        yield b'{"status": "completed", "request_id": "x"}'
 
-    monkeypatch.setattr("poc_core.state.jobs.answer_body", answer_body)
+    monkeypatch.setattr("poc_core.state.job_results.answer_texts", answer_texts)
     assert not jobs.finish(job_id)
     assert status(jobs, job_id) is JobStatus.CANCELLED
 
@@ -268,6 +271,34 @@ def test_more_nonces_than_may_ever_wait_must_be_split(jobs: JobStore) -> None:
         jobs.create(new_job(list(range(1001))))
 
 
+def test_more_jobs_than_may_wait_are_refused_and_leave_nothing(redis: Redis, clock: Clock, settings: Settings) -> None:
+    jobs = JobStore(redis, settings.model_copy(update={"max_jobs": 2}), clock)
+    first, _ = jobs.create(new_job([1])), jobs.create(new_job([2], model="other"))
+    before = set(redis.scan_iter("*"))
+    with pytest.raises(QueueFullError, match=r"2 jobs have not ended.*POC_MAX_JOBS"):
+        jobs.create(new_job([3]))
+    assert set(redis.scan_iter("*")) == before
+    jobs.cancel(first)
+    jobs.create(new_job([3]))
+
+
+def test_an_answer_that_would_be_too_large_is_refused_before_anything_is_stored(
+    redis: Redis, clock: Clock, settings: Settings
+) -> None:
+    roomy = settings.model_copy(update={"max_queued_nonces": 100_000})
+    jobs, spec = (
+        JobStore(redis, roomy, clock),
+        SPEC.model_copy(update={"options": {"k_dim": 4096, "stronger_rng": False}}),
+    )
+    each = contract_of(spec.scheme).bytes_per_artifact(spec)
+    most = settings.max_result_bytes // each
+    assert 12_000 < most < 12_500
+    with pytest.raises(AnswerTooLargeError, match=rf"POC_MAX_RESULT_BYTES.*at most {most} nonces"):
+        jobs.create(NewJob(MODEL, spec, REQUEST, list(range(50_000)), 32))
+    assert list(redis.scan_iter("poc:*job*")) == []
+    jobs.create(NewJob(MODEL, spec, REQUEST, list(range(most)), 32))
+
+
 def test_computing_makes_room_in_the_queue(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     compute(jobs, job_id, 0)
@@ -302,10 +333,28 @@ def test_stop_cancels_queued_and_running_jobs_of_all_models_but_no_completed_one
         compute(jobs, completed, index)
     jobs.finish(completed)
     compute(jobs, running, 0)
-    assert set(jobs.cancel_active()) == {running, queued, other}
+    assert jobs.cancel_active() == 3
     assert status(jobs, completed) is JobStatus.COMPLETED
     assert {status(jobs, job_id) for job_id in (running, queued, other)} == {JobStatus.CANCELLED}
     assert jobs.queued_nonces() == 0
+
+
+def test_stop_leaves_no_messages_of_stopped_jobs(jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poc_core.state.jobs._CANCEL_CHUNK", 10)
+    for nonce in range(35):
+        redis.rpush(model_queue(MODEL), jobs.create(new_job([nonce])))
+    redis.rpush(model_queue("other"), "of nobody's job")
+    assert jobs.cancel_active() == 35
+    assert (redis.llen(model_queue(MODEL)), redis.llen(model_queue("other"))) == (0, 1)
+    assert (jobs.active_jobs(MODEL), jobs.queued_nonces()) == ([], 0)
+
+
+def test_stop_ends_also_beside_a_record_that_cannot_be_read(jobs: JobStore, redis: Redis) -> None:
+    broken, whole, expired = (jobs.create(new_job([n])) for n in range(3))
+    redis.delete(f"poc:job:{broken}", f"poc:job:{expired}")
+    redis.set(f"poc:job:{broken}", "no hash", ex=100)
+    assert jobs.cancel_active() == 1
+    assert (status(jobs, whole), jobs.active_jobs(MODEL)) == (JobStatus.CANCELLED, [])
 
 
 def test_a_failed_job_says_why(jobs: JobStore) -> None:
@@ -518,15 +567,6 @@ def test_pending_batches_can_be_limited(jobs: JobStore) -> None:
     assert jobs.pending(job_id, limit=3) == [0, 1, 2]
 
 
-def test_a_job_that_nobody_finished_is_found(jobs: JobStore) -> None:
-    left, open_ = jobs.create(new_job([1])), jobs.create(new_job([2]))
-    compute(jobs, left, 0)
-    assert jobs.unfinished(MODEL) == [left]
-    jobs.finish(left)
-    assert jobs.unfinished(MODEL) == []
-    assert jobs.active_jobs(MODEL) == [open_]
-
-
 def test_recounting_forgets_expired_jobs(jobs: JobStore, redis: Redis) -> None:
     expired, alive = jobs.create(new_job([1, 2, 3])), jobs.create(new_job([4, 5]))
     redis.delete(f"poc:job:{expired}")
@@ -534,6 +574,15 @@ def test_recounting_forgets_expired_jobs(jobs: JobStore, redis: Redis) -> None:
     assert jobs.recount() == 2
     assert jobs.queued_nonces() == 2
     assert jobs.active_jobs(MODEL) == [alive]
+
+
+def test_recounting_passes_over_a_record_that_cannot_be_read(jobs: JobStore, redis: Redis) -> None:
+    broken, empty, alive = (jobs.create(new_job([n, n + 1])) for n in (0, 10, 20))
+    redis.delete(f"poc:job:{broken}")
+    redis.set(f"poc:job:{broken}", "no hash", ex=100)
+    redis.hdel(f"poc:job:{empty}", "n_total")
+    assert jobs.recount() == 2
+    assert alive in jobs.active_jobs(MODEL)
 
 
 def test_the_rate_is_that_of_the_last_ten_seconds(jobs: JobStore, clock: Clock) -> None:

@@ -1,0 +1,78 @@
+"""Looking over all jobs of a model: what dead workers and lost messages left behind, and how many there are.
+
+In slices, a script for each: with tens of thousands of jobs Redis answers others in between.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from poc_core.settings import Settings
+from poc_core.state import keys, scripts
+
+# Jobs looked at in one call of a script: some 3 ms of Redis' time.
+_SLICE = 500
+
+# Of the time between two looks, for how long a worker that looked keeps others from it: a little less than the shortest
+# pause, so that it is not in its own way.
+_TURN = 0.75
+
+
+@dataclass(frozen=True)
+class ActiveJobs:
+    """How many jobs have not ended."""
+
+    queued: int
+    running: int
+    waiting_for_chat: int  # of both
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What is the matter with some of a model's active jobs, by their ids."""
+
+    n_dropped: int  # that were over, or expired
+    unfinished: list[str]  # their batches are all done: whoever should have finished them died
+    orphaned: list[str]  # a lease of theirs has ended (JobStore.orphans)
+    waiting: list[str]  # a batch of theirs is in nobody's hands (JobStore.pending)
+    broken: list[str]  # their record cannot be read
+
+
+class JobSurvey:
+    """Looks at all active jobs of a model, oldest first."""
+
+    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self._settings = settings
+        self._clock = clock
+        self._survey = scripts.load(redis, "survey_jobs")
+        self._count = scripts.load(redis, "count_jobs")
+
+    def take_turn(self, model: str, worker_id: str) -> bool:
+        """Whether no other worker of the model looked just now: one is enough for all."""
+        turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
+        return bool(self._redis.set(keys.reaper(model), worker_id, nx=True, px=turn_ms))
+
+    def slices(self, model: str) -> Iterator[Slice]:
+        """All of the model's active jobs; one that ends meanwhile may hide another until the next look."""
+        first, oldest_s = 0, int(self._clock()) - self._settings.visibility_timeout_s
+        while True:
+            n_kept, n_dropped, *lists = self._survey([keys.active(model)], [first, _SLICE, oldest_s])
+            yield Slice(n_dropped, *([job_id.decode() for job_id in found] for found in lists))
+            if n_kept + n_dropped < _SLICE:
+                return
+            first += n_kept
+
+    def count(self, models: list[str]) -> ActiveJobs:
+        """The jobs of some models that have not ended, by status."""
+        sums = [0, 0, 0]
+        for model in models:
+            first, n_seen = 0, _SLICE
+            while n_seen == _SLICE:
+                n_seen, *counts = self._count([keys.active(model)], [first, _SLICE])
+                first += n_seen
+                sums = [one + more for one, more in zip(sums, counts, strict=True)]
+        return ActiveJobs(*sums)
