@@ -4,15 +4,16 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import redis.exceptions
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from redis.exceptions import ResponseError
 from starlette.requests import ClientDisconnect
 
 from poc_core.errors import AnswerTooLargeError, BodyError, ClaimsError, QueueFullError
 from poc_core.openai_errors import error_body
+from poc_core.state.client import TRANSIENT, is_transient
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +24,6 @@ RETRY_AFTER_S = 5
 # Problems listed for one body, and characters of a field's name: enough to mend it, little enough to log.
 _MAX_PROBLEMS = 10
 _MAX_NAME = 64
-
-# Redis away, restarting, out of memory or read-only: not the client's fault and not for long.
-_REDIS_AWAY = (
-    redis.exceptions.ConnectionError,
-    redis.exceptions.TimeoutError,
-    redis.exceptions.OutOfMemoryError,
-    redis.exceptions.ReadOnlyError,
-)
 
 
 def unavailable(detail: str | dict[str, Any], status_code: int = 503) -> HTTPException:
@@ -56,7 +49,7 @@ def openai_error(status: int, message: str, kind: str, param: str | None = None)
 
 def install(app: FastAPI) -> None:
     """Gives every error that may leave a route its answer."""
-    for redis_error in _REDIS_AWAY:
+    for redis_error in (*TRANSIENT, ResponseError):
         app.add_exception_handler(redis_error, _redis_away)
     app.add_exception_handler(QueueFullError, _queue_full)
     app.add_exception_handler(AnswerTooLargeError, _answer_too_large)
@@ -73,6 +66,8 @@ def _problem(problem: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _redis_away(_: Request, error: Exception) -> JSONResponse:
+    if not is_transient(error):
+        raise error
     log.error("Redis does not answer: %s", error)
     return _answer(unavailable(f"The node cannot reach its Redis; try again in {RETRY_AFTER_S} s."))
 

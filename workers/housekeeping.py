@@ -14,13 +14,13 @@ from redis.exceptions import RedisError
 
 from poc_core.records import WorkerRecord
 from poc_core.settings import Settings
+from poc_core.state.client import is_transient
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from workers.engines.base import EngineLostError
 from workers.heartbeat import Heartbeat
 from workers.jobs import finish_or_fail
-from workers.patience import is_transient
 from workers.proofs import Proofs
 from workers.queue.job_queue import JobQueue, StepQueue
 from workers.rounds import RoundRunner

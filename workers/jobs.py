@@ -14,8 +14,9 @@ from pydantic import JsonValue
 from redis.exceptions import RedisError
 
 from poc_core.errors import ProoflineError, SpecError
+from poc_core.state.client import is_transient
 from poc_core.state.jobs import Claim, JobStore
-from workers.patience import is_transient, until_redis_answers
+from workers.patience import until_redis_answers
 from workers.proofs import Computation, Proofs
 from workers.queue.job_queue import JobQueue
 

@@ -7,14 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from redis.exceptions import (
-    ConnectionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.exceptions import RedisError, ResponseError
+
+from poc_core.state.client import is_transient
 
 logger = logging.getLogger(__name__)
 
@@ -24,18 +19,6 @@ T = TypeVar("T")
 PAUSE_S = 0.5
 # Seconds between two lines in the log while Redis stays away.
 _LOG_INTERVAL_S = 10.0
-
-
-# Redis away or restarting, its memory or disk full: errors by type, and by the text of a script's error.
-_TRANSIENT = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
-_TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ")
-
-
-def is_transient(error: Exception) -> bool:
-    """Whether Redis is in trouble, for some time, and not this one command."""
-    if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
-        return True
-    return isinstance(error, _TRANSIENT)
 
 
 def until_redis_answers(step: Callable[[], T]) -> T:

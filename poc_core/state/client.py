@@ -2,7 +2,7 @@
 
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, ResponseError, TimeoutError
 from redis.retry import Retry
 
 from poc_core.settings import Settings
@@ -10,6 +10,17 @@ from poc_core.settings import Settings
 # Tries after a failed command. Every script may run twice without harm, so a command is simply repeated: this
 # outlives a broken connection, not a Redis that is away, which the caller must see within seconds.
 _RETRIES = 3
+
+# Redis away or restarting, its memory or disk full: errors by type, and by the text of a script's error.
+TRANSIENT = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
+_TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ")
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether Redis is in trouble, for some time, and not this one command."""
+    if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
+        return True
+    return isinstance(error, TRANSIENT)
 
 
 def connect(settings: Settings) -> Redis:

@@ -46,6 +46,7 @@ class Work:
         if chat:
             self._threads += [threading.Thread(target=self._chat, args=(i,), name=f"chat-{i}") for i in range(2)]
         self._lock = threading.Lock()
+        self._stops: list[float] = []  # when a /stop was sent, and answered
         self.problems: list[str] = []
         self.counts: Counter[str] = Counter()
         self.waits_for_callback: dict[str, list[int]] = {}  # request_id: nonces
@@ -93,9 +94,14 @@ class Work:
                     for place in wrong:
                         claims[place] = claims[place] | {"vector_b64": claims[place - 1]["vector_b64"]}
                     body["validation"] = {"artifacts": claims}
+                submitted_at = time.monotonic()
                 request_id = self._submit(http, body)
                 if request_id is not None:
-                    self._check_job(request_id, nonces, wrong, body, self._wait(http, request_id))
+                    job = self._wait(http, request_id)
+                    if job["status"] == "cancelled" and any(at >= submitted_at for at in self._stops):
+                        self.count("jobs cancelled by the end of a round")
+                    else:
+                        self._check_job(request_id, nonces, wrong, body, job)
 
     def _submit(self, http: httpx.Client, body: dict[str, Any]) -> str | None:
         """The id of the job; None when it was not accepted, or nobody can say."""
@@ -176,7 +182,9 @@ class Work:
             except (*_AWAY, AssertionError, KeyError):
                 pass
             time.sleep(0.2)
+        self._stops.append(time.monotonic())
         self._insistent(client.http, "/stop", {})
+        self._stops.append(time.monotonic())
 
     def _insistent(self, http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """POSTs until the API takes it, as an aggregator does."""

@@ -7,6 +7,7 @@ from typing import Any, cast
 import fakeredis
 import pytest
 from fastapi.testclient import TestClient
+from redis.exceptions import ResponseError
 
 from api import answers, examples
 from api.app import create_app
@@ -15,6 +16,7 @@ from api.services import Services
 from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.settings import Settings
+from poc_core.state import JobStore
 from tests.samples import MODEL, RecordingDispatcher, body, worker_record
 
 CALLS: list[tuple[str, str, Any]] = [
@@ -50,6 +52,24 @@ def test_redis_away_is_503_and_the_api_recovers_by_itself(
     assert int(answer.headers["Retry-After"]) > 0
     server.connected = True
     assert client_of_server.request(method, path, json=sent).status_code in (200, 404)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [
+        ("MISCONF Errors writing to the AOF file: No space left on device", 503),
+        ("Error running script: @user_script: 1: -OOM command not allowed when used memory > 'maxmemory'.", 503),
+        ("Error running script: @user_script: 1: attempt to index a nil value", 500),
+    ],
+)
+def test_redis_without_room_is_503_and_a_script_that_fails_is_500(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, refusal: str, status: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ResponseError(refusal)
+
+    monkeypatch.setattr(JobStore, "read", refuse)
+    assert client.get("/api/v1/pow/generate/" + "0" * 32).status_code == status
 
 
 def test_redis_away_leaves_health_alone(server: fakeredis.FakeServer, client_of_server: TestClient) -> None:
