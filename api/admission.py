@@ -7,21 +7,17 @@ from typing import Any
 from fastapi import HTTPException
 
 from api.errors import unavailable
+from poc_core.errors import BodyError, ForbiddenReceiverError
 from poc_core.records import JobRequest, ModelInfo, NewJob, ProofSpec
 from poc_core.schemes import contract_of
 from poc_core.schemes.requests import JobBody
 from poc_core.settings import Settings
-from poc_core.state import Outbox, WorkerRegistry
+from poc_core.state import WorkerRegistry
 
 
-def admit(body: JobBody, settings: Settings, workers: WorkerRegistry, outbox: Outbox) -> NewJob:
-    """The job of a request. HTTPException 409, 429 or 503, ClaimsError or BodyError says why there can be none."""
-    if body.url is not None and outbox.n_jobs() >= settings.outbox_max_jobs:
-        raise unavailable(
-            f"The callbacks of {settings.outbox_max_jobs} jobs wait for their receivers already (POC_OUTBOX_MAX_JOBS); "
-            "try again later, or leave out the url and poll.",
-            429,
-        )
+def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
+    """The job of a request. HTTPException 409 or 503, ClaimsError or BodyError says why there can be none."""
+    check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()
     limits = deployed_limits(body.params.model, workers)
     check_limits(limits, spec)
@@ -40,6 +36,16 @@ def admit(body: JobBody, settings: Settings, workers: WorkerRegistry, outbox: Ou
         batch_size=min(batch_size, limits.max_batch(spec.seq_len)),
         claimed=claimed,
     )
+
+
+def check_receiver(url: str | None, settings: Settings, field: str = "url") -> None:
+    """BodyError when callbacks may not go there (POC_CALLBACK_ALLOW). What a name leads to is seen when it is tried."""
+    if url is None:
+        return
+    try:
+        settings.callbacks.check_url(url, settings.own_ports)
+    except ForbiddenReceiverError as error:
+        raise BodyError(str(error), (field,), "url_not_allowed") from None
 
 
 def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:

@@ -38,11 +38,19 @@ class WorkerStats(BaseModel):
 
 class OutboxStats(BaseModel):
     limit: int = Field(description="Artifacts that may wait (POC_OUTBOX_MAX_ARTIFACTS); at it the round pauses.")
+    bytes: int = Field(description="Of Redis' memory, that what waits takes.")
+    limit_bytes: int = Field(description="Of these, at most (POC_OUTBOX_MAX_BYTES); at it the round pauses too.")
     full: bool
     dropped: int = Field(description="Artifacts given up after POC_CALLBACK_MAX_RETRIES; 0 unless that is set.")
     failures: int = Field(description="Tries in a row that failed.")
     next_try_at: float | None
     last_error: str | None
+
+
+class SilentReceiver(BaseModel):
+    receiver: str = Field(description="host:port.")
+    failures: int = Field(description="Tries in a row without any answer.")
+    next_try_at: float = Field(description="Until then no job's callback is sent there, and then one at a time.")
 
 
 class Stats(BaseModel):
@@ -84,6 +92,9 @@ class Status(BaseModel):
     stats: Stats
     queued_nonces: int = Field(description="Nonces accepted and not yet computed, over all jobs.")
     callbacks_waiting: int = Field(description="Rounds and jobs, also past ones, whose receiver lacks something.")
+    silent_receivers: list[SilentReceiver] = Field(
+        description="Receivers that did not answer for some tries in a row; of many the latest."
+    )
     workers: list[Worker]
     version: str
 

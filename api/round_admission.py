@@ -2,7 +2,7 @@
 
 from fastapi import HTTPException
 
-from api.admission import check_limits, deployed_limits
+from api.admission import check_limits, check_receiver, deployed_limits
 from api.errors import unavailable
 from poc_core.records import RoundConfig
 from poc_core.schemes.requests import RoundBody
@@ -11,11 +11,13 @@ from poc_core.state import WorkerRegistry
 
 
 def admit_round(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
-    """The configuration of a round. HTTPException 409, 422 or 503 says why there can be none."""
+    """The configuration of a round. HTTPException 409, 422 or 503, or BodyError says why there can be none."""
     spec = body.spec()
     info = deployed_limits(body.served_model or _only_model(workers), workers)
     check_limits(info, spec)
-    return body.config(info.name, body.asked_batch_size or settings.batch_size_default)
+    config = body.config(info.name, body.asked_batch_size or settings.batch_size_default)
+    check_receiver(config.url, settings, "callback_url" if "callback_url" in type(body).model_fields else "url")
+    return config
 
 
 def _only_model(workers: WorkerRegistry) -> str:

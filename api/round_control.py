@@ -6,6 +6,7 @@ from fastapi import HTTPException
 
 from api.round_admission import admit_round
 from api.services import Services
+from poc_core.callbacks import redacted
 from poc_core.errors import RoundError
 from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
 from poc_core.schemes import contract_of
@@ -51,7 +52,7 @@ def config_of(config: RoundConfig) -> dict[str, Any]:
     """The round's configuration in the words of the body that started it."""
     body = contract_of(config.spec.scheme).round_body
     assert body is not None  # else no request could have started it
-    return body.of(config)
+    return body.of(config.model_copy(update={"url": redacted(config.url)}))
 
 
 def scheme_status(
@@ -72,7 +73,7 @@ def stats_of(services: Services, record: RoundRecord) -> dict[str, Any]:
     # A current rate is one of a round that runs; of one that is over, the last seconds say nothing.
     running = record.state is RoundState.GENERATING
     elapsed_s = services.rounds.elapsed_s(record)
-    limit = services.settings.outbox_max_artifacts
+    limit, limit_bytes = services.settings.outbox_max_artifacts, services.settings.outbox_max_bytes
     return {
         "total_processed": record.n_processed,
         "nonces_per_second": sum(rates.per_second.values()) if running else 0.0,
@@ -91,7 +92,9 @@ def stats_of(services: Services, record: RoundRecord) -> dict[str, Any]:
         "artifacts_waiting": outbox.waiting,
         "outbox": {
             "limit": limit,
-            "full": outbox.waiting >= limit,
+            "bytes": outbox.waiting_bytes,
+            "limit_bytes": limit_bytes,
+            "full": outbox.waiting >= limit or outbox.waiting_bytes >= limit_bytes,
             "dropped": outbox.dropped,
             "failures": outbox.failures,
             "next_try_at": outbox.next_at if outbox.waiting else None,

@@ -14,6 +14,7 @@ from api.dispatch import Dispatcher
 from api.gateway import Gateway
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry, connect
+from poc_core.state.receivers import Receivers
 
 # Large requests parsed and stored at the same time: one of 100,000 artifacts takes 100 MB and a second meanwhile.
 _LARGE_BODIES = 1
@@ -27,6 +28,7 @@ class Services:
     workers: WorkerRegistry
     rounds: RoundStore
     outbox: Outbox
+    receivers: Receivers
     dispatcher: Dispatcher
     gateway: Gateway
     large_bodies: CapacityLimiter
@@ -50,6 +52,7 @@ class Services:
             workers,
             RoundStore(redis, settings, clock),
             Outbox(redis, settings, clock),
+            Receivers(redis, clock),
             dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
             Gateway(ChatWorkers(workers, settings.worker_cache_s)),
             CapacityLimiter(_LARGE_BODIES),

@@ -28,7 +28,7 @@ async def submit(raw: bytes, services: Services) -> Submitted:
 
 def _submit(raw: bytes, services: Services) -> Submitted:
     _, body = parse_body(raw, services.settings.max_queued_nonces, job_bodies())
-    job = admit(body, services.settings, services.workers, services.outbox)
+    job = admit(body, services.settings, services.workers)
     return Submitted(queue(job, services), len(job.nonces), body.wait)
 
 

@@ -26,11 +26,15 @@ class RoundError(ProoflineError):
 
 
 class QueueFullError(ProoflineError):
-    """More nonces than POC_MAX_QUEUED_NONCES, or more jobs than POC_MAX_JOBS, would wait."""
+    """More nonces than POC_MAX_QUEUED_NONCES, jobs than POC_MAX_JOBS or callbacks than POC_OUTBOX_MAX_JOBS would wait."""
 
 
 class AnswerTooLargeError(ProoflineError):
     """A job's answer would have more than POC_MAX_RESULT_BYTES."""
+
+
+class ForbiddenReceiverError(ProoflineError):
+    """A callback url that leads where no callback may go (POC_CALLBACK_ALLOW)."""
 
 
 class BodyError(ProoflineError):

@@ -32,9 +32,14 @@ def _http_url(url: str | None) -> str | None:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        usable = usable and not any(char.isspace() or not char.isprintable() for char in url)
+        # What other parsers may read otherwise is refused, as the one that is asked last is not this one.
+        usable = usable and not any(char.isspace() or not char.isprintable() or char == "\\" for char in url)
     except ValueError:  # a bad port or bracket
         usable = False
+    if usable and ("?" in url or "#" in url):
+        raise PydanticCustomError(
+            "url", "The url is a base to which a path is added: leave out the query and fragment (? and #)"
+        )
     if not usable:
         raise PydanticCustomError("url", "The url must look like http://host:port/path or https://host/path")
     return url

@@ -6,7 +6,7 @@ from poc_core.settings import Settings
 
 RUN_BATCH_TASK = "proofline.run_batch"  # args: [job_id, batch_index]
 ROUND_STEP_TASK = "proofline.round_step"  # args: [round_id]; on the queue of one worker
-DELIVER_TASK = "proofline.deliver"  # args: [outbox_id]
+DELIVER_TASK = "proofline.deliver"  # args: the fields of poc_core.state.outbox.Due
 CALLBACK_QUEUE = "poc.callbacks"
 
 # Batches a worker process has in hand: one computes while the other's results are written and its successor

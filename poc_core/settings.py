@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.connection import parse_url
 
+from poc_core.callbacks import CallbackPolicy
 from poc_core.errors import SettingsError
 from poc_core.fields import MAX_BATCH_SIZE
 
@@ -84,7 +85,33 @@ class Settings(BaseSettings):
         "At the limit the round pauses until some are delivered; nothing is dropped.",
     )
     outbox_max_jobs: int = Field(
-        1000, ge=1, description="Jobs whose callback may wait; more requests with a url are refused with 429."
+        1000,
+        ge=1,
+        description="Jobs with a url that may be under way or wait for their receivers; more are refused with 429.",
+    )
+    outbox_max_bytes: int = Field(
+        512 * 1024 * 1024,
+        ge=1024,
+        description="Bytes of Redis memory that a round's artifacts may take while they wait for its receiver, beside "
+        "POC_OUTBOX_MAX_ARTIFACTS: values are larger with a large k_dim. For all jobs' callbacks together as much.",
+    )
+    callback_max_bytes: int = Field(
+        8 * 1024 * 1024,
+        ge=1024,
+        description="Bytes of one callback payload of a round, about; one artifact is always sent. A receiver that "
+        "answers 413 gets smaller ones by itself.",
+    )
+    callback_allow: str = Field(
+        "public,private,loopback",
+        description="Where callbacks may go: the kinds of addresses public, private and loopback, names, addresses and "
+        "networks (10.0.0.0/8), with commas between. Link-local and cloud metadata addresses only when named, the "
+        "node's own ports never. `up` with a --host beyond loopback leaves out loopback unless you set this.",
+    )
+    api_port: int = Field(
+        8000,
+        ge=1,
+        le=65535,
+        description="The API's port, to which no callback goes on its own machine; `up` and `api` set it by --port.",
     )
     round_lease_sec: int = Field(
         300,
@@ -207,6 +234,12 @@ class Settings(BaseSettings):
             raise ValueError("must look like redis://host:port/db (or rediss:// for TLS)") from None
         return url
 
+    @field_validator("callback_allow")
+    @classmethod
+    def _known_receivers(cls, text: str) -> str:
+        CallbackPolicy.of(text)
+        return text
+
     @field_validator("chat_policy")
     @classmethod
     def _known_policy(cls, text: str) -> str:
@@ -216,6 +249,15 @@ class Settings(BaseSettings):
     @property
     def host(self) -> str:
         return self.host_name or socket.gethostname()
+
+    @property
+    def callbacks(self) -> CallbackPolicy:
+        return CallbackPolicy.of(self.callback_allow)
+
+    @property
+    def own_ports(self) -> frozenset[int]:
+        """Those that are known without asking Redis: the API's and Redis' own."""
+        return frozenset((self.api_port, urlsplit(self.redis_url).port or 6379))
 
     @property
     def chat(self) -> ChatPolicy:

@@ -132,6 +132,7 @@ def status(
     return round_part | {
         "queued_nonces": services.jobs.queued_nonces(),
         "callbacks_waiting": services.outbox.n_waiting(),
+        "silent_receivers": [vars(receiver) for receiver in services.receivers.spared()],
         "workers": [vars(worker) for worker in services.workers.live()],
         "version": VERSION,
     }

@@ -1,10 +1,12 @@
 """`proofline api`: the HTTP server, one process."""
 
+import os
 from typing import Annotated
 
 import typer
 
 from cli import options
+from cli.addresses import receiver_settings
 
 GRACEFUL_SHUTDOWN_S = 10  # for answers under way, such as a /generate with wait=true
 
@@ -21,6 +23,7 @@ def api(
     """
     import uvicorn
 
+    os.environ.update(receiver_settings(host, port, os.environ))
     uvicorn.run(
         "api.app:create_app",
         factory=True,

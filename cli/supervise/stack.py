@@ -7,6 +7,7 @@
         httpx.get(f"{stack.base_url}/health")
 """
 
+import os
 import shutil
 import socket
 import tempfile
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from cli.addresses import receiver_settings
 from cli.console import UsageError
 from cli.machine import placement
 from cli.model_choice import with_chosen_model
@@ -206,7 +208,8 @@ class Stack:
 
     def _start_child(self, name: str, command: list[str], grace_s: float) -> Child:
         # The url holds a password: the environment is private, a command line is not.
-        env = environment_of_proofline({**self.env, "POC_REDIS_URL": self.redis_url or ""})
+        settings = receiver_settings(self.host, self.port, {**os.environ, **self.env})
+        env = environment_of_proofline({**settings, **self.env, "POC_REDIS_URL": self.redis_url or ""})
         return self._add_child(ChildSpec(name, command, env, grace_s, max_fast_crashes=self.max_fast_crashes))
 
     def _add_child(self, spec: ChildSpec) -> Child:

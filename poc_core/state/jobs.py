@@ -103,7 +103,7 @@ class JobStore:
     # Clients: create, read, end.
 
     def create(self, job: NewJob) -> str:
-        """Stores a job as queued and returns its id. QueueFullError when too many nonces or jobs would wait,
+        """Stores a job as queued and returns its id. QueueFullError when too many nonces, jobs or callbacks would wait,
         AnswerTooLargeError when its answer would not fit."""
         self._check_answer(job)
         self._check_room(len(job.nonces), self.queued_nonces())  # before megabytes are uploaded in vain
@@ -122,7 +122,9 @@ class JobStore:
             "n_batches": job.n_batches,
             "created_at": now,
         }
-        limits = [self._settings.max_queued_nonces, self._settings.max_jobs, now, self._settings.job_ttl_sec]
+        limits: list[Any] = [self._settings.max_queued_nonces, self._settings.max_jobs]
+        limits += [self._settings.outbox_max_jobs if job.request.url else "", self._settings.outbox_max_bytes]
+        limits += [now, self._settings.job_ttl_sec]
         pairs = [part for item in fields.items() for part in item]
         what, *number = self._create([key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs])
         if what == b"nonces":
@@ -131,6 +133,12 @@ class JobStore:
             raise QueueFullError(
                 f"{number[0]} jobs have not ended, as many as may (POC_MAX_JOBS); wait for some to end, and send more "
                 "nonces in one request."
+            )
+        if what == b"callbacks":
+            raise QueueFullError(
+                f"The callbacks of {self._settings.outbox_max_jobs} jobs (POC_OUTBOX_MAX_JOBS) or "
+                f"{self._settings.outbox_max_bytes} bytes of them (POC_OUTBOX_MAX_BYTES) wait for their receivers "
+                "already; try again later, or leave out the url and poll."
             )
         return job_id
 

@@ -11,7 +11,9 @@ MODELS = "poc:models"  # hash model -> json {"info", "seen_at"}
 
 CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase speak of
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
-OUTBOX_JOBS = "poc:outbox:jobs"  # set of the outboxes of jobs that are not delivered
+OUTBOX_JOBS = "poc:outbox:jobs"  # set of the jobs with a url that are not computed or not delivered
+RECEIVERS = "poc:receivers"  # zset receiver -> when it last did not answer
+OUTBOX_JOB_BYTES = "poc:outbox:job_bytes"  # counter: bytes of jobs' callbacks that are not delivered
 
 
 def round(round_id: str) -> str:
@@ -27,6 +29,11 @@ def generating(model: str) -> str:
 def outbox(outbox_id: str) -> str:
     """The hash of an outbox; its entries are the list this plus :entries."""
     return f"poc:outbox:{outbox_id}"
+
+
+def receiver(name: str) -> str:
+    """The hash of a receiver (host:port) that did not answer; absent while it does."""
+    return f"poc:receiver:{name}"
 
 
 def job(job_id: str) -> str:

@@ -200,6 +200,7 @@ class RoundStore:
                 until,
                 self._ttl_s,
                 most,
+                self._settings.outbox_max_bytes,
                 " ".join(f"{lease.first}:{lease.places}" for lease in in_hand),
             ],
         )
@@ -221,9 +222,10 @@ class RoundStore:
         args += [self._clock(), self._settings.callback_interval_sec, self._ttl_s]
         listed = [entries.pack([pair]) for pair in valid] if contract.lists_reported else []
         args += [_MOST_KEPT, len(listed), *listed]
-        most = self._settings.callback_max_artifacts  # a payload holds whole entries
-        for part in (valid[first : first + most] for first in range(0, len(valid), most)):
-            args += [len(part), entries.pack(part)]
+        # A payload holds whole entries.
+        most, most_bytes = self._settings.callback_max_artifacts, self._settings.callback_max_bytes
+        for n, entry in entries.packed(valid, most, most_bytes):
+            args += [n, entry]
         generating = keys.generating(lease.config.model)
         return bool(self._complete([keys.round(lease.round_id), keys.outbox(lease.round_id), generating], args))
 

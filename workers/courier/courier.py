@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
 
-import httpx
+from redis.exceptions import RedisError
 
-from poc_core.state.outbox import Delivery, Outbox, OutboxExpiredError
+from poc_core.callbacks import redacted
+from poc_core.state.outbox import Delivery, Due, Outbox, OutboxExpiredError
+from poc_core.state.receivers import Receivers
+from workers.courier.places import Places
+from workers.courier.poster import DEADLINE_S, End, Poster, Result
 from workers.patience import until_redis_answers
 
 logger = logging.getLogger(__name__)
 
-# Seconds the receiver has to answer (protocol.md, section 6).
-TIMEOUT_S = 10.0
-# Seconds of one task, after which other outboxes have a turn.
-TASK_S = 30.0
+# Seconds for one outbox, after which others have its place.
+TURN_S = 30.0
+# Threads that ask Redis and put payloads together, each of which takes a multiple of its bytes meanwhile.
+_REDIS_THREADS = 4
+
+T = TypeVar("T")
 
 _current: Courier | None = None
 
@@ -28,68 +40,105 @@ def current() -> Courier:
 
 
 class Courier:
-    """Takes payloads from outboxes to their receivers."""
+    """Delivers on an event loop in a thread of its own: a receiver that hangs costs a connection, not a thread."""
 
-    def __init__(self, outbox: Outbox, client: httpx.Client, max_retries: int | None = None) -> None:
-        """`max_retries`: tries after which a payload is dropped; None: never."""
+    def __init__(
+        self,
+        outbox: Outbox,
+        receivers: Receivers,
+        poster: Poster,
+        max_retries: int | None = None,
+        largest_payload: int = 8 * 1024 * 1024,
+    ) -> None:
+        """`max_retries`: tries after which a payload is dropped; None: never. `largest_payload`: bytes."""
         self._outbox = outbox
-        self._client = client
+        self._receivers = receivers
+        self._poster = poster
         self._max_retries = max_retries
         self._on_their_way: dict[str, Delivery] = {}  # by token
+        self._places = Places(self.deliver, largest_payload)
+        self._redis_threads = ThreadPoolExecutor(_REDIS_THREADS, "courier-redis")
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def install(self) -> None:
         global _current
         _current = self
 
-    def deliver(self, outbox_id: str) -> None:
-        """Delivers the outbox's payloads that are due; does nothing when none is or another process delivers it."""
-        until = time.monotonic() + TASK_S
-        while time.monotonic() < until:
-            try:
-                delivery = self._outbox.take(outbox_id)
-            except OutboxExpiredError as error:
-                logger.error("%s", error)
-                return
-            if delivery is None or not self._deliver(delivery):
-                return
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """At its end waits for the payloads on their way, as long as a try takes; what waits stays in Redis."""
+        loop = self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="courier-loop", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            asyncio.run_coroutine_threadsafe(self._close(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+            self._redis_threads.shutdown(wait=False, cancel_futures=True)
+
+    def offer(self, due: Due) -> None:
+        """Delivers the outbox as soon as there is a place for it; returns at once. For any thread, while it runs."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._places.offer, due)
 
     def renew_locks(self) -> None:
         """To be called well within the lock's time: a payload on a slow line must not be sent beside itself."""
         for delivery in list(self._on_their_way.values()):
             self._outbox.renew(delivery)
 
-    def _deliver(self, delivery: Delivery) -> bool:
-        """One try. Whether the payload was delivered."""
+    async def deliver(self, outbox_id: str) -> None:
+        """Delivers the outbox's payloads that are due; does nothing when none is or another process delivers it."""
+        until = time.monotonic() + TURN_S
+        try:
+            while time.monotonic() < until:
+                delivery = await self._with_redis(lambda: self._outbox.take(outbox_id))
+                if delivery is None or not await self._try(delivery):
+                    return
+        except OutboxExpiredError as error:
+            logger.error("%s", error)
+        except RedisError as error:
+            logger.warning("could not deliver %s: %s", outbox_id, error)
+        except Exception:
+            logger.exception("could not deliver %s", outbox_id)  # the others go on
+
+    async def _try(self, delivery: Delivery) -> bool:
+        """Whether the outbox's next payload may follow at once."""
         self._on_their_way[delivery.token] = delivery
         try:
-            error = self._post(delivery)
-            self._end(delivery, error)
+            result = await self._poster.post(delivery)
+            return await self._with_redis(lambda: self._end(delivery, result))
         finally:
             del self._on_their_way[delivery.token]
-        return error is None
 
-    def _end(self, delivery: Delivery, error: str | None) -> None:
-        if error is None:
-            # Until Redis has it: the receiver must not be sent again what it has taken.
-            if not until_redis_answers(lambda: self._outbox.delivered(delivery)):
-                logger.warning("payload %s was delivered late; its receiver may see it again", delivery.payload_id)
-            return
-        tries = delivery.failures + 1
+    def _end(self, delivery: Delivery, result: Result) -> bool:
+        payload_id = delivery.payload_id
+        # Until Redis has it: the receiver must not be sent again what it has taken.
+        if result.end is End.TAKEN and not until_redis_answers(lambda: self._outbox.delivered(delivery)):
+            logger.warning("payload %s was delivered late; its receiver may see it again", payload_id)
+        if result.end is End.SILENT:
+            until_redis_answers(lambda: self._receivers.silent(delivery.receiver))
+        elif result.end is not End.FORBIDDEN:
+            until_redis_answers(lambda: self._receivers.answered(delivery.receiver))
+        if result.end is End.TAKEN:
+            return True
+        if result.end is End.TOO_LARGE and until_redis_answers(lambda: self._outbox.halved(delivery, result.said)):
+            logger.warning("payload %s is too large and goes in halves: %s", payload_id, result.details)
+            return True
+        tries, details = delivery.failures + 1, f"{redacted(delivery.url)}: {result.details}"
         if self._max_retries is not None and tries >= self._max_retries:
-            logger.error("payload %s is dropped after %d tries: %s", delivery.payload_id, tries, error)
-            until_redis_answers(lambda: self._outbox.dropped(delivery, error))
-            return
-        wait_s = until_redis_answers(lambda: self._outbox.failed(delivery, error))
-        logger.warning(
-            "payload %s not delivered (try %d, next in %.1f s): %s", delivery.payload_id, tries, wait_s, error
-        )
+            logger.error("payload %s is dropped after %d tries: %s", payload_id, tries, details)
+            until_redis_answers(lambda: self._outbox.dropped(delivery, result.said))
+            return False
+        wait_s = until_redis_answers(lambda: self._outbox.failed(delivery, result.said))
+        logger.warning("payload %s not delivered (try %d, next in %.1f s): %s", payload_id, tries, wait_s, details)
+        return False
 
-    def _post(self, delivery: Delivery) -> str | None:
-        """None when the receiver took it, else what went wrong."""
-        headers = {"Content-Type": "application/json", "X-Payload-Id": delivery.payload_id}
-        try:
-            # A stream, because the status is all that matters: a body without end must not hold the courier.
-            with self._client.stream("POST", delivery.url, content=delivery.body, headers=headers) as response:
-                return None if response.is_success else f"{delivery.url} answered {response.status_code}"
-        except Exception as error:  # not all are httpx's own: a url or host name can be bad in many ways
-            return f"{delivery.url}: {type(error).__name__}: {error}"
+    async def _close(self) -> None:
+        await self._places.close(DEADLINE_S + 1)
+        await self._poster.close()
+
+    async def _with_redis(self, step: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._redis_threads, step)

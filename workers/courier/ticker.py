@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import astuple
 
 from celery import Celery
 from kombu.exceptions import OperationalError
@@ -12,7 +14,7 @@ from redis.exceptions import RedisError
 
 from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
 from poc_core.state.outbox import Outbox
-from workers.courier.courier import TIMEOUT_S, Courier
+from workers.courier.courier import Courier
 
 logger = logging.getLogger(__name__)
 
@@ -21,16 +23,22 @@ TICK_S = 0.25
 
 
 class Ticker:
-    """A thread that queues a delivery for every outbox that is due, and holds the locks of those on their way."""
+    """A thread that queues a delivery for every outbox that is due, and holds the locks of those on their way.
 
-    def __init__(self, outbox: Outbox, app: Celery, courier: Courier) -> None:
+    An outbox has one message at a time, whatever the number of couriers: Redis knows which are announced.
+    """
+
+    def __init__(
+        self, outbox: Outbox, app: Celery, courier: Courier, look_around: Callable[[], object] = lambda: None
+    ) -> None:
+        """`look_around()` is called every few seconds."""
         self._outbox = outbox
         self._app = app
         self._courier = courier
-        self._renewed_at = time.monotonic()
+        self._look_around = look_around
+        self._renewed_at = float("-inf")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="courier-ticker", daemon=True)
-        self._queued_at: dict[str, float] = {}
 
     def start(self) -> None:
         self._thread.start()
@@ -51,10 +59,6 @@ class Ticker:
         if now - self._renewed_at > self._outbox.lock_s / 5:
             self._renewed_at = now
             self._courier.renew_locks()
-        due = self._outbox.due()
-        self._queued_at = {outbox_id: at for outbox_id, at in self._queued_at.items() if outbox_id in due}
-        for outbox_id in due:
-            # A second message does no harm, but one a tick while the first waits for its turn would pile up.
-            if now - self._queued_at.get(outbox_id, -TIMEOUT_S) >= TIMEOUT_S / 4:
-                self._queued_at[outbox_id] = now
-                self._app.send_task(DELIVER_TASK, args=[outbox_id], queue=CALLBACK_QUEUE)
+            self._look_around()
+        for due in self._outbox.announce():
+            self._app.send_task(DELIVER_TASK, args=list(astuple(due)), queue=CALLBACK_QUEUE)

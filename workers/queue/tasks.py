@@ -3,6 +3,7 @@
 from celery import shared_task
 
 from poc_core.queues import DELIVER_TASK, ROUND_STEP_TASK, RUN_BATCH_TASK
+from poc_core.state.outbox import Due
 from workers.courier import courier
 from workers.queue import runtime
 
@@ -20,6 +21,6 @@ def round_step(round_id: str) -> None:
 
 
 @shared_task(name=DELIVER_TASK)
-def deliver(outbox_id: str) -> None:
-    """Try to deliver the next payload of an outbox."""
-    courier.current().deliver(outbox_id)
+def deliver(outbox_id: str, receiver: str, is_round: bool, waiting_bytes: int) -> None:
+    """Tell the courier that an outbox is due (poc_core.state.outbox.Due); it delivers when it has a place for it."""
+    courier.current().offer(Due(outbox_id, receiver, is_round, waiting_bytes))

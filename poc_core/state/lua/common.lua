@@ -48,7 +48,11 @@ local function retire(job, status, now, ttl)
     gone[#gone + 1] = job .. suffix
   end
   redis.call('UNLINK', unpack(gone))
-  redis.call('ZREM', 'poc:jobs:active:' .. fields[1], string.sub(job, #'poc:job:' + 1))
+  local id = string.sub(job, #'poc:job:' + 1)
+  redis.call('ZREM', 'poc:jobs:active:' .. fields[1], id)
+  if status ~= 'completed' then -- it sends nothing
+    redis.call('SREM', 'poc:outbox:jobs', id)
+  end
 end
 
 -- One more worker or engine was lost on this batch: `limit` of them are one too many. True when the job failed of it.
@@ -91,6 +95,12 @@ local function due_outbox(id, due, ttl)
   redis.call('EXPIRE', 'poc:outbox:due', ttl)
 end
 
+-- So many more (or, below 0, fewer) bytes of jobs' callbacks wait.
+local function count_job_bytes(bytes, ttl)
+  redis.call('INCRBY', 'poc:outbox:job_bytes', bytes)
+  redis.call('EXPIRE', 'poc:outbox:job_bytes', ttl)
+end
+
 -- An entry of an outbox: its number of artifacts, '|', and their text, which only Python reads (state/entries.py).
 local function counted_entry(n, entry)
   return n .. '|' .. entry
@@ -100,10 +110,17 @@ local function entry_count(counted)
   return tonumber(string.match(counted, '^(%d+)|'))
 end
 
+-- Bytes that a counted entry of `n` artifacts takes in a payload, at most: the names of fields come with each artifact.
+local function payload_bytes(counted, n)
+  return #counted + 32 * n
+end
+
 -- Appends an entry of `n` artifacts to an outbox; its delivery is due at `due` or, where one was due before, then.
 local function push_outbox(id, entry, n, due, ttl)
   local outbox = 'poc:outbox:' .. id
-  redis.call('RPUSH', outbox .. ':entries', counted_entry(n, entry))
+  local counted = counted_entry(n, entry)
+  redis.call('RPUSH', outbox .. ':entries', counted)
+  redis.call('HINCRBY', outbox, 'bytes', #counted)
   redis.call('HINCRBY', outbox, 'waiting', n)
   redis.call('EXPIRE', outbox, ttl)
   redis.call('EXPIRE', outbox .. ':entries', ttl)

@@ -1,4 +1,4 @@
--- Turns staged nonces (and claims) into a queued job, unless too many nonces or jobs would wait.
+-- Turns staged nonces (and claims) into a queued job, unless too many nonces, jobs or callbacks would wait.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 -- ARGV: 1 job_id
@@ -7,13 +7,16 @@
 --       4 n_batches
 --       5 most_queued    nonces that may wait over all jobs
 --       6 most_jobs      that may not have ended
---       7 now            seconds since the epoch
---       8 ttl            seconds the job is kept without progress
---       9... field, value, ... of the hash
--- Returns {'stored'} (also for a repeated call), else {'nonces' or 'jobs', how many there are already}.
+--       7 most_callbacks jobs whose callback may wait, or '' for a job without one
+--       8 most_bytes     of callbacks that wait, over all jobs
+--       9 now            seconds since the epoch
+--      10 ttl            seconds the job is kept without progress
+--      11... field, value, ... of the hash
+-- Returns {'stored'} (also for a repeated call), {'nonces' or 'jobs', how many there are already}, or {'callbacks'}.
 local job = KEYS[1]
-local job_id, model, n_total, n_batches, most_queued, most_jobs, now, ttl = unpack(ARGV, 1, 8)
-local first_field = 9
+local job_id, model, n_total, n_batches, most_queued = unpack(ARGV, 1, 5)
+local most_jobs, most_callbacks, most_bytes, now, ttl = unpack(ARGV, 6, 10)
+local first_field = 11
 n_total, n_batches = tonumber(n_total), tonumber(n_batches)
 if redis.call('EXISTS', job) == 1 then
   return {'stored'}
@@ -25,6 +28,11 @@ end
 if n_jobs >= tonumber(most_jobs) then
   redis.call('UNLINK', job .. ':nonces', job .. ':claimed')
   return {'jobs', n_jobs}
+end
+if most_callbacks ~= '' and (redis.call('SCARD', 'poc:outbox:jobs') >= tonumber(most_callbacks) or
+    tonumber(redis.call('GET', 'poc:outbox:job_bytes') or '0') >= tonumber(most_bytes)) then
+  redis.call('UNLINK', job .. ':nonces', job .. ':claimed')
+  return {'callbacks'}
 end
 local queued = tonumber(redis.call('GET', 'poc:queued_nonces') or '0')
 if queued < 0 then
@@ -49,5 +57,9 @@ end
 redis.call('INCRBY', 'poc:queued_nonces', string.format('%d', n_total))
 redis.call('ZADD', 'poc:jobs:active:' .. model, now, job_id)
 redis.call('SADD', 'poc:jobs:models', model)
+if most_callbacks ~= '' then -- its place, before it is computed: later it could not be refused any more
+  redis.call('SADD', 'poc:outbox:jobs', job_id)
+  redis.call('EXPIRE', 'poc:outbox:jobs', ttl)
+end
 touch(job, ttl)
 return {'stored'}

@@ -1,16 +1,17 @@
 -- Ends a delivery: removes what the receiver took or what is given up, or notes when to try again.
 --
--- KEYS: 1 outbox     its hash; its entries are this plus :entries
--- ARGV: 1 token      of the delivery that ends
---       2 outcome    delivered, failed or dropped
---       3 next_at    when the next delivery is due, seconds since the epoch
---       4 why        it failed or was dropped, or ''
---       5 now        seconds since the epoch
---       6 ttl        seconds that what waits is kept
---       7 most       artifacts of a payload
+-- KEYS: 1 outbox        its hash; its entries are this plus :entries
+-- ARGV: 1 token         of the delivery that ends
+--       2 outcome       delivered, failed or dropped
+--       3 next_at       when the next delivery is due, seconds since the epoch
+--       4 why           it failed or was dropped, or ''
+--       5 now           seconds since the epoch
+--       6 ttl           seconds that what waits is kept
+--       7 most          artifacts of a payload
+--       8 most_bytes    of a payload
 -- Returns 1, or 0 when the lock was lost to another process (nothing changes then).
 local outbox = KEYS[1]
-local token, outcome, next_at, why, now, ttl, most = unpack(ARGV)
+local token, outcome, next_at, why, now, ttl, most, most_bytes = unpack(ARGV)
 local entries = outbox .. ':entries'
 local id = string.sub(outbox, #'poc:outbox:' + 1)
 if redis.call('HGET', outbox, 'token') ~= token then
@@ -26,23 +27,36 @@ if outcome == 'failed' then
   due_outbox(id, next_at, ttl)
   return 1
 end
-local taken, ended = tonumber(redis.call('HGET', outbox, 'in_flight')), 0
+local taken, ended, fits = unpack(redis.call('HMGET', outbox, 'in_flight', 'in_flight_artifacts', 'fits'))
+taken, ended = tonumber(taken), tonumber(ended)
+local bytes = 0
 for first = 0, taken - 1, CHUNK do
   for _, entry in ipairs(redis.call('LRANGE', entries, first, math.min(first + CHUNK, taken) - 1)) do
-    ended = ended + entry_count(entry)
+    bytes = bytes + #entry
   end
 end
 redis.call('LTRIM', entries, taken, -1)
 local waiting = redis.call('HINCRBY', outbox, 'waiting', -ended)
+local waiting_bytes = redis.call('HINCRBY', outbox, 'bytes', -bytes)
+if redis.call('HEXISTS', outbox, 'head') == 0 then
+  count_job_bytes(-bytes, ttl)
+end
 redis.call('HINCRBY', outbox, outcome, ended)
 redis.call('HINCRBY', outbox, 'number', 1)
-redis.call('HDEL', outbox, 'in_flight', 'failures')
+redis.call('HDEL', outbox, 'in_flight', 'in_flight_artifacts', 'failures')
 if outcome == 'delivered' then
   redis.call('HDEL', outbox, 'last_error')
   redis.call('HSET', outbox, 'delivered_at', now)
 end
+if fits then
+  most = math.min(tonumber(most), tonumber(fits))
+  if outcome == 'delivered' and ended >= tonumber(fits) then -- maybe it takes a little more
+    redis.call('HINCRBY', outbox, 'fits', math.ceil(tonumber(fits) / 16))
+  end
+end
 -- A full payload need not wait, nor what is left of a round that is over: no fuller one would come.
-local at_once = waiting >= tonumber(most) or redis.call('HEXISTS', outbox, 'closed') == 1
+local at_once = waiting >= tonumber(most) or waiting_bytes >= tonumber(most_bytes) or
+  redis.call('HEXISTS', outbox, 'closed') == 1
 local due = at_once and now or next_at
 redis.call('HSET', outbox, 'next_at', due)
 if redis.call('LLEN', entries) == 0 then

@@ -35,5 +35,6 @@ if url ~= '' then
   push_outbox(id, body, 1, now, callback_ttl)
   redis.call('SADD', 'poc:outbox:jobs', id)
   redis.call('EXPIRE', 'poc:outbox:jobs', callback_ttl)
+  count_job_bytes(#counted_entry(1, body), callback_ttl)
 end
 return 1

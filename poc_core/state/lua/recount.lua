@@ -1,7 +1,7 @@
--- Puts the counter of waiting nonces right and drops jobs that expired from the indexes.
+-- Puts the counters of waiting nonces and callbacks right and drops jobs that expired from the indexes.
 --
 -- KEYS: none
--- ARGV: 1 ttl    seconds the counter is kept
+-- ARGV: 1 ttl    seconds the counters are kept
 -- Returns how many nonces wait.
 local ttl = ARGV[1]
 local queued = 0
@@ -20,5 +20,15 @@ for _, model in ipairs(redis.call('SMEMBERS', 'poc:jobs:models')) do
     redis.call('SREM', 'poc:jobs:models', model)
   end
 end
+local bytes = 0
+for _, id in ipairs(redis.call('SMEMBERS', 'poc:outbox:jobs')) do
+  local waiting = redis.call('HGET', 'poc:outbox:' .. id, 'bytes')
+  if waiting then
+    bytes = bytes + tonumber(waiting)
+  elseif not is_active(redis.pcall('HGET', 'poc:job:' .. id, 'status')) then
+    redis.call('SREM', 'poc:outbox:jobs', id)
+  end
+end
+redis.call('SET', 'poc:outbox:job_bytes', string.format('%d', bytes), 'EX', ttl)
 redis.call('SET', 'poc:queued_nonces', string.format('%d', queued), 'EX', ttl)
 return queued

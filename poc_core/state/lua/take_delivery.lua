@@ -1,51 +1,70 @@
--- Locks an outbox for one delivery. What was once taken stays one payload, with one number, until it is delivered.
+-- Locks an outbox for one delivery. What was once taken stays one payload, with one number, until it is delivered or is
+-- too large for its receiver.
 --
 -- KEYS: 1 outbox          its hash; its entries are this plus :entries
+--       2 receiver        what is known of the one it is for
 -- ARGV: 1 token           of the delivery that begins
 --       2 now             seconds since the epoch
 --       3 locked_until    seconds since the epoch
 --       4 most            artifacts of a payload
---       5 ttl             seconds that what waits is kept
+--       5 most_bytes      of a payload
+--       6 ttl             seconds that what waits is kept
+--       7 breaks_at       tries in a row without an answer after which jobs' payloads wait for one that probes
+--       8 probe_until     seconds since the epoch: when the next one probes, should this one die
 -- Returns {} when there is nothing to do now, {'expired'} when what waited is gone, else {url, head, payload number,
--- entries, failures}.
-local outbox = KEYS[1]
-local token, now, locked_until, most, ttl = unpack(ARGV)
+-- entries, artifacts, failures}.
+local outbox, receiver = unpack(KEYS)
+local token, now, locked_until, most, most_bytes, ttl, breaks_at, probe_until = unpack(ARGV)
 local entries = outbox .. ':entries'
 local id = string.sub(outbox, #'poc:outbox:' + 1)
-local url, head, number, in_flight, failures, held_until, next_at = unpack(redis.call(
-  'HMGET', outbox, 'url', 'head', 'number', 'in_flight', 'failures', 'locked_until', 'next_at'))
+local url, head, number, in_flight, in_flight_artifacts, failures, held_until, next_at, fits, bytes = unpack(redis.call(
+  'HMGET', outbox, 'url', 'head', 'number', 'in_flight', 'in_flight_artifacts', 'failures', 'locked_until', 'next_at',
+  'fits', 'bytes'))
 if not url then -- its retention ended; what is delivered to the end is due no more
   redis.call('SREM', 'poc:outbox:jobs', id)
   return redis.call('ZREM', 'poc:outbox:due', id) == 1 and {'expired'} or {}
 end
-local free_at = math.max(tonumber(held_until or '0'), tonumber(next_at or '0'))
+local silent, silent_until = unpack(redis.call('HMGET', receiver, 'failures', 'next_at'))
+local probes = not head and tonumber(silent or '0') >= tonumber(breaks_at) -- a round is never held up by jobs
+local free_at = math.max(tonumber(held_until or '0'), tonumber(next_at or '0'), probes and tonumber(silent_until) or 0)
 if free_at > tonumber(now) then
   redis.call('ZADD', 'poc:outbox:due', 'XX', string.format('%.3f', free_at), id)
   return {}
 end
-local taken = tonumber(in_flight or '0')
+local taken, artifacts = tonumber(in_flight or '0'), tonumber(in_flight_artifacts or '0')
 if taken == 0 then
-  local total, length = 0, redis.call('LLEN', entries)
-  while taken < length do
-    for _, entry in ipairs(redis.call('LRANGE', entries, taken, taken + CHUNK - 1)) do
-      total = total + entry_count(entry)
-      if taken > 0 and total > tonumber(most) then
-        length = 0 -- ends the outer loop: the payload is full
+  most = math.min(tonumber(most), tonumber(fits or most))
+  most_bytes = tonumber(most_bytes)
+  local size, length = 0, redis.call('LLEN', entries)
+  -- Few enough that not much more is read than a payload holds: entries may be megabytes.
+  local chunk = math.max(1, math.min(CHUNK, math.floor(most_bytes * length / (tonumber(bytes or '0') + 1))))
+  local last = head and length or 1 -- a job's entries are whole bodies
+  while taken < last do
+    for _, entry in ipairs(redis.call('LRANGE', entries, taken, taken + chunk - 1)) do
+      local n = entry_count(entry)
+      size = size + payload_bytes(entry, n)
+      if taken > 0 and (artifacts + n > most or size > most_bytes or taken >= last) then
+        last = 0 -- ends the outer loop: the payload is full
         break
       end
-      taken = taken + 1
+      taken, artifacts = taken + 1, artifacts + n
     end
+    last = math.min(last, length)
   end
 end
 if taken == 0 then
   redis.call('ZREM', 'poc:outbox:due', id)
   return {}
 end
-redis.call('HSET', outbox, 'in_flight', taken, 'token', token, 'locked_until', locked_until)
+if probes then
+  redis.call('HSET', receiver, 'next_at', probe_until)
+end
+redis.call('HSET', outbox, 'in_flight', taken, 'in_flight_artifacts', artifacts, 'token', token,
+  'locked_until', locked_until)
 if redis.call('HEXISTS', outbox, 'closed') == 0 then -- else its retention counts from its end, whatever is tried
   redis.call('EXPIRE', outbox, ttl)
   redis.call('EXPIRE', entries, ttl)
 end
 -- Looked at again when the lock is over, should the one who holds it die.
 due_outbox(id, locked_until, ttl)
-return {url, head or '', number or '0', string.format('%d', taken), failures or '0'}
+return {url, head or '', number or '0', string.format('%d', taken), string.format('%d', artifacts), failures or '0'}

@@ -12,6 +12,7 @@ from redis import Redis
 
 from poc_core.nonces import MAX_NONCE
 from poc_core.schemes.artifact.requests import GenerateBody
+from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry
 from tests.samples import MODEL, RecordingDispatcher, body
 
@@ -68,6 +69,11 @@ MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a url of another protocol": ({"url": "ftp://host/path"}, "url", "must look like http://host:port/path"),
     "a url without a host": ({"url": "http://"}, "url", "must look like http://host:port/path"),
     "a url with a bad port": ({"url": "http://host:99999/"}, "url", "must look like http://host:port/path"),
+    "a url with a query": ({"url": "http://host/stop?"}, "url", "leave out the query and fragment"),
+    "a url with a fragment": ({"url": "http://host/stop#"}, "url", "leave out the query and fragment"),
+    "a url that others read otherwise": ({"url": "http://a\\@host/"}, "url", "must look like http://host:port/path"),
+    "a url of a cloud's metadata": ({"url": "http://169.254.169.254/"}, "url", "allow it with POC_CALLBACK_ALLOW"),
+    "a url of the API itself": ({"url": "http://127.0.0.1:8000/api/v1/pow"}, "url", "is the node's own"),
     "an over-long url": ({"url": "http://host/" + "x" * 3000}, "url", "at most 2048 characters"),
     "a p_mismatch above 1": ({"stat_test": {"p_mismatch": 2}}, "stat_test.p_mismatch", "less than or equal to 1"),
     "a negative threshold": ({"stat_test": {"dist_threshold": -1}}, "stat_test.dist_threshold", "equal to 0"),
@@ -246,6 +252,16 @@ def test_429_when_the_queue_is_full(
     assert jobs.active_jobs(MODEL) == [first]
     redis.flushall()
     dispatcher.published.clear()
+
+
+def test_429_when_jobs_with_a_url_have_all_places(
+    client: TestClient, redis: Redis, settings: Settings, dispatcher: RecordingDispatcher
+) -> None:
+    redis.sadd("poc:outbox:jobs", *range(settings.outbox_max_jobs))
+    answer = client.post(GENERATE, json=body(url="http://receiver:9000"))
+    assert answer.status_code == 429
+    assert "try again later, or leave out the url and poll" in answer.json()["detail"]
+    assert int(answer.headers["Retry-After"]) > 0
 
 
 def test_413_for_a_declared_length_over_the_limit(client: TestClient) -> None:

@@ -18,12 +18,14 @@ from poc_core.schemes.artifact.requests import ArtifactRoundBody
 from poc_core.schemes.distance.requests import DistanceRoundBody
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state.receivers import BREAKS_AT, Receivers
 from poc_core.state.rounds import Lease
 from tests.samples import K_DIM, MODEL, Clock, RecordingDispatcher, body, distance_body, round_body
 
 POW = "/api/v1/pow"
 START = f"{POW}/init/generate"
 URL = "http://receiver:9000/poc"
+SECRET_URL = "http://user:s3cret@receiver:9000/poc"
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +156,9 @@ MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a url with a bad port": (round_body(url="http://host:99999"), "url", "must look like http://host:port/path"),
     "a url with a line break": (round_body(url="http://ho\nst/"), "url", "must look like http://host:port/path"),
     "a url with a space": (round_body(url="http://ho st/"), "url", "must look like http://host:port/path"),
+    "a url with a query": (round_body(url="http://host/x?y=1"), "url", "leave out the query and fragment"),
+    "a url that is not allowed": (round_body(url="http://[fe80::1]/"), "url", "allow it with POC_CALLBACK_ALLOW"),
+    "a callback_url of Redis": (distance_body(callback_url="http://localhost:6379"), "callback_url", "the node's own"),
     "a bad callback_url": (distance_body(callback_url="file:///etc"), "callback_url", "must look like http://host"),
     "a node_id of node_count": (round_body(node_id=3, node_count=3), "", "node_id must be smaller than node_count"),
     "a distance node_id too large": (distance_body(node_id=1, node_count=1), "", "node_id must be smaller than node"),
@@ -441,6 +446,38 @@ def test_the_status_tells_of_a_receiver_that_fails(
     told = status(client)["stats"]["outbox"]
     assert (told["failures"], told["last_error"], told["dropped"]) == (1, "it answered 500", 0)
     assert told["next_try_at"] == pytest.approx(clock.now + wait_s)
+
+
+@pytest.mark.parametrize("sent", [round_body(url=SECRET_URL), distance_body(callback_url=SECRET_URL)])
+def test_a_callback_urls_secret_is_in_no_answer(client: TestClient, rounds: RoundStore, sent: dict[str, Any]) -> None:
+    assert start(client, rounds, sent).config.url == SECRET_URL
+    for path in (f"{POW}/status", "/api/v1/inference/pow/status", "/metrics"):
+        assert "s3cret" not in client.get(path).text
+    assert "http://***@receiver:9000/poc" in status(client)["config"].values()
+
+
+def test_the_status_names_receivers_that_do_not_answer(
+    client: TestClient, redis: Redis, clock: Clock, settings: Settings
+) -> None:
+    assert status(client)["silent_receivers"] == []
+    for _ in range(BREAKS_AT):
+        Receivers(redis, clock).silent("receiver:9000")
+    ((told),) = status(client)["silent_receivers"]
+    assert (told["receiver"], told["failures"]) == ("receiver:9000", BREAKS_AT)
+    assert clock.now < told["next_try_at"] <= clock.now + 2
+
+
+class TestWithFewBytes:
+    @pytest.fixture
+    def settings(self) -> Settings:
+        return Settings(outbox_max_bytes=1024)
+
+    def test_the_status_says_that_the_outbox_is_full(self, client: TestClient, rounds: RoundStore) -> None:
+        start(client, rounds, round_body(url=URL))
+        compute(rounds, 40)
+        told = status(client)["stats"]["outbox"]
+        assert told["bytes"] > told["limit_bytes"] == 1024
+        assert told["full"] is True
 
 
 class TestWithASmallOutbox:

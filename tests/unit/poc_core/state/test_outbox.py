@@ -1,18 +1,20 @@
 """What waits for receivers: payloads that stay what they are until they are delivered."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from redis import Redis
 
+from poc_core.errors import QueueFullError
 from poc_core.nonces import MAX_NONCE
 from poc_core.records import NewJob, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Outbox, RoundStore
-from poc_core.state.outbox import FIRST_BACKOFF_S, LAST_BACKOFF_S, Delivery, OutboxExpiredError
-from poc_core.state.rounds import Lease
+from poc_core.state.outbox import Delivery, OutboxExpiredError
+from poc_core.state.receivers import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.samples import DISTANCE_SPEC, K_DIM, MODEL, REQUEST, SPEC, Clock, round_config
 
 URL = "http://receiver:9000/poc"
@@ -393,12 +395,18 @@ def test_dropped_artifacts_are_counted_with_the_reason(outbox: Outbox, waiting: 
 # Jobs.
 
 
-def finish(jobs: JobStore, claimed: dict[int, str] | None = None, url: str | None = URL) -> str:
+def finish(
+    jobs: JobStore,
+    claimed: dict[int, str] | None = None,
+    url: str | None = URL,
+    nonces: Sequence[int] = (5, 6),
+    values: Sequence[str | None] | None = None,
+) -> str:
     request = REQUEST.model_copy(update={"url": url})
-    job_id = jobs.create(NewJob(MODEL, SPEC, request, [5, 6], 2, claimed))
+    job_id = jobs.create(NewJob(MODEL, SPEC, request, nonces, len(nonces), claimed))
     claim = jobs.claim(job_id, 0, "w1")
     assert isinstance(claim, Claim)
-    jobs.complete(job_id, 0, [VECTOR, VECTOR])
+    jobs.complete(job_id, 0, values or [VECTOR] * len(nonces))
     assert jobs.finish(job_id)
     return job_id
 
@@ -558,3 +566,255 @@ def test_a_round_that_was_delivered_to_the_end_expires_in_silence(
     outbox.delivered(take(outbox, waiting.round_id))
     redis.delete(f"poc:outbox:{waiting.round_id}")
     assert outbox.take(waiting.round_id) is None
+
+
+# Bytes.
+
+
+def large(nonce: int) -> str:
+    """15 KB, as of a k_dim of 4096 and more."""
+    return f"{nonce:0>15000}"
+
+
+def compute_large(rounds: RoundStore, record: RoundRecord, places: int) -> None:
+    lease = rounds.lease(record, "w1", places)
+    assert isinstance(lease, Lease)
+    rounds.complete(lease, "w1", [large(nonce) for nonce in lease.nonces])
+
+
+@pytest.fixture
+def bounded(redis: Redis, settings: Settings, clock: Clock) -> tuple[RoundStore, Outbox]:
+    """A million artifacts a payload, but only 100 kB, and 1 MB in the outbox."""
+    changes = {"callback_max_artifacts": 10**6, "callback_max_bytes": 100_000, "outbox_max_bytes": 1_000_000}
+    settings = settings.model_copy(update=changes)
+    return RoundStore(redis, settings, clock), Outbox(redis, settings, clock)
+
+
+def test_a_payload_is_bounded_by_its_bytes(bounded: tuple[RoundStore, Outbox]) -> None:
+    rounds, outbox = bounded
+    record = start(rounds)
+    for _ in range(4):
+        compute_large(rounds, record, places=3)
+    compute_large(rounds, record, places=20)  # more than a payload's bytes in one lease
+    rounds.switch(record, RoundState.STOPPED)
+    sizes, arrived = [], []
+    while (delivery := outbox.take(record.round_id)) is not None:
+        sizes.append(len(delivery.body))
+        arrived += nonces_of(delivery)
+        outbox.delivered(delivery)
+    assert max(sizes) < 101_000
+    assert arrived == list(range(32))
+    assert outbox.status(record.round_id).waiting_bytes == 0
+
+
+def test_an_artifact_larger_than_a_payloads_bytes_goes_alone(bounded: tuple[RoundStore, Outbox]) -> None:
+    rounds, outbox = bounded
+    record = start(rounds)
+    lease = rounds.lease(record, "w1", 2)
+    assert isinstance(lease, Lease)
+    rounds.complete(lease, "w1", ["x" * 200_000, "y" * 200_000])
+    rounds.switch(record, RoundState.STOPPED)
+    for nonce in range(2):
+        delivery = take(outbox, record.round_id)
+        assert nonces_of(delivery) == [nonce]
+        outbox.delivered(delivery)
+
+
+def test_a_round_pauses_at_outbox_max_bytes_and_goes_on_below(
+    bounded: tuple[RoundStore, Outbox], clock: Clock, settings: Settings
+) -> None:
+    rounds, outbox = bounded
+    record = start(rounds)
+    compute_large(rounds, record, places=67)
+    assert outbox.status(record.round_id).waiting_bytes > 1_000_000
+    assert rounds.lease(record, "w1", 1) is LeaseRefusal.FULL
+    interval_passes(clock, settings)
+    outbox.delivered(take(outbox, record.round_id))
+    assert isinstance(rounds.lease(record, "w1", 1), Lease)
+
+
+# What a receiver finds too large.
+
+
+def deliver_below(outbox: Outbox, outbox_id: str, most: int) -> list[Delivery]:
+    """What a receiver takes that answers 413 to more than `most` artifacts; ends at the first that cannot be halved."""
+    taken = []
+    while (delivery := outbox.take(outbox_id)) is not None:
+        if len(content(delivery)["artifacts"]) <= most:
+            outbox.delivered(delivery)
+            taken.append(delivery)
+        elif not outbox.halved(delivery, "answered 413"):
+            outbox.failed(delivery, "answered 413")
+            break
+    return taken
+
+
+@pytest.mark.parametrize("most", [1, 3, 5, 8])
+def test_what_is_too_large_goes_in_smaller_ones_and_nothing_is_lost_or_doubled(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, most: int
+) -> None:
+    for places in (4, 4, 1, 7, 4, 9):  # entries that must be divided, and some that need not
+        compute(rounds, waiting, places)
+    rounds.switch(waiting, RoundState.STOPPED)
+    taken = deliver_below(outbox, waiting.round_id, most)
+    assert [nonce for delivery in taken for nonce in nonces_of(delivery)] == list(range(33))
+    numbers = [int(delivery.payload_id.rpartition("-")[2]) for delivery in taken]
+    assert numbers == sorted(set(numbers))
+    status = outbox.status(waiting.round_id)
+    assert (status.waiting, status.waiting_bytes, status.delivered, status.last_error) == (0, 0, 33, None)
+
+
+def test_halves_have_ids_of_their_own_that_stay_over_failures(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, clock: Clock
+) -> None:
+    whole = take(outbox, waiting.round_id)
+    assert outbox.halved(whole, "answered 413")
+    first = take(outbox, waiting.round_id)
+    assert (nonces_of(first), first.payload_id) == ([0, 1], f"{waiting.round_id}-1")
+    outbox.failed(first, "answered 500")
+    compute(rounds, waiting)
+    clock.now += LAST_BACKOFF_S
+    again = take(outbox, waiting.round_id)
+    assert (again.body, again.payload_id) == (first.body, first.payload_id)
+
+
+def test_a_receiver_that_found_one_too_large_gets_slowly_larger_ones_again(
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord
+) -> None:
+    for _ in range(100):
+        compute(rounds, waiting, places=1)
+    rounds.switch(waiting, RoundState.STOPPED)
+    outbox.halved(take(outbox, waiting.round_id), "answered 413")
+    sizes = []
+    while (delivery := outbox.take(waiting.round_id)) is not None:
+        sizes.append(len(nonces_of(delivery)))
+        outbox.delivered(delivery)
+    assert sizes[0] == 5
+    assert max(sizes) == 10
+    assert sizes[:-1] == sorted(sizes[:-1])
+
+
+def test_a_single_artifact_that_is_too_large_is_still_its_deliverers_to_end(
+    outbox: Outbox, rounds: RoundStore, clock: Clock, settings: Settings
+) -> None:
+    record = start(rounds)
+    compute(rounds, record, places=1)
+    interval_passes(clock, settings)
+    delivery = take(outbox, record.round_id)
+    assert not outbox.halved(delivery, "answered 413")
+    outbox.failed(delivery, "answered 413")
+    status = outbox.status(record.round_id)
+    assert (status.waiting, status.failures, status.last_error) == (1, 1, "answered 413")
+
+
+def test_who_lost_the_lock_halves_nothing(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
+    late = take(outbox, waiting.round_id)
+    clock.now += outbox.lock_s
+    holder = take(outbox, waiting.round_id)
+    outbox.halved(late, "answered 413")
+    assert outbox.delivered(holder)
+    assert outbox.status(waiting.round_id).delivered == 4
+
+
+def test_a_jobs_answer_that_is_too_large_goes_in_halves(jobs: JobStore, outbox: Outbox, redis: Redis) -> None:
+    job_id = finish(jobs, nonces=list(range(5)))
+    taken = deliver_below(outbox, job_id, most=2)
+    assert [nonces_of(delivery) for delivery in taken] == [[0, 1], [2], [3, 4]]
+    assert len({delivery.payload_id for delivery in taken}) == 3
+    for delivery in taken:
+        told = content(delivery)
+        assert (told["request_id"], told["payload_id"]) == (job_id, delivery.payload_id)
+        assert told["encoding"]["k_dim"] == K_DIM
+    assert outbox.n_jobs() == 0
+    assert int(redis.get("poc:outbox:job_bytes") or 0) == 0  # type: ignore[arg-type]
+
+
+def test_what_was_excluded_comes_with_the_first_half_alone(jobs: JobStore, outbox: Outbox) -> None:
+    job_id = finish(jobs, nonces=[1, 2, 3], values=[VECTOR, None, VECTOR])
+    first, second = deliver_below(outbox, job_id, most=1)
+    assert content(first)["excluded_nonces"] == [2]
+    assert "excluded_nonces" not in content(second)
+
+
+def test_a_verdict_cannot_be_halved(jobs: JobStore, outbox: Outbox) -> None:
+    job_id = finish(jobs, claimed={5: VECTOR, 6: VECTOR})
+    assert not outbox.halved(take(outbox, job_id), "answered 413")
+
+
+# What is said of those that are due.
+
+
+def test_an_outbox_is_announced_once_until_whoever_was_told_must_be_dead(
+    jobs: JobStore, rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
+) -> None:
+    job_id, record = finish(jobs), start(rounds)
+    compute(rounds, record)
+    interval_passes(clock, settings)
+    assert {due.outbox_id: due.is_round for due in outbox.announce()} == {record.round_id: True, job_id: False}
+    assert outbox.announce() == []
+    clock.now += outbox.lock_s
+    assert len(outbox.announce()) == 2
+
+
+def test_an_announcement_says_for_whom_it_is_and_keeps_the_secret(
+    rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
+) -> None:
+    compute(rounds, start(rounds, url="http://user:secret@receiver:9000/x"))
+    interval_passes(clock, settings)
+    (due,) = outbox.announce()
+    assert due.receiver == "receiver:9000"
+    assert due.waiting_bytes == outbox.status(due.outbox_id).waiting_bytes > 0
+
+
+# Places of jobs.
+
+
+def test_jobs_that_come_quickly_do_not_pass_outbox_max_jobs(
+    redis: Redis, settings: Settings, clock: Clock, serve: Callable[..., Any]
+) -> None:
+    settings = settings.model_copy(update={"outbox_max_jobs": 20, "max_queued_nonces": 10**6})
+    jobs, outbox = JobStore(redis, settings, clock), Outbox(redis, settings, clock)
+    request = REQUEST.model_copy(update={"url": URL})
+    refusals = []
+    for _ in range(50):  # none of them is computed before all are asked for
+        try:
+            jobs.create(NewJob(MODEL, SPEC, request, [1], 1))
+        except QueueFullError as error:
+            refusals.append(str(error))
+    assert (outbox.n_jobs(), len(refusals)) == (20, 30)
+    assert "POC_OUTBOX_MAX_JOBS" in refusals[0]
+    assert "try again later, or leave out the url and poll" in refusals[0]
+    assert len(jobs.active_jobs(MODEL)) == 20
+    jobs.create(NewJob(MODEL, SPEC, REQUEST, [1], 1))  # without a url
+
+
+@pytest.mark.parametrize("end", ["fail", "cancel"])
+def test_a_job_that_ends_without_a_callback_gives_its_place_back(jobs: JobStore, outbox: Outbox, end: str) -> None:
+    job_id = jobs.create(NewJob(MODEL, SPEC, REQUEST.model_copy(update={"url": URL}), [5], 1))
+    assert outbox.n_jobs() == 1
+    if end == "fail":
+        jobs.fail(job_id, "no engine")
+    else:
+        jobs.cancel(job_id)
+    assert outbox.n_jobs() == 0
+
+
+def test_the_place_of_a_job_that_expired_is_found_again(jobs: JobStore, outbox: Outbox, redis: Redis) -> None:
+    gone = jobs.create(NewJob(MODEL, SPEC, REQUEST.model_copy(update={"url": URL}), [5], 1))
+    waits = finish(jobs)
+    redis.delete(f"poc:job:{gone}")
+    jobs.recount()
+    assert [member.decode() for member in redis.smembers("poc:outbox:jobs")] == [waits]
+
+
+def test_jobs_callbacks_are_bounded_by_their_bytes_together(redis: Redis, settings: Settings, clock: Clock) -> None:
+    settings = settings.model_copy(update={"outbox_max_bytes": 1024})
+    jobs, outbox = JobStore(redis, settings, clock), Outbox(redis, settings, clock)
+    first = finish(jobs, nonces=list(range(30)))
+    with pytest.raises(QueueFullError, match="1024 bytes of them"):
+        finish(jobs)
+    jobs.recount()  # changes nothing
+    with pytest.raises(QueueFullError):
+        finish(jobs)
+    outbox.delivered(take(outbox, first))
+    finish(jobs)

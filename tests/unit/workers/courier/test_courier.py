@@ -1,10 +1,12 @@
 """The courier: what it makes of a receiver's answers, and of a Redis or a process that is away meanwhile."""
 
+import asyncio
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import fakeredis
@@ -14,20 +16,27 @@ from celery import Celery
 from redis import Redis
 
 from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
-from poc_core.records import RoundRecord, RoundState
+from poc_core.records import NewJob, RoundRecord, RoundState
 from poc_core.settings import Settings
-from poc_core.state import Outbox, RoundStore, WorkerRegistry
-from poc_core.state.outbox import LAST_BACKOFF_S
+from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
 from poc_core.state.rounds import Lease
-from tests.samples import Clock, round_config, worker_record
+from tests.samples import MODEL, REQUEST, SPEC, Clock, round_config, worker_record
 from workers import patience
 from workers.courier import courier as courier_module
 from workers.courier import main as main_module
+from workers.courier import poster as poster_module
 from workers.courier import ticker as ticker_module
 from workers.courier.courier import Courier
+from workers.courier.own_ports import OwnPorts
+from workers.courier.places import JOB_PLACES
+from workers.courier.poster import UNREACHABLE, Poster
 from workers.courier.ticker import Ticker
+from workers.queue import tasks
 
 Answer = int | Exception
+
+ADDRESS = "10.0.0.9"
 
 
 @pytest.fixture
@@ -49,7 +58,7 @@ class Receiver:
         self.answers: list[Answer] = []
         self.requests: list[httpx.Request] = []
         self.taken: list[dict[str, Any]] = []
-        self.client = httpx.Client(transport=httpx.MockTransport(self.answer))
+        self.poster = poster(self.answer)
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
@@ -65,14 +74,29 @@ class Receiver:
         return [artifact["nonce"] for payload in self.taken for artifact in payload["artifacts"]]
 
 
+def poster(answer: Callable[[httpx.Request], httpx.Response]) -> Poster:
+    """One for which every name is an address of the operator's network."""
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    return Poster(client, Settings().callbacks, lookup=lambda name, port: [(0, 0, 0, "", (ADDRESS, port))])
+
+
+def deliver(courier: Courier, outbox_id: str) -> None:
+    asyncio.run(courier.deliver(outbox_id))
+
+
 @pytest.fixture
 def receiver() -> Receiver:
     return Receiver()
 
 
 @pytest.fixture
-def courier(outbox: Outbox, receiver: Receiver) -> Courier:
-    return Courier(outbox, receiver.client)
+def receivers(redis: Redis, clock: Clock) -> Receivers:
+    return Receivers(redis, clock)
+
+
+@pytest.fixture
+def courier(outbox: Outbox, receivers: Receivers, receiver: Receiver) -> Courier:
+    return Courier(outbox, receivers, receiver.poster)
 
 
 @pytest.fixture
@@ -93,9 +117,10 @@ def compute(rounds: RoundStore, record: RoundRecord) -> None:
 
 
 def test_a_payload_is_posted_as_json_with_its_id(courier: Courier, receiver: Receiver, record: RoundRecord) -> None:
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     (request,) = receiver.requests
-    assert (request.method, str(request.url)) == ("POST", "http://receiver:9000/poc/generated")
+    assert (request.method, str(request.url)) == ("POST", f"http://{ADDRESS}:9000/poc/generated")
+    assert request.headers["Host"] == "receiver:9000"
     assert request.headers["Content-Type"] == "application/json"
     assert request.headers["X-Payload-Id"] == receiver.taken[0]["payload_id"]
 
@@ -105,7 +130,7 @@ def test_a_success_is_a_delivery(
     courier: Courier, receiver: Receiver, outbox: Outbox, record: RoundRecord, status: int
 ) -> None:
     receiver.answers = [status]
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     assert (outbox.status(record.round_id).delivered, outbox.status(record.round_id).waiting) == (4, 0)
 
 
@@ -115,10 +140,10 @@ def test_a_success_is_a_delivery(
         (500, "http://receiver:9000/poc/generated answered 500"),
         (302, "http://receiver:9000/poc/generated answered 302"),
         (400, "answered 400"),
-        (httpx.ReadTimeout("timed out"), "ReadTimeout: timed out"),
-        (httpx.ConnectError("refused"), "ConnectError: refused"),
-        (httpx.InvalidURL("bad host"), "InvalidURL: bad host"),
-        (UnicodeError("label empty"), "UnicodeError: label empty"),
+        (httpx.ReadTimeout("timed out"), UNREACHABLE),
+        (httpx.ConnectError("refused"), UNREACHABLE),
+        (httpx.InvalidURL("bad host"), UNREACHABLE),
+        (UnicodeError("label empty"), UNREACHABLE),
     ],
     ids=str,
 )
@@ -126,7 +151,7 @@ def test_a_failure_keeps_the_payload_and_says_why(
     courier: Courier, receiver: Receiver, outbox: Outbox, record: RoundRecord, answer: Answer, said: str
 ) -> None:
     receiver.answers = [answer]
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     status = outbox.status(record.round_id)
     assert (status.waiting, status.delivered, status.failures) == (4, 0, 1)
     assert said in str(status.last_error)
@@ -136,7 +161,7 @@ def test_a_failure_is_logged_with_the_try_and_the_wait(
     courier: Courier, receiver: Receiver, record: RoundRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.answers = [500]
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     assert "not delivered (try 1, next in" in caplog.text
 
 
@@ -144,8 +169,8 @@ def test_what_retention_took_is_logged(
     courier: Courier, receiver: Receiver, record: RoundRecord, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     redis.delete(f"poc:outbox:{record.round_id}", f"poc:outbox:{record.round_id}:entries")
-    courier.deliver(record.round_id)
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
+    deliver(courier, record.round_id)
     assert [entry.levelname for entry in caplog.records] == ["ERROR"]
     assert "Retention ended (POC_CALLBACK_RETENTION_SEC" in caplog.text
     assert receiver.requests == []
@@ -155,8 +180,8 @@ def test_a_payload_is_not_tried_before_its_wait_is_over(
     courier: Courier, receiver: Receiver, record: RoundRecord
 ) -> None:
     receiver.answers = [500]
-    courier.deliver(record.round_id)
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
+    deliver(courier, record.round_id)
     assert len(receiver.requests) == 1
 
 
@@ -165,10 +190,10 @@ def test_a_receiver_that_returns_gets_everything_once_and_in_order(
 ) -> None:
     receiver.answers = [500, httpx.ReadTimeout("timed out"), 503, httpx.ConnectError("refused")]
     for _ in range(8):
-        courier.deliver(record.round_id)
+        deliver(courier, record.round_id)
         compute(rounds, record)
         clock.now += LAST_BACKOFF_S
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     assert receiver.nonces == list(range(36))
 
 
@@ -176,9 +201,9 @@ def test_a_payload_that_was_taken_but_not_answered_comes_again_with_the_same_id(
     courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock
 ) -> None:
     receiver.answers = [httpx.ReadTimeout("the answer came too late")]
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     clock.now += LAST_BACKOFF_S
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     first, second = receiver.requests
     assert first.content == second.content
     assert first.headers["X-Payload-Id"] == second.headers["X-Payload-Id"]
@@ -188,9 +213,9 @@ def test_a_restart_between_two_tries_loses_nothing(
     receiver: Receiver, redis: Redis, settings: Settings, record: RoundRecord, clock: Clock
 ) -> None:
     receiver.answers = [500]
-    Courier(Outbox(redis, settings, clock), receiver.client).deliver(record.round_id)
-    clock.now += LAST_BACKOFF_S
-    Courier(Outbox(redis, settings, clock), receiver.client).deliver(record.round_id)
+    for _ in range(2):
+        deliver(Courier(Outbox(redis, settings, clock), Receivers(redis, clock), receiver.poster), record.round_id)
+        clock.now += LAST_BACKOFF_S
     assert receiver.nonces == [0, 1, 2, 3]
 
 
@@ -198,10 +223,10 @@ def test_a_courier_that_died_on_the_way_is_replaced(
     receiver: Receiver, outbox: Outbox, courier: Courier, record: RoundRecord, clock: Clock
 ) -> None:
     died_with = outbox.take(record.round_id)
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     assert receiver.requests == []
     clock.now += outbox.lock_s
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     assert died_with is not None
     assert receiver.taken == [json.loads(died_with.body)]
 
@@ -213,12 +238,12 @@ def test_payloads_that_wait_are_delivered_one_after_the_other(
     for _ in range(5):
         compute(rounds, record)
     rounds.switch(record, RoundState.STOPPED)
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     assert [len(payload["artifacts"]) for payload in receiver.taken] == [4] * 6
 
 
 def test_a_payload_on_a_slow_line_is_not_sent_twice(
-    receiver: Receiver, outbox: Outbox, record: RoundRecord, clock: Clock
+    receiver: Receiver, outbox: Outbox, receivers: Receivers, record: RoundRecord, clock: Clock
 ) -> None:
     answer = receiver.answer
 
@@ -229,31 +254,32 @@ def test_a_payload_on_a_slow_line_is_not_sent_twice(
             assert outbox.take(record.round_id) is None
         return answer(request)
 
-    slow = Courier(outbox, httpx.Client(transport=httpx.MockTransport(slowly)))
-    slow.deliver(record.round_id)
+    slow = Courier(outbox, receivers, poster(slowly))
+    deliver(slow, record.round_id)
     assert (len(receiver.requests), outbox.status(record.round_id).delivered) == (1, 4)
 
 
 def test_tries_do_not_end_by_default(courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock) -> None:
     receiver.answers = [500] * 100
     for _ in range(101):
-        courier.deliver(record.round_id)
+        deliver(courier, record.round_id)
         clock.now += LAST_BACKOFF_S
     assert receiver.nonces == [0, 1, 2, 3]
 
 
 def test_after_max_retries_the_payload_is_dropped_and_the_next_one_delivered(
     outbox: Outbox,
+    receivers: Receivers,
     receiver: Receiver,
     rounds: RoundStore,
     record: RoundRecord,
     clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    courier = Courier(outbox, receiver.client, max_retries=2)
+    courier = Courier(outbox, receivers, receiver.poster, max_retries=2)
     receiver.answers = [500, 500]
     for _ in range(3):
-        courier.deliver(record.round_id)
+        deliver(courier, record.round_id)
         compute(rounds, record)
         clock.now += LAST_BACKOFF_S
     assert receiver.nonces == [4, 5, 6, 7, 8, 9, 10, 11]
@@ -262,7 +288,7 @@ def test_after_max_retries_the_payload_is_dropped_and_the_next_one_delivered(
 
 
 def test_a_delivery_is_remembered_also_when_redis_was_away_at_its_answer(
-    courier: Courier,
+    receivers: Receivers,
     receiver: Receiver,
     outbox: Outbox,
     record: RoundRecord,
@@ -277,23 +303,24 @@ def test_a_delivery_is_remembered_also_when_redis_was_away_at_its_answer(
         threading.Timer(0.1, lambda: setattr(server, "connected", True)).start()
         return answer(request)
 
-    receiver.client = httpx.Client(transport=httpx.MockTransport(redis_goes))
-    Courier(outbox, receiver.client).deliver(record.round_id)
+    deliver(Courier(outbox, receivers, poster(redis_goes)), record.round_id)
     assert (outbox.status(record.round_id).delivered, len(receiver.requests)) == (4, 1)
 
 
-def test_a_body_without_end_does_not_hold_the_courier(outbox: Outbox, record: RoundRecord) -> None:
+def test_a_body_without_end_does_not_hold_the_courier(
+    outbox: Outbox, receivers: Receivers, record: RoundRecord
+) -> None:
     read: list[bytes] = []
 
-    class Endless(httpx.SyncByteStream):
-        def __iter__(self) -> Iterator[bytes]:
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
             while True:
                 read.append(b"x" * 1000)
                 assert len(read) < 100
                 yield read[-1]
 
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Endless()))
-    Courier(outbox, httpx.Client(transport=transport)).deliver(record.round_id)
+    endless = poster(lambda _: httpx.Response(200, stream=Endless()))
+    deliver(Courier(outbox, receivers, endless), record.round_id)
     assert outbox.status(record.round_id).delivered == 4
 
 
@@ -302,7 +329,7 @@ def test_the_couriers_process_follows_no_redirect(
 ) -> None:
     asked: list[str] = []
 
-    def redirect(_transport: object, request: httpx.Request) -> httpx.Response:
+    async def redirect(_transport: object, request: httpx.Request) -> httpx.Response:
         asked.append(str(request.url))
         return httpx.Response(302, headers={"Location": "http://elsewhere/"})
 
@@ -313,21 +340,24 @@ def test_the_couriers_process_follows_no_redirect(
             return self
 
         def start(self) -> None:
-            courier_module.current().deliver(record.round_id)
+            tasks.deliver(record.round_id, "receiver:9000", True, 100)
+            wait_until(lambda: outbox.status(record.round_id).failures == 1)
 
         def send_task(self, *_: object, **_options: object) -> None: ...
 
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", redirect)
+    found = [(0, 0, 0, "", (ADDRESS, 9000))]
+    monkeypatch.setattr(poster_module.socket, "getaddrinfo", lambda *_args, **_options: found)
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", redirect)
     monkeypatch.setattr(main_module, "create_app", lambda _: App())
     monkeypatch.setattr(main_module, "connect", lambda _: redis)
     monkeypatch.setattr(courier_module, "_current", None)
     main_module.run_courier()
-    assert asked == ["http://receiver:9000/poc/generated"]
+    assert asked == [f"http://{ADDRESS}:9000/poc/generated"]
     assert (outbox.status(record.round_id).delivered, outbox.status(record.round_id).waiting) == (0, 4)
 
 
 def test_deliver_is_harmless_for_an_outbox_that_is_gone(courier: Courier, receiver: Receiver) -> None:
-    courier.deliver("0" * 32)
+    deliver(courier, "0" * 32)
     assert receiver.requests == []
 
 
@@ -340,9 +370,9 @@ class Messages:
     """Stands in for Celery: keeps what is sent."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[str, list[str], str]] = []
+        self.sent: list[tuple[str, list[Any], str]] = []
 
-    def send_task(self, name: str, args: list[str], queue: str) -> None:
+    def send_task(self, name: str, args: list[Any], queue: str) -> None:
         self.sent.append((name, args, queue))
 
 
@@ -370,7 +400,9 @@ def test_what_is_due_is_queued_once(ticker: Ticker, messages: Messages, record: 
     ticker.start()
     wait_until(lambda: bool(messages.sent))
     time.sleep(0.1)
-    assert messages.sent == [(DELIVER_TASK, [record.round_id], CALLBACK_QUEUE)]
+    ((name, (outbox_id, receiver, is_round, waiting_bytes), queue),) = messages.sent
+    assert (name, queue) == (DELIVER_TASK, CALLBACK_QUEUE)
+    assert (outbox_id, receiver, is_round, waiting_bytes > 0) == (record.round_id, "receiver:9000", True, True)
 
 
 def test_what_is_due_again_is_queued_again(
@@ -378,7 +410,7 @@ def test_what_is_due_again_is_queued_again(
 ) -> None:
     ticker.start()
     wait_until(lambda: len(messages.sent) == 1)
-    courier.deliver(record.round_id)
+    deliver(courier, record.round_id)
     time.sleep(0.1)  # some ticks see that nothing is due
     compute(rounds, record)
     clock.now += LAST_BACKOFF_S
@@ -386,11 +418,12 @@ def test_what_is_due_again_is_queued_again(
 
 
 def test_a_message_that_was_lost_is_queued_again(
-    ticker: Ticker, messages: Messages, record: RoundRecord, monkeypatch: pytest.MonkeyPatch
+    ticker: Ticker, messages: Messages, outbox: Outbox, record: RoundRecord, clock: Clock
 ) -> None:
-    monkeypatch.setattr(ticker_module, "TIMEOUT_S", 0.1)
     ticker.start()
-    wait_until(lambda: len(messages.sent) > 1)
+    wait_until(lambda: len(messages.sent) == 1)
+    clock.now += outbox.lock_s
+    wait_until(lambda: len(messages.sent) == 2)
 
 
 def test_the_ticker_outlives_a_redis_that_is_away(
@@ -406,3 +439,158 @@ def test_the_ticker_outlives_a_redis_that_is_away(
     wait_until(lambda: "could not look for deliveries" in caplog.text)
     server.connected = True
     wait_until(lambda: bool(messages.sent))
+
+
+# What one receiver cannot do to the others.
+
+
+def finished_job(jobs: JobStore, url: str, n_nonces: int = 1) -> str:
+    request = REQUEST.model_copy(update={"url": url})
+    job_id = jobs.create(NewJob(MODEL, SPEC, request, list(range(n_nonces)), n_nonces))
+    claim = jobs.claim(job_id, 0, "w1")
+    assert isinstance(claim, Claim)
+    jobs.complete(job_id, 0, ["A" * 32] * n_nonces)
+    assert jobs.finish(job_id)
+    return job_id
+
+
+def test_a_round_is_delivered_while_60_jobs_receivers_hang(
+    jobs: JobStore,
+    rounds: RoundStore,
+    workers: WorkerRegistry,
+    outbox: Outbox,
+    receivers: Receivers,
+    clock: Clock,
+    settings: Settings,
+) -> None:
+    hanging = 0
+    arrived_at: list[float] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal hanging
+        if request.headers["Host"].startswith("hangs"):
+            hanging += 1
+            await asyncio.sleep(1000)
+        arrived_at.append(time.monotonic())
+        return httpx.Response(200)
+
+    workers.heartbeat(worker_record("w1"))
+    for number in range(60):
+        finished_job(jobs, f"http://hangs{number}:9000")
+    record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
+    assert record is not None
+    compute(rounds, record)
+    clock.now += settings.callback_interval_sec
+    poster = Poster(
+        httpx.AsyncClient(transport=httpx.MockTransport(answer)),
+        settings.callbacks,
+        lookup=lambda name, port: [(0, 0, 0, "", (ADDRESS, port))],
+        deadline_s=1,
+    )
+    courier = Courier(outbox, receivers, poster)
+    with courier.running():
+        announced = outbox.announce()
+        jobs_first = sorted(announced, key=lambda due: due.is_round)
+        assert len(jobs_first) == 61
+        began = time.monotonic()
+        for due in jobs_first:
+            courier.offer(due)
+        wait_until(lambda: bool(arrived_at))
+    assert arrived_at[0] - began < 0.9  # before any of those that hang was given up
+    assert hanging == JOB_PLACES
+    assert outbox.status(record.round_id).delivered == 4
+
+
+def test_an_outbox_has_one_message_however_long_it_waits_for_its_turn(
+    ticker: Ticker, messages: Messages, jobs: JobStore, workers: WorkerRegistry, outbox: Outbox, clock: Clock
+) -> None:
+    workers.heartbeat(worker_record("w1"))
+    ids = [finished_job(jobs, "http://hangs:9000") for _ in range(60)]
+    other = Ticker(outbox, cast(Celery, messages), cast(Courier, ticker._courier))  # another courier's
+    ticker.start()
+    other.start()
+    wait_until(lambda: len(messages.sent) >= 60)
+    for _ in range(20):
+        clock.now += outbox.lock_s / 50
+        time.sleep(0.01)
+    other.stop()
+    assert sorted(args[0] for _, args, _ in messages.sent) == sorted(ids)
+
+
+def test_a_receiver_that_answers_413_gets_the_same_in_halves(
+    outbox: Outbox, receivers: Receivers, rounds: RoundStore, record: RoundRecord
+) -> None:
+    taken: list[dict[str, Any]] = []
+
+    def at_most_three(request: httpx.Request) -> httpx.Response:
+        payload = json.loads(request.content)
+        if len(payload["artifacts"]) > 3:
+            return httpx.Response(413)
+        taken.append(payload)
+        return httpx.Response(200)
+
+    for _ in range(3):
+        compute(rounds, record)
+    rounds.switch(record, RoundState.STOPPED)
+    deliver(Courier(outbox, receivers, poster(at_most_three)), record.round_id)
+    assert [artifact["nonce"] for payload in taken for artifact in payload["artifacts"]] == list(range(16))
+    assert len({payload["payload_id"] for payload in taken}) == len(taken)
+    assert outbox.status(record.round_id).failures == 0
+
+
+def test_a_single_artifact_that_is_answered_413_failed(
+    courier: Courier, receiver: Receiver, jobs: JobStore, workers: WorkerRegistry, outbox: Outbox
+) -> None:
+    workers.heartbeat(worker_record("w1"))
+    job_id = finished_job(jobs, "http://receiver:9000")
+    receiver.answers = [413]
+    deliver(courier, job_id)
+    status = outbox.status(job_id)
+    assert (status.waiting, status.failures) == (1, 1)
+    assert "answered 413" in str(status.last_error)
+
+
+def test_a_receiver_that_does_not_answer_is_remembered_and_one_that_refuses_is_not(
+    courier: Courier, receiver: Receiver, receivers: Receivers, record: RoundRecord, clock: Clock
+) -> None:
+    receiver.answers = [httpx.ConnectError("refused")] * BREAKS_AT + [500]
+    for _ in range(BREAKS_AT):
+        deliver(courier, record.round_id)
+        clock.now += LAST_BACKOFF_S
+    assert [spared.receiver for spared in receivers.spared()] == ["receiver:9000"]
+    deliver(courier, record.round_id)
+    assert receivers.spared() == []
+
+
+def test_a_callback_urls_secret_is_in_no_log_and_no_error(
+    rounds: RoundStore,
+    workers: WorkerRegistry,
+    outbox: Outbox,
+    courier: Courier,
+    receiver: Receiver,
+    clock: Clock,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    workers.heartbeat(worker_record("w1"))
+    config = round_config(url="http://user:s3cret@receiver:9000/poc")
+    record = rounds.read(rounds.store(config, RoundState.GENERATING))
+    assert record is not None
+    compute(rounds, record)
+    for answer in (500, httpx.ConnectError("cannot reach user:s3cret@receiver")):
+        clock.now += LAST_BACKOFF_S
+        receiver.answers = [answer]
+        deliver(courier, record.round_id)
+        assert "s3cret" not in str(outbox.status(record.round_id).last_error)
+    assert "http://***@receiver:9000/poc/generated" in caplog.text
+    assert "s3cret" not in caplog.text
+    assert all(request.headers["Authorization"].startswith("Basic ") for request in receiver.requests)
+
+
+def test_own_ports_are_those_of_the_settings_and_of_workers_that_live(workers: WorkerRegistry) -> None:
+    ports = OwnPorts(frozenset({8000}), workers)
+    workers.heartbeat(replace(worker_record("w1"), port=9123))
+    assert ports.now() == {8000}
+    ports.look()
+    assert ports.now() == {8000, 9123}

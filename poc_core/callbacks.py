@@ -1,0 +1,161 @@
+"""Callback urls: what may be shown of one, whom it names, and which addresses a callback may go to."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from poc_core.errors import ForbiddenReceiverError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# Kinds of addresses that POC_CALLBACK_ALLOW may name beside hosts and networks.
+KINDS: Final = ("public", "private", "loopback")
+
+# Where clouds tell a machine its own secrets, beside 169.254.169.254: AWS over IPv6, Google over IPv6, Alibaba, Azure.
+_METADATA = frozenset(
+    ipaddress.ip_address(text) for text in ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16")
+)
+# IPv6 addresses that stand for IPv4 ones, which lie in their last 32 bits.
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def redacted(url: str | None) -> str | None:
+    """The url as anybody may see it: without the user and password that it may have."""
+    if not url or "@" not in url:
+        return url
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"***@{parts.netloc.rpartition('@')[2]}").geturl() if "@" in parts.netloc else url
+
+
+def receiver_of(url: str) -> str:
+    """host:port: what is tried and spared as one, whatever the path; empty for a url that names nobody."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", port_of(parts)
+    except ValueError:
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else ""
+
+
+def port_of(parts: SplitResult) -> int:
+    return parts.port or _DEFAULT_PORTS.get(parts.scheme, 80)
+
+
+def without_secret(text: str, url: str) -> str:
+    """A text about the url, such as an error's, without its user and password."""
+    secret = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    return text.replace(secret, "***") if secret else text
+
+
+def plain(address: Address) -> Address:
+    """The IPv4 address that an IPv6 one stands for, else the address itself."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address.sixtofour is not None:
+            return address.sixtofour
+        if address in _TRANSLATED:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def literal_address(host: str) -> Address | None:
+    """The address that a url's host is, also as 127.1 or 2130706433, which resolvers take for one; None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, ValueError):
+        return None
+
+
+def is_of_this_machine(address: Address) -> bool:
+    """Whether a connection to it ends on this machine: only its own addresses can be bound."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class CallbackPolicy:
+    """Which addresses callbacks go to (POC_CALLBACK_ALLOW). `own_ports`: those of this node on its own machine."""
+
+    kinds: frozenset[str]
+    hosts: frozenset[str]
+    networks: tuple[Network, ...]
+
+    @classmethod
+    def of(cls, text: str) -> CallbackPolicy:
+        """From POC_CALLBACK_ALLOW: kinds, host names, addresses and networks, with commas between. ValueError says what
+        is allowed."""
+        kinds, hosts, networks = set(), set(), []
+        for entry in filter(None, (part.strip().lower() for part in text.split(","))):
+            if entry in KINDS:
+                kinds.add(entry)
+                continue
+            try:
+                networks.append(ipaddress.ip_network(entry, strict=False))
+            except ValueError:
+                if "/" in entry or ":" in entry or "@" in entry:
+                    raise ValueError(
+                        f"must list {', '.join(KINDS)}, host names, addresses or networks such as 10.0.0.0/8, with "
+                        f"commas between; {entry!r} is none"
+                    ) from None
+                hosts.add(entry)
+        return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
+
+    def check_url(self, url: str, own_ports: Iterable[int]) -> None:
+        """What can be said before a name is resolved. ForbiddenReceiverError: no callback may go there."""
+        parts = urlsplit(url)
+        host = (parts.hostname or "").lower()
+        address = literal_address(host)
+        if host == "localhost" or host.endswith(".localhost"):
+            address = ipaddress.IPv4Address("127.0.0.1")
+        if address is not None:
+            self.check(host, address, port_of(parts), own_ports)
+        elif not self.kinds and not self.networks and host not in self.hosts:
+            raise ForbiddenReceiverError(_not_allowed(host))
+
+    def check(
+        self,
+        host: str,
+        address: Address,
+        port: int,
+        own_ports: Iterable[int],
+        is_own: Callable[[Address], bool] = is_of_this_machine,
+    ) -> None:
+        """ForbiddenReceiverError unless a callback for `host` may connect to this address and port."""
+        address = plain(address)
+        if port in own_ports and (address.is_loopback or address.is_unspecified or is_own(address)):
+            raise ForbiddenReceiverError(
+                f"Port {port} of this machine is the node's own; a callback's url names its receiver."
+            )
+        if host.lower() in self.hosts or any(address in network for network in self.networks):
+            return
+        if _kind_of(address) not in self.kinds:
+            raise ForbiddenReceiverError(_not_allowed(host))
+
+
+def _kind_of(address: Address) -> str:
+    if address.is_link_local or address.is_unspecified or address.is_multicast or address in _METADATA:
+        return "never unless named"
+    if address.is_loopback:
+        return "loopback"
+    return "public" if address.is_global else "private"
+
+
+def _not_allowed(host: str) -> str:
+    return f"Callbacks to {host} are not allowed here; the operator can allow it with POC_CALLBACK_ALLOW."

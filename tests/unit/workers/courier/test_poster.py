@@ -1,0 +1,247 @@
+"""One try, against receivers that do as bad receivers do."""
+
+import asyncio
+import base64
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import httpx
+import pytest
+
+from poc_core.callbacks import CallbackPolicy
+from poc_core.state.outbox import Delivery
+from workers.courier.poster import UNREACHABLE, End, Poster, Result
+
+DEADLINE_S = 0.5
+ALL = "public,private,loopback"
+
+Behaviour = Callable[[socket.socket], None]
+
+
+@contextmanager
+def receiver(behave: Behaviour) -> Iterator[int]:
+    """The port of one that does this with each connection, in a thread."""
+
+    def run(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            behave(connection)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=run, args=(server.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def post(
+    url: str,
+    body: bytes = b"{}",
+    allow: str = ALL,
+    own_ports: frozenset[int] = frozenset(),
+    addresses: tuple[str, ...] = ("127.0.0.1",),
+    lookups: list[str] | None = None,
+) -> tuple[Result, float]:
+    """What came of a try, and its seconds. Every name has these addresses."""
+
+    def look_up(name: str, port: int) -> list[tuple[object, ...]]:
+        if lookups is not None:
+            lookups.append(name)
+        return [(0, 0, 0, "", (address, port)) for address in addresses]
+
+    async def one_try() -> Result:
+        client = httpx.AsyncClient(trust_env=False)
+        poster = Poster(client, CallbackPolicy.of(allow), lambda: own_ports, look_up, DEADLINE_S)
+        result = await poster.post(Delivery("id", "token", url, body, "id-0", 0))
+        await poster.close()
+        return result
+
+    began = time.monotonic()
+    return asyncio.run(one_try()), time.monotonic() - began
+
+
+def read_request(connection: socket.socket) -> bytes:
+    """A small request, whole."""
+    received = b""
+    while b"\r\n\r\n{}" not in received:
+        piece = connection.recv(65536)
+        if not piece:
+            break
+        received += piece
+    return received
+
+
+def answers(text: bytes) -> Behaviour:
+    def behave(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(text)
+
+    return behave
+
+
+def drips(connection: socket.socket) -> None:
+    """A byte of its headers now and then: no single read takes long."""
+    for byte in b"HTTP/1.1 200 OK\r\nX: " + b"x" * 10_000:
+        connection.sendall(bytes([byte]))
+        time.sleep(0.05)
+
+
+def is_silent(connection: socket.socket) -> None:
+    connection.recv(65536)
+    time.sleep(5)
+
+
+def says_nothing_but_continue(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("behave", [drips, is_silent, says_nothing_but_continue])
+def test_a_try_is_over_at_its_deadline_whatever_the_receiver_drips(behave: Behaviour) -> None:
+    with receiver(behave) as port:
+        result, seconds = post(f"http://127.0.0.1:{port}/generated")
+    assert (result.end, result.said) == (End.SILENT, UNREACHABLE)
+    assert seconds < DEADLINE_S + 0.4
+
+
+def test_a_name_that_nobody_answers_for_has_the_same_deadline() -> None:
+    async def one_try() -> Result:
+        poster = Poster(
+            httpx.AsyncClient(), CallbackPolicy.of(ALL), lookup=lambda *_: time.sleep(1) or [], deadline_s=0.1
+        )
+        return await poster.post(Delivery("id", "token", "http://name/", b"{}", "id-0", 0))
+
+    began = time.monotonic()
+    loop = asyncio.new_event_loop()
+    assert loop.run_until_complete(one_try()).end is End.SILENT
+    assert time.monotonic() - began < 0.5
+    loop.close()
+
+
+def nobody() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "behave",
+    [
+        None,
+        lambda connection: None,
+        answers(b"-ERR unknown command\r\n"),
+        answers(b"SSH-2.0-OpenSSH_9.6\r\n"),
+        is_silent,
+    ],
+    ids=["a closed port", "hangs up", "a Redis", "an ssh server", "silence"],
+)
+def test_what_anybody_may_read_does_not_tell_which_ports_are_open(behave: Behaviour | None) -> None:
+    if behave is None:
+        result, _ = post(nobody())
+    else:
+        with receiver(behave) as port:
+            result, _ = post(f"http://127.0.0.1:{port}")
+    assert result.said == UNREACHABLE
+    assert result.details not in ("", UNREACHABLE)
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_not_followed_and_not_a_delivery(status: int) -> None:
+    followed: list[bytes] = []
+    with (
+        receiver(lambda connection: followed.append(read_request(connection))) as elsewhere,
+        receiver(answers(b"HTTP/1.1 %d X\r\nLocation: http://127.0.0.1:%d/\r\n\r\n" % (status, elsewhere))) as port,
+    ):
+        result, _ = post(f"http://127.0.0.1:{port}/generated")
+    assert result.end is End.REFUSED
+    assert result.said.endswith(f"/generated answered {status}")
+    assert followed == []
+
+
+@pytest.mark.parametrize(
+    ("status", "end"), [(200, End.TAKEN), (204, End.TAKEN), (413, End.TOO_LARGE), (500, End.REFUSED)]
+)
+def test_the_status_says_what_came_of_it(status: int, end: End) -> None:
+    with receiver(answers(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % status)) as port:
+        assert post(f"http://127.0.0.1:{port}")[0].end is end
+
+
+def test_a_receiver_whose_line_is_too_slow_for_all_of_it_finds_it_too_large() -> None:
+    with receiver(lambda connection: time.sleep(3)) as port:
+        result, seconds = post(f"http://127.0.0.1:{port}", b"x" * 50_000_000)
+    assert result.end is End.TOO_LARGE
+    assert seconds < DEADLINE_S + 1
+
+
+def test_the_name_is_looked_up_once_and_its_address_connected_to_under_its_own_name() -> None:
+    requests: list[bytes] = []
+    lookups: list[str] = []
+
+    def take(connection: socket.socket) -> None:
+        requests.append(read_request(connection))
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+    with receiver(take) as port:
+        result, _ = post(f"http://aggregator.example:{port}/a%252Fb/generated", lookups=lookups)
+    assert (result.end, lookups) == (End.TAKEN, ["aggregator.example"])
+    (request,) = requests
+    assert request.startswith(b"POST /a%252Fb/generated HTTP/1.1\r\n")
+    assert b"\r\nHost: aggregator.example:%d\r\n" % port in request
+    assert b"\r\nContent-Length: 2\r\n" in request
+    assert b"chunked" not in request
+
+
+def test_the_courier_alone_uses_the_user_and_password_of_a_url() -> None:
+    requests: list[bytes] = []
+
+    def refuse(connection: socket.socket) -> None:
+        requests.append(read_request(connection))
+        connection.sendall(b"HTTP/1.1 401 X\r\n\r\n")
+
+    with receiver(refuse) as port:
+        result, _ = post(f"http://user:s%40cret@127.0.0.1:{port}/generated")
+    assert b"\r\nAuthorization: Basic " + base64.b64encode(b"user:s@cret") + b"\r\n" in requests[0]
+    assert "cret" not in result.said + result.details
+
+
+def test_a_secret_is_not_in_the_error_of_a_url_that_cannot_be_used() -> None:
+    result, _ = post("http://user:secret@ho st/")
+    assert (result.end, "secret" in result.details) == (End.SILENT, False)
+
+
+@pytest.mark.parametrize(
+    ("url", "allow", "addresses"),
+    [
+        ("http://rebound.example:9", ALL, ("169.254.169.254",)),
+        ("http://rebound.example:9", "public", ("10.0.0.1", "127.0.0.1")),
+        ("http://0x7f.1:9", "public,private", ()),
+        ("http://nobody.example", ALL, ()),
+    ],
+)
+def test_nothing_is_sent_to_an_address_that_is_not_allowed(url: str, allow: str, addresses: tuple[str, ...]) -> None:
+    result, _ = post(url, allow=allow, addresses=addresses)
+    assert result.end is End.FORBIDDEN
+    assert "POC_CALLBACK_ALLOW" in result.said
+
+
+def test_nothing_is_sent_to_the_nodes_own_ports_whatever_the_name() -> None:
+    asked: list[bytes] = []
+    with receiver(lambda connection: asked.append(read_request(connection))) as port:
+        result, _ = post(f"http://harmless.example:{port}", own_ports=frozenset({port}))
+    assert (result.end, asked) == (End.FORBIDDEN, [])
+
+
+def test_a_name_with_an_address_that_does_not_answer_is_tried_by_the_next() -> None:
+    with receiver(answers(b"HTTP/1.1 200 OK\r\n\r\n")) as port:
+        result, _ = post(f"http://both.example:{port}", addresses=("::1", "169.254.1.1", "127.0.0.1"))
+    assert result.end is End.TAKEN

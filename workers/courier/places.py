@@ -1,0 +1,79 @@
+"""Which outboxes are delivered at the same time: none may keep the others from their receivers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from poc_core.state.outbox import Due
+
+# Deliveries under way at the same time, of rounds and of jobs: jobs' receivers that hang never take a round's places.
+ROUND_PLACES = 16
+JOB_PLACES = 48
+# Of these, for one receiver.
+RECEIVER_PLACES = 4
+# Bytes of payloads in memory, of rounds and of jobs. One is always delivered, whatever its size.
+MOST_BYTES = 128 * 1024 * 1024
+
+
+class Places:
+    """Starts the delivery of what it is offered as soon as there is a place for it. For one event loop."""
+
+    def __init__(self, deliver: Callable[[str], Coroutine[Any, Any, None]], largest_payload: int) -> None:
+        """`largest_payload`: bytes, of a round's payload; a job's is whatever waits."""
+        self._deliver = deliver
+        self._largest_payload = largest_payload
+        self._waiting: dict[str, Due] = {}  # in the order of their arrival
+        self._under_way: dict[str, Due] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_open = True
+
+    def offer(self, due: Due) -> None:
+        """To be called on the loop's thread. One that waits already, or is on its way, changes nothing."""
+        if due.outbox_id not in self._under_way:
+            self._waiting.setdefault(due.outbox_id, due)
+            self._start()
+
+    async def close(self, timeout_s: float) -> None:
+        """Starts nothing more, waits for what is on its way, and gives up what is still there then."""
+        self._is_open = False
+        tasks = list(self._tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self) -> None:
+        if not self._is_open:
+            return
+        places = Counter(due.is_round for due in self._under_way.values())
+        receivers = Counter((due.is_round, due.receiver) for due in self._under_way.values())
+        sizes: Counter[bool] = Counter()
+        for due in self._under_way.values():
+            sizes[due.is_round] += self._size(due)
+        for due in list(self._waiting.values()):
+            kind, receiver, size = due.is_round, (due.is_round, due.receiver), self._size(due)
+            if places[kind] >= (ROUND_PLACES if kind else JOB_PLACES) or receivers[receiver] >= RECEIVER_PLACES:
+                continue
+            if sizes[kind] and sizes[kind] + size > MOST_BYTES:
+                continue
+            places[kind] += 1
+            receivers[receiver] += 1
+            sizes[kind] += size
+            self._under_way[due.outbox_id] = self._waiting.pop(due.outbox_id)
+            task = asyncio.ensure_future(self._run(due))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _size(self, due: Due) -> int:
+        return min(due.waiting_bytes, self._largest_payload) if due.is_round else due.waiting_bytes
+
+    async def _run(self, due: Due) -> None:
+        try:
+            await self._deliver(due.outbox_id)
+        finally:
+            del self._under_way[due.outbox_id]
+            self._start()

@@ -1,0 +1,160 @@
+"""One try: a payload to its receiver, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from typing import Any, NamedTuple
+
+import httpx
+
+from poc_core.callbacks import Address, CallbackPolicy, literal_address, redacted, without_secret
+from poc_core.errors import ForbiddenReceiverError
+from poc_core.state.outbox import Delivery
+
+# Seconds a try may take, from the name's resolution to the status line (protocol.md, section 6).
+DEADLINE_S = 10.0
+# Seconds for a connection, where the receiver's name has several addresses: the next one is to have its turn.
+_CONNECT_S = 3.0
+# Bytes that are handed to a connection at a time.
+_PIECE = 64 * 1024
+
+# What anybody may read of a receiver that did not answer. Whether its port was closed or nobody lives there is for the
+# log alone: a stranger who may choose urls would learn what listens in the operator's network.
+UNREACHABLE = f"The receiver could not be reached or did not answer within {DEADLINE_S:g} s; see the courier's log."
+
+# Looks a name up in a thread: (name, port) -> what socket.getaddrinfo returns.
+Lookup = Callable[[str, int], Sequence[tuple[Any, ...]]]
+
+
+def _look_up(name: str, port: int) -> Sequence[tuple[Any, ...]]:
+    return socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+
+
+class End(Enum):
+    """How a try ended."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"  # the receiver answered, not with 2xx
+    TOO_LARGE = "too large"  # it answered 413, or could not be given all of it in time
+    SILENT = "silent"  # no answer
+    FORBIDDEN = "forbidden"  # nobody was asked
+
+
+class Result(NamedTuple):
+    end: End
+    said: str = ""  # for everybody
+    details: str = ""  # for the log
+
+
+class Poster:
+    """Sends payloads. For one event loop."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        policy: CallbackPolicy,
+        own_ports: Callable[[], frozenset[int]] = frozenset,
+        lookup: Lookup = _look_up,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """`own_ports()`: the node's own on this machine, to which nothing is sent."""
+        self._client = client
+        self._policy = policy
+        self._own_ports = own_ports
+        self._lookup = lookup
+        self._deadline_s = deadline_s
+        # Names that nobody answers for hold threads for long: those of jobs must not hold up a round's.
+        self._threads = {is_round: ThreadPoolExecutor(16, "courier-names") for is_round in (True, False)}
+
+    async def close(self) -> None:
+        await self._client.aclose()
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def post(self, delivery: Delivery) -> Result:
+        """One try, over within the deadline whatever the receiver does. Raises nothing."""
+        sending = _Sending(delivery.body)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                status = await self._status(delivery, sending)
+        except ForbiddenReceiverError as error:
+            return Result(End.FORBIDDEN, "The receiver's address is not allowed (POC_CALLBACK_ALLOW).", str(error))
+        except TimeoutError:
+            if 0 < sending.n_sent < len(delivery.body):
+                details = f"{sending.n_sent} of {len(delivery.body)} bytes were sent in time"
+                return Result(End.TOO_LARGE, UNREACHABLE, details)
+            return Result(End.SILENT, UNREACHABLE, f"no answer within {self._deadline_s:g} s")
+        except Exception as error:  # not all are httpx's own: a url or host name can be bad in many ways
+            details = without_secret(f"{type(error).__name__}: {error}", delivery.url)
+            return Result(End.SILENT, UNREACHABLE, details)
+        if 200 <= status < 300:
+            return Result(End.TAKEN)
+        said = f"{redacted(delivery.url)} answered {status}"
+        return Result(End.TOO_LARGE if status == 413 else End.REFUSED, said, said)
+
+    async def _status(self, delivery: Delivery, sending: _Sending) -> int:
+        url = httpx.URL(delivery.url)
+        port = url.port or {"https": 443}.get(url.scheme, 80)
+        host = url.raw_host.decode()
+        own_ports = self._own_ports()
+        addresses = await self._addresses(host, port, delivery.is_round)
+        problem: Exception = ForbiddenReceiverError(f"{host} has no address")
+        for address in addresses:
+            try:
+                self._policy.check(host, address, port, own_ports)
+                # The address that was checked is the one that is connected to: the name is not looked up again.
+                connect_s = self._deadline_s if address is addresses[-1] else min(self._deadline_s, _CONNECT_S)
+                return await self._exchange(delivery, url, host, address, connect_s, sending)
+            except (httpx.ConnectError, httpx.ConnectTimeout, ForbiddenReceiverError) as error:
+                if not isinstance(error, ForbiddenReceiverError) or isinstance(problem, ForbiddenReceiverError):
+                    problem = error
+        raise problem
+
+    async def _addresses(self, host: str, port: int, is_round: bool) -> list[Address]:
+        address = literal_address(host)
+        if address is not None:
+            return [address]
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads[is_round], self._lookup, host, port)
+        addresses = [literal_address(str(entry[-1][0])) for entry in found]
+        return list(dict.fromkeys(address for address in addresses if address is not None))
+
+    async def _exchange(
+        self, delivery: Delivery, url: httpx.URL, host: str, address: Address, connect_s: float, sending: _Sending
+    ) -> int:
+        headers = {
+            "Host": url.netloc.decode(),
+            "Content-Type": "application/json",
+            "Content-Length": str(len(delivery.body)),
+            "X-Payload-Id": delivery.payload_id,
+        }
+        # A stream, because the status is all that matters: a body without end must not hold the courier.
+        async with self._client.stream(
+            "POST",
+            url.copy_with(host=str(address), username="", password=""),
+            content=sending.pieces(),
+            headers=headers,
+            auth=httpx.BasicAuth(url.username, url.password) if url.userinfo else None,
+            timeout=httpx.Timeout(None, connect=connect_s),  # the rest has the deadline of the whole try
+            extensions={"sni_hostname": host} if literal_address(host) is None else {},
+        ) as response:
+            return response.status_code
+
+
+class _Sending:
+    """A body on its way, piece by piece, so that it is known whether the receiver may have all of it."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = memoryview(body)
+        self.n_sent = 0
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        self.n_sent = 0
+        for first in range(0, len(self._body), _PIECE):
+            piece = bytes(self._body[first : first + _PIECE])
+            self.n_sent = min(len(self._body), first + len(piece))
+            yield piece
