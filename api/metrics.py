@@ -48,7 +48,11 @@ class NodeMetrics(Collector):
         yield by_status
         yield _gauge("proofline_jobs_waiting_for_chat", "Of these; queued or running.", counts.waiting_for_chat)
         waiting = self._services.outbox.n_jobs()
-        yield _gauge("proofline_job_callbacks_waiting", "Jobs whose callback is not delivered.", waiting)
+        yield _gauge("proofline_job_callbacks_waiting", "Jobs with a url, until that has their callback.", waiting)
+        silent = len(self._services.receivers.spared())
+        yield _gauge(
+            "proofline_silent_receivers", "Receivers that answer nothing, at most 20.", silent
+        )
 
     def _round(self) -> Iterator[Metric]:
         current = self._services.rounds.current()
@@ -75,7 +79,8 @@ class NodeMetrics(Collector):
         yield _gauge("proofline_round_seconds", "Since the round began, until it stopped.", stats["elapsed_seconds"])
         yield _gauge("proofline_outbox_waiting", "Artifacts the receiver is still to get.", stats["artifacts_waiting"])
         yield _gauge("proofline_outbox_limit", "POC_OUTBOX_MAX_ARTIFACTS.", outbox["limit"])
-        yield _gauge("proofline_outbox_full", "1 while the round pauses at the limit.", outbox["full"])
+        yield _gauge("proofline_outbox_bytes", "Redis' memory that they take.", outbox["bytes"])
+        yield _gauge("proofline_outbox_full", "1 while the round pauses at a limit.", outbox["full"])
         yield _gauge("proofline_outbox_failures", "Deliveries that failed in a row.", outbox["failures"])
         yield _counter("proofline_outbox_delivered", "Artifacts the receiver has.", stats["artifacts_delivered"])
         yield _counter("proofline_outbox_dropped", "Artifacts given up (POC_CALLBACK_MAX_RETRIES).", outbox["dropped"])

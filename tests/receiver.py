@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,6 +23,10 @@ class Payload:
         return str(self.body["payload_id"])
 
     @property
+    def number(self) -> int:
+        return int(self.payload_id.rpartition("-")[2])
+
+    @property
     def nonces(self) -> list[int]:
         return [artifact["nonce"] for artifact in self.body["artifacts"]]
 
@@ -33,6 +37,7 @@ class Receiver:
 
     status: int = 200  # what it answers
     delay_s: float = 0.0  # before it answers
+    largest: int | None = None  # artifacts of a payload; to more it answers 413
     payloads: list[Payload] = field(default_factory=list)  # all, also those answered with an error
     n_unanswered: int = 0  # arrived, and their answer is delayed
 
@@ -76,13 +81,16 @@ class Receiver:
 
     def nonces(self) -> list[int]:
         """Of the rounds' payloads taken, in order; those of a payload that came again once."""
-        return [nonce for payload in unrepeated(self.round_payloads()) for nonce in payload.nonces]
+        too_large = {payload.number for payload in self.refused() if payload.answered == 413}
+        return [nonce for payload in unrepeated(self.round_payloads(), too_large) for nonce in payload.nonces]
 
     def round_payloads(self) -> list[Payload]:
         return [payload for payload in self.taken() if "request_id" not in payload.body]
 
     def _take(self, path: str, body: dict[str, Any]) -> int:
         status, arrived = self.status, time.time()
+        if self.largest is not None and len(body["artifacts"]) > self.largest:
+            status = 413
         with self._lock:
             self.n_unanswered += 1
         time.sleep(self.delay_s)
@@ -92,14 +100,17 @@ class Receiver:
         return status
 
 
-def unrepeated(payloads: list[Payload]) -> list[Payload]:
-    """The payloads without those whose payload_id came before. They must be the same, and numbered without a gap."""
+def unrepeated(payloads: list[Payload], too_large: Set[int] = frozenset()) -> list[Payload]:
+    """The payloads without those whose payload_id came before. They must be the same, and numbered without gaps but for
+    the numbers of those that were too large."""
     first: dict[str, Payload] = {}
     for payload in payloads:
         known = first.setdefault(payload.payload_id, payload)
         assert known.body == payload.body, f"{payload.payload_id} came again with other contents"
-    numbers = [int(payload_id.rpartition("-")[2]) for payload_id in first]
-    assert numbers == list(range(len(numbers))), f"payloads came out of order: {numbers}"
+    numbers = [payload.number for payload in first.values()]
+    left_out = set(range(max(numbers, default=-1) + 1)).difference(numbers)
+    assert numbers == sorted(numbers), f"payloads came out of order: {numbers}"
+    assert left_out <= too_large, f"payloads are missing: {left_out}"
     return list(first.values())
 
 

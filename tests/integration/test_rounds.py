@@ -1,14 +1,18 @@
 """Rounds on a real stack: what receivers get, whatever breaks on the way. Synthetic engines: only the way counts."""
 
 import itertools
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
+import redis
 
+from poc_core.queues import CALLBACK_QUEUE
 from tests.receiver import Receiver, gaps_and_repeats
 from tests.round_client import (
     FAST,
@@ -204,6 +208,33 @@ class TestReceiver:
         receiver.status = 200
         client.wait_progress(5000)
         finish(client, receiver)
+
+    def test_that_takes_small_ones_only_gets_everything_in_halves(
+        self, client: StackClient, receiver: Receiver
+    ) -> None:
+        receiver.largest = 40
+        client.start(receiver)
+        client.wait(lambda: len(receiver.taken()) >= 4, 60, "four payloads")
+        client.stop()
+        receiver.largest = None  # at so few a payload the rest would take long
+        client.wait_delivered()
+        assert_complete(client, receiver)
+        assert 413 in {payload.answered for payload in receiver.payloads}
+
+    def test_is_served_within_seconds_while_60_of_jobs_hang(self, client: StackClient, receiver: Receiver) -> None:
+        with ExitStack() as exits:
+            hanging = [exits.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(60)]
+            for server in hanging:  # connected to, and never answered
+                generate(client, wait=False, url=f"http://127.0.0.1:{server.getsockname()[1]}")
+            client.wait(lambda: client.status()["queued_nonces"] == 0, 60, "all jobs computed")
+            client.wait(lambda: client.status()["callbacks_waiting"] == 60, 10, "all callbacks")
+            client.start(receiver)
+            seconds = client.wait(lambda: len(receiver.taken()) >= 3, 20, "three payloads")
+            assert seconds < 3 * float(FAST["POC_CALLBACK_INTERVAL_SEC"]) + 2 + BUSY_S
+            with redis.Redis.from_url(client.redis_url) as connection:
+                assert connection.llen(CALLBACK_QUEUE) <= 60
+                connection.delete("poc:outbox:due", "poc:outbox:jobs")
+            finish(client, receiver)
 
 
 class TestKilled:

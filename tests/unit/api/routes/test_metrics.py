@@ -10,7 +10,7 @@ from redis import Redis
 
 from poc_core.records import RoundState
 from poc_core.settings import Settings
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.rounds import Lease
 from tests.samples import MODEL, Clock, new_job, round_config, worker_record
 from workers.chat_gate import GateStats
@@ -44,6 +44,7 @@ def test_an_empty_node_has_a_state_and_zeros(client: TestClient) -> None:
     assert scraped("queued_nonces") == 0
     assert scraped("queued_nonces_limit") == 1000
     assert scraped("jobs", status="queued") == 0
+    assert scraped("silent_receivers") == 0
     assert "proofline_outbox_waiting" not in scraped.names
 
 
@@ -89,7 +90,9 @@ def round_id(rounds: RoundStore, workers: WorkerRegistry, clock: Clock) -> str:
     return round_id
 
 
-def test_a_round_per_worker_and_its_outbox(client: TestClient, round_id: str, settings: Settings) -> None:
+def test_a_round_per_worker_and_its_outbox(
+    client: TestClient, round_id: str, outbox: Outbox, settings: Settings
+) -> None:
     scraped = Scraped(client)
     assert scraped("round_state", state="GENERATING") == 1
     assert scraped("round_state", state="IDLE") == 0
@@ -101,6 +104,7 @@ def test_a_round_per_worker_and_its_outbox(client: TestClient, round_id: str, se
     assert scraped("round_seconds") == pytest.approx(2)
     assert scraped("outbox_waiting") == 5
     assert scraped("outbox_limit") == settings.outbox_max_artifacts
+    assert scraped("outbox_bytes") == outbox.status(round_id).waiting_bytes > 0
     assert scraped("outbox_full") == 0
     assert scraped("outbox_failures") == 0
 
