@@ -50,9 +50,7 @@ class NodeMetrics(Collector):
         waiting = self._services.outbox.n_jobs()
         yield _gauge("proofline_job_callbacks_waiting", "Jobs with a url, until that has their callback.", waiting)
         silent = len(self._services.receivers.spared())
-        yield _gauge(
-            "proofline_silent_receivers", "Receivers that answer nothing, at most 20.", silent
-        )
+        yield _gauge("proofline_silent_receivers", "Receivers that answer nothing, at most 20.", silent)
 
     def _round(self) -> Iterator[Metric]:
         current = self._services.rounds.current()

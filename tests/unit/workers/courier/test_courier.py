@@ -506,7 +506,7 @@ def test_an_outbox_has_one_message_however_long_it_waits_for_its_turn(
 ) -> None:
     workers.heartbeat(worker_record("w1"))
     ids = [finished_job(jobs, "http://hangs:9000") for _ in range(60)]
-    other = Ticker(outbox, cast(Celery, messages), cast(Courier, ticker._courier))  # another courier's
+    other = Ticker(outbox, cast(Celery, messages), ticker._courier)  # another courier's
     ticker.start()
     other.start()
     wait_until(lambda: len(messages.sent) >= 60)
@@ -578,7 +578,8 @@ def test_a_callback_urls_secret_is_in_no_log_and_no_error(
     record = rounds.read(rounds.store(config, RoundState.GENERATING))
     assert record is not None
     compute(rounds, record)
-    for answer in (500, httpx.ConnectError("cannot reach user:s3cret@receiver")):
+    answers: list[Answer] = [500, httpx.ConnectError("cannot reach user:s3cret@receiver")]
+    for answer in answers:
         clock.now += LAST_BACKOFF_S
         receiver.answers = [answer]
         deliver(courier, record.round_id)
