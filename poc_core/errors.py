@@ -26,7 +26,7 @@ class RoundError(ProoflineError):
 
 
 class QueueFullError(ProoflineError):
-    """More nonces than POC_MAX_QUEUED_NONCES, jobs than POC_MAX_JOBS or callbacks than POC_OUTBOX_MAX_JOBS would wait."""
+    """More nonces, jobs or callbacks than POC_MAX_QUEUED_NONCES, POC_MAX_JOBS or POC_OUTBOX_MAX_JOBS would wait."""
 
 
 class AnswerTooLargeError(ProoflineError):

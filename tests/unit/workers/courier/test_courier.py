@@ -553,7 +553,7 @@ def test_a_single_artifact_that_is_answered_413_failed(
 def test_a_receiver_that_does_not_answer_is_remembered_and_one_that_refuses_is_not(
     courier: Courier, receiver: Receiver, receivers: Receivers, record: RoundRecord, clock: Clock
 ) -> None:
-    receiver.answers = [httpx.ConnectError("refused")] * BREAKS_AT + [500]
+    receiver.answers = [*[httpx.ConnectError("refused") for _ in range(BREAKS_AT)], 500]
     for _ in range(BREAKS_AT):
         deliver(courier, record.round_id)
         clock.now += LAST_BACKOFF_S
