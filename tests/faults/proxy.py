@@ -54,11 +54,12 @@ class Proxy:
             except OSError:
                 client.close()
                 continue
+            server.settimeout(None)
+            for connection in (client, server):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open |= {client, server}
             for source, sink in ((client, server), (server, client)):
-                source.settimeout(None)
-                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
