@@ -51,10 +51,23 @@ def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
     return bits.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else bits.to(device)
 
 
-def hash_bits(seeds: Sequence[int], n: int, device: torch.device) -> Tensor:
+def _bits(seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """The seeds as int32 (n,); a tensor's are the low 32 bits."""
+    return seeds.to(device, torch.int32) if isinstance(seeds, Tensor) else seed_tensor(seeds, device)
+
+
+def hash_bits(seeds: Sequence[int] | Tensor, n: int, device: torch.device) -> Tensor:
     """hash(i, seed) for i = 0 .. n-1: int32 (len(seeds), n) whose bits are the uint32 hashes."""
-    h = seed_tensor(seeds, device)[:, None] ^ _key_part(0, n, device)
+    h = _bits(seeds, device)[:, None] ^ _key_part(0, n, device)
     return _mix_(h, torch.empty_like(h))
+
+
+def smallest_hashes(seeds: Sequence[int] | Tensor, n: int, k: int, device: torch.device) -> Tensor:
+    """The k smallest of hash(i, seed), i = 0 .. n-1: their i, ascending, but that of the largest hash comes last
+    (section 2.4). int64 (len(seeds), k)."""
+    # Flipping the sign bit makes the order of int32 that of the uint32 hashes.
+    chosen = (hash_bits(seeds, n, device) ^ -(1 << 31)).sort(dim=-1, stable=True).indices[:, :k]
+    return torch.cat([chosen[:, :-1].sort(dim=-1).values, chosen[:, -1:]], dim=-1)
 
 
 def uniform(seeds: Sequence[int], n: int, device: torch.device) -> Tensor:
@@ -63,7 +76,7 @@ def uniform(seeds: Sequence[int], n: int, device: torch.device) -> Tensor:
 
 
 def normal(
-    seeds: Sequence[int],
+    seeds: Sequence[int] | Tensor,
     n: int,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
@@ -72,18 +85,19 @@ def normal(
     """Standard normal numbers by Box-Muller, computed in float32 and rounded once to `dtype`.
 
     Returns (len(seeds), n), row r from seeds[r]; `out`, when given, is that tensor (any strides) and is
-    returned.
+    returned. `seeds` may be integers or a tensor of their bits, which then stays where it is.
     """
     if out is None:
         out = torch.empty(len(seeds), n, dtype=dtype, device=device)
-    if n == 0 or not seeds:
+    if n == 0 or len(seeds) == 0:
         return out
+    all_bits = _bits(seeds, device)
     if fused.is_on(device) and out.stride(1) == 1:
         from poc_core.fused.normal import normal_  # here: only a CUDA build of torch brings Triton
 
-        normal_(out, seed_tensor(seeds, device))
+        normal_(out, all_bits)
         return out
-    bits = seed_tensor(seeds, device)[:, None]
+    bits = all_bits[:, None]
     half = (n + 1) // 2
     chunk = _CHUNK_KEYS_CPU if device.type == "cpu" else _CHUNK_KEYS_DEVICE
     columns = min(half, max(1, chunk // 2))
@@ -178,8 +192,8 @@ def _box_muller(h1: Tensor, h2: Tensor) -> tuple[Tensor, Tensor]:
     return z0, angle.sin_().mul_(radius)
 
 
-def murmur3_plain(keys: Tensor, seed: int) -> Tensor:
-    """hash(i, seed) of int64 keys as int64 in 0 .. 2^32-1: the oracle."""
+def murmur3_plain(keys: Tensor, seed: int | Tensor) -> Tensor:
+    """hash(i, seed) of int64 keys as int64 in 0 .. 2^32-1: the oracle. A tensor of seeds is int64 and broadcasts."""
     k = keys * _C1 & _MASK
     k = (k << 15 | k >> 17) & _MASK
     k = k * _C2 & _MASK

@@ -66,11 +66,7 @@ class ArtifactScheme(Scheme):
     def pick(self, nonces: Sequence[int]) -> Tensor:
         """The dimensions of each nonce in the order of the protocol (2.4): int64 (n, k_dim)."""
         seeds = [rng.seed_from_string(f"{self._nonce_name(nonce)}_pick_{self.k_dim}") for nonce in nonces]
-        # Flipping the sign bit makes the order of int32 that of the uint32 hashes.
-        scores = rng.hash_bits(seeds, self.hidden_size, self.device) ^ -(1 << 31)
-        chosen = scores.sort(dim=-1, stable=True).indices[:, : self.k_dim]
-        others = chosen[:, :-1].sort(dim=-1).values
-        return torch.cat([others, chosen[:, -1:]], dim=-1)
+        return rng.smallest_hashes(seeds, self.hidden_size, self.k_dim, self.device)
 
     def rotate(self, nonces: Sequence[int], y: Tensor) -> Tensor:
         """y (n, k_dim) reflected by k_dim - 1 vectors of each nonce's own (2.5)."""
