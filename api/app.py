@@ -1,17 +1,22 @@
 """The application. `uvicorn --factory api.app:create_app` runs it with the settings of the environment."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from api import errors, openapi
 from api.bodies import batch_bodies, job_bodies, round_bodies
 from api.body_limit import BodyLimit
+from api.doorkeeper import Doorkeeper, keys_wanted
+from api.head import HeadAsGet
+from api.perimeter import Perimeter
 from api.routes import aggregator, health, metrics, openai, pow, rounds, validate
 from api.services import Services
 from api.version import VERSION
-from poc_core.settings import Settings, load_settings
+from poc_core.settings import Settings, listed, load_settings
 
 _DESCRIPTION = """\
 A Proof-of-Compute node. Jobs go into Redis and over Celery to GPU workers; results come back by `request_id`.
@@ -21,8 +26,13 @@ After`.
 """
 
 
-def create_app(settings: Settings | None = None, services: Services | None = None) -> FastAPI:
-    """An app of its own. Needs no Redis to start: while that is away, requests get 503."""
+def create_app(
+    settings: Settings | None = None, services: Services | None = None, listens_on: str = "127.0.0.1"
+) -> FastAPI:
+    """An app of its own. Needs no Redis to start: while that is away, requests get 503.
+
+    `listens_on`: address or name that the server is told to listen on; beyond loopback clients need a key.
+    """
     settings = settings or (services.settings if services else load_settings())
 
     @asynccontextmanager
@@ -33,7 +43,20 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
 
     app = FastAPI(title="Proofline", version=VERSION, description=_DESCRIPTION, lifespan=lifespan)
     app.state.services = services or Services.create(settings)
+    # From the innermost to the outermost. Who may use a path is asked last, when the path is what routes know.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        Doorkeeper, settings=settings, wants_keys=keys_wanted(settings, listens_on), routes=app.router.routes
+    )
+    app.add_middleware(Perimeter, settings=settings, own_names=(listens_on, settings.host, socket.gethostname()))
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=listed(settings.allowed_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type"],
+        )
+    app.add_middleware(HeadAsGet)
     errors.install(app)
     app.include_router(health.router)
     app.include_router(pow.router)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import httpx
 from starlette.responses import Response
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from api.chat_workers import ChatWorkers
 from api.errors import openai_error
 from poc_core.openai_errors import error_body
-from poc_core.records import ENGINE_LOST_HEADER, WorkerRecord
+from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER, WorkerRecord
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,9 @@ _HOP_HEADERS = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer"),
     *(b"transfer-encoding", b"upgrade", b"expect", b"host", b"date", b"server"),
 }
+_PRINTABLE = bytes(range(0x21, 0x7F))
+# Of a request to a worker: ours to say.
+_OURS = {b"content-length", GATEWAY_SECRET_HEADER.encode()}
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class ProxyRequest:
     """A client's request, whole, so that it can be sent to another worker when the first one dies."""
 
     method: str
-    path: str  # with query
+    path: bytes  # with query, as it is to go over the wire
     headers: Headers
     body: bytes
 
@@ -74,9 +78,11 @@ class Gateway:
 
         return sorted(workers, key=load)
 
-    async def look_up(self, worker: WorkerRecord, path: str, headers: Headers) -> httpx.Response:
+    async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
         """What a worker answers to GET at once. httpx.HTTPError: it does not."""
-        return await self._client.get(_url(worker, path), headers=headers, timeout=_LOOKUP_TIMEOUT_S)
+        return await self._client.get(
+            _url(worker, path), headers=[*headers, *_secret(worker)], timeout=_LOOKUP_TIMEOUT_S
+        )
 
     @asynccontextmanager
     async def open(
@@ -118,11 +124,11 @@ class Gateway:
     async def _send(self, worker: WorkerRecord, request: ProxyRequest) -> httpx.Response:
         # Not client.build_request: it would add headers that the client did not send, such as accept-encoding. The
         # body's length is httpx's to say: the client's may have come in chunks.
-        headers = [header for header in _end_to_end(request.headers) if header[0].lower() != b"content-length"]
+        headers = [header for header in _end_to_end(request.headers) if header[0].lower() not in _OURS]
         sent = httpx.Request(
             request.method,
             _url(worker, request.path),
-            headers=headers,
+            headers=[*headers, *_secret(worker)],
             content=request.body or None,
             extensions={"timeout": _TIMEOUT.as_dict()},
         )
@@ -204,8 +210,17 @@ async def _client_gone(receive: Receive) -> None:
 
 
 def _end_to_end(headers: Headers) -> Headers:
-    return [(name, value) for name, value in headers if name.lower() not in _HOP_HEADERS]
+    """Without those of this connection, also the ones that only Connection names."""
+    named = [value.split(b",") for name, value in headers if name.lower() == b"connection"]
+    hop = _HOP_HEADERS | {token.strip().lower() for tokens in named for token in tokens}
+    return [(name, value) for name, value in headers if name.lower() not in hop]
 
 
-def _url(worker: WorkerRecord, path: str) -> str:
-    return f"http://{worker.chat_host}:{worker.port}{path}"
+def _secret(worker: WorkerRecord) -> Headers:
+    return [(GATEWAY_SECRET_HEADER.encode(), worker.chat_secret.encode())] if worker.chat_secret else []
+
+
+def _url(worker: WorkerRecord, path: bytes) -> httpx.URL:
+    # Bytes that no URL may hold, and that some parsers of requests let through, are escaped.
+    raw_path = quote(path, safe=_PRINTABLE).encode()
+    return httpx.URL(scheme="http", host=worker.chat_host or "", port=worker.port, raw_path=raw_path)

@@ -1,5 +1,6 @@
 """What the routes work with, made once per app."""
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,27 @@ from poc_core.state.receivers import Receivers
 _LARGE_BODIES = 1
 
 
+class Waiting:
+    """The places of requests that wait for their job's end. From any thread."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """False: there is none. Whoever took one gives it back with `leave`."""
+        with self._lock:
+            if self.taken >= self.limit:
+                return False
+            self.taken += 1
+            return True
+
+    def leave(self) -> None:
+        with self._lock:
+            self.taken -= 1
+
+
 @dataclass(frozen=True)
 class Services:
     settings: Settings
@@ -32,6 +54,7 @@ class Services:
     dispatcher: Dispatcher
     gateway: Gateway
     large_bodies: CapacityLimiter
+    waiting: Waiting
 
     @classmethod
     def create(
@@ -42,7 +65,7 @@ class Services:
         clock: Callable[[], float] = time.time,
     ) -> "Services":
         """The services for `settings`; tests bring a Redis, a dispatcher and a clock of their own."""
-        redis = redis or connect(settings)
+        redis = redis or connect(settings, patient=False)
         workers = WorkerRegistry(redis, settings, clock)
         jobs = JobStore(redis, settings, clock)
         return cls(
@@ -56,6 +79,7 @@ class Services:
             dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
             Gateway(ChatWorkers(workers, settings.worker_cache_s)),
             CapacityLimiter(_LARGE_BODIES),
+            Waiting(settings.max_waiting_requests),
         )
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from anyio import to_thread
 
 from api.admission import admit
 from api.bodies import job_bodies, parse_body
+from api.errors import unavailable
 from api.services import Services
 from poc_core.records import NewJob
 
@@ -29,7 +30,9 @@ async def submit(raw: bytes, services: Services) -> Submitted:
 def _submit(raw: bytes, services: Services) -> Submitted:
     _, body = parse_body(raw, services.settings.max_queued_nonces, job_bodies())
     job = admit(body, services.settings, services.workers)
-    return Submitted(queue(job, services), len(job.nonces), body.wait)
+    if not body.wait:
+        return Submitted(queue(job, services), len(job.nonces), body.wait)
+    return Submitted(queue_to_wait(job, services), len(job.nonces), body.wait)
 
 
 def queue(job: NewJob, services: Services) -> str:
@@ -37,3 +40,18 @@ def queue(job: NewJob, services: Services) -> str:
     job_id = services.jobs.create(job)
     services.dispatcher.publish(job.model, job_id, job.n_batches)
     return job_id
+
+
+def queue_to_wait(job: NewJob, services: Services) -> str:
+    """As `queue`, for a request that waits; answer_when_ended gives its place back. HTTPException 429: none left."""
+    if not services.waiting.take():
+        raise unavailable(
+            f"{services.waiting.limit} requests wait for their jobs already (POC_MAX_WAITING_REQUESTS); send it with "
+            "wait=false and poll, or try again later.",
+            429,
+        )
+    try:
+        return queue(job, services)
+    except BaseException:
+        services.waiting.leave()
+        raise

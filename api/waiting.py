@@ -6,6 +6,7 @@ import anyio
 from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 
+from api.body_limit import BODY_DONE
 from api.errors import unavailable
 from api.results import result_response
 from api.services import Services
@@ -16,15 +17,25 @@ from poc_core.state import JobStore
 # large ones.
 _FIRST_LOOK_S = 0.01
 _LONGEST_PAUSE_S = 0.25
+# Looks a second of all who wait: each takes a millisecond.
+_LOOKS_PER_S = 200
 
 
 async def answer_when_ended(request: Request, services: Services, job_id: str) -> Response:
-    """The result of a job. Holds no thread while it waits.
+    """The result of a job whose request took a place among those that wait. Holds no thread while it waits.
 
     HTTPException 503 when nothing moved for generate_chunk_timeout_sec (the job is then cancelled, so that a
     client that sends it again does not have it computed twice), 500 when the job failed, 409 when it was
     cancelled.
     """
+    request.scope[BODY_DONE]()
+    try:
+        return await _answer_when_ended(request, services, job_id)
+    finally:
+        services.waiting.leave()
+
+
+async def _answer_when_ended(request: Request, services: Services, job_id: str) -> Response:
     jobs, timeout_s = services.jobs, services.settings.generate_chunk_timeout_sec
     pause_s, progress, moved_at = _FIRST_LOOK_S, None, time.monotonic()
     while True:
@@ -43,7 +54,7 @@ async def answer_when_ended(request: Request, services: Services, job_id: str) -
             )
         if await request.is_disconnected():  # the job goes on: its result can be fetched and may have a callback
             return Response(status_code=499)
-        await anyio.sleep(pause_s)
+        await anyio.sleep(max(pause_s, services.waiting.taken / _LOOKS_PER_S))
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
 

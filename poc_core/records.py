@@ -156,6 +156,9 @@ class ModelInfo:
 # Of a chat answer in which a worker says that its engine is gone: another worker may answer the request.
 ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 
+# Of a chat request: by what a worker knows that it comes from an API of its node.
+GATEWAY_SECRET_HEADER = "x-proofline-gateway-secret"
+
 
 @dataclass(frozen=True)
 class WorkerRecord:
@@ -172,6 +175,7 @@ class WorkerRecord:
     port: int | None = None  # of its OpenAI server, where it has one
     chat_host: str | None = None  # by which the API reaches that server
     stats: Mapping[str, JsonValue] = field(default_factory=dict)
+    chat_secret: str | None = field(default=None, repr=False)  # made at its start; what its OpenAI server wants
     machine: str = ""  # as the machine or container names itself, by which its other processes know their workers
 
     @property

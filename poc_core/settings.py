@@ -1,11 +1,13 @@
 """Every setting of Proofline, read from environment variables that start with POC_."""
 
+import re
 import socket
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from redis.connection import parse_url
 
@@ -189,6 +191,58 @@ class Settings(BaseSettings):
         "beyond what one batch takes, else a live worker's task runs twice.",
     )
 
+    # Who may speak to the API, and how much of it (SECURITY.md).
+    require_keys: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether the API answers only to a key (Authorization: Bearer): auto (where it listens beyond "
+        "loopback), always, never. /livez needs none.",
+    )
+    api_keys_file: Path = Field(
+        Path("~/.proofline/keys.json"),
+        description="The API's keys, hashed; `proofline key` writes the file, and the API reads it again when it "
+        "changes.",
+    )
+    api_key: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="A key of the API: what commands that ask an API send, and what an API takes beside those of its "
+        "file, for everything.",
+    )
+    trusted_networks: str = Field(
+        "",
+        description="Addresses and networks (CIDR, after commas) whose clients need no key: where the network's own "
+        "client comes from.",
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="Names by which clients may call the API (after commas; .example.org for all below it, * for "
+        "any) besides IP addresses, this host's name, the --host it was started for, and names that no stranger can "
+        "own: without a dot, .localhost, .local, .internal.",
+    )
+    allowed_origins: str = Field(
+        "",
+        description="Origins (https://ui.example.org, after commas) whose web pages may use the API besides its own; "
+        "others are refused.",
+    )
+    max_connections: int = Field(
+        4096,
+        ge=8,
+        description="Connections the API holds at a time, fewer where the process may open fewer files; then the one "
+        "that has waited longest for its client is closed.",
+    )
+    request_timeout_s: float = Field(
+        60, gt=0, description="Seconds a client has to send a request, or to take the next 64 KiB of an answer."
+    )
+    max_requests_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="Requests a second that the API answers each client (key, else address), with bursts of ten times "
+        "as many; more get 429. Unset: any number.",
+    )
+    max_waiting_requests: int = Field(
+        256, ge=1, description="Requests with wait=true that may wait at a time; more are refused with 429."
+    )
+
     # Of no use to operators: tests shorten them.
     reap_interval_s: float = Field(
         5,
@@ -246,6 +300,20 @@ class Settings(BaseSettings):
         parse_chat_policy(text)
         return text
 
+    @field_validator("trusted_networks")
+    @classmethod
+    def _real_networks(cls, text: str) -> str:
+        parse_networks(text)
+        return text
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _real_origins(cls, text: str) -> str:
+        for origin in listed(text):
+            if not re.fullmatch(r"https?://[^/?#@\s]+", origin):
+                raise ValueError("must be origins such as https://ui.example.org, without a path, after commas")
+        return text
+
     @property
     def host(self) -> str:
         return self.host_name or socket.gethostname()
@@ -286,6 +354,19 @@ def parse_chat_policy(text: str) -> ChatPolicy:
     except ValueError:
         pass
     raise ValueError("must be yield, exclusive, off, or share:F with F between 0 and 1, such as share:0.3")
+
+
+def listed(text: str) -> list[str]:
+    """The entries of a setting that lists several after commas, in small letters."""
+    return [entry.strip().lower() for entry in text.split(",") if entry.strip()]
+
+
+def parse_networks(text: str) -> list[IPv4Network | IPv6Network]:
+    """ValueError says what is allowed."""
+    try:
+        return [ip_network(entry) for entry in listed(text)]
+    except ValueError:
+        raise ValueError("must be addresses or networks such as 10.0.0.0/8, after commas") from None
 
 
 def load_settings(**overrides: object) -> Settings:

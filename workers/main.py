@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import socket
 import time
 import uuid
@@ -68,13 +69,14 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
         started_at=time.time(),
         chat_host=settings.chat_advertise_host
         or (socket.gethostname() if settings.chat_host == "0.0.0.0" else settings.chat_host),
+        chat_secret=secrets.token_urlsafe(32),
     )
     housekeeper = Housekeeper(record, WorkerRegistry(redis, settings), jobs, queue, rounds, steps, settings)
     housekeeper.start()
     try:
         engine = load_engine(options, settings.rpc_timeout_ms / 1000)
         try:
-            gate, chat_port = _serve_chat(engine, settings)
+            gate, chat_port = _serve_chat(engine, settings, record.chat_secret)
             proofs = Proofs(engine, gate, settings.max_step_ms)
             job_runner = JobRunner(proofs, worker_id, jobs, queue)
             round_runner = RoundRunner(proofs, worker_id, rounds, steps.publish, settings.round_step_s)
@@ -133,11 +135,11 @@ def _names(given: str | None, host: str) -> tuple[str, str]:
     return name, f"{host}-{name}"
 
 
-def _serve_chat(engine: Engine, settings: Settings) -> tuple[ChatGate | None, int | None]:
+def _serve_chat(engine: Engine, settings: Settings, secret: str | None) -> tuple[ChatGate | None, int | None]:
     """Starts the engine's chat server, if it has one and shall have one, and returns its gate and port."""
     if settings.chat.mode == "off":
         return None, None
     starvation = Starvation(settings.generate_chunk_timeout_sec, settings.starvation_share)
     gate = ChatGate(settings.chat, engine.unfinished_chat, starvation)
-    port = engine.serve_chat(gate, settings.chat_host)
+    port = engine.serve_chat(gate, settings.chat_host, secret)
     return (None, None) if port is None else (gate, port)

@@ -15,6 +15,12 @@ async def health() -> answers.Health:
     return answers.Health()
 
 
+@router.get("/livez", summary="This process lives, for its supervisor")
+async def livez() -> answers.Health:
+    """Needs no key."""
+    return answers.Health()
+
+
 @router.get("/ready", summary="The node can compute", responses=examples.REDIS_AWAY)
 def ready(services: AppServices) -> answers.Ready:
     """200 when Redis answers and a worker is ready, else 503 with Retry-After."""

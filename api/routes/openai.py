@@ -44,8 +44,9 @@ async def proxy(request: Request, services: AppServices) -> Response:
         return openai_error(400, f"Name a model: {', '.join(models)}.", "invalid_request_error")
     if not chosen:
         return await to_thread.run_sync(_nobody, model, models, services)
-    query = request.url.query
-    path = request.url.path + (f"?{query}" if query else "")
+    # The route's own path: what request.url makes of a Host header with a # or a / in it may be any other.
+    query = request.scope["query_string"]
+    path = str(request.scope["route"].path).encode() + (b"?" + query if query else b"")
     sent = ProxyRequest(request.method, path, request.headers.raw, body)
     return ProxiedAnswer(gateway, gateway.by_load(chosen), sent)
 
@@ -64,7 +65,7 @@ async def models(request: Request, services: AppServices) -> Response:
         if worker.model in entries:
             continue
         try:
-            answer = await services.gateway.look_up(worker, "/v1/models", key)
+            answer = await services.gateway.look_up(worker, b"/v1/models", key)
         except httpx.HTTPError:
             continue  # another worker of the model may answer
         if answer.status_code == 200:

@@ -133,7 +133,7 @@ def status(
         "queued_nonces": services.jobs.queued_nonces(),
         "callbacks_waiting": services.outbox.n_waiting(),
         "silent_receivers": [vars(receiver) for receiver in services.receivers.spared()],
-        "workers": [vars(worker) for worker in services.workers.live()],
+        "workers": [{**vars(worker), "chat_secret": None} for worker in services.workers.live()],
         "version": VERSION,
     }
 

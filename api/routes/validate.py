@@ -10,7 +10,7 @@ from api.answers import one_of
 from api.bodies import batch_bodies, parse_body, whole_body
 from api.openapi import json_body
 from api.services import AppServices, Services
-from api.submission import queue
+from api.submission import queue_to_wait
 from api.waiting import answer_when_ended
 from poc_core.records import RoundConfig, RoundState
 from poc_core.schemes import contract_of
@@ -37,7 +37,7 @@ async def validate(request: Request, services: AppServices) -> Response | dict[s
     job = await to_thread.run_sync(lambda: body.job(_validating_round(services, scheme)))
     if not job.nonces:
         return contract_of(scheme).verdict(job.spec, job.request, [], [], [])
-    job_id = await to_thread.run_sync(queue, job, services)
+    job_id = await to_thread.run_sync(queue_to_wait, job, services)
     return await answer_when_ended(request, services, job_id)
 
 

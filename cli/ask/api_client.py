@@ -1,6 +1,7 @@
 """A client of the running API, for the commands that submit work to it."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,9 @@ class PowClient:
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise UsageError(f"--url must look like http://host:port, not {url!r}.")
         self.base = base
-        self._http = httpx.Client(base_url=base, timeout=TIMEOUT_S, transport=transport)
+        key = os.environ.get("POC_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT_S, transport=transport)
 
     def __enter__(self) -> "PowClient":
         return self

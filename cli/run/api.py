@@ -7,6 +7,7 @@ import typer
 
 from cli import options
 from cli.addresses import receiver_settings
+from cli.console import note
 
 GRACEFUL_SHUTDOWN_S = 10  # for answers under way, such as a /generate with wait=true
 
@@ -19,16 +20,31 @@ def api(
 ) -> None:
     """Run the API alone, for compose and for several hosts; `proofline up` runs everything on one machine.
 
-    Further settings come from environment variables that begin with POC_.
+    Beyond loopback it answers only to keys (`proofline key`) and to POC_TRUSTED_NETWORKS, unless POC_REQUIRE_KEYS says
+    otherwise. Further settings come from environment variables that begin with POC_.
     """
     import uvicorn
 
     os.environ.update(receiver_settings(host, port, os.environ))
+    from api.app import create_app
+    from api.connections import Limits, connections_for, limited, raise_file_limit
+    from api.doorkeeper import keys_wanted
+    from poc_core.settings import load_settings
+
+    settings = load_settings()
+    if keys_wanted(settings, host):
+        note(f"api: clients need a key of {settings.api_keys_file.expanduser()}; `proofline key new` makes one")
+    connections = connections_for(settings.max_connections, raise_file_limit())
     uvicorn.run(
-        "api.app:create_app",
-        factory=True,
+        create_app(settings, listens_on=host),
         host=host,
         port=port,
         access_log=access_log,
+        http=limited(Limits(connections, settings.request_timeout_s)),
+        ws="none",
+        # A backstop: connections beyond the limit are closed before they are asked anything.
+        limit_concurrency=connections + 2,
+        # The peer's address decides whom to trust, so it is nothing that a header may say.
+        proxy_headers=False,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
     )

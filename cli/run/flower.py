@@ -40,8 +40,9 @@ def flower(
     """
     # In the environment, not on a command line that everybody on the machine can read.
     os.environ[AUTH] = credentials(password_file)
+    os.environ.pop("FLOWER_UNAUTHENTICATED_API", None)
     flags = [f"--address={host}", f"--port={port}", f"--max_tasks={MAX_TASKS}", f"--read_only={not control}"]
-    celery = [sys.executable, "-P", "-m", "celery", "-A", "workers.queue.app", "flower", *flags]
+    celery = [sys.executable, "-P", "-m", "workers.queue.monitor", "-A", "workers.queue.app", "flower", *flags]
     os.execv(sys.executable, celery)
 
 

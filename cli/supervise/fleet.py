@@ -11,6 +11,8 @@ from workers.engines.options import EngineOptions
 from workers.vllm import log_patterns
 
 WORKER_GRACE_S = 30.0  # to finish the running batch and take the engine down
+# Secrets of others, which a worker has no use for.
+NOT_FOR_WORKERS = ("POC_API_KEY", "FLOWER_BASIC_AUTH")
 ERROR_TAIL_LINES = 20  # of a failed child's log, in the error
 ERROR_CAUSES = 5  # lines from further up that look like a cause
 
@@ -48,7 +50,7 @@ class Fleet:
             spec = ChildSpec(
                 f"worker-{index}",
                 self._command(),
-                env=environment_of_proofline({**own, **env}),
+                env=environment_of_proofline({**own, **env}, NOT_FOR_WORKERS),
                 grace_s=WORKER_GRACE_S,
                 max_fast_crashes=self._max_fast_crashes,
                 ready_line=log_patterns.READY,

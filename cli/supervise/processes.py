@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -229,8 +229,8 @@ def command_of_proofline(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", "from cli.main import app; app(prog_name='proofline')", *arguments]
 
 
-def environment_of_proofline(overrides: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `overrides`, in which our packages can be imported."""
+def environment_of_proofline(overrides: Mapping[str, str], without: Collection[str] = ()) -> dict[str, str]:
+    """This process's environment with `overrides` and without some, in which our packages can be imported."""
     root = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH", "")
     paths = [path for path in inherited.split(os.pathsep) if path]
@@ -238,4 +238,5 @@ def environment_of_proofline(overrides: Mapping[str, str]) -> dict[str, str]:
     if Path(root).name not in ("site-packages", "dist-packages") and root not in paths:
         paths.insert(0, root)
     # Python buffers a pipe by blocks: without this a log would lag behind by kilobytes.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **overrides}
+    kept = {name: value for name, value in os.environ.items() if name not in without}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **overrides}

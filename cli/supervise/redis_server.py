@@ -88,6 +88,14 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
+def make_private(data_dir: Path) -> None:
+    """Lets nobody but its owner into the directory and what Redis wrote there: jobs, keys of rounds, urls. OSError as
+    `chmod`."""
+    data_dir.chmod(0o700)
+    for path in (*data_dir.glob("appendonly*"), *data_dir.glob("appendonlydir/*"), *data_dir.glob("dump.rdb")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+
+
 @dataclass
 class OwnRedis:
     """A Redis on loopback with a password of its own and an append-only file in `data_dir`.
@@ -108,7 +116,8 @@ class OwnRedis:
         if '"' in directory or "\\" in directory or not directory.isprintable():
             raise RedisServerError(f"Redis cannot work in {directory!r}; choose a --data-dir with a plain name.")
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.data_dir)
             self.lock_fd = os.open(self.data_dir / "proofline.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise RedisServerError(
@@ -135,7 +144,8 @@ class OwnRedis:
 
     @property
     def command(self) -> list[str]:
-        return [str(self.binary), str(self.config_file)]
+        # redis-server takes the files' modes from its umask alone.
+        return ["sh", "-c", 'umask 077; exec "$@"', "redis", str(self.binary), str(self.config_file)]
 
     def release(self) -> None:
         """Gives the directory free, once the server has ended."""

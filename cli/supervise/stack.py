@@ -8,6 +8,7 @@
 """
 
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -33,6 +34,8 @@ COURIER_GRACE_S = 15.0  # for payloads on their way: a receiver has 10 s to answ
 REDIS_GRACE_S = 15.0  # to write its append-only file
 READY_POLL_S = 0.1
 HTTP_TIMEOUT_S = 5.0
+# Secrets of others, which API and courier have no use for.
+NOT_FOR_SERVICES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "FLOWER_BASIC_AUTH", "POC_API_KEY")
 
 
 class StackError(ProoflineError):
@@ -60,6 +63,8 @@ class Stack:
         self._redis: Child | None = None
         self._own_redis: OwnRedis | None = None
         self._temporary_dir: Path | None = None
+        # Of this run: an API that asks for keys must answer us too.
+        self._api_key = self.env.get("POC_API_KEY") or os.environ.get("POC_API_KEY") or secrets.token_urlsafe(32)
         if self.workers < 1:
             raise UsageError(f"A stack needs at least one worker, not {self.workers}.")
         if self.redis_url is not None and self.data_dir is not None:
@@ -89,7 +94,7 @@ class Stack:
         self.port = reserve_port(self.host, self.port)
         try:
             self._start_redis()
-            self._api = self._start_child("api", self.api_command(), API_GRACE_S)
+            self._api = self._start_child("api", self.api_command(), API_GRACE_S, {"POC_API_KEY": self._api_key})
             self._courier = self._start_child("courier", self.courier_command(), COURIER_GRACE_S)
             self._fleet.start({**self.env, "POC_REDIS_URL": self.redis_url or ""})
         except BaseException:
@@ -126,7 +131,8 @@ class Stack:
 
         deadline = time.monotonic() + timeout_s
         missing = "the API does not answer"
-        with httpx.Client(base_url=self.base_url, timeout=HTTP_TIMEOUT_S, trust_env=False) as client:
+        key = {"Authorization": f"Bearer {self._api_key}"}
+        with httpx.Client(base_url=self.base_url, headers=key, timeout=HTTP_TIMEOUT_S, trust_env=False) as client:
             while time.monotonic() < deadline:
                 for child in self._children():
                     if child.gave_up is not None:
@@ -206,10 +212,12 @@ class Stack:
         except RedisServerError as error:
             raise StackError(with_tail(f"Our own {error}", self._redis)) from error
 
-    def _start_child(self, name: str, command: list[str], grace_s: float) -> Child:
+    def _start_child(self, name: str, command: list[str], grace_s: float, own: Mapping[str, str] = {}) -> Child:
         # The url holds a password: the environment is private, a command line is not.
         settings = receiver_settings(self.host, self.port, {**os.environ, **self.env})
-        env = environment_of_proofline({**settings, **self.env, "POC_REDIS_URL": self.redis_url or ""})
+        env = environment_of_proofline(
+            {**settings, **self.env, "POC_REDIS_URL": self.redis_url or "", **own}, NOT_FOR_SERVICES
+        )
         return self._add_child(ChildSpec(name, command, env, grace_s, max_fast_crashes=self.max_fast_crashes))
 
     def _add_child(self, spec: ChildSpec) -> Child:

@@ -23,12 +23,16 @@ def is_transient(error: Exception) -> bool:
     return isinstance(error, TRANSIENT)
 
 
-def connect(settings: Settings) -> Redis:
-    """A client with a connection pool, for any number of threads. Connects on first use; answers are bytes."""
+def connect(settings: Settings, patient: bool = True) -> Redis:
+    """A client with a connection pool, for any number of threads. Connects on first use; answers are bytes.
+
+    `patient`: a Redis that keeps silent is asked again too; else that is an error after redis_timeout_s.
+    """
+    again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
     return Redis.from_url(
         settings.redis_url,
         socket_connect_timeout=settings.redis_timeout_s,
         socket_timeout=settings.redis_timeout_s,
         socket_keepalive=True,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.4), _RETRIES, (ConnectionError, TimeoutError)),
+        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.4), _RETRIES, again),
     )

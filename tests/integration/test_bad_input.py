@@ -71,13 +71,17 @@ def test_a_bad_body_is_refused_and_nothing_is_queued(node: Node, content: Any, e
 
 
 def test_an_answer_to_a_large_bad_body_is_small(node: Node) -> None:
-    answer = node.http.post(GENERATE, content=raw_with(block_hash='"' + "x" * 10 * MIB + '"'))
+    answer = node.http.post(
+        GENERATE, content=raw_with(block_hash='"' + "x" * 10 * MIB + '"'), headers={"Content-Type": "application/json"}
+    )
     assert len(answer.content) < 2000
 
 
 def test_a_chunked_body_over_the_limit_is_refused_and_nothing_is_queued(node: Node) -> None:
     try:
-        status_code = node.http.post(GENERATE, content=chunked(LIMIT + 8 * MIB)).status_code
+        status_code = node.http.post(
+            GENERATE, content=chunked(LIMIT + 8 * MIB), headers={"Content-Type": "application/json"}
+        ).status_code
     except httpx.TransportError:  # the API need not read on what it has refused already
         status_code = 413
     assert (status_code, node.status()["queued_nonces"]) == (413, 0)
@@ -85,14 +89,20 @@ def test_a_chunked_body_over_the_limit_is_refused_and_nothing_is_queued(node: No
 
 def test_a_chunked_body_within_the_limit_is_as_good_as_another(node: Node) -> None:
     content = json.dumps(body(wait=True)).encode()
-    answer = node.http.post(GENERATE, content=(content[i : i + 7] for i in range(0, len(content), 7)))
+    answer = node.http.post(
+        GENERATE,
+        content=(content[i : i + 7] for i in range(0, len(content), 7)),
+        headers={"Content-Type": "application/json"},
+    )
     assert answer.status_code == 200, answer.text
 
 
 def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_nothing_queued(node: Node) -> None:
     with socket.create_connection(("127.0.0.1", node.stack.port)) as client:
         client.sendall(
-            f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n".encode() + raw_with()[:100]
+            f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\n".encode()
+            + b"Content-Type: application/json\r\nContent-Length: 5000\r\n\r\n"
+            + raw_with()[:100]
         )
     assert node.status()["queued_nonces"] == 0
 

@@ -89,6 +89,26 @@ def test_only_its_owner_can_read_the_password(own: OwnRedis) -> None:
     assert own.password not in " ".join(own.command)
 
 
+def test_finding_17_only_its_owner_sees_what_it_holds(tmp_path: Path) -> None:
+    old = tmp_path / "appendonly.aof"  # of an earlier release
+    tmp_path.chmod(0o755)
+    old.touch(0o644)
+    own = OwnRedis(tmp_path)
+    child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
+    child.start()
+    try:
+        wait_for_redis(own.url, timeout_s=10)
+        with redis.Redis.from_url(own.url) as client:
+            client.set("key", "secret")
+    finally:
+        child.stop()
+        own.release()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert old in files
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
 def test_a_directory_in_use_is_refused(own: OwnRedis) -> None:
     with pytest.raises(RedisServerError, match=r"Another `proofline up` uses .*choose another --data-dir"):
         OwnRedis(own.data_dir)

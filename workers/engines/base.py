@@ -61,8 +61,11 @@ class Engine(ABC):
         """Chat requests that the engine has not finished. From any thread, at any time."""
         return 0
 
-    def serve_chat(self, gate: ChatGate, host: str) -> int | None:
-        """Serves OpenAI's API on a free port of `host`, every request through the gate. None: it has no chat."""
+    def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
+        """Serves OpenAI's API on a free port of `host`, every request through the gate. None: it has no chat.
+
+        `secret`: what requests must have as GATEWAY_SECRET_HEADER; None: nothing.
+        """
         return None
 
     @abstractmethod

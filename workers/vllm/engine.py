@@ -52,6 +52,7 @@ class VllmEngine(Engine):
         # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an undefined state.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # its paths run any method of the workers
         lifeline.offer()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True)
@@ -122,12 +123,12 @@ class VllmEngine(Engine):
         llm = self.__dict__.get("_llm")
         return 0 if llm is None else int(llm.output_processor.get_num_unfinished_requests())
 
-    def serve_chat(self, gate: ChatGate, host: str) -> int | None:
+    def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
         listener = socket.socket()
         listener.bind((host, 0))
         port: int = listener.getsockname()[1]
         self._args.host, self._args.port = host, port
-        self._await(_serve(self._llm, self._args, gate, listener), None)
+        self._await(_serve(self._llm, self._args, gate, listener, secret), None)
         return port
 
     def check(self) -> None:
@@ -211,14 +212,14 @@ async def _start(options: EngineOptions) -> tuple[Any, Any, Any]:
     return llm, llm.vllm_config, args
 
 
-async def _serve(llm: Any, args: Any, gate: ChatGate, listener: socket.socket) -> None:
+async def _serve(llm: Any, args: Any, gate: ChatGate, listener: socket.socket, secret: str | None) -> None:
     """Starts vLLM's OpenAI server on the running loop; returns once it listens."""
     import uvicorn
 
     from workers.vllm import compat
 
     app = await compat.openai_app(llm, args)
-    gated = GatedChat(app, gate, is_lost=lambda: bool(llm.errored))
+    gated = GatedChat(app, gate, is_lost=lambda: bool(llm.errored), secret=secret)
     # Its lifespan is vLLM's; signals are Celery's.
     config = uvicorn.Config(gated, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on")
     server = app.state.server = uvicorn.Server(config)  # vLLM ends it when the engine died

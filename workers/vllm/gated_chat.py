@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from poc_core.openai_errors import error_body
-from poc_core.records import ENGINE_LOST_HEADER
+from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER
 from workers.chat_gate import ChatGate
 
 Scope = MutableMapping[str, Any]
@@ -19,19 +20,36 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 RETRY_AFTER_S = 30
 # What the server answers without its engine, so proofs need not wait for it.
 _WITHOUT_ENGINE = {"/tokenize", "/detokenize"}
+# All that the gateway asks for; vLLM's server has paths that change or end the engine.
+_SERVED = {
+    *(("POST", f"/v1/{path}") for path in ("chat/completions", "completions", "responses", "embeddings")),
+    *(("POST", path) for path in _WITHOUT_ENGINE),
+    *(("GET", path) for path in ("/v1/models", "/health")),
+}
+_KINDS = {401: "invalid_api_key", 404: "NotFoundError", 503: "service_unavailable"}
 
 
 class GatedChat:
-    """ASGI middleware: every request that makes the engine work passes the gate."""
+    """ASGI middleware: takes only the gateway's requests for chat; what makes the engine work passes the gate."""
 
-    def __init__(self, app: App, gate: ChatGate, is_lost: Callable[[], bool]) -> None:
-        """`is_lost`: whether the engine is dead. What it leaves unanswered is marked, so that another worker may."""
+    def __init__(self, app: App, gate: ChatGate, is_lost: Callable[[], bool], secret: str | None = None) -> None:
+        """`is_lost`: whether the engine is dead. What it leaves unanswered is marked, so that another worker may.
+        `secret`: of the gateway; None: any client is taken for it."""
         self._app = app
         self._gate = gate
         self._is_lost = is_lost
+        self._secret = None if secret is None else secret.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _WITHOUT_ENGINE:
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        if scope["type"] != "http":  # a WebSocket, of which vLLM has some
+            return await send({"type": "websocket.close", "code": 1008})
+        if not self._is_gateway(scope):
+            return await _send_error(send, 401, "Chat is served by the node's API, not by its workers.")
+        if (scope["method"], scope["path"]) not in _SERVED:
+            return await _send_error(send, 404, "A worker serves nothing but chat.")
+        if scope["method"] != "POST" or scope["path"] in _WITHOUT_ENGINE:
             return await self._app(scope, receive, send)
         if not self._gate.enter_chat():
             return await _refuse(send)
@@ -39,6 +57,12 @@ class GatedChat:
             await self._app(scope, receive, self._unless_lost(send))
         finally:
             self._gate.leave_chat()
+
+    def _is_gateway(self, scope: Scope) -> bool:
+        if self._secret is None:
+            return True
+        given = dict(scope["headers"]).get(GATEWAY_SECRET_HEADER.encode(), b"")
+        return hmac.compare_digest(given, self._secret)
 
     def _unless_lost(self, send: Send) -> Send:
         """Holds an answer back until its first byte: one that begins after the engine's end is vLLM's complaint."""
@@ -64,16 +88,16 @@ async def _refuse(send: Send) -> None:
     message = (
         "The node computes proofs for a round and serves no chat meanwhile (POC_CHAT_POLICY=exclusive); try later."
     )
-    await _send_503(send, message, (b"retry-after", str(RETRY_AFTER_S).encode()))
+    await _send_error(send, 503, message, (b"retry-after", str(RETRY_AFTER_S).encode()))
 
 
 async def _lost(send: Send) -> None:
-    await _send_503(send, "The engine of this worker was lost; try again.", (ENGINE_LOST_HEADER.encode(), b"1"))
+    await _send_error(send, 503, "The engine of this worker was lost; try again.", (ENGINE_LOST_HEADER.encode(), b"1"))
 
 
-async def _send_503(send: Send, message: str, header: tuple[bytes, bytes]) -> None:
+async def _send_error(send: Send, status: int, message: str, *more_headers: tuple[bytes, bytes]) -> None:
     """In the form that OpenAI clients understand."""
-    body = error_body(503, message, "service_unavailable")
-    headers = [(b"content-type", b"application/json"), header]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    body = error_body(status, message, _KINDS[status])
+    headers = [(b"content-type", b"application/json"), *more_headers]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})

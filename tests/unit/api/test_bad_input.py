@@ -154,7 +154,7 @@ def test_422_for_a_body_that_is(client: TestClient, case: str) -> None:
 @pytest.mark.parametrize("field", ["nonces", "stat_test"])
 def test_422_for_a_number_that_is_none(client: TestClient, field: str, number: str) -> None:
     text = f"[{number}]" if field == "nonces" else f'{{"dist_threshold": {number}}}'
-    answer = client.post(GENERATE, content=raw(**{field: text}))
+    answer = client.post(GENERATE, content=raw(**{field: text}), headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert "NaN" not in answer.text
 
@@ -265,19 +265,21 @@ def test_429_when_jobs_with_a_url_have_all_places(
 
 
 def test_413_for_a_declared_length_over_the_limit(client: TestClient) -> None:
-    answer = client.post(GENERATE, content=b" " * 200_001)
+    answer = client.post(GENERATE, content=b" " * 200_001, headers={"Content-Type": "application/json"})
     assert answer.status_code == 413
     assert "larger than 200000 bytes" in answer.json()["detail"]
 
 
 def test_413_for_a_chunked_body_over_the_limit(client: TestClient) -> None:
-    answer = client.post(GENERATE, content=iter([b" " * 10_000] * 21))
+    answer = client.post(GENERATE, content=iter([b" " * 10_000] * 21), headers={"Content-Type": "application/json"})
     assert answer.status_code == 413
     assert "split the request" in answer.json()["detail"]
 
 
 def test_413_for_more_items_than_nonces_need(client: TestClient) -> None:
-    answer = client.post(GENERATE, content=b'{"nonces": [' + b"1," * 50_000 + b"1]}")
+    answer = client.post(
+        GENERATE, content=b'{"nonces": [' + b"1," * 50_000 + b"1]}", headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 413
     assert "split the request" in answer.json()["detail"]
 

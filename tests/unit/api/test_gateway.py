@@ -26,6 +26,7 @@ from tests.fake_worker import Behaviour, Call, FakeWorker
 from tests.samples import MODEL, RecordingDispatcher, worker_record
 
 CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 # vLLM's own bytes are nobody's business: odd spacing and non-ASCII text must come through as they are.
 ANSWER = '{"id":"x",  "choices":[{"message":{"content":"été – 海"}}]}\n'.encode()
 EVENTS = [f'data: {{"choices":[{{"delta":{{"content":"{word} "}}}}]}}\n\n'.encode() for word in ("one", "é", "海")]
@@ -123,15 +124,16 @@ class TestPassing:
         connection.putrequest("POST", CHAT, skip_accept_encoding=True)
         sent = json.dumps(body()).encode()
         connection.putheader("Content-Length", str(len(sent)))
+        connection.putheader("Content-Type", "application/json")
         connection.endheaders(sent)
         assert connection.getresponse().read() == ANSWER
         connection.close()
-        assert {name.lower() for name, _ in worker.received[0].headers} == {"host", "content-length"}
+        assert {name.lower() for name, _ in worker.received[0].headers} == {"host", "content-length", "content-type"}
 
     def test_body_in_chunks_arrives_whole(self, api: httpx.Client, start: Start) -> None:
         worker = start("w1", answers)
         sent = json.dumps(body()).encode()
-        assert api.post(CHAT, content=iter([sent[:5], sent[5:]])).status_code == 200
+        assert api.post(CHAT, content=iter([sent[:5], sent[5:]]), headers=JSON).status_code == 200
         assert worker.received[0].body == sent
         assert worker.received[0].values("transfer-encoding") == []
 
@@ -300,7 +302,7 @@ class TestBadBodies:
     @pytest.mark.parametrize("sent", [b"{", b"[]", b'"text"', b'{"model": 5}', b"\xff\xfe", b"a=b"])
     def test_not_a_json_object_with_a_model_is_400(self, api: httpx.Client, start: Start, sent: bytes) -> None:
         worker = start("w1", answers)
-        answer = api.post(CHAT, content=sent)
+        answer = api.post(CHAT, content=sent, headers=JSON)
         assert answer.status_code == 400
         assert answer.json()["error"]["type"] == "invalid_request_error"
         assert worker.received == []
@@ -310,7 +312,7 @@ class TestBadBodies:
         worker = start("w1", answers)
         sent = json.dumps(body(padding="x" * MAX_BODY_BYTES)).encode()
         with contextlib.suppress(httpx.WriteError):  # refused before all was sent
-            answer = api.post(CHAT, content=iter([sent]) if chunked else sent)
+            answer = api.post(CHAT, content=iter([sent]) if chunked else sent, headers=JSON)
             assert answer.status_code == 413
         assert worker.received == []
 
@@ -432,7 +434,7 @@ class TestClientsThatGo:
 
         worker = start("w1", works_on)
         connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
-        connection.request("POST", CHAT, json.dumps(body(stream=True)))
+        connection.request("POST", CHAT, json.dumps(body(stream=True)), JSON)
         wait_until(lambda: worker.received)
         if when == "in the stream":
             assert connection.getresponse().read1() == EVENTS[0]
@@ -445,7 +447,7 @@ class TestClientsThatGo:
         """A request that is given up is not tried elsewhere."""
         first, second = start("w1", lambda call: call.wait_hung_up()), start("w2", answers)
         connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
-        connection.request("POST", CHAT, json.dumps(body()))
+        connection.request("POST", CHAT, json.dumps(body()), JSON)
         wait_until(lambda: first.received)
         connection.close()
         time.sleep(0.2)

@@ -221,7 +221,7 @@ def test_422_for_an_artifact_body_where_only_distance_rounds_are_stored(client: 
 @pytest.mark.parametrize("path", ["init/generate", "init", "init/validate"])
 @pytest.mark.parametrize("raw", [b"", b"half of {", b"[1, 2]", b"null", b"\xff\xfe", b"[" * 10_000])
 def test_422_for_a_body_that_is_no_json_object(client: TestClient, path: str, raw: bytes) -> None:
-    answer = client.post(f"{POW}/{path}", content=raw)
+    answer = client.post(f"{POW}/{path}", content=raw, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert answer.json()["detail"][0]["msg"]
     assert len(answer.content) < 500
@@ -229,7 +229,9 @@ def test_422_for_a_body_that_is_no_json_object(client: TestClient, path: str, ra
 
 @pytest.mark.parametrize("path", ["init/generate", "init", "init/validate"])
 def test_413_for_a_body_that_no_round_needs(client: TestClient, path: str) -> None:
-    answer = client.post(f"{POW}/{path}", content=b'{"x": [' + b"1," * 50_000 + b"1]}")
+    answer = client.post(
+        f"{POW}/{path}", content=b'{"x": [' + b"1," * 50_000 + b"1]}", headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 413
     assert "at most 65536 bytes" in answer.json()["detail"]
 

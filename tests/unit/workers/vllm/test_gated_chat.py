@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from poc_core.records import ENGINE_LOST_HEADER
+from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
 from workers.vllm.gated_chat import GatedChat, Receive, Scope, Send
@@ -17,14 +17,14 @@ CHAT = "/v1/chat/completions"
 class Server:
     """Stands in for vLLM's application; remembers how many requests the gate saw while each ran."""
 
-    def __init__(self, policy: str = "yield") -> None:
+    def __init__(self, policy: str = "yield", secret: str | None = None) -> None:
         self.gate = ChatGate(parse_chat_policy(policy), lambda: 0)
         self.active: list[int] = []
         self.error: BaseException | None = None
         self.is_lost = False
         self.lost_after: bytes | None = None  # the part of the answer with which the engine dies
         self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(GatedChat(self.app, self.gate, lambda: self.is_lost)),
+            transport=httpx.ASGITransport(GatedChat(self.app, self.gate, lambda: self.is_lost, secret)),
             base_url="http://worker",
         )
 
@@ -105,3 +105,48 @@ async def test_lifespan_reaches_the_server() -> None:
     gated = GatedChat(app, ChatGate(parse_chat_policy("yield"), lambda: 0), lambda: False)
     await gated({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan"]
+
+
+# vLLM's own: they run any method of the workers, scale, sleep, or load what they are told to.
+_ADMINISTRATIVE = (
+    "collective_rpc",
+    "scale_elastic_ep",
+    "sleep",
+    "reset_prefix_cache",
+    "v1/load_lora_adapter",
+    "metrics",
+)
+
+
+@pytest.mark.parametrize("path", [*_ADMINISTRATIVE, "v1/models/", "v1/chat/completions/render", "docs"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_finding_13_only_what_chat_needs_is_served(method: str, path: str) -> None:
+    server = Server()
+    answer = await server.client.request(method, f"/{path}")
+    assert answer.status_code == 404
+    assert server.active == []
+
+
+@pytest.mark.parametrize("given", [{}, {GATEWAY_SECRET_HEADER: "another"}, {GATEWAY_SECRET_HEADER: ""}])
+@pytest.mark.parametrize(("method", "path"), [("POST", CHAT), ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/x")])
+async def test_a_stranger_gets_nothing_but_401(method: str, path: str, given: dict[str, str]) -> None:
+    server = Server(secret="of this start")
+    assert (await server.client.request(method, path, headers=given)).status_code == 401
+    assert server.active == []
+
+
+async def test_the_gateway_is_known_by_its_secret() -> None:
+    server = Server(secret="of this start")
+    answer = await server.client.post(CHAT, headers={GATEWAY_SECRET_HEADER: "of this start"})
+    assert answer.status_code == 200
+
+
+async def test_a_websocket_is_closed() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    gated = GatedChat(Server().app, ChatGate(parse_chat_policy("yield"), lambda: 0), lambda: False)
+    await gated({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)  # type: ignore[arg-type]
+    assert [message["type"] for message in sent] == ["websocket.close"]

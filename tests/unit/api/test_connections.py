@@ -1,0 +1,193 @@
+"""Findings (11) and (14) on a real server: slow, silent and greedy clients, and what comes behind a body."""
+
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.connections import HEADER_BYTES, Limits, connections_for, limited, raise_file_limit
+
+CONNECTIONS = 8
+LIMITS = Limits(CONNECTIONS, request_s=1.0, headers_s=0.5)
+# More than the kernel takes for a client that reads nothing.
+LARGE = 32 * 1024 * 1024
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+PATIENCE_S = 10.0
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "http":
+        return None
+    request = Request(scope, receive)
+    if scope["path"] == "/large":
+        return await Response(b"x" * LARGE)(scope, receive, send)
+    if scope["path"] == "/slow":
+        time_out = await request.is_disconnected()
+        return await Response(str(time_out))(scope, receive, send)
+    body = await request.body()
+    names = ",".join(name.decode() for name, _ in scope["headers"])
+    return await Response(body or b"ok", headers={"x-names": names})(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[uvicorn.Server]:
+    config = uvicorn.Config(app, port=0, log_level="critical", http=limited(LIMITS), ws="none", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture
+def connect(server: uvicorn.Server) -> Iterator["Connect"]:
+    with ExitStack() as opened:
+        yield Connect(server.servers[0].sockets[0].getsockname()[1], opened)
+
+
+class Connect:
+    """A client's socket: connect(b"what it sends first")."""
+
+    def __init__(self, port: int, opened: ExitStack) -> None:
+        self._port, self._opened = port, opened
+
+    def __call__(self, sent: bytes = b"") -> socket.socket:
+        connection = self._opened.enter_context(socket.create_connection(("127.0.0.1", self._port), PATIENCE_S))
+        connection.sendall(sent)
+        return connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(1 << 20):
+            found += part
+    return found
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def test_a_silent_connection_is_closed(connect: Connect) -> None:
+    began = time.monotonic()
+    assert status(rest(connect())) == 408
+    assert 0.4 < time.monotonic() - began < 5
+
+
+def test_headers_that_come_byte_by_byte_are_cut_off(connect: Connect) -> None:
+    connection = connect(GET)
+    answer = b""
+    connection.settimeout(0.1)
+    until = time.monotonic() + PATIENCE_S
+    while not answer and time.monotonic() < until:
+        with suppress(OSError):
+            connection.sendall(b"x")
+        with suppress(TimeoutError):
+            answer = connection.recv(1000)
+    assert status(answer) == 408
+
+
+def test_half_a_body_is_cut_off_and_said_why(connect: Connect) -> None:
+    began = time.monotonic()
+    answer = rest(connect(POST + b"half"))
+    assert status(answer) == 408
+    assert b"not whole within 1 s" in answer
+    assert 0.9 < time.monotonic() - began < 5
+
+
+def test_an_answer_that_nobody_takes_is_given_up(connect: Connect, server: uvicorn.Server) -> None:
+    connection = connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+    until = time.monotonic() + PATIENCE_S
+    while server.server_state.connections and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not server.server_state.connections
+    assert len(rest(connection)) < LARGE
+
+
+def test_one_that_is_taken_slowly_arrives_whole(connect: Connect) -> None:
+    connection = connect(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    taken, began = 0, time.monotonic()
+    while part := connection.recv(1 << 20):
+        taken += len(part)
+        time.sleep(0.08)
+    assert taken > LARGE
+    assert time.monotonic() - began > 2 * LIMITS.request_s
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param(b"x: " + b"y" * HEADER_BYTES, id="one"),
+        pytest.param(b"".join(b"x%d: y\r\n" % i for i in range(12_000)), id="many"),
+        pytest.param(b"".join(b"x%d: y\r\n" % i for i in range(12_000)) + b"\r\n", id="whole"),
+    ],
+)
+def test_headers_have_a_limit(connect: Connect, headers: bytes) -> None:
+    assert status(rest(connect(GET + headers))) in (400, 431)
+
+
+@pytest.mark.parametrize("n_bytes", [10, HEADER_BYTES + 1, 8 * 1024 * 1024])
+def test_a_body_is_no_header_however_large(connect: Connect, n_bytes: int) -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % n_bytes
+    answer = rest(connect(head + b"x" * n_bytes))
+    assert status(answer) == 200
+    assert answer.endswith(b"x" * n_bytes)
+
+
+def test_a_trailer_is_no_header(connect: Connect) -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    answer = rest(connect(head + b"2\r\nhi\r\n0\r\nAuthorization: Bearer x\r\n\r\n"))
+    assert status(answer) == 200
+    assert b"authorization" not in answer.lower()
+    assert answer.endswith(b"hi")
+
+
+def test_silent_connections_make_room_for_those_that_ask(connect: Connect, server: uvicorn.Server) -> None:
+    silent = [connect() for _ in range(3 * CONNECTIONS)]
+    answer = rest(connect(GET + b"Connection: close\r\n\r\n"))
+    assert status(answer) == 200
+    assert len(server.server_state.connections) <= CONNECTIONS
+    assert rest(silent[0]) == b""  # the one that waited longest
+
+
+def test_one_connection_serves_many_requests(connect: Connect) -> None:
+    connection = connect()
+    for _ in range(5):
+        connection.sendall(GET + b"\r\n")
+        assert status(connection.recv(10_000)) == 200
+        time.sleep(0.2)
+
+
+def test_requests_may_follow_each_other_at_once(connect: Connect) -> None:
+    whole = POST + b"0123456789"
+    answer = rest(connect(whole + whole + GET + b"Connection: close\r\n\r\n"))
+    assert answer.count(b"HTTP/1.1 200") == 3
+
+
+@pytest.mark.parametrize(("files", "connections"), [(256, 80), (65_536, 4096), (100, 8)])
+def test_a_process_holds_no_more_than_it_may_open(files: int, connections: int) -> None:
+    assert connections_for(4096, files) == connections
+
+
+def test_a_process_may_open_as_many_files_as_it_is_let() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
+        assert raise_file_limit() == before[1]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
