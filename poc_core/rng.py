@@ -142,6 +142,14 @@ def inputs(
     return out.view(len(names), seq_len, hidden)
 
 
+def token_ids(
+    block_hash: str, public_key: str, nonces: Sequence[int], seq_len: int, vocab_size: int, device: torch.device
+) -> Tensor:
+    """The token ids of the nonces: int32 (n, seq_len), hash(i, seed) mod vocab_size (protocol.md, section 2.1)."""
+    seeds = [seed_from_string(f"{block_hash}_{public_key}_nonce{nonce}_input_ids") for nonce in nonces]
+    return ((hash_bits(seeds, seq_len, device).to(torch.int64) & _MASK) % vocab_size).to(torch.int32)
+
+
 def _key_part(low: int, high: int, device: torch.device) -> Tensor:
     """rotl(i * c1, 15) * c2 for i = low .. high-1, what no seed changes of the hash: int32 (high - low,)."""
     cached = _key_cache.get(device)

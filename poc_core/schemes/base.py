@@ -45,6 +45,12 @@ class Scheme(ABC):
             spec.block_hash, spec.public_key, nonces, spec.seq_len, self.hidden_size, self.device, self.dtype
         )
 
+    def token_ids(self, nonces: Sequence[int], vocab_size: int) -> Tensor:
+        """What models that choose experts by token get beside the inputs (protocol.md, section 2.1): int32
+        (n, seq_len), on the device."""
+        spec = self.spec
+        return rng.token_ids(spec.block_hash, spec.public_key, nonces, spec.seq_len, vocab_size, self.device)
+
     @abstractmethod
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         """The output x (..., hidden) of decoder layer `layer` (global index), as a new tensor; x stays."""

@@ -142,3 +142,20 @@ def test_stronger_inputs_smaller_than_eight_segments() -> None:
 def test_the_key_cache_is_bounded() -> None:
     rng.hash_bits([1], rng._CACHED_KEYS + 1, CPU)
     assert rng._key_cache[CPU].shape[0] <= rng._CACHED_KEYS
+
+
+# From protocol.md, sections 1 and 2.1, by hand: SHA-256 and the hash in plain Python, of block 0xabc, public key key.
+@pytest.mark.parametrize(
+    ("nonce", "ids"),
+    [
+        (0, [124933, 35038, 24599, 99483, 31266, 21804]),
+        (7, [24713, 65658, 26379, 63931, 113905, 4416]),
+        (2**63 - 1, [63633, 117272, 122737, 104406, 111063, 4125]),
+    ],
+)
+def test_token_ids_of_deepseek_v4s_vocabulary(nonce: int, ids: list[int]) -> None:
+    others = [1, nonce, 2]
+    found = rng.token_ids("0xabc", "key", others, len(ids), 129_280, CPU)
+    assert found.dtype == torch.int32
+    assert found.shape == (3, len(ids))
+    assert found[1].tolist() == ids
