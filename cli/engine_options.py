@@ -68,8 +68,9 @@ def from_command_line(
         typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`.", show_default=False),
     ] = None,
 ) -> "EngineOptions":
-    """OptionsError or UsageError: there is no such model, or the options do not go together."""
+    """OptionsError or UsageError: there is no such model, or the options do not go together. SettingsError."""
     from cli.model_choice import with_chosen_model
+    from poc_core.settings import load_settings
     from workers.engines.options import EngineOptions
 
     # The parser has dropped the `--` itself; but a word that does not follow an option cannot have been meant for vLLM.
@@ -85,6 +86,7 @@ def from_command_line(
             pipeline_parallel=pipeline_parallel,
             max_batch_tokens=max_batch_tokens,
             synthetic_step_ms=synthetic_step_ms,
+            layer_reflections=load_settings().layer_reflections,
             vllm_args=tuple(vllm_args or ()),
         )
     )

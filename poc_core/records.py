@@ -147,6 +147,11 @@ class ModelInfo:
     max_batch_tokens: int  # of one micro-batch
     dtype: str  # "float32" or "bfloat16"
     max_sequences: int = 1 << 20  # of one micro-batch
+    layers: str = ""  # where the engine found the decoder layers; empty: it has none
+    layers_reflected: bool = (
+        True  # whether proofs transform them; False: as the network's nodes, which do not find them
+    )
+    caches: str = ""  # of proofs: "shared" by layers that never need one at the same time, or "private" to each layer
 
     def max_batch(self, seq_len: int) -> int:
         """Nonces of `seq_len` tokens that one micro-batch holds, at least one."""

@@ -140,6 +140,12 @@ class Settings(BaseSettings):
     fused: Literal["auto", "off"] = Field(
         "auto", description="off: proofs by torch's own operations instead of fused kernels, on GPUs; for comparisons."
     )
+    layer_reflections: Literal["fleet", "all"] = Field(
+        "fleet",
+        description="Which models' decoder layers are reflected. fleet: those that the network's own nodes find, which "
+        "in models that wrap a language model (Kimi-K2.6, Qwen3.5, GLM-5.3-Flash) is none; all: every model's. Other "
+        "than fleet only on the day on which the network changes it.",
+    )
     chat_host: str = Field(
         "127.0.0.1",
         description="Address on which a worker serves chat to the API; in a private network of several hosts 0.0.0.0.",

@@ -19,8 +19,8 @@ FORBIDDEN = {
     "workers": {"api", "cli", "fastapi", "typer"} | TEST_CODE,
     "cli": {"vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE,
 }
-# What depends on vLLM's version is in the first of these, what starts it in the second.
-USE_VLLM = {"workers/vllm/compat.py", "workers/vllm/engine.py"}
+# What depends on vLLM's version is in the first two of these, what starts it in the third.
+USE_VLLM = {"workers/vllm/compat.py", "workers/vllm/cache_compat.py", "workers/vllm/engine.py"}
 # The proof arithmetic knows nothing of Redis, of settings or of what is stored.
 ARITHMETIC = {"calibration", "encoding", "nonces", "reflections", "rng", "schemes", "statistics"}
 

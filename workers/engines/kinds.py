@@ -4,3 +4,5 @@ from typing import Literal
 
 EngineKind = Literal["vllm", "transformers", "synthetic"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+# Whose decoder layers are reflected: those that the network's own nodes find, or every model's.
+LayerReflections = Literal["fleet", "all"]

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from poc_core.errors import OptionsError
-from workers.engines.kinds import Dtype, EngineKind
+from workers.engines.kinds import Dtype, EngineKind, LayerReflections
 
 
 class EngineOptions(BaseModel):
@@ -21,6 +21,7 @@ class EngineOptions(BaseModel):
     pipeline_parallel: int = Field(1, ge=1)
     max_batch_tokens: int | None = Field(None, ge=1)  # tokens of one forward; None: the engine's own default
     synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
+    layer_reflections: LayerReflections = "fleet"
     vllm_args: tuple[str, ...] = ()  # further arguments of `vllm serve`, as on its command line
 
     @model_validator(mode="after")

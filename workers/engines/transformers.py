@@ -14,6 +14,7 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Scheme
 from workers.engines.base import EngineLostError, EngineMemoryError, WholeBatchEngine
+from workers.engines.decoder_layers import find_decoder_layers
 from workers.engines.options import EngineOptions
 
 # Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large model beside
@@ -38,7 +39,12 @@ class TransformersEngine(WholeBatchEngine):
         except (OSError, ValueError) as error:
             raise ProoflineError(f"Cannot load the model {options.model!r}: {error}") from error
         self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)
-        self._layers = decoder_layers(self._model, config.num_hidden_layers)
+        try:
+            found = find_decoder_layers(self._model, config.num_hidden_layers, options.layer_reflections)
+        except LookupError as error:
+            raise ProoflineError(f"{error}; use the vllm engine.") from error
+        self._layers = list(found.modules)
+        self._reflected = found.reflected
         self._dtype: torch.dtype = loaded.dtype
         self._schemes: MutableMapping[str, Scheme] = LRUCache(_MAX_SCHEMES)
         self.info = ModelInfo(
@@ -48,12 +54,14 @@ class TransformersEngine(WholeBatchEngine):
             max_seq_len=config.max_position_embeddings,
             max_batch_tokens=options.max_batch_tokens or _MAX_BATCH_TOKENS,
             dtype=str(self._dtype).removeprefix("torch."),
+            layers=found.path,
+            layers_reflected=found.reflected,
         )
 
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
         scheme = self._scheme(spec)
         try:
-            with torch.inference_mode(), _transformed_layers(self._layers, scheme):
+            with torch.inference_mode(), _transformed_layers(self._layers if self._reflected else (), scheme):
                 state = self._model(inputs_embeds=scheme.inputs(nonces), use_cache=False).last_hidden_state
                 return scheme.finish(nonces, state[:, -1])
         except torch.OutOfMemoryError as error:
@@ -82,18 +90,6 @@ class TransformersEngine(WholeBatchEngine):
             )
             self._schemes[key] = scheme
         return scheme
-
-
-def decoder_layers(model: nn.Module, n_layers: int) -> list[nn.Module]:
-    """The decoder layers in order: the outermost ModuleList of n_layers modules, whatever its name."""
-    lists = [
-        (name.count("."), module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers
-    ]
-    if not lists:
-        raise ProoflineError(f"{type(model).__name__} has no list of {n_layers} layers; use the vllm engine.")
-    return list(min(lists, key=lambda item: item[0])[1])
 
 
 @contextmanager

@@ -1,12 +1,18 @@
-"""What a freshly loaded engine has to show: slices that change nothing, and a micro-batch as large as it may get."""
+"""What a freshly loaded engine has to show: caches that are its own, slices that change nothing, and a micro-batch as
+large as it may get."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from poc_core.records import ProofSpec
-from workers.engines.base import Engine, EngineMemoryError, Slice, Tick
+from pydantic import JsonValue
+
+from poc_core.errors import ProoflineError
+from poc_core.records import ModelInfo, ProofSpec
+from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Slice, Tick
 from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
@@ -14,6 +20,57 @@ logger = logging.getLogger(__name__)
 # Tokens of a nonce in the trials.
 _SHORT = 8
 _LONG = 1024
+# Of the test of the caches: more than most windows and blocks, so that each sequence takes several.
+_SEVERAL_BLOCKS = 160
+_SEQUENCES = 3
+
+
+class Isolating(Protocol):
+    """An engine whose proofs have caches of their own."""
+
+    info: ModelInfo
+
+    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]: ...
+
+    def watch(self, n_sequences: int, seq_len: int) -> None:
+        """On every rank, see ProofRunner.watch."""
+
+    def unwatch(self) -> list[dict[str, Any]]:
+        """Of every rank, see ProofRunner.unwatch."""
+
+    def settle(self, private: bool, replicated: bool) -> None:
+        """On every rank, see ProofRunner.settle."""
+
+
+def prove_isolation(engine: Isolating) -> None:
+    """Runs a small micro-batch with caches that layers share and one with a cache for each layer. Values that differ
+    by a bit end the sharing with this model.
+
+    ProoflineError: proofs touch chat's caches, or cannot be computed with this model at all.
+    """
+    name = engine.info.name
+    spec = _spec(min(_SEVERAL_BLOCKS, engine.info.max_seq_len, engine.info.max_batch_tokens))
+    nonces = range(engine.info.max_batch(spec.seq_len))[:_SEQUENCES]
+    try:
+        engine.watch(len(nonces), spec.seq_len)
+        shared = engine.compute(spec, nonces)
+        engine.settle(private=True, replicated=True)
+        private = engine.compute(spec, nonces)
+        seen = engine.unwatch()
+    except (EngineLostError, EngineMemoryError):
+        raise
+    except ProoflineError as error:
+        raise ProoflineError(f"Proofs cannot be computed with {name}: {error}") from error
+    if touched := [layer for rank in seen for layer in rank["touched"]]:
+        raise ProoflineError(
+            f"Proofs of {name} write into chat's cache of layer {touched[0]}; compute proofs with another model."
+        )
+    if private != shared:
+        logger.warning(
+            "layers of %s cannot share a cache for proofs: each gets its own, which takes more memory", engine.info.name
+        )
+    engine.info = dataclasses.replace(engine.info, caches="shared" if private == shared else "private")
+    engine.settle(private != shared, all(rank["replicated"] for rank in seen))
 
 
 def prove_slices(engine: Engine) -> None:
@@ -21,11 +78,21 @@ def prove_slices(engine: Engine) -> None:
     spec = _spec(min(_SHORT, engine.info.max_seq_len, engine.info.max_batch_tokens))
     nonces = range(engine.info.max_batch(spec.seq_len))[:2]
     whole = engine.compute(spec, nonces)
-    if not engine.sliceable or engine.compute(spec, nonces, SlicePlan(0.0, 1)) != whole:
+    if not engine.sliceable or _layer_by_layer(engine, spec, nonces) != whole:
         engine.sliceable = False
         logger.warning(
             "the layers of %s cannot be run one by one: chat waits for whole micro-batches of proofs", engine.info.name
         )
+
+
+def _layer_by_layer(engine: Engine, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue] | None:
+    """None: a model that does not stop after a layer takes what comes back for an error."""
+    try:
+        return engine.compute(spec, nonces, SlicePlan(0.0, 1))
+    except (EngineLostError, EngineMemoryError):
+        raise
+    except ProoflineError:
+        return None
 
 
 def prove_budget(engine: Engine, whole: bool) -> None:
@@ -44,6 +111,18 @@ def prove_budget(engine: Engine, whole: bool) -> None:
     found = engine.info.max_batch_tokens
     if found < asked:
         logger.warning("micro-batches hold %d tokens: there is no memory for the %d that were asked for", found, asked)
+
+
+def described(engine: Engine) -> str:
+    """What an operator may want to know of how proofs are computed with the model: one line."""
+    info = engine.info
+    reflected = "reflected after each" if info.layers_reflected else "none reflected, as the network's nodes find none"
+    return (
+        f"proofs of {info.name}: {info.n_layers} layers at {info.layers}, {reflected}; caches "
+        f"{'shared by layers' if info.caches == 'shared' else 'for each layer'}; "
+        f"{'cut between layers for chat' if engine.sliceable else 'whole micro-batches'}; "
+        f"at most {info.max_batch_tokens} tokens at a time"
+    )
 
 
 def _prove_first_layer(engine: Engine, spec: ProofSpec) -> None:

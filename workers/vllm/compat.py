@@ -1,12 +1,12 @@
-"""Everything that depends on vLLM's version, in one place: 0.25.1 to 0.33.
+"""Everything that depends on vLLM's version, but for its caches, in one place: 0.25.1 to 0.33.
 
-vLLM's worker internals are no public interface and move between releases. Each function below hides one difference;
-nothing outside this module asks which release runs. Import it only inside a process that has vLLM.
+vLLM's worker internals are no public interface and move between releases. Each function below, and those for caches in
+cache_compat.py, hides one difference; nothing else asks which release runs. Import it only inside a process that has
+vLLM.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,85 +20,9 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sequence import IntermediateTensors
-from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
-
-# A block count that no real dimension of a KV cache has: it marks the block dimension in a backend's shape.
-_BLOCK_COUNT_MARK = 1_000_003
 
 # Seconds between two looks for a message; the kernel adds some 50 microseconds.
 _LOOK_AGAIN_S = 1e-5
-
-# Kinds of KV caches whose layers may be given another cache for the time of a batch.
-_PLAIN_ATTENTION = {
-    "FullAttentionSpec",
-    "SlidingWindowSpec",
-    "ChunkedLocalAttentionSpec",
-    "MLAAttentionSpec",
-    "SlidingWindowMLASpec",
-}
-
-_METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
-
-
-def decoder_layers(model: nn.Module, n_layers: int) -> nn.ModuleList:
-    """The list of the model's decoder layers, global index = list index.
-
-    Under pipeline parallelism the list keeps its full length on every rank (absent layers are placeholders).
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers and name.endswith(("layers", "h", "blocks")):
-            return module
-    raise LookupError(
-        f"{type(model).__name__} has no list of {n_layers} decoder layers; proofs cannot be computed with this model"
-    )
-
-
-def attention_groups(runner: Any) -> Iterator[Any]:
-    """Every attention group of the model runner (old and new runner alike), over all KV cache groups."""
-    for groups in runner.attn_groups:
-        yield from groups
-
-
-def is_plain_attention(group: Any) -> bool:
-    """Whether the group's cache holds blocks of a sequence's own tokens and nothing else.
-
-    By name, since kinds derived from these may hold more: ring buffers, an encoder's states, sinks that are written
-    once into whatever cache is bound then. Mamba's running state is no attention at all.
-    """
-    spec = group.kv_cache_spec
-    specs = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
-    return all(type(one).__name__ in _PLAIN_ATTENTION for one in specs)
-
-
-def kernel_block_size(group: Any) -> int:
-    """Tokens per block as the attention kernel addresses them (may divide the cache manager's block size)."""
-    return int(group.get_metadata_builder(0).kv_cache_spec.block_size)
-
-
-def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
-    """Which dimension of a layer's cache counts blocks.
-
-    Up to 0.2x the backend names its shape; newer releases bind every layer a view whose first dimension is the block.
-    """
-    shape_of = getattr(group.backend, "get_kv_cache_shape", None)
-    if shape_of is None:
-        return 0
-    spec = group.kv_cache_spec
-    shape = shape_of(_BLOCK_COUNT_MARK, kernel_block_size(group), spec.num_kv_heads, spec.head_size)
-    if len(shape) != cache.dim():
-        raise LookupError(
-            f"{group.backend.__name__} names a {len(shape)}-dimensional cache, bound is {tuple(cache.shape)}"
-        )
-    return int(shape.index(_BLOCK_COUNT_MARK))
-
-
-def build_attention_metadata(group: Any, **fields: Any) -> Any:
-    """The attention backend's metadata for a batch; `fields` a release does not know are left out."""
-    common = CommonAttentionMetadata(**{name: value for name, value in fields.items() if name in _METADATA_FIELDS})
-    # Straight to the builder: group.build_metadata of newer releases would map the block table from the cache
-    # manager's blocks to kernel blocks, but the scratch cache is addressed by kernel blocks already.
-    return group.get_metadata_builder(0).build(0, common)
 
 
 def forward_context(
@@ -135,9 +59,32 @@ def enable_custom_ops(engine_args: Any) -> None:
         config.custom_ops.append("all")
 
 
-def layer_owner(model: nn.Module, layers: nn.ModuleList) -> nn.Module | None:
+def avoid_faults(engine_args: Any) -> None:
+    """What vLLM is known to compute wrongly is computed in another way. An operator's choice stands.
+
+    On CPUs, rotary_embedding of 0.32 reads the 3-dimensional queries of MLA wrongly: L2 0.6 of artifacts.
+    """
+    from vllm.platforms import current_platform
+    from vllm.transformers_utils.config import get_config
+
+    if not current_platform.is_cpu():
+        return
+    config = get_config(engine_args.model, engine_args.trust_remote_code, engine_args.revision)
+    operations = engine_args.compilation_config.custom_ops
+    if hasattr(config.get_text_config(), "kv_lora_rank") and not any("rotary" in name for name in operations):
+        operations += [*([] if {"all", "none"} & {*operations} else ["all"]), "-rotary_embedding"]
+
+
+def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn.Module | None:
     """The module whose forward runs `layers` from its `start_layer` to its `end_layer`; None: it cannot be asked to run
-    part of them."""
+    part of them, or chat in between would overwrite what one layer leaves for the next."""
+    shared = (
+        getattr(text_config, "index_topk_freq", 1) > 1
+        or "S" in (getattr(text_config, "index_topk_pattern", None) or "")
+        or "shared" in (getattr(text_config, "indexer_types", None) or ())
+    )
+    if shared:  # sparse attention whose layers attend to the tokens that an earlier one chose
+        return None
     for module in model.modules():
         if any(child is layers for child in module._modules.values()):
             return module if hasattr(module, "start_layer") and hasattr(module, "end_layer") else None
@@ -181,6 +128,16 @@ def virtual_stage(owner: nn.Module | None, layers: range, n_layers: int) -> Iter
 def stage_index() -> int:
     """Which pipeline stage this process computes."""
     return int(get_pp_group().rank_in_group)
+
+
+def is_replicated(x: torch.Tensor) -> bool:
+    """Whether this tensor-parallel rank's tensor is the first one's. All ranks must ask."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return True
+    first = x.contiguous().clone()
+    torch.distributed.broadcast(first, group.ranks[0], group=group.device_group)
+    return torch.equal(first, x)
 
 
 def is_first_tensor_rank() -> bool:

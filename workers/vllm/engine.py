@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import os
 import socket
 import threading
@@ -19,10 +20,11 @@ from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Sli
 from workers.engines.options import EngineOptions
 from workers.engines.profile import Kernel, RankProfile
 from workers.vllm import cpu_threads, lifeline
-from workers.vllm.budget import prove_budget, prove_slices
+from workers.vllm.budget import described, prove_budget, prove_isolation, prove_slices
 from workers.vllm.gated_chat import GatedChat
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 # Tokens of one forward. Large enough to fill a GPU, small enough that its activations fit beside the weights and
 # chat's KV cache; on a CPU larger batches gain nothing.
@@ -64,7 +66,7 @@ class VllmEngine(Engine):
                 raise
             except Exception as error:  # vLLM raises whatever its parts raise; its log above tells more
                 raise ProoflineError(f"vLLM cannot start with the model {options.model}: {error}") from error
-            ranks = self._rpc("proof_describe", (), _WARM_UP_TIMEOUT_S)
+            ranks = self._rpc("proof_describe", (options.layer_reflections,), _WARM_UP_TIMEOUT_S)
             scheduler = config.scheduler_config
             self.info = ModelInfo(
                 name=options.name,
@@ -74,15 +76,19 @@ class VllmEngine(Engine):
                 max_batch_tokens=scheduler.max_num_batched_tokens,
                 dtype=ranks[0]["dtype"],
                 max_sequences=scheduler.max_num_seqs,
+                layers=ranks[0]["layers_path"],
+                layers_reflected=ranks[0]["reflected"],
             )
             on_gpu = config.device_config.device_type != "cpu"
             self.slices_in_flight = 2 if on_gpu else 1
             self.stages = [range(first, end) for first, end in sorted({tuple(rank["layers"]) for rank in ranks})]
             self.sliceable = all(rank["sliceable"] for rank in ranks)
             self._rpc_timeout_s, given = _WARM_UP_TIMEOUT_S, self._rpc_timeout_s  # the first batch compiles kernels
+            prove_isolation(self)
             prove_slices(self)
             prove_budget(self, whole=on_gpu)
             self._rpc_timeout_s = given
+            logger.info("%s", described(self))
         except BaseException:
             self.close()
             raise
@@ -118,6 +124,15 @@ class VllmEngine(Engine):
             kernels = [Kernel(*one) for one in seen["kernels"]]
             found.append(RankProfile(**(seen | peak | {"seconds": seconds, "kernels": kernels})))
         return found
+
+    def watch(self, n_sequences: int, seq_len: int) -> None:
+        self._rpc("proof_watch", (n_sequences, seq_len), self._rpc_timeout_s)
+
+    def unwatch(self) -> list[dict[str, Any]]:
+        return self._rpc("proof_unwatch", (), self._rpc_timeout_s)
+
+    def settle(self, private: bool, replicated: bool) -> None:
+        self._rpc("proof_settle", (private, replicated), self._rpc_timeout_s)
 
     def unfinished_chat(self) -> int:
         llm = self.__dict__.get("_llm")
@@ -205,6 +220,7 @@ async def _start(options: EngineOptions) -> tuple[Any, Any, Any]:
         raise SettingsError(f"vLLM does not take these arguments: {' '.join(options.vllm_args)}; see above.") from None
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = _EXTENSION
+    compat.avoid_faults(engine_args)
     if not current_platform.is_cpu():
         compat.enable_custom_ops(engine_args)
     # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.

@@ -24,9 +24,25 @@ class ProofExtension:
     ranks vLLM reads only the first rank's exception and would take the others' for the answer to the next call.
     """
 
-    def proof_describe(self) -> dict[str, Any]:
-        """This rank's part of the model; an error when proofs would corrupt chat with this model."""
+    def proof_describe(self, reflections: str) -> dict[str, Any]:
+        """This rank's part of the model; an error when proofs would corrupt chat with this model. Called first.
+
+        `reflections`: see EngineOptions.layer_reflections.
+        """
+        self.__dict__["_proof_reflections"] = reflections
         return _answer(lambda: self._proof_runner().describe())
+
+    def proof_watch(self, n_sequences: int, seq_len: int) -> dict[str, Any]:
+        """Begins to watch, see ProofRunner.watch."""
+        return _answer(lambda: self._proof_runner().watch(n_sequences, seq_len))
+
+    def proof_unwatch(self) -> dict[str, Any]:
+        """What was seen since, see ProofRunner.unwatch."""
+        return _answer(lambda: self._proof_runner().unwatch())
+
+    def proof_settle(self, private: bool, replicated: bool) -> dict[str, Any]:
+        """How to go on, see ProofRunner.settle."""
+        return _answer(lambda: self._proof_runner().settle(private, replicated))
 
     def proof_tick(self, begin: list[Any], slices: list[Any], drop: list[int], wait: bool) -> dict[str, Any]:
         """One slice of each pipeline stage, see ProofRunner.tick."""
@@ -46,7 +62,7 @@ class ProofExtension:
             # Imported here: vLLM resolves this class before its worker has chosen a device.
             from workers.vllm.proof_runner import ProofRunner
 
-            runner = self.__dict__["_proof_runner_instance"] = ProofRunner(self)
+            runner = self.__dict__["_proof_runner_instance"] = ProofRunner(self, self.__dict__["_proof_reflections"])
         return runner
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from workers.vllm import compat
-from workers.vllm.kv_isolation import FIRST_BLOCK, ScratchCaches, blocks_per_sequence
+from workers.vllm import cache_compat
+from workers.vllm.kv_isolation import FIRST_BLOCK, ScratchCaches
 
 
 class Layout:
@@ -38,18 +38,25 @@ class Layout:
         self._tables: list[torch.Tensor] = []  # a group's blocks, (n, blocks per sequence) int32
         self.slot_mapping: dict[str, torch.Tensor] = {}  # a layer's slot of every token, (n * seq_len,) int64
         for group in caches.groups:
-            per_sequence = blocks_per_sequence(seq_len, group.block_size)
+            per_sequence = group.blocks_per_sequence(seq_len)
             first_blocks = FIRST_BLOCK + per_sequence * torch.arange(n)
-            self._tables.append((first_blocks[:, None] + torch.arange(per_sequence)).to(device, torch.int32))
-            slots = (first_blocks[:, None] * group.block_size + offsets).view(-1).to(device)
-            self.slot_mapping.update(dict.fromkeys(group.layer_names, slots))
+            blocks = first_blocks[:, None] + torch.arange(per_sequence)
+            # A state's tokens have no slots of their own.
+            slots = torch.zeros(n * seq_len, dtype=torch.int64)
+            if group.is_state:
+                # As wide as the state's table gets where vLLM keeps checkpoints of it: all are this one.
+                blocks = blocks.expand(n, cache_compat.state_table_width(group.group, seq_len))
+            else:
+                slots = (first_blocks[:, None] * group.block_size + offsets).view(-1)
+            self._tables.append(blocks.to(device, torch.int32).contiguous())
+            self.slot_mapping.update(dict.fromkeys(group.layer_names, slots.to(device)))
 
     def metadata(self) -> dict[str, Any]:
         """Attention metadata by layer name; anew for each slice, as builders reuse buffers that chat steps fill."""
         by_layer: dict[str, Any] = {}
         for group, table in zip(self._groups, self._tables, strict=True):
             slots = self.slot_mapping[group.layer_names[0]]
-            metadata = compat.build_attention_metadata(
+            metadata = cache_compat.build_attention_metadata(
                 group.group, block_table_tensor=table, slot_mapping=slots, **self._fields
             )
             by_layer.update(dict.fromkeys(group.layer_names, metadata))

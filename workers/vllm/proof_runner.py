@@ -7,8 +7,7 @@ inputs for itself; no tensor is sent to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +19,14 @@ from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Scheme
-from workers.vllm import compat, profile
-from workers.vllm.kv_isolation import ScratchCaches
+from workers.engines.decoder_layers import find_decoder_layers
+from workers.engines.kinds import LayerReflections
+from workers.vllm import cache_compat, compat, profile
+from workers.vllm.kv_isolation import NotIsolatableError, ScratchCaches
+from workers.vllm.layer_hooks import transformed
 from workers.vllm.layout import Layout
 from workers.vllm.stopwatch import stopwatch_for
+from workers.vllm.watch import Watch
 
 # Schemes kept ready: a round and a few jobs beside it. Each holds per-layer vectors (a few MB), a distance scheme
 # also its projection (8192 x hidden float32).
@@ -56,7 +59,7 @@ class _Arrival:
 class ProofRunner:
     """Runs proof micro-batches on the model that a vLLM worker has loaded."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, reflections: LayerReflections = "fleet") -> None:
         """`worker`: vLLM's Worker after its KV cache was set up. Raises NotIsolatableError, LookupError."""
         self._worker = worker
         runner = worker.model_runner
@@ -66,8 +69,14 @@ class ProofRunner:
         model_config = self._config.model_config
         self._dtype: torch.dtype = model_config.dtype
         self._hidden_size: int = model_config.get_hidden_size()
-        self._layers = compat.decoder_layers(self._model, model_config.hf_text_config.num_hidden_layers)
-        self._owner = compat.layer_owner(self._model, self._layers)
+        text_config = model_config.hf_text_config
+        if why_not := cache_compat.why_not_provable(self._model, self._config.cache_config.cache_dtype):
+            raise NotIsolatableError(why_not)
+        self._found = find_decoder_layers(self._model, text_config.num_hidden_layers, reflections)
+        self._layers = self._found.modules
+        self._owner = compat.layer_owner(self._model, self._layers, text_config)
+        # Its first layers choose their experts by token id.
+        self._vocab_size: int | None = text_config.vocab_size if text_config.model_type == "deepseek_v4" else None
         self._own = compat.own_layers(self._layers)
         self._reports = self._own.stop == len(self._layers) and compat.is_first_tensor_rank()
         self._caches = ScratchCaches(runner, self._config.compilation_config.static_forward_context)
@@ -77,6 +86,8 @@ class ProofRunner:
         self._arrivals: list[_Arrival] = []
         self._sends: list[tuple[Any, dict[str, torch.Tensor]]] = []  # a handle, and the tensors it reads
         self._stopwatch = stopwatch_for(self._device)
+        self._watch: Watch | None = None
+        self._replicated = True  # whether layers give the same on all tensor-parallel ranks
 
     def describe(self) -> dict[str, Any]:
         """What the engine needs to know: sizes in elements, this rank's layers, whether they can be cut into slices."""
@@ -86,7 +97,24 @@ class ProofRunner:
             "dtype": str(self._dtype).removeprefix("torch."),
             "layers": [self._own.start, self._own.stop],
             "sliceable": self._owner is not None,
+            "layers_path": self._found.path,
+            "reflected": self._found.reflected,
         }
+
+    def watch(self, n_sequences: int, seq_len: int) -> None:
+        """Begins to watch micro-batches of at most that size."""
+        self._watch = Watch(self._caches, n_sequences, seq_len)
+
+    def unwatch(self) -> dict[str, Any]:
+        """Layers whose chat cache was touched since, and whether layers' outputs were the same on all ranks."""
+        watch, self._watch = self._watch, None
+        assert watch is not None, "unwatch without watch"
+        return {"touched": watch.touched(), "replicated": watch.replicated}
+
+    def settle(self, private: bool, replicated: bool) -> None:
+        """How to go on: with a cache for each layer or with shared ones, and what is known of layers' outputs."""
+        self._caches.private, self._replicated = private, replicated
+        self._caches.forget()
 
     @torch.inference_mode()
     def tick(
@@ -178,16 +206,18 @@ class ProofRunner:
         self._stopwatch.begin()
         state, flight.state = flight.state, None
         inputs = flight.scheme.inputs(flight.nonces).view(n * seq_len, -1) if layers.start == 0 else None
+        ids = None if self._vocab_size is None else flight.scheme.token_ids(flight.nonces, self._vocab_size).view(-1)
+        hooked = flight.scheme if flight.scheme.transforms_layers and self._found.reflected else None
         layout = self._layout(n, seq_len)
         with (
             self._caches.bound(n, seq_len),
-            self._transformed(flight.scheme, layers),
+            transformed(self._layers, layers, hooked, self._watch),
             compat.virtual_stage(self._owner, layers, len(self._layers)),
             compat.forward_context(layout.metadata(), self._config, layout.n_tokens, layout.slot_mapping),
             compat.fused_kernels(),
         ):
             output = self._model(
-                input_ids=None,
+                input_ids=ids,
                 positions=layout.positions,
                 intermediate_tensors=None if state is None else compat.intermediate(state),
                 inputs_embeds=inputs,
@@ -243,6 +273,7 @@ class ProofRunner:
         compat.forget_unfinished_forward(self._model)
 
     def _scheme(self, spec: ProofSpec) -> Scheme:
+        """SpecError: see load_scheme, or it cannot be computed on this deployment."""
         key = spec.model_dump_json()
         scheme = self._schemes.get(key)
         if scheme is None:
@@ -253,33 +284,15 @@ class ProofRunner:
                 device=self._device,
                 dtype=self._dtype,
             )
+        if not self._replicated and scheme.transforms_layers and not scheme.transform_is_linear:
+            raise SpecError(
+                "This model's layers leave parts of a sum on each tensor-parallel rank, so a scheme that divides their "
+                "outputs by a norm cannot be computed; use sign_flips, or tensor_parallel 1."
+            )
         return scheme
-
-    @contextmanager
-    def _transformed(self, scheme: Scheme, layers: range) -> Iterator[None]:
-        """Apply the scheme after each of the layers, for this slice only: chat must never see it."""
-        handles = []
-        try:
-            if scheme.transforms_layers:
-                for index in layers:
-                    handles.append(self._layers[index].register_forward_hook(_after_layer(scheme, index)))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _layout(self, n: int, seq_len: int) -> Layout:
         layout = self._layouts.get((n, seq_len))
         if layout is None:
             layout = self._layouts[n, seq_len] = Layout(self._caches, n, seq_len, self._device)
         return layout
-
-
-def _after_layer(scheme: Scheme, index: int) -> Any:
-    def transform(_module: Any, _args: Any, output: Any) -> Any:
-        if isinstance(output, tuple):  # (hidden_states, residual): both are transformed
-            terms = scheme.transform_terms(index, [x for x in output if isinstance(x, torch.Tensor)])
-            return tuple(terms.pop(0) if isinstance(x, torch.Tensor) else x for x in output)
-        return scheme.transform_terms(index, [output])[0]
-
-    return transform

@@ -29,8 +29,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_the_command_line_knows_every_option_and_its_default() -> None:
     on_command_line = inspect.signature(from_command_line).parameters
-    assert set(on_command_line) == set(EngineOptions.model_fields)
-    for name, field in EngineOptions.model_fields.items():
+    # What all workers of a node must agree on is a setting.
+    fields = {name: field for name, field in EngineOptions.model_fields.items() if name != "layer_reflections"}
+    assert set(on_command_line) == set(fields)
+    for name, field in fields.items():
         default = on_command_line[name].default
         assert field.is_required() if default is inspect.Parameter.empty else (default or ()) == (field.default or ())
 
@@ -64,6 +66,14 @@ def test_a_worker_gets_what_was_said(started: list[tuple[Any, ...]]) -> None:
         max_batch_tokens=9,
     )
     assert started == [(options, "w", None)]
+
+
+def test_which_layers_are_reflected_is_a_setting(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POC_LAYER_REFLECTIONS", "all")
+    assert CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]).exit_code == 0
+    assert started[0][0].layer_reflections == "all"
 
 
 def test_a_supervised_worker_gets_them_whole(started: list[tuple[Any, ...]]) -> None:

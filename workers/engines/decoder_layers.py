@@ -1,0 +1,88 @@
+"""Which module of a model holds its decoder layers, and of which models the network reflects them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from workers.engines.kinds import LayerReflections
+
+# Where the network's own nodes look for decoder layers, seen from the model as vLLM builds it. Of a model that has them
+# elsewhere they find none, and so reflect none of it.
+_FLEET_PATHS = ("model.layers", "transformer.h", "layers")
+
+# Architectures, by vLLM's class, that wrap a language model: all of them are beyond the fleet's reach.
+_WRAPPED = "language_model.model.layers"
+_PATHS = {
+    "DeepseekV4ForConditionalGeneration": _WRAPPED,
+    "Gemma3ForConditionalGeneration": _WRAPPED,
+    "Gemma3nForConditionalGeneration": _WRAPPED,
+    "Gemma4ForConditionalGeneration": _WRAPPED,
+    "Glm4vForConditionalGeneration": _WRAPPED,
+    "Glm4vMoeForConditionalGeneration": _WRAPPED,
+    "Glm5NextForConditionalGeneration": _WRAPPED,
+    "KimiK25ForConditionalGeneration": _WRAPPED,
+    "KimiVLForConditionalGeneration": _WRAPPED,
+    "Mistral3ForConditionalGeneration": _WRAPPED,
+    "Qwen3VLForConditionalGeneration": _WRAPPED,
+    "Qwen3VLMoeForConditionalGeneration": _WRAPPED,
+    "Qwen3_5ForConditionalGeneration": _WRAPPED,
+    "Qwen3_5MoeForConditionalGeneration": _WRAPPED,
+}
+
+# Parts of a path that lead to another tower than the one that writes text.
+_OTHER_TOWERS = ("vision", "visual", "image", "video", "audio", "speech", "tower", "encoder", "vit", "mtp", "draft")
+
+
+@dataclass(frozen=True)
+class DecoderLayers:
+    """The decoder layers in order: global index = index in the list, also under pipeline parallelism."""
+
+    modules: nn.ModuleList
+    path: str  # from the model
+    reflected: bool  # whether a scheme that transforms layers is to transform these
+
+
+def find_decoder_layers(model: nn.Module, n_layers: int, reflections: LayerReflections) -> DecoderLayers:
+    """The model's decoder layers. LookupError: it has none, or it cannot be told which they are."""
+    path = _path(model, n_layers)
+    modules = _at(model, path)
+    assert modules is not None
+    return DecoderLayers(modules, path, reflections == "all" or path in _FLEET_PATHS)
+
+
+def _path(model: nn.Module, n_layers: int) -> str:
+    known = _PATHS.get(type(model).__name__)
+    for path in [known] if known else _FLEET_PATHS:
+        modules = _at(model, path)
+        if modules is not None and len(modules) == n_layers:
+            return path
+    found = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers and not _is_elsewhere(name)
+    ]
+    if len(found) == 1:
+        (only,) = found
+        return str(only)
+    why = f"{len(found)} lists of {n_layers} layers ({', '.join(found)})" if found else f"no list of {n_layers} layers"
+    raise LookupError(
+        f"{type(model).__name__} has {why}, so its decoder layers cannot be told; proofs cannot be computed with this "
+        "model"
+    )
+
+
+def _is_elsewhere(path: str) -> bool:
+    """Whether a list of modules cannot be the decoder's: it is inside a layer or a tower for other things than text."""
+    *parents, own = path.split(".")
+    in_a_layer = any(part.isdecimal() for part in parents)
+    return in_a_layer or own not in ("layers", "h", "blocks") or any(tower in path for tower in _OTHER_TOWERS)
+
+
+def _at(model: nn.Module, path: str) -> nn.ModuleList | None:
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        return None
+    return module if isinstance(module, nn.ModuleList) else None
