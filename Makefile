@@ -16,7 +16,7 @@ PYTEST := pytest -n 2 --dist loadgroup --no-loadscope-reorder -m
 MINUTES ?= 20
 ENGINE ?= synthetic
 
-.PHONY: help setup setup-gpu demo test unit integration slow faults soak test-matrix coverage lint format clean
+.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak test-matrix coverage lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,6 +51,10 @@ faults: setup ## the whole stack under work while processes, network, disk and r
 
 soak: setup ## the same without faults: nothing lost, nothing grows
 	@$(BIN)/python -m tests.faults --no-faults --minutes $(MINUTES) --engine $(ENGINE) $(if $(SEED),--seed $(SEED))
+
+fuzz: export PROOFLINE_FUZZ := long
+fuzz: setup ## what hypothesis tries in `make test`, ever new and a hundred times as much
+	@$(BIN)/python -m pytest -n 2 --timeout 3600 -m fuzz tests/unit
 
 slow: setup ## what `make test` leaves out: further engines, larger jobs
 	@$(BIN)/python -m $(PYTEST) slow tests

@@ -1,0 +1,351 @@
+"""Jobs in Redis against a model of them: claims, completions, losses and ends in any order."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import fakeredis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from poc_core.records import JobStatus, NewJob
+from poc_core.settings import Settings
+from poc_core.state import Claim, JobStore, Refusal, WorkerRegistry, keys
+from poc_core.state.jobs import MAX_LOSSES
+from tests.fuzz import FUZZ
+from tests.samples import MODEL, REQUEST, SPEC, Clock, result_body, worker_record
+
+OTHER = SPEC.model_copy(update={"block_hash": "other"})
+PICK = st.integers(0, 1000)  # of a list, modulo its length
+AFTER_CLAIM = st.sampled_from(["nothing", "again", "complete", "complete"])
+# The oftener something is named, the oftener it happens.
+EVENTS = [
+    *["a worker starts", "a worker dies", "some time passes", "much time passes", "the round ends"] * 3,
+    *["a round begins", "a job is cancelled", "a job fails", "all jobs are cancelled"],
+]
+
+
+@dataclass
+class Lease:
+    worker: str
+    since: int
+    name: str
+
+
+@dataclass
+class Job:
+    """What is known of a job, apart from Redis."""
+
+    new: NewJob
+    status: JobStatus = JobStatus.QUEUED
+    todo: set[int] = field(default_factory=set)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    losses: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def is_active(self) -> bool:
+        return not self.status.is_final
+
+    @property
+    def n_left(self) -> int:
+        return sum(len(self.new.batch(index)) for index in self.todo)
+
+    def lose(self, index: int) -> bool:
+        """One more engine or worker was lost on a batch. True when the job failed of it."""
+        self.losses[index] = self.losses.get(index, 0) + 1
+        if self.losses[index] >= MAX_LOSSES:
+            self.status = JobStatus.FAILED
+        return not self.is_active
+
+
+@dataclass
+class InHand:
+    """A claim that a worker was granted, however long ago."""
+
+    worker: str
+    lease: str
+    claim: Claim
+
+
+def values_of(claim: Claim) -> list[str | None]:
+    """Every fifth nonce is excluded."""
+    return [None if nonce % 5 == 4 else f"{claim.spec.block_hash}:{nonce}" for nonce in claim.nonces]
+
+
+class JobMachine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.redis = fakeredis.FakeRedis()
+        self.clock, self.settings = Clock(), Settings()
+        self.store = JobStore(self.redis, self.settings, self.clock)
+        self.registry = WorkerRegistry(self.redis, self.settings, self.clock)
+        self.jobs: dict[str, Job] = {}
+        self.in_hand: list[InHand] = []
+        self.alive: list[str] = []
+        self.n_workers = 0
+        self.start_worker()
+
+    def teardown(self) -> None:
+        if hasattr(self, "redis"):
+            self.finish_everything()
+            self.redis.close()
+
+    # Clients.
+
+    @precondition(lambda self: len(self.active_ids()) < 3)  # few, so that much happens to each
+    @rule(n=st.integers(1, 7), batch_size=st.integers(1, 3), first=st.integers(0, 2**63 - 10), spec=st.booleans())
+    def create(self, n: int, batch_size: int, first: int, spec: bool) -> None:
+        new = NewJob(MODEL, SPEC if spec else OTHER, REQUEST, list(range(first, first + n)), batch_size)
+        self.jobs[self.store.create(new)] = Job(new, todo=set(range(new.n_batches)))
+        self.clock.now += 0.001  # so that the order of jobs is known
+
+    # What happens to the node.
+
+    @rule(event=st.sampled_from(EVENTS), pick=PICK)
+    def something_happens(self, event: str, pick: int) -> None:
+        match event:
+            case "a worker starts" if len(self.alive) < 3:
+                self.start_worker()
+            case "a worker dies" if self.alive:
+                self.registry.remove(self.alive.pop(pick % len(self.alive)))
+            case "some time passes":
+                self.clock.now += 100
+            case "much time passes":
+                self.clock.now += 200
+            case "a round begins":
+                self.redis.set(keys.generating(MODEL), "round", ex=1000)
+            case "the round ends":
+                self.redis.delete(keys.generating(MODEL))
+            case "a job is cancelled" | "a job fails" if self.jobs:
+                self.end(pick, fails=event == "a job fails")
+            case "all jobs are cancelled":
+                self.cancel_all()
+
+    def start_worker(self) -> None:
+        self.n_workers += 1
+        self.alive.append(f"w{self.n_workers}")
+        self.registry.heartbeat(worker_record(self.alive[-1]))
+
+    def end(self, pick: int, fails: bool) -> None:
+        job_id, job = self.job(pick)
+        ended = self.store.fail(job_id, "why") if fails else self.store.cancel(job_id)
+        assert ended == job.is_active
+        if ended:
+            job.status = JobStatus.FAILED if fails else JobStatus.CANCELLED
+
+    def cancel_all(self) -> None:
+        active = [job for job in self.jobs.values() if job.is_active]
+        assert self.store.cancel_active() == len(active)
+        for job in active:
+            job.status = JobStatus.CANCELLED
+
+    # Workers.
+
+    @precondition(lambda self: self.jobs and self.alive)
+    @rule(pick=PICK, index=st.integers(0, 7), worker=PICK, room=st.sampled_from([0, 0, 2, 9]), then=AFTER_CLAIM)
+    def claim(self, pick: int, index: int, worker: int, room: int, then: str) -> None:
+        job_id, job = self.job(pick, active=True)
+        index %= job.new.n_batches
+        name = self.alive[worker % len(self.alive)]
+        lease = self.store.new_lease(name)
+        expected = self.expected_claim(job, index, Lease(name, int(self.clock.now), lease))
+        found = self.store.claim(job_id, index, name, lease)
+        if expected is not None:
+            assert found is expected
+            return
+        assert isinstance(found, Claim)
+        assert (found.spec, found.nonces) == (job.new.spec, job.new.batch(index))
+        if then == "again":  # the answer was lost
+            assert self.store.claim(job_id, index, name, lease) == found
+        more = self.expected_more(job_id, index, job.leases[index], room)
+        granted = self.store.claim_more(found, lease, room)
+        assert [(claim.job_id, claim.batch_index) for claim in granted] == more
+        for claim in granted:
+            assert claim.nonces == self.jobs[claim.job_id].new.batch(claim.batch_index)
+        self.in_hand += [InHand(name, lease, claim) for claim in (found, *granted)]
+        if then == "complete":
+            self.complete(self.in_hand.index(InHand(name, lease, found)), keeps=True)
+
+    @precondition(lambda self: self.in_hand)
+    @rule(pick=PICK, keeps=st.booleans())
+    def complete(self, pick: int, keeps: bool) -> None:
+        """Also by a worker that was taken for dead, that died since, or that does it twice."""
+        claim = self.hand(pick, keeps).claim
+        job = self.jobs[claim.job_id]
+        if job.is_active and claim.batch_index in job.todo:
+            job.todo.discard(claim.batch_index)
+            job.leases.pop(claim.batch_index, None)
+            job.losses.pop(claim.batch_index, None)
+        is_last = self.store.complete(claim.job_id, claim.batch_index, values_of(claim))
+        assert is_last == (job.is_active and not job.todo)
+
+    @precondition(lambda self: self.in_hand)
+    @rule(pick=PICK, keeps=st.booleans(), lost_engine=st.booleans())
+    def release(self, pick: int, keeps: bool, lost_engine: bool) -> None:
+        held = self.hand(pick, keeps)
+        job, index = self.jobs[held.claim.job_id], held.claim.batch_index
+        expected = job.is_active and index in job.leases and job.leases[index].worker == held.worker
+        if expected:
+            del job.leases[index]
+            expected = not (lost_engine and job.lose(index))
+        found = self.store.release(held.claim.job_id, index, held.worker, lost_engine)
+        assert found == expected
+
+    @precondition(lambda self: self.jobs)
+    @rule(pick=PICK)
+    def finish(self, pick: int) -> None:
+        job_id, job = self.job(pick)
+        expected = job.is_active and not job.todo
+        assert self.store.finish(job_id) == expected
+        if expected:
+            job.status = JobStatus.COMPLETED
+
+    # The reaper.
+
+    @rule()
+    def reap(self) -> None:
+        self.check_survey()
+        for job_id, job in self.jobs.items():
+            freed = []
+            for index, lease in list(job.leases.items()) if job.is_active else []:
+                is_alive = lease.worker in self.alive
+                if is_alive and not self.is_too_old(lease):
+                    continue
+                del job.leases[index]
+                freed.append(index)
+                if not is_alive and job.lose(index):
+                    freed.clear()
+                    break
+            assert self.store.orphans(job_id) == sorted(freed)
+        assert self.store.recount() == self.store.queued_nonces()
+
+    def check_survey(self) -> None:
+        slices = list(self.store.survey.slices(MODEL))
+        active = {job_id: job for job_id, job in self.jobs.items() if job.is_active}
+        assert [job_id for one in slices for job_id in one.unfinished] == [
+            i for i, job in active.items() if not job.todo
+        ]
+        orphaned = [
+            job_id
+            for job_id, job in active.items()
+            if any(lease.worker not in self.alive or self.is_too_old(lease) for lease in job.leases.values())
+        ]
+        assert [job_id for one in slices for job_id in one.orphaned] == orphaned
+        waiting = [job_id for job_id, job in active.items() if job.todo - job.leases.keys()]
+        assert [job_id for one in slices for job_id in one.waiting] == waiting
+        assert [(one.n_dropped, one.broken) for one in slices] == [(0, [])]
+
+    # What always holds.
+
+    @invariant()
+    def redis_holds_what_the_model_says(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        active = {job_id: job for job_id, job in self.jobs.items() if job.is_active}
+        assert self.store.active_jobs(MODEL) == list(active)
+        assert self.store.queued_nonces() == sum(job.n_left for job in active.values())
+        for job_id, job in active.items():
+            assert self.store.pending(job_id) == sorted(job.todo - job.leases.keys())
+        counts = self.store.count_active()
+        statuses = [job.status for job in active.values()]
+        assert (counts.queued, counts.running) == (
+            statuses.count(JobStatus.QUEUED),
+            statuses.count(JobStatus.RUNNING),
+        )
+
+    def finish_everything(self) -> None:
+        """No nonce is lost: a worker that comes at last completes what did not end, and every answer is right."""
+        self.redis.delete(keys.generating(MODEL))
+        self.start_worker()
+        self.clock.now += 200
+        self.reap()
+        name = self.alive[-1]
+        for job_id, job in self.jobs.items():
+            for index in self.store.pending(job_id) if job.is_active else []:
+                claim = self.store.claim(job_id, index, name)
+                assert isinstance(claim, Claim)
+                self.store.complete(job_id, index, values_of(claim))
+                job.todo.discard(index)
+            if job.is_active:
+                assert self.store.finish(job_id)
+                job.status = JobStatus.COMPLETED
+            self.check_end(job_id, job)
+        assert (self.store.queued_nonces(), self.store.active_jobs(MODEL)) == (0, [])
+        assert [key for key in self.redis.scan_iter("*") if int(self.redis.ttl(key)) < 0] == []
+
+    def check_end(self, job_id: str, job: Job) -> None:
+        record = self.store.read(job_id)
+        assert record is not None
+        assert record.status is job.status
+        if job.status is not JobStatus.COMPLETED:
+            assert result_body(self.store, job_id) is None
+            return
+        answer = json.loads(result_body(self.store, job_id) or b"")
+        name = job.new.spec.block_hash
+        expected = [{"nonce": n, "vector_b64": f"{name}:{n}"} for n in job.new.nonces if n % 5 != 4]
+        assert answer["artifacts"] == expected
+        assert answer.get("excluded_nonces", []) == [n for n in job.new.nonces if n % 5 == 4]
+
+    # The model's own.
+
+    def job(self, pick: int, active: bool = False) -> tuple[str, Job]:
+        """One that is active, if asked for and there is one."""
+        found = [(job_id, self.jobs[job_id]) for job_id in self.active_ids()] if active else []
+        found = found or list(self.jobs.items())
+        return found[pick % len(found)]
+
+    def hand(self, pick: int, keeps: bool) -> InHand:
+        index = pick % len(self.in_hand)
+        return self.in_hand[index] if keeps else self.in_hand.pop(index)
+
+    def is_too_old(self, lease: Lease) -> bool:
+        return lease.since < int(self.clock.now) - self.settings.visibility_timeout_s
+
+    @property
+    def a_round_generates(self) -> bool:
+        return bool(self.redis.exists(keys.generating(MODEL)))
+
+    def expected_claim(self, job: Job, index: int, lease: Lease) -> Refusal | None:
+        """Why a batch is refused; None when it is granted."""
+        if not job.is_active:
+            return Refusal.ENDED
+        if self.a_round_generates:
+            return Refusal.ROUND
+        if index not in job.todo:
+            return Refusal.DONE
+        holder = job.leases.get(index)
+        if holder is not None:
+            if holder.worker in self.alive and not self.is_too_old(holder):
+                return Refusal.HELD
+            if holder.worker not in self.alive and job.lose(index):
+                return Refusal.ENDED
+        job.leases[index] = lease
+        job.status = JobStatus.RUNNING
+        return None
+
+    def expected_more(self, job_id: str, index: int, lease: Lease, room: int) -> list[tuple[str, int]]:
+        """The batches that a worker gets beside one it has claimed."""
+        found = []
+        spec = self.jobs[job_id].new.spec
+        places = [(job_id, index + 1), *((other, 0) for other in list(self.active_ids())[:16] if other != job_id)]
+        for other, first in places:
+            job = self.jobs[other]
+            if room <= 0 or job.new.spec != spec:
+                continue
+            for batch in range(first, job.new.n_batches):
+                if batch in job.todo and batch not in job.leases and batch not in job.losses:
+                    n = len(job.new.batch(batch))
+                    if n > room:
+                        break
+                    room -= n
+                    job.leases[batch] = lease
+                    job.status = JobStatus.RUNNING
+                    found.append((other, batch))
+        return found
+
+    def active_ids(self) -> list[str]:
+        return [job_id for job_id, job in self.jobs.items() if job.is_active]
+
+
+TestJobsAgainstTheirModel = FUZZ(JobMachine.TestCase)

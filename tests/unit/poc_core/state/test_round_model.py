@@ -1,0 +1,236 @@
+"""Rounds in Redis against a model of them: leases, completions, losses and the end of the sequence in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fakeredis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from poc_core.nonces import MAX_NONCE
+from poc_core.records import RoundRecord, RoundState
+from poc_core.settings import Settings
+from poc_core.state import RoundStore, WorkerRegistry, entries, keys
+from poc_core.state.rounds import Lease, LeaseRefusal
+from tests.fuzz import FUZZ
+from tests.samples import Clock, round_config, worker_record
+
+PICK = st.integers(0, 1000)  # of a list, modulo its length
+WORKERS = ("w1", "w2", "w3")
+
+
+def places_of(lease: Lease) -> set[int]:
+    return set(range(lease.first, lease.first + lease.places))
+
+
+class RoundMachine(RuleBasedStateMachine):
+    """A round with a short sequence, so that its end is reached as well."""
+
+    @initialize(n_places=st.integers(1, 40), node_id=st.integers(0, 1000))
+    def begin(self, n_places: int, node_id: int) -> None:
+        self.redis: Any = fakeredis.FakeRedis()
+        self.clock, self.settings = Clock(), Settings()
+        self.rounds = RoundStore(self.redis, self.settings, self.clock)
+        self.registry = WorkerRegistry(self.redis, self.settings, self.clock)
+        config = round_config(node_id=node_id, node_count=max(node_id + 1, MAX_NONCE // n_places))
+        self.n_places = config.nonces.count
+        started = self.rounds.read(self.rounds.store(config, RoundState.GENERATING))
+        assert started is not None
+        self.record: RoundRecord = started
+        self.done: set[int] = set()  # places that were taken
+        self.in_hand: dict[str, list[Lease]] = {worker: [] for worker in WORKERS}
+        self.until: dict[str, float] = {}  # when a lease expires, by its name
+        self.late: list[tuple[str, Lease]] = []  # leases of those that died, forgot them, or were too slow
+        self.alive: set[str] = set()
+        self.is_stopped = False
+        for worker in WORKERS:
+            self.revive(worker)
+
+    def teardown(self) -> None:
+        if hasattr(self, "redis"):
+            self.finish_everything()
+            self.redis.close()
+
+    # Workers.
+
+    @rule(worker=st.sampled_from(WORKERS), wanted=st.integers(1, 9))
+    def lease(self, worker: str, wanted: int) -> None:
+        self.revive(worker)
+        self.drop_what_others_may_have()
+        found = self.rounds.lease(self.record, worker, wanted, self.in_hand[worker])
+        if self.state is not RoundState.GENERATING:
+            assert found in (LeaseRefusal.STOPPED, LeaseRefusal.EXHAUSTED)
+            return
+        if found is LeaseRefusal.EXHAUSTED:  # what is not done is held by somebody who may still bring it
+            assert not self.redis.exists(self.key + ":free")
+            for name, holder in self.leases().items():
+                holder, _, until = holder.rpartition("|")
+                assert holder in self.alive
+                assert float(until) >= self.clock.now
+                assert holder != worker or name in map(lease_name, self.in_hand[worker])
+            return
+        assert isinstance(found, Lease)
+        assert 1 <= found.places <= wanted
+        assert list(found.nonces) == [self.record.config.nonces.nth(place) for place in sorted(places_of(found))]
+        for leases in self.in_hand.values():
+            assert all(places_of(found).isdisjoint(places_of(other)) for other in leases)
+        assert places_of(found).isdisjoint(self.done)
+        self.in_hand[worker].append(found)
+        self.until[lease_name(found)] = self.clock.now + self.settings.round_lease_sec
+
+    @precondition(lambda self: any(self.in_hand.values()))
+    @rule(pick=PICK)
+    def complete(self, pick: int) -> None:
+        worker, lease = self.held(pick)
+        self.in_hand[worker].remove(lease)
+        self.take(worker, lease)
+
+    @precondition(lambda self: self.late)
+    @rule(pick=PICK, keeps=st.booleans())
+    def complete_late(self, pick: int, keeps: bool) -> None:
+        """By a worker that lost the lease, or completes it a second time."""
+        index = pick % len(self.late)
+        worker, lease = self.late[index] if keeps else self.late.pop(index)
+        self.take(worker, lease)
+
+    @precondition(lambda self: any(self.in_hand.values()))
+    @rule(pick=PICK)
+    def release(self, pick: int) -> None:
+        worker, lease = self.held(pick)
+        self.in_hand[worker].remove(lease)
+        holder = self.leases().get(lease_name(lease), "")
+        assert self.rounds.release(lease, worker) == holder.startswith(worker + "|")
+
+    @precondition(lambda self: self.late)
+    @rule(pick=PICK)
+    def release_late(self, pick: int) -> None:
+        """By a worker that lost the lease, maybe to another."""
+        worker, lease = self.late.pop(pick % len(self.late))
+        holder = self.leases().get(lease_name(lease), "")
+        assert self.rounds.release(lease, worker) == holder.startswith(worker + "|")
+        for own in [own for own in self.in_hand[worker] if own == lease]:
+            self.lose(worker, own)
+
+    @precondition(lambda self: any(self.in_hand.values()))
+    @rule(pick=PICK)
+    def forget(self, pick: int) -> None:
+        worker, lease = self.held(pick)
+        self.lose(worker, lease)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def die(self, worker: str) -> None:
+        self.alive.discard(worker)
+        self.registry.remove(worker)
+        for lease in list(self.in_hand[worker]):
+            self.lose(worker, lease)
+
+    @rule(seconds=st.sampled_from([1, 400]))
+    def time_passes(self, seconds: int) -> None:
+        self.clock.now += seconds
+        self.drop_what_others_may_have()
+
+    @rule(chance=st.integers(0, 9))
+    def stop(self, chance: int) -> None:
+        if chance == 0:  # rarely: most rounds are to come to their end
+            self.rounds.switch(self.record, RoundState.STOPPED)
+            self.is_stopped = True
+
+    # What always holds.
+
+    @invariant()
+    def every_place_is_done_or_to_be_had(self) -> None:
+        if not hasattr(self, "record"):
+            return
+        next_place = int(self.redis.hget(self.key, "next") or 0)
+        ranges = [*self.leases(), *(name.decode() for name in self.redis.zrange(self.key + ":free", 0, -1))]
+        open_places: list[int] = []
+        for name in ranges:
+            first, places = map(int, name.split(":"))
+            open_places += range(first, first + places)
+        assert sorted([*open_places, *self.done]) == list(range(next_place))
+
+    @invariant()
+    def what_is_done_arrived_once(self) -> None:
+        if not hasattr(self, "record"):
+            return
+        waiting: Any = self.redis.lrange(keys.outbox(self.record.round_id) + ":entries", 0, -1)
+        pairs = entries.unpack(entries.without_count(entry) for entry in waiting)
+        nonces = self.record.config.nonces
+        assert sorted(pairs) == self.expected_pairs(nonces)
+        read = self.rounds.read(self.record.round_id)
+        assert read is not None
+        assert (read.n_processed, read.n_valid + read.n_excluded) == (len(self.done), len(self.done))
+        is_over = len(self.done) == self.n_places
+        assert (read.state is RoundState.STOPPED) == (is_over or self.is_stopped)
+        assert (read.state is RoundState.GENERATING) == (self.rounds.generating(read.config.model) is not None)
+
+    def finish_everything(self) -> None:
+        """No nonce is lost: a worker that comes at last gets all that is left, and the round ends with it."""
+        if self.state is not RoundState.GENERATING:
+            return
+        for worker in WORKERS:
+            self.die(worker)
+        self.registry.heartbeat(worker_record("last"))
+        while isinstance(lease := self.rounds.lease(self.record, "last", 5), Lease):
+            self.take("last", lease)
+        self.every_place_is_done_or_to_be_had()
+        self.what_is_done_arrived_once()
+        read = self.rounds.read(self.record.round_id)
+        assert read is not None
+        assert (read.state, read.is_exhausted) == (RoundState.STOPPED, True)
+        assert self.done == set(range(self.n_places))
+
+    # The model's own.
+
+    @property
+    def key(self) -> str:
+        return keys.round(self.record.round_id)
+
+    @property
+    def state(self) -> RoundState:
+        read = self.rounds.read(self.record.round_id)
+        assert read is not None
+        return read.state
+
+    def leases(self) -> dict[str, str]:
+        """Of Redis: who holds which, and until when."""
+        return {name.decode(): held.decode() for name, held in self.redis.hgetall(self.key + ":leases").items()}
+
+    def expected_pairs(self, nonces: Any) -> list[tuple[int, str]]:
+        return [(nonces.nth(place), f"v{place}") for place in sorted(self.done) if place % 7 != 3]
+
+    def held(self, pick: int) -> tuple[str, Lease]:
+        every = [(worker, lease) for worker, leases in self.in_hand.items() for lease in leases]
+        return every[pick % len(every)]
+
+    def lose(self, worker: str, lease: Lease) -> None:
+        self.in_hand[worker].remove(lease)
+        self.late.append((worker, lease))
+
+    def drop_what_others_may_have(self) -> None:
+        """Of a lease that has expired nobody knows who completes it."""
+        for worker, leases in self.in_hand.items():
+            for lease in [lease for lease in leases if self.until[lease_name(lease)] < self.clock.now]:
+                self.lose(worker, lease)
+
+    def revive(self, worker: str) -> None:
+        self.alive.add(worker)
+        self.registry.heartbeat(worker_record(worker))
+
+    def take(self, worker: str, lease: Lease) -> None:
+        """Completes a lease: it counts when it is held or free as it stands, and only then."""
+        name = lease_name(lease)
+        expected = name in self.leases() or self.redis.zscore(self.key + ":free", name) is not None
+        values = [None if place % 7 == 3 else f"v{place}" for place in sorted(places_of(lease))]
+        assert self.rounds.complete(lease, worker, values) == expected
+        if expected:
+            assert places_of(lease).isdisjoint(self.done)
+            self.done |= places_of(lease)
+
+
+def lease_name(lease: Lease) -> str:
+    return f"{lease.first}:{lease.places}"
+
+
+TestRoundsAgainstTheirModel = FUZZ(RoundMachine.TestCase)
