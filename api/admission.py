@@ -16,7 +16,7 @@ from poc_core.state import WorkerRegistry
 
 
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
-    """The job of a request. HTTPException 409 or 503, ClaimsError or BodyError says why there can be none."""
+    """The job of a request. HTTPException 409 or 503, or ClaimsError says why there can be none."""
     check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()
     limits = deployed_limits(body.params.model, workers)
@@ -30,7 +30,7 @@ def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
             node_id=body.node_id,
             node_count=body.node_count,
             url=body.url,
-            terms=body.terms(),
+            terms=body.chains_terms() if settings.honour_p_value_threshold else body.terms(),
         ),
         nonces=body.nonces,
         batch_size=min(batch_size, limits.max_batch(spec.seq_len)),

@@ -54,7 +54,7 @@ class SilentReceiver(BaseModel):
 
 
 class Stats(BaseModel):
-    """Of the round that /init/generate started last; without one, of all jobs and then only the first two fields."""
+    """Of the round that was started last; before the first, total_processed and nonces_per_second are of all jobs."""
 
     total_processed: int = Field(description="Nonces computed by all workers.")
     nonces_per_second: float = Field(description="Mean of the last 10 s, or since a younger round began; all workers.")
@@ -76,7 +76,7 @@ class Worker(BaseModel):
     id: str
     model: str
     engine: str
-    state: Literal["starting", "ready", "draining"]
+    state: Literal["starting", "ready", "draining", "hung"]
     host: str
     pid: int
     port: int | None = None
@@ -130,7 +130,12 @@ def round_changed(state: RoundState) -> RoundChanged:
 class Stopped(BaseModel):
     status: Literal["OK"] = "OK"
     pow_status: PowStatus = PowStatus(status="STOPPED")
-    cancelled_jobs: int = Field(description="Jobs that had not ended and are cancelled now.")
+    cancelled_jobs: int = Field(description="Jobs that waited in the queue with wait=false and are cancelled now.")
+
+
+class Cancelled(BaseModel):
+    status: Literal["OK"] = "OK"
+    cancelled: bool = Field(description="false: it had ended before.")
 
 
 class Health(BaseModel):

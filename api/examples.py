@@ -101,7 +101,7 @@ ROUND_ERRORS: dict[int | str, dict[str, Any]] = {
     409: _error(
         Refused,
         "A round generates already, or the workers cannot do what is asked for (see /generate).",
-        "A round is generating already; send /stop first, or wait for its end.",
+        "A round is generating already: end it with POST /api/v1/pow/stop, or ...",
     ),
     413: GENERATE_ERRORS[413],
     422: GENERATE_ERRORS[422],

@@ -9,7 +9,7 @@ from api.services import Services
 from poc_core.callbacks import redacted
 from poc_core.errors import RoundError
 from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
-from poc_core.schemes import contract_of
+from poc_core.schemes import contract_of, contracts
 from poc_core.schemes.contract import Reported
 from poc_core.schemes.requests import RoundBody
 
@@ -41,11 +41,11 @@ def switch(services: Services, state: RoundState) -> None:
 
 
 def stop(services: Services) -> int:
-    """Stops the current round and cancels all jobs; returns how many jobs."""
+    """Stops the current round and cancels the jobs that wait in the queue; returns how many jobs."""
     current = services.rounds.current()
     if current is not None:
         services.rounds.switch(current, RoundState.STOPPED)
-    return services.jobs.cancel_active()
+    return services.jobs.cancel_queued()
 
 
 def config_of(config: RoundConfig) -> dict[str, Any]:
@@ -65,6 +65,38 @@ def scheme_status(
     if contract.lists_reported:
         reported = services.rounds.reported(record.round_id, first, most)
     return contract.status(record, reported, stats["elapsed_seconds"], stats["nonces_per_second_of_round"])
+
+
+def stats_without_round(services: Services) -> dict[str, Any]:
+    """What `stats_of` gives, of all jobs: clients read the same fields before the first round as after it."""
+    return {
+        "total_processed": services.jobs.total_processed(),
+        "nonces_per_second": services.jobs.nonces_per_second(),
+        "nonces_per_second_of_round": 0.0,
+        "elapsed_seconds": 0.0,
+        "n_excluded": 0,
+        "excluded_nonces": [],
+        "workers": {},
+        "artifacts_delivered": 0,
+        "artifacts_waiting": 0,
+        "outbox": {
+            "limit": services.settings.outbox_max_artifacts,
+            "bytes": 0,
+            "limit_bytes": services.settings.outbox_max_bytes,
+            "full": False,
+            "dropped": 0,
+            "failures": 0,
+            "next_try_at": None,
+            "last_error": None,
+        },
+        "exhausted": False,
+        "error": None,
+    }
+
+
+def status_without_round() -> dict[str, Any]:
+    """The fields that `scheme_status` gives of rounds of any scheme."""
+    return {name: value for contract in contracts() for name, value in contract.status_without_round.items()}
 
 
 def stats_of(services: Services, record: RoundRecord) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """From the bytes of a request to a stored job whose batches are published."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anyio import to_thread
 
@@ -51,7 +51,7 @@ def queue_to_wait(job: NewJob, services: Services) -> str:
             429,
         )
     try:
-        return queue(job, services)
+        return queue(replace(job, inline=True), services)
     except BaseException:
         services.waiting.leave()
         raise

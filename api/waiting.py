@@ -25,8 +25,8 @@ async def answer_when_ended(request: Request, services: Services, job_id: str) -
     """The result of a job whose request took a place among those that wait. Holds no thread while it waits.
 
     HTTPException 503 when nothing moved for generate_chunk_timeout_sec (the job is then cancelled, so that a
-    client that sends it again does not have it computed twice), 500 when the job failed, 409 when it was
-    cancelled.
+    client that sends it again does not have it computed twice) or when too few values could be computed for a verdict,
+    500 when the job failed otherwise, 409 when it was cancelled.
     """
     request.scope[BODY_DONE]()
     try:
@@ -74,10 +74,12 @@ def _look(services: Services, job_id: str) -> tuple[JobRecord | None, tuple[obje
 
 
 def _answer(jobs: JobStore, record: JobRecord) -> Response:
+    if record.status is JobStatus.FAILED and record.unavailable:
+        raise unavailable({"error": "no_verdict", "message": record.error, "request_id": record.job_id})
     if record.status is JobStatus.FAILED:
         raise HTTPException(500, {"error": "failed", "message": record.error, "request_id": record.job_id})
     if record.status is JobStatus.CANCELLED:
-        message = "The job was cancelled by /stop; send the request again if it is still wanted."
+        message = "The job was cancelled; send the request again if it is still wanted."
         raise HTTPException(409, {"error": "cancelled", "message": message, "request_id": record.job_id})
     response = result_response(jobs, record.job_id)
     if response is None:

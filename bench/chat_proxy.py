@@ -165,7 +165,7 @@ def _wait_until_up(client: httpx.Client) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
-            client.get("/health").raise_for_status()
+            client.get("/livez").raise_for_status()
             return
         except httpx.TransportError:
             time.sleep(0.1)

@@ -21,6 +21,7 @@ from cli.run.demo import demo
 from cli.run.flower import flower
 from cli.run.key import app as key_app
 from cli.run.ready import ready
+from cli.run.receive import receive
 from cli.run.up import up
 from cli.run.worker import supervised_worker, worker
 from cli.run.workers import workers
@@ -83,6 +84,7 @@ app.command(rich_help_panel=RUNNING)(courier)
 app.command(rich_help_panel=RUNNING)(flower)
 app.command(rich_help_panel=RUNNING)(ready)
 app.add_typer(key_app, name="key", rich_help_panel=RUNNING)
+app.command(rich_help_panel=RUNNING)(receive)
 app.command(rich_help_panel=ASKING)(generate)
 app.command(rich_help_panel=ASKING)(validate)
 app.add_typer(round_app, name="round", rich_help_panel=ASKING)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-DEFAULT_SEQ_LEN = 64
+DEFAULT_SEQ_LEN = 256  # what the network asks for, and a distance round that names none (protocol.md, section 5)
 DEFAULT_K_DIM = 12
 
 

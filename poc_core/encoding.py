@@ -22,7 +22,7 @@ def decode_vector(vector_b64: str, k_dim: int) -> npt.NDArray[np.float32]:
         raise VectorError(f"vector_b64 is not base64 ({error}).") from None
     if len(raw) != 2 * k_dim:
         raise VectorError(f"vector_b64 holds {len(raw)} bytes, but {k_dim} float16 numbers take {2 * k_dim}.")
-    vector = np.frombuffer(raw, dtype="<f2").astype(np.float32)
-    if not np.isfinite(vector).all():
+    vector = np.frombuffer(raw, dtype="<f2")
+    if not np.isfinite(vector).all():  # before the cast, which would warn of a signalling NaN
         raise VectorError("vector_b64 holds a NaN or an infinity; all its numbers must be finite.")
-    return vector
+    return vector.astype(np.float32)

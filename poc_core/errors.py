@@ -46,5 +46,9 @@ class BodyError(ProoflineError):
         self.kind = kind
 
 
+class NoVerdictError(ProoflineError):
+    """So many nonces of a validation could not be computed here that the others say too little."""
+
+
 class ClaimsError(ProoflineError):
     """A validation whose claims are not those of its nonces."""

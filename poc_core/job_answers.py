@@ -4,11 +4,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from poc_core.errors import NoVerdictError
 from poc_core.records import JobKind, JobRecord
 from poc_core.schemes import contract_of
 from poc_core.schemes.contract import load_all
 
 _EXCLUDED = b"null"
+# Share of a validation's nonces that may stay uncomputed, one of them in any case (protocol.md, section 2, Validation).
+_MOST_EXCLUDED = 0.1
 
 
 class Part(NamedTuple):
@@ -22,7 +25,7 @@ def answer_texts(record: JobRecord, parts: Iterable[Part], claimed: Mapping[byte
     """The JSON that GET /generate/{id} sends, text by text: of artifacts one for each part, so that no more of them
     than a part has are in memory.
 
-    claimed, of a validation: nonce -> JSON of what its value is said to be.
+    claimed, of a validation: nonce -> JSON of what its value is said to be. NoVerdictError: too few values to judge by.
     """
     if record.kind is JobKind.VALIDATE:
         yield _verdict(record, parts, claimed)
@@ -66,6 +69,12 @@ def _verdict(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, b
     for part in parts:
         nonces += part.nonces
         values += part.values
+    n_excluded = values.count(_EXCLUDED)
+    if n_excluded > max(1, _MOST_EXCLUDED * len(nonces)):
+        raise NoVerdictError(
+            f"This node could not compute {n_excluded} of {len(nonces)} nonces (its model gave no finite state), "
+            "too many for a verdict; ask another node."
+        )
     verdict = contract_of(record.spec.scheme).verdict(
         record.spec,
         record.request,

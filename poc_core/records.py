@@ -58,6 +58,7 @@ class NewJob:
     nonces: Sequence[int]
     batch_size: int
     claimed: Mapping[int, JsonValue] | None = None
+    inline: bool = False  # its client waits for the answer
 
     @property
     def kind(self) -> JobKind:
@@ -88,6 +89,7 @@ class JobRecord:
     started_at: float | None = None
     finished_at: float | None = None
     error: str | None = None
+    unavailable: bool = False  # it failed for want of this node's numbers: another node may be asked
     waiting_for: str | None = None  # what keeps the job's batches from running: "chat"
 
 
@@ -174,7 +176,7 @@ class WorkerRecord:
     engine: str  # "vllm", "transformers" or "synthetic"
     host: str
     pid: int
-    state: Literal["starting", "ready", "draining"]
+    state: Literal["starting", "ready", "draining", "hung"]
     started_at: float  # seconds since the epoch
     info: ModelInfo | None = None  # unknown until the engine has loaded the model
     port: int | None = None  # of its OpenAI server, where it has one
@@ -185,5 +187,5 @@ class WorkerRecord:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes new work: neither still loading its model nor about to end."""
+        """Whether it takes new work: not while it loads its model, nor when it is about to end or its engine hangs."""
         return self.state == "ready"

@@ -75,6 +75,11 @@ class Settings(BaseSettings):
         60_000, ge=1, description="Milliseconds one call into the engine may take before the engine counts as lost."
     )
 
+    honour_p_value_threshold: bool = Field(
+        False,
+        description="true: a validation's stat_test.p_value_threshold decides what a fraud is, as the chain says; else "
+        "it is ignored, as the network's other nodes ignore it, so that all judge alike.",
+    )
     callback_retention_sec: int = Field(
         24 * 3600,
         ge=60,
@@ -182,6 +187,12 @@ class Settings(BaseSettings):
     )
     heartbeat_s: float = Field(
         2, gt=0, description="Seconds between heartbeats; several fit into worker_ttl_s, so one may be late."
+    )
+    engine_hung_s: float = Field(
+        120,
+        gt=0,
+        description="Seconds that an engine may stand still while requests wait for it. Then it hangs, and its worker "
+        "ends with status 70, to be started again. However busy it is, an engine that goes on is left alone.",
     )
     worker_cache_s: float = Field(
         0.25,

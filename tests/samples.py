@@ -61,7 +61,7 @@ def round_config(**changes: Any) -> RoundConfig:
 def worker_record(
     worker_id: str = "w1",
     model: str = MODEL,
-    state: Literal["starting", "ready"] = "ready",
+    state: Literal["starting", "ready", "draining", "hung"] = "ready",
     hidden_size: int = 128,
     max_seq_len: int = 1024,
     max_batch_tokens: int = 8192,

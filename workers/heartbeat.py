@@ -24,6 +24,7 @@ class Heartbeat:
         self._interval_s = interval_s
         self._proofs: Proofs | None = None
         self._draining = threading.Event()
+        self._hung = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -45,6 +46,11 @@ class Heartbeat:
         """Nobody sends this worker anything new from the next heartbeat on. For signal handlers; does not wait."""
         self._draining.set()
 
+    def hung(self) -> None:
+        """The engine hangs: from now on nobody counts on this worker, which is about to end."""
+        self._hung.set()
+        self.beat()
+
     def stop(self) -> None:
         """Leaves the registry at once, so that nobody waits for this worker."""
         self._stop.set()
@@ -62,6 +68,8 @@ class Heartbeat:
                 self._record = dataclasses.replace(self._record, info=info, stats=stats)
             if self._draining.is_set():
                 self._record = dataclasses.replace(self._record, state="draining")
+            if self._hung.is_set():
+                self._record = dataclasses.replace(self._record, state="hung")
             self._registry.heartbeat(self._record)
         except RedisError as error:
             logger.warning("no heartbeat: %s", error)

@@ -24,6 +24,7 @@ from workers.jobs import finish_or_fail
 from workers.proofs import Proofs
 from workers.queue.job_queue import JobQueue, StepQueue
 from workers.rounds import RoundRunner
+from workers.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class Housekeeper:
         self._proofs: Proofs | None = None
         self._runner: RoundRunner | None = None
         self._interval_s = settings.heartbeat_s
+        self._hung_after_s = settings.engine_hung_s
+        self._watchdog = Watchdog(settings.engine_hung_s, longest_look_s=2 * settings.heartbeat_s)
         self._reap_interval_s = settings.reap_interval_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
@@ -121,6 +124,10 @@ class Housekeeper:
             proofs.engine.check()
         except EngineLostError as error:
             proofs.exit_without_engine(error)
+        if self._watchdog.is_hung(proofs.engine.pulse()):
+            self._heartbeat.hung()
+            hung = f"The engine hangs: it has not gone on for {self._hung_after_s:g} s (POC_ENGINE_HUNG_S)"
+            proofs.exit_without_engine(EngineLostError(f"{hung} while requests wait for it."))
 
     def _join_round(self, proofs: Proofs, runner: RoundRunner) -> None:
         """Queue this worker's next step when a round generates and no step runs: it begins, or its message was lost."""

@@ -1,30 +1,40 @@
-"""/health and /ready, for supervisors and load balancers."""
+"""/health for the network's client, /livez and /readyz for supervisors and load balancers."""
 
 from fastapi import APIRouter
 
 from api import answers, examples
 from api.errors import unavailable
-from api.services import AppServices
+from api.services import AppServices, Services
 
 router = APIRouter(tags=["health"])
 
 
-@router.get("/health", summary="This process lives")
-async def health() -> answers.Health:
+@router.get("/livez", summary="This process lives")
+async def livez() -> answers.Health:
     """Always 200; asks neither Redis nor workers, so that a supervisor does not restart the API for their sake."""
     return answers.Health()
 
 
-@router.get("/livez", summary="This process lives, for its supervisor")
-async def livez() -> answers.Health:
-    """Needs no key."""
+@router.get("/health", summary="An engine can answer", responses=examples.REDIS_AWAY)
+def health(services: AppServices) -> answers.Health:
+    """200 while a worker with an engine that goes on is ready, else 503. Supervisors of the API ask /livez."""
+    _models(services)
     return answers.Health()
 
 
+@router.get("/readyz", summary="The node can compute", responses=examples.REDIS_AWAY)
 @router.get("/ready", summary="The node can compute", responses=examples.REDIS_AWAY)
 def ready(services: AppServices) -> answers.Ready:
     """200 when Redis answers and a worker is ready, else 503 with Retry-After."""
-    models = sorted({worker.model for worker in services.workers.ready()})
+    return answers.Ready(models=_models(services))
+
+
+def _models(services: Services) -> list[str]:
+    """Those that a worker is ready for; 503 when there are none."""
+    workers = services.workers.live()
+    models = sorted({worker.model for worker in workers if worker.is_ready})
+    if not models and any(worker.state == "hung" for worker in workers):
+        raise unavailable("No worker is ready: an engine hangs, and its worker ends to be started again.")
     if not models:
         raise unavailable("No worker is ready: none is started yet, or they still load their model.")
-    return answers.Ready(models=models)
+    return models

@@ -8,7 +8,7 @@ from api import answers, examples, round_control
 from api.bodies import job_bodies, whole_body
 from api.openapi import json_body, json_examples
 from api.results import result_response
-from api.services import AppServices
+from api.services import AppServices, Services
 from api.submission import submit
 from api.version import VERSION
 from api.waiting import answer_when_ended
@@ -70,17 +70,14 @@ async def generate(request: Request, services: AppServices) -> Response | answer
 @router.get("/generate/{request_id}", **READ_ROUTE)
 def read_job(request_id: str, services: AppServices) -> Response:
     """Results are kept for POC_GENERATE_RESULT_TTL_SEC after the job's end; afterwards the request_id is unknown."""
-    record = services.jobs.read(request_id) if len(request_id) == 32 and request_id.isalnum() else None
+    record = _find(request_id, services)
     if record is not None and record.status is JobStatus.COMPLETED:
         response = result_response(services.jobs, request_id)
         if response is not None:
             return response
         record = None  # expired in between
     if record is None:
-        kept_s = services.settings.generate_result_ttl_sec
-        raise HTTPException(
-            404, f"No job has this request_id; results are kept for {kept_s} s (POC_GENERATE_RESULT_TTL_SEC)."
-        )
+        raise _unknown(services)
     return Response(_progress(record).model_dump_json(exclude_none=True), media_type="application/json")
 
 
@@ -99,11 +96,32 @@ def _progress(record: JobRecord) -> answers.Progress:
     )
 
 
+@router.delete(
+    "/generate/{request_id}", summary="Cancel a job", responses={**examples.UNKNOWN_JOB, **examples.REDIS_AWAY}
+)
+def cancel_job(request_id: str, services: AppServices) -> answers.Cancelled:
+    """Also one under way: what its workers compute right now is dropped. One that had ended stays as it is."""
+    if _find(request_id, services) is None:
+        raise _unknown(services)
+    return answers.Cancelled(cancelled=services.jobs.cancel(request_id))
+
+
+def _find(request_id: str, services: Services) -> JobRecord | None:
+    return services.jobs.read(request_id) if len(request_id) == 32 and request_id.isalnum() else None
+
+
+def _unknown(services: Services) -> HTTPException:
+    kept_s = services.settings.generate_result_ttl_sec
+    return HTTPException(
+        404, f"No job has this request_id; results are kept for {kept_s} s (POC_GENERATE_RESULT_TTL_SEC)."
+    )
+
+
 @router.get(
     "/status",
     summary="What the node does",
     response_model=answers.STATUS,
-    response_model_exclude_unset=True,  # without a round its fields are absent, not null
+    response_model_exclude_unset=True,  # a scheme's fields are absent from other schemes' rounds, not null
     responses=examples.REDIS_AWAY,
 )
 def status(
@@ -116,10 +134,8 @@ def status(
             "status": "IDLE",
             "state": "IDLE",
             "config": None,
-            "stats": {
-                "total_processed": services.jobs.total_processed(),
-                "nonces_per_second": services.jobs.nonces_per_second(),
-            },
+            "stats": round_control.stats_without_round(services),
+            **round_control.status_without_round(),
         }
     else:
         round_part = {
@@ -140,6 +156,7 @@ def status(
 
 @router.post("/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)
 def stop(services: AppServices) -> answers.Stopped:
-    """The round stops within one micro-batch; what it computed is still delivered. Every job that has not ended
-    is cancelled, also a running one, whose other batches still wait: what its workers compute right now is dropped."""
+    """The round stops within one micro-batch; what it computed is still delivered. Jobs that wait in the queue are
+    cancelled; those whose client waits (wait=true), and those under way, are computed. DELETE /generate/{request_id}
+    ends one of them."""
     return answers.Stopped(cancelled_jobs=round_control.stop(services))

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from workers.engines.base import Engine
     from workers.engines.options import EngineOptions
 
-# What a distance round takes that names no seq_len (protocol.md, section 5).
-DISTANCE_SEQ_LEN = 256
 DEFAULT_BLOCK_HASHES = 8
 MAX_BLOCK_HASHES = 10_000
 
@@ -79,7 +77,7 @@ def calibrate(
     randomization: Annotated[
         Randomizations, typer.Option(help="What varies a distance from nonce to nonce; both: side by side.")
     ] = Randomizations.SIGN_FLIPS,
-    seq_len: Annotated[int, typer.Option(min=1, help=options.SEQ_LEN_HELP)] = DISTANCE_SEQ_LEN,
+    seq_len: Annotated[int, typer.Option(min=1, help=options.SEQ_LEN_HELP)] = options.DEFAULT_SEQ_LEN,
     engine_options: "EngineOptions",
     histogram: Annotated[
         Path | None,

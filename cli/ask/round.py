@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import options
-from cli.console import note
+from cli.console import UsageError, note
 from poc_core.errors import ProoflineError
 
 if TYPE_CHECKING:  # they take a while to import
@@ -60,8 +60,35 @@ def start(
         ),
     ] = None,
     seq_len: Annotated[int, typer.Option("--seq-len", min=1, help=options.SEQ_LEN_HELP)] = options.DEFAULT_SEQ_LEN,
-    k_dim: Annotated[int, typer.Option("--k-dim", min=1, help=options.K_DIM_HELP)] = options.DEFAULT_K_DIM,
+    k_dim: Annotated[
+        int | None,
+        typer.Option(
+            "--k-dim", min=1, help=f"{options.K_DIM_HELP} Default: {options.DEFAULT_K_DIM}.", show_default=False
+        ),
+    ] = None,
     stronger_rng: Annotated[bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)] = False,
+    r_target: Annotated[
+        float | None,
+        typer.Option(
+            "--r-target",
+            help="Distances instead of artifacts: nonces below this one, up to 2, are valid. `proofline calibrate` "
+            "finds one.",
+            show_default=False,
+        ),
+    ] = None,
+    fraud_threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--fraud-threshold",
+            min=0,
+            max=1,
+            help="Of distances: below this probability of honesty a batch is a fraud. Default: 0.01.",
+            show_default=False,
+        ),
+    ] = None,
+    layer_hooks: Annotated[
+        bool, typer.Option("--layer-hooks", help="Of distances: randomize after every layer instead of by signs.")
+    ] = False,
     model: options.ServedModel = None,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
@@ -71,9 +98,16 @@ def start(
     generates there can be no second, and jobs wait for its end.
 
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --callback-url http://127.0.0.1:9100
+
+    **Example:** proofline round start --block-hash 0xabc --public-key node-1 --r-target 1.405
     """
     from cli.ask.api_client import PowClient
 
+    check_scheme(
+        r_target,
+        {"--k-dim": k_dim, "--stronger-rng": stronger_rng},
+        {"--fraud-threshold": fraud_threshold, "--layer-hooks": layer_hooks},
+    )
     with PowClient(url) as client:
         body: dict[str, Any] = {
             "block_hash": block_hash,
@@ -83,17 +117,37 @@ def start(
             "node_count": node_count,
             "group_id": group_id,
             "n_groups": n_groups,
-            "params": {"model": model or client.only_model(), "seq_len": seq_len, "k_dim": k_dim},
-            "poc_stronger_rng": stronger_rng,
         }
+        model = model or client.only_model()
+        if r_target is None:
+            k_dim = k_dim or options.DEFAULT_K_DIM
+            body["params"] = {"model": model, "seq_len": seq_len, "k_dim": k_dim}
+            body |= {"poc_stronger_rng": stronger_rng}
+        else:
+            body |= {"r_target": r_target, "seq_len": seq_len, "model": model}
+            body |= {"use_sign_flips": not layer_hooks, "use_layer_hooks": layer_hooks}
+            if fraud_threshold is not None:
+                body["fraud_threshold"] = fraud_threshold
         if batch_size is not None:
             body["batch_size"] = batch_size
         if callback_url is not None:
-            body["url"] = callback_url
+            body["url" if r_target is None else "callback_url"] = callback_url
         client.start_round(body)
         note(f"The round generates. Look at it with: proofline round watch{_same(url)}")
         if callback_url is None:
             note("Without --callback-url its artifacts are counted and sent to nobody.")
+
+
+def check_scheme(r_target: float | None, of_artifacts: dict[str, Any], of_distances: dict[str, Any]) -> None:
+    """UsageError for options of the scheme that is not asked for. The dicts: option -> what was given."""
+    if r_target is not None and not 0 < r_target <= 2:
+        raise UsageError(f"--r-target is a distance above 0, up to 2, not {r_target:g}.")
+    strangers = of_artifacts if r_target is not None else of_distances
+    given = [name for name, value in strangers.items() if value]
+    if given and r_target is not None:
+        raise UsageError(f"{' and '.join(given)} is for artifacts; leave it out, or --r-target.")
+    if given:
+        raise UsageError(f"{' and '.join(given)} is for distances; give --r-target too, or leave it out.")
 
 
 @app.command()
@@ -118,7 +172,7 @@ def status(
 
 @app.command()
 def stop(url: options.Url = options.DEFAULT_URL) -> None:
-    """Stop the round within one micro-batch, and cancel all jobs that wait.
+    """Stop the round within one micro-batch, and cancel the jobs that wait in the queue.
 
     What was computed is still delivered: undelivered artifacts are kept and tried for POC_CALLBACK_RETENTION_SEC.
     """

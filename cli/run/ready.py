@@ -9,7 +9,7 @@ from cli.console import note
 def ready(redis_url: options.RedisUrl = None) -> None:
     """Say how many workers of this host are ready; exit code 1 when none is. For health checks.
 
-    The API has /health and /ready for the same.
+    The API has /readyz for all hosts.
     """
     from redis.exceptions import RedisError
 

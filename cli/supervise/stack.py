@@ -4,7 +4,7 @@
 
     with Stack(EngineOptions(model="tiny-qwen3", engine="synthetic"), workers=2) as stack:
         stack.wait_ready(60)
-        httpx.get(f"{stack.base_url}/health")
+        httpx.get(f"{stack.base_url}/livez")
 """
 
 import os

@@ -96,6 +96,9 @@ class Contract(ABC):
     # The fields that /status has of this scheme's rounds only, all optional.
     status_fields: ClassVar[type[BaseModel] | None] = None
 
+    # What these say before there is any round.
+    status_without_round: ClassVar[Mapping[str, JsonValue]] = {}
+
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
         """Whether a round's receiver gets a nonce with this value."""
         return True

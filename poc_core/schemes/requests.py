@@ -59,10 +59,15 @@ class JobBody(BaseModel, ABC):
         """By what claims are judged (Contract.terms)."""
         return {}
 
+    def chains_terms(self) -> dict[str, JsonValue]:
+        """The same where the operator wants what the chain says (Settings.honour_p_value_threshold)."""
+        return self.terms()
+
     def claims(self) -> dict[int, JsonValue] | None:
         """nonce -> what somebody claims its value to be; None where nothing is to be judged.
 
-        ClaimsError: they are not those of `nonces`. BodyError: one of them cannot be read.
+        ClaimsError: they are not those of `nonces`. A claim that cannot be read is a wrong one, not an error: else a
+        cheat could make the request that would convict it fail.
         """
         return None
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import JsonValue
 from redis import Redis
 
-from poc_core.errors import AnswerTooLargeError, QueueFullError
+from poc_core.errors import AnswerTooLargeError, NoVerdictError, QueueFullError
 from poc_core.queues import model_queue
 from poc_core.records import JobKind, JobRecord, JobRequest, JobStatus, NewJob, ProofSpec
 from poc_core.schemes import contract_of
@@ -54,7 +54,7 @@ _MOST_JOBS_BESIDE = 16
 # Everything in the job's hash that a JobRecord has: not its result, which may be megabytes.
 _RECORD_FIELDS = (
     *("status", "kind", "model", "spec", "request", "n_total", "n_done", "n_batches"),
-    *("created_at", "started_at", "finished_at", "error", "waiting_for"),
+    *("created_at", "started_at", "finished_at", "error", "unavailable", "waiting_for"),
 )
 
 
@@ -95,7 +95,7 @@ class JobStore:
         self._free_orphans = scripts.load(redis, "free_orphans")
         self._begin_finish = scripts.load(redis, "begin_finish")
         self._end = scripts.load(redis, "end_job")
-        self._cancel = scripts.load(redis, "cancel_jobs")
+        self._cancel = scripts.load(redis, "cancel_queued")
         self._recount = scripts.load(redis, "recount")
         self._results = JobResults(redis, settings)
         self.survey = JobSurvey(redis, settings, clock)
@@ -120,6 +120,7 @@ class JobStore:
             "n_total": len(job.nonces),
             "n_done": 0,
             "n_batches": job.n_batches,
+            "inline": int(job.inline),
             "created_at": now,
         }
         limits: list[Any] = [self._settings.max_queued_nonces, self._settings.max_jobs]
@@ -163,6 +164,7 @@ class JobStore:
             started_at=float(raw["started_at"]) if "started_at" in raw else None,
             finished_at=float(raw["finished_at"]) if "finished_at" in raw else None,
             error=raw.get("error"),
+            unavailable="unavailable" in raw,
             waiting_for=raw.get("waiting_for"),
         )
 
@@ -174,19 +176,20 @@ class JobStore:
         """Cancels a job that is queued or running. False when it had ended before."""
         return self._end_job(job_id, JobStatus.CANCELLED, "")
 
-    def cancel_active(self) -> int:
-        """Cancels every job that has not ended, also one whose first batches are done: its others still wait. Returns
-        how many. Their messages are gone too.
+    def cancel_queued(self) -> int:
+        """Cancels every job of which nothing is computed yet and whose client does not wait for the answer: others come
+        back for theirs later, and a job under way is worth its end. Returns how many.
 
-        A batch that a worker computes right now is computed to its end, and its values are dropped.
+        The messages of their models are gone too; a worker sends those of the jobs that stay again (`pending`).
         """
         n_cancelled = 0
-        args = [_CANCEL_CHUNK, self._clock(), self._settings.generate_result_ttl_sec]
         for model in self._models():
-            n_seen = _CANCEL_CHUNK
+            n_seen, n_here, n_stay = _CANCEL_CHUNK, 0, 0
             while n_seen == _CANCEL_CHUNK:
-                n_seen, n = self._cancel([keys.active(model), model_queue(model)], args)
-                n_cancelled += n
+                args = [n_stay, _CANCEL_CHUNK, self._clock(), self._settings.generate_result_ttl_sec, n_here]
+                n_seen, n, stay = self._cancel([keys.active(model), model_queue(model)], args)
+                n_here, n_stay = n_here + n, n_stay + stay
+            n_cancelled += n_here
         return n_cancelled
 
     def queued_nonces(self) -> int:
@@ -291,6 +294,9 @@ class JobStore:
         record = self.read(job_id)
         try:
             return record is not None and self._results.complete(record, self._clock(), _FINISH_LOCK_S)
+        except NoVerdictError as error:
+            self._end_job(job_id, JobStatus.FAILED, str(error), unavailable=True)
+            return False
         except JobEndedError:
             record = self.read(job_id)
             if record is not None and not record.status.is_final:
@@ -368,6 +374,6 @@ class JobStore:
                 pipe.expire(key + suffix, _STAGING_TTL_S)
             pipe.execute()
 
-    def _end_job(self, job_id: str, status: JobStatus, error: str) -> bool:
-        args = [status.value, error, self._clock(), self._settings.generate_result_ttl_sec]
+    def _end_job(self, job_id: str, status: JobStatus, error: str, unavailable: bool = False) -> bool:
+        args = [status.value, error, self._clock(), self._settings.generate_result_ttl_sec, int(unavailable)]
         return bool(self._end([keys.job(job_id)], args))

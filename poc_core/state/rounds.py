@@ -95,7 +95,10 @@ class RoundStore:
             [round_id, state.value, config.model_dump_json(), places, *ends_with],
         )
         if running:
-            raise RoundError("A round is generating already; send /stop first, or wait for its end.")
+            raise RoundError(
+                "A round is generating already: end it with POST /api/v1/pow/stop, or let a distance round validate "
+                "with POST /api/v1/pow/phase/validate, before you start or store another."
+            )
         return round_id
 
     def current(self) -> RoundRecord | None:

@@ -57,6 +57,11 @@ class Node:
         found: dict[str, Any] = answer.json()
         return found
 
+    def cancel(self, request_id: str) -> None:
+        """Ends a job, also one under way."""
+        answer = self.http.delete(f"{PREFIX}/generate/{request_id}")
+        assert answer.status_code == 200, answer.text
+
     def stop(self) -> httpx.Response:
         return self.http.post(f"{PREFIX}/stop")
 

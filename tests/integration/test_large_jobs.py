@@ -57,7 +57,7 @@ def test_one_nonce_more_is_refused_and_nothing_is_queued(node: Node) -> None:
 def test_more_than_may_wait_is_refused_until_there_is_room(node: Node) -> None:
     request_id = node.submit(range(N_NONCES), batch_size=BATCH_SIZE)
     answer = node.generate(range(N_NONCES))
-    node.stop()
+    node.cancel(request_id)
     assert (answer.status_code, "retry-after" in answer.headers) == (429, True), answer.text
     assert node.job(request_id)["status"] == "cancelled"
     assert node.generate([1], wait=True).status_code == 200

@@ -165,11 +165,12 @@ class TestRedis:
             ("GET", f"{PREFIX}/status"),
             ("POST", f"{PREFIX}/stop"),
             ("GET", "/ready"),
+            ("GET", "/health"),
         ):
             content = body() if method == "POST" and path.endswith("generate") else None
             answer = node.http.request(method, path, json=content)
             assert (answer.status_code, "retry-after" in answer.headers) == (503, True), f"{path}: {answer.text}"
-        assert node.http.get("/health").status_code == 200
+        assert node.http.get("/livez").status_code == 200
         wait_until(lambda: node.http.get("/ready").status_code == 200, "readiness")
         answer = node.generate(range(100), wait=True, batch_size=5)
         assert answer.status_code == 200, answer.text

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from poc_core.errors import SpecError
 from poc_core.records import ModelInfo, ProofSpec
+from workers.engines.pulse import Pulse
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
@@ -56,6 +57,11 @@ class Engine(ABC):
     def check(self) -> None:
         """EngineLostError when the engine was lost while it had nothing to do. From any thread, at any time."""
         return
+
+    def pulse(self) -> Pulse:
+        """Whether the engine goes on; asked every few seconds by one thread. An engine that cannot tell waits for
+        nothing."""
+        return Pulse()
 
     def unfinished_chat(self) -> int:
         """Chat requests that the engine has not finished. From any thread, at any time."""

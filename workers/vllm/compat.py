@@ -8,7 +8,7 @@ vLLM.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sequence import IntermediateTensors
+from vllm.v1.metrics.loggers import StatLoggerBase
 
 # Seconds between two looks for a message; the kernel adds some 50 microseconds.
 _LOOK_AGAIN_S = 1e-5
@@ -233,6 +234,23 @@ def let_readers_sleep() -> None:
     if not current_platform.is_cpu():
         return
     shm_broadcast.sched_yield = lambda: time.sleep(_LOOK_AGAIN_S)
+
+
+def step_logger(count: Callable[[], None]) -> Any:
+    """A stat logger for AsyncLLM that calls `count` once for everything that the engine core says: with stats on, which
+    such a logger switches on, that is every step, also one that gives no request a token."""
+
+    class StepLogger(StatLoggerBase):
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, *_stats: Any, **_named: Any) -> None:
+            count()
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return StepLogger
 
 
 def serve_parser(parser: Any) -> Any:

@@ -8,7 +8,8 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
@@ -19,6 +20,7 @@ from workers.chat_gate import ChatGate
 from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.engines.options import EngineOptions
 from workers.engines.profile import Kernel, RankProfile
+from workers.engines.pulse import Pulse
 from workers.vllm import cpu_threads, lifeline
 from workers.vllm.budget import described, prove_budget, prove_isolation, prove_slices
 from workers.vllm.gated_chat import GatedChat
@@ -33,6 +35,8 @@ _CPU_BATCH_TOKENS = 8_192
 # The first batch compiles kernels, which can take minutes.
 _WARM_UP_TIMEOUT_S = 600.0
 _SHUTDOWN_TIMEOUT_S = 30.0
+# Seconds between two questions to an engine that has nothing to do.
+_PROBE_S = 5.0
 # The class that vLLM mixes into its workers, by name: they import it in processes of their own.
 _EXTENSION = "workers.vllm.extension.ProofExtension"
 
@@ -51,6 +55,10 @@ class VllmEngine(Engine):
         """
         self._rpc_timeout_s = rpc_timeout_s
         self._closed = False
+        self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
+        self._calls = 0  # under way
+        self._probe: concurrent.futures.Future[Any] | None = None
+        self._probed_at = 0.0
         # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an undefined state.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -61,7 +69,7 @@ class VllmEngine(Engine):
         self._thread.start()
         try:
             try:
-                self._llm, config, self._args = self._await(_start(options), None)
+                self._llm, config, self._args = self._await(_start(options, self._count_step), None)
             except ProoflineError:
                 raise
             except Exception as error:  # vLLM raises whatever its parts raise; its log above tells more
@@ -134,6 +142,20 @@ class VllmEngine(Engine):
     def settle(self, private: bool, replicated: bool) -> None:
         self._rpc("proof_settle", (private, replicated), self._rpc_timeout_s)
 
+    def pulse(self) -> Pulse:
+        """Chat waits for steps. An engine that has nothing to do is asked for an answer of every rank now and then, so
+        that one that hangs is found before a client is. A call under way has its own limit (rpc_timeout_s)."""
+        chat = self.unfinished_chat() > 0
+        if self._probe is not None and self._probe.done():
+            self._answers += 1  # an error is an answer too; `check` tells of an engine that died
+            self._probe = None
+        now = time.monotonic()
+        if not (chat or self._calls or self._closed) and self._probe is None and now - self._probed_at > _PROBE_S:
+            self._probed_at = now
+            self._probe = asyncio.run_coroutine_threadsafe(self._llm.collective_rpc("proof_ping"), self._loop)
+        waits = (chat or self._probe is not None) and not self._calls
+        return Pulse(self._steps + self._answers, waits)
+
     def unfinished_chat(self) -> int:
         llm = self.__dict__.get("_llm")
         return 0 if llm is None else int(llm.output_processor.get_num_unfinished_requests())
@@ -165,6 +187,7 @@ class VllmEngine(Engine):
 
     def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
         """Every rank's value (see ProofExtension)."""
+        self._calls += 1
         try:
             answers: list[dict[str, Any]] = self._await(self._llm.collective_rpc(method, args=args), timeout_s)
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
@@ -173,18 +196,25 @@ class VllmEngine(Engine):
             if self._llm.errored:
                 raise EngineLostError(f"The vLLM engine died: {error}") from error
             raise EngineFailedError(f"vLLM could not run {method}: {error}") from error
+        finally:
+            self._calls -= 1
+        self._answers += 1
         failed = [answer for answer in answers if "error" in answer]
         if failed:
             kind = EngineMemoryError if all(answer["kind"] == "memory" for answer in failed) else EngineFailedError
             raise kind(failed[0]["error"])
         return [answer["value"] for answer in answers]
 
+    def _count_step(self) -> None:
+        self._steps += 1
+
     def _await(self, work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
 
-async def _start(options: EngineOptions) -> tuple[Any, Any, Any]:
-    """The AsyncLLM, its configuration and the arguments of its server, made on the loop that will run it."""
+async def _start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[Any, Any, Any]:
+    """The AsyncLLM, its configuration and the arguments of its server, made on the loop that will run it. `on_step` is
+    called there for each step of the engine."""
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
@@ -224,7 +254,9 @@ async def _start(options: EngineOptions) -> tuple[Any, Any, Any]:
     if not current_platform.is_cpu():
         compat.enable_custom_ops(engine_args)
     # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
-    llm = AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.OPENAI_API_SERVER)
+    llm = AsyncLLM.from_engine_args(
+        engine_args, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=[compat.step_logger(on_step)]
+    )
     return llm, llm.vllm_config, args
 
 

@@ -44,6 +44,10 @@ class ProofExtension:
         """How to go on, see ProofRunner.settle."""
         return _answer(lambda: self._proof_runner().settle(private, replicated))
 
+    def proof_ping(self) -> dict[str, Any]:
+        """Says that this rank answers."""
+        return {"value": None}
+
     def proof_tick(self, begin: list[Any], slices: list[Any], drop: list[int], wait: bool) -> dict[str, Any]:
         """One slice of each pipeline stage, see ProofRunner.tick."""
         return _answer(lambda: self._proof_runner().tick(begin, slices, drop, wait))

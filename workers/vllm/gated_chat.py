@@ -86,7 +86,7 @@ class GatedChat:
 
 async def _refuse(send: Send) -> None:
     message = (
-        "The node computes proofs for a round and serves no chat meanwhile (POC_CHAT_POLICY=exclusive); try later."
+        "PoC generation is active; the node serves no chat meanwhile (POC_CHAT_POLICY=exclusive). Try again later."
     )
     await _send_error(send, 503, message, (b"retry-after", str(RETRY_AFTER_S).encode()))
 

@@ -33,6 +33,7 @@ class ValidationResult(BaseModel):
     mismatch_nonces: list[int]
     p_value: float = Field(description="How likely an honest sender has so many mismatches or more.")
     fraud_detected: bool = Field(description="p_value < fraud_threshold")
+    fraud_threshold: float = Field(description="By which it was judged.")
     n_excluded: int = Field(description="Nonces that this node could not compute; no mismatches.")
 
 
@@ -56,6 +57,7 @@ RESULT_EXAMPLES: Examples = {
             "mismatch_nonces": list(range(20)),
             "p_value": 1.9e-27,
             "fraud_detected": True,
+            "fraud_threshold": 0.01,
             "n_excluded": 0,
         },
     },

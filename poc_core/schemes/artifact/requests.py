@@ -1,12 +1,12 @@
 """The bodies that ask for artifacts."""
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NotRequired, Self
 
-from pydantic import BaseModel, FailFast, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, JsonValue, model_validator
 from typing_extensions import TypedDict
 
-from poc_core.errors import BodyError, ClaimsError, VectorError
-from poc_core.fields import Count, HttpUrl, Nonce, check_id
+from poc_core.errors import ClaimsError
+from poc_core.fields import Count, HttpUrl, Nonce, Probability, check_id
 from poc_core.records import ProofSpec, RoundConfig
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.artifact.terms import StatTest
@@ -29,10 +29,37 @@ class Artifact(TypedDict):
     vector_b64: str
 
 
+def _text(vector: object) -> str:
+    return vector if isinstance(vector, str) else ""
+
+
+class ReceivedArtifact(TypedDict):
+    """A nonce's vector as somebody sent it. Whatever is no vector mismatches."""
+
+    nonce: Nonce
+    vector_b64: NotRequired[Annotated[str, BeforeValidator(_text)]]
+
+
 class Validation(BaseModel):
     """Artifacts to be checked, one for each of the request's nonces."""
 
-    artifacts: Annotated[list[Artifact], FailFast()]
+    artifacts: Annotated[list[ReceivedArtifact], FailFast()]
+
+
+class ReceivedStatTest(StatTest):
+    """When a validation calls the artifacts a fraud (protocol.md, section 2, Validation)."""
+
+    p_value_threshold: Probability | None = Field(
+        None,
+        description="Another fraud_threshold, which is ignored unless POC_HONOUR_P_VALUE_THRESHOLD=true and "
+        "fraud_threshold is absent.",
+    )
+
+    def applied(self, honour_p_value_threshold: bool) -> StatTest:
+        fraud_threshold = self.fraud_threshold
+        if honour_p_value_threshold and "fraud_threshold" not in self.model_fields_set:
+            fraud_threshold = fraud_threshold if self.p_value_threshold is None else self.p_value_threshold
+        return StatTest(dist_threshold=self.dist_threshold, p_mismatch=self.p_mismatch, fraud_threshold=fraud_threshold)
 
 
 class GenerateBody(JobBody):
@@ -44,7 +71,7 @@ class GenerateBody(JobBody):
 
     params: ArtifactParams
     validation: Validation | None = Field(None, description="Artifacts to check instead of computing new ones.")
-    stat_test: StatTest | None = Field(None, description="When a validation calls the artifacts a fraud.")
+    stat_test: ReceivedStatTest | None = Field(None, description="When a validation calls the artifacts a fraud.")
     poc_stronger_rng: bool = Field(False, description="Inputs from eight seeds per nonce instead of one.")
 
     examples: ClassVar[Examples] = {
@@ -82,24 +109,28 @@ class GenerateBody(JobBody):
         return _spec(self.block_hash, self.public_key, self.params, self.poc_stronger_rng)
 
     def terms(self) -> dict[str, JsonValue]:
-        return (self.stat_test or StatTest()).model_dump()
+        return self._stat_test(honour_p_value_threshold=False)
+
+    def chains_terms(self) -> dict[str, JsonValue]:
+        return self._stat_test(honour_p_value_threshold=True)
+
+    def _stat_test(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
+        return (self.stat_test or ReceivedStatTest()).applied(honour_p_value_threshold).model_dump()
 
     def claims(self) -> dict[int, JsonValue] | None:
         if self.validation is None:
             return None
-        from poc_core.encoding import decode_vector  # here: numpy takes 25 MB
-
         artifacts = self.validation.artifacts
-        claimed: dict[int, JsonValue] = {artifact["nonce"]: artifact["vector_b64"] for artifact in artifacts}
+        length = base64_length(self.params.k_dim)
+        claimed: dict[int, JsonValue] = {}
+        for artifact in artifacts:
+            vector = artifact.get("vector_b64", "")
+            # One that is no vector by its length mismatches anyway, and is not worth megabytes of Redis' memory.
+            claimed[artifact["nonce"]] = vector if len(vector) == length else ""
         if len(artifacts) != len(self.nonces) or claimed.keys() != set(self.nonces):
             raise ClaimsError(
                 "validation.artifacts must hold exactly one artifact for each of nonces, and no others; they differ."
             )
-        for index, artifact in enumerate(artifacts):
-            try:
-                decode_vector(artifact["vector_b64"], self.params.k_dim)
-            except VectorError as error:
-                raise BodyError(str(error), ("validation", "artifacts", index, "vector_b64"), "vector_b64") from None
         return claimed
 
 
@@ -180,6 +211,11 @@ class ArtifactRoundBody(RoundBody):
             "poc_stronger_rng": options.stronger_rng,
             "url": config.url,
         }
+
+
+def base64_length(k_dim: int) -> int:
+    """Characters of a vector_b64."""
+    return (2 * k_dim + 2) // 3 * 4
 
 
 def _spec(block_hash: str, public_key: str, params: ArtifactParams, stronger_rng: bool) -> ProofSpec:

@@ -1,6 +1,6 @@
 """When a validation calls its artifacts a fraud."""
 
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import Field
 
 from poc_core.fields import Probability
 from poc_core.schemes.artifact import thresholds
@@ -9,8 +9,6 @@ from poc_core.schemes.contract import Terms
 
 class StatTest(Terms):
     """When a validation calls its artifacts a fraud (protocol.md, section 2, Validation)."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     dist_threshold: float = Field(
         thresholds.DIST_THRESHOLD,
@@ -22,7 +20,5 @@ class StatTest(Terms):
         thresholds.P_MISMATCH, description="How likely an honest artifact lies further than dist_threshold."
     )
     fraud_threshold: Probability = Field(
-        thresholds.FRAUD_THRESHOLD,
-        validation_alias=AliasChoices("fraud_threshold", "p_value_threshold"),
-        description="Below this p_value the artifacts are a fraud. Clients also name it p_value_threshold.",
+        thresholds.FRAUD_THRESHOLD, description="Below this p_value the artifacts are a fraud."
     )

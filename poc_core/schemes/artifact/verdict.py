@@ -20,6 +20,7 @@ class ArtifactVerdict:
     mismatch_nonces: list[int]  # in the order of the computed ones
     p_value: float  # how likely an honest sender has that many mismatches or more
     fraud_detected: bool
+    fraud_threshold: float  # by which it was judged
     n_excluded: int
 
 
@@ -46,6 +47,7 @@ def compare(
         mismatch_nonces=mismatches,
         p_value=p_value,
         fraud_detected=n_total > 0 and p_value < test.fraud_threshold,
+        fraud_threshold=test.fraud_threshold,
         n_excluded=n_excluded,
     )
 

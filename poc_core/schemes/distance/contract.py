@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import JsonValue
 
@@ -25,6 +25,16 @@ class DistanceContract(Contract):
     marks = ("r_target",)
     lists_reported = True
     status_fields = DistanceStatus
+    status_without_round: ClassVar[Mapping[str, JsonValue]] = {
+        "valid_nonces": [],
+        "valid_distances": [],
+        "valid_from": 0,
+        "total_checked": 0,
+        "total_valid": 0,
+        "elapsed_seconds": 0.0,
+        "rate_per_second": 0.0,
+        "r_target": None,
+    }
     column = "distance"
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:

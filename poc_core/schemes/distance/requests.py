@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from poc_core.fields import Count, HttpUrl, Nonces, Probability, Text, check_id
+from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Probability, Text, check_id
 from poc_core.records import JobRequest, NewJob, ProofSpec, RoundConfig
 from poc_core.schemes.distance.answers import ValidatedBatch
 from poc_core.schemes.distance.options import DistanceOptions, distance_spec
@@ -24,6 +24,8 @@ class DistanceRoundBody(RoundBody):
     )
     node_id: Count = Field(0, ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(1, ge=1, description="Nodes that share the nonces.")
+    group_id: Count = Field(0, ge=0, description="This group, from 0 to n_groups - 1.")
+    n_groups: Count = Field(1, ge=1, description="Groups that share the node's nonces.")
     # Bounded by what the workers hold, which only their registry knows.
     batch_size: Annotated[Count, Field(ge=1)] | None = Field(
         None, description="As the client counts; workers compute as many nonces at a time as fit."
@@ -60,8 +62,9 @@ class DistanceRoundBody(RoundBody):
         return self
 
     @model_validator(mode="after")
-    def _id_below_count(self) -> Self:
+    def _ids_below_counts(self) -> Self:
         check_id("node_id", self.node_id, "node_count", self.node_count)
+        check_id("group_id", self.group_id, "n_groups", self.n_groups)
         return self
 
     @property
@@ -83,6 +86,8 @@ class DistanceRoundBody(RoundBody):
             block_height=self.block_height,
             node_id=self.node_id,
             node_count=self.node_count,
+            group_id=self.group_id,
+            n_groups=self.n_groups,
             batch_size=batch_size,
             url=self.callback_url,
             terms=DistanceTerms(r_target=self.r_target, fraud_threshold=self.fraud_threshold).model_dump(),
@@ -99,6 +104,8 @@ class DistanceRoundBody(RoundBody):
             "node_id": config.node_id,
             "node_count": config.node_count,
             "batch_size": config.batch_size,
+            "group_id": config.group_id,
+            "n_groups": config.n_groups,
             "model": config.model,
             "seq_len": spec.seq_len,
             "r_target": terms.r_target,
@@ -156,6 +163,6 @@ class ProofBatchBody(BatchBody):
                 terms=config.terms,
             ),
             nonces=self.nonces,
-            batch_size=config.batch_size,
+            batch_size=min(config.batch_size, MAX_BATCH_SIZE),
             claimed=dict(zip(self.nonces, self.dist, strict=True)),
         )

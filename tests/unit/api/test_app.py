@@ -25,6 +25,8 @@ CALLS: list[tuple[str, str, Any]] = [
     ("GET", "/api/v1/pow/status", None),
     ("POST", "/api/v1/pow/stop", None),
     ("GET", "/ready", None),
+    ("GET", "/readyz", None),
+    ("GET", "/health", None),
 ]
 
 
@@ -72,9 +74,9 @@ def test_redis_without_room_is_503_and_a_script_that_fails_is_500(
     assert client.get("/api/v1/pow/generate/" + "0" * 32).status_code == status
 
 
-def test_redis_away_leaves_health_alone(server: fakeredis.FakeServer, client_of_server: TestClient) -> None:
+def test_redis_away_leaves_livez_alone(server: fakeredis.FakeServer, client_of_server: TestClient) -> None:
     server.connected = False
-    assert client_of_server.get("/health").status_code == 200
+    assert client_of_server.get("/livez").status_code == 200
 
 
 def test_a_mistake_of_ours_is_500_without_details(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +90,7 @@ def test_a_mistake_of_ours_is_500_without_details(client: TestClient, monkeypatc
 
 def test_the_factory_needs_no_redis() -> None:
     with TestClient(create_app(Settings(redis_url="redis://127.0.0.1:1/0"))) as client:
-        assert client.get("/health").status_code == 200
+        assert client.get("/livez").status_code == 200
         assert client.get("/api/v1/pow/status").status_code == 503
 
 
@@ -103,7 +105,7 @@ def test_openapi_describes_every_endpoint_with_examples(client: TestClient) -> N
     others = {path for path in paths if not path.startswith(("/api/v1/pow/", "/v1/", "/tokenize", "/detokenize"))}
     aggregator_paths = {path.removeprefix("/api/v1/") for path in others}
     assert aggregator_paths == {
-        *("state", "inference/up/status", "/health", "/livez", "/ready", "/metrics"),
+        *("state", "inference/up/status", "/health", "/livez", "/ready", "/readyz", "/metrics"),
         *(f"inference/pow/{name}" for name in ("init/generate", "generate", "generate/{request_id}", "status", "stop")),
     }
     post = paths["/api/v1/pow/generate"]["post"]

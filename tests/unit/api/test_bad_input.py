@@ -77,26 +77,6 @@ MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an over-long url": ({"url": "http://host/" + "x" * 3000}, "url", "at most 2048 characters"),
     "a p_mismatch above 1": ({"stat_test": {"p_mismatch": 2}}, "stat_test.p_mismatch", "less than or equal to 1"),
     "a negative threshold": ({"stat_test": {"dist_threshold": -1}}, "stat_test.dist_threshold", "equal to 0"),
-    "a vector that is no base64": (validation("??"), "validation.artifacts.0.vector_b64", "is not base64"),
-    "a vector that is not ASCII": (validation("é" * 32), "validation.artifacts.0.vector_b64", "is not base64"),
-    "a vector that is a number": (validation(5), "validation.artifacts.0.vector_b64", "valid string"),
-    "a vector too short": (validation(vector(1.0)), "validation.artifacts.0.vector_b64", "12 float16 numbers take 24"),
-    "a vector too long": (validation(vector(*[1.0] * 13)), "validation.artifacts.0.vector_b64", "holds 26 bytes"),
-    "a vector with NaN": (
-        validation(vector(*[0.0] * 11, float("nan"))),
-        "validation.artifacts.0.vector_b64",
-        "must be finite",
-    ),
-    "a vector with infinity": (
-        validation(vector(*[0.0] * 11, float("-inf"))),
-        "validation.artifacts.0.vector_b64",
-        "must be finite",
-    ),
-    "an artifact without a vector": (
-        {"validation": {"artifacts": [{"nonce": 1}]}},
-        "validation.artifacts.0.vector_b64",
-        "required",
-    ),
 }
 
 

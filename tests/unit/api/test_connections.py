@@ -19,7 +19,7 @@ CONNECTIONS = 8
 LIMITS = Limits(CONNECTIONS, request_s=1.0, headers_s=0.5)
 # More than the kernel takes for a client that reads nothing.
 LARGE = 32 * 1024 * 1024
-GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
 PATIENCE_S = 10.0
 

@@ -4,7 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 
-@pytest.mark.parametrize("path", ["/health", "/api/v1/pow/status", "/metrics", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/livez", "/api/v1/pow/status", "/metrics", "/openapi.json"])
 def test_head_has_the_headers_of_get_and_no_body(client: TestClient, path: str) -> None:
     answer, got = client.head(path), client.get(path)
     assert (answer.status_code, answer.content) == (200, b"")

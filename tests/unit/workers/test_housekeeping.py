@@ -15,6 +15,7 @@ from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from tests.samples import MODEL, new_job, round_config, worker_record
 from workers import housekeeping
 from workers.engines.base import EngineLostError
+from workers.engines.pulse import Pulse
 from workers.housekeeping import Housekeeper
 from workers.queue.job_queue import JobQueue, StepQueue
 
@@ -52,14 +53,19 @@ class IdleWorker:
         self.engine = self
         self.info = ModelInfo(MODEL, 128, 4, 1024, max_batch_tokens=8192, dtype="float32")
         self.dead = False
+        self.beats = 0
+        self.waits = False
         self.ended_by: list[str] = []
 
     def check(self) -> None:
         if self.dead:
             raise EngineLostError("the engine died")
 
+    def pulse(self) -> Pulse:
+        return Pulse(self.beats, self.waits)
+
     def exit_without_engine(self, error: EngineLostError) -> None:
-        self.dead = False  # the process would end here
+        self.dead = self.waits = False  # the process would end here
         self.ended_by.append(str(error))
 
     def chat_stats(self) -> dict[str, Any]:
@@ -83,7 +89,7 @@ def worker() -> IdleWorker:
 def housekeeper(
     jobs: JobStore, workers: WorkerRegistry, rounds: RoundStore, messages: Messages
 ) -> Iterator[Housekeeper]:
-    settings = Settings(heartbeat_s=0.01, reap_interval_s=0.01)
+    settings = Settings(heartbeat_s=0.01, reap_interval_s=0.01, engine_hung_s=0.3)
     queue, steps = cast(JobQueue, messages), cast(StepQueue, NoSteps())
     keeper = Housekeeper(worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, settings)
     keeper.start()
@@ -197,6 +203,26 @@ def test_an_idle_worker_whose_engine_died_ends(worker: IdleWorker, reap: Callabl
     assert worker.ended_by == []
     worker.dead = True
     wait_until(lambda: worker.ended_by == ["the engine died"])
+
+
+def test_a_worker_whose_engine_hangs_says_so_and_ends(
+    worker: IdleWorker, workers: WorkerRegistry, housekeeper: Housekeeper, reap: Callable[[], None]
+) -> None:
+    reap()
+    worker.waits = True
+    wait_until(lambda: worker.ended_by)
+    assert "has not gone on for 0.3 s (POC_ENGINE_HUNG_S)" in worker.ended_by[0]
+    assert [record.state for record in workers.live()] == ["hung"]
+
+
+def test_a_worker_whose_engine_is_busy_goes_on(worker: IdleWorker, reap: Callable[[], None]) -> None:
+    reap()
+    worker.waits = True
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        worker.beats += 1
+        time.sleep(0.01)
+    assert worker.ended_by == []
 
 
 def test_heartbeats_say_what_the_worker_is_and_counts(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from redis import Redis
 
 from poc_core.records import RoundRecord, RoundState
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
@@ -317,8 +316,3 @@ def test_up_status_names_models_and_counts_workers(client: TestClient, serve: Se
     answer = client.get("/api/v1/inference/up/status").json()
     assert answer["models"] == ["other", MODEL]
     assert (answer["workers_running"], answer["workers_starting"]) == (2, 1)
-
-
-def test_health_needs_nothing(client: TestClient, redis: Redis) -> None:
-    redis.flushall()
-    assert client.get("/health").status_code == 200

@@ -1,6 +1,7 @@
 """POST /generate and what becomes of it, as a client sees it."""
 
 import base64
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from redis import Redis
 from poc_core.nonces import MAX_NONCE
 from poc_core.records import JobKind, JobRecord
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore, WorkerRegistry
+from poc_core.state import Claim, JobStore
 from tests.samples import K_DIM, MODEL, RecordingDispatcher, body
 
 GENERATE = "/api/v1/pow/generate"
@@ -163,7 +164,7 @@ def test_a_validation_answers_with_a_verdict(client: TestClient, jobs: JobStore)
     job_id = submit(client, nonces=[0, 1], validation={"artifacts": artifacts}, stat_test=stat_test)
     record = record_of(jobs, job_id)
     assert record.kind is JobKind.VALIDATE
-    assert record.request.terms == {"dist_threshold": 0.1, "p_mismatch": 0.5, "fraud_threshold": 0.2}
+    assert record.request.terms == {"dist_threshold": 0.1, "p_mismatch": 0.5, "fraud_threshold": 0.01}
     compute(jobs, job_id, 0)
     assert client.get(f"{GENERATE}/{job_id}").json() == {
         "status": "completed",
@@ -173,8 +174,78 @@ def test_a_validation_answers_with_a_verdict(client: TestClient, jobs: JobStore)
         "mismatch_nonces": [],
         "p_value": 1.0,
         "fraud_detected": False,
+        "fraud_threshold": 0.01,
         "n_excluded": 0,
     }
+
+
+class TestHonouringPValueThreshold:
+    @pytest.fixture
+    def settings(self, settings: Settings) -> Settings:
+        return settings.model_copy(update={"honour_p_value_threshold": True})
+
+    def test_judges_by_what_the_chain_says(self, client: TestClient, jobs: JobStore) -> None:
+        validation = {"artifacts": [{"nonce": 0, "vector_b64": VECTOR}]}
+        job_id = submit(client, nonces=[0], validation=validation, stat_test={"p_value_threshold": 0.05})
+        compute(jobs, job_id, 0)
+        assert client.get(f"{GENERATE}/{job_id}").json()["fraud_threshold"] == 0.05
+
+
+def packed(*numbers: float) -> str:
+    return base64.b64encode(struct.pack(f"<{len(numbers)}e", *numbers)).decode()
+
+
+MALFORMED_VECTORS: dict[str, Any] = {
+    "no base64": "??",
+    "not ASCII": "é" * 32,
+    "a number": 5,
+    "null": None,
+    "a list": ["A" * 32],
+    "empty": "",
+    "too short": packed(1.0),
+    "too long": packed(*[1.0] * (K_DIM + 1)),
+    "of a megabyte": "A" * 150_000,
+    "with blanks": " " + VECTOR[1:],
+    "with NaN": packed(*[0.0] * (K_DIM - 1), float("nan")),
+    "with a signalling NaN": base64.b64encode(b"\x01\x7c" + bytes(2 * K_DIM - 2)).decode(),
+    "with infinity": packed(*[0.0] * (K_DIM - 1), float("-inf")),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED_VECTORS)
+def test_a_received_vector_is_a_mismatch_that_is(client: TestClient, jobs: JobStore, case: str) -> None:
+    artifacts = [{"nonce": 0, "vector_b64": MALFORMED_VECTORS[case]}, {"nonce": 1, "vector_b64": VECTOR}]
+    job_id = submit(client, nonces=[0, 1], validation={"artifacts": artifacts})
+    compute(jobs, job_id, 0)
+    answer = client.get(f"{GENERATE}/{job_id}").json()
+    assert (answer["status"], answer["n_total"], answer["mismatch_nonces"]) == ("completed", 2, [0])
+
+
+def test_a_received_artifact_without_a_vector_is_a_mismatch(client: TestClient, jobs: JobStore) -> None:
+    job_id = submit(client, nonces=[0], validation={"artifacts": [{"nonce": 0}]})
+    compute(jobs, job_id, 0)
+    assert client.get(f"{GENERATE}/{job_id}").json()["mismatch_nonces"] == [0]
+
+
+def test_a_received_vector_of_a_megabyte_takes_no_memory(client: TestClient, redis: Redis) -> None:
+    job_id = submit(client, nonces=[0], validation={"artifacts": [{"nonce": 0, "vector_b64": "A" * 150_000}]})
+    assert redis.hget(f"poc:job:{job_id}:claimed", "0") == b'""'
+
+
+def test_waiting_for_a_verdict_that_too_few_values_allow_is_503(client: TestClient, jobs: JobStore) -> None:
+    def exclude_all(job_id: str) -> None:
+        jobs.claim(job_id, 0, "w1")
+        jobs.complete(job_id, 0, [None, None, None])
+        jobs.finish(job_id)
+
+    Worker(jobs, exclude_all).start()
+    artifacts = [{"nonce": nonce, "vector_b64": VECTOR} for nonce in (0, 1, 2)]
+    answer = client.post(GENERATE, json=body(wait=True, validation={"artifacts": artifacts}))
+    assert answer.status_code == 503
+    assert int(answer.headers["Retry-After"]) > 0
+    assert answer.json()["detail"]["error"] == "no_verdict"
+    found = client.get(f"{GENERATE}/{answer.json()['detail']['request_id']}").json()
+    assert (found["status"], "too many for a verdict" in found["error"]) == ("failed", True)
 
 
 def test_a_failed_job_tells_its_error(client: TestClient, jobs: JobStore) -> None:
@@ -245,7 +316,7 @@ def test_waiting_for_a_job_that_fails_is_500_with_its_error(client: TestClient, 
     assert answer.json()["detail"]["message"] == "three engines were lost"
 
 
-def test_waiting_for_a_job_that_is_stopped_is_409(client: TestClient, jobs: JobStore) -> None:
+def test_waiting_for_a_job_that_is_cancelled_is_409(client: TestClient, jobs: JobStore) -> None:
     Worker(jobs, jobs.cancel).start()
     answer = client.post(GENERATE, json=body(wait=True))
     assert answer.status_code == 409
@@ -260,31 +331,42 @@ def test_stop_cancels_what_is_queued(client: TestClient, jobs: JobStore) -> None
     assert client.post("/api/v1/pow/stop").json()["cancelled_jobs"] == 0
 
 
+def test_stop_leaves_what_is_under_way_and_what_is_waited_for(client: TestClient, jobs: JobStore) -> None:
+    running = submit(client, batch_size=1)
+    compute(jobs, running, 0)
+
+    def stop_then_compute(job_id: str) -> None:
+        assert client.post("/api/v1/pow/stop").json()["cancelled_jobs"] == 0
+        compute(jobs, job_id, 0)
+
+    waiting = threading.Thread(target=lambda: answers.append(client.post(GENERATE, json=body(wait=True))), daemon=True)
+    answers: list[Any] = []
+    waiting.start()
+    while len(found := jobs.active_jobs(MODEL)) < 2:
+        time.sleep(0.01)
+    stop_then_compute(next(job_id for job_id in found if job_id != running))
+    waiting.join(10)
+    assert answers[0].json()["status"] == "completed"
+    assert client.get(f"{GENERATE}/{running}").json()["status"] == "running"
+
+
+def test_a_job_under_way_can_be_cancelled(client: TestClient, jobs: JobStore) -> None:
+    job_id = submit(client, batch_size=1)
+    compute(jobs, job_id, 0)
+    assert client.delete(f"{GENERATE}/{job_id}").json() == {"status": "OK", "cancelled": True}
+    assert client.get(f"{GENERATE}/{job_id}").json()["status"] == "cancelled"
+    assert client.delete(f"{GENERATE}/{job_id}").json() == {"status": "OK", "cancelled": False}
+    assert client.delete(f"{GENERATE}/{'0' * 32}").status_code == 404
+
+
 def test_status_shows_throughput_queue_and_workers(client: TestClient, jobs: JobStore, clock: Any) -> None:
     job_id = submit(client, nonces=list(range(30)), batch_size=20)
     compute(jobs, job_id, 0)
     clock.now += 1
     answer = client.get("/api/v1/pow/status").json()
     assert (answer["status"], answer["state"], answer["config"]) == ("IDLE", "IDLE", None)
-    assert answer["stats"] == {"total_processed": 20, "nonces_per_second": 2.0}
+    assert (answer["stats"]["total_processed"], answer["stats"]["nonces_per_second"]) == (20, 2.0)
     assert (answer["queued_nonces"], answer["callbacks_waiting"]) == (10, 0)
     (worker,) = answer["workers"]
     assert (worker["id"], worker["model"], worker["state"]) == ("w1", MODEL, "ready")
     assert worker["info"]["max_batch_tokens"] == 8192
-
-
-def test_the_api_is_healthy_without_workers_but_not_ready(client: TestClient, workers: WorkerRegistry) -> None:
-    assert client.get("/ready").json() == {"status": "ready", "models": [MODEL]}
-    workers.remove("w1")
-    assert client.get("/health").json() == {"status": "ok"}
-    answer = client.get("/ready")
-    assert answer.status_code == 503
-    assert int(answer.headers["Retry-After"]) > 0
-
-
-def test_the_api_is_not_ready_while_workers_load(
-    client: TestClient, workers: WorkerRegistry, serve: Callable[..., Any]
-) -> None:
-    workers.remove("w1")
-    serve("w2", state="starting")
-    assert client.get("/ready").status_code == 503

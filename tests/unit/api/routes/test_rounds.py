@@ -80,12 +80,13 @@ def test_an_artifact_round_is_what_its_body_says(client: TestClient, rounds: Rou
 
 
 def test_a_distance_round_is_what_its_body_says(client: TestClient, rounds: RoundStore) -> None:
-    sent = distance_body(node_id=1, node_count=3, batch_size=16, callback_url=URL, fraud_threshold=0.05)
+    place = {"node_id": 1, "node_count": 3, "group_id": 1, "n_groups": 2}
+    sent = distance_body(**place, batch_size=16, callback_url=URL, fraud_threshold=0.05)
     config = start(client, rounds, sent).config
     assert config.model == MODEL
     assert (config.spec.scheme, config.spec.seq_len) == ("distance", 64)
     assert config.spec.options == {"randomization": "sign_flips"}
-    assert (config.node_id, config.node_count, config.group_id, config.n_groups) == (1, 3, 0, 1)
+    assert {name: getattr(config, name) for name in place} == place
     assert (config.batch_size, config.url) == (16, URL)
     assert config.terms == {"r_target": 1.405, "fraud_threshold": 0.05}
 
@@ -104,6 +105,7 @@ def test_what_a_distance_body_leaves_out_has_the_protocols_defaults(client: Test
         del sent[name]
     config = start(client, rounds, sent).config
     assert (config.node_id, config.node_count, config.batch_size, config.spec.seq_len) == (0, 1, 32, 256)
+    assert (config.group_id, config.n_groups) == (0, 1)
     assert (config.terms["fraud_threshold"], config.url) == (0.01, None)
 
 
@@ -164,6 +166,7 @@ MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a distance node_id too large": (distance_body(node_id=1, node_count=1), "", "node_id must be smaller than node"),
     "a group_id of n_groups": (round_body(group_id=2, n_groups=2), "", "group_id must be smaller than n_groups"),
     "a node_count of 0": (round_body(node_count=0), "node_count", "greater than or equal to 1"),
+    "a distance group_id too large": (distance_body(group_id=2, n_groups=2), "", "group_id must be smaller than n_gro"),
     "a distance node_count of 0": (distance_body(node_count=0), "node_count", "greater than or equal to 1"),
     "n_groups of 0": (round_body(n_groups=0), "n_groups", "greater than or equal to 1"),
     "a negative node_id": (round_body(node_id=-1), "node_id", "greater than or equal to 0"),
@@ -304,7 +307,8 @@ def test_409_while_a_round_generates(client: TestClient, rounds: RoundStore, sen
     first = start(client, rounds, sent)
     answer = client.post(f"{POW}/{path}", json=distance_body(block_hash="another"))
     assert answer.status_code == 409
-    assert "send /stop first" in answer.json()["detail"]
+    for call in ("POST /api/v1/pow/stop", "POST /api/v1/pow/phase/validate"):
+        assert call in answer.json()["detail"]
     assert current(rounds) == first
 
 
@@ -393,7 +397,8 @@ def test_the_status_shows_an_artifact_rounds_config_in_its_own_words(client: Tes
 def test_the_status_shows_a_distance_rounds_config_in_its_own_words(client: TestClient, rounds: RoundStore) -> None:
     sent = distance_body(callback_url=URL, batch_size=16, fraud_threshold=0.05)
     start(client, rounds, sent)
-    assert status(client)["config"] == sent | {"model": MODEL, "use_sign_flips": True, "use_layer_hooks": False}
+    added = {"model": MODEL, "use_sign_flips": True, "use_layer_hooks": False, "group_id": 0, "n_groups": 1}
+    assert status(client)["config"] == sent | added
 
 
 def test_the_status_counts_per_worker_and_in_sum(
@@ -578,6 +583,22 @@ def test_the_status_says_that_a_sequence_has_ended(client: TestClient, rounds: R
     answer = status(client)
     assert (answer["state"], answer["stats"]["exhausted"], answer["stats"]["total_processed"]) == ("STOPPED", True, 2)
     assert client.get("/api/v1/inference/pow/status").json()["status"] == "IDLE"
+
+
+def test_the_status_before_any_round_has_every_field_that_it_has_after(client: TestClient, rounds: RoundStore) -> None:
+    before = status(client)
+    assert (before["state"], before["config"]) == ("IDLE", None)
+    start(client, rounds, round_body())
+    for after in (status(client), distance_status(client, rounds)):
+        assert after.keys() <= before.keys()
+        assert after["stats"].keys() == before["stats"].keys()
+        assert after["stats"]["outbox"].keys() == before["stats"]["outbox"].keys()
+
+
+def distance_status(client: TestClient, rounds: RoundStore) -> dict[str, Any]:
+    client.post(f"{POW}/stop")
+    start(client, rounds, distance_body())
+    return status(client)
 
 
 def test_the_status_of_an_artifact_round_has_no_fields_of_distances(client: TestClient, rounds: RoundStore) -> None:

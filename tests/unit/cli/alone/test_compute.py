@@ -24,7 +24,7 @@ class NoisyEngine(Engine):
 
     def __init__(self) -> None:
         self.info = ModelInfo(
-            "tiny-qwen3", hidden_size=128, n_layers=4, max_seq_len=512, max_batch_tokens=64, dtype="float32"
+            "tiny-qwen3", hidden_size=128, n_layers=4, max_seq_len=512, max_batch_tokens=256, dtype="float32"
         )
         self.options: EngineOptions | None = None
         self.calls: list[tuple[ProofSpec, list[int]]] = []
@@ -112,9 +112,9 @@ def test_excluded_nonces_are_left_out_and_counted(engine: NoisyEngine, capfd: py
 def test_many_nonces_are_computed_in_steps_that_fill_the_engine(
     engine: NoisyEngine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--seq-len", "16", "--nonces", "0-19", "--json") == 0
-    assert [len(nonces) for _, nonces in engine.calls] == [8, 8, 4]
-    assert len(json.loads(capfd.readouterr().out)["artifacts"]) == 20
+    assert run("--seq-len", "16", "--nonces", "0-39", "--json") == 0
+    assert [len(nonces) for _, nonces in engine.calls] == [32, 8]
+    assert len(json.loads(capfd.readouterr().out)["artifacts"]) == 40
 
 
 def test_without_json_people_get_a_table(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:

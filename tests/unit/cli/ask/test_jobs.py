@@ -115,7 +115,7 @@ def test_generate_submits_waits_and_prints_the_result(fake: FakeApi, url: str, r
     answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2"])
     assert answer.exit_code == 0, answer.output
     document = json.loads(answer.stdout)
-    assert document.pop("request")["params"] == {"model": "tiny-qwen3", "seq_len": 64, "k_dim": 12}
+    assert document.pop("request")["params"] == {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12}
     assert document == RESULT
     assert fake.polled == ["job-1"] * 3
 
@@ -327,7 +327,7 @@ def test_validate_takes_what_compute_writes_and_reads_stdin(fake: FakeApi, url: 
     computed = json.dumps({"artifacts": ARTIFACTS, "encoding": {**ENCODING, "k_dim": 5}})
     answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", "-", *PROOF_OPTIONS], input=computed)
     assert answer.exit_code == 0, answer.output
-    assert fake.submitted[0]["params"] == {"model": "tiny-qwen3", "seq_len": 64, "k_dim": 5}
+    assert fake.submitted[0]["params"] == {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 5}
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_start_sends_a_round_of_the_only_model(api: FakeApi, runner: CliRunner) 
         "node_count": 1,
         "group_id": 0,
         "n_groups": 1,
-        "params": {"model": "tiny-qwen3", "seq_len": 64, "k_dim": 12},
+        "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
         "poc_stronger_rng": False,
     }
     assert api.posted == [("/init/generate", expected)]
@@ -142,6 +142,57 @@ def test_start_sends_what_its_options_say(api: FakeApi, runner: CliRunner) -> No
     assert body["params"] == {"model": "other", "seq_len": 256, "k_dim": 8}
     assert (body["node_id"], body["node_count"], body["group_id"], body["n_groups"]) == (1, 3, 1, 2)
     assert (body["block_height"], body["batch_size"], body["poc_stronger_rng"], body["url"]) == (9, 16, True, URL)
+
+
+def test_start_with_an_r_target_sends_a_distance_round(api: FakeApi, runner: CliRunner) -> None:
+    options = [
+        "--r-target",
+        "1.405",
+        "--fraud-threshold",
+        "0.05",
+        "--layer-hooks",
+        "--n-groups",
+        "2",
+        "--group-id",
+        "1",
+    ]
+    answer = runner.invoke(app, [*START, *options, "--callback-url", URL])
+    assert answer.exit_code == 0, answer.output
+    expected = {
+        "block_hash": "0xabc",
+        "block_height": 0,
+        "public_key": "node-1",
+        "node_id": 0,
+        "node_count": 1,
+        "group_id": 1,
+        "n_groups": 2,
+        "r_target": 1.405,
+        "seq_len": 256,
+        "model": "tiny-qwen3",
+        "use_sign_flips": False,
+        "use_layer_hooks": True,
+        "fraud_threshold": 0.05,
+        "callback_url": URL,
+    }
+    assert api.posted == [("/init/generate", expected)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--r-target", "1.4", "--k-dim", "8", "--stronger-rng"], "--k-dim and --stronger-rng is for artifacts"),
+        (["--layer-hooks"], "--layer-hooks is for distances; give --r-target too"),
+        (["--fraud-threshold", "0.5"], "--fraud-threshold is for distances"),
+        (["--r-target", "0"], "above 0, up to 2, not 0"),
+        (["--r-target", "2.1"], "above 0, up to 2, not 2.1"),
+    ],
+)
+def test_start_refuses_options_of_the_other_scheme(
+    api: FakeApi, runner: CliRunner, wrong: list[str], message: str
+) -> None:
+    answer = runner.invoke(app, [*START, *wrong])
+    assert (answer.exit_code, api.asked) == (2, [])
+    assert message in answer.stderr
 
 
 def test_start_says_how_to_go_on(api: FakeApi, runner: CliRunner) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -326,17 +327,21 @@ def test_what_is_completed_after_the_end_is_dropped(jobs: JobStore, redis: Redis
     assert not redis.exists(f"poc:job:{job_id}:values")
 
 
-def test_stop_cancels_queued_and_running_jobs_of_all_models_but_no_completed_one(jobs: JobStore) -> None:
+def test_stop_cancels_queued_jobs_of_all_models_but_none_that_is_under_way_waited_for_or_completed(
+    jobs: JobStore,
+) -> None:
     completed, running, queued = (jobs.create(new_job([n, n + 1, n + 2])) for n in (0, 10, 20))
     other = jobs.create(new_job([1], model="other"))
+    waited_for = jobs.create(replace(new_job([30]), inline=True))
     for index in (0, 1):
         compute(jobs, completed, index)
     jobs.finish(completed)
     compute(jobs, running, 0)
-    assert jobs.cancel_active() == 3
+    assert jobs.cancel_queued() == 2
     assert status(jobs, completed) is JobStatus.COMPLETED
-    assert {status(jobs, job_id) for job_id in (running, queued, other)} == {JobStatus.CANCELLED}
-    assert jobs.queued_nonces() == 0
+    assert {status(jobs, job_id) for job_id in (queued, other)} == {JobStatus.CANCELLED}
+    assert (status(jobs, running), status(jobs, waited_for)) == (JobStatus.RUNNING, JobStatus.QUEUED)
+    assert jobs.queued_nonces() == 2
 
 
 def test_stop_leaves_no_messages_of_stopped_jobs(jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,16 +349,29 @@ def test_stop_leaves_no_messages_of_stopped_jobs(jobs: JobStore, redis: Redis, m
     for nonce in range(35):
         redis.rpush(model_queue(MODEL), jobs.create(new_job([nonce])))
     redis.rpush(model_queue("other"), "of nobody's job")
-    assert jobs.cancel_active() == 35
+    assert jobs.cancel_queued() == 35
     assert (redis.llen(model_queue(MODEL)), redis.llen(model_queue("other"))) == (0, 1)
     assert (jobs.active_jobs(MODEL), jobs.queued_nonces()) == ([], 0)
+
+
+def test_stop_finds_all_that_are_queued_among_those_that_stay(
+    jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poc_core.state.jobs._CANCEL_CHUNK", 4)
+    waited_for = [jobs.create(replace(new_job([nonce]), inline=nonce % 3 == 0)) for nonce in range(24)][::3]
+    redis.rpush(model_queue(MODEL), *waited_for)
+    assert jobs.cancel_queued() == 16
+    assert set(jobs.active_jobs(MODEL)) == set(waited_for)
+    assert (jobs.cancel_queued(), redis.llen(model_queue(MODEL))) == (0, 0)
+    redis.rpush(model_queue(MODEL), *waited_for)  # as housekeeping does
+    assert (jobs.cancel_queued(), redis.llen(model_queue(MODEL))) == (0, 8)
 
 
 def test_stop_ends_also_beside_a_record_that_cannot_be_read(jobs: JobStore, redis: Redis) -> None:
     broken, whole, expired = (jobs.create(new_job([n])) for n in range(3))
     redis.delete(f"poc:job:{broken}", f"poc:job:{expired}")
     redis.set(f"poc:job:{broken}", "no hash", ex=100)
-    assert jobs.cancel_active() == 1
+    assert jobs.cancel_queued() == 1
     assert (status(jobs, whole), jobs.active_jobs(MODEL)) == (JobStatus.CANCELLED, [])
 
 

@@ -452,6 +452,7 @@ def test_a_jobs_verdict_is_sent_as_the_protocol_says(jobs: JobStore, outbox: Out
         "mismatch_nonces": [],
         "p_value": 1.0,
         "fraud_detected": False,
+        "fraud_threshold": 0.01,
         "n_excluded": 0,
         "payload_id": f"{job_id}-0",
     }

@@ -1,0 +1,132 @@
+"""What a receiver of callbacks has got: which payloads and nonces came, which of them twice, and which never."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+# Of a list of nonces as people are shown it.
+_SHOWN = 5
+
+
+@dataclass
+class Receipt:
+    """What is to be said of one payload."""
+
+    line: str
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Sender:
+    """The payloads of one round or job."""
+
+    name: str
+    digests: dict[str, bytes] = field(default_factory=dict)  # payload id -> of its contents
+    nonces: set[int] = field(default_factory=set)
+    repeated_payloads: int = 0  # as happens when an answer comes late or is lost
+    gapless: bool = False  # every nonce of its sequence is to come
+
+    def missing(self) -> list[int]:
+        """Nonces between the first and the last that have not come. The sequence's step is what all differences have in
+        common: a payload does not tell the number of nodes."""
+        if not self.gapless or len(self.nonces) < 2:
+            return []
+        first, last = min(self.nonces), max(self.nonces)
+        step = math.gcd(*(nonce - first for nonce in self.nonces))
+        if (last - first) // step + 1 == len(self.nonces):
+            return []
+        return [nonce for nonce in range(first, last + 1, step) if nonce not in self.nonces]
+
+    def summary(self) -> str:
+        missing = self.missing()
+        text = f"{self.name}: {len(self.nonces):,} nonces in {len(self.digests):,} payloads"
+        if self.repeated_payloads:
+            text += f", of which {self.repeated_payloads:,} came again"
+        if missing:
+            return f"{text}; {len(missing):,} nonces MISSING: {_some(missing)}"
+        return f"{text}, none missing" if self.gapless else text
+
+
+class Receipts:
+    """All that came, for one thread at a time."""
+
+    def __init__(self) -> None:
+        self.senders: dict[str, Sender] = {}
+        self.n_faults = 0
+
+    def take(self, path: str, body: dict[str, Any]) -> Receipt:
+        """Notes a payload; ValueError: it is none."""
+        payload_id, nonces = body.get("payload_id"), _nonces_of(body)
+        name, number = _origin(body, payload_id)
+        sender = self.senders.setdefault(name, Sender(name))
+        receipt = Receipt(f"{path} {payload_id or '(no payload_id)'} {_described(body, nonces)}")
+        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()
+        before = sender.digests.get(payload_id) if payload_id else None
+        if before is not None:
+            sender.repeated_payloads += 1
+            receipt.line += ", again"
+            if before != digest:
+                receipt.faults.append(f"{payload_id} came again with OTHER CONTENTS")
+            return self._judged(receipt)
+        twice = [nonce for nonce in nonces if nonce in sender.nonces]
+        if twice:
+            receipt.faults.append(f"{len(twice):,} nonces came TWICE: {_some(twice)}")
+        if number is not None and number != len(sender.digests):
+            receipt.faults.append(f"{payload_id} came OUT OF ORDER: number {len(sender.digests)} was to come")
+        sender.digests[payload_id or f"(number {len(sender.digests)})"] = digest
+        sender.nonces.update(nonces)
+        sender.gapless = "artifacts" in body and "request_id" not in body
+        return self._judged(receipt)
+
+    def summary(self) -> list[str]:
+        """A line for each round and job."""
+        return [sender.summary() for sender in self.senders.values()]
+
+    def is_whole(self) -> bool:
+        """Whether nothing came wrong or is missing."""
+        return not self.n_faults and not any(sender.missing() for sender in self.senders.values())
+
+    def _judged(self, receipt: Receipt) -> Receipt:
+        self.n_faults += len(receipt.faults)
+        return receipt
+
+
+def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | None]:
+    """Whose payload it is, and its number where a round's payloads have one."""
+    if "request_id" in body:
+        return f"job {body['request_id']}", None
+    numbered = re.fullmatch(r"(.+)-(\d+)", payload_id or "")
+    if numbered:
+        return f"round {numbered[1]}", int(numbered[2])
+    return f"block {body.get('block_hash')} of node {body.get('node_id')}", None
+
+
+def _nonces_of(body: dict[str, Any]) -> list[int]:
+    """Of a payload of artifacts, or of distances."""
+    found = body.get("nonces", [])
+    if "artifacts" in body:
+        try:
+            found = [artifact["nonce"] for artifact in body["artifacts"]]
+        except (TypeError, KeyError):
+            raise ValueError("its artifacts have no nonces") from None
+    if not isinstance(found, list) or not all(isinstance(nonce, int) for nonce in found):
+        raise ValueError("its nonces are no list of integers")
+    return found
+
+
+def _described(body: dict[str, Any], nonces: list[int]) -> str:
+    if "fraud_detected" in body:
+        wrong = body.get("n_mismatch", body.get("n_invalid"))
+        return (
+            f"{'FRAUD' if body['fraud_detected'] else 'no fraud'}, {wrong} of {body.get('n_total', len(nonces))} wrong"
+        )
+    return f"{len(nonces)} {'artifacts' if 'artifacts' in body else 'valid nonces'}"
+
+
+def _some(nonces: Iterable[int]) -> str:
+    shown = sorted(nonces)
+    return ", ".join(map(str, shown[:_SHOWN])) + (", ..." if len(shown) > _SHOWN else "")

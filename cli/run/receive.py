@@ -1,0 +1,109 @@
+"""`proofline receive`: a receiver of callbacks, for trying a node and for tests."""
+
+import json
+import signal
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Annotated, Any
+
+import typer
+
+from cli.console import EXIT_FAILURE, UsageError, note
+from cli.run.receipts import Receipts
+
+
+def receive(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 for a free one.")] = 9100,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    answer: Annotated[
+        int, typer.Option(min=200, max=599, help="HTTP status to answer with, to see what a node makes of it.")
+    ] = 200,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Every payload as it came, one a line, on stdout; what is said of it on stderr."),
+    ] = False,
+) -> None:
+    """Receive callbacks of rounds and jobs: print each payload, and check that none is wrong.
+
+    Nonces that came twice, payloads out of order or changed are shown at once; at the end (Ctrl-C or SIGTERM), for each
+    round and job, how many nonces came and which are missing. A payload that comes again is none of these: its answer
+    was late, or lost.
+
+    **Exit code:** 0 all is there, once; 1 something is missing, doubled or changed.
+
+    **Example:** proofline receive --port 9100
+    """
+    receipts = Receipts()
+    try:
+        server = _Server((host, port), _handler(receipts, answer, as_json))
+    except OSError as error:
+        raise UsageError(
+            f"Cannot listen on {host} port {port} ({error.strerror}): stop what uses it, or choose another --port."
+        ) from error
+
+    def end(*_: object) -> None:
+        threading.Thread(
+            target=server.shutdown
+        ).start()  # serve_forever runs in this thread, which cannot wait for itself
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    note(f"receive: listening at http://{host}:{server.server_port}; Ctrl-C ends it")
+    with server:
+        server.serve_forever(poll_interval=0.1)
+    for line in receipts.summary():
+        note(f"receive: {line}")
+    if not receipts.is_whole():
+        raise typer.Exit(EXIT_FAILURE)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True  # a sender that hangs must not hold up the end
+
+
+def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPRequestHandler]:
+    one_at_a_time = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 30  # seconds for a sender that says nothing
+
+        def do_POST(self) -> None:
+            length = self.headers.get("Content-Length", "")
+            if not length.isdecimal():
+                return self._answer(411)
+            raw = self.rfile.read(int(length))
+            if not 200 <= status < 300:  # not taken, so not to be noted: it is to come again
+                _say(f"{self.path} {len(raw)} bytes refused with {status}", as_json)
+                return self._answer(status)
+            try:
+                body: Any = json.loads(raw)
+                if not isinstance(body, dict):
+                    raise ValueError("it is no JSON object")
+                with one_at_a_time:
+                    receipt = receipts.take(self.path, body)
+            except ValueError as error:
+                _say(f"{self.path} is no payload: {error}", as_json)
+                return self._answer(400)
+            if as_json:
+                sys.stdout.write(json.dumps({"path": self.path, "body": body}, separators=(",", ":")) + "\n")
+                sys.stdout.flush()
+            _say(receipt.line, as_json)
+            for fault in receipt.faults:
+                _say(typer.style(f"  {fault}", fg=typer.colors.RED, bold=True), as_json)
+            return self._answer(status)
+
+        def _answer(self, code: int) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+def _say(line: str, stdout_is_taken: bool) -> None:
+    typer.echo(line, err=stdout_is_taken)

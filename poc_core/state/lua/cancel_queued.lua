@@ -1,0 +1,42 @@
+-- Cancels some of a model's jobs, the oldest first: those that wait in the queue and whose clients do not wait for the
+-- answer. After the last ones it drops the model's messages: those of jobs that stay are sent again by a worker.
+--
+-- KEYS: 1 active     the index: zset job id -> creation time
+--       2 queue      the list of the model's messages
+-- ARGV: 1 first      place in the index of the first one to look at
+--       2 most       jobs
+--       3 now        seconds since the epoch
+--       4 ttl        seconds a cancelled job is kept
+--       5 earlier    jobs that calls before this one cancelled
+-- Returns {jobs looked at, jobs cancelled, jobs that stay}.
+local active, queue = unpack(KEYS)
+local first, most, now, ttl, earlier = unpack(ARGV)
+local n_cancelled, n_stay = 0, 0
+
+-- Whether it stays.
+local function look(id)
+  local job = 'poc:job:' .. id
+  local status, inline = unpack(redis.call('HMGET', job, 'status', 'inline'))
+  if status == 'running' or (status == 'queued' and inline == '1') then
+    return true
+  end
+  if status == 'queued' then
+    retire(job, 'cancelled', now, ttl)
+    n_cancelled = n_cancelled + 1
+  end
+  return false
+end
+
+local ids = redis.call('ZRANGE', active, first, string.format('%d', first + most - 1))
+for _, id in ipairs(ids) do
+  local is_read, stays = pcall(look, id)
+  if is_read and stays then
+    n_stay = n_stay + 1
+  else
+    redis.call('ZREM', active, id) -- also one that expired, or whose record cannot be read
+  end
+end
+if #ids < tonumber(most) and (n_cancelled + earlier > 0 or redis.call('ZCARD', active) == 0) then
+  redis.call('UNLINK', queue)
+end
+return {#ids, n_cancelled, n_stay}

@@ -1,0 +1,32 @@
+"""Tells an engine that hangs from one that is busy: by whether it goes on, not by how long a request takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from workers.engines.pulse import Pulse
+
+
+class Watchdog:
+    """Looked through every so often by one thread."""
+
+    def __init__(self, hung_after_s: float, longest_look_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`longest_look_s`: what one look counts for at most. A process that was itself stopped, or had no core to run
+        on, saw nothing meanwhile and must not hold that against its engine."""
+        self._hung_after_s = hung_after_s
+        self._longest_look_s = longest_look_s
+        self._clock = clock
+        self._beats: int | None = None
+        self._looked_at = 0.0
+        self._still_s = 0.0
+
+    def is_hung(self, pulse: Pulse) -> bool:
+        """Whether the engine has stood still for `hung_after_s` while somebody waited for it."""
+        now = self._clock()
+        if pulse.beats != self._beats or not pulse.waits:
+            self._still_s = 0.0
+        else:
+            self._still_s += min(now - self._looked_at, self._longest_look_s)
+        self._beats, self._looked_at = pulse.beats, now
+        return self._still_s >= self._hung_after_s
