@@ -22,7 +22,7 @@ AFTER_CLAIM = st.sampled_from(["nothing", "again", "complete", "complete"])
 # The oftener something is named, the oftener it happens.
 EVENTS = [
     *["a worker starts", "a worker dies", "some time passes", "much time passes", "the round ends"] * 3,
-    *["a round begins", "a job is cancelled", "a job fails", "all jobs are cancelled"],
+    *["a round begins", "a job is cancelled", "a job fails", "what is queued is cancelled"],
 ]
 
 
@@ -94,9 +94,16 @@ class JobMachine(RuleBasedStateMachine):
     # Clients.
 
     @precondition(lambda self: len(self.active_ids()) < 3)  # few, so that much happens to each
-    @rule(n=st.integers(1, 7), batch_size=st.integers(1, 3), first=st.integers(0, 2**63 - 10), spec=st.booleans())
-    def create(self, n: int, batch_size: int, first: int, spec: bool) -> None:
-        new = NewJob(MODEL, SPEC if spec else OTHER, REQUEST, list(range(first, first + n)), batch_size)
+    @rule(
+        n=st.integers(1, 7),
+        batch_size=st.integers(1, 3),
+        first=st.integers(0, 2**63 - 10),
+        spec=st.booleans(),
+        inline=st.booleans(),
+    )
+    def create(self, n: int, batch_size: int, first: int, spec: bool, inline: bool) -> None:
+        nonces = list(range(first, first + n))
+        new = NewJob(MODEL, SPEC if spec else OTHER, REQUEST, nonces, batch_size, inline=inline)
         self.jobs[self.store.create(new)] = Job(new, todo=set(range(new.n_batches)))
         self.clock.now += 0.001  # so that the order of jobs is known
 
@@ -119,8 +126,8 @@ class JobMachine(RuleBasedStateMachine):
                 self.redis.delete(keys.generating(MODEL))
             case "a job is cancelled" | "a job fails" if self.jobs:
                 self.end(pick, fails=event == "a job fails")
-            case "all jobs are cancelled":
-                self.cancel_all()
+            case "what is queued is cancelled":
+                self.cancel_queued()
 
     def start_worker(self) -> None:
         self.n_workers += 1
@@ -134,10 +141,10 @@ class JobMachine(RuleBasedStateMachine):
         if ended:
             job.status = JobStatus.FAILED if fails else JobStatus.CANCELLED
 
-    def cancel_all(self) -> None:
-        active = [job for job in self.jobs.values() if job.is_active]
-        assert self.store.cancel_active() == len(active)
-        for job in active:
+    def cancel_queued(self) -> None:
+        queued = [job for job in self.jobs.values() if job.status is JobStatus.QUEUED and not job.new.inline]
+        assert self.store.cancel_queued() == len(queued)
+        for job in queued:
             job.status = JobStatus.CANCELLED
 
     # Workers.
