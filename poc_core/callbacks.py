@@ -69,7 +69,9 @@ def plain(address: Address) -> Address:
 def literal_address(host: str) -> Address | None:
     """The address that a url's host is, also as 127.1 or 2130706433, which resolvers take for one; None for a name."""
     try:
-        return ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host)
+        # Without a scope (%eth0), which makes an address another one for whoever compares.
+        return address if address.version == 4 else ipaddress.IPv6Address(int(address))
     except ValueError:
         pass
     try:

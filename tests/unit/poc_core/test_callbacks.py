@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from poc_core.callbacks import CallbackPolicy, receiver_of, redacted, without_secret
+from poc_core.callbacks import CallbackPolicy, literal_address, receiver_of, redacted, without_secret
 from poc_core.errors import ForbiddenReceiverError, SettingsError
 from poc_core.settings import Settings, load_settings
 
@@ -145,3 +145,8 @@ def test_a_setting_that_cannot_be_read_says_what_it_may_be(text: str, monkeypatc
 def test_own_ports_are_those_of_the_api_and_its_redis() -> None:
     assert Settings(api_port=9, redis_url="redis://h:7/0").own_ports == {9, 7}
     assert Settings(redis_url="redis://h/0").own_ports == {8000, 6379}
+
+
+def test_a_scope_does_not_make_an_address_another_one() -> None:
+    assert literal_address("fd00:ec2::254%eth0") == ipaddress.ip_address("fd00:ec2::254")
+    assert literal_address("name") is None

@@ -1,6 +1,7 @@
 """What waits for receivers: payloads that stay what they are until they are delivered."""
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -819,3 +820,66 @@ def test_jobs_callbacks_are_bounded_by_their_bytes_together(redis: Redis, settin
         finish(jobs)
     outbox.delivered(take(outbox, first))
     finish(jobs)
+
+
+# Whatever happens, and in whatever order.
+
+
+class FickleReceiver:
+    """Takes, refuses, takes without an answer that arrives, finds too large. It remembers the ids."""
+
+    def __init__(self, outbox: Outbox, rng: random.Random) -> None:
+        self._outbox = outbox
+        self._rng = rng
+        self._seen: dict[str, bytes] = {}
+        self._too_large: set[str] = set()
+        self.taken: dict[str, list[int]] = {}  # by id, in the order of their arrival
+
+    def answer(self, delivery: Delivery) -> None:
+        """One try of a courier, which may die before its end, or have lost its lock."""
+        assert self._seen.setdefault(delivery.payload_id, delivery.body) == delivery.body
+        mood = self._rng.choice(["takes", "takes", "takes", "answer lost", "refuses", "too large", "courier dies"])
+        if mood == "too large" and delivery.payload_id not in self.taken:
+            self._too_large.add(delivery.payload_id)
+        if delivery.payload_id in self._too_large:
+            if not self._outbox.halved(delivery, "answered 413"):
+                self._too_large.remove(delivery.payload_id)  # or it would never take it
+                self._outbox.failed(delivery, "answered 413")
+        elif mood == "refuses":
+            self._outbox.failed(delivery, "answered 500")
+        else:
+            self.taken.setdefault(delivery.payload_id, nonces_of(delivery))
+            if mood == "answer lost":
+                self._outbox.failed(delivery, "no answer")
+            elif mood != "courier dies":
+                self._outbox.delivered(delivery)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_order_of_events_loses_nothing_doubles_nothing_and_keeps_the_order(
+    rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings, seed: int
+) -> None:
+    rng = random.Random(seed)
+    receiver = FickleReceiver(outbox, rng)
+    record = start(rounds)
+    n_computed = 0
+    held: list[Delivery] = []  # by couriers, some of which hang until their lock is lost
+    for _ in range(80):
+        event = rng.choice(["compute", "take", "take", "answer", "answer", "time passes"])
+        if event == "compute":
+            n_computed += compute(rounds, record, rng.randint(1, 25)).places
+        elif event == "take":
+            held += filter(None, [outbox.take(record.round_id)])
+        elif event == "answer" and held:
+            receiver.answer(held.pop(rng.randrange(len(held))))
+        elif event == "time passes":
+            clock.now += rng.choice([0.5, settings.callback_interval_sec, outbox.lock_s])
+    rounds.switch(record, RoundState.STOPPED)
+    while outbox.n_waiting():
+        clock.now += LAST_BACKOFF_S
+        for delivery in [*held, *filter(None, [outbox.take(record.round_id)])]:
+            receiver.answer(delivery)
+        held.clear()
+    assert [nonce for nonces in receiver.taken.values() for nonce in nonces] == list(range(n_computed))
+    status = outbox.status(record.round_id)
+    assert (status.waiting, status.waiting_bytes, status.delivered) == (0, 0, n_computed)

@@ -247,3 +247,23 @@ def test_a_name_with_an_address_that_does_not_answer_is_tried_by_the_next() -> N
     with receiver(answers(b"HTTP/1.1 200 OK\r\n\r\n")) as port:
         result, _ = post(f"http://both.example:{port}", addresses=("::1", "169.254.1.1", "127.0.0.1"))
     assert result.end is End.TAKEN
+
+
+@pytest.mark.parametrize(
+    ("url", "name"), [("https://aggregator.example/x", "aggregator.example"), ("https://127.0.0.1/x", None)]
+)
+def test_a_certificate_is_that_of_the_name_and_not_of_its_address(url: str, name: str | None) -> None:
+    requests: list[httpx.Request] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(200)
+
+    async def one_try() -> Result:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(take))
+        poster = Poster(client, CallbackPolicy.of(ALL), lookup=lambda _, port: [(0, 0, 0, "", ("127.0.0.1", port))])
+        return await poster.post(Delivery("id", "token", url, b"{}", "id-0", 0))
+
+    assert asyncio.run(one_try()).end is End.TAKEN
+    assert requests[0].url.host == "127.0.0.1"
+    assert requests[0].extensions.get("sni_hostname") == name
