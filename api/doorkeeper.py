@@ -24,6 +24,7 @@ ROLES: dict[str, Role] = {
     **{f"/api/v1/pow/{path}": Role.PROOFS for path in (*_PROOFS, *_PHASES)},
     **{f"/api/v1/inference/pow/{path}": Role.PROOFS for path in _PROOFS},
     **{f"/v1/{path}": Role.CHAT for path in _CHAT},
+    "/v1/{path:path}": Role.CHAT,
     "/tokenize": Role.CHAT,
     "/detokenize": Role.CHAT,
 }

@@ -16,6 +16,8 @@ from poc_core.settings import Settings, listed
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?", re.ASCII)
 # Ends of names that nobody can own in the public DNS (RFC 6761, RFC 6762, and ICANN's .internal).
 _PRIVATE = (".localhost", ".local", ".internal")
+# What OpenAI's clients send audio as.
+_FORM, _AUDIO = "multipart/form-data", "/v1/audio/"
 _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 
 
@@ -53,6 +55,8 @@ class Perimeter:
         if not _has_body(headers):
             return None
         types = [value.partition(";")[0].strip().lower() for value in headers.get(b"content-type", [])]
+        if types == [_FORM] and _AUDIO in scope["path"] and not origins:
+            return None  # no page's: those that can send forms say their origin
         if len(types) != 1 or not _JSON.fullmatch(types[0]):
             return _answer(415, "A body must be JSON and say so: send the header Content-Type: application/json.")
         return None

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, JsonValue
 
 from poc_core.nonces import NonceSequence
+from poc_core.openai_paths import USUAL
 
 
 class ProofSpec(BaseModel, frozen=True):
@@ -181,6 +182,7 @@ class WorkerRecord:
     info: ModelInfo | None = None  # unknown until the engine has loaded the model
     port: int | None = None  # of its OpenAI server, where it has one
     chat_host: str | None = None  # by which the API reaches that server
+    chat_paths: tuple[str, ...] = USUAL  # what of that server the API passes on, see openai_paths
     stats: Mapping[str, JsonValue] = field(default_factory=dict)
     chat_secret: str | None = field(default=None, repr=False)  # made at its start; what its OpenAI server wants
     machine: str = ""  # as the machine or container names itself, by which its other processes know their workers

@@ -39,7 +39,8 @@ class Heartbeat:
     def ready(self, proofs: Proofs, chat_port: int | None) -> None:
         """From now on clients may use this worker."""
         self._proofs = proofs
-        self._record = dataclasses.replace(self._record, state="ready", port=chat_port)
+        paths = tuple(proofs.engine.chat_paths)
+        self._record = dataclasses.replace(self._record, state="ready", port=chat_port, chat_paths=paths)
         self.beat()
 
     def drain(self) -> None:

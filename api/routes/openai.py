@@ -6,13 +6,14 @@ import httpx
 from anyio import to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from api.bodies import whole_body
 from api.errors import openai_error
 from api.gateway import ProxiedAnswer, ProxyRequest
+from api.named_model import model_in
 from api.services import AppServices, Services
+from poc_core.openai_paths import is_among
 
 router = APIRouter(tags=["chat"])
 
@@ -23,31 +24,31 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
 }
 
 
-class _Named(BaseModel):
-    model: str | None = None
-
-
 async def proxy(request: Request, services: AppServices) -> Response:
     """Passed on to the least busy worker of the body's `model`; see vLLM's documentation of this path."""
+    # The route's own path: what request.url makes of a Host header with a # or a / in it may be any other.
+    return await _pass_on(request, services, str(request.scope["route"].path))
+
+
+async def _pass_on(request: Request, services: Services, path: str) -> Response:
     body = await whole_body(request)
     try:
-        model = _Named.model_validate_json(body).model if body else None
-    except ValidationError:
+        model = await to_thread.run_sync(model_in, request.headers.get("content-type", ""), body)
+    except ValueError:
         return openai_error(400, "The body must be a JSON object whose `model` is a string.", "invalid_request_error")
     gateway = services.gateway
     workers = await gateway.workers.remembered()
     if model not in {worker.model for worker in workers}:
         workers = await gateway.workers.now()  # before anybody is refused
     chosen = [worker for worker in workers if model is None or worker.model == model]
+    chosen = [worker for worker in chosen if is_among(worker.chat_paths, request.method, path)] or chosen
     models = sorted({worker.model for worker in workers})
     if model is None and len(models) > 1:
         return openai_error(400, f"Name a model: {', '.join(models)}.", "invalid_request_error")
     if not chosen:
         return await to_thread.run_sync(_nobody, model, models, services)
-    # The route's own path: what request.url makes of a Host header with a # or a / in it may be any other.
     query = request.scope["query_string"]
-    path = str(request.scope["route"].path).encode() + (b"?" + query if query else b"")
-    sent = ProxyRequest(request.method, path, request.headers.raw, body)
+    sent = ProxyRequest(request.method, path.encode() + (b"?" + query if query else b""), request.headers.raw, body)
     return ProxiedAnswer(gateway, gateway.by_load(chosen), sent)
 
 
@@ -75,6 +76,18 @@ async def models(request: Request, services: AppServices) -> Response:
     if refusal is not None and not entries:
         return Response(refusal.content, refusal.status_code, media_type="application/json")
     return JSONResponse({"object": "list", "data": list(entries.values())})
+
+
+@router.api_route("/v1/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False, response_model=None)
+async def other(path: str, request: Request, services: AppServices) -> Response:
+    """Whatever else a worker's vLLM serves under /v1, such as /v1/messages or /v1/score; never what administers it."""
+    workers = await services.gateway.workers.remembered() or await services.gateway.workers.now()
+    wanted = f"/v1/{path}"
+    if workers and not any(is_among(worker.chat_paths, request.method, wanted) for worker in workers):
+        return openai_error(404, "No model that is served here has this path.", "NotFoundError")
+    if not workers:
+        return await to_thread.run_sync(_nobody, None, [], services)
+    return await _pass_on(request, services, wanted)
 
 
 def _nobody(model: str | None, models: list[str], services: Services) -> Response:

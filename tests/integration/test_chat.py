@@ -190,6 +190,13 @@ class TestOpenAiClient:
         assert answer.usage is not None
         assert answer.usage.output_tokens == 16
 
+    def test_what_else_its_server_has_and_nothing_that_administers_it(self, yielding: RoundClient) -> None:
+        asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+        answer = yielding.http.post("/v1/messages", json=asked)
+        assert (answer.status_code, answer.json()["type"]) == (200, "message")
+        for path in ("/v1/load_lora_adapter", "/v1/audio/translations", "/v1/nothing"):
+            assert yielding.http.post(path, json=asked).status_code == 404
+
     def test_models(self, yielding: RoundClient) -> None:
         (model,) = openai_client(yielding).models.list().data
         assert model.id == MODEL

@@ -33,6 +33,8 @@ class Engine(ABC):
     sliceable: bool = True
     # Slices that chat may find on the device, one behind the other, when it comes.
     slices_in_flight: int = 1
+    # What the API passes on to the chat server, once it serves (openai_paths.passed_on).
+    chat_paths: Sequence[str] = ()
 
     @abstractmethod
     def tick(self, tick: Tick) -> TickResult:

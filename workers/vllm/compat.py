@@ -273,3 +273,8 @@ async def openai_app(llm: Any, args: Any) -> Any:
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     return app
+
+
+def routes(app: Any) -> list[tuple[str, str]]:
+    """(method, path) of all that an application answers by itself, not by another that is mounted in it."""
+    return [(method, route.path) for route in app.routes for method in getattr(route, "methods", None) or ()]

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SettingsError
+from poc_core.openai_paths import passed_on
 from poc_core.records import ModelInfo, ProofSpec
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Slice, Tick, TickResult
@@ -165,7 +166,7 @@ class VllmEngine(Engine):
         listener.bind((host, 0))
         port: int = listener.getsockname()[1]
         self._args.host, self._args.port = host, port
-        self._await(_serve(self._llm, self._args, gate, listener, secret), None)
+        self.chat_paths = self._await(_serve(self._llm, self._args, gate, listener, secret), None)
         return port
 
     def check(self) -> None:
@@ -260,14 +261,15 @@ async def _start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[A
     return llm, llm.vllm_config, args
 
 
-async def _serve(llm: Any, args: Any, gate: ChatGate, listener: socket.socket, secret: str | None) -> None:
-    """Starts vLLM's OpenAI server on the running loop; returns once it listens."""
+async def _serve(llm: Any, args: Any, gate: ChatGate, listener: socket.socket, secret: str | None) -> list[str]:
+    """Starts vLLM's OpenAI server on the running loop; returns once it listens: what of it the API passes on."""
     import uvicorn
 
     from workers.vllm import compat
 
     app = await compat.openai_app(llm, args)
-    gated = GatedChat(app, gate, is_lost=lambda: bool(llm.errored), secret=secret)
+    paths = passed_on(compat.routes(app))
+    gated = GatedChat(app, gate, is_lost=lambda: bool(llm.errored), secret=secret, paths=paths)
     # Its lifespan is vLLM's; signals are Celery's.
     config = uvicorn.Config(gated, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on")
     server = app.state.server = uvicorn.Server(config)  # vLLM ends it when the engine died
@@ -276,6 +278,7 @@ async def _serve(llm: Any, args: Any, gate: ChatGate, listener: socket.socket, s
         if task.done():
             raise ProoflineError(f"vLLM's OpenAI server did not start: {task.exception()}")
         await asyncio.sleep(0.01)
+    return paths
 
 
 async def _shut_down(llm: Any) -> None:

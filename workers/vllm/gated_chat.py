@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from poc_core.openai_errors import error_body
+from poc_core.openai_paths import USUAL, is_among
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER
 from workers.chat_gate import ChatGate
 
@@ -20,25 +21,30 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 RETRY_AFTER_S = 30
 # What the server answers without its engine, so proofs need not wait for it.
 _WITHOUT_ENGINE = {"/tokenize", "/detokenize"}
-# All that the gateway asks for; vLLM's server has paths that change or end the engine.
-_SERVED = {
-    *(("POST", f"/v1/{path}") for path in ("chat/completions", "completions", "responses", "embeddings")),
-    *(("POST", path) for path in _WITHOUT_ENGINE),
-    *(("GET", path) for path in ("/v1/models", "/health")),
-}
+# What the gateway asks for besides what it passes on.
+_LOOKUPS = ("GET /v1/models", "GET /health")
 _KINDS = {401: "invalid_api_key", 404: "NotFoundError", 503: "service_unavailable"}
 
 
 class GatedChat:
     """ASGI middleware: takes only the gateway's requests for chat; what makes the engine work passes the gate."""
 
-    def __init__(self, app: App, gate: ChatGate, is_lost: Callable[[], bool], secret: str | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        gate: ChatGate,
+        is_lost: Callable[[], bool],
+        secret: str | None = None,
+        paths: Sequence[str] = USUAL,
+    ) -> None:
         """`is_lost`: whether the engine is dead. What it leaves unanswered is marked, so that another worker may.
-        `secret`: of the gateway; None: any client is taken for it."""
+        `secret`: of the gateway; None: any client is taken for it. `paths`: what is served (openai_paths.passed_on);
+        vLLM's server has others, which change or end the engine."""
         self._app = app
         self._gate = gate
         self._is_lost = is_lost
         self._secret = None if secret is None else secret.encode()
+        self._paths = (*paths, *_LOOKUPS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -47,7 +53,7 @@ class GatedChat:
             return await send({"type": "websocket.close", "code": 1008})
         if not self._is_gateway(scope):
             return await _send_error(send, 401, "Chat is served by the node's API, not by its workers.")
-        if (scope["method"], scope["path"]) not in _SERVED:
+        if not is_among(self._paths, scope["method"], scope["path"]):
             return await _send_error(send, 404, "A worker serves nothing but chat.")
         if scope["method"] != "POST" or scope["path"] in _WITHOUT_ENGINE:
             return await self._app(scope, receive, send)

@@ -20,6 +20,7 @@ from api.chat_workers import ChatWorkers
 from api.dispatch import Dispatcher
 from api.gateway import Gateway
 from api.services import Services
+from poc_core.openai_paths import USUAL
 from poc_core.records import ENGINE_LOST_HEADER
 from poc_core.settings import Settings
 from tests.fake_worker import Behaviour, Call, FakeWorker
@@ -103,6 +104,68 @@ def streams(call: Call) -> None:
 
 def hangs_up(call: Call) -> None:
     return
+
+
+AUDIO = "/v1/audio/transcriptions"
+PUBLISHED = (*USUAL, "POST /v1/score", "POST /v1/messages", f"POST {AUDIO}", "GET /v1/responses/{response_id}")
+
+
+class TestOtherPaths:
+    """Those that the workers' own vLLM says it serves."""
+
+    @pytest.fixture
+    def publishing(self, services: Services, start: Start) -> FakeWorker:
+        worker = start("w1", answers)
+        services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
+        return worker
+
+    @pytest.mark.parametrize("path", ["/v1/score", "/v1/messages"])
+    def test_reach_the_worker_that_has_them(self, api: httpx.Client, publishing: FakeWorker, path: str) -> None:
+        answer = api.post(f"{path}?beta=true", json=body())
+        assert (answer.status_code, answer.content) == (200, ANSWER)
+        assert publishing.received[0].line == f"POST {path}?beta=true HTTP/1.1"
+
+    def test_may_name_one_thing(self, api: httpx.Client, publishing: FakeWorker) -> None:
+        assert api.get("/v1/responses/resp_0a-1").status_code == 200
+        assert publishing.received[0].line == "GET /v1/responses/resp_0a-1 HTTP/1.1"
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("POST", "/v1/rerank"),
+            ("GET", "/v1/score"),
+            ("POST", "/v1/load_lora_adapter"),
+            ("POST", "/v1/../sleep"),
+            ("POST", "/v1/%2e%2e/sleep"),
+            ("GET", "/v1/responses/.."),
+            ("GET", "/v1/responses/..%2f..%2fsleep"),
+            ("GET", "/v1/responses/a%3fb"),
+            ("GET", "/v1/responses/a%23b"),
+        ],
+    )
+    def test_that_it_does_not_have_are_404(
+        self, api: httpx.Client, publishing: FakeWorker, method: str, path: str
+    ) -> None:
+        connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port or 0, timeout=10)
+        connection.request(method, path, json.dumps(body()), {"Content-Type": "application/json"})
+        assert connection.getresponse().status == 404
+        connection.close()
+        assert publishing.received == []
+
+    def test_go_to_the_model_that_a_form_names(
+        self, api: httpx.Client, publishing: FakeWorker, start: Start, services: Services
+    ) -> None:
+        other = start("w2", answers, model="whisper")
+        services.workers.heartbeat(replace(other.record, chat_paths=PUBLISHED))
+        sound = ("a.wav", b"RIFF" * 1000, "audio/wav")
+        assert api.post(AUDIO, data={"model": "whisper"}, files={"file": sound}).status_code == 200
+        assert (len(other.received), publishing.received) == (1, [])
+        assert api.post(AUDIO, files={"file": sound}).status_code == 400
+        broken = {"Content-Type": "multipart/form-data"}
+        assert api.post(AUDIO, content=b"--", headers=broken).status_code == 400
+
+    def test_without_any_worker_are_503(self, api: httpx.Client) -> None:
+        assert api.post("/v1/score", json=body()).status_code == 503
 
 
 class TestPassing:

@@ -48,6 +48,7 @@ class IdleWorker:
     """What housekeeping sees of a loaded engine, and of rounds on it."""
 
     is_in_step = False
+    chat_paths = ("POST /v1/score",)
 
     def __init__(self) -> None:
         self.engine = self

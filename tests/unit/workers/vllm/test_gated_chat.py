@@ -150,3 +150,13 @@ async def test_a_websocket_is_closed() -> None:
     gated = GatedChat(Server().app, ChatGate(parse_chat_policy("yield"), lambda: 0), lambda: False)
     await gated({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)  # type: ignore[arg-type]
     assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+async def test_what_is_served_follows_the_server() -> None:
+    paths = ["POST /v1/score", "GET /v1/responses/{response_id}"]
+    gated = GatedChat(Server().app, ChatGate(parse_chat_policy("yield"), lambda: 0), lambda: False, paths=paths)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(gated), base_url="http://worker") as client:
+        assert (await client.post("/v1/score")).status_code == 200
+        assert (await client.get("/v1/responses/resp_1")).status_code == 200
+        for path in ("/v1/rerank", "/v1/chat/completions", "/sleep", "/v1/load_lora_adapter"):
+            assert (await client.post(path)).status_code == 404
