@@ -102,10 +102,10 @@ class TestBody:
         assert client.post(GENERATE, content=b"{}", headers={"Content-Type": kind}).status_code == 422
 
     def test_audio_may_come_in_a_form_but_from_no_page(self, client: TestClient) -> None:
-        sound = {"files": {"file": ("a.wav", b"RIFF", "audio/wav")}}
-        assert client.post("/v1/audio/transcriptions", **sound).status_code == 503  # nobody serves it
+        sound = {"file": ("a.wav", b"RIFF", "audio/wav")}
+        assert client.post("/v1/audio/transcriptions", files=sound).status_code == 503  # nobody serves it
         own_page = {"Origin": str(client.base_url)}
-        assert client.post("/v1/audio/transcriptions", headers=own_page, **sound).status_code == 415
+        assert client.post("/v1/audio/transcriptions", headers=own_page, files=sound).status_code == 415
 
     def test_a_body_in_chunks_is_one(self, client: TestClient) -> None:
         assert client.post(GENERATE, content=iter([b"{}"])).status_code == 415
