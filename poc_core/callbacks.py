@@ -93,7 +93,7 @@ def is_of_this_machine(address: Address) -> bool:
 
 @dataclass(frozen=True)
 class CallbackPolicy:
-    """Which addresses callbacks go to (POC_CALLBACK_ALLOW). `own_ports`: those of this node on its own machine."""
+    """Which addresses callbacks go to (POC_CALLBACK_ALLOW), but for the node's own ports on its own machine."""
 
     kinds: frozenset[str]
     hosts: frozenset[str]
