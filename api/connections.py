@@ -19,6 +19,8 @@ HEADER_BYTES = 64 * 1024
 _LOOK_S = 0.5
 # Bytes of an answer that a client has to take within Limits.request_s.
 _PROGRESS_BYTES = 64 * 1024
+# Requests of one connection that may wait for the answer to the one before: each takes kilobytes.
+_MAX_PIPELINED = 16
 # Open files for all but connections: Redis, logs, libraries.
 _OTHER_FILES = 96
 # A chat request holds one to its worker too.
@@ -115,6 +117,8 @@ class _Limited(HttpToolsProtocol):
         self._headers_done = True
         if sum(len(name) + len(value) for name, value in self.headers) > HEADER_BYTES:
             raise ValueError("the headers are too large")  # the parser stops, and the client gets 400
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise ValueError("too many requests wait for their answers")
         self._since = self.loop.time()
         super().on_headers_complete()
 

@@ -1,15 +1,34 @@
 """OpenAPI for bodies that routes read themselves, so that FastAPI does not know them (see api/bodies.py)."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
 
 _REF = "#/components/schemas/{model}"
+_SENTENCE = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
+
+
+def _refusal(description: str, schema: dict[str, Any] = _SENTENCE) -> dict[str, Any]:
+    content = {"schema": schema, "example": {"detail": description}}
+    return {"description": description, "content": {"application/json": content}}
+
+
+# Of every operation, before it begins.
+_REFUSALS = {
+    "400": _refusal("The request is not HTTP as it should be."),
+    "401": _refusal("A key is wanted: Authorization: Bearer KEY.", {"type": "object"}),
+    "403": _refusal("The key has not the role, or a strange web page asks (POC_ALLOWED_ORIGINS).", {"type": "object"}),
+    "413": _refusal("The body is over the limit.", {"type": "object"}),
+    "415": _refusal("The body does not say that it is application/json."),
+    "421": _refusal("The Host header names another node (POC_ALLOWED_HOSTS)."),
+    "429": _refusal("Too many requests, by POC_MAX_REQUESTS_PER_S; see Retry-After."),
+}
 
 
 def json_body(bodies: Mapping[str, type[JobBody] | type[RoundBody] | type[BatchBody]]) -> dict[str, Any]:
@@ -41,7 +60,25 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]]) -> None:
             for body in bodies:
                 schema = body.model_json_schema(ref_template=_REF)
                 schemas |= schema.pop("$defs", {}) | {body.__name__: schema}
+            for path in document["paths"].values():
+                for operation in path.values():
+                    operation["responses"] = _REFUSALS | operation["responses"]
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+    _serve_as_bytes(app)
+
+
+def _serve_as_bytes(app: FastAPI) -> None:
+    """FastAPI writes the document anew for every request: milliseconds in which nobody else is answered."""
+    assert app.openapi_url is not None
+    documents: list[bytes] = []
+
+    async def document(_: Request) -> Response:
+        if not documents:
+            documents.append(json.dumps(app.openapi(), separators=(",", ":")).encode())
+        return Response(documents[0], media_type="application/json")
+
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") != app.openapi_url]
+    app.add_route(app.openapi_url, document, include_in_schema=False)

@@ -53,8 +53,8 @@ async def half(streams: Streams) -> None:
 
 
 async def unread(streams: Streams) -> None:
-    """Asks a hundred times and reads no answer."""
-    streams[1].write(GET * 100)
+    """Asks eight times for the largest document and reads no answer."""
+    streams[1].write(GET * 8)
     await streams[1].drain()
 
 

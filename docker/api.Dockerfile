@@ -24,7 +24,7 @@ COPY cli cli
 RUN pip wheel --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
-RUN useradd --uid 10001 --create-home proofline
+RUN useradd --uid 10001 --create-home proofline && install -d -o proofline -m 700 /keys
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 COPY --from=build /opt/venv /opt/venv
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \

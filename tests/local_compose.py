@@ -39,13 +39,14 @@ class LocalCompose:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: list[IO[bytes]] = []
         self._ports = {name: str(free_port()) for name in ("6379", "8000", "5555")}
-        for name in ("secrets", "data", "cache", "home"):
+        for name in ("secrets", "data", "cache", "home", "keys"):
             (folder / name).mkdir()
         self._texts = {
             "/run/proofline": str(folder / "secrets"),
             "/make_secrets.sh": str(ROOT / "docker" / "make_secrets.sh"),
             "/data": str(folder / "data"),
             "/cache": str(folder / "cache"),
+            "/keys/": f"{folder / 'keys'}/",
             "//redis:": f"//{HOST}:",
             "0.0.0.0": HOST,
             **self._ports,
@@ -125,7 +126,8 @@ class LocalCompose:
         """What the service's process finds: what Compose sets, and what an image has."""
         path = os.pathsep.join([str(BIN), str(REDIS.parent), os.environ["PATH"]])
         image = {"PATH": path, "HOME": str(self.folder / "home"), "HOSTNAME": socket.gethostname()}
-        own = {key: self._here(str(value)) for key, value in self.services[name].get("environment", {}).items()}
+        given = self.services[name].get("environment", {})  # without a value: from .env, which has none here
+        own = {key: self._here(str(value)) for key, value in given.items() if value is not None}
         measured = {key: value for key, value in os.environ.items() if key.startswith("COVERAGE_")}
         return image | own | self._settings | measured
 

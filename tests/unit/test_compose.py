@@ -139,6 +139,35 @@ class TestSafety:
         assert len(ports) == 2
         assert all(port.startswith("127.0.0.1:") for port in ports)
 
+    def test_finding_17_each_service_gets_the_settings_and_only_its_own_secrets(
+        self, services: dict[str, dict[str, Any]]
+    ) -> None:
+        (further,) = compose_file.services(ON_A_FURTHER_HOST, "compose.workers.yaml").values()
+        every = {f"POC_{name.upper()}" for name in Settings.model_fields}
+        of_the_api = set(services["api"]["environment"])
+        assert of_the_api == every - {"POC_CHAT_HOST"}, "list the new settings under x-environment in compose.yaml"
+        for name in ("worker", "worker-gpu", "courier", "flower"):
+            assert "env_file" not in services[name]
+            assert "POC_API_KEY" not in services[name]["environment"]
+            assert ("HF_TOKEN" in services[name]["environment"]) == name.startswith("worker"), name
+        same = {key for key in further["environment"] if key.startswith("POC_")} | {"POC_REDIS_PASSWORD_FILE"}
+        assert same == {key for key in services["worker-gpu"]["environment"] if key.startswith("POC_")}
+
+    def test_an_api_that_is_published_on_loopback_alone_needs_no_key(self, services: dict[str, dict[str, Any]]) -> None:
+        api = services["api"]
+        assert api["environment"]["POC_REQUIRE_KEYS"] == "never"
+        assert all(port.startswith("127.0.0.1:") for port in api["ports"])
+        assert (
+            compose_file.services({"POC_REQUIRE_KEYS": "always"})["api"]["environment"]["POC_REQUIRE_KEYS"] == "always"
+        )
+
+    def test_logs_files_and_memory_have_limits(self, services: dict[str, dict[str, Any]]) -> None:
+        for name, service in services.items():
+            assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+            assert service["ulimits"]["nofile"] == 65536, name
+            assert service["mem_limit"] is not None, name
+        assert "--maxmemory" in services["redis"]["command"]
+
     def test_redis_is_on_the_internal_network_only(self, services: dict[str, dict[str, Any]]) -> None:
         assert services["redis"]["networks"] == ["internal"]
         assert "ports" not in services["redis"]

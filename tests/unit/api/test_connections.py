@@ -64,7 +64,11 @@ class Connect:
         self._port, self._opened = port, opened
 
     def __call__(self, sent: bytes = b"") -> socket.socket:
-        connection = self._opened.enter_context(socket.create_connection(("127.0.0.1", self._port), PATIENCE_S))
+        connection = self._opened.enter_context(socket.socket())
+        # Else some kernels take all of a large answer for a client that reads nothing.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        connection.settimeout(PATIENCE_S)
+        connection.connect(("127.0.0.1", self._port))
         connection.sendall(sent)
         return connection
 
@@ -111,6 +115,7 @@ def test_half_a_body_is_cut_off_and_said_why(connect: Connect) -> None:
 
 def test_an_answer_that_nobody_takes_is_given_up(connect: Connect, server: uvicorn.Server) -> None:
     connection = connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert connection.recv(1) == b"H"  # it has begun
     until = time.monotonic() + PATIENCE_S
     while server.server_state.connections and time.monotonic() < until:
         time.sleep(0.05)
@@ -123,9 +128,9 @@ def test_one_that_is_taken_slowly_arrives_whole(connect: Connect) -> None:
     taken, began = 0, time.monotonic()
     while part := connection.recv(1 << 20):
         taken += len(part)
-        time.sleep(0.08)
+        time.sleep(0.003)
     assert taken > LARGE
-    assert time.monotonic() - began > 2 * LIMITS.request_s
+    assert time.monotonic() - began > LIMITS.request_s
 
 
 @pytest.mark.parametrize(
@@ -176,6 +181,11 @@ def test_requests_may_follow_each_other_at_once(connect: Connect) -> None:
     whole = POST + b"0123456789"
     answer = rest(connect(whole + whole + GET + b"Connection: close\r\n\r\n"))
     assert answer.count(b"HTTP/1.1 200") == 3
+
+
+def test_too_many_requests_at_once_end_the_connection(connect: Connect) -> None:
+    answer = rest(connect((GET + b"\r\n") * 100))
+    assert answer.count(b"HTTP/1.1 200") < 100
 
 
 @pytest.mark.parametrize(("files", "connections"), [(256, 80), (65_536, 4096), (100, 8)])

@@ -370,6 +370,17 @@ class TestBadBodies:
         assert answer.json()["error"]["type"] == "invalid_request_error"
         assert worker.received == []
 
+    def test_finding_12_a_body_of_nothing_but_short_items_is_refused_unparsed(
+        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.routes.openai._MAX_COMMAS", 1000)
+        monkeypatch.setattr("api.routes.openai.model_in", lambda *_: pytest.fail("parsed"))
+        worker = start("w1", answers)
+        answer = api.post(CHAT, json=body(items=[1] * 2000))
+        assert answer.status_code == 413
+        assert "split the request" in answer.json()["error"]["message"]
+        assert worker.received == []
+
     @pytest.mark.parametrize("chunked", [False, True])
     def test_body_over_the_limit_is_413(self, api: httpx.Client, start: Start, chunked: bool) -> None:
         worker = start("w1", answers)
