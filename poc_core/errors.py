@@ -21,6 +21,18 @@ class OptionsError(ProoflineError):
     """Options of an engine that do not go together."""
 
 
+class ArgumentsError(ProoflineError):
+    """Arguments of `vllm serve` that a deployment may not bring."""
+
+
+class DeployedError(ProoflineError):
+    """A model is deployed already, and runs or starts."""
+
+
+class NoHostError(ProoflineError):
+    """No host is here that could run what is deployed."""
+
+
 class RoundError(ProoflineError):
     """A round cannot do that now; the text says which step is missing."""
 

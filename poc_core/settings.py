@@ -159,6 +159,18 @@ class Settings(BaseSettings):
         None, description="Name by which the API reaches this worker's chat; unset: POC_CHAT_HOST, or the host's name."
     )
 
+    deploy_wait_s: float = Field(
+        870,
+        gt=0,
+        description="Seconds that POST /api/v1/inference/up waits for a model to serve, below the 900 that the network's "
+        "client waits; the deployment itself goes on.",
+    )
+    deploy_arguments: str = Field(
+        "",
+        description="Further arguments of `vllm serve` that a deployment by API may bring, with commas between them, such "
+        "as --trust-remote-code,--chat-template. Whoever may deploy may then use them: some run code of the model.",
+    )
+
     host_name: str | None = Field(
         None,
         description="Name of this host in Flower, status and metrics, which a container does not know; unset: what the "
@@ -330,6 +342,10 @@ class Settings(BaseSettings):
             if not re.fullmatch(r"https?://[^/?#@\s]+", origin):
                 raise ValueError("must be origins such as https://ui.example.org, without a path, after commas")
         return text
+
+    @property
+    def deploy_also(self) -> list[str]:
+        return [name.strip() for name in self.deploy_arguments.split(",") if name.strip()]
 
     @property
     def host(self) -> str:

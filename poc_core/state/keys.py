@@ -8,6 +8,9 @@ WORKER_PREFIX = "poc:worker:"
 WORKERS = "poc:workers"  # zset worker id -> last heartbeat
 MODELS = "poc:models"  # hash model -> json {"info", "seen_at"}
 
+DEPLOYMENT = "poc:deployment"  # hash: what the node shall run. Without a TTL: a node that was off for long finds it
+HOSTS = "poc:hosts"  # zset host id -> last report
+
 
 CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase speak of
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
@@ -60,3 +63,8 @@ def stats_second(second: int) -> str:
 def worker(worker_id: str) -> str:
     """The hash of a worker; it exists while the worker lives."""
     return WORKER_PREFIX + worker_id
+
+
+def host(host_id: str) -> str:
+    """The hash of a host that runs workers as the deployment says; it exists while the host lives."""
+    return f"poc:host:{host_id}"

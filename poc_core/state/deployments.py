@@ -1,0 +1,100 @@
+"""What the node shall run, in Redis, and the hosts that see to it.
+
+The record outlives every process and has no TTL: a node that was off for a month comes back with its model. It is one
+key, written over by each change. Hosts live while their reports do: worker_ttl_s after the last one they are gone.
+"""
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Literal
+
+from redis import Redis
+
+from poc_core.deployments import Deployment, DeploymentRecord, DeploymentStatus, HostReport
+from poc_core.errors import DeployedError, NoHostError
+from poc_core.settings import Settings
+from poc_core.state import keys, scripts
+
+
+class DeploymentStore:
+    """All operations on the deployment. Each changes Redis in one atomic step and may be repeated without harm."""
+
+    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self._settings = settings
+        self._clock = clock
+        self._deploy = scripts.load(redis, "deploy")
+        self._withdraw = scripts.load(redis, "withdraw")
+        self._report = scripts.load(redis, "report_host")
+
+    # Clients: deploy, withdraw, look.
+
+    def deploy(self, wanted: Deployment) -> int:
+        """What every host shall run from now on; its generation. Also after one that failed.
+
+        DeployedError: a model runs or starts. NoHostError: nobody is here who would run it.
+        """
+        outcome, generation = self._set(wanted, "request")
+        if outcome == "deployed":
+            raise DeployedError("A model is deployed already; send POST /api/v1/stop first.")
+        if outcome == "no_host":
+            raise NoHostError("No host is here to run a model: start `proofline up` or `proofline workers` on one.")
+        return generation
+
+    def withdraw(self) -> int:
+        """Nothing shall run; the generation of that."""
+        return int(self._withdraw([keys.DEPLOYMENT], [self._clock()]))
+
+    def status(self) -> DeploymentStatus:
+        return DeploymentStatus(self.read(), self.hosts())
+
+    def read(self) -> DeploymentRecord | None:
+        raw = {name.decode(): value.decode() for name, value in self._redis.hgetall(keys.DEPLOYMENT).items()}
+        if not raw:
+            return None
+        return DeploymentRecord(
+            generation=int(raw["generation"]),
+            wanted=Deployment.model_validate_json(raw["wanted"]) if raw["wanted"] else None,
+            by="start" if raw["by"] == "start" else "request",
+            asked_at=float(raw["asked_at"]),
+            settled_at=float(raw["settled_at"]) if "settled_at" in raw else None,
+            error=raw.get("error"),
+        )
+
+    def hosts(self) -> list[HostReport]:
+        """The reports of the hosts that live, by the host's name."""
+        ids = [host_id.decode() for host_id in self._redis.zrange(keys.HOSTS, 0, -1)]
+        with self._redis.pipeline(transaction=False) as pipe:
+            for host_id in ids:
+                pipe.hget(keys.host(host_id), "report")
+            found = [HostReport.model_validate_json(raw) for raw in pipe.execute() if raw is not None]
+        return sorted(found, key=lambda report: (report.host, report.id))
+
+    # Hosts: begin, report, leave.
+
+    def deploy_first(self, wanted: Deployment, host_id: str) -> bool:
+        """The --model with which a host begins becomes the deployment, and True, where nothing else counts more.
+
+        What was deployed by a request does, until it is withdrawn or failed and no other host lives; and what another
+        host that lives began with.
+        """
+        return self._set(wanted, "start", host_id)[0] == "ok"
+
+    def report(self, report: HostReport) -> None:
+        """How far a host is. When all hosts that live have failed, so has the deployment, with the last one's error."""
+        args: list[Any] = [report.id, report.generation, report.state.value, report.error or ""]
+        args += [report.model_dump_json(), self._clock(), self._settings.worker_ttl_s, self._settings.job_ttl_sec]
+        self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
+
+    def leave(self, host_id: str) -> None:
+        """A host ends, and nobody waits for it."""
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(keys.host(host_id))
+            pipe.zrem(keys.HOSTS, host_id)
+            pipe.execute()
+
+    def _set(self, wanted: Deployment, by: Literal["start", "request"], host_id: str = "") -> tuple[str, int]:
+        args: list[Any] = [wanted.model_dump_json(), by, self._clock(), uuid.uuid4().hex, host_id]
+        outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
+        return outcome.decode(), int(generation)

@@ -1,0 +1,37 @@
+-- A host says how far it is with what the node shall run. When the last host that tried has failed, so has the deployment.
+--
+-- KEYS: 1 deployment    poc:deployment
+--       2 hosts         poc:hosts
+--       3 host          poc:host:{id}, its hash
+-- ARGV: 1 id            of the host
+--       2 generation    of the deployment that it follows
+--       3 state         IDLE, STOPPING, STARTING, SERVING or FAILED
+--       4 error         why it failed, or ''
+--       5 report        all of it, as JSON
+--       6 now           seconds since the epoch
+--       7 ttl           seconds without a report after which a host is gone
+--       8 index_ttl     seconds that the index of hosts is kept
+-- Returns nothing.
+local deployment, hosts, host = unpack(KEYS)
+local id, generation, state, error, report, now, ttl, index_ttl = unpack(ARGV)
+redis.call('HSET', host, 'generation', generation, 'state', state, 'report', report)
+redis.call('EXPIRE', host, ttl)
+redis.call('ZADD', hosts, now, id)
+redis.call('ZREMRANGEBYSCORE', hosts, '-inf', now - 10 * ttl)
+redis.call('EXPIRE', hosts, index_ttl)
+local current, wanted = unpack(redis.call('HMGET', deployment, 'generation', 'wanted'))
+if current ~= generation or not wanted or wanted == '' then
+  return
+end
+if state == 'SERVING' then
+  redis.call('HSETNX', deployment, 'settled_at', now)
+elseif state == 'FAILED' then
+  for _, other in ipairs(live_hosts(hosts)) do
+    if other.generation ~= current or other.state ~= 'FAILED' then
+      return
+    end
+  end
+  if redis.call('HSETNX', deployment, 'error', error) == 1 then
+    redis.call('HSET', deployment, 'settled_at', now)
+  end
+end

@@ -1,0 +1,193 @@
+"""What the node shall run: one deployment at a time, told to hosts, and failed when all of them have."""
+
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from poc_core.deployments import Deployment, DeploymentState, HostReport, HostState
+from poc_core.errors import DeployedError, NoHostError
+from poc_core.settings import Settings
+from poc_core.state import DeploymentStore, WorkerRegistry, keys
+from tests.samples import Clock, worker_record
+
+LLAMA = Deployment(model="tiny-llama", dtype="float32", vllm_args=("--max-model-len", "512"))
+QWEN3 = Deployment(model="Qwen/Qwen3-8B", served_model_name="qwen3", tensor_parallel=4)
+
+
+@pytest.fixture
+def store(redis: Redis, settings: Settings, clock: Clock) -> DeploymentStore:
+    return DeploymentStore(redis, settings, clock)
+
+
+def report(store: DeploymentStore, state: HostState, host: str = "h1", **changes: Any) -> None:
+    """As a host does that follows the record; `changes` to its report."""
+    record = store.read()
+    said = {"generation": record.generation if record else 0, "workers": 2}
+    if record and record.wanted:
+        said["model"] = record.wanted.name
+    store.report(HostReport(id=host, host=host, state=state, **(said | changes)))
+
+
+def state(store: DeploymentStore) -> DeploymentState:
+    return store.status().state
+
+
+def test_what_was_asked_for_is_kept_as_it_was_said(store: DeploymentStore, clock: Clock) -> None:
+    report(store, HostState.IDLE)
+    assert store.read() is None
+    assert store.deploy(LLAMA) == 1
+    record = store.read()
+    assert record is not None
+    assert (record.wanted, record.by, record.asked_at, record.error) == (LLAMA, "request", clock.now, None)
+
+
+def test_the_record_has_no_ttl_and_everything_else_has(store: DeploymentStore, redis: Redis) -> None:
+    report(store, HostState.IDLE)
+    store.deploy(LLAMA)
+    report(store, HostState.SERVING)
+    store.withdraw()
+    assert [key for key in redis.scan_iter() if redis.ttl(key) == -1] == [keys.DEPLOYMENT.encode()]
+
+
+def test_it_runs_when_one_host_serves_it(store: DeploymentStore, clock: Clock) -> None:
+    report(store, HostState.IDLE)
+    report(store, HostState.IDLE, "h2")
+    assert state(store) is DeploymentState.IDLE
+    store.deploy(QWEN3)
+    assert state(store) is DeploymentState.STARTING
+    report(store, HostState.STARTING)
+    report(store, HostState.FAILED, "h2", error="no GPU")
+    assert state(store) is DeploymentState.STARTING
+    clock.now += 7
+    report(store, HostState.SERVING)
+    assert state(store) is DeploymentState.RUNNING
+    record = store.read()
+    assert record is not None
+    assert record.settled_at == clock.now
+    assert [(host.id, host.state, host.error) for host in store.hosts()] == [
+        ("h1", HostState.SERVING, None),
+        ("h2", HostState.FAILED, "no GPU"),
+    ]
+
+
+def test_a_report_on_an_earlier_deployment_says_nothing_of_this_one(store: DeploymentStore) -> None:
+    report(store, HostState.IDLE)
+    store.deploy(QWEN3)
+    store.withdraw()
+    store.deploy(LLAMA)
+    report(store, HostState.SERVING, generation=1)
+    assert state(store) is DeploymentState.STARTING
+    report(store, HostState.FAILED, generation=1, error="old")
+    assert state(store) is DeploymentState.STARTING
+
+
+def test_it_has_failed_when_every_host_that_lives_has(store: DeploymentStore, redis: Redis) -> None:
+    for host in ("h1", "h2", "h3"):
+        report(store, HostState.IDLE, host)
+    store.deploy(QWEN3)
+    report(store, HostState.FAILED, "h1", error="first")
+    report(store, HostState.STARTING, "h2")
+    assert state(store) is DeploymentState.STARTING
+    report(store, HostState.FAILED, "h2", error="second")
+    assert state(store) is DeploymentState.STARTING  # h3 has not seen it yet
+    redis.delete(keys.host("h3"))
+    report(store, HostState.FAILED, "h1", error="first")
+    assert state(store) is DeploymentState.FAILED
+    record = store.read()
+    assert record is not None
+    assert record.error == "first"
+
+
+def test_another_is_refused_while_one_runs_or_starts_and_not_after_it_failed(store: DeploymentStore) -> None:
+    report(store, HostState.IDLE)
+    store.deploy(QWEN3)
+    for seen in (HostState.STARTING, HostState.SERVING):
+        report(store, seen)
+        with pytest.raises(DeployedError, match=r"POST /api/v1/stop first"):
+            store.deploy(LLAMA)
+    report(store, HostState.FAILED, error="lost")
+    assert store.deploy(LLAMA) == 2
+    assert state(store) is DeploymentState.STARTING
+
+
+def test_without_a_host_nothing_is_deployed(store: DeploymentStore) -> None:
+    with pytest.raises(NoHostError, match="start `proofline up`"):
+        store.deploy(QWEN3)
+    assert store.read() is None
+
+
+def test_a_call_that_is_repeated_as_its_answer_was_lost_deploys_once(
+    store: DeploymentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(store, HostState.IDLE)
+    script = vars(store)["_deploy"]
+    monkeypatch.setattr(store, "_deploy", lambda *given: (script(*given), script(*given))[1])
+    assert store.deploy(QWEN3) == 1
+
+
+def test_a_withdrawal_is_over_when_every_host_is_idle(store: DeploymentStore) -> None:
+    for host in ("h1", "h2"):
+        report(store, HostState.IDLE, host)
+    store.deploy(QWEN3)
+    for host in ("h1", "h2"):
+        report(store, HostState.SERVING, host)
+    assert store.withdraw() == store.withdraw() == 2
+    assert (state(store), store.status().is_gone) == (DeploymentState.IDLE, False)
+    report(store, HostState.IDLE, "h1")
+    report(store, HostState.STOPPING, "h2")
+    assert not store.status().is_gone
+    store.leave("h2")
+    assert store.status().is_gone
+
+
+def test_what_was_served_before_is_not_known_any_more(store: DeploymentStore, workers: WorkerRegistry) -> None:
+    report(store, HostState.IDLE)
+    workers.heartbeat(worker_record("w1"))
+    workers.remove("w1")
+    assert workers.known_models()
+    store.deploy(LLAMA)
+    assert workers.known_models() == {}
+
+
+# A host's own --model.
+
+
+def test_the_first_hosts_model_is_the_first_deployment(store: DeploymentStore) -> None:
+    assert store.deploy_first(QWEN3, "h1")
+    record = store.read()
+    assert record is not None
+    assert (record.wanted, record.by, record.generation) == (QWEN3, "start", 1)
+
+
+def test_a_host_that_begins_again_with_another_model_deploys_that(store: DeploymentStore) -> None:
+    store.deploy_first(QWEN3, "h1")
+    report(store, HostState.SERVING, "h1")
+    assert store.deploy_first(LLAMA, "h1")
+
+
+def test_a_host_beside_another_does_not_change_what_runs(store: DeploymentStore) -> None:
+    store.deploy_first(QWEN3, "h1")
+    report(store, HostState.SERVING, "h1")
+    assert not store.deploy_first(LLAMA, "h2")
+    store.leave("h1")
+    assert store.deploy_first(LLAMA, "h2")
+
+
+def test_a_restart_finds_what_a_request_deployed(store: DeploymentStore) -> None:
+    report(store, HostState.IDLE)
+    store.deploy(QWEN3)
+    store.leave("h1")
+    assert not store.deploy_first(LLAMA, "h2")
+    record = store.read()
+    assert record is not None
+    assert record.wanted == QWEN3
+
+
+def test_a_node_that_runs_nothing_takes_the_model_of_the_first_host_that_begins(store: DeploymentStore) -> None:
+    report(store, HostState.IDLE)
+    store.withdraw()
+    assert not store.deploy_first(QWEN3, "h2")  # h1 waits for a request too
+    store.leave("h1")
+    assert store.deploy_first(QWEN3, "h2")
+    assert state(store) is DeploymentState.STARTING
