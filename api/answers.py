@@ -147,6 +147,48 @@ class Ready(BaseModel):
     models: list[str] = Field(description="Models with a worker that is ready.")
 
 
+class Done(BaseModel):
+    status: Literal["OK"] = "OK"
+
+
+class NodeState(BaseModel):
+    state: Literal["INFERENCE", "STOPPED"]
+    version: str
+    poc_status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    inference_healthy: bool = Field(description="A worker of the deployed model is ready.")
+    loaded_model: str = Field(description="As it was asked for; empty while none is served.")
+    poc_validation_inference: bool = Field(description="Chat is served while proofs are computed.")
+
+
+class HostStatus(BaseModel):
+    id: str
+    host: str
+    state: Literal["idle", "stopping", "starting", "serving", "failed"]
+    model: str | None = None
+    workers: int = Field(description="Workers that the host runs.")
+    ready: int = Field(description="Of these, ready.")
+    error: str | None = None
+
+
+class UpStatus(BaseModel):
+    is_running: bool
+    status: Literal["idle", "starting", "running", "failed"]
+    elapsed_seconds: float | None = Field(description="From the request until now, or until it served or failed.")
+    error: str | None = Field(description="Why it failed.")
+    model: str | None = Field(description="What is deployed.")
+    hosts: list[HostStatus]
+    is_starting: bool
+    models: list[str] = Field(description="Models with a worker that is ready.")
+    workers_running: int
+    workers_starting: int
+
+
+class Versions(BaseModel):
+    version: str
+    vllm_version: str | None = Field(description="Of the hosts; several where they differ, null without a host.")
+    poc_validation_inference: bool
+
+
 class Problem(BaseModel):
     loc: list[str | int] = Field(description="Where in the body.")
     msg: str

@@ -13,9 +13,10 @@ from api.body_limit import BodyLimit
 from api.doorkeeper import Doorkeeper, keys_wanted
 from api.head import HeadAsGet
 from api.perimeter import Perimeter
-from api.routes import aggregator, health, metrics, openai, pow, rounds, validate
+from api.routes import aggregator, health, metrics, node, openai, pow, rounds, validate
 from api.services import Services
 from api.version import VERSION
+from api.version_segment import VersionSegment
 from poc_core.settings import Settings, listed, load_settings
 
 _DESCRIPTION = """\
@@ -57,12 +58,14 @@ def create_app(
             allow_headers=["authorization", "content-type"],
         )
     app.add_middleware(HeadAsGet)
+    app.add_middleware(VersionSegment)  # the last is the outermost: all others see the path without its version
     errors.install(app)
     app.include_router(health.router)
     app.include_router(pow.router)
     app.include_router(rounds.router)
     app.include_router(validate.router)
     app.include_router(aggregator.router)
+    app.include_router(node.router)
     app.include_router(openai.router)
     app.include_router(metrics.router)
     openapi.describe(app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()])

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import HTTPException, Request
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from api.errors import malformed_body
+from poc_core.fields import Text
 from poc_core.schemes import contracts, recognised
 from poc_core.schemes.contract import Contract
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
@@ -20,6 +21,23 @@ _MAX_COMMAS_BESIDE = 1000
 _MAX_ROUND_BYTES = 64 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
+
+
+class DeployBody(BaseModel):
+    """A model to deploy, as the network's client asks for it."""
+
+    # What begins with a dash would be read as an argument.
+    model: Annotated[Text, Field(pattern=r"^[^\s-]")] = Field(
+        description="A name on the Hugging Face hub, a shipped model's, or a directory on every host.",
+        examples=["Qwen/Qwen3-8B"],
+    )
+    dtype: Text = Field("auto", description="Number format of the weights: auto, float32 or bfloat16.")
+    additional_args: list[Annotated[str, Field(max_length=8192)]] = Field(
+        default=[],
+        max_length=200,
+        description="Those of `vllm serve`; what runs code, opens ports or reads files is refused.",
+        examples=[["--tensor-parallel-size", "4", "--max-model-len", "32768"]],
+    )
 
 
 async def whole_body(request: Request) -> bytes:

@@ -119,3 +119,41 @@ PROOF_BATCH_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
     **{code: GENERATE_ERRORS[code] for code in (409, 413, 422, 429, 500, 503)},
 }
+
+STOP_ERRORS: dict[int | str, dict[str, Any]] = {
+    500: _error(
+        Refused,
+        "Engines do not end within a minute.",
+        "Engines still end on gpu-7 (stopping); look into the logs there.",
+    ),
+    **REDIS_AWAY,
+}
+DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
+    409: _error(
+        Refused,
+        "A model runs or starts already.",
+        "A model is deployed already; send POST /api/v1/stop first.",
+    ),
+    422: _error(
+        Malformed,
+        "The body is not as described, or has an argument that a deployment may not bring.",
+        [
+            {
+                "loc": ["body", "additional_args"],
+                "msg": "--middleware is not among the arguments that a deployment may bring here: leave it out, or "
+                "whoever runs this node adds it to POC_DEPLOY_ARGUMENTS.",
+                "type": "deployment_arguments",
+            }
+        ],
+    ),
+    500: _error(
+        Refused,
+        "The model cannot be started; the node is STOPPED and can be asked again.",
+        "The model could not be started: worker-0: the model does not fit: use more --tensor-parallel.",
+    ),
+    503: _error(
+        Refused,
+        "No host is here, or Redis is away; see Retry-After.",
+        "No host is here to run a model: start `proofline up` or `proofline workers` on one.",
+    ),
+}

@@ -14,7 +14,7 @@ from api.chat_workers import ChatWorkers
 from api.dispatch import Dispatcher
 from api.gateway import Gateway
 from poc_core.settings import Settings
-from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry, connect
+from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry, connect
 from poc_core.state.receivers import Receivers
 
 # Large requests parsed and stored at the same time: one of 100,000 artifacts takes 100 MB and a second meanwhile.
@@ -51,6 +51,7 @@ class Services:
     rounds: RoundStore
     outbox: Outbox
     receivers: Receivers
+    deployments: DeploymentStore
     dispatcher: Dispatcher
     gateway: Gateway
     large_bodies: CapacityLimiter
@@ -76,6 +77,7 @@ class Services:
             RoundStore(redis, settings, clock),
             Outbox(redis, settings, clock),
             Receivers(redis, clock),
+            DeploymentStore(redis, settings, clock),
             dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
             Gateway(ChatWorkers(workers, settings.worker_cache_s)),
             CapacityLimiter(_LARGE_BODIES),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Literal
 
 from pydantic import BaseModel
@@ -21,8 +22,17 @@ class Deployment(BaseModel, frozen=True):
 
     @property
     def name(self) -> str:
-        """What clients call the model."""
-        return self.served_model_name or self.model
+        """What clients call the model; of a directory, if nothing else was said, its last part."""
+        return self.served_model_name or (PurePath(self.model).name if self._is_directory else self.model)
+
+    @property
+    def asked(self) -> str:
+        """The model as it was asked for; a directory, which only hosts know, by its name."""
+        return self.name if self._is_directory else self.model
+
+    @property
+    def _is_directory(self) -> bool:
+        return self.model.startswith(("/", ".", "~"))
 
 
 class DeploymentState(StrEnum):

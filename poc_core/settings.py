@@ -162,13 +162,13 @@ class Settings(BaseSettings):
     deploy_wait_s: float = Field(
         870,
         gt=0,
-        description="Seconds that POST /api/v1/inference/up waits for a model to serve, below the 900 that the network's "
-        "client waits; the deployment itself goes on.",
+        description="Seconds that POST /api/v1/inference/up waits for a model to serve, below the 900 that the "
+        "network's client waits; the deployment itself goes on.",
     )
     deploy_arguments: str = Field(
         "",
-        description="Further arguments of `vllm serve` that a deployment by API may bring, with commas between them, such "
-        "as --trust-remote-code,--chat-template. Whoever may deploy may then use them: some run code of the model.",
+        description="Further arguments of `vllm serve` that a deployment by API may bring, with commas between them, "
+        "such as --trust-remote-code,--chat-template. Whoever may deploy can use them then; the first runs code.",
     )
 
     host_name: str | None = Field(

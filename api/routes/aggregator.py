@@ -57,29 +57,6 @@ def stop(services: AppServices) -> dict[str, Any]:
     return {"status": "OK", "results": results, "errors": None}
 
 
-@router.get("/state", summary="What the node is there for right now", responses=examples.REDIS_AWAY)
-def state(services: AppServices) -> dict[str, str]:
-    """POW while a round generates or validates, else INFERENCE, or STOPPED without a worker that is ready."""
-    current = services.rounds.current()
-    if current is not None and current.state in (RoundState.GENERATING, RoundState.VALIDATING):
-        return {"state": "POW"}
-    return {"state": "INFERENCE" if services.workers.ready() else "STOPPED"}
-
-
-@router.get("/inference/up/status", summary="Whether engines run", responses=examples.REDIS_AWAY)
-def up_status(services: AppServices) -> dict[str, Any]:
-    workers = services.workers.live()
-    running = [worker for worker in workers if worker.is_ready]
-    starting = [worker for worker in workers if worker.state == "starting"]
-    return {
-        "is_running": bool(running),
-        "is_starting": not running and bool(starting),
-        "models": sorted({worker.model for worker in running}),
-        "workers_running": len(running),
-        "workers_starting": len(starting),
-    }
-
-
 def backend_number(worker: WorkerRecord) -> int:
     """A number that stays the same for a worker's life and tells it from the others, as aggregators expect."""
     return worker.port or 10_000 + zlib.crc32(worker.id.encode()) % 50_000

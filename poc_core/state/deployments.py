@@ -71,6 +71,10 @@ class DeploymentStore:
             found = [HostReport.model_validate_json(raw) for raw in pipe.execute() if raw is not None]
         return sorted(found, key=lambda report: (report.host, report.id))
 
+    def elapsed_s(self, record: DeploymentRecord) -> float:
+        """Seconds since it was asked for, until it served or failed."""
+        return (record.settled_at or self._clock()) - record.asked_at
+
     # Hosts: begin, report, leave.
 
     def deploy_first(self, wanted: Deployment, host_id: str) -> bool:

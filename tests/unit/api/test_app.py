@@ -24,6 +24,9 @@ CALLS: list[tuple[str, str, Any]] = [
     ("GET", "/api/v1/pow/generate/" + "0" * 32, None),
     ("GET", "/api/v1/pow/status", None),
     ("POST", "/api/v1/pow/stop", None),
+    ("GET", "/api/v1/state", None),
+    ("GET", "/api/v1/inference/up/status", None),
+    ("POST", "/api/v1/stop", None),
     ("GET", "/ready", None),
     ("GET", "/readyz", None),
     ("GET", "/health", None),
@@ -105,7 +108,8 @@ def test_openapi_describes_every_endpoint_with_examples(client: TestClient) -> N
     others = {path for path in paths if not path.startswith(("/api/v1/pow/", "/v1/", "/tokenize", "/detokenize"))}
     aggregator_paths = {path.removeprefix("/api/v1/") for path in others}
     assert aggregator_paths == {
-        *("state", "inference/up/status", "/health", "/livez", "/ready", "/readyz", "/metrics"),
+        *("state", "stop", "versions", "/health", "/livez", "/ready", "/readyz", "/metrics"),
+        *(f"inference/{name}" for name in ("up", "up/async", "up/status", "down")),
         *(f"inference/pow/{name}" for name in ("init/generate", "generate", "generate/{request_id}", "status", "stop")),
     }
     post = paths["/api/v1/pow/generate"]["post"]

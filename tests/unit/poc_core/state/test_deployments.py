@@ -23,7 +23,7 @@ def store(redis: Redis, settings: Settings, clock: Clock) -> DeploymentStore:
 def report(store: DeploymentStore, state: HostState, host: str = "h1", **changes: Any) -> None:
     """As a host does that follows the record; `changes` to its report."""
     record = store.read()
-    said = {"generation": record.generation if record else 0, "workers": 2}
+    said: dict[str, Any] = {"generation": record.generation if record else 0, "workers": 2}
     if record and record.wanted:
         said["model"] = record.wanted.name
     store.report(HostReport(id=host, host=host, state=state, **(said | changes)))

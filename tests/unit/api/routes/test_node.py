@@ -1,0 +1,340 @@
+"""The node as the network's client manages it: state, stop, up, down, versions."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from redis import Redis
+
+from api import deployments
+from poc_core.deployments import Deployment, HostReport, HostState
+from poc_core.records import RoundState
+from poc_core.settings import Settings
+from poc_core.state import DeploymentStore, JobStore, RoundStore
+from tests.integration.processes import wait_until
+from tests.samples import MODEL, Clock, body, distance_body, round_body
+
+UP = {"model": MODEL, "dtype": "auto", "additional_args": ["--max-model-len", "512", "--port", "5000"]}
+
+Serve = Callable[..., Any]
+
+
+class Host:
+    """Reports what it is told to."""
+
+    def __init__(self, store: DeploymentStore) -> None:
+        self.store = store
+
+    def says(self, state: HostState, name: str = "h1", **changes: Any) -> None:
+        record = self.store.read()
+        wanted = record.wanted if record else None
+        said = {"generation": record.generation if record else 0, "model": wanted.name if wanted else None}
+        self.store.report(HostReport(id=name, host=name, state=state, **(said | changes)))
+
+
+@pytest.fixture
+def store(redis: Redis, settings: Settings, clock: Clock) -> DeploymentStore:
+    return DeploymentStore(redis, settings, clock)
+
+
+@pytest.fixture
+def host(store: DeploymentStore) -> Host:
+    """One that lives and runs nothing."""
+    host = Host(store)
+    host.says(HostState.IDLE)
+    return host
+
+
+@pytest.fixture
+def aside() -> Iterator[Callable[..., Future[httpx.Response]]]:
+    """Sends a request from another thread."""
+    with ThreadPoolExecutor(2) as pool:
+        yield pool.submit
+
+
+def up_status(client: TestClient) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/api/v1/inference/up/status").json()
+    return found
+
+
+def state(client: TestClient) -> tuple[str, str, bool]:
+    answer = client.get("/api/v1/state").json()
+    return answer["state"], answer["loaded_model"], answer["inference_healthy"]
+
+
+def wait_generation(store: DeploymentStore, generation: int) -> None:
+    wait_until(lambda: (record := store.read()) and record.generation == generation, f"generation {generation}")
+
+
+# Up.
+
+
+def test_up_answers_when_the_model_serves(
+    client: TestClient, host: Host, serve: Serve, aside: Callable[..., Future[httpx.Response]]
+) -> None:
+    answer = aside(client.post, "/api/v1/inference/up", json=UP)
+    wait_generation(host.store, 1)
+    host.says(HostState.STARTING)
+    assert (up_status(client)["status"], state(client)) == ("starting", ("STOPPED", "", False))
+    assert not answer.done()
+    serve("w1")
+    host.says(HostState.SERVING)
+    assert (answer.result(10).status_code, answer.result().json()) == (200, {"status": "OK"})
+    assert state(client) == ("INFERENCE", MODEL, True)
+
+
+def test_what_is_stored_is_what_was_asked_for(client: TestClient, host: Host) -> None:
+    sent = {"model": "Qwen/Qwen3-8B", "additional_args": ["-tp", "2", "--served-model-name", "q", "--enforce-eager"]}
+    assert client.post("/api/v1/inference/up/async", json=sent).json() == {"status": "OK"}
+    wanted = Deployment(model="Qwen/Qwen3-8B", served_model_name="q", tensor_parallel=2, vllm_args=("--enforce-eager",))
+    record = host.store.read()
+    assert record is not None
+    assert record.wanted == wanted
+
+
+def test_a_number_format_is_taken_from_the_body_or_the_arguments(client: TestClient, host: Host) -> None:
+    client.post("/api/v1/inference/up/async", json=UP | {"dtype": "float32"})
+    status = host.store.status()
+    assert status.wanted is not None
+    assert status.wanted.dtype == "float32"
+
+
+@pytest.mark.parametrize("path", ["up", "up/async"])
+def test_up_while_a_model_starts_or_runs_is_409(client: TestClient, host: Host, path: str) -> None:
+    client.post("/api/v1/inference/up/async", json=UP)
+    for seen in (HostState.STARTING, HostState.SERVING):
+        host.says(seen)
+        answer = client.post(f"/api/v1/inference/{path}", json=UP)
+        assert (answer.status_code, answer.json()) == (
+            409,
+            {"detail": "A model is deployed already; send POST /api/v1/stop first."},
+        )
+
+
+def test_up_of_what_cannot_start_is_500_with_the_reason_and_can_be_asked_again(
+    client: TestClient, host: Host, aside: Callable[..., Future[httpx.Response]]
+) -> None:
+    answer = aside(client.post, "/api/v1/inference/up", json=UP)
+    wait_generation(host.store, 1)
+    host.says(HostState.FAILED, error="worker-0: no such model")
+    assert answer.result(10).status_code == 500
+    assert answer.result().json() == {"detail": "The model could not be started: worker-0: no such model"}
+    assert state(client) == ("STOPPED", "", False)
+    found = up_status(client)
+    assert (found["status"], found["error"], found["is_running"]) == ("failed", "worker-0: no such model", False)
+    assert client.post("/api/v1/inference/up/async", json=UP).status_code == 200
+    assert (up_status(client)["status"], up_status(client)["error"]) == ("starting", None)
+
+
+def test_up_that_is_stopped_meanwhile_says_so(
+    client: TestClient, host: Host, aside: Callable[..., Future[httpx.Response]]
+) -> None:
+    answer = aside(client.post, "/api/v1/inference/up", json=UP)
+    wait_generation(host.store, 1)
+    host.store.withdraw()
+    assert (answer.result(10).status_code, answer.result().json()["detail"]) == (
+        500,
+        "The deployment was withdrawn before the model served.",
+    )
+
+
+def test_up_whose_hosts_are_gone_says_so(
+    client: TestClient, host: Host, aside: Callable[..., Future[httpx.Response]]
+) -> None:
+    answer = aside(client.post, "/api/v1/inference/up", json=UP)
+    wait_generation(host.store, 1)
+    host.store.leave("h1")
+    assert answer.result(10).status_code == 500
+    assert "is gone" in answer.result().json()["detail"]
+
+
+def test_up_that_takes_too_long_goes_on(app_in_a_hurry: TestClient, host: Host) -> None:
+    answer = app_in_a_hurry.post("/api/v1/inference/up", json=UP)
+    assert answer.status_code == 500
+    assert "does not serve after 0.3 s (POC_DEPLOY_WAIT_S). It is still being started" in answer.json()["detail"]
+    assert up_status(app_in_a_hurry)["status"] == "starting"
+
+
+@pytest.fixture
+def app_in_a_hurry(client: TestClient, settings: Settings) -> TestClient:
+    app = client.app
+    assert isinstance(app, FastAPI)
+    hurried = settings.model_copy(update={"deploy_wait_s": 0.3})
+    app.state.services = replace(app.state.services, settings=hurried)
+    return client
+
+
+@pytest.mark.parametrize("path", ["up", "up/async"])
+def test_up_without_a_host_is_503(client: TestClient, path: str) -> None:
+    answer = client.post(f"/api/v1/inference/{path}", json=UP)
+    assert answer.status_code == 503
+    assert "start `proofline up` or `proofline workers`" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"additional_args": ["--trust-remote-code"]}, "--trust-remote-code is not among the arguments"),
+        ({"additional_args": ["--middleware", "x.y"]}, "whoever runs this node adds it to POC_DEPLOY_ARGUMENTS"),
+        ({"additional_args": ["x" * 9000]}, "at most 8192 characters"),
+        ({"additional_args": "--seed 1"}, "valid list"),
+        ({"dtype": "int4"}, "dtype may be auto, float32, bfloat16 here, not 'int4'"),
+        ({"model": "--trust-remote-code"}, "match pattern"),
+        ({"model": ""}, "at least 1 character"),
+    ],
+)
+def test_what_may_not_be_asked_for_is_422_and_changes_nothing(
+    client: TestClient, host: Host, changes: dict[str, Any], said: str
+) -> None:
+    for path in ("up", "up/async"):
+        answer = client.post(f"/api/v1/inference/{path}", json=UP | changes)
+        assert answer.status_code == 422
+        assert said in answer.json()["detail"][0]["msg"]
+    assert host.store.read() is None
+
+
+def test_up_ends_a_round_whose_model_has_failed(
+    client: TestClient, host: Host, rounds: RoundStore, serve: Serve
+) -> None:
+    serve("w1")
+    client.post("/api/v1/inference/pow/init/generate", json=round_body())
+    client.post("/api/v1/inference/up/async", json=UP)
+    current = rounds.current()
+    assert current is not None
+    assert current.state is RoundState.STOPPED
+
+
+# Stop and down.
+
+
+@pytest.mark.parametrize("path", ["stop", "inference/down"])
+def test_stop_ends_round_and_jobs_and_answers_when_the_engines_are_gone(
+    client: TestClient,
+    host: Host,
+    serve: Serve,
+    rounds: RoundStore,
+    jobs: JobStore,
+    path: str,
+    aside: Callable[..., Future[httpx.Response]],
+) -> None:
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.SERVING)
+    serve("w1")
+    client.post("/api/v1/inference/pow/init/generate", json=round_body())
+    client.post("/api/v1/pow/generate", json=body())
+    answer = aside(client.post, f"/api/v1/{path}")
+    wait_generation(host.store, 2)
+    current = rounds.current()
+    assert current is not None
+    assert (current.state, jobs.active_jobs(MODEL)) == (RoundState.STOPPED, [])
+    host.says(HostState.STOPPING)
+    assert state(client)[0] == "STOPPED"
+    assert not answer.done()
+    host.says(HostState.IDLE)
+    assert (answer.result(10).status_code, answer.result().json()) == (200, {"status": "OK"})
+    assert client.post(f"/api/v1/{path}").status_code == 200  # idempotent
+    assert up_status(client)["status"] == "idle"
+
+
+def test_stop_says_where_engines_do_not_end(client: TestClient, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployments, "_GONE_S", 0.2)
+    host.says(HostState.STOPPING, "h2")
+    answer = client.post("/api/v1/stop")
+    assert answer.status_code == 500
+    assert answer.json()["detail"] == "Engines still end on h2 (stopping); look into the logs there."
+
+
+def test_stop_of_a_node_that_runs_nothing(client: TestClient) -> None:
+    assert client.post("/api/v1/stop").status_code == 200
+
+
+# State.
+
+
+def test_the_state_is_inference_also_during_a_round(client: TestClient, host: Host, serve: Serve) -> None:
+    serve("w1")
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.SERVING)
+    client.post("/api/v1/inference/pow/init/generate", json=round_body())
+    answer = client.get("/api/v1/state").json()
+    assert answer["version"]
+    assert (answer["state"], answer["poc_status"]) == ("INFERENCE", "GENERATING")
+    assert answer["poc_validation_inference"] is True
+
+
+def test_a_model_without_a_ready_worker_is_deployed_and_not_healthy(client: TestClient, host: Host) -> None:
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.SERVING)
+    assert state(client) == ("INFERENCE", MODEL, False)
+
+
+def test_a_directory_is_told_by_the_name_it_is_served_under(client: TestClient, host: Host) -> None:
+    host.store.withdraw()
+    sent = {"model": "/models/x", "additional_args": ["--served-model-name", "x"]}
+    client.post("/api/v1/inference/up/async", json=sent)
+    host.says(HostState.SERVING)
+    assert state(client)[1] == "x"
+
+
+def test_workers_without_a_host_make_the_state_as_well(client: TestClient, serve: Serve) -> None:
+    serve("w1", state="starting")
+    assert (state(client), up_status(client)["status"]) == (("STOPPED", "", False), "starting")
+    serve("w1")
+    assert (state(client), up_status(client)["status"]) == (("INFERENCE", MODEL, True), "running")
+    client.post("/api/v1/pow/init", json=distance_body())
+    assert client.get("/api/v1/state").json()["poc_status"] == "IDLE"
+    assert state(client)[0] == "INFERENCE"
+
+
+@pytest.mark.parametrize("policy", ["exclusive", "off"])
+def test_gateways_are_told_where_chat_and_proofs_exclude_each_other(
+    client: TestClient, settings: Settings, policy: str
+) -> None:
+    app = client.app
+    assert isinstance(app, FastAPI)
+    app.state.services = replace(app.state.services, settings=settings.model_copy(update={"chat_policy": policy}))
+    for path in ("state", "versions"):
+        assert client.get(f"/api/v1/{path}").json()["poc_validation_inference"] is False
+
+
+# Status and versions.
+
+
+def test_up_status_tells_of_every_host(client: TestClient, host: Host, clock: Clock) -> None:
+    assert up_status(client)["elapsed_seconds"] is None
+    client.post("/api/v1/inference/up/async", json=UP)
+    host.says(HostState.STARTING, workers=2)
+    host.says(HostState.FAILED, "h2", error="no GPU")
+    clock.now += 5
+    found = up_status(client)
+    assert (found["status"], found["elapsed_seconds"], found["model"]) == ("starting", 5, MODEL)
+    assert [(one["host"], one["state"], one["workers"], one["error"]) for one in found["hosts"]] == [
+        ("h1", "starting", 2, None),
+        ("h2", "failed", 0, "no GPU"),
+    ]
+    host.says(HostState.SERVING)
+    clock.now += 100
+    found = up_status(client)
+    assert (found["is_running"], found["status"], found["elapsed_seconds"]) == (True, "running", 5)
+
+
+def test_up_status_names_models_and_counts_workers(client: TestClient, serve: Serve) -> None:
+    serve("w1")
+    serve("w2", model="other")
+    serve("w3", state="starting")
+    found = up_status(client)
+    assert found["models"] == ["other", MODEL]
+    assert (found["workers_running"], found["workers_starting"], found["is_starting"]) == (2, 1, False)
+
+
+def test_versions_are_those_of_the_api_and_of_the_hosts(client: TestClient, host: Host) -> None:
+    assert client.get("/api/v1/versions").json()["vllm_version"] is None
+    host.says(HostState.IDLE, vllm_version="0.28.0")
+    host.says(HostState.IDLE, "h2", vllm_version="0.28.0")
+    answer = client.get("/api/v1/versions").json()
+    assert answer == {"version": answer["version"], "vllm_version": "0.28.0", "poc_validation_inference": True}
