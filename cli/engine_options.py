@@ -18,12 +18,22 @@ ProofEngine = Annotated[
     Literal["vllm", "transformers"],
     typer.Option("--engine", help="What computes: vllm, or transformers, the slower second opinion."),
 ]
+# Of commands that can wait for one.
+FirstModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="What is served first: a model's directory, a name on the Hugging Face hub, or a shipped model: "
+        "tiny-qwen3, tiny-llama, tiny-qwen3-moe. Default: what is deployed, or will be.",
+        show_default=False,
+    ),
+]
 NOT_FOR_PROOFS = ("served_model_name", "synthetic_step_ms")
 
 
 def from_command_line(
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="A model's directory, a name on the Hugging Face hub, or a shipped model: "
             "tiny-qwen3, tiny-llama, tiny-qwen3-moe."
@@ -68,39 +78,47 @@ def from_command_line(
         typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`.", show_default=False),
     ] = None,
 ) -> "EngineOptions":
-    """OptionsError or UsageError: there is no such model, or the options do not go together. SettingsError."""
+    """`model` None: options without one, for whoever waits for a deployment. OptionsError or UsageError: there is no
+    such model, or the options do not go together. SettingsError."""
     from cli.model_choice import with_chosen_model
     from poc_core.settings import load_settings
     from workers.engines.options import EngineOptions
 
+    if model is None and served_model_name is not None:
+        raise UsageError("--served-model-name is for a --model; a deployment brings its own name.")
     # The parser has dropped the `--` itself; but a word that does not follow an option cannot have been meant for vLLM.
     if vllm_args and not vllm_args[0].startswith("-"):
         raise UsageError(f"{vllm_args[0]!r} is not an option; vLLM's own arguments go to the end, after --.")
-    return with_chosen_model(
-        EngineOptions(
-            model=model,
-            served_model_name=served_model_name,
-            engine=engine,
-            dtype=dtype,
-            tensor_parallel=tensor_parallel,
-            pipeline_parallel=pipeline_parallel,
-            max_batch_tokens=max_batch_tokens,
-            synthetic_step_ms=synthetic_step_ms,
-            layer_reflections=load_settings().layer_reflections,
-            vllm_args=tuple(vllm_args or ()),
-        )
+    options = EngineOptions(
+        model=model or "",
+        served_model_name=served_model_name,
+        engine=engine,
+        dtype=dtype,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        max_batch_tokens=max_batch_tokens,
+        synthetic_step_ms=synthetic_step_ms,
+        layer_reflections=load_settings().layer_reflections,
+        vllm_args=tuple(vllm_args or ()),
     )
+    return options if model is None else with_chosen_model(options)
 
 
-def takes_engine_options(*, for_proofs: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_engine_options(
+    *, for_proofs: bool = False, needs_model: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command's parameter `engine_options` becomes the options above; it is called with what they amount to.
 
-    In its help --model comes first, the others where `engine_options` stands.
+    In its help --model comes first, the others where `engine_options` stands. Without `needs_model` --model may be left
+    out, and is empty then.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:
         shared = {name: parameter for name, parameter in shared.items() if name not in NOT_FOR_PROOFS}
         shared["engine"] = shared["engine"].replace(annotation=ProofEngine)
+
+    if not needs_model:
+        shared["model"] = shared["model"].replace(annotation=FirstModel, default=None)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)

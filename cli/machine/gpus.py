@@ -134,3 +134,14 @@ def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
             f"--pipeline-parallel): use {instead}, or another parallelism."
         )
     return groups_of_gpus(gpus, len(gpus) // group_size, group_size)
+
+
+def groups_of_most(gpus: list[str], group_size: int, at_most: int | None = None) -> list[list[str]]:
+    """As many groups of `group_size` neighbours as there are; GPUs beyond stay idle. GpuError when there is none."""
+    count = len(gpus) // group_size
+    if not count:
+        raise GpuError(
+            f"This host has {len(gpus)} GPU(s) and the model is to use {group_size} (--tensor-parallel-size x "
+            "--pipeline-parallel-size): less parallelism, or a host with more."
+        )
+    return groups_of_gpus(gpus, min(count, at_most or count), group_size)

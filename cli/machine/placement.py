@@ -4,7 +4,15 @@ from collections.abc import Sequence
 
 from cli.machine import model_memory
 from cli.machine.cpu_memory import kv_cache_environment
-from cli.machine.gpus import GpuError, groups_of_gpus, pinned_to, visible_gpus, vllm_needs_cuda, vllm_runs_on_cpu
+from cli.machine.gpus import (
+    GpuError,
+    groups_of_gpus,
+    groups_of_most,
+    pinned_to,
+    visible_gpus,
+    vllm_needs_cuda,
+    vllm_runs_on_cpu,
+)
 from workers.engines.options import EngineOptions
 from workers.vllm import cpu_threads
 
@@ -17,6 +25,15 @@ def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
     """The GPUs of each of `workers` workers; empty where none are to be pinned. GpuError: there are too few."""
     gpus = visible_gpus() if wants_gpus(options) else []
     return groups_of_gpus(gpus, workers, options.n_devices) if gpus else []
+
+
+def environments_of_most(
+    options: EngineOptions, gpus: list[str], at_most: int | None, without_gpus: int
+) -> list[dict[str, str]]:
+    """Those of as many workers as these GPUs have room for, no more than `at_most`; of `without_gpus` where the engine
+    uses none. UsageError: as `environments`, or too few GPUs."""
+    groups = groups_of_most(gpus, options.n_devices, at_most) if gpus and wants_gpus(options) else []
+    return environments(options, groups, len(groups) or without_gpus)
 
 
 def environments(options: EngineOptions, groups: Sequence[Sequence[str]], workers: int) -> list[dict[str, str]]:

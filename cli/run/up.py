@@ -19,12 +19,18 @@ READY_TIMEOUT_S = 3600.0
 WATCH_S = 0.5
 
 
-@takes_engine_options()
+@takes_engine_options(needs_model=False)
 def up(
     engine_options: "EngineOptions",
     workers: Annotated[
-        int, typer.Option(min=1, help="Workers, each with an engine; with GPUs, each gets its own.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Workers, each with an engine; with GPUs, each gets its own. Default: 1 for --model; "
+            "of what is deployed, as many as there are GPUs for, or 1.",
+            show_default=False,
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address the API listens on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port of the API; 0 for a free one.")] = 8000,
     redis_url: Annotated[
@@ -52,6 +58,9 @@ def up(
 
     Worker 0 gets the first tensor-parallel x pipeline-parallel GPUs, worker 1 the next, and so on.
 
+    Without --model it serves what is deployed (`proofline deploy`, POST /api/v1/inference/up), or waits for that. What
+    was deployed so goes before --model at the next start with the same Redis.
+
     **Example:** proofline up --model tiny-qwen3
     """
     from cli.supervise.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
@@ -59,7 +68,8 @@ def up(
 
     stack = Stack(
         engine_options,
-        workers=workers,
+        workers=workers or 1,
+        deployed_workers=workers,
         host=host,
         port=port,
         redis_url=redis_url,
@@ -70,7 +80,10 @@ def up(
     with stopped_by_signals("up"), ExitStack() as exits:
         exits.enter_context(stack)
         exits.callback(hurry_on_signals, stack.kill, "up: stopping API, workers, courier and Redis")
-        note(f"up: starting {workers} worker(s) for {stack.model_name}")
+        if stack.waits_for_a_model:
+            note("up: no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up starts one")
+        else:
+            note(f"up: starting {len(stack.worker_pids()) or workers or 1} worker(s) for {stack.model_name}")
         stack.wait_ready(READY_TIMEOUT_S)
         note(f"up: ready at {stack.base_url} (documentation: {stack.base_url}/docs); Ctrl-C stops everything")
         watch(stack)

@@ -12,15 +12,16 @@ from cli.engine_options import takes_engine_options
 
 if TYPE_CHECKING:
     from cli.supervise.fleet import Fleet
-    from poc_core.settings import Settings
+    from cli.supervise.follower import Follower
     from workers.engines.options import EngineOptions
 
 # More than `up` allows: nobody looks on, and a driver that hangs may take minutes to come back.
 MAX_FAST_CRASHES = 8
-READY_POLL_S = 1.0
+FAILED_STARTS = 1  # of a worker of a deployment by request; the second one is told to whoever waits for it
+WATCH_S = 0.5
 
 
-@takes_engine_options()
+@takes_engine_options(needs_model=False)
 def workers(
     engine_options: "EngineOptions",
     gpus: Annotated[
@@ -43,56 +44,60 @@ def workers(
     it is given up, and with the last worker this command. SIGTERM or Ctrl-C lets them finish the batches in hand; what
     they had not begun goes to others. On further hosts: the same command with the same --redis-url.
 
+    Without --model they serve what is deployed (`proofline deploy`, POST /api/v1/inference/up), or wait for that. What
+    was deployed so goes before --model.
+
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
     from cli.machine import placement
     from cli.machine.gpus import chosen_gpus, groups_of_all
     from cli.supervise.fleet import Fleet, worker_command
+    from cli.supervise.follower import Follower
     from cli.supervise.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
     from cli.supervise.redis_server import wait_for_redis
     from poc_core.settings import load_settings
+    from poc_core.state.client import connect
+    from poc_core.state.deployments import DeploymentStore
 
     settings = load_settings()
     found = chosen_gpus(gpus) if placement.wants_gpus(engine_options) or gpus != "all" else []
     if found and n_workers is not None:
         raise UsageError("--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how many.")
-    groups = groups_of_all(found, engine_options.n_devices) if found else []
-    count = len(groups) or n_workers or 1
-    fleet = Fleet(
-        lambda: worker_command(engine_options),
-        placement.environments(engine_options, groups, count),
-        MAX_FAST_CRASHES,
-        on_line=LabelledLog(),
-        announce=lambda message: note(f"workers: {message}"),
-    )
+    own_places: list[dict[str, str]] = []
+    if engine_options.model:
+        groups = groups_of_all(found, engine_options.n_devices) if found else []
+        own_places = placement.environments(engine_options, groups, len(groups) or n_workers or 1)
+    log = LabelledLog()
+
+    def announce(message: str) -> None:
+        note(f"workers: {message}")
+
+    def start_fleet(options: "EngineOptions", own: bool) -> "Fleet":
+        places = own_places if own else placement.environments_of_most(options, found, None, n_workers or 1)
+        failed_starts = None if own else FAILED_STARTS
+        fleet = Fleet(lambda: worker_command(options), places, MAX_FAST_CRASHES, log, announce, failed_starts)
+        gpus_of = [place.get("CUDA_VISIBLE_DEVICES") for place in places]
+        where = "; ".join(f"worker-{i} on GPU {ids}" for i, ids in enumerate(gpus_of) if ids)
+        announce(f"starting {len(places)} worker(s) for {options.name}{': ' if where else ''}{where}")
+        fleet.start({"POC_REDIS_URL": settings.redis_url})
+        return fleet
+
     with stopped_by_signals("workers"), ExitStack() as exits:
         wait_for_redis(settings.redis_url)
-        exits.callback(fleet.stop)
-        where = "; ".join(f"worker-{i} on GPU {','.join(group)}" for i, group in enumerate(groups))
-        note(f"workers: starting {count} worker(s) for {engine_options.name}{': ' if where else ''}{where}")
-        fleet.start({"POC_REDIS_URL": settings.redis_url})
-        exits.callback(hurry_on_signals, fleet.kill, "workers: finishing what is in hand")
-        watch_workers(fleet, engine_options.name, settings)
+        store = DeploymentStore(connect(settings), settings)
+        follower = Follower(store, settings.host, engine_options, start_fleet, announce)
+        exits.callback(follower.stop)
+        follower.begin()
+        exits.callback(hurry_on_signals, follower.kill, "workers: finishing what is in hand")
+        if follower.waits:
+            announce("no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up starts one")
+        watch_workers(follower)
 
 
-def watch_workers(fleet: "Fleet", model: str, settings: "Settings") -> None:
-    """Says once when all workers are ready. Returns never; WorkersError when none is left."""
-    from redis.exceptions import RedisError
-
+def watch_workers(follower: "Follower") -> None:
+    """Returns never; WorkersError when none of the command's own --model is left."""
     from cli.supervise.fleet import WorkersError
-    from poc_core.state.client import connect
-    from poc_core.state.registry import WorkerRegistry
 
-    registry = WorkerRegistry(connect(settings), settings)
-    said = False
-    while (why := fleet.failure()) is None:
-        if not said:
-            try:
-                ready = {worker.pid for worker in registry.here() if worker.is_ready}
-            except RedisError:
-                ready = set()  # the workers say so in their logs
-            said = len(fleet.pids) == len(fleet.children) and ready.issuperset(fleet.pids)
-            if said:
-                note(f"workers: all {len(fleet.pids)} ready for {model}")
-        time.sleep(READY_POLL_S)
+    while (why := follower.failure()) is None:
+        time.sleep(WATCH_S)
     raise WorkersError(why)

@@ -36,7 +36,9 @@ class Fleet:
         max_fast_crashes: int,
         on_line: LineSink,
         announce: Callable[[str], None],
+        max_failed_starts: int | None = None,
     ) -> None:
+        self._max_failed_starts = max_failed_starts
         self._command = command
         self._environments = environments
         self._max_fast_crashes = max_fast_crashes
@@ -53,6 +55,7 @@ class Fleet:
                 env=environment_of_proofline({**own, **env}, NOT_FOR_WORKERS),
                 grace_s=WORKER_GRACE_S,
                 max_fast_crashes=self._max_fast_crashes,
+                max_failed_starts=self._max_failed_starts,
                 ready_line=log_patterns.READY,
                 hopeless=log_patterns.why_hopeless,
             )
@@ -76,6 +79,25 @@ class Fleet:
     def pids(self) -> list[int]:
         """Of the workers that run now."""
         return [child.pid for child in self.children if child.pid is not None]
+
+    @property
+    def n_ready(self) -> int:
+        """Workers that take work now."""
+        return sum(child.is_ready for child in self.children)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether all workers but those given up have got ready."""
+        kept = [child for child in self.children if child.gave_up is None]
+        return bool(kept) and all(child.was_ready for child in kept)
+
+    def reason(self) -> str | None:
+        """Why no worker is left, in a sentence and the line of a log that tells most; None as long as one is."""
+        if self.failure() is None:
+            return None
+        first = self.children[0]
+        cause = next((line for line in reversed(first.tail) if log_patterns.TELLING.search(line)), "")
+        return f"{first.gave_up}. {cause}".rstrip()
 
     def failure(self) -> str | None:
         """Why no worker is left; None as long as one is."""

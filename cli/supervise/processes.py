@@ -39,6 +39,7 @@ class ChildSpec:
     grace_s: float = 20.0  # from SIGTERM to SIGKILL when asked to stop
     orphan_grace_s: float = 3.0  # the same after the supervisor's death, when nobody waits for an orderly end
     max_fast_crashes: int = 5  # in a row, each within STEADY_S of its start's end; then the supervisor gives up
+    max_failed_starts: int | None = None  # the same for one that never got ready; None: as many
     ready_line: re.Pattern[str] | None = None  # the log's line that ends the start; None: it starts at once
     hopeless: Callable[[Sequence[str]], str | None] = lambda log: None  # why the log of a failed start leaves no hope
     inherited_fds: tuple[int, ...] = ()
@@ -70,6 +71,15 @@ class Child:
     def pid(self) -> int | None:
         """The command's own pid while it runs (not its guard's)."""
         return self._pid
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether its start has ended once, in any run."""
+        return self._was_ready
+
+    @property
+    def is_ready(self) -> bool:
+        return self._pid is not None and self._ready_at is not None
 
     @property
     def tail(self) -> list[str]:
@@ -120,7 +130,7 @@ class Child:
                 why = "its arguments are wrong" if code == USAGE_EXIT_CODE else None
                 if why is None and not self._was_ready:
                     why = self.spec.hopeless(self.tail)
-                if why is None and fast_crashes > self.spec.max_fast_crashes:
+                if why is None and fast_crashes > self._most_crashes:
                     why = f"{fast_crashes} times in a row"
                 if why is not None:
                     self.gave_up = f"{ended}; not restarted: {why}"
@@ -134,6 +144,11 @@ class Child:
             self._announce(self.gave_up)
         finally:
             self._ended.set()
+
+    @property
+    def _most_crashes(self) -> int:
+        starts = self.spec.max_failed_starts
+        return self.spec.max_fast_crashes if starts is None or self._was_ready else starts
 
     def _run_once(self) -> int | None:
         """Runs the command to its end and returns its exit code; None when told to stop before it started."""

@@ -1,5 +1,7 @@
 """The whole of Proofline on one machine: Redis, API and workers as supervised children of this process.
 
+Which model the workers serve is the deployment's to say (`follower.py`), and first that of the options.
+
 `proofline up` and `proofline demo` run on it, and tests and benchmarks use it as a context manager:
 
     with Stack(EngineOptions(model="tiny-qwen3", engine="synthetic"), workers=2) as stack:
@@ -18,21 +20,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from redis import Redis
+
 from cli.addresses import receiver_settings
 from cli.console import UsageError
 from cli.machine import placement
+from cli.machine.gpus import visible_gpus
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import ERROR_TAIL_LINES, Fleet, with_tail, worker_command
+from cli.supervise.follower import Follower
 from cli.supervise.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
 from cli.supervise.redis_server import OwnRedis, RedisServerError, wait_for_redis
 from poc_core.errors import ProoflineError
-from poc_core.settings import load_settings
+from poc_core.settings import Settings, load_settings
+from poc_core.state.client import connect
+from poc_core.state.deployments import DeploymentStore
 from workers.engines.options import EngineOptions
 
 API_GRACE_S = 15.0  # for answers under way; uvicorn itself gives up on them after 10 s
 COURIER_GRACE_S = 15.0  # for payloads on their way: a receiver has 10 s to answer
 REDIS_GRACE_S = 15.0  # to write its append-only file
 READY_POLL_S = 0.1
+FAILED_STARTS = 1  # of a worker of a deployment by request; the second one is told to whoever waits for it
 HTTP_TIMEOUT_S = 5.0
 # Secrets of others, which API and courier have no use for.
 NOT_FOR_SERVICES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "FLOWER_BASIC_AUTH", "POC_API_KEY")
@@ -46,8 +55,9 @@ class StackError(ProoflineError):
 class Stack:
     """Configuration, then the running processes. Start it once; `stop` leaves nothing running and nothing on disk."""
 
-    options: EngineOptions  # of every worker; `model` may be a shipped model's name too
-    workers: int = 1
+    options: EngineOptions  # of every worker; `model` may be a shipped model's name too, or empty: a deployment's
+    workers: int = 1  # of the options' model, and of any on a machine without a GPU
+    deployed_workers: int | None = None  # at most, of another model on GPUs; None: as many as there are GPUs for
     host: str = "127.0.0.1"
     port: int = 0  # 0: one that is free
     redis_url: str | None = None  # None: a Redis of our own
@@ -69,11 +79,13 @@ class Stack:
             raise UsageError(f"A stack needs at least one worker, not {self.workers}.")
         if self.redis_url is not None and self.data_dir is not None:
             raise UsageError("--data-dir is for the Redis that the stack starts; leave it out with --redis-url.")
-        self.options = options = with_chosen_model(self.options)
-        self.model_name = options.name
-        groups = placement.groups_for(options, self.workers)
-        environments = placement.environments(options, groups, self.workers)
-        self._fleet = Fleet(self.worker_command, environments, self.max_fast_crashes, self.on_line, self.announce)
+        self._follower: Follower | None = None
+        self._connection: Redis | None = None  # the follower's
+        self._own_places: list[dict[str, str]] = []
+        if self.options.model:
+            self.options = options = with_chosen_model(self.options)
+            groups = placement.groups_for(options, self.workers)
+            self._own_places = placement.environments(options, groups, self.workers)
 
     def __enter__(self) -> Self:
         self.start()
@@ -81,6 +93,16 @@ class Stack:
 
     def __exit__(self, *_exception: object) -> None:
         self.stop()
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model; empty while none is deployed."""
+        return self.options.name
+
+    @property
+    def waits_for_a_model(self) -> bool:
+        """Whether nothing is deployed, or what was deployed by a request has failed."""
+        return self._follower is not None and self._follower.waits
 
     @property
     def base_url(self) -> str:
@@ -96,7 +118,11 @@ class Stack:
             self._start_redis()
             self._api = self._start_child("api", self.api_command(), API_GRACE_S, {"POC_API_KEY": self._api_key})
             self._courier = self._start_child("courier", self.courier_command(), COURIER_GRACE_S)
-            self._fleet.start({**self.env, "POC_REDIS_URL": self.redis_url or ""})
+            settings = self._settings()
+            self._connection = connect(settings)
+            store = DeploymentStore(self._connection, settings)
+            self._follower = Follower(store, settings.host, self.options, self._start_fleet, self.announce)
+            self._follower.begin()
         except BaseException:
             self.stop()
             raise
@@ -105,7 +131,10 @@ class Stack:
         """Stops API, workers, courier and Redis, in this order, and waits until they are gone. May be called twice."""
         if self._api is not None:
             self._api.stop()
-        self._fleet.stop()
+        if self._follower is not None:
+            self._follower.stop()
+        if self._connection is not None:
+            self._connection.close()
         if self._courier is not None:
             self._courier.stop()
         if self._redis is not None:
@@ -123,7 +152,7 @@ class Stack:
             child.kill()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the API is ready and all our workers have loaded the model.
+        """Waits until the API is ready and all our workers have loaded the model, or there is none to be loaded.
 
         Raises StackError with the end of the log when a process was given up, or after `timeout_s` seconds.
         """
@@ -135,36 +164,39 @@ class Stack:
         with httpx.Client(base_url=self.base_url, headers=key, timeout=HTTP_TIMEOUT_S, trust_env=False) as client:
             while time.monotonic() < deadline:
                 for child in self._children():
-                    if child.gave_up is not None:
+                    if child.gave_up is not None and (child not in self._workers or self._runs_own):
                         raise StackError(with_tail(f"{child.gave_up}.", child))
                 try:
+                    if self.waits_for_a_model and client.get("/api/v1/pow/status").status_code == 200:
+                        return
                     ready = client.get("/ready")
                     missing = f"/ready answers {ready.status_code} {ready.text[:200]}"
                     if ready.status_code == 200:
                         workers = client.get("/api/v1/pow/status").json().get("workers", [])
                         at_work = {worker["pid"] for worker in workers if worker["state"] == "ready"}
-                        waiting_for = [child for child in self._fleet.children if child.pid not in at_work]
-                        if not waiting_for:
+                        waiting_for = [child for child in self._workers if child.pid not in at_work]
+                        if self._workers and not waiting_for:
                             return
                         missing = f"{waiting_for[0].spec.name} has not loaded the model"
                 except (httpx.HTTPError, ValueError, KeyError, AttributeError) as error:
                     missing = f"the API does not answer ({error})"
                 time.sleep(READY_POLL_S)
-        workers = self._fleet.children
-        slow = next((child for child in workers if child.spec.name in missing), workers[0])
-        raise StackError(with_tail(f"Not ready within {timeout_s:g} s: {missing}.", slow))
+        message = f"Not ready within {timeout_s:g} s: {missing}."
+        slow = [child for child in self._workers if child.spec.name in missing] or self._workers
+        raise StackError(with_tail(message, slow[0]) if slow else message)
 
     def failure(self) -> str | None:
-        """Why the stack cannot work any more: Redis, the API, the courier or every worker was given up. Else None."""
+        """Why the stack cannot work any more: Redis, the API, the courier or every worker of its model was given up.
+        Else None."""
         essential = [child for child in (self._redis, self._api, self._courier) if child is not None]
         for child in essential:
             if child.gave_up is not None:
                 return with_tail(f"{child.gave_up}.", child)
-        return self._fleet.failure()
+        return None if self._follower is None else self._follower.failure()
 
     def worker_pids(self) -> list[int]:
         """The pids of the worker processes that run now."""
-        return self._fleet.pids
+        return [child.pid for child in self._workers if child.pid is not None]
 
     @property
     def api_pid(self) -> int | None:
@@ -187,6 +219,30 @@ class Stack:
 
     def worker_command(self) -> list[str]:
         return worker_command(self.options)
+
+    @property
+    def _workers(self) -> list[Child]:
+        fleet = None if self._follower is None else self._follower.fleet
+        return [] if fleet is None else fleet.children
+
+    @property
+    def _runs_own(self) -> bool:
+        return self._follower is not None and self._follower.runs_own
+
+    def _settings(self) -> Settings:
+        """Those that our children have."""
+        own = {name.removeprefix("POC_").lower(): value for name, value in self.env.items() if name.startswith("POC_")}
+        return load_settings(**own | {"redis_url": self.redis_url})
+
+    def _start_fleet(self, options: EngineOptions, own: bool) -> Fleet:
+        places = self._own_places
+        if not own:
+            places = placement.environments_of_most(options, visible_gpus(), self.deployed_workers, self.workers)
+        self.options = options
+        failed_starts = None if own else FAILED_STARTS
+        fleet = Fleet(self.worker_command, places, self.max_fast_crashes, self.on_line, self.announce, failed_starts)
+        fleet.start({**self.env, "POC_REDIS_URL": self.redis_url or ""})
+        return fleet
 
     def _start_redis(self) -> None:
         if self.redis_url is not None:
@@ -226,7 +282,7 @@ class Stack:
         return child
 
     def _children(self) -> list[Child]:
-        return [child for child in (self._api, *self._fleet.children, self._courier, self._redis) if child is not None]
+        return [child for child in (self._api, *self._workers, self._courier, self._redis) if child is not None]
 
 
 def reserve_port(host: str, port: int) -> int:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's word for a worker that consumes
 ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
+# The last word of a command that fails, or of what it calls.
+TELLING = re.compile(r"^(error: |\w+: error: )|\b[A-Z]\w*(Error|Exception): ")
 # An engine found too little memory.
 _NO_MEMORY = re.compile(
     r"OutOfMemoryError|No available memory for the cache blocks|is larger than the available KV cache memory"

