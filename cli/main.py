@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from cli.alone.bench import bench
 from cli.alone.calibrate import calibrate
 from cli.alone.compute import compute
+from cli.ask.deploy import deploy, undeploy
 from cli.ask.generate import generate
 from cli.ask.round import app as round_app
 from cli.ask.validate import validate
@@ -87,6 +88,8 @@ app.add_typer(key_app, name="key", rich_help_panel=RUNNING)
 app.command(rich_help_panel=RUNNING)(receive)
 app.command(rich_help_panel=ASKING)(generate)
 app.command(rich_help_panel=ASKING)(validate)
+app.command(rich_help_panel=ASKING)(deploy)
+app.command(rich_help_panel=ASKING)(undeploy)
 app.add_typer(round_app, name="round", rich_help_panel=ASKING)
 app.command(rich_help_panel=ALONE)(compute)
 app.command(rich_help_panel=ALONE)(calibrate)

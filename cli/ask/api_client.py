@@ -11,8 +11,10 @@ import httpx
 from cli.console import UsageError
 from poc_core.errors import ProoflineError
 
-PREFIX = "/api/v1/pow"
+NODE = "/api/v1"
+PREFIX = f"{NODE}/pow"
 TIMEOUT_S = 60.0  # a request of 100,000 nonces with artifacts takes seconds to check
+STOP_TIMEOUT_S = 90.0  # of a stop, which waits a minute for engines to end
 FIRST_POLL_S = 0.1
 MAX_POLL_S = 0.5
 POLL_PATIENCE_S = 60.0  # how long the API may be away while we wait or watch: long enough for its restart
@@ -74,6 +76,17 @@ class PowClient:
         """Stops the round and cancels all jobs; returns how many jobs."""
         return int(self._call("POST", f"{PREFIX}/stop").get("cancelled_jobs", 0))
 
+    def deployment(self) -> dict[str, Any]:
+        """What is deployed and how far each host is."""
+        return self._call("GET", f"{NODE}/inference/up/status")
+
+    def deploy(self, body: dict[str, Any]) -> None:
+        self._call("POST", f"{NODE}/inference/up/async", body)
+
+    def undeploy(self) -> None:
+        """Returns when the engines are gone."""
+        self._call("POST", f"{NODE}/stop", timeout_s=STOP_TIMEOUT_S)
+
     def job(self, request_id: str) -> dict[str, Any]:
         return self._call("GET", self.job_path(request_id))
 
@@ -116,9 +129,11 @@ class PowClient:
             time.sleep(pause_s)
             pause_s = min(MAX_POLL_S, pause_s * 1.3)
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
         try:
-            answer = self._http.request(method, path, json=body)
+            answer = self._http.request(method, path, json=body, timeout=timeout_s)
         except httpx.HTTPError as error:
             raise ApiError(
                 f"No answer from {self.base} ({error or type(error).__name__}); is `proofline up` running there? "

@@ -239,15 +239,13 @@ class Follower:
 def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptions:
     """What a worker of this host is told for a deployment. ProoflineError: there is no such model here.
 
-    What it does not say is as in `defaults`; what those say beside a --model of its parallelism, memory and number format
-    belongs to that model alone. Engines other than vLLM take neither its arguments nor parallelism.
+    What it does not say is as in `defaults`; what those say beside a --model of its parallelism, memory and number
+    format belongs to that model alone. Engines other than vLLM take neither its arguments nor parallelism.
     """
     kept = defaults.model_dump(exclude=_OF_A_MODEL if defaults.model else {"model", "served_model_name"})
     said = wanted.model_dump(exclude_none=True, exclude={"vllm_args"}) | {"served_model_name": wanted.name}
-    said["vllm_args"] = (
-        *defaults.vllm_args,
-        *wanted.vllm_args,
-    )  # of two that contradict each other vLLM takes the last
+    # Of two arguments that contradict each other vLLM takes the last.
+    said["vllm_args"] = (*kept.get("vllm_args", ()), *wanted.vllm_args)
     if defaults.engine != "vllm":
         said = {name: said[name] for name in ("model", "served_model_name", "dtype") if name in said}
     return with_chosen_model(EngineOptions(**kept | said))

@@ -1,0 +1,101 @@
+"""`proofline deploy` and `proofline undeploy`: what the network's client does with a node, by hand."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import options
+from cli.console import UsageError, note
+from poc_core.errors import ProoflineError
+
+if TYPE_CHECKING:
+    from cli.ask.api_client import PowClient
+
+POLL_S = 0.5
+SAY_AGAIN_S = 30.0  # while a model loads
+
+
+class DeployError(ProoflineError):
+    """The model cannot be served."""
+
+
+def deploy(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A name on the Hugging Face hub, a shipped model's, or a directory on every host.", show_default=False
+        ),
+    ] = None,
+    vllm_args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- VLLM_ARGS", help="After --: arguments of `vllm serve`.", show_default=False),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Number format of the weights: auto, float32 or bfloat16.")] = "auto",
+    status: Annotated[
+        bool, typer.Option("--status", help="Deploy nothing; show what is deployed, host by host.")
+    ] = False,
+    url: options.Url = options.DEFAULT_URL,
+) -> None:
+    """Have all hosts serve another model, and wait until it does; the one before ends first, and a round with it.
+
+    What the round computed is still delivered, jobs are cancelled, chat under way has 20 s to end. Ctrl-C ends the
+    waiting, not the deployment.
+
+    **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
+    """
+    from cli.ask.api_client import PowClient
+
+    if status is (model is not None):
+        raise UsageError("Name a model to deploy, or give --status to see what is deployed.")
+    if vllm_args and not vllm_args[0].startswith("-"):
+        raise UsageError(f"{vllm_args[0]!r} is not an option; arguments of `vllm serve` go to the end, after --.")
+    with PowClient(url) as client:
+        if status:
+            show(client.deployment())
+            return
+        if client.deployment()["status"] in ("running", "starting"):
+            note("Ending what is deployed.")
+            client.undeploy()
+        client.deploy({"model": model, "dtype": dtype, "additional_args": vllm_args or []})
+        note(f"{model} is deployed; its workers start.")
+        wait_served(client)
+
+
+def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
+    """End the round and the workers of all hosts, and wait until they are gone.
+
+    The hosts go on waiting for `proofline deploy`.
+    """
+    from cli.ask.api_client import PowClient
+
+    with PowClient(url) as client:
+        client.undeploy()
+    note("Nothing is deployed.")
+
+
+def wait_served(client: "PowClient") -> None:
+    """Returns when the model serves. DeployError: why it cannot."""
+    said_at = time.monotonic()
+    while True:
+        found = client.deployment()
+        if found["status"] == "running":
+            show(found)
+            return
+        if found["status"] == "failed":
+            raise DeployError(f"{found['model']} cannot be served: {found['error']}")
+        if found["status"] == "idle":
+            raise DeployError("Somebody has stopped the node meanwhile.")
+        if time.monotonic() - said_at > SAY_AGAIN_S:
+            said_at = time.monotonic()
+            show(found)
+        time.sleep(POLL_S)
+
+
+def show(found: dict[str, Any]) -> None:
+    what = f"{found['model']}: " if found.get("model") else ""
+    seconds = f", {found['elapsed_seconds']:.0f} s" if found.get("elapsed_seconds") is not None else ""
+    typer.echo(f"{what}{found['status']}{seconds}{': ' + found['error'] if found.get('error') else ''}")
+    for host in found.get("hosts", []):
+        serves = f" {host['model']}, {host['ready']} of {host['workers']} workers ready" if host["model"] else ""
+        typer.echo(f"  {host['host']}: {host['state']}{serves}{': ' + host['error'] if host['error'] else ''}")
