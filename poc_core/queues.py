@@ -24,6 +24,11 @@ def worker_queue(worker_id: str) -> str:
     return f"poc.worker.{worker_id}"
 
 
+def bindings(queue: str) -> str:
+    """The key in which kombu keeps that a queue exists; without a TTL, unlike what the queue holds."""
+    return f"_kombu.binding.{queue}"
+
+
 def celery_config(settings: Settings) -> dict[str, Any]:
     """Celery's configuration as plain data: JSON only, tasks acknowledged when done, results kept elsewhere."""
     return {

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from redis import Redis
 
+from poc_core.queues import bindings, worker_queue
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.settings import Settings
 from poc_core.state import keys
@@ -44,9 +45,9 @@ class WorkerRegistry:
             pipe.execute()
 
     def remove(self, worker_id: str) -> None:
-        """The worker leaves; its leases are free at once."""
+        """The worker leaves; its leases are free at once, and Celery forgets its own queue."""
         with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(keys.worker(worker_id))
+            pipe.delete(keys.worker(worker_id), bindings(worker_queue(worker_id)))
             pipe.zrem(keys.WORKERS, worker_id)
             pipe.execute()
 
@@ -64,7 +65,8 @@ class WorkerRegistry:
         if dead:
             # Only those silent for long: one that beats at this very moment must not be dropped.
             silent_since = self._clock() - 10 * self._settings.worker_ttl_s
-            self._redis.zremrangebyscore(keys.WORKERS, "-inf", silent_since)
+            for worker_id in self._redis.zrangebyscore(keys.WORKERS, "-inf", silent_since):
+                self.remove(worker_id.decode())
         workers = [_parse(found) for found in hashes if found]
         return sorted((w for w in workers if model is None or w.model == model), key=lambda worker: worker.id)
 

@@ -88,3 +88,16 @@ def test_a_model_is_forgotten_after_the_job_ttl(
 def test_every_key_has_a_ttl(serve: Serve, redis: Redis) -> None:
     serve("w1")
     assert [key for key in redis.scan_iter("*") if int(redis.ttl(key)) < 0] == []
+
+
+def test_celery_forgets_the_queue_of_a_worker_that_left_or_is_long_gone(
+    workers: WorkerRegistry, serve: Serve, redis: Redis, settings: Settings, clock: Clock
+) -> None:
+    for worker in ("w1", "w2"):
+        serve(worker)
+        redis.sadd(f"_kombu.binding.poc.worker.{worker}", "binding")
+    workers.remove("w1")
+    redis.delete("poc:worker:w2")
+    clock.now += 11 * settings.worker_ttl_s
+    workers.live()
+    assert redis.keys("_kombu*") == []
