@@ -119,4 +119,4 @@ def _end_work(services: Services) -> None:
     current = services.rounds.current()
     if current is not None:
         services.rounds.switch(current, RoundState.STOPPED)
-    services.jobs.cancel_active()
+    services.jobs.cancel_all()

@@ -192,6 +192,13 @@ class JobStore:
             n_cancelled += n_here
         return n_cancelled
 
+    def cancel_all(self) -> None:
+        """Cancels every job that has not ended: the engines go."""
+        self.cancel_queued()
+        for model in self._models():
+            for job_id in self.active_jobs(model):
+                self.cancel(job_id)
+
     def queued_nonces(self) -> int:
         """Nonces that were accepted and are not done yet, over all jobs."""
         return max(0, int(self._redis.get(keys.QUEUED_NONCES) or 0))

@@ -1,5 +1,6 @@
 """Paths with a version before them are the same paths."""
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -57,6 +58,7 @@ def test_the_app_sees_both_forms_of_the_rest() -> None:
     assert sent["raw_path"] == raw  # of the server's own scope nothing is changed
 
 
-@pytest.mark.parametrize("path", ["/health", "/api/v1/state", "/api/v1/pow/status", "/metrics"])
-def test_every_route_answers_under_a_version(client: TestClient, path: str) -> None:
+@pytest.mark.parametrize("path", ["/health", "/api/v1/state", "/api/v1/pow/status", "/metrics", "/livez"])
+def test_every_route_answers_under_a_version(client: TestClient, serve: Callable[..., Any], path: str) -> None:
+    serve("w1")
     assert client.get(f"/v3.0.16{path}").status_code == client.get(path).status_code == 200

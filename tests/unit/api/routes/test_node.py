@@ -227,11 +227,14 @@ def test_stop_ends_round_and_jobs_and_answers_when_the_engines_are_gone(
     serve("w1")
     client.post("/api/v1/inference/pow/init/generate", json=round_body())
     client.post("/api/v1/pow/generate", json=body())
+    waits = aside(client.post, "/api/v1/pow/generate", json=body(wait=True))
+    wait_until(lambda: len(jobs.active_jobs(MODEL)) == 2, "a job that a client waits for")
     answer = aside(client.post, f"/api/v1/{path}")
     wait_generation(host.store, 2)
     current = rounds.current()
     assert current is not None
     assert (current.state, jobs.active_jobs(MODEL)) == (RoundState.STOPPED, [])
+    assert waits.result(10).status_code == 409
     host.says(HostState.STOPPING)
     assert state(client)[0] == "STOPPED"
     assert not answer.done()
