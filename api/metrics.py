@@ -41,6 +41,7 @@ class NodeMetrics(Collector):
         yield _gauge("proofline_nonces_per_second", "The same, mean of the last 10 s.", jobs.nonces_per_second())
         yield _gauge("proofline_queued_nonces", "Nonces accepted and not yet computed.", jobs.queued_nonces())
         yield _gauge("proofline_queued_nonces_limit", "POC_MAX_QUEUED_NONCES.", settings.max_queued_nonces)
+        yield _gauge("proofline_jobs_limit", "POC_MAX_JOBS.", settings.max_jobs)
         counts = jobs.count_active()
         by_status = GaugeMetricFamily("proofline_jobs", "Jobs that have not ended.", labels=["status"])
         by_status.add_metric(["queued"], counts.queued)

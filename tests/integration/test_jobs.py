@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from poc_core.queues import model_queue
 from tests.integration.node import Node, synthetic_artifacts, tampered
 from tests.integration.processes import wait_until
 
@@ -136,6 +137,16 @@ class TestStop:
         node.cancel(running)
         assert node.job(running)["status"] == "cancelled"
         assert node.status()["queued_nonces"] == 0
+
+    def test_leaves_no_messages_of_what_it_cancels(self, node: Node, redis_of: Callable[[Node], Redis]) -> None:
+        redis: Any = redis_of(node)
+        running = node.submit(**LONG)
+        node.wait_progress(running)
+        node.submit(range(10_000, 14_000), batch_size=1)
+        assert redis.llen(model_queue("tiny-qwen3")) > 3000
+        assert node.stop().json()["cancelled_jobs"] == 1
+        assert redis.llen(model_queue("tiny-qwen3")) <= 200  # those of the job that runs, if at all
+        node.cancel(running)
 
     def test_lets_a_job_run_whose_client_waits(self, node: Node, redis_of: Callable[[Node], Redis]) -> None:
         redis: Any = redis_of(node)

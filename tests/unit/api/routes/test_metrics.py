@@ -44,6 +44,7 @@ def test_an_empty_node_has_a_state_and_zeros(client: TestClient) -> None:
     assert scraped("queued_nonces") == 0
     assert scraped("queued_nonces_limit") == 1000
     assert scraped("jobs", status="queued") == 0
+    assert scraped("jobs_limit") == 20_000
     assert scraped("silent_receivers") == 0
     assert "proofline_outbox_waiting" not in scraped.names
 
