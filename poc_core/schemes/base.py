@@ -21,6 +21,8 @@ class Scheme(ABC):
     options.
     """
 
+    # True: a nonce goes on step by step after its prefill, see `begin`.
+    is_stepped: ClassVar[bool] = False
     # False: `transform_layer` changes nothing, so an engine need not hook any layer.
     transforms_layers: bool = True
     # True: transforming a sum is transforming its terms, so an engine may transform a layer's hidden_states
@@ -59,6 +61,10 @@ class Scheme(ABC):
         """`transform_layer` of each of the tensors (..., hidden) that a layer gave; may use their memory."""
         return [self.transform_layer(layer, x) for x in terms]
 
+    def begin(self, nonces: Sequence[int]) -> "SteppedBatch | None":
+        """A micro-batch of a scheme whose nonces go on step by step after their prefill. None: they do not."""
+        return None
+
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         """What the nonces' values are made of, on the device, from their last tokens' states after the final norm: (n,
@@ -75,3 +81,43 @@ class Scheme(ABC):
 
     def _nonce_name(self, nonce: int) -> str:
         return f"{self.spec.block_hash}_{self.spec.public_key}_nonce_{nonce}"
+
+
+class SteppedBatch(ABC):
+    """A micro-batch whose nonces each get `n_steps` further positions after the prefill's.
+
+    Each one's input follows from the state before it. All tensors stay on the device.
+    """
+
+    n_steps: int
+
+    @abstractmethod
+    def prefill(self) -> Tensor:
+        """The input embeddings of the first seq_len positions: (n, seq_len, hidden), model dtype."""
+
+    @abstractmethod
+    def whole(self) -> Tensor | None:
+        """Those of all seq_len + n_steps positions, where they are known beforehand: one causal forward does it all."""
+
+    @abstractmethod
+    def next_inputs(self) -> Tensor:
+        """Those of the next step, (n, 1, hidden), from the states taken so far."""
+
+    @abstractmethod
+    def take(self, states: Tensor) -> None:
+        """States after the final norm, (n, k, hidden), of the next k: the prefill's last position, then the steps."""
+
+    @abstractmethod
+    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
+        """The output x (n, positions, hidden) of a decoder layer, as a new tensor."""
+
+    @abstractmethod
+    def first_experts(self, moe_layer: int, positions: range, n_experts: int) -> Tensor | None:
+        """The first of the experts that serve each position in the m-th layer of experts: int64 (n, positions).
+
+        None: the gate chooses.
+        """
+
+    @abstractmethod
+    def values(self) -> list[JsonValue]:
+        """One value per nonce. None: a state was not finite, so it is excluded."""

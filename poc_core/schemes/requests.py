@@ -4,11 +4,11 @@ A scheme's own bodies are subclasses. The order of fields is that in which a wro
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Text
+from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Text, check_id
 from poc_core.records import NewJob, ProofSpec, RoundConfig
 
 # Examples for OpenAPI: name -> {"summary": ..., "value": a body or an answer}.
@@ -103,6 +103,75 @@ class RoundBody(BaseModel, ABC):
     @abstractmethod
     def of(cls, config: RoundConfig) -> dict[str, Any]:
         """The configuration in the words of this body, for /status."""
+
+
+class SequenceRoundBody(RoundBody):
+    """A round over a node's nonce sequence, of one model, in batches."""
+
+    node_id: Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
+    node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
+    group_id: Count = Field(0, ge=0, description="This group, from 0 to n_groups - 1.")
+    n_groups: Count = Field(1, ge=1, description="Groups that share the node's nonces.")
+    # Bounded by what the workers hold, which only their registry knows.
+    batch_size: Annotated[Count, Field(ge=1)] | None = Field(
+        None, description="As the client counts; workers compute as many nonces at a time as fit."
+    )
+    params: Params
+    url: HttpUrl = Field(None, description="The artifacts are sent to {url}/generated.")
+
+    @model_validator(mode="after")
+    def _ids_below_counts(self) -> Self:
+        check_id("node_id", self.node_id, "node_count", self.node_count)
+        check_id("group_id", self.group_id, "n_groups", self.n_groups)
+        return self
+
+    @property
+    def served_model(self) -> str:
+        return self.params.model
+
+    @property
+    def asked_batch_size(self) -> int | None:
+        return self.batch_size or None
+
+    def config(self, model: str, batch_size: int) -> RoundConfig:
+        return RoundConfig(
+            model=model,
+            spec=self.spec(),
+            block_height=self.block_height,
+            node_id=self.node_id,
+            node_count=self.node_count,
+            group_id=self.group_id,
+            n_groups=self.n_groups,
+            batch_size=batch_size,
+            url=self.url,
+        )
+
+    @classmethod
+    def of(cls, config: RoundConfig) -> dict[str, Any]:
+        spec = config.spec
+        return {
+            "block_hash": spec.block_hash,
+            "block_height": config.block_height,
+            "public_key": spec.public_key,
+            "node_id": config.node_id,
+            "node_count": config.node_count,
+            "batch_size": config.batch_size,
+            "group_id": config.group_id,
+            "n_groups": config.n_groups,
+            "params": {"model": config.model, "seq_len": spec.seq_len, **cls.params_of(spec)},
+            **cls.beside_params_of(spec),
+            "url": config.url,
+        }
+
+    @classmethod
+    @abstractmethod
+    def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
+        """What `params` has of the scheme's own."""
+
+    @classmethod
+    def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:
+        """What the body has of the scheme's own beside `params`."""
+        return {}
 
 
 class BatchBody(BaseModel, ABC):

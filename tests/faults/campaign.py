@@ -61,7 +61,7 @@ class Report:
             median, longest = statistics.median(self.recoveries_s), max(self.recoveries_s)
             lines.append(f"recovery: median {median:.1f} s, longest {longest:.1f} s")
         lines += [f"{what}: {n:,}" for what, n in sorted(self.counts.items())]
-        lines += [f"PROBLEM: {problem}" for problem in self.problems]
+        lines += [f"PROBLEM: {problem} ({n} times)" for problem, n in Counter(self.problems).items()]
         return "\n".join([*lines, f"{len(self.problems)} problems"])
 
 

@@ -1,7 +1,8 @@
 """The second opinion: the same proof through Hugging Face's model code, on CPU or one GPU, without vLLM."""
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from cachetools import LRUCache
@@ -12,10 +13,11 @@ from transformers import AutoConfig, AutoModel
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import load_scheme
-from poc_core.schemes.base import Scheme
+from poc_core.schemes.base import Scheme, SteppedBatch
 from workers.engines.base import EngineLostError, EngineMemoryError, WholeBatchEngine
 from workers.engines.decoder_layers import find_decoder_layers
 from workers.engines.options import EngineOptions
+from workers.engines.seeded_routing import gates, seeded
 
 # Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large model beside
 # its weights.
@@ -45,6 +47,8 @@ class TransformersEngine(WholeBatchEngine):
             raise ProoflineError(f"{error}; use the vllm engine.") from error
         self._layers = list(found.modules)
         self._reflected = found.reflected
+        self._gates = gates(self._layers)
+        self._top_k = int(getattr(config, "num_experts_per_tok", None) or 0)
         self._dtype: torch.dtype = loaded.dtype
         self._schemes: MutableMapping[str, Scheme] = LRUCache(_MAX_SCHEMES)
         self.info = ModelInfo(
@@ -61,20 +65,49 @@ class TransformersEngine(WholeBatchEngine):
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
         scheme = self._scheme(spec)
         try:
-            with torch.inference_mode(), _transformed_layers(self._layers if self._reflected else (), scheme):
-                state = self._model(inputs_embeds=scheme.inputs(nonces), use_cache=False).last_hidden_state
-                return scheme.finish(nonces, state[:, -1])
+            with torch.inference_mode():
+                batch = scheme.begin(nonces)
+                return self._finish(scheme, nonces) if batch is None else self.run_steps(batch)
         except torch.OutOfMemoryError as error:
             raise EngineMemoryError(str(error).splitlines()[0]) from error
         except torch.AcceleratorError as error:
             raise EngineLostError(f"The accelerator failed ({error}); restart the worker.") from error
 
+    def run_steps(self, batch: SteppedBatch, one_forward: bool = True) -> list[JsonValue]:
+        """The values of a micro-batch that goes on step by step. `one_forward`: without steps, where their inputs are
+        known."""
+        whole = batch.whole() if one_forward else None
+        cache, n_seen = None, 0
+
+        def first_experts(moe_layer: int, n_experts: int) -> Tensor | None:
+            return batch.first_experts(moe_layer, range(n_seen, n_seen + rows.shape[1]), n_experts)
+
+        rows = batch.prefill() if whole is None else whole
+        with _stepped_layers(self._layers, batch), seeded(self._gates, self._top_k, first_experts):
+            if whole is not None:
+                states = self._model(inputs_embeds=whole, use_cache=False).last_hidden_state
+                batch.take(states[:, -1 - batch.n_steps :])
+                return batch.values()
+            for step in range(batch.n_steps + 1):
+                output = self._model(inputs_embeds=rows, use_cache=True, past_key_values=cache)
+                cache, n_seen = output.past_key_values, n_seen + rows.shape[1]
+                batch.take(output.last_hidden_state[:, -1:])
+                if step < batch.n_steps:
+                    rows = batch.next_inputs()
+        return batch.values()
+
     def close(self) -> None:
         self._layers = []
+        self._gates = []
         self._schemes.clear()
         self._model = nn.Module()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _finish(self, scheme: Scheme, nonces: Sequence[int]) -> list[JsonValue]:
+        with _transformed_layers(self._layers if self._reflected else (), scheme):
+            state = self._model(inputs_embeds=scheme.inputs(nonces), use_cache=False).last_hidden_state
+        return scheme.finish(nonces, state[:, -1])
 
     def _scheme(self, spec: ProofSpec) -> Scheme:
         key = spec.model_dump_json()
@@ -90,6 +123,15 @@ class TransformersEngine(WholeBatchEngine):
             )
             self._schemes[key] = scheme
         return scheme
+
+
+@contextmanager
+def _stepped_layers(layers: Sequence[nn.Module], batch: SteppedBatch) -> Iterator[None]:
+    """As _transformed_layers, for a micro-batch that goes on step by step. Reflections are linear."""
+    with ExitStack() as exits:
+        for index, layer in enumerate(layers):
+            exits.callback(_replace_output(layer, partial(batch.transform_layer, index)).remove)
+        yield
 
 
 @contextmanager

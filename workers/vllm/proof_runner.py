@@ -195,7 +195,12 @@ class ProofRunner:
         for flight_id, fields, nonces in flights:
             spec = ProofSpec.model_validate(fields)
             try:
-                self._flights[flight_id] = _Flight(spec, nonces, self._scheme(spec))
+                scheme = self._scheme(spec)
+                if scheme.is_stepped:
+                    raise SpecError(
+                        f"The vllm engine does not compute {spec.scheme} proofs yet; use --engine transformers."
+                    )
+                self._flights[flight_id] = _Flight(spec, nonces, scheme)
             except SpecError as error:
                 refused[flight_id] = str(error)
         return refused

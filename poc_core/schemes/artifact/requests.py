@@ -1,16 +1,16 @@
 """The bodies that ask for artifacts."""
 
-from typing import Annotated, Any, ClassVar, NotRequired, Self
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from pydantic import BaseModel, BeforeValidator, FailFast, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, JsonValue
 from typing_extensions import TypedDict
 
 from poc_core.errors import ClaimsError
-from poc_core.fields import Count, HttpUrl, Nonce, Probability, check_id
-from poc_core.records import ProofSpec, RoundConfig
+from poc_core.fields import Count, Nonce, Probability
+from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.artifact.terms import StatTest
-from poc_core.schemes.requests import Examples, JobBody, Params, RoundBody
+from poc_core.schemes.requests import Examples, JobBody, Params, SequenceRoundBody
 
 VECTOR_EXAMPLE = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
 
@@ -19,6 +19,10 @@ class ArtifactParams(Params):
     """What the artifacts are computed with; a field that is not listed here is refused."""
 
     k_dim: Count = Field(12, ge=1, description="Numbers per vector, at most the model's hidden size.")
+    # What tells these bodies from those of decode proofs, by clients that know both.
+    scheme: Literal["prefill"] = Field("prefill", description="This scheme's name in the network.")
+    decode: Literal[False] = Field(False, description="False: no decode steps.")
+    max_tokens: Count = Field(0, ge=0, description="Of decode proofs; without meaning here.")
 
 
 class Artifact(TypedDict):
@@ -134,19 +138,10 @@ class GenerateBody(JobBody):
         return claimed
 
 
-class ArtifactRoundBody(RoundBody):
+class ArtifactRoundBody(SequenceRoundBody):
     """Starts a round of artifacts. Unknown fields are ignored, but for those in `params`."""
 
-    node_id: Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
-    node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
-    group_id: Count = Field(0, ge=0, description="This group, from 0 to n_groups - 1.")
-    n_groups: Count = Field(1, ge=1, description="Groups that share the node's nonces.")
-    # Bounded by what the workers hold, which only their registry knows.
-    batch_size: Annotated[Count, Field(ge=1)] | None = Field(
-        None, description="As the client counts; workers compute as many nonces at a time as fit."
-    )
     params: ArtifactParams
-    url: HttpUrl = Field(None, description="The artifacts are sent to {url}/generated.")
     poc_stronger_rng: bool = Field(False, description="Inputs from eight seeds per nonce instead of one.")
 
     examples: ClassVar[Examples] = {
@@ -165,52 +160,16 @@ class ArtifactRoundBody(RoundBody):
         },
     }
 
-    @model_validator(mode="after")
-    def _ids_below_counts(self) -> Self:
-        check_id("node_id", self.node_id, "node_count", self.node_count)
-        check_id("group_id", self.group_id, "n_groups", self.n_groups)
-        return self
-
-    @property
-    def served_model(self) -> str:
-        return self.params.model
-
-    @property
-    def asked_batch_size(self) -> int | None:
-        return self.batch_size
-
     def spec(self) -> ProofSpec:
         return _spec(self.block_hash, self.public_key, self.params, self.poc_stronger_rng)
 
-    def config(self, model: str, batch_size: int) -> RoundConfig:
-        return RoundConfig(
-            model=model,
-            spec=self.spec(),
-            block_height=self.block_height,
-            node_id=self.node_id,
-            node_count=self.node_count,
-            group_id=self.group_id,
-            n_groups=self.n_groups,
-            batch_size=batch_size,
-            url=self.url,
-        )
+    @classmethod
+    def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
+        return {"k_dim": ArtifactOptions.of(spec).k_dim}
 
     @classmethod
-    def of(cls, config: RoundConfig) -> dict[str, Any]:
-        spec, options = config.spec, ArtifactOptions.of(config.spec)
-        return {
-            "block_hash": spec.block_hash,
-            "block_height": config.block_height,
-            "public_key": spec.public_key,
-            "node_id": config.node_id,
-            "node_count": config.node_count,
-            "batch_size": config.batch_size,
-            "group_id": config.group_id,
-            "n_groups": config.n_groups,
-            "params": {"model": config.model, "seq_len": spec.seq_len, "k_dim": options.k_dim},
-            "poc_stronger_rng": options.stronger_rng,
-            "url": config.url,
-        }
+    def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:
+        return {"poc_stronger_rng": ArtifactOptions.of(spec).stronger_rng}
 
 
 def base64_length(k_dim: int) -> int:

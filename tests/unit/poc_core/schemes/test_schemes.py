@@ -174,9 +174,9 @@ def test_refuses_options_that_it_cannot_follow(scheme: str, options: Any, messag
 
 @pytest.mark.parametrize("name", ["base", "unknown", "", "../rng", "artifact.x", "__init__"])
 def test_an_unknown_scheme_is_refused_with_those_that_exist(name: str) -> None:
-    with pytest.raises(SpecError, match="use one of artifact, distance"):
+    with pytest.raises(SpecError, match="use one of artifact, decode, distance"):
         make(name)
 
 
 def test_a_scheme_is_found_by_its_folder() -> None:
-    assert scheme_names() == ["artifact", "distance"]
+    assert scheme_names() == ["artifact", "decode", "distance"]

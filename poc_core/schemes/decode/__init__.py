@@ -1,0 +1,1 @@
+"""Decode proofs (protocol.md, section 8)."""

@@ -1,0 +1,25 @@
+"""What determines a chain of points beside hash, key and seq_len."""
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from poc_core.schemes.contract import Options
+
+# Dimensions that are read of a state.
+PICKED = 256
+
+
+class DecodeOptions(Options):
+    max_tokens: int = Field(ge=1, description="an integer above 0")
+    per_nonce_reflection: bool = Field(False, description="true or false")
+    # Fills `encoding` and changes nothing.
+    k_dim: int = Field(12, ge=1, description="an integer above 0")
+    # nonce -> the points that are claimed for it, of the prefill and of each step: they take the place of one's own in
+    # what follows from them, and the values are how far they lie off.
+    enforced: dict[str, list[int]] | None = Field(None, description="lists of integers by nonce")
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _fits(cls, max_tokens: int, info: ValidationInfo) -> int:
+        if info.context and info.context["hidden_size"] < PICKED:
+            raise ValueError("the model is too narrow")
+        return max_tokens

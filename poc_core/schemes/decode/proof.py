@@ -1,0 +1,137 @@
+"""Decode proofs computed: chains of points, or how far claimed ones lie off (protocol.md, section 8)."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from poc_core import reflections
+from poc_core.decode import routing, steps
+from poc_core.records import ProofSpec
+from poc_core.schemes.base import Scheme, SteppedBatch
+from poc_core.schemes.decode.options import DecodeOptions
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeScheme(Scheme):
+    is_stepped = True
+
+    def __init__(
+        self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype)
+        self.options = DecodeOptions.checked(spec, hidden_size)
+        self.layer_vectors = reflections.layer_vectors(spec.block_hash, n_layers, hidden_size, device, dtype)
+
+    def begin(self, nonces: Sequence[int]) -> "DecodeBatch":
+        return DecodeBatch(self, nonces)
+
+    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
+        return reflections.reflect(x, self.layer_vectors[layer])
+
+    def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
+        raise NotImplementedError("a chain needs its steps: see `begin`")
+
+    def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
+        raise NotImplementedError("a chain needs its steps: see `begin`")
+
+
+class DecodeBatch(SteppedBatch):
+    def __init__(self, scheme: DecodeScheme, nonces: Sequence[int]) -> None:
+        self._scheme = scheme
+        self._nonces = nonces
+        spec, options, device = scheme.spec, scheme.options, scheme.device
+        self.n_steps = options.max_tokens
+        self._base = steps.base_seeds(spec.block_hash, spec.public_key, nonces, device)
+        self._claims: Tensor | None = None  # int64 (n, T + 1)
+        self._wrong_length: list[bool] = [False] * len(nonces)
+        if options.enforced is not None:
+            claimed = [options.enforced[str(nonce)] for nonce in nonces]
+            self._wrong_length = [len(points) != self.n_steps + 1 for points in claimed]
+            # What a chain of another length is worth is known; the rest of it only has to be computable.
+            padded = [(points + [0] * (self.n_steps + 1))[: self.n_steps + 1] for points in claimed]
+            self._claims = torch.tensor(padded, dtype=torch.int64, device=device)
+        self._points: list[Tensor] = []  # int64 (n,) of each state taken
+        self._margins: list[Tensor] = []  # float32 (n,) of the claims, likewise
+        self._own_layers: list[Tensor | None] = [None] * scheme.n_layers
+
+    def prefill(self) -> Tensor:
+        return self._scheme.inputs(self._nonces)
+
+    def whole(self) -> Tensor | None:
+        if self._claims is None:
+            return None
+        scheme, n, first = self._scheme, len(self._nonces), self._scheme.spec.seq_len
+        rows = torch.empty(n, first + self.n_steps, scheme.hidden_size, dtype=scheme.dtype, device=scheme.device)
+        rows[:, :first] = self.prefill()
+        for step in range(1, self.n_steps + 1):
+            rows[:, first + step - 1] = self._inputs_of(step, self._claims[:, step - 1])
+        return rows
+
+    def next_inputs(self) -> Tensor:
+        step = len(self._points)
+        return self._inputs_of(step, self._before(step))[:, None]
+
+    def take(self, states: Tensor) -> None:
+        scheme, spec = self._scheme, self._scheme.spec
+        for state in states.unbind(1):
+            step = len(self._points)
+            if step == 0:
+                picks = steps.first_picks(
+                    spec.block_hash, spec.public_key, self._nonces, scheme.hidden_size, scheme.device
+                )
+            else:
+                picks = steps.step_picks(self._base, step, self._before(step), scheme.hidden_size)
+            snap = steps.snap(state, picks)
+            self._points.append(snap.points)
+            if self._claims is not None:
+                self._margins.append(steps.claimed_margins(snap.scores, self._claims[:, step]))
+
+    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
+        if not self._scheme.options.per_nonce_reflection:
+            return self._scheme.transform_layer(layer, x)
+        vectors = self._own_layers[layer]
+        if vectors is None:
+            block_hash = self._scheme.spec.block_hash
+            names = [f"{block_hash}_nonce{nonce}_layer_{layer}_householder" for nonce in self._nonces]
+            vectors = reflections.householder_vectors(names, x.shape[-1], x.device).to(x.dtype)[:, None]
+            self._own_layers[layer] = vectors
+        return reflections.reflect(x, vectors)
+
+    def first_experts(self, moe_layer: int, positions: range, n_experts: int) -> Tensor:
+        seeds = routing.route_seeds(self._scheme.spec.block_hash, self._nonces, moe_layer, self._scheme.device)
+        places = torch.arange(positions.start, positions.stop, device=seeds.device)
+        step = (places - (self._scheme.spec.seq_len - 1)).clamp_(min=0)
+        return routing.first_experts(seeds[:, None], step[None], n_experts)
+
+    def values(self) -> list[JsonValue]:
+        points = torch.stack(self._points, dim=1).cpu()  # (n, T + 1)
+        margins = torch.stack(self._margins, dim=1).cpu() if self._claims is not None else None
+        claims = self._claims.cpu() if self._claims is not None else None
+        values: list[JsonValue] = []
+        for i, nonce in enumerate(self._nonces):
+            if (points[i] == steps.NO_POINT).any():
+                logger.warning("nonce %d excluded: one of its hidden states is not finite", nonce)
+                values.append(None)
+            elif margins is None or claims is None:
+                values.append(points[i].tolist())
+            elif self._wrong_length[i]:
+                values.append([self.n_steps + 1, steps.NO_POINT_MARGIN])
+            else:
+                wrong = points[i] != claims[i]
+                values.append([int(wrong.sum()), float(margins[i][wrong].max()) if wrong.any() else 0.0])
+        return values
+
+    def _before(self, step: int) -> Tensor:
+        """The points that step t = `step` follows from."""
+        return self._points[step - 1] if self._claims is None else self._claims[:, step - 1]
+
+    def _inputs_of(self, step: int, points: Tensor) -> Tensor:
+        scheme = self._scheme
+        return steps.step_inputs(self._base, step, points, scheme.hidden_size, scheme.dtype)
+
+
+SCHEME = DecodeScheme

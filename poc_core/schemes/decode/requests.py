@@ -1,0 +1,183 @@
+"""The bodies that ask for chains of points."""
+
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
+
+from pydantic import BaseModel, FailFast, Field, JsonValue
+from typing_extensions import TypedDict
+
+from poc_core.errors import BodyError, ClaimsError
+from poc_core.fields import MAX_BATCH_SIZE, Count, Nonce
+from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.requests import ReceivedStatTest
+from poc_core.schemes.decode.options import DecodeOptions
+from poc_core.schemes.requests import Examples, JobBody, Params, SequenceRoundBody
+
+# Largest margin of an honest step, for a client that sends no stat_test.
+MARGIN = 0.025
+# Claimed points of a request. They travel with its spec to the engines.
+MOST_CLAIMED_POINTS = 500_000
+# What stands for a claimed point that is no integer.
+_NO_POINT = -1
+
+CHAIN_EXAMPLE = [3, 14, 10, 12, 13]
+
+
+class DecodeParams(Params):
+    """What the chains are computed with; a field that is not listed here is refused.
+
+    Either of `scheme` and `decode` asks for them.
+    """
+
+    k_dim: Count = Field(12, ge=1, description="Handed back in `encoding`; changes nothing.")
+    scheme: Literal["prefill", "decode"] = Field("prefill", description="decode.")
+    decode: bool = Field(False, description="True asks for the same.")
+    max_tokens: Count = Field(ge=1, description="Steps after the prefill.")
+
+
+class DecodeArtifact(TypedDict):
+    """A nonce's chain: the points of its prefill and of each step."""
+
+    nonce: Nonce
+    vector_b64: NotRequired[str]
+    k_points_steps: NotRequired[list[Any] | None]
+
+
+class DecodeValidation(BaseModel):
+    artifacts: Annotated[list[DecodeArtifact], FailFast()]
+
+
+class DecodeBody(JobBody):
+    """A request to compute the chains of given nonces or, with `validation`, to check somebody's chains for them."""
+
+    params: DecodeParams
+    batch_size: Count | None = Field(
+        None, ge=0, le=MAX_BATCH_SIZE, description="Nonces per task; 0 or absent: POC_BATCH_SIZE_DEFAULT."
+    )
+    per_nonce_reflection: bool = Field(False, description="Reflections of each nonce's own. Changes the chains.")
+    validation: DecodeValidation | None = Field(None, description="Chains to check instead of computing new ones.")
+    enforced_k_steps: dict[Nonce, list[Any]] | None = Field(None, description="The claims, where not in `validation`.")
+    stat_test: ReceivedStatTest | None = Field(None, description="When a validation calls the chains a fraud.")
+
+    examples: ClassVar[Examples] = {
+        "decode": {
+            "summary": "Compute chains of points",
+            "value": {
+                "block_hash": "block-1",
+                "block_height": 1,
+                "public_key": "key-1",
+                "node_id": 0,
+                "node_count": 1,
+                "nonces": [0, 1, 2],
+                "params": {"model": "tiny-qwen3-256", "seq_len": 32, "decode": True, "max_tokens": 4},
+                "wait": True,
+            },
+        },
+    }
+
+    def spec(self) -> ProofSpec:
+        enforced = self._enforced()
+        by_nonce = None if enforced is None else {str(nonce): points for nonce, points in enforced.items()}
+        return _spec(self.block_hash, self.public_key, self.params, self.per_nonce_reflection, by_nonce)
+
+    def terms(self) -> dict[str, JsonValue]:
+        return self._stat_test(honour_p_value_threshold=False)
+
+    def chains_terms(self) -> dict[str, JsonValue]:
+        return self._stat_test(honour_p_value_threshold=True)
+
+    def _stat_test(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
+        test = self.stat_test or ReceivedStatTest(dist_threshold=MARGIN)
+        return test.applied(honour_p_value_threshold).model_dump()
+
+    def claims(self) -> dict[int, JsonValue] | None:
+        enforced = self._enforced()
+        # The engines have the claims in their spec; who judges needs to know that there were some.
+        return None if enforced is None else dict.fromkeys(enforced, True)
+
+    def _enforced(self) -> dict[int, list[int]] | None:
+        """nonce -> the points claimed for it."""
+        if self.validation is None:
+            return None
+        artifacts = self.validation.artifacts
+        claimed = {artifact["nonce"]: artifact.get("k_points_steps") or [] for artifact in artifacts}
+        if len(claimed) != len(artifacts) or claimed.keys() != set(self.nonces):
+            raise ClaimsError(
+                "validation.artifacts must hold exactly one artifact for each of nonces, and no others; they differ."
+            )
+        if self.enforced_k_steps is not None:
+            if self.enforced_k_steps.keys() != set(self.nonces):
+                raise ClaimsError("enforced_k_steps must hold the points of each of nonces, and of no others.")
+            claimed = self.enforced_k_steps
+        elif not all(claimed.values()):
+            raise ClaimsError("Each of validation.artifacts must have its k_points_steps, or send enforced_k_steps.")
+        n_points = sum(map(len, claimed.values()))
+        if n_points > MOST_CLAIMED_POINTS:
+            raise BodyError(
+                f"The request claims {n_points} points; send at most {MOST_CLAIMED_POINTS} at a time",
+                ("validation", "artifacts"),
+                "too_long",
+            )
+        return {nonce: [_point(point) for point in points] for nonce, points in claimed.items()}
+
+
+class DecodeRoundBody(SequenceRoundBody):
+    """Starts a round of chains. Unknown fields are ignored, but for those in `params`."""
+
+    params: DecodeParams
+    batch_size: Annotated[Count, Field(ge=0)] | None = Field(None, description="As the client counts; 0: none.")
+    per_nonce_reflection: bool = Field(False, description="Reflections of each nonce's own. Changes the chains.")
+
+    examples: ClassVar[Examples] = {
+        "decode": {
+            "summary": "Chains of points",
+            "value": {
+                "block_hash": "block-1",
+                "block_height": 1,
+                "public_key": "key-1",
+                "node_id": 0,
+                "node_count": 1,
+                "params": {"model": "tiny-qwen3-256", "seq_len": 256, "decode": True, "max_tokens": 256},
+                "url": "http://127.0.0.1:9100",
+            },
+        },
+    }
+
+    def spec(self) -> ProofSpec:
+        return _spec(self.block_hash, self.public_key, self.params, self.per_nonce_reflection)
+
+    @classmethod
+    def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
+        options = DecodeOptions.of(spec)
+        return {"k_dim": options.k_dim, "scheme": "decode", "decode": True, "max_tokens": options.max_tokens}
+
+    @classmethod
+    def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:
+        return {"per_nonce_reflection": DecodeOptions.of(spec).per_nonce_reflection}
+
+
+def _point(claimed: Any) -> int:
+    """What somebody claims to be a point, as a small integer: others are equally wrong."""
+    known = isinstance(claimed, int) and not isinstance(claimed, bool) and 0 <= claimed <= 255
+    return claimed if known else _NO_POINT
+
+
+def _spec(
+    block_hash: str,
+    public_key: str,
+    params: DecodeParams,
+    per_nonce_reflection: bool,
+    enforced: dict[str, list[int]] | None = None,
+) -> ProofSpec:
+    options = DecodeOptions(
+        max_tokens=params.max_tokens,
+        per_nonce_reflection=per_nonce_reflection,
+        k_dim=params.k_dim,
+        enforced=enforced,
+    )
+    return ProofSpec(
+        scheme="decode",
+        block_hash=block_hash,
+        public_key=public_key,
+        seq_len=params.seq_len,
+        options=options.model_dump(),
+    )

@@ -1,0 +1,144 @@
+"""Which bodies ask for decode proofs, and what is wrong with others."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import ValidationError
+
+from poc_core.errors import BodyError, ClaimsError
+from poc_core.records import ModelInfo
+from poc_core.schemes import contracts, recognised
+from poc_core.schemes.artifact.terms import StatTest
+from poc_core.schemes.decode.contract import CONTRACT
+from poc_core.schemes.decode.requests import MOST_CLAIMED_POINTS, DecodeBody, DecodeRoundBody
+from tests.samples import body
+
+STEPS = {"decode": True, "max_tokens": 4}
+
+
+def decode_body(**changes: Any) -> dict[str, Any]:
+    return body(**{"params": STEPS} | changes)
+
+
+def claims(*chains: Any) -> dict[str, Any]:
+    return {"artifacts": [{"nonce": nonce, "k_points_steps": chain} for nonce, chain in enumerate(chains)]}
+
+
+@pytest.mark.parametrize(
+    ("params", "scheme"),
+    [
+        ({}, "artifact"),
+        ({"scheme": "prefill"}, "artifact"),
+        ({"decode": False, "max_tokens": 256}, "artifact"),
+        ({"max_tokens": 256}, "artifact"),
+        ({"scheme": "decode", "max_tokens": 4}, "decode"),
+        ({"decode": True, "max_tokens": 4}, "decode"),
+        ({"scheme": "decode", "decode": True, "max_tokens": 4}, "decode"),
+        ({"scheme": "prefill", "decode": True, "max_tokens": 4}, "decode"),
+    ],
+)
+def test_a_body_is_recognised(params: dict[str, Any], scheme: str) -> None:
+    sent = body(params=params)
+    contract = recognised({"params": sent["params"]}, contracts())
+    assert contract.name == scheme
+    assert contract.job_body is not None
+    assert contract.job_body.model_validate(sent).spec().scheme == scheme
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"decode": True},
+        {"decode": True, "max_tokens": 0},
+        STEPS | {"seq_len": 0},
+        STEPS | {"scheme": "other"},
+        STEPS | {"x": 1},
+    ],
+)
+def test_params_that_are_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        DecodeBody.model_validate(body(params=params))
+
+
+def test_what_the_chain_sends_is_enough() -> None:
+    """No k_dim, no batch_size, no scheme."""
+    sent = body(params={"seq_len": 256, "decode": True, "max_tokens": 256})
+    del sent["params"]["k_dim"], sent["nonces"]
+    found = DecodeRoundBody.model_validate(sent)
+    assert found.asked_batch_size is None
+    assert found.spec().options == {"max_tokens": 256, "per_nonce_reflection": False, "k_dim": 12, "enforced": None}
+    config = found.config("tiny-qwen3-256", 32)
+    assert DecodeRoundBody.of(config)["params"] == {
+        "model": "tiny-qwen3-256", "seq_len": 256, "k_dim": 12, "scheme": "decode", "decode": True, "max_tokens": 256,
+    }  # fmt: skip
+
+
+def test_stronger_inputs_are_not_asked_for() -> None:
+    plain, stronger = decode_body(), decode_body(poc_stronger_rng=True)
+    assert DecodeBody.model_validate(stronger).spec() == DecodeBody.model_validate(plain).spec()
+
+
+@pytest.mark.parametrize(
+    ("stat_test", "dist_threshold"), [(None, 0.025), ({"p_mismatch": 0.1}, 0.02), ({"dist_threshold": 0.05}, 0.05)]
+)
+def test_the_threshold(stat_test: Any, dist_threshold: float) -> None:
+    terms = DecodeBody.model_validate(decode_body(stat_test=stat_test)).terms()
+    assert StatTest.model_validate(terms).dist_threshold == dist_threshold
+
+
+def test_claims_determine_the_values() -> None:
+    chains = [[1, 2, 3, 4, 5], [16, -3, "x", None, True], [0]]
+    found = DecodeBody.model_validate(decode_body(validation=claims(*chains)))
+    assert found.claims() == {0: True, 1: True, 2: True}
+    # What is no point is no point, whatever it is: a cheater must not make the request fail.
+    assert found.spec().options["enforced"] == {"0": [1, 2, 3, 4, 5], "1": [16, -1, -1, -1, -1], "2": [0]}
+
+
+def test_enforced_steps_are_taken_in_the_place_of_the_artifacts() -> None:
+    sent = decode_body(nonces=[0], validation=claims([]), enforced_k_steps={"0": [1, 2]})
+    assert DecodeBody.model_validate_json(json.dumps(sent)).spec().options["enforced"] == {"0": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"validation": claims([1], [2])},
+        {"validation": claims([1], [2], [3], [4])},
+        {"validation": claims([1], [2], [])},
+        {"validation": claims([1], [2], None)},
+        {"validation": claims([1], [2], [3]), "enforced_k_steps": {"0": [1]}},
+    ],
+)
+def test_claims_of_other_nonces_or_without_steps_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ClaimsError):
+        DecodeBody.model_validate_json(json.dumps(decode_body(**changes))).claims()
+
+
+def test_too_many_claims_are_refused() -> None:
+    sent = decode_body(nonces=[0], validation=claims([1] * (MOST_CLAIMED_POINTS + 1)))
+    with pytest.raises(BodyError, match="at a time"):
+        DecodeBody.model_validate(sent).claims()
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "max_seq_len", "problem"),
+    [(128, 1024, "hidden size of 256"), (256, 67, "68 together"), (256, 68, None)],
+)
+def test_what_a_model_cannot_do(hidden_size: int, max_seq_len: int, problem: str | None) -> None:
+    info = ModelInfo("m", hidden_size, 4, max_seq_len, 8192, "float32")
+    spec = DecodeBody.model_validate(decode_body()).spec()
+    if problem is None:
+        assert CONTRACT.limits(spec, info)["seq_len"][0] == 64
+        return
+    with pytest.raises(BodyError, match=problem):
+        CONTRACT.limits(spec, info)
+
+
+def test_a_model_too_narrow_is_422(client: TestClient, serve: Callable[..., Any]) -> None:
+    serve("w1")
+    answer = client.post("/api/v1/pow/generate", json=decode_body())
+    assert answer.status_code == 422
+    assert "hidden size of 256" in answer.json()["detail"][0]["msg"]

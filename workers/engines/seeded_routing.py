@@ -1,0 +1,75 @@
+"""Experts that a seed chooses in the place of a model's gate, in models of the transformers library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from poc_core.decode.routing import forced_logits
+from poc_core.errors import SpecError
+
+FirstExperts = Callable[[int, int], Tensor | None]
+"""(index of the layer of experts, number of experts) -> the first expert of each row, int64 (rows,)."""
+
+
+def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those of a model's layers of experts, in the model's order."""
+    found = []
+    for layer in layers:
+        for block in layer.modules():
+            gate = getattr(block, "gate", None) or getattr(block, "router", None)
+            if hasattr(block, "experts") and isinstance(gate, nn.Module):
+                found.append(gate)
+    return found
+
+
+@contextmanager
+def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) -> Iterator[None]:
+    """Within, each gate's logits are those that lead to the seeded experts; what follows of them is the model's own.
+
+    SpecError: a gate that computes its logits in a way that is not known.
+    """
+    with ExitStack() as exits:
+        for index, gate in enumerate(gates):
+            exits.callback(_seed(gate, index, top_k, first_experts))
+        yield
+
+
+def _seed(gate: nn.Module, index: int, top_k: int, first_experts: FirstExperts) -> Callable[[], None]:
+    """Until the function that it returns is called."""
+    plain = gate.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with _ForcedLogits(lambda n_experts: first_experts(index, n_experts), top_k) as mode:
+            output = plain(*args, **kwargs)
+        if not mode.forced:
+            raise SpecError(f"The experts of {type(gate).__name__} cannot be seeded: decode proofs need a linear gate.")
+        return output
+
+    gate.forward = forward
+    return lambda: delattr(gate, "forward")
+
+
+class _ForcedLogits(TorchFunctionMode):
+    """Takes the place of the first linear layer that runs within."""
+
+    def __init__(self, first_experts: Callable[[int], Tensor | None], top_k: int) -> None:
+        super().__init__()
+        self.forced = False
+        self._first_experts = first_experts
+        self._top_k = top_k
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func is torch.nn.functional.linear and not self.forced:
+            self.forced = True
+            first = self._first_experts(output.shape[-1])
+            if first is not None:
+                logits = forced_logits(first.reshape(-1), output.shape[-1], self._top_k, output.dtype)
+                return logits.view_as(output)
+        return output
