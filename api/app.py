@@ -13,7 +13,7 @@ from api.body_limit import BodyLimit
 from api.doorkeeper import Doorkeeper, keys_wanted
 from api.head import HeadAsGet
 from api.perimeter import Perimeter
-from api.routes import aggregator, health, metrics, node, openai, pow, rounds, validate
+from api.routes import aggregator, gpus, health, metrics, node, openai, pow, rounds, validate
 from api.services import Services
 from api.version import VERSION
 from api.version_segment import VersionSegment
@@ -66,6 +66,7 @@ def create_app(
     app.include_router(validate.router)
     app.include_router(aggregator.router)
     app.include_router(node.router)
+    app.include_router(gpus.router)
     app.include_router(openai.router)
     app.include_router(metrics.router)
     openapi.describe(app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()])

@@ -13,6 +13,7 @@ from redis import Redis
 from api.chat_workers import ChatWorkers
 from api.dispatch import Dispatcher
 from api.gateway import Gateway
+from poc_core.gpus import GpuWatch
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry, connect
 from poc_core.state.receivers import Receivers
@@ -54,6 +55,7 @@ class Services:
     deployments: DeploymentStore
     dispatcher: Dispatcher
     gateway: Gateway
+    gpus: GpuWatch
     large_bodies: CapacityLimiter
     waiting: Waiting
 
@@ -80,6 +82,7 @@ class Services:
             DeploymentStore(redis, settings, clock),
             dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
             Gateway(ChatWorkers(workers, settings.worker_cache_s)),
+            GpuWatch(settings.host),
             CapacityLimiter(_LARGE_BODIES),
             Waiting(settings.max_waiting_requests),
         )

@@ -185,6 +185,7 @@ class WorkerRecord:
     chat_paths: tuple[str, ...] = USUAL  # what of that server the API passes on, see openai_paths
     stats: Mapping[str, JsonValue] = field(default_factory=dict)
     chat_secret: str | None = field(default=None, repr=False)  # made at its start; what its OpenAI server wants
+    gpus: Mapping[str, JsonValue] = field(default_factory=dict)  # of its machine: MachineGpus of poc_core/gpus.py
     machine: str = ""  # as the machine or container names itself, by which its other processes know their workers
 
     @property

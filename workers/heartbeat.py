@@ -8,6 +8,7 @@ import threading
 
 from redis.exceptions import RedisError
 
+from poc_core.gpus import GpuWatch
 from poc_core.records import WorkerRecord
 from poc_core.state.registry import WorkerRegistry
 from workers.proofs import Proofs
@@ -23,6 +24,7 @@ class Heartbeat:
         self._registry = registry
         self._interval_s = interval_s
         self._proofs: Proofs | None = None
+        self._gpus = GpuWatch(record.host)
         self._draining = threading.Event()
         self._hung = threading.Event()
         self._stop = threading.Event()
@@ -67,6 +69,7 @@ class Heartbeat:
             if self._proofs is not None:
                 info, stats = self._proofs.engine.info, self._proofs.chat_stats()
                 self._record = dataclasses.replace(self._record, info=info, stats=stats)
+            self._record = dataclasses.replace(self._record, gpus=self._gpus.now().model_dump())
             if self._draining.is_set():
                 self._record = dataclasses.replace(self._record, state="draining")
             if self._hung.is_set():

@@ -4,14 +4,13 @@ CUDA fixes what a process sees at its first call, so the supervisor decides and 
 worker starts.
 """
 
-import contextlib
 import importlib.metadata
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 from cli.console import UsageError
+from poc_core.gpus import nvml
 
 DEVICES = Path("/dev")
 
@@ -26,9 +25,9 @@ def visible_gpus() -> list[str]:
     if chosen is not None:
         ids = [part.strip() for part in chosen.split(",")]
         return [] if "" in ids or "-1" in ids else ids
-    with _nvml() as nvml:
-        if nvml is not None:
-            return [str(index) for index in range(nvml.nvmlDeviceGetCount())]
+    with nvml() as library:
+        if library is not None:
+            return [str(index) for index in range(library.nvmlDeviceGetCount())]
     # A container may have GPUs without NVML; the device files still tell how many. CUDA counts them from 0.
     return [str(index) for index in range(len(list(DEVICES.glob("nvidia[0-9]*"))))]
 
@@ -59,33 +58,19 @@ def pinned_to(gpus: Sequence[str]) -> dict[str, str]:
 
 def memory_bytes(gpus: Sequence[str]) -> int | None:
     """Memory of the smallest of these GPUs; None where NVML cannot tell."""
-    with _nvml() as nvml:
-        if nvml is None:
+    with nvml() as library:
+        if library is None:
             return None
         try:
             handles = [
-                nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdigit() else nvml.nvmlDeviceGetHandleByUUID(gpu)
+                library.nvmlDeviceGetHandleByIndex(int(gpu))
+                if gpu.isdigit()
+                else library.nvmlDeviceGetHandleByUUID(gpu)
                 for gpu in gpus
             ]
-            return min(int(nvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
-        except nvml.NVMLError:
+            return min(int(library.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
+        except library.NVMLError:
             return None
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[ModuleType | None]:
-    """NVIDIA's management library, or None on a machine without its driver."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # not installed, no driver, or one that does not answer
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def vllm_runs_on_cpu() -> bool:

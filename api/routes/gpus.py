@@ -1,0 +1,38 @@
+"""/api/v1/gpu: what the node computes on, as NVML tells (mlnode's paths)."""
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from api import examples
+from api.services import AppServices, Services
+from poc_core.gpus import Gpu, GpuDriver, MachineGpus
+
+router = APIRouter(prefix="/api/v1/gpu", tags=["aggregator"])
+
+
+class Gpus(BaseModel):
+    devices: list[Gpu]
+    count: int
+
+
+@router.get("/devices", summary="The node's GPUs", responses=examples.REDIS_AWAY)
+def devices(services: AppServices) -> Gpus:
+    """Those of the API's own machine, then those of every further host, as its workers say with their heartbeats; each
+    once. `index` counts them all. Empty without a GPU."""
+    found: dict[str, Gpu] = {}
+    for machine in _machines(services):
+        for gpu in machine.devices:
+            found.setdefault(gpu.uuid, gpu)
+    numbered = [gpu.model_copy(update={"index": index}) for index, gpu in enumerate(found.values())]
+    return Gpus(devices=numbered, count=len(numbered))
+
+
+@router.get("/driver", summary="The versions of the GPUs' driver", responses=examples.REDIS_AWAY)
+def driver(services: AppServices) -> GpuDriver:
+    """Of the API's own machine, else of the first host that has one; null without a GPU."""
+    return next((machine.driver for machine in _machines(services) if machine.driver is not None), GpuDriver())
+
+
+def _machines(services: Services) -> list[MachineGpus]:
+    workers = services.workers.live()
+    return [services.gpus.now(), *(MachineGpus.model_validate(worker.gpus) for worker in workers)]

@@ -1,0 +1,120 @@
+"""This machine's GPUs as NVIDIA's management library tells of them, without torch. Empty where there are none."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel
+
+_MIB = 1024 * 1024
+# Seconds for which a reading serves: NVML takes some milliseconds a GPU, and temperatures change slowly.
+_FRESH_S = 10.0
+
+
+class Gpu(BaseModel):
+    """One device. Fields that its driver does not tell are null."""
+
+    index: int  # by its place on the bus
+    uuid: str = ""
+    host: str = ""
+    name: str = ""
+    total_memory_mb: int | None = None
+    free_memory_mb: int | None = None
+    used_memory_mb: int | None = None
+    utilization_percent: int | None = None
+    temperature_c: int | None = None
+    is_available: bool = True
+    error_message: str | None = None
+
+
+class GpuDriver(BaseModel):
+    driver_version: str | None = None
+    cuda_driver_version: str | None = None
+    nvml_version: str | None = None
+
+
+class MachineGpus(BaseModel):
+    """What one machine has; without a driver there are no devices."""
+
+    devices: list[Gpu] = []
+    driver: GpuDriver | None = None
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[ModuleType | None]:
+    """NVIDIA's management library, or None on a machine without its driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # not installed, no driver, or one that does not answer
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+class GpuWatch:
+    """Readings of this machine's GPUs, each for several who ask."""
+
+    def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._clock = clock
+        self._read_at = float("-inf")
+        self._found = MachineGpus()
+
+    def now(self) -> MachineGpus:
+        """At most _FRESH_S old."""
+        if self._clock() - self._read_at > _FRESH_S:
+            self._found, self._read_at = read(self._host), self._clock()
+        return self._found
+
+
+def read(host: str) -> MachineGpus:
+    with nvml() as library:
+        if library is None:
+            return MachineGpus()
+        devices = [_device(library, index, host) for index in range(library.nvmlDeviceGetCount())]
+        return MachineGpus(devices=devices, driver=_driver(library))
+
+
+def _device(library: Any, index: int, host: str) -> Gpu:
+    try:
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+        memory = library.nvmlDeviceGetMemoryInfo(handle)
+        return Gpu(
+            index=index,
+            uuid=library.nvmlDeviceGetUUID(handle),
+            host=host,
+            name=library.nvmlDeviceGetName(handle),
+            total_memory_mb=memory.total // _MIB,
+            free_memory_mb=memory.free // _MIB,
+            used_memory_mb=memory.used // _MIB,
+            utilization_percent=_told(library, lambda: library.nvmlDeviceGetUtilizationRates(handle).gpu),
+            temperature_c=_told(
+                library, lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)
+            ),
+        )
+    except library.NVMLError as error:  # one that fell off the bus does not hide the others
+        return Gpu(index=index, uuid=f"{host}-{index}", host=host, is_available=False, error_message=str(error))
+
+
+def _told(library: Any, ask: Callable[[], int]) -> int | None:
+    """What not every device can tell."""
+    try:
+        return int(ask())
+    except library.NVMLError:
+        return None
+
+
+def _driver(library: Any) -> GpuDriver:
+    cuda = library.nvmlSystemGetCudaDriverVersion()
+    return GpuDriver(
+        driver_version=library.nvmlSystemGetDriverVersion(),
+        cuda_driver_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        nvml_version=library.nvmlSystemGetNVMLVersion(),
+    )
