@@ -1,5 +1,6 @@
 """The application. `uvicorn --factory api.app:create_app` runs it with the settings of the environment."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from api.body_limit import BodyLimit
 from api.doorkeeper import Doorkeeper, keys_wanted
 from api.head import HeadAsGet
 from api.perimeter import Perimeter
-from api.routes import aggregator, gpus, health, metrics, node, openai, pow, rounds, validate
+from api.routes import aggregator, gpus, health, metrics, models, node, openai, pow, rounds, validate
 from api.services import Services
 from api.version import VERSION
 from api.version_segment import VersionSegment
@@ -38,7 +39,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        downloads = asyncio.create_task(app.state.services.downloads.run())
         yield
+        downloads.cancel()
         await app.state.services.gateway.close()
         app.state.services.close()
 
@@ -67,6 +70,7 @@ def create_app(
     app.include_router(aggregator.router)
     app.include_router(node.router)
     app.include_router(gpus.router)
+    app.include_router(models.router)
     app.include_router(openai.router)
     app.include_router(metrics.router)
     openapi.describe(app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()])

@@ -25,6 +25,7 @@ ROLES: dict[str, Role] = {
     **{f"/api/v1/inference/pow/{path}": Role.PROOFS for path in _PROOFS},
     **{f"/v1/{path}": Role.CHAT for path in _CHAT},
     "/v1/{path:path}": Role.CHAT,
+    "/api/v1/models/status": Role.READ,
     "/tokenize": Role.CHAT,
     "/detokenize": Role.CHAT,
 }

@@ -13,9 +13,12 @@ from redis import Redis
 from api.chat_workers import ChatWorkers
 from api.dispatch import Dispatcher
 from api.gateway import Gateway
+from api.model_cache import ModelCache
+from api.model_downloads import Downloads
 from poc_core.gpus import GpuWatch
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry, connect
+from poc_core.state.downloads import DownloadStore
 from poc_core.state.receivers import Receivers
 
 # Large requests parsed and stored at the same time: one of 100,000 artifacts takes 100 MB and a second meanwhile.
@@ -56,6 +59,8 @@ class Services:
     dispatcher: Dispatcher
     gateway: Gateway
     gpus: GpuWatch
+    model_cache: ModelCache
+    downloads: Downloads
     large_bodies: CapacityLimiter
     waiting: Waiting
 
@@ -83,11 +88,14 @@ class Services:
             dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
             Gateway(ChatWorkers(workers, settings.worker_cache_s)),
             GpuWatch(settings.host),
+            ModelCache(),
+            Downloads(DownloadStore(redis, clock), settings),
             CapacityLimiter(_LARGE_BODIES),
             Waiting(settings.max_waiting_requests),
         )
 
     def close(self) -> None:
+        self.downloads.close()
         self.dispatcher.close()
         self.redis.close()
 

@@ -45,6 +45,15 @@ def job(job_id: str) -> str:
     return f"poc:job:{job_id}"
 
 
+DOWNLOADS = "poc:downloads"  # hash of models that are or were downloaded: repository@commit -> json
+DOWNLOADS_RUNNING = "poc:downloads:running"  # set of those that are
+
+
+def download_alive(task_id: str) -> str:
+    """Exists while a process downloads that model."""
+    return f"poc:download:{task_id}:alive"
+
+
 def active(model: str) -> str:
     """The zset job id -> creation time of the model's jobs that are queued or running."""
     return f"poc:jobs:active:{model}"

@@ -108,7 +108,12 @@ def test_openapi_describes_every_endpoint_with_examples(client: TestClient) -> N
     others = {path for path in paths if not path.startswith(("/api/v1/pow/", "/v1/", "/tokenize", "/detokenize"))}
     aggregator_paths = {path.removeprefix("/api/v1/") for path in others}
     assert aggregator_paths == {
-        *("gpu/devices", "gpu/driver"),
+        *(
+            "gpu/devices",
+            "gpu/driver",
+            "models",
+            *(f"models/{name}" for name in ("status", "download", "list", "space")),
+        ),
         *("state", "stop", "versions", "/health", "/livez", "/ready", "/readyz", "/metrics"),
         *(f"inference/{name}" for name in ("up", "up/async", "up/status", "down")),
         *(f"inference/pow/{name}" for name in ("init/generate", "generate", "generate/{request_id}", "status", "stop")),

@@ -1,0 +1,133 @@
+"""/api/v1/models: the models in this machine's Hugging Face cache (mlnode's paths)."""
+
+import time
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, HTTPException
+from pydantic import AfterValidator, BaseModel, Field
+
+from api import examples
+from api.errors import unavailable
+from api.services import AppServices, Services
+from poc_core.state.downloads import MOST_AT_A_TIME
+
+router = APIRouter(prefix="/api/v1/models", tags=["aggregator"])
+
+ModelStatus = Literal["DOWNLOADED", "DOWNLOADING", "PARTIAL", "NOT_FOUND"]
+
+
+def _repository(name: str) -> str:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+class HubModel(BaseModel):
+    hf_repo: Annotated[str, Field(max_length=96, examples=["Qwen/Qwen3-8B"]), AfterValidator(_repository)]
+    hf_commit: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$")] | None = None
+
+
+class Progress(BaseModel):
+    start_time: float = Field(description="Seconds since the epoch.")
+    elapsed_seconds: float
+
+
+class OneStatus(BaseModel):
+    model: HubModel
+    status: ModelStatus
+    progress: Progress | None = None
+    error_message: str | None = Field(None, description="Why the last download failed.")
+
+
+class Task(BaseModel):
+    task_id: str
+    status: ModelStatus
+    model: HubModel
+
+
+class Deleted(BaseModel):
+    status: Literal["deleted", "cancelled"]
+    model: HubModel
+
+
+class Listed(BaseModel):
+    model: HubModel
+    status: ModelStatus
+
+
+class AllListed(BaseModel):
+    models: list[Listed]
+
+
+class DiskSpace(BaseModel):
+    cache_size_gb: float
+    available_gb: float
+    cache_path: str
+
+
+@router.post("/status", summary="Whether a model is on disk", responses=examples.REDIS_AWAY)
+def status(model: HubModel, services: AppServices) -> OneStatus:
+    """Without hf_commit the revision `main`, or any."""
+    found = services.downloads.store.read(model.hf_repo, model.hf_commit)
+    if found is not None and found.state == "running":
+        elapsed_s = max(0.0, time.time() - found.started_at)
+        progress = Progress(start_time=found.started_at, elapsed_seconds=elapsed_s)
+        return OneStatus(model=model, status="DOWNLOADING", progress=progress)
+    stage = services.model_cache.stage(model.hf_repo, model.hf_commit)
+    error = found.error if found is not None and stage != "DOWNLOADED" else None
+    return OneStatus(model=model, status=stage, error_message=error)
+
+
+@router.post("/download", summary="Download a model", status_code=202, responses=examples.REDIS_AWAY)
+def download(model: HubModel, services: AppServices) -> Task:
+    """In a process of its own, which goes on when this API restarts; a second try goes on where the first ended. 409
+    while it is under way, 429 when three are."""
+    if services.model_cache.stage(model.hf_repo, model.hf_commit) == "DOWNLOADED":
+        return Task(task_id="", status="DOWNLOADED", model=model)
+    downloads = services.downloads
+    started = downloads.store.start(model.hf_repo, model.hf_commit, downloads.machine)
+    if started == "running":
+        raise HTTPException(
+            409, f"{model.hf_repo} is being downloaded already; /api/v1/models/status tells how it goes."
+        )
+    if started == "full":
+        raise unavailable(f"{MOST_AT_A_TIME} models are being downloaded, as many as may; try again later.", 429)
+    downloads.begin(started)
+    return Task(task_id=started.task_id, status="DOWNLOADING", model=model)
+
+
+@router.delete("", summary="Delete a model from disk, or cancel its download", responses=examples.REDIS_AWAY)
+def delete(model: HubModel, services: AppServices) -> Deleted:
+    """Without hf_commit all its revisions. 409 while a worker serves it, 404 when it is not there."""
+    if services.downloads.store.forget(model.hf_repo, model.hf_commit):
+        return Deleted(status="cancelled", model=model)
+    if _is_served(model.hf_repo, services):
+        raise HTTPException(409, f"Workers serve {model.hf_repo}; deploy another model first.")
+    if not services.model_cache.delete(model.hf_repo, model.hf_commit):
+        raise HTTPException(404, f"{model.hf_repo} is not in the cache {services.model_cache.path}.")
+    return Deleted(status="deleted", model=model)
+
+
+@router.get("/list", summary="The models on disk", responses=examples.REDIS_AWAY)
+def listed(services: AppServices) -> AllListed:
+    running = [HubModel(hf_repo=one.hf_repo, hf_commit=one.hf_commit) for one in services.downloads.store.running()]
+    found = [Listed(model=model, status="DOWNLOADING") for model in running]
+    for hf_repo, hf_commit, stage in services.model_cache.models():
+        found.append(Listed(model=HubModel(hf_repo=hf_repo, hf_commit=hf_commit), status=stage))
+    return AllListed(models=found)
+
+
+@router.get("/space", summary="Room for models")
+def space(services: AppServices) -> DiskSpace:
+    return DiskSpace(**vars(services.model_cache.space()))
+
+
+def _is_served(hf_repo: str, services: Services) -> bool:
+    wanted = services.deployments.status().wanted
+    served = any(worker.model == hf_repo for worker in services.workers.live())
+    return served or (wanted is not None and wanted.model == hf_repo)

@@ -1,0 +1,192 @@
+"""Models in the Hugging Face cache: what lies there, what is being downloaded, what is deleted."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.model_cache import ModelCache
+from api.model_downloads import Downloads
+from api.services import Services
+from poc_core.state.downloads import Download
+from tests.samples import Clock
+
+MODELS = "/api/v1/models"
+REPO = "acme/small"
+COMMIT = "a" * 40
+
+
+@pytest.fixture(autouse=True)
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Download]:
+    """The downloads whose processes would have been started."""
+    begun: list[Download] = []
+    monkeypatch.setattr(Downloads, "begin", lambda _, download: begun.append(download))
+    return begun
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(ModelCache, "path", tmp_path / "hub")
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def services(client: TestClient) -> Services:
+    found: Services = client.app.state.services  # type: ignore[attr-defined]
+    return found
+
+
+def put(cache: Path, files: dict[str, str], repo: str = REPO, commit: str = COMMIT) -> Path:
+    """As huggingface_hub leaves a repository."""
+    folder = cache / f"models--{repo.replace('/', '--')}"
+    snapshot = folder / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (folder / "blobs").mkdir(exist_ok=True)
+    (folder / "refs").mkdir(exist_ok=True)
+    (folder / "refs" / "main").write_text(commit)
+    for name, text in files.items():
+        (folder / "blobs" / f"{commit[:4]}-{name}").write_text(text)
+        (snapshot / name).symlink_to(folder / "blobs" / f"{commit[:4]}-{name}")
+    return folder
+
+
+SHARDS = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+WHOLE = {"config.json": "{}", "model.safetensors": "x" * 1000}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (WHOLE, "DOWNLOADED"),
+        ({"config.json": "{}"}, "PARTIAL"),
+        ({"model.safetensors": "x"}, "PARTIAL"),
+        ({"config.json": "{}", "model.safetensors.index.json": SHARDS, "model-1.safetensors": "x"}, "PARTIAL"),
+        (
+            {
+                "config.json": "{}",
+                "model.safetensors.index.json": SHARDS,
+                "model-1.safetensors": "x",
+                "model-2.safetensors": "y",
+            },
+            "DOWNLOADED",
+        ),
+    ],
+    ids=["one file", "no weights", "no configuration", "a shard is missing", "all shards"],
+)
+def test_the_status_tells_what_is_there(client: TestClient, cache: Path, files: dict[str, str], expected: str) -> None:
+    put(cache, files)
+    for commit in (None, COMMIT):
+        model = {"hf_repo": REPO, "hf_commit": commit}
+        answer = client.post(f"{MODELS}/status", json=model)
+        assert answer.json() == {"model": model, "status": expected, "progress": None, "error_message": None}
+
+
+def test_without_a_cache_nothing_is_there(client: TestClient) -> None:
+    assert client.post(f"{MODELS}/status", json={"hf_repo": REPO}).json()["status"] == "NOT_FOUND"
+    assert client.get(f"{MODELS}/list").json() == {"models": []}
+    assert client.get(f"{MODELS}/space").json()["cache_size_gb"] == 0
+
+
+def test_another_commit_than_asked_for_is_not_it(client: TestClient, cache: Path) -> None:
+    put(cache, WHOLE)
+    model = {"hf_repo": REPO, "hf_commit": "b" * 40}
+    assert client.post(f"{MODELS}/status", json=model).json()["status"] == "NOT_FOUND"
+
+
+def test_a_download_is_a_job_that_its_status_shows(
+    client: TestClient, services: Services, clock: Clock, begun: list[Download]
+) -> None:
+    answer = client.post(f"{MODELS}/download", json={"hf_repo": REPO})
+    assert (answer.status_code, answer.json()["status"]) == (202, "DOWNLOADING")
+    assert [one.task_id for one in begun] == [answer.json()["task_id"]]
+    status = client.post(f"{MODELS}/status", json={"hf_repo": REPO}).json()
+    assert (status["status"], status["progress"]["start_time"]) == ("DOWNLOADING", clock.now)
+    assert client.get(f"{MODELS}/list").json()["models"][0]["status"] == "DOWNLOADING"
+    assert client.post(f"{MODELS}/download", json={"hf_repo": REPO}).status_code == 409
+    services.downloads.store.end(begun[0], "HTTPError: 401")
+    status = client.post(f"{MODELS}/status", json={"hf_repo": REPO}).json()
+    assert (status["status"], status["error_message"]) == ("NOT_FOUND", "HTTPError: 401")
+    assert client.post(f"{MODELS}/download", json={"hf_repo": REPO}).status_code == 202
+
+
+def test_three_are_downloaded_at_a_time(client: TestClient, services: Services, begun: list[Download]) -> None:
+    for n in range(3):
+        assert client.post(f"{MODELS}/download", json={"hf_repo": f"acme/m{n}"}).status_code == 202
+    answer = client.post(f"{MODELS}/download", json={"hf_repo": "acme/m3"})
+    assert (answer.status_code, int(answer.headers["Retry-After"]) > 0) == (429, True)
+    services.downloads.store.end(begun[1])
+    assert client.post(f"{MODELS}/download", json={"hf_repo": "acme/m3"}).status_code == 202
+
+
+def test_what_is_there_is_not_downloaded_again(client: TestClient, cache: Path, begun: list[Download]) -> None:
+    put(cache, WHOLE)
+    answer = client.post(f"{MODELS}/download", json={"hf_repo": REPO})
+    assert (answer.status_code, answer.json()["status"], begun) == (202, "DOWNLOADED", [])
+
+
+def test_a_model_is_deleted_by_commit_or_whole(client: TestClient, cache: Path) -> None:
+    folder = put(cache, WHOLE)
+    put(cache, WHOLE, commit="c" * 40)
+    assert client.request("DELETE", MODELS, json={"hf_repo": REPO, "hf_commit": COMMIT}).json()["status"] == "deleted"
+    assert [path.name for path in (folder / "snapshots").iterdir()] == ["c" * 40]
+    assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).status_code == 200
+    assert not folder.exists()
+    assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).status_code == 404
+
+
+def test_deleting_what_is_being_downloaded_cancels_that(client: TestClient, services: Services) -> None:
+    client.post(f"{MODELS}/download", json={"hf_repo": REPO})
+    assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).json()["status"] == "cancelled"
+    assert services.downloads.store.running() == []
+
+
+def test_a_model_that_is_served_is_not_deleted(client: TestClient, cache: Path, serve: Callable[..., Any]) -> None:
+    put(cache, WHOLE)
+    serve("w1", model=REPO)
+    assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).status_code == 409
+
+
+def test_list_and_space(client: TestClient, cache: Path) -> None:
+    put(cache, WHOLE)
+    put(cache, {"config.json": "{}"}, repo="acme/half")
+    models = client.get(f"{MODELS}/list").json()["models"]
+    assert [(one["model"]["hf_repo"], one["status"]) for one in models] == [
+        *(("acme/half", "PARTIAL"), (REPO, "DOWNLOADED"))
+    ]
+    space = client.get(f"{MODELS}/space").json()
+    assert space["cache_size_gb"] > 0
+    assert space["available_gb"] > 0
+    assert space["cache_path"] == str(cache)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *({"hf_repo": name} for name in ("", "../../etc", "a/b/c", "a b", "-x/y", "a--b/c", "x" * 97, "/etc/passwd")),
+        *({"hf_repo": REPO, "hf_commit": commit} for commit in ("", "../x", "a/b", "-h", "x" * 129)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("method", "path"), [("POST", "/status"), ("POST", "/download"), ("DELETE", "")])
+def test_what_is_no_repository_is_422(
+    client: TestClient, begun: list[Download], method: str, path: str, model: dict[str, str]
+) -> None:
+    assert client.request(method, MODELS + path, json=model).status_code == 422
+    assert begun == []
+
+
+def test_a_download_whose_process_died_is_begun_again(
+    client: TestClient, services: Services, begun: list[Download]
+) -> None:
+    client.post(f"{MODELS}/download", json={"hf_repo": REPO})
+    store = services.downloads.store
+    assert store.claim(begun[0])
+    assert not store.claim(begun[0])
+    services.downloads.tend()
+    assert len(begun) == 1
+    store.leave(begun[0])  # or its sign of life expired
+    services.downloads.tend()
+    assert [one.task_id for one in begun] == [begun[0].task_id] * 2
