@@ -45,7 +45,7 @@ class DownloadStore:
     def start(self, hf_repo: str, hf_commit: str | None, machine: str) -> Download | Literal["running", "full"]:
         """Stores a download as running, or says why not."""
         new = Download(uuid.uuid4().hex, hf_repo, hf_commit, machine, self._clock())
-        args = [new.name, json.dumps(asdict(new)), MOST_AT_A_TIME, _KEPT_S]
+        args: list[Any] = [new.name, json.dumps(asdict(new)), MOST_AT_A_TIME, _KEPT_S]
         reason = self._start([keys.DOWNLOADS, keys.DOWNLOADS_RUNNING], args).decode()
         return new if reason == "ok" else "running" if reason == "running" else "full"
 
