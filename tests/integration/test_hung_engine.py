@@ -59,7 +59,13 @@ def test_an_engine_that_is_saturated_is_not_said_to_hang(up: Up, http: httpx.Cli
     assert not [line for line in up.log if "hangs" in line]
 
 
-@pytest.mark.parametrize("busy", [True, False], ids=["in the middle of chat", "with nothing to do"])
+@pytest.mark.parametrize(
+    "busy",
+    [
+        pytest.param(True, id="in the middle of chat"),
+        pytest.param(False, id="with nothing to do", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_that_stands_still_ends_the_worker_and_another_comes(up: Up, http: httpx.Client, busy: bool) -> None:
     ((pid, state),) = workers(http).items()
     assert (state, health(http)) == ("ready", 200)

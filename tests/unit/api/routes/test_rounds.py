@@ -13,6 +13,7 @@ from api.app import create_app
 from api.dispatch import Dispatcher
 from api.services import Services
 from poc_core.nonces import MAX_NONCE
+from poc_core.payloads import callback_url
 from poc_core.records import RoundRecord, RoundState
 from poc_core.schemes.artifact.requests import ArtifactRoundBody
 from poc_core.schemes.distance.requests import DistanceRoundBody
@@ -112,6 +113,12 @@ def test_what_a_distance_body_leaves_out_has_the_protocols_defaults(client: Test
 def test_layer_hooks_take_the_place_of_sign_flips(client: TestClient, rounds: RoundStore) -> None:
     config = start(client, rounds, distance_body(use_layer_hooks=True)).config
     assert config.spec.options == {"randomization": "layer_hooks"}
+
+
+def test_a_url_keeps_its_escapes(client: TestClient, rounds: RoundStore) -> None:
+    url = "http://host:9000/callback/Qwen%252FQwen3-8B"  # the network's client escapes the model's name twice
+    assert start(client, rounds, round_body(url=url)).config.url == url
+    assert callback_url(url, "generated") == f"{url}/generated"
 
 
 def test_an_empty_url_means_no_callbacks(client: TestClient, rounds: RoundStore) -> None:
