@@ -92,12 +92,13 @@ class Fleet:
         return bool(kept) and all(child.was_ready for child in kept)
 
     def reason(self) -> str | None:
-        """Why no worker is left, in a sentence and the line of a log that tells most; None as long as one is."""
+        """Why no worker is left, in a sentence and what its log ends with; None as long as one is."""
         if self.failure() is None:
             return None
-        first = self.children[0]
-        cause = next((line for line in reversed(first.tail) if log_patterns.TELLING.search(line)), "")
-        return f"{first.gave_up}. {cause}".rstrip()
+        log = self.children[0].tail
+        told = next((i for i in reversed(range(len(log))) if log_patterns.TELLING.search(log[i])), len(log))
+        # The last error may have several lines.
+        return " ".join([f"{self.children[0].gave_up}.", *map(str.strip, log[told : told + ERROR_CAUSES])])
 
     def failure(self) -> str | None:
         """Why no worker is left; None as long as one is."""

@@ -3,6 +3,7 @@ between them, whatever is restarted."""
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
@@ -10,11 +11,13 @@ import pytest
 import redis
 
 from tests.broker import CALLBACK_PATH, Broker, wait_state
+from tests.chat_client import vllm_args
 from tests.integration.processes import descendants, wait_until
 from tests.local_compose import PROGRAMS, LocalCompose
+from tests.marks import needs_vllm
 from tests.receiver import Receiver
 from tests.round_client import FAST
-from tests.up import proofline
+from tests.up import Up, proofline
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("broker")]
 
@@ -186,3 +189,49 @@ def test_changes_of_model_leave_nothing(node: Node, changes: int) -> None:
         assert not any(c.status == psutil.CONN_LISTEN for one in supervisors for c in one.net_connections())
         assert node.lasting_keys() == lasting
         assert {key for key in lasting if key.startswith(b"poc:")} == {b"poc:deployment"}
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_another_model_while_a_round_and_chat_run_on_real_engines() -> None:
+    """The round ends and is delivered, chat under way comes to its end, the next model serves."""
+    # In `up`, which was told no model: what it is told beside is for every model.
+    arguments = ("--dtype", "float32", "--port", "0", "--", "--max-model-len", "1024", *vllm_args())
+    up = Up(*arguments, env={**FAST, "VLLM_CPU_KVCACHE_SPACE": "1", "POC_CHAT_POLICY": "share:0.3"})
+    try:
+        with (
+            Receiver() as receiver,
+            httpx.Client(base_url=up.base_url, timeout=180, trust_env=False) as http,
+            ThreadPoolExecutor(9) as pool,
+        ):
+            broker = Broker(http, "/v3.0.16")
+            assert broker.state() == ("STOPPED", "")
+            broker.up("tiny-llama")
+            assert [model["id"] for model in broker.call("GET", "/v1/models")["data"]] == ["tiny-llama"]
+            assert broker.call("GET", "/health")["status"] == "ok"
+            broker.start_round("tiny-llama", receiver.url)
+            wait_until(receiver.nonces, "artifacts")
+            chat = {"model": "tiny-llama", "messages": [{"role": "user", "content": "Say"}], "ignore_eos": True}
+            chat |= {"max_tokens": 200, "temperature": 0}
+            answers = [pool.submit(broker.call, "POST", "/v1/chat/completions", chat) for _ in range(8)]
+            wait_until(lambda: _chat_active(broker) == 8, "chat under way")
+            broker.stop()
+            assert [answer.result(1)["usage"]["completion_tokens"] for answer in answers] == [200] * 8
+            stats = broker.call("GET", "/api/v1/pow/status")["stats"]
+            wait_until(lambda: len(receiver.nonces()) == stats["total_processed"], "all that was computed")
+            assert broker.call("GET", "/health", expect=503)
+
+            reason = broker.up("tiny-qwen3", "--max-model-len", "9999999", expect=500)["detail"]
+            assert "max_model_len" in reason
+            assert broker.state() == ("STOPPED", "")
+            broker.up("tiny-qwen3", "--served-model-name", "q")
+            assert broker.state() == ("INFERENCE", "tiny-qwen3")
+            assert broker.call("POST", "/v1/chat/completions", chat | {"model": "q", "max_tokens": 4})["model"] == "q"
+            assert broker.call("POST", "/v1/chat/completions", chat, expect=404)
+    finally:
+        up.end()
+
+
+def _chat_active(broker: Broker) -> int:
+    workers = broker.call("GET", "/api/v1/pow/status")["workers"]
+    return sum(worker["stats"].get("chat_active", 0) for worker in workers)

@@ -147,6 +147,18 @@ def test_a_slow_start_that_fails_counts_as_a_fast_crash(
     assert (child.gave_up is not None) == (word == "loading")
 
 
+def test_a_child_that_never_got_ready_may_be_given_up_sooner(
+    started: Callable[[ChildSpec], Child], quick_backoff: None
+) -> None:
+    spec: dict[str, Any] = {"ready_line": HOPELESS["ready_line"], "max_fast_crashes": 3, "max_failed_starts": 1}
+    never, once = (
+        started(ChildSpec("child", python(f"print({word!r}); raise SystemExit(1)"), **spec))
+        for word in ("loading", "is ready")
+    )
+    wait_until(lambda: never.gave_up and once.gave_up, "giving up")
+    assert (never.crashes, once.crashes) == (2, 4)
+
+
 def test_a_child_with_wrong_arguments_is_not_restarted(
     started: Callable[[ChildSpec], Child], recorder: Recorder
 ) -> None:

@@ -15,6 +15,7 @@ from cli.machine.gpus import (
     chosen_gpus,
     groups_of_all,
     groups_of_gpus,
+    groups_of_most,
     memory_bytes,
     pinned_to,
     visible_gpus,
@@ -187,3 +188,11 @@ def test_builds_of_vllm_are_told_apart(
     monkeypatch.setattr(gpus.importlib.metadata, "version", version)
     assert vllm_runs_on_cpu() is on_cpu
     assert vllm_needs_cuda() is needs_cuda
+
+
+def test_a_deployment_gets_as_many_groups_as_there_are_and_leaves_the_rest_idle() -> None:
+    gpus = ["0", "1", "2", "3", "4"]
+    assert groups_of_most(gpus, 2) == [["0", "1"], ["2", "3"]]
+    assert groups_of_most(gpus, 1, at_most=2) == [["0"], ["1"]]
+    with pytest.raises(GpuError, match=r"This host has 5 GPU\(s\) and the model is to use 8"):
+        groups_of_most(gpus, 8)

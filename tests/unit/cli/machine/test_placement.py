@@ -44,3 +44,12 @@ def test_a_model_that_its_gpus_cannot_hold_is_refused(
     else:
         with pytest.raises(UsageError, match=r"The weights of .* take"):
             placement.environments(options, [["0"]], 1)
+
+
+def test_a_deployments_workers_fill_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "vllm_runs_on_cpu", lambda: False)
+    options = EngineOptions(model=TINY, tensor_parallel=2)
+    found = placement.environments_of_most(options, ["0", "1", "2", "3", "4"], None, 1)
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in found] == ["0,1", "2,3"]
+    synthetic = EngineOptions(model=TINY, engine="synthetic")
+    assert placement.environments_of_most(synthetic, ["0", "1"], None, 3) == [{}, {}, {}]

@@ -1,7 +1,10 @@
 """The workers of one machine: what is shown of the log of one that ended."""
 
+from types import SimpleNamespace
+from typing import Any
+
 from cli.supervise import fleet
-from cli.supervise.fleet import telling_lines
+from cli.supervise.fleet import Fleet, telling_lines
 
 
 def test_a_cause_far_above_the_end_of_a_log_is_shown_with_it() -> None:
@@ -9,3 +12,33 @@ def test_a_cause_far_above_the_end_of_a_log_is_shown_with_it() -> None:
     log = ["started", cause, *[f"line {i}" for i in range(100)], "RuntimeError: see above"]
     assert telling_lines(log) == [cause, "...", *log[-fleet.ERROR_TAIL_LINES :]]
     assert telling_lines(log[-5:]) == log[-5:]
+
+
+def fleet_of(*children: dict[str, Any]) -> Fleet:
+    found = Fleet(list, [], 0, lambda _name, _line: None, lambda _message: None)
+    common = {
+        "gave_up": None,
+        "was_ready": False,
+        "is_ready": False,
+        "tail": [],
+        "spec": SimpleNamespace(name="worker-0"),
+    }
+    found.children = [SimpleNamespace(**common | child) for child in children]  # type: ignore[misc]
+    return found
+
+
+def test_a_fleet_serves_when_all_that_are_not_given_up_have_been_ready() -> None:
+    ready: dict[str, Any] = {"was_ready": True, "is_ready": True}
+    assert fleet_of(ready, ready | {"is_ready": False}).is_serving
+    assert fleet_of(ready, {"gave_up": "worker-1 ended"}).is_serving
+    assert not fleet_of(ready, {}).is_serving
+    assert not fleet_of({"was_ready": True, "gave_up": "worker-0 ended"}).is_serving
+    assert fleet_of(ready, ready, {}).n_ready == 2
+
+
+def test_the_reason_is_the_last_error_of_the_log_with_all_its_lines() -> None:
+    log = ["loading", "ValueError: earlier", "more", "error: vLLM cannot start with the model m: 1 error", "  too long"]
+    lost: dict[str, Any] = {"gave_up": "worker-0 ended (exit code 1); not restarted: 2 times in a row", "tail": log}
+    assert fleet_of(lost).reason() == f"{lost['gave_up']}. error: vLLM cannot start with the model m: 1 error too long"
+    assert fleet_of(lost, {}).reason() is None
+    assert fleet_of(lost | {"tail": ["killed"]}).reason() == f"{lost['gave_up']}."
