@@ -16,7 +16,7 @@ def test_a_cause_far_above_the_end_of_a_log_is_shown_with_it() -> None:
 
 def fleet_of(*children: dict[str, Any]) -> Fleet:
     found = Fleet(list, [], 0, lambda _name, _line: None, lambda _message: None)
-    common = {
+    common: dict[str, Any] = {
         "gave_up": None,
         "was_ready": False,
         "is_ready": False,
