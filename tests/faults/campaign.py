@@ -78,7 +78,7 @@ def run(
         lines: deque[str] = deque(maxlen=LOG_LINES)
         args = ("--enforce-eager",) if engine == "vllm" else ()
         options = with_chosen_model(
-            EngineOptions(model=MODEL, engine=engine, dtype="float32", synthetic_step_ms=20.0, vllm_args=args)
+            EngineOptions(model=MODEL, engine=engine, dtype="float32", synthetic_step_ms=40.0, vllm_args=args)
         )
         stack = FaultyStack(
             options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -137,7 +138,7 @@ def no_memory(victims: Victims) -> str:
 
 
 def full_disk(victims: Victims) -> str:
-    if victims.disk is None:
+    if victims.disk is None or shutil.disk_usage(victims.disk).free < 2**28:  # really full, it would stay so
         return no_memory(victims)
     seconds = victims.rng.uniform(1, _LONGEST_S)
     filler = fill(victims.disk)

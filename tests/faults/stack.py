@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from cli.supervise.processes import Child
 from cli.supervise.stack import Stack
 from tests.faults.proxy import Proxy
 
-DISK_MIB = 512
+DISK_MIB = 2048  # of memory, when it is full
 _CLOCK_FOLDER = Path(__file__).parent / "clock"
 
 
@@ -74,10 +75,6 @@ def fill(folder: Path) -> Path:
     """Takes all that is left of a disk; returns the file to remove again."""
     filler = folder / "filler"
     with filler.open("wb") as file:
-        try:
-            while True:
-                file.write(b"x" * 65536)
-                file.flush()
-        except OSError:
-            pass
+        free = shutil.disk_usage(folder).free
+        os.posix_fallocate(file.fileno(), 0, max(1, free - 65536))
     return filler
