@@ -15,7 +15,7 @@ from tests.round_client import FAST
 from tests.up import START_TIMEOUT_S, Up
 from workers.proofs import ENGINE_LOST_STATUS
 
-pytestmark = [pytest.mark.integration, needs_vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, needs_vllm]
 
 HUNG_AFTER_S = 8.0
 # By the default of 120 s this is the 10 s that an operator has to wait longer.
