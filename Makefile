@@ -15,8 +15,11 @@ PYTEST := pytest -n 2 --dist loadgroup --no-loadscope-reorder -m
 # Of `make faults` and `make soak`.
 MINUTES ?= 20
 ENGINE ?= synthetic
+# Of `make models`: which families (default: all), in which number formats.
+FAMILIES ?=
+VARIANTS ?= float32,bfloat16,fp8
 
-.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak test-matrix coverage lint format clean
+.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak test-matrix models coverage lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -65,6 +68,9 @@ test-matrix: ## golden tests on several releases of vLLM, each in an environment
 		echo "vLLM $$version:"; \
 		.venv-vllm-$$version/bin/python -m pytest $(MATRIX_TESTS) || exit 1; \
 	done
+
+models: setup ## the model matrix: tiny models of every family the network runs (FAMILIES="qwen3 gpt-oss" VARIANTS=float32)
+	@$(BIN)/python -m tests.families.matrix --variants $(VARIANTS) $(FAMILIES)
 
 lint: setup ## ruff and mypy
 	@$(BIN)/python -m ruff check .

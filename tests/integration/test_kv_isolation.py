@@ -214,6 +214,34 @@ class TestState:
         assert not layout.slot_mapping["state"].any()
 
 
+def test_large_blocks_do_not_shrink_batches() -> None:
+    """GLM's of 2,304 tokens: a sequence of 1,024 takes one, and 32 of them are still 32,768 tokens."""
+    from poc_core.records import ModelInfo
+    from workers.vllm.kv_isolation import ScratchGroup
+
+    group = ScratchGroup(None, 2304, ("0",), 0, False)
+    n = ModelInfo("glm", 4096, 45, 4096, 32_768, "bfloat16").max_batch(1024)
+    assert (n, group.n_blocks(n, 1024)) == (32, 1 + 32)
+
+
+def test_an_error_without_words_says_where_it_was_raised() -> None:
+    from workers.vllm import extension
+
+    def fail() -> None:
+        assert BLOCK == 0
+
+    class Silent(RuntimeError):
+        pass
+
+    def silent() -> None:
+        raise Silent
+
+    answer = extension._answer(silent)
+    assert answer["kind"] == "failed"
+    assert answer["error"].startswith("Silent: raise Silent (")
+    assert "AssertionError: " in extension._answer(fail)["error"]
+
+
 class TestPages:
     """How far apart the blocks of a scratch cache lie."""
 

@@ -6,6 +6,7 @@ Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION stays
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,14 @@ class ProofExtension:
         return runner
 
 
+def _said(error: Exception) -> str:
+    """An error's own words; of one that has none (vLLM asserts much), where it was raised."""
+    words = str(error)
+    if not words and (frames := traceback.extract_tb(error.__traceback__)):
+        words = f"{frames[-1].line} ({frames[-1].filename.rpartition('site-packages/')[2]}, line {frames[-1].lineno})"
+    return f"{type(error).__name__}: {words}"
+
+
 def _answer(work: Callable[[], Any]) -> dict[str, Any]:
     import torch
 
@@ -80,11 +89,11 @@ def _answer(work: Callable[[], Any]) -> dict[str, Any]:
     except RuntimeError as error:
         if "not enough memory" not in str(error):  # torch's words on a CPU
             logger.exception("a proof call failed")
-            return {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+            return {"error": _said(error), "kind": "failed"}
         failed = str(error)
     except Exception as error:
         logger.exception("a proof call failed")
-        return {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+        return {"error": _said(error), "kind": "failed"}
     if torch.cuda.is_available():  # only now: the exception held the frames with the tensors
         torch.cuda.empty_cache()
     return {"error": failed.splitlines()[0], "kind": "memory"}

@@ -1,7 +1,14 @@
 """What hides vLLM's releases: here what can be seen without an engine."""
 
-import torch
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+from cachetools import LRUCache
+
+from poc_core.errors import SpecError
+from poc_core.records import ProofSpec
 from tests.marks import needs_vllm
 
 
@@ -32,3 +39,81 @@ def test_that_vllms_shared_experts_are_still_called_so() -> None:
 
     assert VllmsOwn.__name__ == SharedExperts.__name__
     assert "_output" in VllmsOwn.__init__.__code__.co_names
+
+
+class Owner(torch.nn.Module):
+    """As vLLM's models own their layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Identity()])
+        self.start_layer, self.end_layer = 0, 1
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    "sharing",
+    [{"index_topk_freq": 4}, {"index_topk_pattern": "FSSS"}, {"indexer_types": ["full", "shared"]}],
+    ids=lambda sharing: next(iter(sharing)),
+)
+def test_layers_that_attend_to_what_an_earlier_one_chose_are_not_cut(sharing: dict[str, Any]) -> None:
+    from workers.vllm import compat
+
+    model = Owner()
+    assert compat.layer_owner(model, model.layers, SimpleNamespace(index_topk_freq=1, index_topk_pattern=None)) is model
+    assert compat.layer_owner(model, model.layers, SimpleNamespace(**sharing)) is None
+
+
+@needs_vllm
+@pytest.mark.parametrize("asked", [[], ["all"], ["none"], ["all", "+rotary_embedding"]])
+@pytest.mark.parametrize("latent", [True, False])
+def test_mla_on_cpus_leaves_rotary_embedding_to_torch(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], latent: bool
+) -> None:
+    from vllm.platforms import current_platform
+    from vllm.transformers_utils import config as vllms
+
+    from workers.vllm import compat
+
+    text = SimpleNamespace(kv_lora_rank=512) if latent else SimpleNamespace()
+    monkeypatch.setattr(vllms, "get_config", lambda *_: SimpleNamespace(get_text_config=lambda: text))
+    operations = [*asked]
+    compat.avoid_faults(
+        SimpleNamespace(
+            model="m",
+            trust_remote_code=False,
+            revision=None,
+            compilation_config=SimpleNamespace(custom_ops=operations),
+        )
+    )
+    avoided = ["-rotary_embedding"] if asked else ["all", "-rotary_embedding"]
+    chosen = "+rotary_embedding" in asked or not latent or not current_platform.is_cpu()
+    assert operations == asked + ([] if chosen else avoided)
+
+
+@needs_vllm
+@pytest.mark.parametrize("replicated", [True, False])
+def test_a_norm_of_a_part_of_a_sum_is_refused(replicated: bool) -> None:
+    """Reflections are linear, so they may stay."""
+    from workers.vllm.proof_runner import ProofRunner
+
+    runner = ProofRunner.__new__(ProofRunner)
+    vars(runner).update(
+        _schemes=LRUCache(4),
+        _hidden_size=32,
+        _layers=[None] * 2,
+        _device=torch.device("cpu"),
+        _dtype=torch.float32,
+        _replicated=replicated,
+    )
+    spec = ProofSpec(block_hash="block", public_key="key", seq_len=8)
+    distance = spec.model_copy(update={"scheme": "distance"})
+    hooks = distance.model_copy(update={"options": {"randomization": "layer_hooks"}})
+    assert runner._scheme(spec).transforms_layers
+    assert not runner._scheme(distance).transforms_layers
+    for _ in range(2):  # a scheme that is kept is no way around it
+        if replicated:
+            assert runner._scheme(hooks).transforms_layers
+        else:
+            with pytest.raises(SpecError, match="use sign_flips, or tensor_parallel 1"):
+                runner._scheme(hooks)

@@ -1,0 +1,98 @@
+"""Tiny models of the families that the network runs, with random weights, from the configurations beside this file.
+
+    python -m tests.families.make FOLDER [FAMILY ...]
+
+Weights are never committed: the same configuration gives the same weights, bfloat16 numbers from a fixed seed.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+FOLDER = Path(__file__).resolve().parent
+# Whose tokenizer they get: all have its vocabulary of 512.
+_TOKENIZER = FOLDER.parents[1] / "models" / "tiny-qwen3"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+# What vLLM wants to know of a wrapper's pictures, also where it takes none.
+_PROCESSORS = {
+    "kimi_k25": {
+        "image_processor_type": "Kimi_K25ImageProcessor",
+        "media_proc_cfg": {
+            "merge_kernel_size": 2,
+            "temporal_merge_kernel_size": 4,
+            "patch_size": 14,
+            "in_patch_limit": 64,
+            "in_patch_limit_each_frame": 64,
+            "in_patch_limit_video": 64,
+            "patch_limit_on_one_side": 8,
+            "fixed_output_tokens": None,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        },
+    }
+}
+# Parts of weights' names that transformers saves otherwise than vLLM reads them, by model type.
+_RENAMED = {"deepseek_v4": ((".hc_head.hc_", ".hc_head_"), (".attn.norm.", ".attn.kv_norm."))}
+# Written when all else is: what has none is made again.
+_DONE = "made-from.sha256"
+
+
+def families() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def make(family: str, folder: Path) -> Path:
+    """The family's model in a folder of its own within `folder`, made unless it is there already."""
+    given = (FOLDER / f"{family}.json").read_text()
+    stamp = hashlib.sha256((given + Path(__file__).read_text()).encode()).hexdigest()
+    model = folder / family
+    done = model / _DONE
+    if done.exists() and done.read_text() == stamp:
+        return model
+    shutil.rmtree(model, ignore_errors=True)
+    model.mkdir(parents=True)
+    _save_weights(json.loads(given), model)
+    for name in _TOKENIZER_FILES:
+        shutil.copy(_TOKENIZER / name, model / name)
+    if processor := _PROCESSORS.get(json.loads(given)["model_type"]):
+        (model / "preprocessor_config.json").write_text(json.dumps(processor))
+    # As given: transformers writes its own reading of it, which not every vLLM reads.
+    (model / "config.json").write_text(given)
+    done.write_text(stamp)
+    return model
+
+
+def _save_weights(config: dict[str, object], model: Path) -> None:
+    import transformers
+
+    fields = {name: value for name, value in config.items() if name != "model_type"}
+    read = transformers.AutoConfig.for_model(str(config["model_type"]), **fields)
+    kind = transformers.AutoModelForImageTextToText if "text_config" in config else transformers.AutoModelForCausalLM
+    torch.manual_seed(0)
+    loaded = kind.from_config(read)
+    spread = read.get_text_config().initializer_range
+    with torch.no_grad():
+        for name, weight in sorted(loaded.state_dict().items()):
+            if weight.is_floating_point() and weight.numel() and not weight.isfinite().all():
+                weight.normal_(std=spread)  # what the library leaves as it finds it
+            if name.endswith(("e_score_correction_bias", "sinks")):
+                weight.normal_(std=spread)
+    loaded.to(torch.bfloat16).save_pretrained(model)
+    for old, new in _RENAMED.get(str(config["model_type"]), ()):
+        path = model / "model.safetensors"
+        save_file({name.replace(old, new): weight for name, weight in load_file(path).items()}, path, {"format": "pt"})
+
+
+def main() -> None:
+    folder, *names = sys.argv[1:]
+    for family in names or families():
+        print(make(family, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
