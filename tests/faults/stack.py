@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -74,7 +74,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
 def fill(folder: Path) -> Path:
     """Takes all that is left of a disk; returns the file to remove again."""
     filler = folder / "filler"
-    with filler.open("wb") as file:
-        free = shutil.disk_usage(folder).free
-        os.posix_fallocate(file.fileno(), 0, max(1, free - 65536))
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**20))
     return filler
