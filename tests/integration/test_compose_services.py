@@ -7,7 +7,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from cli.main import app
 from tests import golden
 from tests.integration.processes import assert_all_gone, command_of, descendants, wait_until
 from tests.local_compose import LocalCompose
@@ -25,7 +27,11 @@ VARIABLES = {
     "PROOFLINE_MODEL": "tiny-llama",
     "PROOFLINE_DTYPE": "float32",
     "PROOFLINE_ENGINE_ARGS": "--max-model-len 512",
+    "POC_REQUIRE_KEYS": "always",
 }
+# Of the environment; beside those that `proofline key` makes.
+KEY = "a key of these tests, long enough"
+BEARER = {"Authorization": f"Bearer {KEY}"}
 MODELS = {"worker": "tiny-qwen3", "worker-gpu": "tiny-llama"}
 # The references' artifacts, in the number format of each worker, and how far its own may lie from them (L2).
 GOLDEN = {
@@ -39,7 +45,7 @@ TEST_S = 120.0
 
 @pytest.fixture(scope="module")
 def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompose]:
-    with LocalCompose(tmp_path_factory.mktemp("compose"), VARIABLES) as running:
+    with LocalCompose(tmp_path_factory.mktemp("compose"), VARIABLES, {"POC_API_KEY": KEY}) as running:
         for name in running.services:
             running.start(name)
         for name in running.services.keys() - {"secrets"}:
@@ -47,13 +53,15 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompose]:
         # A container's check knows the workers of that container; here both have one machine.
         ready = f"{running.api_url}/ready"
         models = list(MODELS.values())
-        wait_until(lambda: httpx.get(ready).json().get("models") == sorted(models), "both models", TEST_S, 0.5)
+        wait_until(
+            lambda: httpx.get(ready, headers=BEARER).json().get("models") == sorted(models), "both models", TEST_S, 0.5
+        )
         yield running
 
 
 @pytest.fixture(scope="module")
 def api(compose: LocalCompose) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=compose.api_url, timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=compose.api_url, headers=BEARER, timeout=60, trust_env=False) as client:
         yield client
 
 
@@ -112,7 +120,7 @@ def test_each_worker_serves_jobs_and_chat(compose: LocalCompose, api: httpx.Clie
 
 class TestFlower:
     def test_wants_its_password(self, flower: httpx.Client) -> None:
-        for path in ("/", "/api/workers", "/api/tasks"):
+        for path in ("/", "/api/workers", "/api/tasks", "/metrics"):
             assert httpx.get(f"{flower.base_url}{path}", trust_env=False).status_code == 401
             assert httpx.get(f"{flower.base_url}{path}", auth=("proofline", "x"), trust_env=False).status_code == 401
 
@@ -154,6 +162,17 @@ def test_redis_takes_no_one_without_the_password(compose: LocalCompose) -> None:
     with redis.Redis.from_url(compose.redis_url) as client:
         assert client.config_get("appendonly") == {"appendonly": "yes"}
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_a_key_made_beside_a_running_api_opens_it(compose: LocalCompose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POC_API_KEYS_FILE", compose.environment("api")["POC_API_KEYS_FILE"])
+    made = CliRunner().invoke(app, ["key", "new", "looker", "--role", "read-only"])
+    bearer = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    with httpx.Client(base_url=compose.api_url, headers=bearer, trust_env=False) as client:
+        assert client.get("/api/v1/pow/status").status_code == 200
+        assert client.post("/api/v1/pow/stop").status_code == 403
+        assert CliRunner().invoke(app, ["key", "revoke", "looker"]).exit_code == 0
+        assert client.get("/api/v1/pow/status").status_code == 401
 
 
 @pytest.mark.ends_its_stack
