@@ -37,7 +37,13 @@ _PROCESSORS = {
     }
 }
 # Parts of weights' names that transformers saves otherwise than vLLM reads them, by model type.
-_RENAMED = {"deepseek_v4": ((".hc_head.hc_", ".hc_head_"), (".attn.norm.", ".attn.kv_norm."))}
+_RENAMED = {
+    "deepseek_v4": ((".hc_head.hc_", ".hc_head_"), (".attn.norm.", ".attn.kv_norm.")),
+    "kimi_k25": (
+        ("language_model.model.blocks.", "language_model.model.layers."),
+        ("model.mm_projector.", "mm_projector."),
+    ),
+}
 # Written when all else is: what has none is made again.
 _DONE = "made-from.sha256"
 

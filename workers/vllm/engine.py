@@ -74,7 +74,8 @@ class VllmEngine(Engine):
             except ProoflineError:
                 raise
             except Exception as error:  # vLLM raises whatever its parts raise; its log above tells more
-                raise ProoflineError(f"vLLM cannot start with the model {options.model}: {error}") from error
+                said = " ".join(str(error).split())
+                raise ProoflineError(f"vLLM cannot start with the model {options.model}: {said}") from error
             ranks = self._rpc("proof_describe", (options.layer_reflections,), _WARM_UP_TIMEOUT_S)
             scheduler = config.scheduler_config
             self.info = ModelInfo(
