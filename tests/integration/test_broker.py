@@ -66,7 +66,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield node
 
 
-@pytest.fixture(params=["", "/v3.0.16"], ids=["without a version", "with one"])
+@pytest.fixture(
+    params=[pytest.param("", id="without a version"), pytest.param("/v3.0.16", id="with one", marks=pytest.mark.slow)]
+)
 def broker(node: Node, request: pytest.FixtureRequest) -> Iterator[Broker]:
     with httpx.Client(base_url=node.compose.api_url, timeout=120, trust_env=False) as http:
         broker = Broker(http, request.param)

@@ -41,6 +41,7 @@ def test_a_job_is_accepted_in_one_request_shows_its_progress_and_is_fetched(node
     assert api_peak(node) < API_LIMIT
 
 
+@pytest.mark.slow
 def test_a_validation_is_accepted_in_one_request_and_judged(node: Node, artifacts: Any) -> None:
     claimed, changed = tampered(artifacts, every=1000)
     request_id = node.submit(range(N_NONCES), batch_size=BATCH_SIZE, validation={"artifacts": claimed})

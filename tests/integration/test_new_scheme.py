@@ -145,5 +145,5 @@ def test_openapi_shows_it(toy_node: Node) -> None:
     document = toy_node.http.get("/openapi.json").json()
     generate = document["paths"][f"{PREFIX}/generate"]["post"]["requestBody"]["content"]["application/json"]
     refs = [schema["$ref"].rpartition("/")[2] for schema in generate["schema"]["anyOf"]]
-    assert refs == ["GenerateBody", "ToyBody"]
+    assert refs == ["GenerateBody", "DecodeBody", "ToyBody"]
     assert "toys_reported" in document["components"]["schemas"]["Status"]["properties"]

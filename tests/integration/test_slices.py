@@ -19,6 +19,7 @@ from tests.round_client import FAST, LOG_LINES, MODEL, StackClient, round_body
 from workers.engines.options import EngineOptions
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.integration,
     pytest.mark.timeout(600),
     pytest.mark.xdist_group("slices"),
