@@ -153,9 +153,11 @@ def _check_end(stack: FaultyStack, receiver: Receiver, work: Work, report: Repor
         store = RoundStore(connection, Settings())
         work.check_rounds(store, lambda round_id: _left(connection, store, round_id))
         work.check_callbacks()
-        eternal = [key for key in connection.scan_iter("poc:*") if connection.ttl(key) == -1]
+        eternal = {key.decode() for key in connection.scan_iter("poc:*") if connection.ttl(key) == -1} - {
+            keys.DEPLOYMENT
+        }
         if eternal:
-            report.problems.append(f"{len(eternal)} keys have no TTL: {eternal[:10]}")
+            report.problems.append(f"{len(eternal)} keys have no TTL: {sorted(eternal)[:10]}")
         messages = {queue: connection.llen(queue) for queue in (f"poc.model.{MODEL}", "poc.callbacks")}
         if sum(messages.values()) > 100:
             report.problems.append(f"messages are left: {messages}")
