@@ -39,12 +39,7 @@ class TwoWorkers(RoundClient):
 
     def wait_ready(self) -> None:
         """Until two workers are ready, and those that were killed forgotten."""
-
-        def are_ready() -> bool:
-            # A killed one is registered for some seconds, less than another takes to start.
-            return self.states() == ["ready", "ready"] and len(self.cores()) == 2
-
-        wait_until(are_ready, "two ready workers", READY_S, 0.1)
+        wait_until(lambda: self.states() == ["ready", "ready"], "two ready workers", READY_S, 0.1)
 
     @property
     def supervisor(self) -> subprocess.Popen[bytes]:

@@ -219,6 +219,8 @@ def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_e
 
 @pytest.mark.ends_its_stack
 def test_sigterm_drains_and_the_job_completes_after_a_new_start(client: TwoWorkers) -> None:
+    # One that was killed is registered as ready for some seconds more, less than another takes to start.
+    client.wait(lambda: len(client.cores()) == 2, 120, "both engines")
     client.wait_ready()
     job = Job(client)
     job.wait_middle()
