@@ -37,7 +37,7 @@ class Victims:
     def any_pid(self) -> tuple[str, int | None]:
         """A process of the stack: each kind is as likely, of each kind each one."""
         kind = self.rng.choice(["worker", "worker", "api", "courier", "redis"])
-        child = self.rng.choice(self.stack.children(kind))
+        child = self.rng.choice(self.stack.children(kind) or self.stack.children())  # it may be between two starts
         return child.spec.name, child.pid
 
 
@@ -60,7 +60,7 @@ def terminate(victims: Victims) -> str:
 def kill_engine(victims: Victims) -> str:
     cores = engine_cores(os.getpid())
     if not cores:  # a synthetic engine is in its worker
-        child = victims.rng.choice(victims.stack.children("worker"))
+        child = victims.rng.choice(victims.stack.children("worker") or victims.stack.children())
         _signal(child.pid, signal.SIGKILL)
         return f"SIGKILL of {child.spec.name}"
     core = victims.rng.choice(cores)
