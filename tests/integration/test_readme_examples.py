@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+INTERRUPTED = Path(__file__).with_name("interrupted.py")
 EXAMPLE_S = 60
 DELIVERY_S = 20
 
@@ -42,9 +43,8 @@ class Terminal:
             text = text.replace(port, own)
         if kind == "python":
             return [sys.executable, "-c", text]
-        # It would watch for as long as the round lasts. In the foreground, as timeout sends its signal twice else.
-        watch = "timeout --foreground --preserve-status --signal=INT 4 proofline round watch "
-        text = text.replace("proofline round watch ", watch)
+        # It would watch for as long as the round lasts.
+        text = text.replace("proofline round watch ", f"{sys.executable} {INTERRUPTED} proofline round watch ")
         return ["bash", "-euo", "pipefail", "-c", text]
 
     def run(self, kind: str, text: str) -> str:
