@@ -19,7 +19,7 @@ ENGINE ?= synthetic
 FAMILIES ?=
 VARIANTS ?= float32,bfloat16,fp8
 
-.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak test-matrix models coverage lint format clean
+.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak test-matrix models coverage docs docs-serve lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -72,6 +72,12 @@ test-matrix: ## golden tests on several releases of vLLM, each in an environment
 models: setup ## the model matrix: tiny models of every family the network runs (FAMILIES="qwen3 gpt-oss" VARIANTS=float32)
 	@$(BIN)/python -m tests.families.matrix --variants $(VARIANTS) $(FAMILIES)
 
+docs: setup ## build the documentation site into build/docs/site; a broken link or any other warning is an error
+	@$(BIN)/python scripts/build_docs.py
+
+docs-serve: setup ## the same on http://127.0.0.1:8001, following what you write
+	@$(BIN)/python scripts/build_docs.py --serve
+
 lint: setup ## ruff and mypy
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
@@ -82,5 +88,5 @@ format: setup ## let ruff fix and format
 	@$(BIN)/python -m ruff format .
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-vllm-* .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf .venv .venv-vllm-* .cache .mypy_cache .ruff_cache .pytest_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
