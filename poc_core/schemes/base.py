@@ -16,13 +16,13 @@ from poc_core.records import ProofSpec
 class Scheme(ABC):
     """One proof scheme, prepared for one spec on one model and device; used for any number of batches.
 
+    What an engine does with it depends on which it is, a PrefillScheme or a SteppedScheme.
+
     Parameters: `hidden_size` of the model, `n_layers` of the whole model (also under pipeline parallelism),
     `device` and `dtype` of its activations. A constructor raises SpecError when it cannot follow the spec's
     options.
     """
 
-    # True: a nonce goes on step by step after its prefill, see `begin`.
-    is_stepped: ClassVar[bool] = False
     # False: `transform_layer` changes nothing, so an engine need not hook any layer.
     transforms_layers: bool = True
     # True: transforming a sum is transforming its terms, so an engine may transform a layer's hidden_states
@@ -61,9 +61,12 @@ class Scheme(ABC):
         """`transform_layer` of each of the tensors (..., hidden) that a layer gave; may use their memory."""
         return [self.transform_layer(layer, x) for x in terms]
 
-    def begin(self, nonces: Sequence[int]) -> "SteppedBatch | None":
-        """A micro-batch of a scheme whose nonces go on step by step after their prefill. None: they do not."""
-        return None
+    def _nonce_name(self, nonce: int) -> str:
+        return f"{self.spec.block_hash}_{self.spec.public_key}_nonce_{nonce}"
+
+
+class PrefillScheme(Scheme):
+    """A scheme whose values come from the last position's state of one forward."""
 
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
@@ -79,8 +82,13 @@ class Scheme(ABC):
         """Both at once."""
         return self.values(nonces, self.numbers(nonces, last_hidden).cpu()) if nonces else []
 
-    def _nonce_name(self, nonce: int) -> str:
-        return f"{self.spec.block_hash}_{self.spec.public_key}_nonce_{nonce}"
+
+class SteppedScheme(Scheme):
+    """A scheme whose nonces go on step by step after their prefill."""
+
+    @abstractmethod
+    def begin(self, nonces: Sequence[int]) -> "SteppedBatch":
+        """A new micro-batch."""
 
 
 class SteppedBatch(ABC):

@@ -9,7 +9,7 @@ import torch
 
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
-from poc_core.schemes.base import SteppedBatch
+from poc_core.schemes.base import SteppedBatch, SteppedScheme
 from poc_core.schemes.decode.contract import CONTRACT
 from tests.golden import cases, model_dir
 from tests.integration.node import PREFIX, Node, run_node
@@ -59,9 +59,8 @@ def batch_of(engine: TransformersEngine, spec: ProofSpec, nonces: list[int]) -> 
     scheme = load_scheme(
         spec, hidden_size=info.hidden_size, n_layers=info.n_layers, device=torch.device("cpu"), dtype=torch.float32
     )
-    batch = scheme.begin(nonces)
-    assert batch is not None
-    return batch
+    assert isinstance(scheme, SteppedScheme)
+    return scheme.begin(nonces)
 
 
 def assert_chains(found: list[Any], case: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import load_scheme
-from poc_core.schemes.base import Scheme, SteppedBatch
+from poc_core.schemes.base import PrefillScheme, Scheme, SteppedBatch, SteppedScheme
 from workers.engines.base import EngineLostError, EngineMemoryError, WholeBatchEngine
 from workers.engines.decoder_layers import find_decoder_layers
 from workers.engines.options import EngineOptions
@@ -66,8 +66,10 @@ class TransformersEngine(WholeBatchEngine):
         scheme = self._scheme(spec)
         try:
             with torch.inference_mode():
-                batch = scheme.begin(nonces)
-                return self._finish(scheme, nonces) if batch is None else self.run_steps(batch)
+                if isinstance(scheme, SteppedScheme):
+                    return self.run_steps(scheme.begin(nonces))
+                assert isinstance(scheme, PrefillScheme)
+                return self._finish(scheme, nonces)
         except torch.OutOfMemoryError as error:
             raise EngineMemoryError(str(error).splitlines()[0]) from error
         except torch.AcceleratorError as error:
@@ -104,7 +106,7 @@ class TransformersEngine(WholeBatchEngine):
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _finish(self, scheme: Scheme, nonces: Sequence[int]) -> list[JsonValue]:
+    def _finish(self, scheme: PrefillScheme, nonces: Sequence[int]) -> list[JsonValue]:
         with _transformed_layers(self._layers if self._reflected else (), scheme):
             state = self._model(inputs_embeds=scheme.inputs(nonces), use_cache=False).last_hidden_state
         return scheme.finish(nonces, state[:, -1])

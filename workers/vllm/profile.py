@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, record_function
 
-from poc_core.schemes.base import Scheme
+from poc_core.schemes.base import PrefillScheme
 
 # Of the names of the ranges that a micro-batch's steps run in: nobody else's begin so.
 _PREFIX = "proofline."
@@ -25,10 +25,10 @@ _PEAK_S = 0.2
 _PEAK_TRIES = 5
 
 
-class MarkedScheme(Scheme):
+class MarkedScheme(PrefillScheme):
     """Another scheme, each of whose steps runs in a range of the profiler."""
 
-    def __init__(self, scheme: Scheme) -> None:
+    def __init__(self, scheme: PrefillScheme) -> None:
         super().__init__(
             scheme.spec,
             hidden_size=scheme.hidden_size,

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
-from poc_core.schemes.base import Scheme
+from poc_core.schemes.base import PrefillScheme, Scheme
 from workers.engines.decoder_layers import find_decoder_layers
 from workers.engines.kinds import LayerReflections
 from workers.vllm import cache_compat, compat, profile
@@ -41,7 +41,7 @@ class _Flight:
 
     spec: ProofSpec
     nonces: Sequence[int]
-    scheme: Scheme
+    scheme: PrefillScheme
     state: dict[str, torch.Tensor] | None = None
 
 
@@ -51,7 +51,7 @@ class _Arrival:
 
     flight_id: int
     nonces: Sequence[int]
-    scheme: Scheme
+    scheme: PrefillScheme
     numbers: torch.Tensor  # on the host
     copied: torch.cuda.Event | None  # None: they are there
 
@@ -155,7 +155,7 @@ class ProofRunner:
         Answers a RankProfile's fields: without `watch` neither busy_s nor kernels. SpecError.
         """
         spec = ProofSpec.model_validate(fields)
-        scheme = self._scheme(spec)
+        scheme = self._prefill_scheme(spec)
         flight_id = -1  # nobody else's
         try:
             flight = self._flights[flight_id] = _Flight(spec, nonces, profile.MarkedScheme(scheme) if watch else scheme)
@@ -195,12 +195,7 @@ class ProofRunner:
         for flight_id, fields, nonces in flights:
             spec = ProofSpec.model_validate(fields)
             try:
-                scheme = self._scheme(spec)
-                if scheme.is_stepped:
-                    raise SpecError(
-                        f"The vllm engine does not compute {spec.scheme} proofs yet; use --engine transformers."
-                    )
-                self._flights[flight_id] = _Flight(spec, nonces, scheme)
+                self._flights[flight_id] = _Flight(spec, nonces, self._prefill_scheme(spec))
             except SpecError as error:
                 refused[flight_id] = str(error)
         return refused
@@ -294,6 +289,12 @@ class ProofRunner:
                 "This model's layers leave parts of a sum on each tensor-parallel rank, so a scheme that divides their "
                 "outputs by a norm cannot be computed; use sign_flips, or tensor_parallel 1."
             )
+        return scheme
+
+    def _prefill_scheme(self, spec: ProofSpec) -> PrefillScheme:
+        scheme = self._scheme(spec)
+        if not isinstance(scheme, PrefillScheme):
+            raise SpecError(f"The vllm engine does not compute {spec.scheme} proofs yet; use --engine transformers.")
         return scheme
 
     def _layout(self, n: int, seq_len: int) -> Layout:

@@ -10,7 +10,7 @@ from torch import Tensor
 from poc_core import encoding, reflections, rng
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
-from poc_core.schemes.base import Scheme
+from poc_core.schemes.base import PrefillScheme
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _ROTATION_ELEMENTS = 1 << 23
 
 
-class ArtifactScheme(Scheme):
+class ArtifactScheme(PrefillScheme):
     def __init__(
         self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
     ) -> None:

@@ -10,15 +10,13 @@ from torch import Tensor
 from poc_core import reflections
 from poc_core.decode import routing, steps
 from poc_core.records import ProofSpec
-from poc_core.schemes.base import Scheme, SteppedBatch
+from poc_core.schemes.base import SteppedBatch, SteppedScheme
 from poc_core.schemes.decode.options import DecodeOptions
 
 logger = logging.getLogger(__name__)
 
 
-class DecodeScheme(Scheme):
-    is_stepped = True
-
+class DecodeScheme(SteppedScheme):
     def __init__(
         self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
     ) -> None:
@@ -31,12 +29,6 @@ class DecodeScheme(Scheme):
 
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         return reflections.reflect(x, self.layer_vectors[layer])
-
-    def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
-        raise NotImplementedError("a chain needs its steps: see `begin`")
-
-    def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
-        raise NotImplementedError("a chain needs its steps: see `begin`")
 
 
 class DecodeBatch(SteppedBatch):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from poc_core import reflections, rng
 from poc_core.records import ProofSpec
-from poc_core.schemes.base import Scheme
+from poc_core.schemes.base import PrefillScheme
 from poc_core.schemes.distance.options import DistanceOptions
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _PROJECTION_STD = 0.02
 _N_REFLECTIONS = 8
 
 
-class DistanceScheme(Scheme):
+class DistanceScheme(PrefillScheme):
     # A division by the norm is not: vLLM's layers give (hidden_states, residual) and each has its own norm.
     transform_is_linear = False
 

@@ -81,12 +81,10 @@ def test_picks_are_the_cpus_in_order(hidden: int, k_dim: int) -> None:
 def test_values_are_the_cpus(name: str) -> None:
     spec = ProofSpec(scheme=name, block_hash="block", public_key="key", seq_len=8)
     states = torch.randn(32, 1024, generator=torch.Generator().manual_seed(0))
-    on_cpu, on_gpu = (
-        load_scheme(spec, hidden_size=1024, n_layers=1, device=device, dtype=torch.bfloat16).finish(
-            range(32), states.to(device)
-        )
-        for device in (CPU, GPU)
-    )
+    schemes: list[Any] = [
+        load_scheme(spec, hidden_size=1024, n_layers=1, device=device, dtype=torch.bfloat16) for device in (CPU, GPU)
+    ]
+    on_cpu, on_gpu = (scheme.finish(range(32), states.to(scheme.device)) for scheme in schemes)
     if name == "artifact":
         on_cpu, on_gpu = ([decode_vector(str(value), 12).tolist() for value in values] for values in (on_cpu, on_gpu))
     torch.testing.assert_close(torch.tensor(on_gpu), torch.tensor(on_cpu), rtol=0, atol=1e-3)

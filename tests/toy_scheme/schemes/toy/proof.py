@@ -6,11 +6,11 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from poc_core.schemes.base import Scheme
+from poc_core.schemes.base import PrefillScheme
 from poc_core.schemes.toy.contract import ToyOptions  # type: ignore[import-untyped]  # only where a test puts it
 
 
-class ToyScheme(Scheme):
+class ToyScheme(PrefillScheme):
     transforms_layers = False
 
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
