@@ -30,7 +30,7 @@ def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
             node_id=body.node_id,
             node_count=body.node_count,
             url=body.url,
-            terms=body.chains_terms() if settings.honour_p_value_threshold else body.terms(),
+            terms=body.terms(settings.honour_p_value_threshold),
         ),
         nonces=body.nonces,
         batch_size=min(batch_size, limits.max_batch(spec.seq_len)),

@@ -55,13 +55,9 @@ class JobBody(BaseModel, ABC):
     def spec(self) -> ProofSpec:
         """What determines the values."""
 
-    def terms(self) -> dict[str, JsonValue]:
-        """By what claims are judged (Contract.terms)."""
+    def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
+        """By what claims are judged (Contract.terms). True: as the chain says (Settings.honour_p_value_threshold)."""
         return {}
-
-    def chains_terms(self) -> dict[str, JsonValue]:
-        """The same where the operator wants what the chain says (Settings.honour_p_value_threshold)."""
-        return self.terms()
 
     def claims(self) -> dict[int, JsonValue] | None:
         """nonce -> what somebody claims its value to be; None where nothing is to be judged.

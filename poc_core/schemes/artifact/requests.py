@@ -112,13 +112,7 @@ class GenerateBody(JobBody):
     def spec(self) -> ProofSpec:
         return _spec(self.block_hash, self.public_key, self.params, self.poc_stronger_rng)
 
-    def terms(self) -> dict[str, JsonValue]:
-        return self._stat_test(honour_p_value_threshold=False)
-
-    def chains_terms(self) -> dict[str, JsonValue]:
-        return self._stat_test(honour_p_value_threshold=True)
-
-    def _stat_test(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
+    def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
         return (self.stat_test or ReceivedStatTest()).applied(honour_p_value_threshold).model_dump()
 
     def claims(self) -> dict[int, JsonValue] | None:

@@ -79,13 +79,7 @@ class DecodeBody(JobBody):
         by_nonce = None if enforced is None else {str(nonce): points for nonce, points in enforced.items()}
         return _spec(self.block_hash, self.public_key, self.params, self.per_nonce_reflection, by_nonce)
 
-    def terms(self) -> dict[str, JsonValue]:
-        return self._stat_test(honour_p_value_threshold=False)
-
-    def chains_terms(self) -> dict[str, JsonValue]:
-        return self._stat_test(honour_p_value_threshold=True)
-
-    def _stat_test(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
+    def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
         test = self.stat_test or ReceivedStatTest(dist_threshold=MARGIN)
         return test.applied(honour_p_value_threshold).model_dump()
 

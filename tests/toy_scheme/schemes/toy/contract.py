@@ -46,7 +46,7 @@ class ToyBody(JobBody):
     def spec(self) -> ProofSpec:
         return _spec(self.block_hash, self.public_key, self.params)
 
-    def terms(self) -> dict[str, JsonValue]:
+    def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
         return ToyTerms(tolerated=self.tolerated).model_dump()
 
     def claims(self) -> dict[int, JsonValue] | None:
