@@ -100,6 +100,20 @@ class RoundBody(BaseModel, ABC):
     def of(cls, config: RoundConfig) -> dict[str, Any]:
         """The configuration in the words of this body, for /status."""
 
+    @staticmethod
+    def common_of(config: RoundConfig) -> dict[str, Any]:
+        """The first keys of `of`, where a body is one of a node's place among others."""
+        return {
+            "block_hash": config.spec.block_hash,
+            "block_height": config.block_height,
+            "public_key": config.spec.public_key,
+            "node_id": config.node_id,
+            "node_count": config.node_count,
+            "batch_size": config.batch_size,
+            "group_id": config.group_id,
+            "n_groups": config.n_groups,
+        }
+
 
 class SequenceRoundBody(RoundBody):
     """A round over a node's nonce sequence, of one model, in batches."""
@@ -146,14 +160,7 @@ class SequenceRoundBody(RoundBody):
     def of(cls, config: RoundConfig) -> dict[str, Any]:
         spec = config.spec
         return {
-            "block_hash": spec.block_hash,
-            "block_height": config.block_height,
-            "public_key": spec.public_key,
-            "node_id": config.node_id,
-            "node_count": config.node_count,
-            "batch_size": config.batch_size,
-            "group_id": config.group_id,
-            "n_groups": config.n_groups,
+            **cls.common_of(config),
             "params": {"model": config.model, "seq_len": spec.seq_len, **cls.params_of(spec)},
             **cls.beside_params_of(spec),
             "url": config.url,

@@ -98,14 +98,7 @@ class DistanceRoundBody(RoundBody):
         spec, terms = config.spec, DistanceTerms.model_validate(config.terms)
         randomization = DistanceOptions.of(spec).randomization
         return {
-            "block_hash": spec.block_hash,
-            "block_height": config.block_height,
-            "public_key": spec.public_key,
-            "node_id": config.node_id,
-            "node_count": config.node_count,
-            "batch_size": config.batch_size,
-            "group_id": config.group_id,
-            "n_groups": config.n_groups,
+            **cls.common_of(config),
             "model": config.model,
             "seq_len": spec.seq_len,
             "r_target": terms.r_target,
