@@ -4,10 +4,12 @@ A scheme's own bodies are subclasses. The order of fields is that in which a wro
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from poc_core.errors import ClaimsError
 from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Text, check_id
 from poc_core.records import NewJob, ProofSpec, RoundConfig
 
@@ -186,3 +188,11 @@ class BatchBody(BaseModel, ABC):
     @abstractmethod
     def job(self, config: RoundConfig) -> NewJob:
         """The job that judges them; its nonces may be none."""
+
+
+def check_claimed(artifacts: Sequence[Mapping[str, object]], nonces: Sequence[int]) -> None:
+    """ClaimsError unless the `nonce`s of the artifacts are `nonces`, each once, in any order."""
+    if len(artifacts) != len(nonces) or {artifact["nonce"] for artifact in artifacts} != set(nonces):
+        raise ClaimsError(
+            "validation.artifacts must hold exactly one artifact for each of nonces, and no others; they differ."
+        )

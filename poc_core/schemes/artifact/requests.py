@@ -5,12 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, JsonValue
 from typing_extensions import TypedDict
 
-from poc_core.errors import ClaimsError
 from poc_core.fields import Count, Nonce, Probability
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.artifact.terms import StatTest
-from poc_core.schemes.requests import Examples, JobBody, Params, SequenceRoundBody
+from poc_core.schemes.requests import Examples, JobBody, Params, SequenceRoundBody, check_claimed
 
 VECTOR_EXAMPLE = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
 
@@ -119,16 +118,13 @@ class GenerateBody(JobBody):
         if self.validation is None:
             return None
         artifacts = self.validation.artifacts
+        check_claimed(artifacts, self.nonces)
         length = base64_length(self.params.k_dim)
         claimed: dict[int, JsonValue] = {}
         for artifact in artifacts:
             vector = artifact.get("vector_b64", "")
             # One that is no vector by its length mismatches anyway, and is not worth megabytes of Redis' memory.
             claimed[artifact["nonce"]] = vector if len(vector) == length else ""
-        if len(artifacts) != len(self.nonces) or claimed.keys() != set(self.nonces):
-            raise ClaimsError(
-                "validation.artifacts must hold exactly one artifact for each of nonces, and no others; they differ."
-            )
         return claimed
 
 

@@ -10,7 +10,7 @@ from poc_core.fields import MAX_BATCH_SIZE, Count, Nonce
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.decode.options import DecodeOptions
-from poc_core.schemes.requests import Examples, JobBody, Params, SequenceRoundBody
+from poc_core.schemes.requests import Examples, JobBody, Params, SequenceRoundBody, check_claimed
 
 # Largest margin of an honest step, for a client that sends no stat_test.
 MARGIN = 0.025
@@ -93,11 +93,8 @@ class DecodeBody(JobBody):
         if self.validation is None:
             return None
         artifacts = self.validation.artifacts
+        check_claimed(artifacts, self.nonces)
         claimed = {artifact["nonce"]: artifact.get("k_points_steps") or [] for artifact in artifacts}
-        if len(claimed) != len(artifacts) or claimed.keys() != set(self.nonces):
-            raise ClaimsError(
-                "validation.artifacts must hold exactly one artifact for each of nonces, and no others; they differ."
-            )
         if self.enforced_k_steps is not None:
             if self.enforced_k_steps.keys() != set(self.nonces):
                 raise ClaimsError("enforced_k_steps must hold the points of each of nonces, and of no others.")
