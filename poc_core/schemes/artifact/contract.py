@@ -1,6 +1,5 @@
 """Artifact proofs as all but the engines see them (protocol.md, sections 2, 5 and 6)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +10,7 @@ from poc_core.nonces import MAX_NONCE
 from poc_core.records import JobRequest, ModelInfo, ProofSpec
 from poc_core.schemes.artifact.answers import RESULT_EXAMPLES, ArtifactResult, Encoding, ValidationResult
 from poc_core.schemes.artifact.options import ArtifactOptions
-from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody
+from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody, base64_length
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.contract import Contract
 from poc_core.schemes.noise import noise
@@ -35,7 +34,7 @@ class ArtifactContract(Contract):
         return {"encoding": Encoding(k_dim=ArtifactOptions.of(spec).k_dim).model_dump()}
 
     def bytes_per_artifact(self, spec: ProofSpec) -> int:
-        vector = "A" * (4 * math.ceil(2 * ArtifactOptions.of(spec).k_dim / 3))  # base64 of float16
+        vector = "A" * base64_length(ArtifactOptions.of(spec).k_dim)
         return len(self.artifacts_json([b"%d" % MAX_NONCE], [b'"%s"' % vector.encode()]))
 
     def artifact(self, nonce: int, value: JsonValue) -> dict[str, JsonValue]:

@@ -163,7 +163,7 @@ class ArtifactRoundBody(SequenceRoundBody):
 
 
 def base64_length(k_dim: int) -> int:
-    """Characters of a vector_b64."""
+    """Characters of a vector_b64: two bytes a number, four characters for three bytes."""
     return (2 * k_dim + 2) // 3 * 4
 
 

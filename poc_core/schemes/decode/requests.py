@@ -1,5 +1,6 @@
 """The bodies that ask for chains of points."""
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import BaseModel, FailFast, Field, JsonValue
@@ -75,7 +76,7 @@ class DecodeBody(JobBody):
     }
 
     def spec(self) -> ProofSpec:
-        enforced = self._enforced()
+        enforced = self._enforced
         by_nonce = None if enforced is None else {str(nonce): points for nonce, points in enforced.items()}
         return _spec(self.block_hash, self.public_key, self.params, self.per_nonce_reflection, by_nonce)
 
@@ -84,10 +85,11 @@ class DecodeBody(JobBody):
         return test.applied(honour_p_value_threshold).model_dump()
 
     def claims(self) -> dict[int, JsonValue] | None:
-        enforced = self._enforced()
+        enforced = self._enforced
         # The engines have the claims in their spec; who judges needs to know that there were some.
         return None if enforced is None else dict.fromkeys(enforced, True)
 
+    @cached_property
     def _enforced(self) -> dict[int, list[int]] | None:
         """nonce -> the points claimed for it."""
         if self.validation is None:
