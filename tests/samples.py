@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from poc_core.records import JobRequest, ModelInfo, NewJob, ProofSpec, RoundConfig, WorkerRecord
-from poc_core.state import JobStore
+from poc_core.state import JobStore, Outbox
 
 MODEL = "tiny-qwen3"
 K_DIM = 12
@@ -51,6 +51,11 @@ def result_body(jobs: JobStore, job_id: str) -> bytes | None:
     """The whole answer of a completed job."""
     answer = jobs.result(job_id)
     return None if answer is None else b"".join(answer.pieces)
+
+
+def due_now(outbox: Outbox) -> list[str]:
+    """The ids of outboxes that are due, as a courier hears of them: each once."""
+    return [due.outbox_id for due in outbox.announce()]
 
 
 def round_config(**changes: Any) -> RoundConfig:

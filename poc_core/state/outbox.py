@@ -85,12 +85,8 @@ class Outbox:
         self._halve = scripts.load(redis, "halve_delivery")
         self._announce = scripts.load(redis, "announce_due")
 
-    def due(self) -> list[str]:
-        """The outboxes that have something to deliver now."""
-        return [outbox_id.decode() for outbox_id in self._redis.zrangebyscore(keys.OUTBOX_DUE, "-inf", self._clock())]
-
     def announce(self) -> list[Due]:
-        """The same, each told once: told again only after `lock_s`, should whoever was told have died."""
+        """The outboxes that have something to deliver now, each told once: told again only after `lock_s`, should whoever was told have died."""
         now = self._clock()
         found = iter(self._announce([keys.OUTBOX_DUE], [now, now + self.lock_s, _MOST_DUE]))
         return [

@@ -16,7 +16,7 @@ from poc_core.state import Claim, JobStore, Outbox, RoundStore
 from poc_core.state.outbox import Delivery, OutboxExpiredError
 from poc_core.state.receivers import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from poc_core.state.rounds import Lease, LeaseRefusal
-from tests.samples import DISTANCE_SPEC, K_DIM, MODEL, REQUEST, SPEC, Clock, round_config
+from tests.samples import DISTANCE_SPEC, K_DIM, MODEL, REQUEST, SPEC, Clock, due_now, round_config
 
 URL = "http://receiver:9000/poc"
 VECTOR = "A" * 32  # 24 bytes of zeros
@@ -222,9 +222,9 @@ def test_the_first_payload_is_due_an_interval_after_its_first_artifact(
     compute(rounds, record)
     clock.now += settings.callback_interval_sec - 0.1
     compute(rounds, record)
-    assert outbox.due() == []
+    assert due_now(outbox) == []
     clock.now += 0.1
-    assert outbox.due() == [record.round_id]
+    assert due_now(outbox) == [record.round_id]
 
 
 def test_after_a_delivery_the_next_is_due_an_interval_later(
@@ -235,20 +235,20 @@ def test_after_a_delivery_the_next_is_due_an_interval_later(
     outbox.delivered(delivery)
     assert outbox.take(waiting.round_id) is None
     interval_passes(clock, settings)
-    assert outbox.due() == [waiting.round_id]
+    assert due_now(outbox) == [waiting.round_id]
 
 
 def test_an_outbox_that_is_empty_is_never_due(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
     outbox.delivered(take(outbox, waiting.round_id))
     clock.now += 1000
-    assert outbox.due() == []
+    assert due_now(outbox) == []
 
 
 def test_the_rest_is_due_at_once_when_the_round_stops(rounds: RoundStore, outbox: Outbox, clock: Clock) -> None:
     record = start(rounds)
     compute(rounds, record)
     rounds.switch(record, RoundState.STOPPED)
-    assert outbox.due() == [record.round_id]
+    assert due_now(outbox) == [record.round_id]
 
 
 def test_of_a_stopped_round_payload_follows_payload(rounds: RoundStore, outbox: Outbox, waiting: RoundRecord) -> None:
@@ -270,7 +270,7 @@ def test_the_last_values_of_a_stopped_round_do_not_wait_for_an_interval(
     rounds.switch(waiting, RoundState.STOPPED)
     outbox.delivered(take(outbox, waiting.round_id))
     rounds.complete(in_hand, "w1", [f"v{nonce}" for nonce in in_hand.nonces])
-    assert outbox.due() == [waiting.round_id]
+    assert due_now(outbox) == [waiting.round_id]
     assert nonces_of(take(outbox, waiting.round_id)) == [4, 5, 6, 7]
 
 
@@ -288,7 +288,7 @@ def test_a_full_payload_follows_at_once(rounds: RoundStore, outbox: Outbox, wait
 def test_a_stop_does_not_cut_a_backoff_short(rounds: RoundStore, outbox: Outbox, waiting: RoundRecord) -> None:
     outbox.failed(take(outbox, waiting.round_id), "500")
     rounds.switch(waiting, RoundState.STOPPED)
-    assert outbox.due() == []
+    assert due_now(outbox) == []
 
 
 def test_the_wait_after_a_failure_doubles_from_1_to_30_seconds(
@@ -339,7 +339,7 @@ def test_failures_are_counted_over_tries(outbox: Outbox, waiting: RoundRecord, c
 def test_only_one_delivers_at_a_time(outbox: Outbox, waiting: RoundRecord) -> None:
     take(outbox, waiting.round_id)
     assert outbox.take(waiting.round_id) is None
-    assert outbox.due() == []
+    assert due_now(outbox) == []
 
 
 def test_who_renews_the_lock_keeps_it(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
@@ -347,7 +347,7 @@ def test_who_renews_the_lock_keeps_it(outbox: Outbox, waiting: RoundRecord, cloc
     for _ in range(5):
         clock.now += outbox.lock_s - 1
         assert outbox.renew(slow)
-        assert outbox.due() == []
+        assert due_now(outbox) == []
         assert outbox.take(waiting.round_id) is None
     assert outbox.delivered(slow)
 
@@ -414,12 +414,12 @@ def finish(
 
 def test_a_finished_job_is_due_at_once(jobs: JobStore, outbox: Outbox) -> None:
     job_id = finish(jobs)
-    assert outbox.due() == [job_id]
+    assert due_now(outbox) == [job_id]
 
 
 def test_a_job_without_a_url_has_no_callback(jobs: JobStore, outbox: Outbox) -> None:
     finish(jobs, url=None)
-    assert (outbox.due(), outbox.n_jobs()) == ([], 0)
+    assert (due_now(outbox), outbox.n_jobs()) == ([], 0)
 
 
 def test_a_jobs_artifacts_are_sent_as_the_protocol_says(jobs: JobStore, outbox: Outbox) -> None:
@@ -469,7 +469,7 @@ def test_a_failed_or_cancelled_job_has_no_callback(jobs: JobStore, outbox: Outbo
     request = REQUEST.model_copy(update={"url": URL})
     jobs.fail(jobs.create(NewJob(MODEL, SPEC, request, [5], 1)), "no engine")
     jobs.cancel(jobs.create(NewJob(MODEL, SPEC, request, [5], 1)))
-    assert outbox.due() == []
+    assert due_now(outbox) == []
 
 
 def test_jobs_count_until_their_callback_is_delivered(jobs: JobStore, outbox: Outbox, clock: Clock) -> None:
@@ -559,7 +559,7 @@ def test_a_job_whose_retention_ended_no_longer_counts(jobs: JobStore, outbox: Ou
     with pytest.raises(OutboxExpiredError, match=f"what {job_id} still had for its receiver is gone"):
         outbox.take(job_id)
     assert outbox.take(job_id) is None
-    assert (outbox.due(), outbox.n_waiting(), outbox.n_jobs()) == ([], 0, 0)
+    assert (due_now(outbox), outbox.n_waiting(), outbox.n_jobs()) == ([], 0, 0)
 
 
 def test_a_round_that_was_delivered_to_the_end_expires_in_silence(

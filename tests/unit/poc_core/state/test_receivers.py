@@ -11,7 +11,7 @@ from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Outbox, RoundStore
 from poc_core.state.receivers import BREAKS_AT, LAST_BACKOFF_S, PROBE_S, Receivers
 from poc_core.state.rounds import Lease
-from tests.samples import MODEL, REQUEST, SPEC, Clock, round_config
+from tests.samples import MODEL, REQUEST, SPEC, Clock, due_now, round_config
 
 URL = "http://receiver:9000/poc"
 RECEIVER = "receiver:9000"
@@ -54,12 +54,12 @@ def test_a_receiver_that_is_silent_again_and_again_is_spared_for_a_while(
     falls_silent(receivers)
     job_id, other = finished_job(jobs), finished_job(jobs, "http://other:9000")
     assert outbox.take(job_id) is None
-    assert outbox.due() == [other]  # so it is not looked at again and again
+    assert due_now(outbox) == [other]  # so it is not looked at again and again
     assert outbox.take(other) is not None
     (spared,) = receivers.spared()
     assert (spared.receiver, spared.failures) == (RECEIVER, BREAKS_AT)
     clock.now = spared.next_try_at
-    assert outbox.due() == [job_id]
+    assert due_now(outbox) == [job_id]
 
 
 def test_then_one_payload_probes_and_the_others_wait_for_what_comes_of_it(

@@ -13,7 +13,7 @@ from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Outbox, RoundStore, WorkerRegistry, entries
 from poc_core.state.rounds import Lease, LeaseRefusal
-from tests.samples import DISTANCE_SPEC, Clock, round_config
+from tests.samples import DISTANCE_SPEC, Clock, due_now, round_config
 
 Serve = Callable[..., Any]
 
@@ -341,7 +341,7 @@ def test_a_round_whose_sequence_has_ended_ends_with_its_last_nonce(
     assert (ended.state, ended.is_exhausted, ended.stopped_at) == (RoundState.STOPPED, True, clock.now)
     assert rounds.generating(record.config.model) is None
     assert rounds.lease(record, "w1", 1) is LeaseRefusal.STOPPED
-    assert outbox.due() == [record.round_id]  # what is left does not wait for the interval
+    assert due_now(outbox) == [record.round_id]  # what is left does not wait for the interval
 
 
 def test_a_round_without_any_nonce_ends_when_a_worker_asks(rounds: RoundStore) -> None:
