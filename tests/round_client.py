@@ -14,6 +14,7 @@ import redis
 
 from cli.supervise.processes import environment_of_proofline
 from cli.supervise.stack import Stack
+from poc_core.records import RoundRecord
 from poc_core.settings import Settings
 from poc_core.state import RoundStore, keys
 from tests.receiver import Receiver, gaps_and_repeats
@@ -168,7 +169,14 @@ def given_back(client: RoundClient) -> set[int]:
         assert record is not None
         key = keys.round(record.round_id)
         client.wait(lambda: not connection.exists(f"{key}:leases"), 30, "the end of all leases")
-        leases = [tuple(map(int, member.split(b":"))) for member in connection.zrange(f"{key}:free", 0, -1)]
+        return uncomputed(connection, record)
+
+
+def uncomputed(connection: redis.Redis, record: RoundRecord) -> set[int]:
+    """The nonces of an ended round that were given back, or are leased still."""
+    key = keys.round(record.round_id)
+    members = [*connection.zrange(f"{key}:free", 0, -1), *connection.hkeys(f"{key}:leases")]
+    leases = [tuple(map(int, member.split(b":")[:2])) for member in members]
     return {nonce for first, places in leases for nonce in record.config.nonces.take(first, places)}
 
 

@@ -86,7 +86,10 @@ class Outbox:
         self._announce = scripts.load(redis, "announce_due")
 
     def announce(self) -> list[Due]:
-        """The outboxes that have something to deliver now, each told once: told again only after `lock_s`, should whoever was told have died."""
+        """The outboxes that have something to deliver now, each told once.
+
+        Told again only after `lock_s`, should whoever was told have died.
+        """
         now = self._clock()
         found = iter(self._announce([keys.OUTBOX_DUE], [now, now + self.lock_s, _MOST_DUE]))
         return [

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -26,7 +27,7 @@ from tests.faults.faults import FAULTS, Victims
 from tests.faults.stack import FaultyStack, MovedClock, small_disk
 from tests.faults.work import Artifacts, Work
 from tests.receiver import Receiver
-from tests.round_client import FAST, LOG_LINES, MODEL, RoundClient
+from tests.round_client import FAST, LOG_LINES, MODEL, RoundClient, uncomputed
 from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.kinds import EngineKind
@@ -150,8 +151,7 @@ def _check_end(stack: FaultyStack, receiver: Receiver, work: Work, report: Repor
             client.wait(lambda: client.status()["callbacks_waiting"] == 0, _DELIVERY_S, "all callbacks delivered")
         except AssertionError as error:
             report.problems.append(str(error))
-        store = RoundStore(connection, Settings())
-        work.check_rounds(store, lambda round_id: _left(connection, store, round_id))
+        work.check_rounds(RoundStore(connection, Settings()), partial(uncomputed, connection))
         work.check_callbacks()
         eternal = {key.decode() for key in connection.scan_iter("poc:*") if connection.ttl(key) == -1} - {
             keys.DEPLOYMENT
@@ -161,19 +161,6 @@ def _check_end(stack: FaultyStack, receiver: Receiver, work: Work, report: Repor
         messages = {queue: connection.llen(queue) for queue in (f"poc.model.{MODEL}", "poc.callbacks")}
         if sum(messages.values()) > 100:
             report.problems.append(f"messages are left: {messages}")
-
-
-def _left(connection: redis.Redis, store: RoundStore, round_id: str) -> set[int]:
-    """Nonces of an ended round that were leased when it was stopped."""
-    record = store.read(round_id)
-    if record is None:
-        return set()
-    free = [
-        *connection.zrange(f"{keys.round(round_id)}:free", 0, -1),
-        *connection.hkeys(f"{keys.round(round_id)}:leases"),
-    ]
-    leases = [tuple(map(int, member.split(b":")[:2])) for member in free]
-    return {nonce for first, places in leases for nonce in record.config.nonces.take(first, places)}
 
 
 def _artifacts(engine: Engine, block_hash: str, nonces: Sequence[int]) -> Artifacts:
