@@ -36,15 +36,15 @@ def _error(model: type[BaseModel], description: str, detail: Any) -> dict[str, A
     }
 
 
-REDIS_AWAY: dict[int | str, dict[str, Any]] = {
-    503: _error(Refused, "Redis is away; see Retry-After.", "The node cannot reach its Redis; try again in 5 s."),
-}
 UNKNOWN_JOB: dict[int | str, dict[str, Any]] = {
     404: _error(
         Refused,
         "Unknown or expired.",
         "No job has this request_id; results are kept for 300 s (POC_GENERATE_RESULT_TTL_SEC).",
     ),
+}
+REDIS_AWAY: dict[int | str, dict[str, Any]] = {
+    503: _error(Refused, "Redis is away; see Retry-After.", "The node cannot reach its Redis; try again in 5 s."),
 }
 GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
     400: _error(

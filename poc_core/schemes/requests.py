@@ -15,6 +15,8 @@ from poc_core.records import NewJob, ProofSpec, RoundConfig
 
 # Examples for OpenAPI: name -> {"summary": ..., "value": a body or an answer}.
 Examples = dict[str, dict[str, Any]]
+# With what a body's example begins.
+PLACE_EXAMPLE = {"block_hash": "block-1", "block_height": 1, "public_key": "key-1", "node_id": 0, "node_count": 1}
 REQUEST_ID_EXAMPLE = "0f2b6c1d9e4a4f0d8a7c5b3e1f2d4c6a"
 
 

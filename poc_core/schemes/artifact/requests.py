@@ -9,7 +9,7 @@ from poc_core.fields import Count, Nonce, Probability
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.artifact.terms import StatTest
-from poc_core.schemes.requests import Examples, JobBody, Params, SequenceRoundBody, check_claimed
+from poc_core.schemes.requests import PLACE_EXAMPLE, Examples, JobBody, Params, SequenceRoundBody, check_claimed
 
 VECTOR_EXAMPLE = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
 
@@ -81,11 +81,7 @@ class GenerateBody(JobBody):
         "generate": {
             "summary": "Compute artifacts",
             "value": {
-                "block_hash": "block-1",
-                "block_height": 1,
-                "public_key": "key-1",
-                "node_id": 0,
-                "node_count": 1,
+                **PLACE_EXAMPLE,
                 "nonces": [0, 1, 2],
                 "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
                 "wait": True,
@@ -94,11 +90,7 @@ class GenerateBody(JobBody):
         "validate": {
             "summary": "Validate somebody's artifacts",
             "value": {
-                "block_hash": "block-1",
-                "block_height": 1,
-                "public_key": "key-1",
-                "node_id": 0,
-                "node_count": 1,
+                **PLACE_EXAMPLE,
                 "nonces": [0],
                 "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
                 "validation": {"artifacts": [{"nonce": 0, "vector_b64": VECTOR_EXAMPLE}]},
@@ -138,11 +130,7 @@ class ArtifactRoundBody(SequenceRoundBody):
         "artifacts": {
             "summary": "Artifacts",
             "value": {
-                "block_hash": "block-1",
-                "block_height": 1,
-                "public_key": "key-1",
-                "node_id": 0,
-                "node_count": 1,
+                **PLACE_EXAMPLE,
                 "batch_size": 32,
                 "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
                 "url": "http://127.0.0.1:9100",

@@ -11,7 +11,7 @@ from poc_core.fields import MAX_BATCH_SIZE, Count, Nonce
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.decode.options import DecodeOptions
-from poc_core.schemes.requests import Examples, JobBody, Params, SequenceRoundBody, check_claimed
+from poc_core.schemes.requests import PLACE_EXAMPLE, Examples, JobBody, Params, SequenceRoundBody, check_claimed
 
 # Largest margin of an honest step, for a client that sends no stat_test.
 MARGIN = 0.025
@@ -63,11 +63,7 @@ class DecodeBody(JobBody):
         "decode": {
             "summary": "Compute chains of points",
             "value": {
-                "block_hash": "block-1",
-                "block_height": 1,
-                "public_key": "key-1",
-                "node_id": 0,
-                "node_count": 1,
+                **PLACE_EXAMPLE,
                 "nonces": [0, 1, 2],
                 "params": {"model": "tiny-qwen3-256", "seq_len": 32, "decode": True, "max_tokens": 4},
                 "wait": True,
@@ -124,11 +120,7 @@ class DecodeRoundBody(SequenceRoundBody):
         "decode": {
             "summary": "Chains of points",
             "value": {
-                "block_hash": "block-1",
-                "block_height": 1,
-                "public_key": "key-1",
-                "node_id": 0,
-                "node_count": 1,
+                **PLACE_EXAMPLE,
                 "params": {"model": "tiny-qwen3-256", "seq_len": 256, "decode": True, "max_tokens": 256},
                 "url": "http://127.0.0.1:9100",
             },
