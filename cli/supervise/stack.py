@@ -12,7 +12,6 @@ Which model the workers serve is the deployment's to say (`follower.py`), and fi
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from cli.machine.gpus import visible_gpus
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import ERROR_TAIL_LINES, Fleet, with_tail, worker_command
 from cli.supervise.follower import Follower
+from cli.supervise.ports import reserve_port
 from cli.supervise.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
 from cli.supervise.redis_server import OwnRedis, RedisServerError, wait_for_redis
 from poc_core.errors import ProoflineError
@@ -111,8 +111,8 @@ class Stack:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> None:
-        """Starts everything and returns once Redis answers; engines go on loading. Raises StackError or
-        RedisServerError, with nothing left running."""
+        """Starts everything and returns once Redis answers; engines go on loading. Raises StackError,
+        AddressError or RedisServerError, with nothing left running."""
         self.port = reserve_port(self.host, self.port)
         try:
             self._start_redis()
@@ -283,24 +283,3 @@ class Stack:
 
     def _children(self) -> list[Child]:
         return [child for child in (self._api, *self._workers, self._courier, self._redis) if child is not None]
-
-
-def reserve_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0, after checking that `host` can be listened on. Raises StackError that says what to
-    change."""
-    if not 0 <= port <= 65535:
-        raise StackError(f"A port is a number from 0 to 65535, not {port}.")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # As uvicorn does: connections of an earlier run that linger in TIME_WAIT are no obstacle.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            chosen: int = probe.getsockname()[1]
-    except OSError as error:
-        raise StackError(
-            f"Cannot listen on {host} port {port} ({error.strerror}): stop what uses it, or choose another --port."
-        ) from error
-    return chosen
