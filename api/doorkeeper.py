@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import openai_error
 from api.keys import Caller, KeyFile, Role
+from poc_core.openai_paths import ELSEWHERE, FOLDERS
 from poc_core.settings import Settings, parse_networks
 
 # Which role a route needs, by its path. Of others: to look for GET, to deploy for whatever may change something.
@@ -24,10 +25,9 @@ ROLES: dict[str, Role] = {
     **{f"/api/v1/pow/{path}": Role.PROOFS for path in (*_PROOFS, *_PHASES)},
     **{f"/api/v1/inference/pow/{path}": Role.PROOFS for path in _PROOFS},
     **{f"/v1/{path}": Role.CHAT for path in _CHAT},
-    "/v1/{path:path}": Role.CHAT,
+    **{f"{folder}{{path:path}}": Role.CHAT for folder in FOLDERS},
     "/api/v1/models/status": Role.READ,
-    "/tokenize": Role.CHAT,
-    "/detokenize": Role.CHAT,
+    **dict.fromkeys(ELSEWHERE, Role.CHAT),
 }
 # For whoever restarts a process that does not answer: it says nothing but that.
 OPEN = {"/livez"}

@@ -4,15 +4,17 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from poc_core.openai_paths import ELSEWHERE, FOLDERS
+
 # What a node's paths begin with: our own, and those of vLLM's server that have no /v1.
 FIRST_SEGMENTS = frozenset(
     {
-        *("api", "v1", "v2", "health", "livez", "readyz", "ready", "metrics", "docs", "openapi.json"),
-        *("tokenize", "detokenize", "score", "rerank", "pooling", "classify", "inference", "invocations"),
+        *("api", "health", "livez", "readyz", "ready", "metrics", "docs", "openapi.json"),
+        *(path.split("/")[1] for path in (*ELSEWHERE, *FOLDERS)),
     }
 )
-# A version may be called v1; of what begins with v1 itself, these are never the second segment.
-_NEVER_BELOW_V1 = frozenset({"api", "v1", "health", "livez", "readyz"})
+# A version may be called v1 or v2; of what begins so itself, these are never the second segment.
+_NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
 
 
 class VersionSegment:
@@ -37,7 +39,7 @@ def without_version(raw_path: bytes) -> bytes | None:
     if len(segments) < 3 or not segments[1]:
         return None
     first, second = segments[1:3]
-    is_ours = second not in _NEVER_BELOW_V1 if first == "v1" else first in FIRST_SEGMENTS
+    is_ours = second not in _NEVER_BELOW_V if first in ("v1", "v2") else first in FIRST_SEGMENTS
     if is_ours or second not in FIRST_SEGMENTS:
         return None
     return "/".join(["", *segments[2:]]).encode("latin-1")

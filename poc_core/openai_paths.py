@@ -4,9 +4,15 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-# What is passed on beside /v1, and what a worker of an earlier release serves, which tells no paths.
-_WITHOUT_V1 = ("POST /tokenize", "POST /detokenize")
-USUAL = (*_WITHOUT_V1, *(f"POST /v1/{name}" for name in ("chat/completions", "completions", "responses", "embeddings")))
+# Below these, whatever does not administer.
+FOLDERS = ("/v1/", "/v2/", "/cohere/v2/")
+# Elsewhere vLLM has what administers it for the most part, so these are named: what has the model compute.
+ELSEWHERE = ("/tokenize", "/detokenize", "/score", "/rerank", "/pooling", "/classify", "/generative_scoring")
+# What a worker of an earlier release serves, which tells no paths.
+USUAL = (
+    *("POST /tokenize", "POST /detokenize"),
+    *(f"POST /v1/{name}" for name in ("chat/completions", "completions", "responses", "embeddings")),
+)
 _METHODS = ("GET", "POST", "DELETE")
 # Words of paths that change the engine or look into it; /v1/load_lora_adapter is one that vLLM has under /v1.
 _ADMINISTRATIVE = re.compile(
@@ -18,8 +24,7 @@ _PARAMETER = re.compile(r"\\{\w+\\}")  # as re.escape writes a route's {name}
 
 def passed_on(routes: Iterable[tuple[str, str]]) -> list[str]:
     """Of (method, path) of a server's routes those that the API passes on, as "POST /v1/score"."""
-    found = {f"{method} {path}" for method, path in routes if method in _METHODS and _is_clients(path)}
-    return sorted(found | {one for one in _WITHOUT_V1 if tuple(one.split()) in set(routes)})
+    return sorted({f"{method} {path}" for method, path in routes if method in _METHODS and _is_clients(path)})
 
 
 def is_among(paths: Iterable[str], method: str, path: str) -> bool:
@@ -29,7 +34,9 @@ def is_among(paths: Iterable[str], method: str, path: str) -> bool:
 
 
 def _is_clients(path: str) -> bool:
-    return path.startswith("/v1/") and not _ADMINISTRATIVE.search(path) and not re.search(r"\{\w+:", path)
+    if path in ELSEWHERE:
+        return True
+    return path.startswith(FOLDERS) and not _ADMINISTRATIVE.search(path) and not re.search(r"\{\w+:", path)
 
 
 @cache

@@ -13,7 +13,7 @@ from api.errors import openai_error
 from api.gateway import ProxiedAnswer, ProxyRequest
 from api.named_model import model_in
 from api.services import AppServices, Services
-from poc_core.openai_paths import is_among
+from poc_core.openai_paths import ELSEWHERE, FOLDERS, is_among
 
 router = APIRouter(tags=["chat"])
 
@@ -58,6 +58,7 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     return ProxiedAnswer(gateway, gateway.by_load(chosen), sent)
 
 
+# What a worker of an earlier release serves too.
 for _path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"):
     router.add_api_route(_path, proxy, methods=["POST"], response_model=None, responses=_ANSWER)
 
@@ -84,16 +85,20 @@ async def models(request: Request, services: AppServices) -> Response:
     return JSONResponse({"object": "list", "data": list(entries.values())})
 
 
-@router.api_route("/v1/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False, response_model=None)
-async def other(path: str, request: Request, services: AppServices) -> Response:
-    """Whatever else a worker's vLLM serves under /v1, such as /v1/messages or /v1/score; never what administers it."""
+async def other(request: Request, services: AppServices) -> Response:
+    """Whatever else a worker's vLLM has for clients, such as /v1/messages or /score; never what administers it."""
     workers = await services.gateway.workers.remembered() or await services.gateway.workers.now()
-    wanted = f"/v1/{path}"
+    wanted: str = request.scope["path"]
     if workers and not any(is_among(worker.chat_paths, request.method, wanted) for worker in workers):
         return openai_error(404, "No model that is served here has this path.", "NotFoundError")
     if not workers:
         return await to_thread.run_sync(_nobody, None, [], services)
     return await _pass_on(request, services, wanted)
+
+
+for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
+    _methods = ["POST"] if _path in ELSEWHERE else ["GET", "POST", "DELETE"]
+    router.add_api_route(_path, other, methods=_methods, include_in_schema=False, response_model=None)
 
 
 def _nobody(model: str | None, models: list[str], services: Services) -> Response:

@@ -194,7 +194,10 @@ class TestOpenAiClient:
         asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         answer = yielding.http.post("/v1/messages", json=asked)
         assert (answer.status_code, answer.json()["type"]) == (200, "message")
-        for path in ("/v1/load_lora_adapter", "/v1/audio/translations", "/v1/nothing"):
+        asked = {"model": MODEL, "query": "Is it blue?", "items": ["sky", "grass"], "label_token_ids": [1, 2]}
+        answer = yielding.http.post("/generative_scoring", json=asked)
+        assert (answer.status_code, len(answer.json()["data"])) == (200, 2)
+        for path in ("/sleep", "/score", "/v1/load_lora_adapter", "/v1/audio/translations", "/v1/nothing"):
             assert yielding.http.post(path, json=asked).status_code == 404
 
     def test_models(self, yielding: RoundClient) -> None:

@@ -68,7 +68,7 @@ def test_a_refusal_says_what_to_do(opened: Opened) -> None:
     ("role", "allowed"),
     [
         (Role.READ, {STATUS}),
-        (Role.CHAT, {CHAT}),
+        (Role.CHAT, {CHAT, "/score", "/v2/rerank"}),
         (Role.PROOFS, {STATUS, STOP}),
         (Role.DEPLOY, {STATUS, "/api/v1/stop"}),
     ],
@@ -79,7 +79,7 @@ def test_a_key_opens_what_its_role_is_for(opened: Opened, keys: KeyFile, role: R
     answers = {
         STATUS: client.get(STATUS, headers=headers),
         STOP: client.post(STOP, headers=headers),
-        CHAT: client.post(CHAT, json={"model": "x"}, headers=headers),
+        **{path: client.post(path, json={"model": "x"}, headers=headers) for path in (CHAT, "/score", "/v2/rerank")},
         "/api/v1/stop": client.post("/api/v1/stop", headers=headers),
     }
     assert {path for path, answer in answers.items() if answer.status_code not in (401, 403)} == allowed

@@ -107,7 +107,12 @@ def hangs_up(call: Call) -> None:
 
 
 AUDIO = "/v1/audio/transcriptions"
-PUBLISHED = (*USUAL, "POST /v1/score", "POST /v1/messages", f"POST {AUDIO}", "GET /v1/responses/{response_id}")
+ELSEWHERE = ("/score", "/pooling", "/v2/rerank", "/cohere/v2/chat")
+PUBLISHED = (
+    *USUAL,
+    *(f"POST {path}" for path in ("/v1/score", "/v1/messages", AUDIO, *ELSEWHERE)),
+    "GET /v1/responses/{response_id}",
+)
 
 
 class TestOtherPaths:
@@ -119,7 +124,7 @@ class TestOtherPaths:
         services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
         return worker
 
-    @pytest.mark.parametrize("path", ["/v1/score", "/v1/messages"])
+    @pytest.mark.parametrize("path", ["/v1/score", "/v1/messages", *ELSEWHERE])
     def test_reach_the_worker_that_has_them(self, api: httpx.Client, publishing: FakeWorker, path: str) -> None:
         answer = api.post(f"{path}?beta=true", json=body())
         assert (answer.status_code, answer.content) == (200, ANSWER)
@@ -133,6 +138,11 @@ class TestOtherPaths:
         ("method", "path"),
         [
             ("POST", "/v1/rerank"),
+            ("POST", "/rerank"),
+            ("POST", "/v2/embed"),
+            ("POST", "/v2/../sleep"),
+            ("POST", "/cohere/sleep"),
+            ("POST", "/collective_rpc"),
             ("GET", "/v1/score"),
             ("POST", "/v1/load_lora_adapter"),
             ("POST", "/v1/../sleep"),

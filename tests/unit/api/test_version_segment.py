@@ -24,6 +24,10 @@ from api.version_segment import VersionSegment, without_version
         ("/v1/api/v1/state", "/api/v1/state"),
         ("/v1/v1/models", "/v1/models"),
         ("/v1/health", "/health"),
+        ("/v2/api/v1/state", "/api/v1/state"),
+        ("/v3.0.16/rerank", "/rerank"),
+        ("/v3.0.16/v2/rerank", "/v2/rerank"),
+        ("/v3.0.16/cohere/v2/chat", "/cohere/v2/chat"),
         ("/v3/api/v1/pow/generate/a%252Fb%2Fc", "/api/v1/pow/generate/a%252Fb%2Fc"),
     ],
 )
@@ -35,6 +39,7 @@ def test_a_version_is_dropped(path: str, rest: str) -> None:
     "path",
     [
         *("/", "/health", "/api/v1/state", "/v1/models", "/v1/score", "/v1/rerank", "/docs/oauth2-redirect"),
+        *("/v2/rerank", "/cohere/v2/chat"),
         *("/v3/v2.1/api/v1/state", "/other/path", "//api/v1/state", "/v3.0.16", "/a%2Fb", "/api/v1/v1/x"),
     ],
 )

@@ -8,7 +8,8 @@ from poc_core.openai_paths import USUAL, is_among, passed_on
 CLIENTS = [
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/score"),
     *("/v1/rerank", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/messages/count_tokens"),
-    *("/v1/responses/{response_id}/cancel", "/v1/chat/completions/batch"),
+    *("/v1/responses/{response_id}/cancel", "/v1/chat/completions/batch", "/v2/embed", "/v2/rerank"),
+    *("/score", "/rerank", "/pooling", "/classify", "/generative_scoring", "/cohere/v2/chat"),
 ]
 OURS_ALONE = [
     *(
@@ -21,6 +22,7 @@ OURS_ALONE = [
     ),
     *("/scale_elastic_ep", "/start_profile", "/update_weights", "/pause", "/resume", "/server_info", "/invocations"),
     *("/v1/sleep", "/v1/anything/{path:path}", "/metrics", "/abort_requests", "/inference/v1/generate"),
+    *("/v2/sleep", "/cohere/v2/admin", "/cohere/sleep", "/score/weights", "/scores", "/load", "/shutdown"),
 ]
 
 
