@@ -18,6 +18,7 @@ from tests.marks import needs_vllm
 from tests.receiver import Receiver
 from tests.round_client import FAST
 from tests.up import Up, proofline
+from workers.vllm.log_patterns import NOT_HERE
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("broker")]
 
@@ -199,7 +200,8 @@ def test_another_model_while_a_round_and_chat_run_on_real_engines() -> None:
     """The round ends and is delivered, chat under way comes to its end, the next model serves."""
     # In `up`, which was told no model: what it is told beside is for every model.
     arguments = ("--dtype", "float32", "--port", "0", "--", "--max-model-len", "1024", *vllm_args())
-    up = Up(*arguments, env={**FAST, "VLLM_CPU_KVCACHE_SPACE": "1", "POC_CHAT_POLICY": "share:0.3"})
+    env = {**FAST, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "POC_CHAT_POLICY": "share:0.3"}
+    up = Up(*arguments, env=env)
     try:
         with (
             Receiver() as receiver,
@@ -226,12 +228,22 @@ def test_another_model_while_a_round_and_chat_run_on_real_engines() -> None:
             reason = broker.up("tiny-qwen3", "--max-model-len", "9999999", expect=500)["detail"]
             assert "max_model_len" in reason
             assert broker.state() == ("STOPPED", "")
+            before = restarts(up)
+            reason = broker.up("acme/no-such-model", expect=500)["detail"]
+            assert NOT_HERE in reason
+            assert "vLLM cannot start with the model acme/no-such-model: Cannot find" in reason
+            assert broker.state() == ("STOPPED", "")
+            assert restarts(up) == before  # another try would end the same
             broker.up("tiny-qwen3", "--served-model-name", "q")
             assert broker.state() == ("INFERENCE", "tiny-qwen3")
             assert broker.call("POST", "/v1/chat/completions", chat | {"model": "q", "max_tokens": 4})["model"] == "q"
             assert broker.call("POST", "/v1/chat/completions", chat, expect=404)
     finally:
         up.end()
+
+
+def restarts(up: Up) -> int:
+    return sum("restarting it" in line for line in up.log)
 
 
 def _chat_active(broker: Broker) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.vllm.log_patterns import CORRUPTS_CHAT, DOES_NOT_FIT, READY, why_hopeless
+from workers.vllm.log_patterns import CORRUPTS_CHAT, DOES_NOT_FIT, NOT_HERE, NOT_ON_HUB, READY, why_hopeless
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,34 @@ def test_a_model_whose_state_proofs_would_overwrite() -> None:
     assert why_hopeless(["loading", line]) == CORRUPTS_CHAT
 
 
-def test_another_cause_may_pass() -> None:
-    assert why_hopeless(["ConnectionError: Redis is away"]) is None
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Repository Not Found for url: https://huggingface.co/api/models/acme/none/tree/main?recursive=true.",
+        "Error retrieving file list: Client error '401 Unauthorized' for url 'https://hub/api/models/acme/none/tree/main'",
+        "OSError: acme/none is not a local folder and is not a valid model identifier listed on the hub",
+    ],
+)
+def test_a_name_that_the_hub_does_not_know(line: str) -> None:
+    last = "error: vLLM cannot start with the model acme/none: Invalid repository ID or local directory specified"
+    assert why_hopeless(["loading", line, last]) == NOT_ON_HUB
+
+
+def test_a_model_that_is_not_here_and_may_not_be_fetched() -> None:
+    line = (
+        "error: vLLM cannot start with the model acme/none: Cannot find an appropriate cached snapshot folder for the "
+        "specified revision on the local disk and outgoing traffic has been disabled."
+    )
+    assert why_hopeless(["loading", line]) == NOT_HERE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ConnectionError: Redis is away",
+        "'[Errno 111] Connection refused' thrown while requesting GET https://huggingface.co/api/models/a/b/tree/main",
+        "error: vLLM cannot start with the model a/b: Invalid repository ID or local directory specified: 'a/b'.",
+    ],
+)
+def test_another_cause_may_pass(line: str) -> None:
+    assert why_hopeless([line]) is None
