@@ -9,8 +9,8 @@ MATRIX ?= 0.28 0.32
 MATRIX_TESTS := tests/integration/test_vllm_engine.py tests/integration/test_kv_isolation.py \
 	tests/integration/test_chat.py::TestOpenAiClient
 
-# Two processes, so that one computes while the other waits; more would need more than 2 cores and 8 GiB of memory.
-PYTEST := pytest -n 2 --dist loadgroup --no-loadscope-reorder -m
+# One process more than small machines have cores: a third of the time most tests wait. Each needs up to 4 GiB of memory.
+PYTEST := pytest -n 3 --dist loadgroup --no-loadscope-reorder -m
 
 # Of `make faults` and `make soak`.
 MINUTES ?= 20

@@ -140,11 +140,13 @@ class LocalCompose:
         return done.returncode == 0
 
     def wait_healthy(self, name: str, timeout_s: float = HEALTHY_S) -> None:
+        # As often as Compose asks: each answer of a worker's or courier's check is a process that imports for a second.
+        pause_s = float(self.services[name]["healthcheck"]["start_interval"].removesuffix("s"))
         until = time.monotonic() + timeout_s
         while not self.is_healthy(name):
             assert self.processes[name].poll() is None, f"{name} ended:\n{self.log(name)[-4000:]}"
             assert time.monotonic() < until, f"{name} is not healthy:\n{self.log(name)[-4000:]}"
-            time.sleep(0.5)
+            time.sleep(pause_s)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")

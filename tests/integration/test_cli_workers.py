@@ -37,7 +37,13 @@ def redis_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompo
             id="too little memory",
             marks=pytest.mark.slow,
         ),
-        pytest.param({}, ["--", "--max-model-length", "512"], "its arguments are wrong", id="no argument of vLLM"),
+        pytest.param(
+            {},
+            ["--", "--max-model-length", "512"],
+            "its arguments are wrong",
+            id="no argument of vLLM",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_another_start_would_not_mend_ends_at_once(

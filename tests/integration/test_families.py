@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("families")
 
 
-@pytest.fixture(scope="module", params=QUICK)
+@pytest.fixture(scope="module", params=["qwen3-next", pytest.param("deepseek-v3", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
     family: str = request.param
     arguments = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16")

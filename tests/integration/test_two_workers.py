@@ -193,6 +193,7 @@ def test_a_worker_that_is_to_end_finishes_its_chat_first(client: TwoWorkers) -> 
     assert cut_off() == before
 
 
+@pytest.mark.slow
 def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_elsewhere(client: TwoWorkers) -> None:
     short = client.http.post(CHAT, json=request(LONG_PROMPT, 50))
     expected = short.json()["choices"][0]["message"]["content"]

@@ -493,7 +493,7 @@ def test_a_mistake_in_the_engine_neither_stops_the_round_nor_loses_a_nonce(
 
     engine.events = {1: mistake, 4: stop(rounds, record)}
     RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
-    assert_first(arrived(redis, record), 12, 16)
+    assert_first(arrived(redis, record), 8, 16)  # what was in hand beside it may have to be computed again
 
 
 def test_after_an_error_of_the_worker_a_new_step_can_run(
