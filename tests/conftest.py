@@ -11,7 +11,7 @@ from tests.up import PATIENCE_S, Up
 
 # Tests that share an engine or a stack run in one process, in this order: `make test` begins with what takes longest,
 # and what is quick fills the gaps. A module that is not named here and has no mark xdist_group is a group of its own.
-LONGEST_FIRST = ("two-workers", "engines", "up", "node", "sharing", "test_rounds", "test_compose_services")
+LONGEST_FIRST = ("two-workers", "engines", "up", "node", "sharing", "test_rounds", "broker")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for the mark

@@ -18,6 +18,7 @@ from tests.samples import body
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.slow,
     pytest.mark.timeout(600),
     needs_vllm,
 ]
