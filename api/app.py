@@ -14,7 +14,7 @@ from api.body_limit import BodyLimit
 from api.doorkeeper import Doorkeeper, keys_wanted
 from api.head import HeadAsGet
 from api.perimeter import Perimeter
-from api.routes import aggregator, gpus, health, metrics, models, node, openai, pow, rounds, validate
+from api.routes import aggregator, console, gpus, health, metrics, models, node, openai, pow, rounds, validate
 from api.services import Services
 from api.version import VERSION
 from api.version_segment import VersionSegment
@@ -73,5 +73,6 @@ def create_app(
     app.include_router(models.router)
     app.include_router(openai.router)
     app.include_router(metrics.router)
+    app.include_router(console.router)
     openapi.describe(app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()])
     return app

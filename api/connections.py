@@ -23,6 +23,8 @@ _PROGRESS_BYTES = 64 * 1024
 _MAX_PIPELINED = 16
 # Open files for all but connections: Redis, logs, libraries.
 _OTHER_FILES = 96
+# End of the path of an answer that goes on for as long as its client listens.
+ENDLESS = "/console/events"
 # A chat request holds one to its worker too.
 _FILES_PER_CONNECTION = 2
 
@@ -100,6 +102,11 @@ class _Limited(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._left = None
         super().resume_writing()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.cycle is not None and not self.cycle.response_complete and self.scope["path"].endswith(ENDLESS):
+            self.transport.close()  # else the server would wait for an end that does not come
 
     # What the parser calls.
 

@@ -29,8 +29,9 @@ ROLES: dict[str, Role] = {
     "/api/v1/models/status": Role.READ,
     **dict.fromkeys(ELSEWHERE, Role.CHAT),
 }
-# For whoever restarts a process that does not answer: it says nothing but that.
-OPEN = {"/livez"}
+# For whoever restarts a process that does not answer: it says nothing but that. And the console's page, which asks
+# for a key itself and has nothing of the node in it.
+OPEN = {"/livez", "/console", "/console/", "/console/{name:path}"}
 
 # Seconds' worth of requests that a client may send at once.
 _BURST_S = 10.0

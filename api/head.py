@@ -14,7 +14,14 @@ class HeadAsGet:
             await self._app(scope, receive, send)
             return
 
+        ended = False
+
         async def without_body(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+            nonlocal ended
+            if message["type"] != "http.response.body":
+                await send(message)
+            elif not ended:  # also where the body would never end
+                ended = True
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         await self._app({**scope, "method": "GET"}, receive, without_body)

@@ -13,6 +13,7 @@ from redis import Redis
 from api.chat_workers import ChatWorkers
 from api.dispatch import Dispatcher
 from api.gateway import Gateway
+from api.live import Live
 from api.model_cache import ModelCache
 from api.model_downloads import Downloads
 from poc_core.gpus import GpuWatch
@@ -63,6 +64,8 @@ class Services:
     downloads: Downloads
     large_bodies: CapacityLimiter
     waiting: Waiting
+    live: Live
+    now: Callable[[], float]  # seconds since the epoch
 
     @classmethod
     def create(
@@ -92,6 +95,8 @@ class Services:
             Downloads(DownloadStore(redis, clock), settings),
             CapacityLimiter(_LARGE_BODIES),
             Waiting(settings.max_waiting_requests),
+            Live(),
+            clock,
         )
 
     def close(self) -> None:

@@ -68,6 +68,21 @@ class HostReport(BaseModel, frozen=True):
     vllm_version: str | None = None
 
 
+class ChildLog(BaseModel, frozen=True):
+    """The last lines that a supervised process wrote, over its restarts."""
+
+    name: str  # as in the log of `up` or `workers`: worker-0
+    pid: int | None  # None: it does not run now
+    lines: list[str]
+
+
+class HostLogs(BaseModel, frozen=True):
+    """Those of a host's workers."""
+
+    host: str  # its name
+    workers: list[ChildLog]
+
+
 @dataclass(frozen=True)
 class DeploymentRecord:
     """What the node shall run. Times are seconds since the epoch."""

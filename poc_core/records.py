@@ -186,6 +186,7 @@ class WorkerRecord:
     stats: Mapping[str, JsonValue] = field(default_factory=dict)
     chat_secret: str | None = field(default=None, repr=False)  # made at its start; what its OpenAI server wants
     gpus: Mapping[str, JsonValue] = field(default_factory=dict)  # of its machine: MachineGpus of poc_core/gpus.py
+    visible_gpus: str = ""  # CUDA_VISIBLE_DEVICES of its process; empty: all of its machine
     machine: str = ""  # as the machine or container names itself, by which its other processes know their workers
 
     @property

@@ -224,7 +224,7 @@ class Settings(BaseSettings):
     require_keys: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Whether the API answers only to a key (Authorization: Bearer): auto (where it listens beyond "
-        "loopback), always, never. /livez needs none.",
+        "loopback), always, never. /livez and the console's page need none.",
     )
     api_keys_file: Path = Field(
         Path("~/.proofline/keys.json"),
@@ -270,6 +270,12 @@ class Settings(BaseSettings):
     )
     max_waiting_requests: int = Field(
         256, ge=1, description="Requests with wait=true that may wait at a time; more are refused with 429."
+    )
+
+    flower_url: str = Field(
+        "",
+        pattern=r"^(https?://\S+)?$",
+        description="Where the console's link to Flower leads; unset: to port 5555 of the host it came from.",
     )
 
     # Of no use to operators: tests shorten them.

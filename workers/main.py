@@ -65,6 +65,7 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
         host=settings.host,
         machine=socket.gethostname(),
         pid=os.getpid(),
+        visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         state="starting",
         started_at=time.time(),
         chat_host=settings.chat_advertise_host

@@ -63,6 +63,7 @@ class Proofs:
         self._changed = threading.Condition()
         self._added: list[Flight] = []
         self._cancelled: list[Flight] = []
+        self._slices = 0
         self._failures = 0
         self._last_error: ProoflineError | None = None
         self._stopped = False
@@ -111,8 +112,9 @@ class Proofs:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, JsonValue]:
-        """For the heartbeat: what the gate counted."""
-        return dict(vars(self.gate.stats())) if self.gate is not None else {}
+        """For the heartbeat: how many slices ran (of each pipeline stage), and what the gate counted."""
+        counted: dict[str, JsonValue] = {"slices": self._slices}
+        return counted | vars(self.gate.stats()) if self.gate is not None else counted
 
     def judge(self, error: ProoflineError) -> bool:
         """What is to happen to work that ended with `error`, of a job or a round alike. True: another try, here or
@@ -184,6 +186,7 @@ class Proofs:
         started = time.monotonic()
         # Beside chat one slice at a time, so that its share of the time is known before the next.
         busy_s = self._pipeline.run(wait=beside_chat)
+        self._slices += 1
         if self.gate is not None:
             self.gate.ran(started, busy_s)
 

@@ -6,6 +6,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from cli.supervise.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
+from poc_core.deployments import ChildLog
 from poc_core.errors import ProoflineError
 from workers.engines.options import EngineOptions
 from workers.vllm import log_patterns
@@ -15,6 +16,10 @@ WORKER_GRACE_S = 30.0  # to finish the running batch and take the engine down
 NOT_FOR_WORKERS = ("POC_API_KEY", "FLOWER_BASIC_AUTH")
 ERROR_TAIL_LINES = 20  # of a failed child's log, in the error
 ERROR_CAUSES = 5  # lines from further up that look like a cause
+
+# Of each worker's log, told to the node for its console.
+TOLD_LINES = 20
+TOLD_LINE_CHARS = 300
 
 
 def worker_command(options: EngineOptions) -> list[str]:
@@ -84,6 +89,17 @@ class Fleet:
     def n_ready(self) -> int:
         """Workers that take work now."""
         return sum(child.is_ready for child in self.children)
+
+    def logs(self) -> list[ChildLog]:
+        """What each worker wrote last."""
+        return [
+            ChildLog(
+                name=child.spec.name,
+                pid=child.pid,
+                lines=[line[:TOLD_LINE_CHARS] for line in child.tail[-TOLD_LINES:]],
+            )
+            for child in self.children
+        ]
 
     @property
     def is_serving(self) -> bool:

@@ -8,6 +8,7 @@ import contextlib
 import importlib.metadata
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from redis.exceptions import RedisError
 
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
-from poc_core.deployments import Deployment, DeploymentRecord, HostReport, HostState
+from poc_core.deployments import Deployment, DeploymentRecord, HostLogs, HostReport, HostState
 from poc_core.errors import ProoflineError
 from poc_core.state.deployments import DeploymentStore
 from workers.engines.options import EngineOptions
 
 LAST_LOOK_S = 5.0  # that a look under way gets to end
+LOGS_S = 2.0  # between two tellings of what the workers' logs end with
 LOOK_S = 0.5  # between two looks at the record: a change of model takes seconds at least
 MOST_ERROR_CHARS = 4000  # of a reason that is told to clients
 
@@ -78,6 +80,7 @@ class Follower:
         self._ending: threading.Thread | None = None  # of the fleet before
         self._error: str | None = None  # why this plan failed
         self._serving = False  # it did get ready
+        self._told_logs_at = float("-inf")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
 
@@ -135,7 +138,11 @@ class Follower:
                 return
             self._step(self._plan_for(record))
             report = self._describe()
+            logs = self._fleet.logs() if self._fleet is not None else []
         self._store.report(report)
+        if time.monotonic() - self._told_logs_at >= LOGS_S:
+            self._told_logs_at = time.monotonic()
+            self._store.tell_logs(self._id, HostLogs(host=self._host, workers=logs))
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_S):

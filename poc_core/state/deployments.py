@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from redis import Redis
 
-from poc_core.deployments import Deployment, DeploymentRecord, DeploymentStatus, HostReport
+from poc_core.deployments import Deployment, DeploymentRecord, DeploymentStatus, HostLogs, HostReport
 from poc_core.errors import DeployedError, NoHostError
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
@@ -71,6 +71,13 @@ class DeploymentStore:
             found = [HostReport.model_validate_json(raw) for raw in pipe.execute() if raw is not None]
         return sorted(found, key=lambda report: (report.host, report.id))
 
+    def logs(self) -> list[HostLogs]:
+        """What the workers of the hosts that live wrote last, by the host's name."""
+        ids = self._redis.zrange(keys.HOSTS, 0, -1)
+        found = self._redis.mget([keys.host_logs(host_id.decode()) for host_id in ids]) if ids else []
+        logs = [HostLogs.model_validate_json(raw) for raw in found if raw is not None]
+        return sorted(logs, key=lambda one: one.host)
+
     def elapsed_s(self, record: DeploymentRecord) -> float:
         """Seconds since it was asked for, until it served or failed."""
         return (record.settled_at or self._clock()) - record.asked_at
@@ -91,10 +98,14 @@ class DeploymentStore:
         args += [report.model_dump_json(), self._clock(), self._settings.worker_ttl_s, self._settings.job_ttl_sec]
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 
+    def tell_logs(self, host_id: str, logs: HostLogs) -> None:
+        """What its workers wrote last; gone with the host's reports."""
+        self._redis.set(keys.host_logs(host_id), logs.model_dump_json(), ex=self._settings.worker_ttl_s)
+
     def leave(self, host_id: str) -> None:
         """A host ends, and nobody waits for it."""
         with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(keys.host(host_id))
+            pipe.delete(keys.host(host_id), keys.host_logs(host_id))
             pipe.zrem(keys.HOSTS, host_id)
             pipe.execute()
 

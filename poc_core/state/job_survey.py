@@ -66,6 +66,18 @@ class JobSurvey:
                 return
             first += n_kept
 
+    def newest(self, most: int, most_old: int) -> list[str]:
+        """The ids of the jobs created last, the newest first, whether they have ended or not (of 100 at most); then, of
+        those that have not ended, the oldest of each model."""
+        models = sorted(model.decode() for model in self._redis.smembers(keys.ACTIVE_MODELS))
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.lrange(keys.NEWEST_JOBS, 0, most - 1)
+            for model in models:
+                pipe.zrange(keys.active(model), 0, most_old - 1)
+            newest, *old = pipe.execute()
+        found = [*newest, *(job_id for ids in old for job_id in reversed(ids))]
+        return [job_id.decode() for job_id in dict.fromkeys(found)]
+
     def count(self, models: list[str]) -> ActiveJobs:
         """The jobs of some models that have not ended, by status."""
         sums = [0, 0, 0]

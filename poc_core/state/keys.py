@@ -1,5 +1,6 @@
 """The names of the keys in Redis. The scripts in lua/ spell out those that they make from an id, and the suffixes."""
 
+NEWEST_JOBS = "poc:jobs:newest"  # list of the ids of the jobs created last, the newest first
 QUEUED_NONCES = "poc:queued_nonces"  # counter: accepted and not yet done
 ACTIVE_MODELS = "poc:jobs:models"  # set of the models that have an active zset
 STATS_TOTAL = "poc:stats:total"  # counter: nonces done
@@ -20,7 +21,8 @@ OUTBOX_JOB_BYTES = "poc:outbox:job_bytes"  # counter: bytes of jobs' callbacks t
 
 
 def round(round_id: str) -> str:
-    """The hash of a round; its working keys are this plus :leases :free :workers :excluded :valid :rate:{second}."""
+    """The hash of a round; its working keys are this plus :leases :free :workers :excluded :valid :rate:{second}
+    :pace:{minute}."""
     return f"poc:round:{round_id}"
 
 
@@ -77,3 +79,8 @@ def worker(worker_id: str) -> str:
 def host(host_id: str) -> str:
     """The hash of a host that runs workers as the deployment says; it exists while the host lives."""
     return f"poc:host:{host_id}"
+
+
+def host_logs(host_id: str) -> str:
+    """What the host's workers wrote last, as JSON."""
+    return f"poc:host:{host_id}:logs"

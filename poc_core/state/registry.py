@@ -51,6 +51,11 @@ class WorkerRegistry:
             pipe.zrem(keys.WORKERS, worker_id)
             pipe.execute()
 
+    def last_beats(self) -> dict[str, float]:
+        """When each worker's heart beat last, in seconds since the epoch; also of some that are dead."""
+        beats = self._redis.zrange(keys.WORKERS, 0, -1, withscores=True)
+        return {worker_id.decode(): at for worker_id, at in beats}
+
     def is_alive(self, worker_id: str) -> bool:
         return bool(self._redis.exists(keys.worker(worker_id)))
 

@@ -25,6 +25,8 @@ from poc_core.state import entries, keys, scripts
 
 # Whole seconds over which the current rate is averaged.
 RATE_WINDOW_S = 10
+# Seconds of a step of a round's pace, which is kept for an hour; a divisor of 60.
+PACE_STEP_S = 5
 # Places that Redis counts exactly: Lua's numbers are doubles.
 _MOST_PLACES = 2**53 - 1
 # Reported nonces that are kept for /status, for schemes where it lists them: some 5 MB of Redis' memory. Receivers of
@@ -165,6 +167,15 @@ class RoundStore:
             for worker, n in second.items():
                 sums[worker.decode()] = sums.get(worker.decode(), 0.0) + int(n) / window_s
         return RoundRates({worker.decode(): int(n) for worker, n in totals.items()}, sums)
+
+    def pace(self, round_id: str, since: int, until: int) -> dict[int, int]:
+        """Nonces computed in each step of PACE_STEP_S that begins from `since` on and before `until` (seconds since the
+        epoch), by its beginning; those without any are left out, and those of more than an hour ago forgotten."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            for minute in range(since // 60, -(-until // 60)):
+                pipe.hgetall(f"{keys.round(round_id)}:pace:{minute}")
+            steps = [(int(begin), int(n)) for found in pipe.execute() for begin, n in found.items()]
+        return {begin: n for begin, n in steps if since <= begin < until}
 
     def excluded(self, round_id: str) -> list[int]:
         """Nonces without a finite state, the latest at the end; of very many the last ones."""

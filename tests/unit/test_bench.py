@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bench import machine, queue_overhead, queue_scale, timed_job
+from bench import console, machine, queue_overhead, queue_scale, timed_job
 from bench.machine import Observed, Usage
 from bench.queue_overhead import CASES, Pair
 from bench.timed_job import JobRun
@@ -70,3 +70,16 @@ def test_the_scale_is_judged_by_its_smallest_ratio(
 
     assert queue_scale.report({1: [run(19.8)], 16: [run(rate_of_16)]}) is passed
     assert f"{rate_of_16 / 320:.3f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("cores", "commands", "missed"), [(0.049, 109, None), (0.06, 100, "0.060 of a core"), (0.01, 150, "150 commands")]
+)
+def test_what_pages_of_the_console_may_cost(cores: float, commands: float, missed: str | None) -> None:
+    costs = [
+        console.Cost(0, 0.0, 50, 9, 0),
+        console.Cost(1, 0.01, 100, 10, 1),
+        console.Cost(50, cores, commands, 10, 50),
+    ]
+    found = console.verdict(costs)
+    assert (missed is None) if found is None else (missed is not None and missed in found)

@@ -57,6 +57,9 @@ end
 redis.call('INCRBY', 'poc:queued_nonces', string.format('%d', n_total))
 redis.call('ZADD', 'poc:jobs:active:' .. model, now, job_id)
 redis.call('SADD', 'poc:jobs:models', model)
+redis.call('LPUSH', 'poc:jobs:newest', job_id)
+redis.call('LTRIM', 'poc:jobs:newest', 0, 99)
+redis.call('EXPIRE', 'poc:jobs:newest', ttl)
 if most_callbacks ~= '' then -- its place, before it is computed: later it could not be refused any more
   redis.call('SADD', 'poc:outbox:jobs', job_id)
   redis.call('EXPIRE', 'poc:outbox:jobs', ttl)

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 import uvicorn
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.connections import HEADER_BYTES, Limits, connections_for, limited, raise_file_limit
+from api.connections import ENDLESS, HEADER_BYTES, Limits, connections_for, limited, raise_file_limit
 
 CONNECTIONS = 8
 LIMITS = Limits(CONNECTIONS, request_s=1.0, headers_s=0.5)
@@ -30,6 +30,12 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     request = Request(scope, receive)
     if scope["path"] == "/large":
         return await Response(b"x" * LARGE)(scope, receive, send)
+    if scope["path"].endswith(ENDLESS):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        return None
     if scope["path"] == "/slow":
         time_out = await request.is_disconnected()
         return await Response(str(time_out))(scope, receive, send)
@@ -38,8 +44,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     return await Response(body or b"ok", headers={"x-names": names})(scope, receive, send)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[uvicorn.Server]:
+@contextmanager
+def running() -> Iterator[uvicorn.Server]:
     config = uvicorn.Config(app, port=0, log_level="critical", http=limited(LIMITS), ws="none", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -48,7 +54,14 @@ def server() -> Iterator[uvicorn.Server]:
         time.sleep(0.01)
     yield server
     server.should_exit = True
-    thread.join(10)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[uvicorn.Server]:
+    with running() as server:
+        yield server
 
 
 @pytest.fixture
@@ -201,3 +214,15 @@ def test_a_process_may_open_as_many_files_as_it_is_let() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_stream_without_an_end_does_not_keep_the_server_from_its_own() -> None:
+    with ExitStack() as opened:
+        with running() as server:
+            connection = Connect(server.servers[0].sockets[0].getsockname()[1], opened)(
+                f"GET /api/v1{ENDLESS} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            )
+            answer = b""
+            while b"first" not in answer:
+                answer += connection.recv(1000)
+        assert b"0\r\n\r\n" not in rest(connection)  # it broke off, which tells the page to ask again

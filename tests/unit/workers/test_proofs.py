@@ -259,7 +259,8 @@ def test_what_the_gate_counted_goes_with_the_heartbeat(engine: FakeEngine, start
     stats = proofs.chat_stats()
     assert stats["proof_busy_s"] == pytest.approx(0.08)
     assert (stats["chat_active"], stats["skips"]) == (0, 0)
-    assert start().chat_stats() == {}
+    assert stats["slices"] == 4
+    assert start().chat_stats() == {"slices": 0}
 
 
 def test_exclusive_does_not_wait_for_chat_in_a_round(engine: FakeEngine, start: Start) -> None:

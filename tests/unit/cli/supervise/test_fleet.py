@@ -42,3 +42,9 @@ def test_the_reason_is_the_last_error_of_the_log_with_all_its_lines() -> None:
     assert fleet_of(lost).reason() == f"{lost['gave_up']}. error: vLLM cannot start with the model m: 1 error too long"
     assert fleet_of(lost, {}).reason() is None
     assert fleet_of(lost | {"tail": ["killed"]}).reason() == f"{lost['gave_up']}."
+
+
+def test_the_last_lines_of_each_worker_are_told() -> None:
+    log = [str(i) for i in range(30)] + ["x" * 1000]
+    (told,) = fleet_of({"tail": log, "pid": 7}).logs()
+    assert (told.name, told.pid, told.lines) == ("worker-0", 7, [*map(str, range(11, 30)), "x" * 300])

@@ -11,7 +11,7 @@ from cli.console import UsageError
 from cli.shipped import shipped_model
 from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower, deployed_options
-from poc_core.deployments import Deployment, DeploymentState, HostReport, HostState
+from poc_core.deployments import ChildLog, Deployment, DeploymentState, HostLogs, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore
 from tests.samples import Clock
@@ -36,6 +36,9 @@ class FakeFleet:
     @property
     def n_ready(self) -> int:
         return int(self.is_serving)
+
+    def logs(self) -> list[ChildLog]:
+        return [ChildLog(name="worker-0", pid=7, lines=["loaded"])]
 
     def stop(self) -> None:
         self.n_stops += 1
@@ -327,3 +330,14 @@ def test_what_workers_are_told(wanted: Deployment, defaults: EngineOptions, expe
 def test_a_directory_is_served_under_its_name() -> None:
     wanted = Deployment(model=str(shipped_model("tiny-llama")))
     assert deployed_options(wanted, SYNTHETIC).name == wanted.name == "tiny-llama"
+
+
+def test_what_the_workers_wrote_last_is_told_for_as_long_as_the_host_lives(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    h = host(OWN)
+    h.look()
+    (told,) = store.logs()
+    assert told == HostLogs(host="h1", workers=[ChildLog(name="worker-0", pid=7, lines=["loaded"])])
+    h.follower.stop()
+    assert store.logs() == []

@@ -1,0 +1,42 @@
+// Calls of the API that this page came from, wherever a proxy has put it, with the key of this tab.
+const KEY = 'proofline-key'
+
+export class Refusal extends Error {
+  constructor(status, message) {
+    super(message)
+    this.status = status
+  }
+}
+
+export const hasKey = () => sessionStorage.getItem(KEY) !== null
+export const setKey = key => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY))
+
+/** The answer, if it is a good one; Refusal with the API's own words otherwise. */
+export async function ask(path, { method = 'GET', body, signal } = {}) {
+  const headers = {}
+  if (hasKey()) headers.Authorization = `Bearer ${sessionStorage.getItem(KEY)}`
+  if (body !== undefined) headers['Content-Type'] = 'application/json'
+  const answer = await fetch(new URL(path, document.baseURI), {
+    method,
+    headers,
+    signal,
+    cache: 'no-store',
+    body: body === undefined ? undefined : JSON.stringify(body),
+  })
+  if (!answer.ok) throw new Refusal(answer.status, await reason(answer))
+  return answer
+}
+
+export const askJson = async (path, options) => (await ask(path, options)).json()
+export const send = (path, body) => askJson(path, { method: 'POST', body })
+
+async function reason(answer) {
+  try {
+    const { detail } = await answer.json()
+    if (typeof detail === 'string') return detail
+    if (Array.isArray(detail)) return detail.map(({ loc, msg }) => `${loc.slice(1).join('.')}: ${msg}`).join('; ')
+    return detail.message ?? JSON.stringify(detail)
+  } catch {
+    return `The API answered ${answer.status}.`
+  }
+}

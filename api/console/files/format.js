@@ -1,0 +1,23 @@
+// Numbers and times as people read them.
+const WHOLE = new Intl.NumberFormat('en', { maximumFractionDigits: 0 })
+const SHORT = new Intl.NumberFormat('en', { maximumSignificantDigits: 3 })
+
+export const count = n => WHOLE.format(n ?? 0)
+export const rate = n => (n >= 100 ? WHOLE : SHORT).format(n ?? 0)
+export const size = bytes => {
+  const units = ['B', 'KiB', 'MiB', 'GiB']
+  let unit = 0
+  for (; bytes >= 1024 && unit < units.length - 1; unit++) bytes /= 1024
+  return `${SHORT.format(bytes)} ${units[unit]}`
+}
+
+/** 75 -> "1 min 15 s" */
+export const duration = seconds => {
+  const s = Math.max(0, Math.round(seconds))
+  if (s < 60) return `${s} s`
+  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`
+}
+export const clock = at => new Date(at * 1000).toLocaleTimeString('en-GB')
+export const plural = (n, one) => `${count(n)} ${one}${n === 1 ? '' : 's'}`

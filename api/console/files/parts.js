@@ -1,0 +1,85 @@
+// What several sections are made of.
+import { Component, createRef } from './vendor/preact.mjs'
+import { html } from './html.js'
+
+/** A state in a word, and by a sign beside it, as colour alone tells nothing to some. */
+const SIGNS = { good: '●', busy: '◐', bad: '▲', idle: '○' }
+export const Chip = ({ kind, children }) =>
+  html`<span class="chip ${kind}"><span aria-hidden="true">${SIGNS[kind]} </span>${children}</span>`
+
+export const Facts = ({ of }) => html`<dl class="facts">
+  ${of.filter(([, value]) => value !== null && value !== undefined && value !== '').map(
+    ([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`,
+  )}
+</dl>`
+
+export const Section = ({ id, title, children, beside }) => html`<section id=${id} aria-labelledby="${id}-title">
+  <div class="head"><h2 id="${id}-title">${title}</h2>${beside}</div>
+  ${children}
+</section>`
+
+/** Fields: [name, label, type or list of choices, initial value, hint or undefined]. `submit` gets their texts by name. */
+export class Form extends Component {
+  constructor(props) {
+    super(props)
+    this.state = { problem: '', busy: false }
+    this.send = async event => {
+      event.preventDefault()
+      const texts = Object.fromEntries(new FormData(event.target))
+      this.setState({ problem: '', busy: true })
+      try {
+        await this.props.submit(texts)
+      } catch (error) {
+        this.setState({ problem: error.message })
+      }
+      this.setState({ busy: false })
+    }
+  }
+
+  render({ id, fields, verb }, { problem, busy }) {
+    return html`<form onSubmit=${this.send}>
+      <div class="fields">${fields.map(field => html`<${Field} key=${field[0]} form=${id} field=${field} />`)}</div>
+      <button class="main" disabled=${busy}>${verb}</button>
+      ${problem && html`<p role="alert" class="problem">${problem}</p>`}
+    </form>`
+  }
+}
+
+const Field = ({ form, field: [name, label, kind, value, hint] }) => {
+  const id = `${form}-${name}`
+  const about = hint ? `${id}-hint` : undefined
+  return html`<div class="field">
+    <label for=${id}>${label}</label>
+    ${Array.isArray(kind)
+      ? html`<select id=${id} name=${name} aria-describedby=${about}>
+          ${kind.map(choice => html`<option key=${choice}>${choice}</option>`)}
+        </select>`
+      : html`<input id=${id} name=${name} type=${kind} defaultValue=${value} aria-describedby=${about}
+          required=${kind === 'number'} autocomplete="off" spellcheck="false" />`}
+    ${hint && html`<small id=${about}>${hint}</small>`}
+  </div>`
+}
+
+/** A question before everything else; the browser keeps the focus in it and gives it back. */
+export class Dialog extends Component {
+  element = createRef()
+  closed = () => {
+    if (!this.gone) this.props.close()
+  }
+
+  componentDidMount() {
+    this.element.current.showModal()
+  }
+
+  componentWillUnmount() {
+    this.gone = true
+    this.element.current.close() // else the focus would not go back to where it was
+  }
+
+  render({ title, children }) {
+    return html`<dialog ref=${this.element} aria-labelledby="dialog-title" onClose=${this.closed}>
+      <h2 id="dialog-title">${title}</h2>
+      ${children}
+    </dialog>`
+  }
+}

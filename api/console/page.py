@@ -1,0 +1,44 @@
+"""The files of the console's page, as they lie beside this module: no build, and nothing from elsewhere."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+_FOLDER = Path(__file__).with_name("files")
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+INDEX = "index.html"
+HEADERS = {
+    # Scripts and styles are files of ours, and nothing is asked of anybody else. No page may frame this one.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # it asks each time, and gets 304 as long as nothing has changed
+}
+
+
+@dataclass(frozen=True)
+class PageFile:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def load() -> dict[str, PageFile]:
+    """All files, by their path below the page's folder."""
+    found = {}
+    for path in sorted(_FOLDER.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            found[path.relative_to(_FOLDER).as_posix()] = PageFile(content, _TYPES[path.suffix], etag)
+    return found

@@ -1,0 +1,219 @@
+"""What the console shows of the node, read from Redis."""
+
+import json
+from typing import Any
+
+from pydantic import JsonValue
+
+from api import round_control
+from api.live import Sections
+from api.services import Services
+from api.version import VERSION
+from poc_core.deployments import DeploymentState
+from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord, RoundState, WorkerRecord
+from poc_core.state.client import TRANSIENT
+from poc_core.state.rounds import PACE_STEP_S
+
+# Jobs listed: the newest, and of those that have not ended the oldest of each model.
+_MOST_JOBS = 30
+_MOST_OLD = 10
+# Seconds of a round whose pace is drawn.
+_PACE_S = 3600
+# Of a round's excluded nonces, the last.
+_MOST_EXCLUDED = 20
+# Heartbeats that a worker may miss before it is said to be silent.
+_MISSED_BEATS = 2.5
+# What a verdict says, of whichever scheme.
+_VERDICT = (
+    *("n_total", "n_mismatch", "n_invalid", "n_excluded"),
+    *("p_value", "probability_honest", "fraud_detected", "fraud_threshold"),
+)
+
+
+class View:
+    """Reads it again and again, and remembers what does not change any more. For one thread at a time."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._ended: dict[str, dict[str, JsonValue]] = {}  # jobs that are over, by id
+        self._pace_of = ""  # id of the round of
+        self._pace: dict[int, int] = {}  # beginning of each step of PACE_STEP_S -> nonces
+
+    def read(self) -> Sections:
+        """All sections; with Redis away only that it is."""
+        try:
+            return {"problem": None} | self._sections()
+        except TRANSIENT:
+            return {"problem": "The node's Redis does not answer. What is shown is what it said last."}
+
+    def _sections(self) -> dict[str, JsonValue]:
+        services = self._services
+        now, current = services.now(), services.rounds.current()
+        workers = services.workers.live()
+        found: dict[str, Any] = {
+            "now": now,
+            "node": self._node(current, workers),
+            "deployment": self._deployment(workers),
+            "round": None,
+            "pace": None,
+            "workers": self._workers(workers, now),
+            "machines": _machines(workers),
+            "logs": [logs.model_dump() for logs in services.deployments.logs()],
+            "callbacks": {
+                "waiting": services.outbox.n_waiting(),
+                "jobs": services.outbox.n_jobs(),
+                "silent": [vars(receiver) for receiver in services.receivers.spared()],
+            },
+            "jobs": self._jobs(),
+        }
+        if current is not None:
+            found |= {"round": self._round(current), "pace": self._pace_until(current, now)}
+        return found
+
+    def _node(self, current: RoundRecord | None, workers: list[WorkerRecord]) -> dict[str, Any]:
+        jobs, settings = self._services.jobs, self._services.settings
+        ready = [worker for worker in workers if worker.is_ready and worker.info is not None]
+        return {
+            "version": VERSION,
+            "state": (current.state if current is not None else RoundState.IDLE).value,
+            "chat_policy": settings.chat_policy,
+            "total_processed": jobs.total_processed(),
+            "nonces_per_second": round(jobs.nonces_per_second(), 2),
+            "queued_nonces": jobs.queued_nonces(),
+            "queued_nonces_limit": settings.max_queued_nonces,
+            "jobs": vars(jobs.count_active()),
+            "flower_url": settings.flower_url,
+            "models": {worker.model: vars(worker.info) for worker in ready},
+        }
+
+    def _deployment(self, workers: list[WorkerRecord]) -> dict[str, Any]:
+        status = self._services.deployments.status()
+        state = status.state
+        if not status.hosts and state is not DeploymentState.FAILED:  # workers that were started one by one
+            states = {worker.state for worker in workers}
+            state = DeploymentState.STARTING if "starting" in states else DeploymentState.IDLE
+            state = DeploymentState.RUNNING if "ready" in states else state
+        return {
+            "state": state.value,
+            "model": status.wanted.name if status.wanted else None,
+            "by": status.record.by if status.record else None,
+            "asked_at": status.record.asked_at if status.record else None,
+            "error": status.record.error if status.record else None,
+            "hosts": [report.model_dump(mode="json", exclude={"id", "generation"}) for report in status.hosts],
+        }
+
+    def _round(self, current: RoundRecord) -> dict[str, Any]:
+        stats = round_control.stats_of(self._services, current)
+        stats["excluded_nonces"] = stats["excluded_nonces"][-_MOST_EXCLUDED:]
+        del stats["elapsed_seconds"]  # it would change with each look; the page counts by itself
+        stats["nonces_per_second"] = round(stats["nonces_per_second"], 2)
+        del stats["nonces_per_second_of_round"]
+        return {
+            "id": current.round_id,
+            "state": current.state.value,
+            "scheme": current.config.spec.scheme,
+            "config": round_control.config_of(current.config),
+            "created_at": current.created_at,
+            "started_at": current.started_at,
+            "stopped_at": current.stopped_at,
+            "n_reported": current.n_valid,
+            **stats,
+        }
+
+    def _pace_until(self, current: RoundRecord, now: float) -> dict[str, Any] | None:
+        """Nonces of each whole step of PACE_STEP_S, of the last hour."""
+        if current.started_at is None:
+            return None
+        end = int((current.stopped_at or now) // PACE_STEP_S * PACE_STEP_S)
+        first = max(int(current.started_at // PACE_STEP_S * PACE_STEP_S), end - _PACE_S)
+        if self._pace_of != current.round_id:
+            self._pace_of, self._pace = current.round_id, {}
+            since = first
+        else:
+            since = max(first, end - 60)  # what was computed in the last moment may come late
+        self._pace |= self._services.rounds.pace(current.round_id, since, end)
+        self._pace = {begin: n for begin, n in self._pace.items() if begin >= first}
+        counts = [self._pace.get(begin, 0) for begin in range(first, end, PACE_STEP_S)]
+        return {"round": current.round_id, "first": first, "step_s": PACE_STEP_S, "counts": counts}
+
+    def _workers(self, workers: list[WorkerRecord], now: float) -> list[JsonValue]:
+        beats = self._services.workers.last_beats()
+        silent_after_s = _MISSED_BEATS * self._services.settings.heartbeat_s
+        return [
+            {
+                "id": worker.id,
+                "model": worker.model,
+                "engine": worker.engine,
+                "host": worker.host,
+                "pid": worker.pid,
+                "port": worker.port,
+                "state": worker.state,
+                "is_silent": now - beats.get(worker.id, now) > silent_after_s,
+                "started_at": worker.started_at,
+                "info": vars(worker.info) if worker.info else None,
+                "stats": dict(worker.stats),
+                "devices": _devices(worker),
+            }
+            for worker in workers
+        ]
+
+    def _jobs(self) -> list[JsonValue]:
+        jobs = self._services.jobs
+        listed = jobs.survey.newest(_MOST_JOBS, _MOST_OLD)
+        known = {job_id: job for job_id, job in self._ended.items() if job_id in listed}
+        asked = [job_id for job_id in listed if job_id not in known]
+        found = {record.job_id: self._job(record) for record in jobs.read_all(asked) if record is not None}
+        self._ended = known | {job_id: job for job_id, job in found.items() if JobStatus(str(job["status"])).is_final}
+        every = known | found
+        return [every[job_id] for job_id in listed if job_id in every]
+
+    def _job(self, record: JobRecord) -> dict[str, JsonValue]:
+        return {
+            "id": record.job_id,
+            "kind": record.kind.value,
+            "status": record.status.value,
+            "model": record.model,
+            "spec": record.spec.model_dump(),
+            "owner": record.request.model_dump(include={"block_height", "node_id", "node_count"}),
+            "n_total": record.n_total,
+            "n_done": record.n_done,
+            "created_at": record.created_at,
+            "started_at": record.started_at,
+            "finished_at": record.finished_at,
+            "error": record.error,
+            "waiting_for": None if record.status.is_final else record.waiting_for,
+            "verdict": self._verdict(record),
+        }
+
+    def _verdict(self, record: JobRecord) -> JsonValue:
+        if record.kind is not JobKind.VALIDATE or record.status is not JobStatus.COMPLETED:
+            return None
+        answer = self._services.jobs.result(record.job_id)
+        if answer is None or answer.is_in_pieces:  # of megabytes: whoever wants it asks for it
+            return None
+        found = json.loads(b"".join(answer.pieces))
+        return {name: found[name] for name in _VERDICT if name in found}
+
+
+def _machines(workers: list[WorkerRecord]) -> dict[str, JsonValue]:
+    """The GPUs of each host, as its workers tell of them."""
+    found: dict[str, JsonValue] = {}
+    for worker in workers:
+        devices = worker.gpus.get("devices")
+        if devices:
+            found[worker.host] = devices
+    return found
+
+
+def _devices(worker: WorkerRecord) -> list[JsonValue]:
+    """Names of the GPUs that the worker may use; those of its machine where it is not pinned to some."""
+    devices = worker.gpus.get("devices")
+    if not isinstance(devices, list):
+        return []
+    pinned = [part.strip() for part in worker.visible_gpus.split(",") if part.strip()]
+    return [
+        f"{device.get('index')}: {device.get('name')}"
+        for device in devices
+        if isinstance(device, dict)
+        and (not pinned or str(device.get("index")) in pinned or str(device.get("uuid")) in pinned)
+    ]

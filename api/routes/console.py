@@ -1,0 +1,65 @@
+"""/console: a page for people, and the stream of what it shows. The page needs no key, what it shows does."""
+
+from functools import cache, partial
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from starlette.responses import RedirectResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from api.console import page
+from api.console.view import View
+from api.errors import unavailable
+from api.live import MOST_PAGES, Live
+from api.services import AppServices
+
+router = APIRouter(include_in_schema=False)
+
+_files = cache(page.load)
+
+
+@router.get("/console")
+async def console(request: Request) -> Response:
+    return _answer(request, page.INDEX)
+
+
+@router.get("/console/")
+async def console_with_slash() -> Response:
+    """The page names its files, and the API, by where it lies itself."""
+    return RedirectResponse("../console")
+
+
+@router.get("/console/{name:path}")
+async def console_file(name: str, request: Request) -> Response:
+    return _answer(request, name)
+
+
+@router.get("/api/v1/console/events")
+async def events(services: AppServices) -> Response:
+    """Server-sent events, each a JSON object of sections that have changed; all of them first."""
+    if services.live.followers >= MOST_PAGES:
+        raise unavailable(f"{MOST_PAGES} pages of the console are open already; close some.")
+    return _Events(services.live, partial(View, services))
+
+
+def _answer(request: Request, name: str) -> Response:
+    file = _files().get(name)
+    if file is None:
+        raise HTTPException(404, "The console has no such file.")
+    headers = page.HEADERS | {"ETag": file.etag}
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+class _Events(StreamingResponse):
+    """Leaves as soon as its page does, and not when somebody collects the garbage."""
+
+    def __init__(self, live: Live, begin: partial[View]) -> None:
+        self._stream = live.follow(lambda: begin().read)
+        super().__init__(self._stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._stream.aclose()
