@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, LocatorAssertions, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, LocatorAssertions, Page, ViewportSize, expect, sync_playwright
 
 from cli.supervise.processes import command_of_proofline, environment_of_proofline
 from cli.supervise.stack import reserve_port
@@ -25,8 +25,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PATIENCE_MS = 60_000
-DESK = {"width": 1100, "height": 900}
-PHONE = {"width": 390, "height": 844}
+DESK = ViewportSize(width=1100, height=900)
+PHONE = ViewportSize(width=390, height=844)
 KEY = "a key of the console's test"
 FIRST_PAINT_MS = 1000
 expect.set_options(timeout=PATIENCE_MS)
@@ -70,9 +70,9 @@ class Opened:
 
 
 @contextmanager
-def opened(browser: Browser, base_url: str, viewport: dict[str, int] = DESK) -> Iterator[Opened]:
+def opened(browser: Browser, base_url: str, viewport: ViewportSize = DESK) -> Iterator[Opened]:
     """One that must have made no error and asked nobody else for anything."""
-    context = browser.new_context(viewport=viewport)  # type: ignore[arg-type]
+    context = browser.new_context(viewport=viewport)
     try:
         one = Opened(context.new_page(), base_url)
         one.go()

@@ -74,7 +74,7 @@ def test_a_worker_that_missed_heartbeats_is_silent(
 def test_a_worker_shows_the_gpus_that_it_is_pinned_to(
     view: View, workers: WorkerRegistry, visible: str, names: list[str]
 ) -> None:
-    devices = [{"index": 0, "uuid": "GPU-a", "name": "A"}, {"index": 1, "uuid": "GPU-b", "name": "B"}]
+    devices: list[Any] = [{"index": 0, "uuid": "GPU-a", "name": "A"}, {"index": 1, "uuid": "GPU-b", "name": "B"}]
     workers.heartbeat(replace(worker_record(), gpus={"devices": devices}, visible_gpus=visible))
     found = read(view)
     assert found["workers"][0]["devices"] == names

@@ -109,7 +109,13 @@ async def asked(app: Any, method: str = "GET", key: str = "", n_events: int = 1)
             done.set()
 
     headers = [(b"host", b"127.0.0.1:8000")] + ([(b"authorization", f"Bearer {key}".encode())] if key else [])
-    scope = {"type": "http", "method": method, "path": EVENTS, "raw_path": EVENTS.encode(), "headers": headers}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": method,
+        "path": EVENTS,
+        "raw_path": EVENTS.encode(),
+        "headers": headers,
+    }
     scope |= {"query_string": b"", "client": ("192.0.2.1", 1), "server": ("127.0.0.1", 8000), "scheme": "http"}
     scope |= {"http_version": "1.1", "root_path": "", "asgi": {"version": "3.0", "spec_version": "2.3"}}
     async with asyncio.timeout(DEADLINE_S):
