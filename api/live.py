@@ -46,7 +46,7 @@ class Live:
     async def follow(self, begin: Callable[[], Read]) -> AsyncGenerator[bytes]:
         """Server-sent events: all sections first, then, with each reading, those that have changed.
 
-        A follower that is slow misses readings and no change. `begin` makes what reads, on a thread, when the first
+        A follower that is slow misses readings and no change. `begin` makes what reads (on a thread) when the first
         follower comes.
         """
         loop = asyncio.get_running_loop()
