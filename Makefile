@@ -12,6 +12,8 @@ MATRIX_TESTS := tests/integration/test_vllm_engine.py tests/integration/test_kv_
 # One process more than small machines have cores: a third of the time most tests wait. Each needs up to 4 GiB of memory.
 PYTEST := pytest -n 3 --dist loadgroup --no-loadscope-reorder -m
 
+# Requests of `make fuzz`, made from the API's own description.
+CASES ?= 10000
 # Of `make faults` and `make soak`.
 MINUTES ?= 20
 ENGINE ?= synthetic
@@ -19,7 +21,7 @@ ENGINE ?= synthetic
 FAMILIES ?=
 VARIANTS ?= float32,bfloat16,fp8
 
-.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak test-matrix models coverage docs docs-serve lint format clean
+.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak test-matrix models coverage docs docs-serve lock audit lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -56,8 +58,9 @@ soak: setup ## the same without faults: nothing lost, nothing grows
 	@$(BIN)/python -m tests.faults --no-faults --minutes $(MINUTES) --engine $(ENGINE) $(if $(SEED),--seed $(SEED))
 
 fuzz: export PROOFLINE_FUZZ := long
-fuzz: setup ## what hypothesis tries in `make test`, ever new and a hundred times as much
+fuzz: setup ## what hypothesis and schemathesis try in `make test`, ever new and a hundred times as much (CASES=10000)
 	@$(BIN)/python -m pytest -n 2 --timeout 3600 -m fuzz tests/unit
+	@$(BIN)/python -m tests.described --cases $(CASES)
 
 slow: setup ## what `make test` leaves out: further engines, larger jobs
 	@$(BIN)/python -m $(PYTEST) slow tests
@@ -77,6 +80,13 @@ docs: setup ## build the documentation site into build/docs/site; a broken link 
 
 docs-serve: setup ## the same on http://127.0.0.1:8001, following what you write
 	@$(BIN)/python scripts/build_docs.py --serve
+
+lock: setup ## write locks/*.txt anew after pyproject.toml changed (UPGRADE=1: with the newest versions); needs the network
+	@$(BIN)/python -m pip install --quiet "uv>=0.13,<0.14"
+	@$(BIN)/python -m scripts.lock $(if $(UPGRADE),--upgrade)
+
+audit: setup ## known holes in what is installed and locked, secrets in what is checked in; offline
+	@$(BIN)/python -m scripts.audit
 
 lint: setup ## ruff and mypy
 	@$(BIN)/python -m ruff check .

@@ -157,3 +157,22 @@ DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
         "No host is here to run a model: start `proofline up` or `proofline workers` on one.",
     ),
 }
+
+DOWNLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
+    409: _error(
+        Refused,
+        "It is being downloaded already.",
+        "Qwen/Qwen3-8B is being downloaded already; /api/v1/models/status tells how it goes.",
+    ),
+    429: _error(
+        Refused,
+        "As many downloads as may be are under way; see Retry-After.",
+        "3 models are being downloaded, as many as may; try again later.",
+    ),
+    **REDIS_AWAY,
+}
+DELETE_ERRORS: dict[int | str, dict[str, Any]] = {
+    404: _error(Refused, "It is not on disk.", "Qwen/Qwen3-8B is not in the cache /root/.cache/huggingface/hub."),
+    409: _error(Refused, "Workers serve it.", "Workers serve Qwen/Qwen3-8B; deploy another model first."),
+    **REDIS_AWAY,
+}

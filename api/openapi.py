@@ -24,10 +24,16 @@ _REFUSALS = {
     "400": _refusal("The request is not HTTP as it should be."),
     "401": _refusal("A key is wanted: Authorization: Bearer KEY.", {"type": "object"}),
     "403": _refusal("The key has not the role, or a strange web page asks (POC_ALLOWED_ORIGINS).", {"type": "object"}),
+    "408": _refusal("The request was not whole in time (POC_REQUEST_TIMEOUT_S)."),
     "413": _refusal("The body is over the limit.", {"type": "object"}),
     "415": _refusal("The body does not say that it is application/json."),
     "421": _refusal("The Host header names another node (POC_ALLOWED_HOSTS)."),
     "429": _refusal("Too many requests, by POC_MAX_REQUESTS_PER_S; see Retry-After."),
+    "431": _refusal("The headers are over the limit."),
+    "503": _refusal("As many large bodies are being read as there is memory for; see Retry-After.", {"type": "object"}),
+}
+_RETRY_AFTER = {
+    "Retry-After": {"description": "Seconds after which to come again.", "schema": {"type": "integer", "minimum": 1}}
 }
 
 
@@ -62,12 +68,19 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]]) -> None:
                 schemas |= schema.pop("$defs", {}) | {body.__name__: schema}
             for path in document["paths"].values():
                 for operation in path.values():
-                    operation["responses"] = _REFUSALS | operation["responses"]
+                    operation["responses"] = _with_retry_after(_REFUSALS | operation["responses"])
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
     _serve_as_bytes(app)
+
+
+def _with_retry_after(responses: dict[str, Any]) -> dict[str, Any]:
+    return {
+        status: answer | {"headers": _RETRY_AFTER} if status in ("429", "503") else answer
+        for status, answer in responses.items()
+    }
 
 
 def _serve_as_bytes(app: FastAPI) -> None:

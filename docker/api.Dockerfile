@@ -1,17 +1,11 @@
 # API, courier and Flower: everything that needs no engine. No torch.
-# A stage of its own: as long as this list stays the same, no change of pyproject.toml installs what is in it anew.
-FROM python:3.12-slim AS requirements
-WORKDIR /build
-COPY scripts/requirements.py scripts/
-COPY pyproject.toml ./
-RUN python scripts/requirements.py > requirements.txt
-
+# A stage of its own: as long as the lock stays the same, no change of our code installs what is in it anew.
 FROM python:3.12-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
 WORKDIR /build
-COPY --from=requirements /build/requirements.txt ./
-RUN /opt/venv/bin/pip install -r requirements.txt
+COPY locks/api.txt locks/
+RUN /opt/venv/bin/pip install --no-deps --require-hashes -r locks/api.txt
 
 FROM python:3.12-slim AS wheel
 WORKDIR /build

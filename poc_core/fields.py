@@ -48,7 +48,7 @@ def _http_url(url: str | None) -> str | None:
 Text = Annotated[str, Field(min_length=1, max_length=_MAX_TEXT)]
 Count = Annotated[int, Strict(), Field(le=MAX_NONCE)]
 Nonce = Annotated[int, Strict(), Field(ge=0, le=MAX_NONCE)]
-Nonces = Annotated[list[Nonce], FailFast(), AfterValidator(_distinct)]
+Nonces = Annotated[list[Nonce], FailFast(), AfterValidator(_distinct), Field(json_schema_extra={"uniqueItems": True})]
 HttpUrl = Annotated[str | None, Field(max_length=_MAX_URL), AfterValidator(_http_url)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 

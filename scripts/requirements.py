@@ -7,20 +7,30 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 OWN_EXTRA = re.compile(r"proofline\[([\w-]+)\]")
 
 
+def extra(name: str) -> list[str]:
+    """The requirements of one extra, those of extras within it included. KeyError: there is none of that name."""
+    found: list[str] = []
+    for requirement in _project()["optional-dependencies"][name]:
+        own = OWN_EXTRA.fullmatch(requirement)
+        found += extra(own[1]) if own else [requirement]
+    return found
+
+
 def requirements(extras: list[str]) -> list[str]:
-    """The project's dependencies and those of the extras, extras within extras included. KeyError: no such extra."""
-    project = tomllib.loads(PYPROJECT.read_text())["project"]
-    found = list(project["dependencies"])
-    for extra in extras:
-        for requirement in project["optional-dependencies"][extra]:
-            own = OWN_EXTRA.fullmatch(requirement)
-            found += requirements([own[1]]) if own else [requirement]
+    """The project's dependencies and those of the extras. KeyError: no such extra."""
+    found = [*_project()["dependencies"], *(requirement for name in extras for requirement in extra(name))]
     return list(dict.fromkeys(found))
+
+
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads(PYPROJECT.read_text())["project"]
+    return project
 
 
 if __name__ == "__main__":

