@@ -16,6 +16,7 @@ from api.gateway import Gateway
 from api.live import Live
 from api.model_cache import ModelCache
 from api.model_downloads import Downloads
+from api.together import Together
 from poc_core.gpus import GpuWatch
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry, connect
@@ -66,6 +67,7 @@ class Services:
     waiting: Waiting
     live: Live
     now: Callable[[], float]  # seconds since the epoch
+    together: Together
 
     @classmethod
     def create(
@@ -97,6 +99,7 @@ class Services:
             Waiting(settings.max_waiting_requests),
             Live(),
             clock,
+            Together(),
         )
 
     def close(self) -> None:

@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any
 
+from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Query, Request, Response
+from pydantic import BaseModel
 
 from api import answers, examples, round_control
 from api.bodies import job_bodies, whole_body
@@ -68,11 +70,11 @@ async def generate(request: Request, services: AppServices) -> Response | answer
 
 
 @router.get("/generate/{request_id}", **READ_ROUTE)
-def read_job(request_id: str, services: AppServices) -> Response:
+async def read_job(request_id: str, services: AppServices) -> Response:
     """Results are kept for POC_GENERATE_RESULT_TTL_SEC after the job's end; afterwards the request_id is unknown."""
-    record = _find(request_id, services)
+    record = await services.together.get(("job", request_id), lambda: _find(request_id, services))
     if record is not None and record.status is JobStatus.COMPLETED:
-        response = result_response(services.jobs, request_id)
+        response = await to_thread.run_sync(result_response, services.jobs, request_id)
         if response is not None:
             return response
         record = None  # expired in between
@@ -120,14 +122,21 @@ def _unknown(services: Services) -> HTTPException:
 @router.get(
     "/status",
     summary="What the node does",
-    response_model=answers.STATUS,
-    response_model_exclude_unset=True,  # a scheme's fields are absent from other schemes' rounds, not null
-    responses=examples.REDIS_AWAY,
+    response_model=None,
+    responses={200: {"model": answers.STATUS}, **examples.REDIS_AWAY},
 )
-def status(
+async def status(
     services: AppServices, valid_from: ValidFrom = None, valid_limit: ValidLimit = MOST_LISTED
-) -> dict[str, Any]:
+) -> Response:
     """The node's state, throughput and workers. Jobs do not change the state: only rounds do."""
+    found = await services.together.get(
+        ("status", valid_from, valid_limit), lambda: _status(services, valid_from, valid_limit)
+    )
+    return Response(found, media_type="application/json")
+
+
+def _status(services: Services, valid_from: int | None, valid_limit: int) -> bytes:
+    """As JSON, made once for all who ask together."""
     current = services.rounds.current()
     if current is None:
         round_part: dict[str, Any] = {
@@ -145,13 +154,16 @@ def status(
             "stats": (stats := round_control.stats_of(services, current)),
             **round_control.scheme_status(services, current, stats, valid_from, valid_limit),
         }
-    return round_part | {
+    whole = round_part | {
         "queued_nonces": services.jobs.queued_nonces(),
         "callbacks_waiting": services.outbox.n_waiting(),
         "silent_receivers": [vars(receiver) for receiver in services.receivers.spared()],
         "workers": [{**vars(worker), "chat_secret": None} for worker in services.workers.live()],
         "version": VERSION,
     }
+    # A scheme's fields are absent from other schemes' rounds, not null.
+    made: BaseModel = answers.STATUS.model_validate(whole)
+    return made.model_dump_json(exclude_unset=True).encode()
 
 
 @router.post("/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)

@@ -70,7 +70,9 @@ class Node:
         looks = KeyFile(strict.api_keys_file).add("looks", [Role.READ])
         does = KeyFile(strict.api_keys_file).add("does", list(Role))
         self._keys = {"no key": "", "a key that may only look": looks, "small bodies": does}
-        self._asked, self._headers = self._open, {}  # what the next request meets
+        # What the next request meets.
+        self._asked = self._open
+        self._headers: dict[str, str] = {}
         self.document: dict[str, Any] = self._open.openapi()
         self._enter: dict[str, Callable[[], Mapping[str, Any]]] = {
             "no worker": self._without_worker,
@@ -104,7 +106,7 @@ class Node:
         if situation in self._keys:
             self._asked = self._strict
             self._headers = {"Authorization": f"Bearer {self._keys[situation]}"} if self._keys[situation] else {}
-        return KNOWN | {"url": None, "callback_url": None} | self._enter[situation]()
+        return {**KNOWN, "url": None, "callback_url": None, **self._enter[situation]()}
 
     def send(self, case: Any) -> Any:
         return case.call(app=self._asked, base_url="http://testserver", headers=self._headers)

@@ -26,7 +26,9 @@ class Target(Protocol):
     """A node that is asked."""
 
     document: dict[str, Any]
-    situations: Sequence[str]
+
+    @property
+    def situations(self) -> Sequence[str]: ...
 
     def enter(self, situation: str, operation: str) -> Mapping[str, Any]:
         """Puts the node into a situation in which the operation can be asked; values of fields that it knows then."""

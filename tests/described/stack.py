@@ -55,7 +55,7 @@ class RealNode:
         self._up.end()
 
     def enter(self, situation: str, operation: str) -> Mapping[str, Any]:
-        known = KNOWN | {"url": NOWHERE, "callback_url": NOWHERE}
+        known = {**KNOWN, "url": NOWHERE, "callback_url": NOWHERE}
         if self._get("/api/v1/state")["state"] != "INFERENCE":
             self._post("/api/v1/stop", None)  # of what a request has begun to deploy
             self._post("/api/v1/inference/up", {"model": MODEL})

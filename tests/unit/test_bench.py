@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bench import console, machine, queue_overhead, queue_scale, timed_job
+from bench import console, machine, pollers, queue_overhead, queue_scale, timed_job
 from bench.machine import Observed, Usage
 from bench.queue_overhead import CASES, Pair
 from bench.timed_job import JobRun
@@ -83,3 +83,13 @@ def test_what_pages_of_the_console_may_cost(cores: float, commands: float, misse
     ]
     found = console.verdict(costs)
     assert (missed is None) if found is None else (missed is not None and missed in found)
+
+
+@pytest.mark.parametrize(("ours_ms", "passed"), [(49, True), (51, False)])
+def test_pollers_are_judged_by_the_worst_median_p99_over_the_bare_route(
+    ours_ms: float, passed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = [[10.0] * 200, [10.0] * 200, [99.0] * 200]
+    turns = {"a bare route": bare, "a job": [[20.0] * 200] * 3, "the status": [[ours_ms] * 200] * 3}
+    assert pollers.report(turns, "pollers") is passed
+    assert f"{ours_ms / 10:.2f}" in capsys.readouterr().out
