@@ -44,7 +44,6 @@ class RealNode:
         self._url = self._up.base_url
         self._session = requests.Session()
         self._session.trust_env = False
-        self._generates = False
         self.document: dict[str, Any] = self._get("/openapi.json")
 
     def __enter__(self) -> RealNode:
@@ -56,8 +55,8 @@ class RealNode:
 
     def enter(self, situation: str, operation: str) -> Mapping[str, Any]:
         known = {**KNOWN, "url": NOWHERE, "callback_url": NOWHERE}
-        if self._get("/api/v1/state")["state"] != "INFERENCE":
-            self._post("/api/v1/stop", None)  # of what a request has begun to deploy
+        if self._get("/api/v1/state")["loaded_model"] != MODEL:  # a request has stopped it, or deployed another
+            self._post("/api/v1/stop", None)
             self._post("/api/v1/inference/up", {"model": MODEL})
         if situation != "as the last request left it":
             self._post(f"{POW}/stop", {})
