@@ -15,9 +15,9 @@ from scripts.setup_env import CONSTRAINTS, LOCKS, PYTORCH_CPU_INDEX, UNWANTED_ON
 _UNSEEN = ["intel-cmplr-lib-ur==2024.2.1; sys_platform == 'linux' and platform_machine == 'x86_64'"]
 # Requirements of each lock.
 CONTENTS = {
+    "dev": [*requirements(["cpu", "dev"]), *_UNSEEN],  # first: the others have its versions
     "api": requirements([]),
     "worker-cpu": [*requirements(["cpu"]), *_UNSEEN],
-    "dev": [*requirements(["cpu", "dev"]), *_UNSEEN],
     "redis-binary": extra("redis-binary"),
 }
 _MADE_BY = "# Made by `make lock` from these requirements; not to be edited.\n"
@@ -40,6 +40,7 @@ def compile_lock(name: str, upgrade: bool) -> None:
         *("--index-strategy", "unsafe-best-match", "--constraint", str(CONSTRAINTS), *torch),
         *(part for package in ("torch", *UNWANTED_ON_CPU) for part in ("--no-emit-package", package)),
         *(["--upgrade"] if upgrade else []),
+        *(["--constraint", str(LOCKS / "dev.txt")] if name != "dev" else []),
     ]
     subprocess.run(command, input="\n".join(CONTENTS[name]), text=True, check=True, stdout=subprocess.DEVNULL)
     path.write_text(header(CONTENTS[name]) + path.read_text())
