@@ -21,7 +21,7 @@ ENGINE ?= synthetic
 FAMILIES ?=
 VARIANTS ?= float32,bfloat16,fp8
 
-.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak test-matrix models coverage docs docs-serve lock audit lint format clean
+.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak patience test-matrix models coverage docs docs-serve lock audit lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -61,6 +61,10 @@ fuzz: export PROOFLINE_FUZZ := long
 fuzz: setup ## what hypothesis and schemathesis try in `make test`, ever new and a hundred times as much (CASES=10000)
 	@$(BIN)/python -m pytest -n 2 --timeout 3600 -m fuzz tests/unit
 	@$(BIN)/python -m tests.described --cases $(CASES)
+
+patience: export PROOFLINE_TIMES := real
+patience: setup ## an engine under too much chat and one that stands still, with the times of production: 20 minutes
+	@$(BIN)/python -m pytest -s tests/integration/test_hung_engine.py
 
 slow: setup ## what `make test` leaves out: further engines, larger jobs
 	@$(BIN)/python -m $(PYTEST) slow tests

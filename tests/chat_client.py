@@ -133,8 +133,11 @@ class ConstantChat:
     They are long, and so many that all of them being between two answers at once is not to be expected on any machine.
     """
 
-    def __init__(self, http: httpx.Client, threads: int = 4, max_tokens: int = 600) -> None:
+    def __init__(
+        self, http: httpx.Client, threads: int = 4, max_tokens: int = 600, timeout_s: float | None = 120
+    ) -> None:
         self.answered = 0
+        self._timeout_s = timeout_s
         self.refused: list[str] = []
         self._http = http
         self._max_tokens = max_tokens
@@ -159,7 +162,7 @@ class ConstantChat:
         rng = random.Random(index)
         while not self._stop.is_set():
             tokens = rng.randint(self._max_tokens // 2, self._max_tokens)
-            answer = self._http.post(CHAT, json=request(_text(rng, 60), tokens), timeout=120)
+            answer = self._http.post(CHAT, json=request(_text(rng, 60), tokens), timeout=self._timeout_s)
             if answer.status_code == 200:
                 self.answered += 1
             else:
