@@ -1,4 +1,4 @@
-"""The console in a real browser, before a node with two synthetic workers. Writes docs/console-*.png."""
+"""The console in a real browser, before a node with two synthetic workers. Writes its pictures into docs."""
 
 import os
 import shutil
