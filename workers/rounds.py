@@ -99,10 +99,8 @@ class RoundRunner:
             if self._in_hand:
                 if not self._wait_for_oldest(record):
                     return False
-            elif not more:
+            elif not more or not (self._proofs.chat_allows(_CHAT_WAIT_S) or self._generates(record)):
                 return False
-            else:
-                self._proofs.chat_allows(_CHAT_WAIT_S)
         if self._leaving.is_set():
             while self._in_hand and self._proofs.chat_allows(0) and self._wait_for_oldest(record):
                 pass
@@ -139,13 +137,16 @@ class RoundRunner:
             self._drop_others(None)
             return self._fail(record, error)
         if values is None:
-            try:
-                return self._rounds.generating(record.config.model) == record.round_id
-            except RedisError:
-                return True  # when it is back, the next lease tells
+            return self._generates(record)
         self._in_hand.popleft()
         self._complete(lease, values)
         return True
+
+    def _generates(self, record: RoundRecord) -> bool:
+        try:
+            return self._rounds.generating(record.config.model) == record.round_id
+        except RedisError:
+            return True  # when it is back, the next lease tells
 
     def _complete(self, lease: Lease, values: list[JsonValue]) -> None:
         taken = until_redis_answers(lambda: self._rounds.complete(lease, self._worker_id, values))
