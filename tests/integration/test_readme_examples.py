@@ -1,4 +1,4 @@
-"""What the README says one can paste, pasted: the shell and Python examples of "Ask it", in order, on real vLLM."""
+"""What the documents say one can paste, pasted: their shell and Python examples, in order, on real vLLM."""
 
 import json
 import os
@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from cli.supervise.redis_server import free_port
+from tests.documents import ROOT, blocks
 from tests.integration.processes import wait_until
 from tests.marks import needs_vllm
+from tests.receiver import Receiver
 from tests.up import Up
 
 pytestmark = [
@@ -20,7 +22,6 @@ pytestmark = [
     needs_vllm,
 ]
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 INTERRUPTED = Path(__file__).with_name("interrupted.py")
 EXAMPLE_S = 60
 DELIVERY_S = 20
@@ -30,17 +31,23 @@ class Terminal:
     """Runs examples against the shared `up`, in a folder of the test's own."""
 
     def __init__(self, up: Up, folder: Path) -> None:
-        self._ports = {"127.0.0.1:8000": up.base_url.removeprefix("http://"), "9100": str(free_port())}
+        self._replaced = {
+            "127.0.0.1:8000": up.base_url.removeprefix("http://"),
+            "9100": str(free_port()),
+            # It is activated already, as far as PATH goes.
+            "source .venv/bin/activate": "true",
+            ".venv/bin/proofline": "proofline",
+        }
         self._folder = folder
         (folder / ".curlrc").write_text(
             "fail-with-body\nno-progress-meter\n"
         )  # an error of the API is one of the example
-        own = {"CURL_HOME": str(folder), "PROOFLINE_URL": up.base_url, "COLUMNS": "120"}
+        own = {"CURL_HOME": str(folder), "HOME": str(folder), "PROOFLINE_URL": up.base_url, "COLUMNS": "120"}
         self._env = {**os.environ, **own, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
     def command(self, kind: str, text: str) -> list[str]:
-        for port, own in self._ports.items():
-            text = text.replace(port, own)
+        for documented, own in self._replaced.items():
+            text = text.replace(documented, own)
         if kind == "python":
             return [sys.executable, "-c", text]
         # It would watch for as long as the round lasts.
@@ -68,15 +75,26 @@ def terminal(up: Up, tmp_path_factory: pytest.TempPathFactory) -> Terminal:
     return Terminal(up, tmp_path_factory.mktemp("terminal"))
 
 
-def examples(section: str) -> list[tuple[str, str]]:
-    """(sh or python, text) of each example between this heading and the next one."""
-    text = re.search(rf"^#+ {section}\n(.*?)^#+ [A-Z]", README, flags=re.DOTALL | re.MULTILINE)
-    assert text, f"the README has no section {section}"
-    return re.findall(r"^```(sh|python)\n(.*?)^```", text[1], flags=re.DOTALL | re.MULTILINE)
+def examples(document: str, section: str) -> list[tuple[str, str]]:
+    """(sh or python, text) of what can run below this heading; test_blocks.py holds that nothing is left out."""
+    found = [block for block in blocks(ROOT / document) if block.section == section and block.kind in ("sh", "python")]
+    return [(block.kind, block.text) for block in found if not block.comment.startswith("not run")]
+
+
+def test_the_readme(terminal: Terminal) -> None:
+    (asking,) = examples("README.md", "Two commands")
+    said = terminal.run(*asking)
+    assert re.search(r'"nonce":\s*9\b', said), said
+    assert re.search(r'"completion_tokens":\s*[1-9]', said), said
+
+
+def test_the_first_artifacts(terminal: Terminal) -> None:
+    (commands,) = examples("docs/start.md", "First artifacts")
+    assert "No fraud: 0 of 100 artifacts mismatch" in terminal.run(*commands)
 
 
 def test_jobs(terminal: Terminal) -> None:
-    wait, check, later, commands = (terminal.run(*example) for example in examples("Ask it"))
+    wait, check, later, commands = (terminal.run(*example) for example in examples("docs/api.md", "Jobs"))
     assert [artifact["nonce"] for artifact in json.loads(wait)["artifacts"]] == [1, 2, 999]
     assert json.loads(check)["fraud_detected"] is False
     assert json.loads(later)["status"] in ("queued", "running", "completed")
@@ -84,13 +102,13 @@ def test_jobs(terminal: Terminal) -> None:
 
 
 def test_chat(terminal: Terminal) -> None:
-    whole, streamed = (terminal.run(*example) for example in examples("Chat"))
+    whole, streamed = (terminal.run(*example) for example in examples("docs/api.md", "Chat"))
     assert json.loads(whole)["usage"]["completion_tokens"] > 0
     assert streamed
 
 
 def test_a_round(terminal: Terminal, tmp_path: Path) -> None:
-    receiver, calls, commands = examples("A round")
+    receiver, calls, commands = examples("docs/api.md", "A round")
     log = tmp_path / "receiver.log"
     listening = terminal.start(*receiver, log)
     try:
@@ -107,3 +125,18 @@ def test_a_round(terminal: Terminal, tmp_path: Path) -> None:
     finally:
         listening.terminate()
         listening.wait()
+
+
+def test_a_distance_round(terminal: Terminal) -> None:
+    ((kind, text),) = examples("docs/distance.md", "A round in two phases")
+    with Receiver() as receiver:
+        answers = terminal.run(kind, text.replace("http://127.0.0.1:9091", receiver.url))
+        assert re.search(r'"n_invalid":\s*1\b', answers), answers
+        wait_until(lambda: any(p.path == "/validated" for p in receiver.payloads), "the verdict", DELIVERY_S, 0.2)
+
+
+def test_keys(terminal: Terminal) -> None:
+    (commands,) = examples("SECURITY.md", "Keys")
+    said = terminal.run(*commands)
+    assert "aggregator" in said
+    assert "users" in said
