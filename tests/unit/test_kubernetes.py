@@ -1,0 +1,187 @@
+"""docker/k8s/proofline.yaml, as far as it can be checked without a cluster: its schema, and against compose.yaml."""
+
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+
+from cli.main import app
+from cli.supervise.fleet import WORKER_GRACE_S
+from cli.supervise.processes import GUARD_MARGIN_S
+from poc_core.settings import Settings
+from tests import compose_file
+from tests.documents import ROOT, blocks
+
+OBJECTS: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "docker" / "k8s" / "proofline.yaml").read_text()))
+RUN = {found["metadata"]["name"]: found for found in OBJECTS if found["kind"] in ("Deployment", "StatefulSet")}
+COMMANDS: Any = typer.main.get_command(app)
+# The oldest Kubernetes that still gets patches when this was written, and the newest.
+VERSIONS = ("1.34", "1.37")
+# The services of compose.yaml that have a counterpart here.
+IN_COMPOSE = {"redis": "redis", "api": "api", "courier": "courier", "worker": "worker-gpu"}
+
+
+def pod(name: str) -> dict[str, Any]:
+    return dict(RUN[name]["spec"]["template"]["spec"])
+
+
+def container(name: str) -> dict[str, Any]:
+    (found,) = pod(name)["containers"]
+    return dict(found)
+
+
+def environment(name: str) -> dict[str, Any]:
+    """What a container's processes find: values, or where Kubernetes takes them from."""
+    shared: dict[str, Any] = next(found["data"] for found in OBJECTS if found["kind"] == "ConfigMap")
+    own = {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container(name)["env"]}
+    return shared | own
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("object_", OBJECTS, ids=lambda found: f"{found['kind']}/{found['metadata']['name']}")
+def test_objects_follow_the_schema(object_: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(object_, version, strict=True)
+
+
+def test_all_of_a_node_is_there() -> None:
+    assert RUN.keys() == IN_COMPOSE.keys()
+    assert all(found["metadata"].get("namespace") == "proofline" for found in OBJECTS if found["kind"] != "Namespace")
+
+
+@pytest.mark.parametrize("name", ["api", "courier", "worker"])
+def test_commands_and_their_options_exist(name: str) -> None:
+    command, *arguments = container(name)["args"]
+    with COMMANDS.commands[command].make_context(command, arguments):
+        pass
+
+
+@pytest.mark.parametrize("name", ["api", "worker"])
+def test_settings_exist(name: str) -> None:
+    known = {f"POC_{field.upper()}" for field in Settings.model_fields}
+    assert {variable for variable in environment(name) if variable.startswith("POC_")} <= known
+
+
+def test_workers_have_what_compose_gives_them() -> None:
+    ours, composed = environment("worker"), compose_file.services()["worker-gpu"]["environment"]
+    same = [name for name in composed if not name.startswith("POC_")]
+    assert {name for name in same if name not in ours} == set()
+    assert {name: ours[name] for name in same if name != "HF_TOKEN"} == {
+        name: composed[name] for name in same if name != "HF_TOKEN"
+    }
+    assert ours["POC_CHAT_HOST"] == composed["POC_CHAT_HOST"] == "0.0.0.0"
+    assert ours["POC_CHAT_ADVERTISE_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert ours["POC_REDIS_PASSWORD_FILE"] == composed["POC_REDIS_PASSWORD_FILE"]
+
+
+def test_redis_keeps_what_it_has_as_under_compose() -> None:
+    arguments = container("redis")["args"]
+    composed = compose_file.services()["redis"]["command"][1:]
+    assert arguments == composed
+
+
+def test_the_script_of_redis_hands_its_arguments_on() -> None:
+    """And the password by a file alone; printf and exec stand in for what they would start."""
+    shell, flag, script, name = container("redis")["command"]
+    script = script.replace("cat /run/proofline/redis_password", "echo secret").replace(
+        "/tmp/redis.conf", "/dev/stdout"
+    )
+    script = script.replace("exec redis-server", "exec echo redis-server")
+    done = subprocess.run([shell, flag, script, name, "--save", "", "--dir", "/data"], capture_output=True, text=True)
+    assert done.stdout == "requirepass secret\nredis-server /dev/stdout --save  --dir /data\n"
+
+
+@pytest.mark.parametrize("name", list(IN_COMPOSE))
+def test_processes_have_the_time_to_end(name: str) -> None:
+    grace = compose_file.services()[IN_COMPOSE[name]]["stop_grace_period"]
+    assert pod(name)["terminationGracePeriodSeconds"] == int(grace.removesuffix("s"))
+    if name == "worker":
+        assert pod(name)["terminationGracePeriodSeconds"] > WORKER_GRACE_S + GUARD_MARGIN_S
+
+
+@pytest.mark.parametrize("name", list(IN_COMPOSE))
+def test_containers_may_do_little(name: str) -> None:
+    assert container(name)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod(name)["securityContext"]["runAsNonRoot"] is True
+    assert pod(name)["automountServiceAccountToken"] is False
+    assert "memory" in container(name)["resources"]["requests"]
+
+
+def test_memory_of_redis_is_above_what_it_may_hold() -> None:
+    limit = container("redis")["args"][container("redis")["args"].index("--maxmemory") + 1]
+    assert int(container("redis")["resources"]["limits"]["memory"].removesuffix("Gi")) > int(limit.removesuffix("gb"))
+
+
+class TestProbes:
+    def test_the_api_is_restarted_for_its_own_sake_alone(self) -> None:
+        for probe in ("startupProbe", "livenessProbe"):
+            assert container("api")[probe]["httpGet"] == {"path": "/livez", "port": "http"}
+
+    def test_the_api_gets_requests_while_a_worker_is_ready(self) -> None:
+        """The probe's own program, against a server that says what it was asked."""
+        asked: list[tuple[str, str | None]] = []
+
+        class Api(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append((self.path, self.headers["Authorization"]))
+                self.send_response(200 if len(asked) == 1 else 503)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        server = HTTPServer(("127.0.0.1", 0), Api)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        python, flag, program = container("api")["readinessProbe"]["exec"]["command"]
+        assert python == "python"
+        program = program.replace("127.0.0.1:8000", f"127.0.0.1:{server.server_port}")
+        with server:
+            ended = [
+                subprocess.run(
+                    [sys.executable, flag, program], env={"POC_API_KEY": "k"}, capture_output=True
+                ).returncode
+                for _ in range(2)
+            ]
+            server.shutdown()
+        assert asked == [("/readyz", "Bearer k")] * 2
+        assert ended == [0, 1]
+
+    def test_the_courier_is_asked_as_under_compose(self) -> None:
+        (_, asks) = compose_file.services()["courier"]["healthcheck"]["test"]
+        assert container("courier")["livenessProbe"]["exec"]["command"] == ["sh", "-c", asks.replace("$$", "$")]
+
+    def test_a_worker_is_ready_as_under_compose_and_has_the_time_to_load(self) -> None:
+        healthcheck = compose_file.services()["worker-gpu"]["healthcheck"]
+        worker = container("worker")
+        assert ["CMD", *worker["readinessProbe"]["exec"]["command"]] == healthcheck["test"]
+        starting = worker["startupProbe"]
+        assert starting["periodSeconds"] * starting["failureThreshold"] >= 60 * int(healthcheck["start_period"][:-1])
+        assert "livenessProbe" not in worker
+
+
+def test_only_the_nodes_own_processes_reach_redis() -> None:
+    policies = {found["metadata"]["name"]: found["spec"] for found in OBJECTS if found["kind"] == "NetworkPolicy"}
+    ((expression,),) = [
+        source["podSelector"]["matchExpressions"] for rule in policies["redis"]["ingress"] for source in rule["from"]
+    ]
+    assert sorted(expression["values"]) == sorted(RUN.keys() - {"redis"})
+    assert policies["worker"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": {"app": "api"}}}]}]
+
+
+def test_the_page_makes_the_secret_that_the_objects_ask_for() -> None:
+    made = "\n".join(block.text for block in blocks(ROOT / "docs" / "kubernetes.md"))
+    for key in ("redis_password", "api_key"):
+        assert f"--from-literal={key}=" in made
+    assert "create secret generic proofline " in made
+    built = {word for line in made.splitlines() if "docker build" in line for word in line.split()}
+    for name in ("api", "courier", "worker"):
+        assert any(word.endswith(f"/{container(name)['image']}") for word in built), name
