@@ -61,9 +61,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy / "build" / "docs" / "site"
 
 
-def test_every_document_is_in_the_navigation_once() -> None:
-    pages = in_nav(tomllib.loads(CONFIG.read_text())["project"]["nav"])
-    assert sorted(pages) == sorted(name(document) for document in DOCUMENTS)
+@pytest.fixture(scope="module")
+def nav() -> list[str]:
+    """Documents, and parts of them as page.html#anchor."""
+    return in_nav(tomllib.loads(CONFIG.read_text())["project"]["nav"])
+
+
+def test_every_document_is_in_the_navigation_once(nav: list[str]) -> None:
+    assert sorted(page for page in nav if "#" not in page) == sorted(name(document) for document in DOCUMENTS)
+
+
+def test_parts_in_the_navigation_exist(nav: list[str], site: Path) -> None:
+    parts = [entry.split("#") for entry in nav if "#" in entry]
+    assert parts
+    assert [anchor for page, anchor in parts if f'id="{anchor}"' not in (site / page).read_text()] == []
 
 
 def test_every_document_becomes_a_page(site: Path) -> None:
