@@ -9,7 +9,7 @@ from api import round_control
 from api.live import Sections
 from api.services import Services
 from api.version import VERSION
-from poc_core.deployments import DeploymentState
+from poc_core.deployments import DeploymentState, HostLogs
 from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord, RoundState, WorkerRecord
 from poc_core.state.client import TRANSIENT
 from poc_core.state.rounds import PACE_STEP_S
@@ -37,6 +37,7 @@ class View:
         self._services = services
         self._ended: dict[str, dict[str, JsonValue]] = {}  # jobs that are over, by id
         self._pace_of = ""  # id of the round of
+        self._children: set[tuple[str, int]] = set()  # host and pid of processes that a supervisor has or had
         self._pace: dict[int, int] = {}  # beginning of each step of PACE_STEP_S -> nonces
 
     def read(self) -> Sections:
@@ -49,7 +50,8 @@ class View:
     def _sections(self) -> dict[str, JsonValue]:
         services = self._services
         now, current = services.now(), services.rounds.current()
-        workers = services.workers.live()
+        logs = services.deployments.logs()
+        workers = self._without_gone(services.workers.live(), logs)
         found: dict[str, Any] = {
             "now": now,
             "node": self._node(current, workers),
@@ -58,7 +60,7 @@ class View:
             "pace": None,
             "workers": self._workers(workers, now),
             "machines": _machines(workers),
-            "logs": [logs.model_dump() for logs in services.deployments.logs()],
+            "logs": [one.model_dump() for one in logs],
             "callbacks": {
                 "waiting": services.outbox.n_waiting(),
                 "jobs": services.outbox.n_jobs(),
@@ -156,6 +158,14 @@ class View:
             }
             for worker in workers
         ]
+
+    def _without_gone(self, workers: list[WorkerRecord], logs: list[HostLogs]) -> list[WorkerRecord]:
+        """Those of which no supervisor says that their process has ended: long before their heartbeats expire."""
+        run = {(one.host, child.pid) for one in logs for child in one.workers if child.pid is not None}
+        hosts = {one.host for one in logs}
+        gone = {(host, pid) for host, pid in self._children - run if host in hosts}
+        self._children = run | (self._children & {(worker.host, worker.pid) for worker in workers})
+        return [worker for worker in workers if (worker.host, worker.pid) not in gone]
 
     def _jobs(self) -> list[JsonValue]:
         jobs = self._services.jobs

@@ -23,7 +23,7 @@ from poc_core.state.deployments import DeploymentStore
 from workers.engines.options import EngineOptions
 
 LAST_LOOK_S = 5.0  # that a look under way gets to end
-LOGS_S = 2.0  # between two tellings of what the workers' logs end with
+LOGS_S = 2.0  # between two tellings of what the workers' logs end with; a process that ended is told at once
 LOOK_S = 0.5  # between two looks at the record: a change of model takes seconds at least
 MOST_ERROR_CHARS = 4000  # of a reason that is told to clients
 
@@ -81,6 +81,7 @@ class Follower:
         self._error: str | None = None  # why this plan failed
         self._serving = False  # it did get ready
         self._told_logs_at = float("-inf")
+        self._told_pids: list[int | None] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
 
@@ -140,8 +141,9 @@ class Follower:
             report = self._describe()
             logs = self._fleet.logs() if self._fleet is not None else []
         self._store.report(report)
-        if time.monotonic() - self._told_logs_at >= LOGS_S:
-            self._told_logs_at = time.monotonic()
+        pids = [log.pid for log in logs]
+        if pids != self._told_pids or time.monotonic() - self._told_logs_at >= LOGS_S:
+            self._told_pids, self._told_logs_at = pids, time.monotonic()
             self._store.tell_logs(self._id, HostLogs(host=self._host, workers=logs))
 
     def _run(self) -> None:

@@ -179,3 +179,25 @@ def test_what_is_deployed_and_what_its_workers_wrote(
     assert found["logs"] == [logs.model_dump()]
     store.leave("h1-7")
     assert read(view)["logs"] == []
+
+
+def test_a_worker_whose_process_has_ended_is_gone_before_its_heartbeat_expires(
+    view: View, redis: Redis, settings: Settings, clock: Clock, workers: WorkerRegistry
+) -> None:
+    store = DeploymentStore(redis, settings, clock)
+    store.report(HostReport(id="h1-7", host="here", state=HostState.IDLE, generation=0))
+
+    def shown(*pids: int | None) -> list[str]:
+        children = [ChildLog(name=f"worker-{i}", pid=pid, lines=[]) for i, pid in enumerate(pids)]
+        store.tell_logs("h1-7", HostLogs(host="here", workers=children))
+        return [worker["id"] for worker in read(view)["workers"]]
+
+    for worker_id, pid in (("w1", 1), ("w2", 2), ("alone", 3)):  # the last has no supervisor
+        workers.heartbeat(replace(worker_record(worker_id), pid=pid))
+    assert shown(1, 2) == ["alone", "w1", "w2"]
+    assert shown(None, 2) == ["alone", "w2"]
+    assert shown(4, 2) == ["alone", "w2"]  # its successor loads
+    workers.heartbeat(replace(worker_record("w4"), pid=4))
+    assert shown(4, 2) == ["alone", "w2", "w4"]
+    store.leave("h1-7")  # nobody says anything of them
+    assert len(read(view)["workers"]) == 4
