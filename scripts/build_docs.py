@@ -8,12 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 AT_THE_TOP = ("README.md", "SECURITY.md", "CONTRIBUTING.md")
 PAGES = ROOT / "build" / "docs" / "pages"  # docs_dir of zensical.toml
 ADDRESS = "127.0.0.1:8001"  # 8000 is the API's
+LOOK_S = 0.5  # between two looks for what was written, when serving
 
 
 def sources() -> list[Path]:
@@ -23,21 +25,30 @@ def sources() -> list[Path]:
 
 
 def put_together() -> None:
-    """Links to the sources, in one folder of their own: zensical takes a folder, and follows links to files only."""
-    shutil.rmtree(PAGES, ignore_errors=True)
+    """Copies what has changed into the one folder that zensical takes; it would not see links' targets change."""
     for source in sources():
         page = PAGES / source.relative_to(ROOT)
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.symlink_to(source)
+        if not page.exists() or page.stat().st_mtime_ns != source.stat().st_mtime_ns:
+            page.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, page)
 
 
 def main() -> None:
+    shutil.rmtree(PAGES, ignore_errors=True)
     put_together()
-    arguments = ["serve", "--dev-addr", ADDRESS] if "--serve" in sys.argv[1:] else ["build", "--clean", "--strict"]
+    serve = "--serve" in sys.argv[1:]
+    arguments = ["serve", "--dev-addr", ADDRESS] if serve else ["build", "--clean", "--strict"]
     # -m puts this folder first on sys.path, where zensical finds scripts.mathml.
     os.chdir(ROOT)
-    raise SystemExit(subprocess.run([sys.executable, "-m", "zensical", *arguments]).returncode)
+    with subprocess.Popen([sys.executable, "-m", "zensical", *arguments]) as zensical:
+        while serve and zensical.poll() is None:
+            time.sleep(LOOK_S)
+            put_together()
+    raise SystemExit(zensical.returncode)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # how one stops serving
+        sys.exit(130)
