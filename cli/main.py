@@ -16,6 +16,8 @@ from cli.ask.generate import generate
 from cli.ask.round import app as round_app
 from cli.ask.validate import validate
 from cli.console import EXIT_INTERRUPTED, exit_code_of, show_error
+from cli.examine.config import config
+from cli.examine.doctor import doctor
 from cli.run.api import api
 from cli.run.courier import courier
 from cli.run.demo import demo
@@ -30,6 +32,7 @@ from poc_core.errors import ProoflineError
 
 RUNNING = "Run"
 ASKING = "Ask a running API"
+EXAMINING = "Look at this machine"
 ALONE = "Without a queue"
 
 
@@ -86,6 +89,8 @@ app.command(rich_help_panel=RUNNING)(flower)
 app.command(rich_help_panel=RUNNING)(ready)
 app.add_typer(key_app, name="key", rich_help_panel=RUNNING)
 app.command(rich_help_panel=RUNNING)(receive)
+app.command(rich_help_panel=EXAMINING)(doctor)
+app.command(rich_help_panel=EXAMINING)(config)
 app.command(rich_help_panel=ASKING)(generate)
 app.command(rich_help_panel=ASKING)(validate)
 app.command(rich_help_panel=ASKING)(deploy)

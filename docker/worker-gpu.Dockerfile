@@ -14,6 +14,7 @@ WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
 COPY models models
 COPY poc_core poc_core
+COPY proofline proofline
 COPY workers workers
 COPY api api
 COPY cli cli

@@ -75,6 +75,22 @@ def worker_record(
     return WorkerRecord(worker_id, model, "synthetic", "here", 1, state, 1.0, info if state == "ready" else None)
 
 
+def status_answer(models: list[str]) -> dict[str, Any]:
+    """What GET /status answers without a round, with a ready worker of each model."""
+    about = {"engine": "synthetic", "state": "ready", "host": "here", "pid": 1, "started_at": 1.0}
+    return {
+        "status": "IDLE",
+        "state": "IDLE",
+        "config": None,
+        "stats": {"total_processed": 30, "nonces_per_second": 0.0},
+        "queued_nonces": 0,
+        "callbacks_waiting": 0,
+        "silent_receivers": [],
+        "workers": [{"id": f"w{number}", "model": model, **about} for number, model in enumerate(models, 1)],
+        "version": "0.1.0",
+    }
+
+
 def body(**changes: Any) -> dict[str, Any]:
     """A right body for POST /generate, with changes; those to `params` are merged."""
     params = {"model": MODEL, "seq_len": 64, "k_dim": K_DIM} | changes.pop("params", {})

@@ -1,7 +1,7 @@
 """`proofline deploy` and `proofline undeploy`: what the network's client does with a node, by hand."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,8 +9,8 @@ from cli import options
 from cli.console import UsageError, note
 from poc_core.errors import ProoflineError
 
-if TYPE_CHECKING:
-    from cli.ask.api_client import PowClient
+if TYPE_CHECKING:  # they take a while to import
+    from proofline.client import Client, UpStatus
 
 POLL_S = 0.5
 SAY_AGAIN_S = 30.0  # while a model loads
@@ -44,20 +44,20 @@ def deploy(
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
-    from cli.ask.api_client import PowClient
+    from cli.ask.connection import connect
 
     if status is (model is not None):
         raise UsageError("Name a model to deploy, or give --status to see what is deployed.")
     if vllm_args and not vllm_args[0].startswith("-"):
         raise UsageError(f"{vllm_args[0]!r} is not an option; arguments of `vllm serve` go to the end, after --.")
-    with PowClient(url) as client:
-        if status:
+    with connect(url) as client:
+        if model is None:
             show(client.deployment())
             return
-        if client.deployment()["status"] in ("running", "starting"):
+        if client.deployment().status in ("running", "starting"):
             note("Ending what is deployed.")
             client.undeploy()
-        client.deploy({"model": model, "dtype": dtype, "additional_args": vllm_args or []})
+        client.deploy(model, dtype, vllm_args or [])
         note(f"{model} is deployed; its workers start.")
         wait_served(client)
 
@@ -67,24 +67,24 @@ def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
 
     The hosts go on waiting for `proofline deploy`.
     """
-    from cli.ask.api_client import PowClient
+    from cli.ask.connection import connect
 
-    with PowClient(url) as client:
+    with connect(url) as client:
         client.undeploy()
     note("Nothing is deployed.")
 
 
-def wait_served(client: "PowClient") -> None:
+def wait_served(client: "Client") -> None:
     """Returns when the model serves. DeployError: why it cannot."""
     said_at = time.monotonic()
     while True:
         found = client.deployment()
-        if found["status"] == "running":
+        if found.status == "running":
             show(found)
             return
-        if found["status"] == "failed":
-            raise DeployError(f"{found['model']} cannot be served: {found['error']}")
-        if found["status"] == "idle":
+        if found.status == "failed":
+            raise DeployError(f"{found.model} cannot be served: {found.error}")
+        if found.status == "idle":
             raise DeployError("Somebody has stopped the node meanwhile.")
         if time.monotonic() - said_at > SAY_AGAIN_S:
             said_at = time.monotonic()
@@ -92,10 +92,10 @@ def wait_served(client: "PowClient") -> None:
         time.sleep(POLL_S)
 
 
-def show(found: dict[str, Any]) -> None:
-    what = f"{found['model']}: " if found.get("model") else ""
-    seconds = f", {found['elapsed_seconds']:.0f} s" if found.get("elapsed_seconds") is not None else ""
-    typer.echo(f"{what}{found['status']}{seconds}{': ' + found['error'] if found.get('error') else ''}")
-    for host in found.get("hosts", []):
-        serves = f" {host['model']}, {host['ready']} of {host['workers']} workers ready" if host["model"] else ""
-        typer.echo(f"  {host['host']}: {host['state']}{serves}{': ' + host['error'] if host['error'] else ''}")
+def show(found: "UpStatus") -> None:
+    what = f"{found.model}: " if found.model else ""
+    seconds = f", {found.elapsed_seconds:.0f} s" if found.elapsed_seconds is not None else ""
+    typer.echo(f"{what}{found.status}{seconds}{': ' + found.error if found.error else ''}")
+    for host in found.hosts:
+        serves = f" {host.model}, {host.ready} of {host.workers} workers ready" if host.model else ""
+        typer.echo(f"  {host.host}: {host.state}{serves}{': ' + host.error if host.error else ''}")

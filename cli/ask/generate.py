@@ -43,12 +43,12 @@ def generate(
 
     **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o proof.json
     """
-    from cli.ask.api_client import PowClient
+    from cli.ask.connection import connect, only_model
     from cli.ask.jobs import await_job, job_body
     from cli.nonce_list import parse_nonces
 
     check_output(output)
-    with PowClient(url) as client:
+    with connect(url) as client:
         request: dict[str, Any] | None = None
         n_nonces = None
         if request_id is None:
@@ -59,7 +59,7 @@ def generate(
             wanted = parse_nonces(nonces)
             n_nonces = len(wanted)
             body = job_body(
-                model=model or client.only_model(),
+                model=model or only_model(client),
                 block_hash=block_hash,
                 public_key=public_key,
                 block_height=block_height,

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from cli.ask.api_client import PowClient
 from cli.console import note, progress_bar
+from proofline.client import Client, Document
+from proofline.client.calls import job_path
 
 
 def job_body(
@@ -35,17 +36,19 @@ def job_body(
     return body
 
 
-def await_job(client: PowClient, request_id: str, title: str, n_nonces: int | None, how_to_resume: str) -> Any:
+def await_job(client: Client, request_id: str, title: str, n_nonces: int | None, how_to_resume: str) -> Document:
     """The job's result, with a progress bar while it runs. Ctrl-C leaves the job running and says how to get at it."""
     try:
         with progress_bar("nonces") as bar:
             task = bar.add_task(title, total=n_nonces)
-            result = client.wait_for(request_id, lambda done, total: bar.update(task, completed=done, total=total))
+            result = client.wait(
+                request_id, Document, lambda done, total: bar.update(task, completed=done, total=total)
+            )
             total = n_nonces if n_nonces is not None else bar.tasks[0].total
             bar.update(task, completed=total, total=total)
             return result
     except KeyboardInterrupt:
         note(f"Not waiting any longer; job {request_id} goes on. Fetch its result within minutes of its end:")
         note(f"  {how_to_resume}")
-        note(f"  curl {client.base}{client.job_path(request_id)}")
+        note(f"  curl {client.base}{job_path(request_id)}")
         raise

@@ -14,7 +14,7 @@ from poc_core.errors import ProoflineError
 if TYPE_CHECKING:  # they take a while to import
     from rich.console import Console
 
-    from cli.ask.api_client import ApiError, PowClient
+    from proofline.client import ApiError, Client, Document
 
 RUNNING = ("GENERATING", "VALIDATING")
 
@@ -101,14 +101,14 @@ def start(
 
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --r-target 1.405
     """
-    from cli.ask.api_client import PowClient
+    from cli.ask.connection import connect, only_model
 
     check_scheme(
         r_target,
         {"--k-dim": k_dim, "--stronger-rng": stronger_rng},
         {"--fraud-threshold": fraud_threshold, "--layer-hooks": layer_hooks},
     )
-    with PowClient(url) as client:
+    with connect(url) as client:
         body: dict[str, Any] = {
             "block_hash": block_hash,
             "block_height": block_height,
@@ -118,7 +118,7 @@ def start(
             "group_id": group_id,
             "n_groups": n_groups,
         }
-        model = model or client.only_model()
+        model = model or only_model(client)
         if r_target is None:
             k_dim = k_dim or options.DEFAULT_K_DIM
             body["params"] = {"model": model, "seq_len": seq_len, "k_dim": k_dim}
@@ -156,10 +156,11 @@ def status(
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
     """Show the round that runs or ran last: rates, workers, and what is delivered."""
-    from cli.ask.api_client import PowClient
+    from cli.ask.connection import connect
+    from proofline.client import Document, calls
 
-    with PowClient(url) as client:
-        answer = client.status()
+    with connect(url) as client:
+        answer = client.call(calls.status(Document))
     if as_json:
         typer.echo(json.dumps(answer, separators=(",", ":")))
         return
@@ -176,12 +177,12 @@ def stop(url: options.Url = options.DEFAULT_URL) -> None:
 
     What was computed is still delivered: undelivered artifacts are kept and tried for POC_CALLBACK_RETENTION_SEC.
     """
-    from cli.ask.api_client import PowClient
+    from cli.ask.connection import connect
 
-    with PowClient(url) as client:
+    with connect(url) as client:
         before = client.status()
         cancelled = client.stop()
-    note("The round is stopped." if before.get("state") in RUNNING else "No round was running.")
+    note("The round is stopped." if before.state in RUNNING else "No round was running.")
     if cancelled:
         note(f"{cancelled} jobs are cancelled.")
 
@@ -197,11 +198,11 @@ def watch(
     """
     from rich.console import Console
 
-    from cli.ask.api_client import PowClient
+    from cli.ask.connection import connect
 
     console = Console()
-    with PowClient(url) as client:
-        state = client.status().get("state")
+    with connect(url) as client:
+        state = client.status().state
         if state not in RUNNING:
             raise NoRoundError(f"No round is running (the node is {state}); start one with `proofline round start`.")
         try:
@@ -213,17 +214,18 @@ def watch(
     note(f"The round is {last.get('state')}." + (f" {waiting:,} artifacts still wait for delivery." if waiting else ""))
 
 
-def follow(client: "PowClient", interval_s: float) -> "Iterator[dict[str, Any] | ApiError]":
+def follow(client: "Client", interval_s: float) -> "Iterator[Document | ApiError]":
     """The status every `interval_s`, the last one when the round has ended; an error while the API is away.
 
     Raises the ApiError when that lasts for POLL_PATIENCE_S.
     """
-    from cli.ask.api_client import POLL_PATIENCE_S, ApiError
+    from proofline.client import ApiError, Document, calls
+    from proofline.client.exchange import POLL_PATIENCE_S
 
     answered = time.monotonic()
     while True:
         try:
-            answer = client.status()
+            answer = client.call(calls.status(Document), patience_s=0)
         except ApiError as error:
             if not error.is_temporary or time.monotonic() - answered > POLL_PATIENCE_S:
                 raise
@@ -236,7 +238,7 @@ def follow(client: "PowClient", interval_s: float) -> "Iterator[dict[str, Any] |
         time.sleep(interval_s)
 
 
-def show(looks: "Iterator[dict[str, Any] | ApiError]", console: "Console") -> dict[str, Any]:
+def show(looks: "Iterator[Document | ApiError]", console: "Console") -> dict[str, Any]:
     """Draws every look, on a terminal over the one before; returns the last status."""
     from rich.console import Group
     from rich.live import Live

@@ -76,7 +76,7 @@ def validate(
 
     **Example:** proofline validate --artifacts proof.json
     """
-    from cli.ask.api_client import PowClient
+    from cli.ask.connection import connect, only_model
     from cli.ask.jobs import await_job, job_body
     from cli.nonce_list import parse_nonces
 
@@ -89,9 +89,9 @@ def validate(
     public_key = public_key if public_key is not None else noted.get("public_key")
     if block_hash is None or public_key is None:
         raise UsageError("The file does not say what it was made for; give --block-hash and --public-key.")
-    with PowClient(url) as client:
+    with connect(url) as client:
         body = job_body(
-            model=model or params.get("model") or client.only_model(),
+            model=model or params.get("model") or only_model(client),
             block_hash=block_hash,
             public_key=public_key,
             block_height=block_height if block_height is not None else noted.get("block_height", 0),

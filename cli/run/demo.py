@@ -15,8 +15,8 @@ from poc_core.errors import ProoflineError
 from workers.engines.kinds import EngineKind
 
 if TYPE_CHECKING:
-    from cli.ask.api_client import PowClient
     from cli.supervise.stack import Stack
+    from proofline.client import Client
 
 MODEL = "tiny-qwen3"
 N_NONCES = 256
@@ -77,9 +77,9 @@ def demo(
 
 def prove(stack: "Stack", figures: Figures) -> None:
     """Generates, validates, validates a forgery. Raises DemoError for an unexpected verdict."""
-    from cli.ask.api_client import PowClient
+    from cli.ask.connection import connect
 
-    with PowClient(stack.base_url) as client:
+    with connect(stack.base_url) as client:
         body = body_of_job(stack.model_name)
         began = time.monotonic()
         result = run_job(client, body, "Generating")
@@ -114,7 +114,7 @@ def body_of_job(model: str) -> dict[str, Any]:
     )
 
 
-def run_job(client: "PowClient", body: dict[str, Any], title: str) -> Any:
+def run_job(client: "Client", body: dict[str, Any], title: str) -> Any:
     from cli.ask.jobs import await_job
 
     request_id = client.submit(body)

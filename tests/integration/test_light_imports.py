@@ -38,6 +38,11 @@ def test_what_the_api_shares_with_the_workers() -> None:
     assert imported_by(f"import {', '.join(SHARED)}\n{CONTRACTS}") & HEAVY == set()
 
 
+def test_the_client() -> None:
+    strange = {"numpy", "fastapi", "starlette", "celery", "redis"}
+    assert imported_by("import proofline.client") & (HEAVY | strange) == set()
+
+
 def test_help() -> None:
     code = "from cli.main import app\ntry: app(['up', '--help'])\nexcept SystemExit: pass"
     assert imported_by(code) & (HEAVY | SERVERS) == set()

@@ -107,6 +107,17 @@ def test_chat(terminal: Terminal) -> None:
     assert streamed
 
 
+def test_the_client(terminal: Terminal) -> None:
+    (job,) = examples("docs/client.md", "A job")
+    assert "0 of 32 mismatch, fraud: False" in terminal.run(*job)
+    (a_round,) = examples("docs/client.md", "A round")
+    assert terminal.run(*a_round).startswith("GENERATING ")
+    (asyncio,) = examples("docs/client.md", "Asyncio")
+    assert "['tiny-qwen3']\nINFERENCE " in terminal.run(*asyncio)
+    (other,) = examples("docs/client.md", "What has no method")
+    assert "'port'" in terminal.run(*other)
+
+
 def test_a_round(terminal: Terminal, tmp_path: Path) -> None:
     receiver, calls, commands = examples("docs/api.md", "A round")
     log = tmp_path / "receiver.log"

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("api", "bench", "cli", "poc_core", "tests", "workers")
-FOLDERS = (*PACKAGES, "docker", "docs", "locks", "models", "scripts")
+FOLDERS = (*PACKAGES, "docker", "docs", "locks", "models", "proofline", "scripts")
 # Files that cite nothing of ours: what others made, and what is made anew with each set-up.
 FOREIGN = {".venv", ".git", "build", "dist", "__pycache__"}
 

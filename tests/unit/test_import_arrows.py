@@ -13,10 +13,25 @@ ROOT = Path(__file__).resolve().parents[2]
 TEST_CODE = {"tests", "bench", "pytest", "fakeredis"}
 # What each package must not import, not even inside a function.
 FORBIDDEN = {
-    "api": {"workers", "cli", "torch", "vllm", "transformers"} | TEST_CODE,
-    "poc_core": {"api", "workers", "cli", "fastapi", "starlette", "uvicorn", "celery", "kombu", "vllm", "transformers"}
+    "api": {"workers", "cli", "proofline", "torch", "vllm", "transformers"} | TEST_CODE,
+    "poc_core": {
+        "api",
+        "workers",
+        "cli",
+        "proofline",
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "celery",
+        "kombu",
+        "vllm",
+        "transformers",
+    }
     | TEST_CODE,
-    "workers": {"api", "cli", "fastapi", "typer"} | TEST_CODE,
+    "workers": {"api", "cli", "proofline", "fastapi", "typer"} | TEST_CODE,
+    "proofline": {"workers", "cli", "fastapi", "starlette", "uvicorn", "celery", "kombu", "redis", "torch", "vllm"}
+    | {"transformers", "numpy"}
+    | TEST_CODE,
     "cli": {"vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE,
 }
 # What depends on vLLM's version is in the first two of these, what starts it in the third.
@@ -114,3 +129,8 @@ def test_the_arithmetic_knows_nothing_of_redis() -> None:
     for path in files:
         strange = {name for name in imported(path) if name.startswith(("redis", "poc_core.state", "poc_core.settings"))}
         assert strange == set(), path
+
+
+def test_the_client_shares_only_what_the_api_answers() -> None:
+    of_the_api = {name_of(path) for path in modules("api")}
+    assert set().union(*(arrows(path, of_the_api, False) for path in modules("proofline"))) == {"api.answers"}

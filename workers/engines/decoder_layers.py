@@ -7,29 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from workers.engines.kinds import LayerReflections
-
-# Where the network's own nodes look for decoder layers, seen from the model as vLLM builds it. Of a model that has them
-# elsewhere they find none, and so reflect none of it.
-_FLEET_PATHS = ("model.layers", "transformer.h", "layers")
-
-# Architectures, by vLLM's class, that wrap a language model: all of them are beyond the fleet's reach.
-_WRAPPED = "language_model.model.layers"
-_PATHS = {
-    "DeepseekV4ForConditionalGeneration": _WRAPPED,
-    "Gemma3ForConditionalGeneration": _WRAPPED,
-    "Gemma3nForConditionalGeneration": _WRAPPED,
-    "Gemma4ForConditionalGeneration": _WRAPPED,
-    "Glm4vForConditionalGeneration": _WRAPPED,
-    "Glm4vMoeForConditionalGeneration": _WRAPPED,
-    "Glm5NextForConditionalGeneration": _WRAPPED,
-    "KimiK25ForConditionalGeneration": _WRAPPED,
-    "KimiVLForConditionalGeneration": _WRAPPED,
-    "Mistral3ForConditionalGeneration": _WRAPPED,
-    "Qwen3VLForConditionalGeneration": _WRAPPED,
-    "Qwen3VLMoeForConditionalGeneration": _WRAPPED,
-    "Qwen3_5ForConditionalGeneration": _WRAPPED,
-    "Qwen3_5MoeForConditionalGeneration": _WRAPPED,
-}
+from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 
 # Parts of a path that lead to another tower than the one that writes text.
 _OTHER_TOWERS = ("vision", "visual", "image", "video", "audio", "speech", "tower", "encoder", "vit", "mtp", "draft")
@@ -49,12 +27,12 @@ def find_decoder_layers(model: nn.Module, n_layers: int, reflections: LayerRefle
     path = _path(model, n_layers)
     modules = _at(model, path)
     assert modules is not None
-    return DecoderLayers(modules, path, reflections == "all" or path in _FLEET_PATHS)
+    return DecoderLayers(modules, path, reflections == "all" or path in FLEET_PATHS)
 
 
 def _path(model: nn.Module, n_layers: int) -> str:
-    known = _PATHS.get(type(model).__name__)
-    for path in [known] if known else _FLEET_PATHS:
+    known = KNOWN_PATHS.get(type(model).__name__)
+    for path in [known] if known else FLEET_PATHS:
         modules = _at(model, path)
         if modules is not None and len(modules) == n_layers:
             return path

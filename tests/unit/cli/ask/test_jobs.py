@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.ask import api_client
 from cli.main import app
+from proofline.client import exchange
+from proofline.client import sync as client
+from tests.samples import status_answer
 
 ARTIFACTS = [{"nonce": nonce, "vector_b64": f"vector{nonce}"} for nonce in range(3)]
 ENCODING = {"dtype": "f16", "k_dim": 12, "endian": "le"}
@@ -48,7 +50,7 @@ class FakeApi:
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         if path == "/api/v1/pow/status":
-            return 200, {"workers": [{"model": model} for model in self.models]}
+            return 200, status_answer(self.models)
         if method == "POST" and path == "/api/v1/pow/generate":
             self.submitted.append(body)
             return self.submission
@@ -90,7 +92,7 @@ def url(fake: FakeApi) -> Iterator[str]:
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
-    monkeypatch.setattr(api_client, "FIRST_POLL_S", 0.01)
+    monkeypatch.setattr(exchange, "FIRST_POLL_S", 0.01)
     monkeypatch.setenv("COLUMNS", "200")
     return CliRunner()
 
@@ -196,7 +198,7 @@ def test_without_exactly_one_model_the_user_must_choose(
             'params mismatch {"deployed": {"model": "m"}} (HTTP 409)',
         ),
         ((502, b"<html>bad gateway</html>"), "<html>bad gateway</html> (HTTP 502)"),
-        ((200, b"hello"), "answers something that is not Proofline's; check --url."),
+        ((200, b"hello"), "answers something that is not Proofline's; check the url."),
     ],
 )
 def test_a_refusal_is_shown_as_the_api_words_it(
@@ -245,7 +247,7 @@ def test_ctrl_c_says_how_to_fetch_the_result_later(
         raise KeyboardInterrupt
 
     fake.polls = [(200, running(1))]
-    monkeypatch.setattr(api_client.time, "sleep", interrupt)
+    monkeypatch.setattr(client.time, "sleep", interrupt)
     answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2"])
     assert answer.exit_code == 130
     assert f"proofline generate --url {url} --request-id job-1" in answer.output

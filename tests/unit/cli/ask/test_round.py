@@ -10,9 +10,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cli.ask import api_client, round_view
 from cli.ask import round as round_module
+from cli.ask import round_view
 from cli.main import app
+from proofline.client import ApiError, exchange
+from proofline.client import sync as client_module
+from tests.samples import status_answer
 
 START = ["round", "start", "--block-hash", "0xabc", "--public-key", "node-1"]
 URL = "http://127.0.0.1:9100"
@@ -21,8 +24,17 @@ NOW = 1_000_000.0
 
 def status_of(state: str = "GENERATING", **changes: Any) -> dict[str, Any]:
     """The API's status of a round on two workers, one of which is gone; changes are merged into its stats."""
-    outbox = {"limit": 5_000_000, "full": False, "dropped": 0, "failures": 0, "next_try_at": None, "last_error": None}
-    return {
+    outbox = {
+        "limit": 5_000_000,
+        "bytes": 0,
+        "limit_bytes": 5_000_000,
+        "full": False,
+        "dropped": 0,
+        "failures": 0,
+        "next_try_at": None,
+        "last_error": None,
+    }
+    return status_answer(["tiny-qwen3"]) | {
         "status": state,
         "state": state,
         "config": {
@@ -56,21 +68,11 @@ def status_of(state: str = "GENERATING", **changes: Any) -> dict[str, Any]:
         }
         | changes,
         "queued_nonces": 55,
-        "workers": [{"id": "w1", "model": "tiny-qwen3", "state": "ready"}],
-        "version": "0.1.0",
     }
 
 
 def without_a_round() -> dict[str, Any]:
-    return {
-        "status": "IDLE",
-        "state": "IDLE",
-        "config": None,
-        "stats": {"total_processed": 30, "nonces_per_second": 0.0},
-        "queued_nonces": 0,
-        "workers": [],
-        "version": "0.1.0",
-    }
+    return status_answer([])
 
 
 class FakeApi:
@@ -79,6 +81,7 @@ class FakeApi:
     def __init__(self) -> None:
         self.looks: list[dict[str, Any] | int | Exception] = [status_of()]
         self.refusal: tuple[int, Any] | None = None
+        self.busy = 0  # how often a POST is asked to come again
         self.posted: list[tuple[str, Any]] = []
         self.asked: list[str] = []
 
@@ -87,9 +90,12 @@ class FakeApi:
         self.asked.append(str(request.url))
         if request.method == "POST":
             self.posted.append((path, json.loads(request.content) if request.content else None))
+            if self.busy:
+                self.busy -= 1
+                return httpx.Response(503, json={"detail": "No worker is ready"}, headers={"Retry-After": "0"})
             if self.refusal:
                 return httpx.Response(self.refusal[0], json={"detail": self.refusal[1]})
-            return httpx.Response(200, json={"status": "OK", "cancelled_jobs": 2})
+            return httpx.Response(200, json={"status": "OK", "pow_status": {"status": "STOPPED"}, "cancelled_jobs": 2})
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         if isinstance(look, Exception):
             raise look
@@ -102,7 +108,7 @@ class FakeApi:
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     fake, client = FakeApi(), httpx.Client
     transport = httpx.MockTransport(fake.answer)
-    monkeypatch.setattr(api_client.httpx, "Client", lambda **options: client(**options | {"transport": transport}))
+    monkeypatch.setattr(client_module.httpx, "Client", lambda **options: client(**options | {"transport": transport}))
     return fake
 
 
@@ -114,6 +120,14 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
 
 
 # Starting.
+
+
+def test_what_the_api_wants_to_be_asked_again_is_and_its_user_sees_why(api: FakeApi, runner: CliRunner) -> None:
+    api.busy = 2
+    answer = runner.invoke(app, START)
+    assert answer.exit_code == 0, answer.output
+    assert answer.stderr.count("No worker is ready (HTTP 503). Trying again in 0 s, as the API asks.") == 2
+    assert len(api.posted) == 3
 
 
 def test_start_sends_a_round_of_the_only_model(api: FakeApi, runner: CliRunner) -> None:
@@ -418,7 +432,7 @@ def test_watch_outlives_a_restart_of_the_api(api: FakeApi, runner: CliRunner) ->
 def test_watch_gives_up_when_the_api_stays_away(
     api: FakeApi, runner: CliRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_client, "POLL_PATIENCE_S", -1)
+    monkeypatch.setattr(exchange, "POLL_PATIENCE_S", -1)
     api.looks = [status_of(), httpx.ConnectError("refused")]
     answer = runner.invoke(app, WATCH)
     assert answer.exit_code == 1
@@ -465,7 +479,7 @@ def test_the_last_picture_stays_on_the_terminal(terminal: Console) -> None:
 
 
 def test_while_the_api_is_away_the_terminal_keeps_the_last_picture(terminal: Console) -> None:
-    round_module.show(looks(status_of(total_processed=1111), api_client.ApiError("No answer")), terminal)
+    round_module.show(looks(status_of(total_processed=1111), ApiError("No answer")), terminal)
     away = drawn(terminal).index("No answer, trying again: No answer")
     assert drawn(terminal)[:away].count("1,111") == 2
 

@@ -1,0 +1,30 @@
+"""The commands' connection to a running API."""
+
+from cli.console import UsageError, note
+from proofline.client import ApiError, Client, UrlError
+
+# Seconds that a command does what Retry-After says before it gives up. Its user sees why, and may press Ctrl-C.
+PATIENCE_S = 15.0
+
+
+def connect(url: str) -> Client:
+    """A client for --url."""
+    try:
+        return Client(url, patience_s=PATIENCE_S, on_wait=_say)
+    except UrlError as error:
+        raise UsageError(f"--url: {error}") from error
+
+
+def only_model(client: Client) -> str:
+    """The one model that is served. ApiError when there is none, UsageError when there are several, naming them."""
+    models = sorted({worker.model for worker in client.status().workers})
+    if not models:
+        raise ApiError("No worker serves a model yet; start one, wait for it, or name its model with --model.")
+    if len(models) > 1:
+        raise UsageError(f"Several models are served; choose one with --model: {', '.join(models)}.")
+    return models[0]
+
+
+def _say(error: ApiError, pause_s: float) -> None:
+    if error.retry_after_s is not None:
+        note(f"{error}. Trying again in {pause_s:.0f} s, as the API asks.")

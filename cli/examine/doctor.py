@@ -1,0 +1,165 @@
+"""`proofline doctor`: what is wrong with this machine, before a start finds out."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli import options
+from cli.console import EXIT_FAILURE, note
+from workers.engines.kinds import Dtype
+
+if TYPE_CHECKING:
+    from cli.examine.findings import Check, Finding
+    from poc_core.gpus import Gpu
+    from poc_core.settings import Settings
+
+_SIGNS = {"ok": "ok", "warning": "look", "problem": "WRONG"}
+_COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "problem": typer.colors.RED}
+
+
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Look at this model too: its files, its room, its family.", show_default=False),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Number format of its weights, as a worker would be told.")] = "auto",
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="As a worker would be told.")] = 1,
+    pipeline_parallel: Annotated[int, typer.Option(min=1, help="As a worker would be told.")] = 1,
+    redis_url: options.RedisUrl = None,
+    host: Annotated[str, typer.Option(help="Where the API is to listen.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="The API's port. Default: POC_API_PORT.", show_default=False)] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="As `proofline up` would be told: where its Redis writes.", show_default=False)
+    ] = None,
+    callback_url: Annotated[
+        str | None,
+        typer.Option(
+            "--callback-url", help="A receiver of callbacks: is it allowed, does it answer?", show_default=False
+        ),
+    ] = None,
+    without_workers: Annotated[
+        bool, typer.Option("--without-workers", help="This host runs the API and the courier alone: no vLLM, no GPUs.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON: {ok, findings: [{about, level, says, remedy}]}.")
+    ] = False,
+) -> None:
+    """Look at Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and say what to do about what is wrong.
+
+    It changes nothing, and needs no running node; torch and vLLM are imported in a process of their own, which takes
+    some seconds. Redis is looked at where --redis-url or POC_REDIS_URL names one.
+
+    **Exit code:** 0 when nothing is wrong (a line may still be worth a look), 1 when something is.
+
+    **Example:** proofline doctor --model Qwen/Qwen3-8B --callback-url http://aggregator:9100
+    """
+    from cli.examine.findings import findings_of
+
+    settings, wrong = _settings()
+    checks: list[Check] = [("settings", lambda: wrong)]
+    if not without_workers:
+        checks += _of_workers(settings, model, dtype, tensor_parallel, pipeline_parallel)
+    checks += _of_the_node(settings, host, port or settings.api_port, data_dir, callback_url)
+    found = []
+    for finding in findings_of(checks):
+        found.append(finding)
+        if not as_json:
+            _show(finding)
+    n_problems = sum(finding.level == "problem" for finding in found)
+    if as_json:
+        typer.echo(json.dumps({"ok": not n_problems, "findings": [asdict(finding) for finding in found]}))
+    else:
+        note(f"{n_problems} wrong." if n_problems else "Nothing is wrong.")
+    if n_problems:
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def _settings() -> "tuple[Settings, Iterable[Finding]]":
+    """The settings, or the defaults where they cannot be read, and what is to be said of them."""
+    from cli.examine.findings import Finding, ok, problem, warning
+    from cli.examine.sources import stranger_text, strangers
+    from poc_core.errors import SettingsError
+    from poc_core.settings import Settings, load_settings
+
+    found: list[Finding] = []
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        found.append(problem("settings", str(error), "Correct the variable; docs/settings.md says what it may be."))
+        settings = Settings.model_construct()
+    for name, meant in strangers(os.environ).items():
+        found.append(warning("settings", stranger_text(name, meant), "Correct the name, or unset it."))
+    return settings, found or [ok("settings", "all can be read; `proofline config` shows them")]
+
+
+def _of_workers(
+    settings: "Settings", model: str | None, dtype: Dtype, tensor_parallel: int, pipeline_parallel: int
+) -> "list[Check]":
+    from api.model_cache import ModelCache
+    from cli.examine import hardware, machine, packages
+    from poc_core.gpus import read
+
+    gpus = read(settings.host)
+    checks: list[Check] = [
+        ("python", packages.python),
+        ("vllm", packages.vllm),
+        ("torch", lambda: packages.imports(gpus.devices)),
+        ("gpu", lambda: hardware.gpus(gpus)),
+        ("nvlink", lambda: hardware.nvlink(gpus, tensor_parallel)),
+        ("disk", lambda: machine.disk("models", ModelCache().path, 1, 20)),
+    ]
+    if model is not None:
+        size = tensor_parallel * pipeline_parallel
+        checks.append(("model", lambda: _of_the_model(settings, model, dtype, hardware.group_of(gpus, size), size)))
+    return checks
+
+
+def _of_the_model(
+    settings: "Settings", name: str, dtype: Dtype, gpus: "Sequence[Gpu]", size: int
+) -> "Iterator[Finding]":
+    """`gpus`: those of one worker, which is to have `size`."""
+    import importlib.util
+
+    from cli.examine import model
+    from cli.machine.gpus import vllm_runs_on_cpu
+
+    found, findings = model.find(name)
+    yield from findings
+    if found is None:
+        return
+    uses_gpus = not vllm_runs_on_cpu()
+    yield from model.room(found, dtype, gpus if uses_gpus else [], size, uses_gpus)
+    has_torchvision = importlib.util.find_spec("torchvision") is not None
+    yield from model.family(found, settings.layer_reflections, not uses_gpus, has_torchvision)
+
+
+def _of_the_node(
+    settings: "Settings", host: str, port: int, data_dir: Path | None, callback_url: str | None
+) -> "list[Check]":
+    from cli.examine import machine, receiver, redis
+
+    # Without one named, `up` starts its own.
+    has_redis = any(name.upper() == "POC_REDIS_URL" for name in os.environ)
+    place = data_dir or Path(tempfile.gettempdir())
+    checks: list[Check] = [
+        ("redis", lambda: redis.server(settings) if has_redis else redis.own_server()),
+        ("port", lambda: machine.port(host, port)),
+    ]
+    if not has_redis or data_dir is not None:
+        checks.append(("disk", lambda: machine.disk("Redis", place, machine.LEAST_DATA_GIB, machine.SOME_DATA_GIB)))
+    if callback_url is not None:
+        checks.append(("receiver", lambda: receiver.receiver(callback_url, settings)))
+    return checks
+
+
+def _show(finding: "Finding") -> None:
+    sign = typer.style(f"{_SIGNS[finding.level]:<6}", fg=_COLOURS[finding.level], bold=finding.level != "ok")
+    typer.echo(f"{sign}{finding.about:<12}{finding.says}")
+    if finding.remedy:
+        typer.echo(f"{'':<18}Do: {finding.remedy}")

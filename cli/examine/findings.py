@@ -1,0 +1,52 @@
+"""What a check finds, and how checks are run: one that breaks is a finding too."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from poc_core.errors import ProoflineError
+
+Level = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`about`: what was looked at; `remedy`: what to do, where there is something to do."""
+
+    about: str
+    level: Level
+    says: str
+    remedy: str = ""
+
+
+# Looks at one thing. What it is to look at, it was given by whoever made the list.
+Check = tuple[str, Callable[[], Iterable[Finding]]]
+
+
+def ok(about: str, says: str) -> Finding:
+    return Finding(about, "ok", says)
+
+
+def warning(about: str, says: str, remedy: str) -> Finding:
+    """Something that works and could be better, or may be meant."""
+    return Finding(about, "warning", says, remedy)
+
+
+def problem(about: str, says: str, remedy: str) -> Finding:
+    """Something that will not work."""
+    return Finding(about, "problem", says, remedy)
+
+
+def findings_of(checks: Iterable[Check]) -> Iterator[Finding]:
+    """Of all checks, in order, each as soon as it is known."""
+    for about, look in checks:
+        try:
+            yield from look()
+        except ProoflineError as error:
+            yield problem(about, str(error), "As it says.")
+        except Exception as error:
+            yield problem(
+                about,
+                f"Could not be looked at: {type(error).__name__}: {error}",
+                "Look at it by hand; if it is in order, this is a mistake of `proofline doctor`: please report it.",
+            )

@@ -1,0 +1,95 @@
+"""GPUs, what connects them, and their driver."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cli.examine.findings import Finding, ok, problem, warning
+from cli.machine.gpus import visible_gpus, vllm_needs_cuda, vllm_runs_on_cpu
+from poc_core.gpus import Gpu, MachineGpus, nvml
+
+_BUSY = 0.1  # of a GPU's memory: more than a display or an idle driver takes
+_LINKS = 18  # of a GPU, at most
+
+
+def gpus(machine: MachineGpus) -> Iterator[Finding]:
+    """Every GPU with its free memory; whether this vLLM can do with them."""
+    if not machine.devices:
+        if vllm_needs_cuda():
+            yield problem(
+                "gpu",
+                "None is to be seen, and the vLLM installed here needs one.",
+                "Look at nvidia-smi and, in a container, at its GPU reservation; or install the CPU build: make setup.",
+            )
+        else:
+            yield ok("gpu", "none: proofs and chat are computed on the CPU")
+        return
+    if machine.driver is not None:
+        yield ok("driver", f"{machine.driver.driver_version}, for CUDA up to {machine.driver.cuda_driver_version}")
+    if vllm_runs_on_cpu():
+        yield warning("gpu", "The vLLM installed here is a CPU build, which leaves them alone.", "make setup-gpu")
+    for device in machine.devices:
+        yield _gpu(device)
+    shown = visible_gpus()
+    if len(shown) < len(machine.devices):
+        yield warning(
+            "gpu",
+            f"CUDA_VISIBLE_DEVICES shows {len(shown)} of {len(machine.devices)}.",
+            "Unset it, unless the others are somebody else's.",
+        )
+
+
+def _gpu(device: Gpu) -> Finding:
+    about = f"gpu {device.index}"
+    if not device.is_available:
+        return problem(about, f"Does not answer: {device.error_message}", "nvidia-smi tells more; restart the machine.")
+    free, total = device.free_memory_mb or 0, device.total_memory_mb or 0
+    text = f"{device.name}, {free / 1024:.0f} of {total / 1024:.0f} GiB free"
+    if total and free < total * (1 - _BUSY):
+        return warning(
+            about,
+            f"{text}: something uses it.",
+            "nvidia-smi shows what; a worker of Proofline is meant to. A new one wants nearly all of its memory.",
+        )
+    return ok(about, text)
+
+
+def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
+    """How GPUs that share a model reach each other; nothing to say of a single one."""
+    if len(machine.devices) < 2:
+        return
+    links = [_links(device.index) for device in machine.devices]
+    if None in links:
+        return
+    if all(links):
+        yield ok("nvlink", f"{min(link or 0 for link in links)} links or more at each GPU")
+    elif group_size > 1:
+        yield warning(
+            "nvlink",
+            "There is none between all GPUs, so what tensor parallelism sends goes over PCIe.",
+            "--pipeline-parallel instead, or one worker for each GPU where the model fits: `proofline bench` tells.",
+        )
+    else:
+        yield ok("nvlink", "none; one worker for each GPU needs none")
+
+
+def _links(index: int) -> int | None:
+    """Active ones of a GPU; None where nobody can tell."""
+    with nvml() as library:
+        if library is None:
+            return None
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+        return sum(_is_active(library, handle, link) for link in range(_LINKS))
+
+
+def _is_active(library: Any, handle: Any, link: int) -> bool:
+    try:
+        return bool(library.nvmlDeviceGetNvLinkState(handle, link))
+    except library.NVMLError:  # a link that this GPU does not have
+        return False
+
+
+def group_of(machine: MachineGpus, size: int) -> Sequence[Gpu]:
+    """The GPUs of the first worker."""
+    shown = visible_gpus()
+    found = [gpu for gpu in machine.devices if str(gpu.index) in shown or gpu.uuid in shown]
+    return found[:size]

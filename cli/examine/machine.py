@@ -1,0 +1,51 @@
+"""Room on disks and the port of the API."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from cli.examine.findings import Finding, ok, problem, warning
+from cli.supervise.ports import AddressError, reserve_port
+
+_GIB = 1024**3
+_LOOK_S = 3.0
+# Redis' append-only file grows to about twice what it holds before it is written anew.
+LEAST_DATA_GIB = 2.0
+SOME_DATA_GIB = 10.0
+
+
+def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[Finding]:
+    """Room where `what` lies or will lie: below `least_gib` a problem, below `some_gib` a warning."""
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free / _GIB
+    text = f"{free:.1f} GiB are free for {what} ({path})"
+    if free < least_gib:
+        yield problem("disk", f"{text}.", "Make room, or choose a place on another disk.")
+    elif free < some_gib:
+        yield warning("disk", f"{text}.", f"{some_gib:.0f} GiB are safer: make room.")
+    else:
+        yield ok("disk", text)
+
+
+def port(host: str, number: int) -> Iterator[Finding]:
+    """Whether the API can listen there, or a node does already."""
+    try:
+        reserve_port(host, number)
+    except AddressError as error:
+        if _is_a_node(host, number):
+            yield ok("port", f"A node answers at {host} port {number} already; a second one needs another --port")
+            return
+        yield problem("port", str(error), f"`ss -ltnp 'sport = :{number}'` shows what uses it.")
+        return
+    yield ok("port", f"the API can listen on {host} port {number}")
+
+
+def _is_a_node(host: str, number: int) -> bool:
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    try:
+        answer = httpx.get(f"http://{loopback}:{number}/livez", timeout=_LOOK_S, trust_env=False)
+        return answer.status_code == 200 and answer.json() == {"status": "ok"}
+    except (httpx.HTTPError, ValueError):
+        return False

@@ -1,0 +1,160 @@
+"""The model that is to be served: its files, its room, and what its family means for proofs (docs/models.md)."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from api.model_cache import ModelCache, is_whole
+from cli.examine.findings import Finding, ok, problem, warning
+from cli.machine.cpu_memory import available_bytes
+from cli.machine.model_memory import weights_bytes
+from cli.model_choice import ModelChoiceError, choose_model
+from poc_core.gpus import Gpu
+from workers.engines.kinds import LayerReflections
+from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
+
+_GIB = 1024**3
+_MIB = 1024**2
+# Beside the weights: activations of a micro-batch, CUDA graphs, the least of a KV cache.
+_BESIDE_WEIGHTS = 1.15
+_SEEN = "docs/models.md"
+
+# By the configuration's model_type: families that vLLM cannot compute on a CPU, and why.
+_NOT_ON_CPU = {
+    "deepseek_v32": "vLLM has its sparse attention for GPUs alone",
+    "deepseek_v4": "vLLM has its attention for GPUs alone",
+    "glm_moe_dsa": "vLLM has its sparse attention for GPUs alone",
+    "minimax_m2": "vLLM's router for CPUs has no sigmoid scores",
+}
+_NEED_TORCHVISION = ("qwen3_5", "qwen3_5_moe", "kimi_k25")
+
+
+@dataclass(frozen=True)
+class Model:
+    """`folder`: where its files are; None while they are not on this machine."""
+
+    name: str
+    folder: Path | None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        if self.folder is None:
+            return {}
+        found: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
+        return found
+
+
+def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list[Finding]]:
+    """The model that --model names, and what is to be said of its files. None: there is no such model."""
+    try:
+        path, _ = choose_model(name, None)
+    except ModelChoiceError as error:
+        return None, [problem("model", str(error), "Give --model as `proofline up` would get it.")]
+    if Path(path).is_dir():
+        return Model(name, Path(path)), [_files(Path(path))]
+    return _on_hub(name, cache or ModelCache())
+
+
+def _files(folder: Path) -> Finding:
+    if is_whole(folder):
+        return ok(
+            "model", f"{folder}: configuration and weights are there, {weights_bytes(folder, 'auto') / 1e9:.1f} GB"
+        )
+    missing = _missing_shards(folder)
+    if missing:
+        says = f"{folder}: {len(missing)} of the files that its index names are missing, such as {missing[0]}."
+    else:
+        says = f"{folder} has a configuration and no weights (*.safetensors, *.bin or *.pt)."
+    return problem("model", says, "Download or copy the model again, whole.")
+
+
+def _missing_shards(folder: Path) -> list[str]:
+    listed = {
+        shard for index in folder.glob("*.index.json") for shard in json.loads(index.read_text())["weight_map"].values()
+    }
+    return sorted(shard for shard in listed if not (folder / shard).exists())
+
+
+def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
+    stage = cache.stage(name, None)
+    folder = _snapshot(name, cache)
+    if stage == "DOWNLOADED":
+        return Model(name, folder), [ok("model", f"{name} is in the Hugging Face cache, {cache.path}")]
+    here = "is in the Hugging Face cache in part" if stage == "PARTIAL" else "is not in the Hugging Face cache"
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        says = f"{name} {here} ({cache.path}), and HF_HUB_OFFLINE forbids to ask the hub."
+        finding = problem("model", says, "Unset HF_HUB_OFFLINE for the first start, or give the model's directory.")
+    else:
+        says = f"{name} {here} ({cache.path}): the first start downloads it."
+        finding = warning("model", says, f"hf download {name}, to have it before; HF_TOKEN where it wants a licence.")
+    return Model(name, folder), [finding]
+
+
+def _snapshot(name: str, cache: ModelCache) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json", cache_dir=cache.path)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def room(model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool) -> Iterator[Finding]:
+    """Whether the weights fit into the GPUs of one worker, or into the memory of a machine without."""
+    weights = weights_bytes(model.folder, dtype) if model.folder else 0
+    if not weights:
+        return
+    if uses_gpus and len(gpus) < group_size:
+        yield problem(
+            "memory",
+            f"A worker is to have {group_size} GPU(s) and there are {len(gpus)} to be seen.",
+            "Less --tensor-parallel or --pipeline-parallel, or look at CUDA_VISIBLE_DEVICES.",
+        )
+        return
+    where = f"{group_size} GPU(s)" if uses_gpus else "this machine"
+    total = sum(gpu.total_memory_mb or 0 for gpu in gpus) * _MIB
+    free = sum(gpu.free_memory_mb or 0 for gpu in gpus) * _MIB if uses_gpus else available_bytes()
+    needs = weights * _BESIDE_WEIGHTS
+    text = f"The weights take {weights / _GIB:.1f} GiB and {where} can give {free / _GIB:.1f}"
+    if needs <= free:
+        yield ok("memory", text)
+    elif uses_gpus and needs <= total:
+        yield problem("memory", f"{text} of {total / _GIB:.1f}.", "End what uses the GPU: nvidia-smi shows it.")
+    else:
+        remedy = (
+            "More --tensor-parallel or --pipeline-parallel, or a smaller model."
+            if uses_gpus
+            else "Free some, or take a smaller model."
+        )
+        yield problem("memory", f"{text}.", remedy)
+
+
+def family(model: Model, reflections: LayerReflections, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
+    """Which of its layers are reflected in proofs, and what is known to be amiss with its family."""
+    config = model.config
+    if not config:
+        return
+    architecture = next(iter(config.get("architectures") or []), "an unnamed architecture")
+    text_config = config.get("text_config") or config
+    n_layers = text_config.get("num_hidden_layers", "?")
+    path = KNOWN_PATHS.get(architecture, FLEET_PATHS[0])
+    if path in FLEET_PATHS:
+        yield ok("family", f"{architecture}: reflected after each of its {n_layers} layers")
+    elif reflections == "fleet":
+        yield ok(
+            "family",
+            f"{architecture} wraps a language model, whose layers ({path}) the network's nodes do not find: none of "
+            f"its {n_layers} layers is reflected, as in the fleet (POC_LAYER_REFLECTIONS=fleet, {_SEEN})",
+        )
+    else:
+        yield warning(
+            "family",
+            f"{architecture} wraps a language model; POC_LAYER_REFLECTIONS=all reflects its layers, unlike the fleet.",
+            "Unset POC_LAYER_REFLECTIONS until the network changes it: other nodes would call these proofs a fraud.",
+        )
+    kind = str(config.get("model_type", ""))
+    if on_cpu and kind in _NOT_ON_CPU:
+        yield problem("family", f"{kind} on a CPU: {_NOT_ON_CPU[kind]}.", f"GPUs, or another model: {_SEEN}.")
+    if kind in _NEED_TORCHVISION and not has_torchvision:
+        yield problem("family", f"{kind} needs torchvision.", "pip install the build of torchvision for this torch.")

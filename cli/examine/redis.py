@@ -1,0 +1,121 @@
+"""Redis: whether it answers, forgets nothing, is quick, and has the same time as this host."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+
+from cli.examine.findings import Finding, ok, problem, warning
+from cli.supervise.redis_server import MIN_VERSION, RedisServerError, find_redis_server, version_of
+from poc_core.callbacks import redacted, without_secret
+from poc_core.settings import Settings
+
+ABOUT = "redis"
+_LOOKS = 20  # of which the median is the latency
+_SLOW_MS, _TOO_SLOW_MS = 5.0, 100.0  # a batch takes some ten commands
+_SKEWED_S = 0.5
+_NEARLY_FULL = 0.9
+_DOCUMENT = "docs/operating.md, What Redis must promise"
+
+
+def own_server() -> Iterator[Finding]:
+    """The redis-server that `proofline up` would start."""
+    try:
+        binary = find_redis_server()
+    except RedisServerError as error:
+        yield problem(ABOUT, str(error), "As it says.")
+        return
+    version = ".".join(map(str, version_of(str(binary)) or ()))
+    yield ok(ABOUT, f"`proofline up` starts its own: {binary}, {version}. --redis-url looks at one that runs")
+
+
+def server(settings: Settings, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
+    """The one at POC_REDIS_URL. `clock`: this host's, in seconds since the epoch."""
+    shown = redacted(settings.redis_url) or ""
+    client = Redis.from_url(
+        settings.redis_url, socket_connect_timeout=settings.redis_timeout_s, socket_timeout=settings.redis_timeout_s
+    )
+    with client:
+        try:
+            client.ping()
+        except (RedisError, OSError, ValueError) as error:
+            yield _unreachable(shown, without_secret(str(error), settings.redis_url), error)
+            return
+        try:
+            yield from _promises(client.info("everything"))
+        except NoPermissionError as error:
+            yield warning(ABOUT, f"This user may not ask for INFO ({error}).", "Look at the rest as another user.")
+        yield from _speed(client)
+        yield _clock(client, settings, clock)
+
+
+def _unreachable(shown: str, why: str, error: Exception) -> Finding:
+    if isinstance(error, AuthenticationError | NoPermissionError) or "NOAUTH" in why or "WRONGPASS" in why:
+        remedy = "Correct user and password in POC_REDIS_URL (or POC_REDIS_PASSWORD_FILE): Redis' `requirepass`."
+        return problem(ABOUT, f"{shown} refuses the password ({why}).", remedy)
+    if isinstance(error, ResponseError):
+        return problem(ABOUT, f"{shown} answers {why}.", "Wait until it has read its file, or look at its log.")
+    return problem(
+        ABOUT,
+        f"{shown} does not answer ({why}).",
+        "Start it, or correct POC_REDIS_URL; a Redis on another host must `bind` an address that this one reaches.",
+    )
+
+
+def _promises(info: dict[str, Any]) -> Iterator[Finding]:
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < MIN_VERSION:
+        oldest = ".".join(map(str, MIN_VERSION))
+        yield problem(ABOUT, f"Its version is {info['redis_version']}.", f"Install {oldest} or newer.")
+    else:
+        yield ok(ABOUT, f"version {info['redis_version']}")
+    if info.get("role") not in ("master", None):
+        yield problem(ABOUT, "It is a replica and takes no writes.", "POC_REDIS_URL must name the one it follows.")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        says = f"maxmemory-policy is {policy}: with its memory full it would forget jobs and rounds."
+        remedy = f"redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf ({_DOCUMENT})."
+        yield problem(ABOUT, says, remedy)
+    if info.get("aof_enabled") == 0:
+        says = "appendonly is off: jobs, rounds and what was not delivered end with it."
+        yield problem(ABOUT, says, f"redis-cli CONFIG SET appendonly yes, and the same in redis.conf ({_DOCUMENT}).")
+    if info.get("aof_last_write_status", "ok") != "ok" or info.get("aof_last_bgrewrite_status", "ok") != "ok":
+        yield problem(ABOUT, "It could not write its append-only file.", "Make room on its disk; look at its log.")
+    limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+    if limit and used > limit * _NEARLY_FULL:
+        says = f"{used / 2**20:.0f} of its {limit / 2**20:.0f} MiB are used; full, it takes no writes."
+        yield problem(ABOUT, says, "Raise maxmemory.")
+
+
+def _speed(client: "Redis") -> Iterator[Finding]:
+    latency_ms = statistics.median(_seconds(client.ping) for _ in range(_LOOKS)) * 1000
+    text = f"answers in {latency_ms:.1f} ms"
+    if latency_ms < _SLOW_MS:
+        yield ok(ABOUT, text)
+    else:
+        make = problem if latency_ms > _TOO_SLOW_MS else warning
+        yield make(ABOUT, f"It {text} (median of {_LOOKS}).", "Put it on the same network as this host; ping it.")
+
+
+def _seconds(do: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    do()
+    return time.perf_counter() - began
+
+
+def _clock(client: "Redis", settings: Settings, clock: Callable[[], float]) -> Finding:
+    """Leases and what is due are compared across hosts, whose clocks are known by Redis' here."""
+    before = clock()
+    seconds, microseconds = client.time()
+    skew_s = (before + clock()) / 2 - (seconds + microseconds / 1e6)
+    text = f"this host's clock and Redis' differ by {abs(skew_s):.2f} s"
+    remedy = "Keep the clocks of all hosts together: NTP (timedatectl set-ntp true, or chrony)."
+    # A heartbeat that comes from the past or the future by as much makes a live worker look dead, or a dead one alive.
+    if abs(skew_s) > settings.heartbeat_s:
+        return problem("clock", f"{text[0].upper()}{text[1:]}.", remedy)
+    if abs(skew_s) > _SKEWED_S:
+        return warning("clock", f"{text[0].upper()}{text[1:]}.", remedy)
+    return ok("clock", text)

@@ -1,0 +1,89 @@
+"""The settings in effect, and where each comes from."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from pydantic import SecretStr
+
+from poc_core.callbacks import redacted
+from poc_core.settings import Settings
+
+HIDDEN = "***"
+# Others than POC_ that are read, by us or by what we start.
+OTHERS = (
+    *("PROOFLINE_URL", "CUDA_VISIBLE_DEVICES", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"),
+)
+_SECRET = re.compile(r"PASSWORD$|TOKEN$|KEY$|SECRET$")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`source`: default, environment, or what else made the value."""
+
+    name: str
+    value: Any
+    source: str
+
+
+def settings_in_effect(settings: Settings, env: Mapping[str, str], dotenv: Path) -> list[Setting]:
+    """Every setting, as a process started here would have it; secrets hidden. `dotenv`: Compose's file, which no
+    process reads by itself."""
+    given = {name.upper(): value for name, value in env.items()}  # as pydantic reads them: in any case
+    in_file = read_dotenv(dotenv)
+    found = []
+    for field, value in settings:
+        name = f"POC_{field.upper()}"
+        found.append(Setting(name, shown(name, value), _source(name, given, in_file, dotenv)))
+    return found
+
+
+def others_in_effect(env: Mapping[str, str]) -> list[Setting]:
+    return [Setting(name, shown(name, env[name]), "environment") for name in OTHERS if name in env]
+
+
+def strangers(env: Mapping[str, str]) -> dict[str, str | None]:
+    """Names with POC_ that are no setting -> the one that may be meant."""
+    known = [f"POC_{field.upper()}" for field in Settings.model_fields]
+    unknown = sorted(name for name in env if name.upper().startswith("POC_") and name.upper() not in known)
+    return {name: next(iter(difflib.get_close_matches(name.upper(), known, 1)), None) for name in unknown}
+
+
+def stranger_text(name: str, meant: str | None) -> str:
+    return f"{name} is no setting" + (f"; {meant} is." if meant else ".")
+
+
+def shown(name: str, value: Any) -> Any:
+    """The value as anybody may see it."""
+    if isinstance(value, SecretStr) or (value and _SECRET.search(name)):
+        return HIDDEN
+    if isinstance(value, Path):
+        return str(value)
+    return _without_password(value) if isinstance(value, str) and "://" in value else value
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(redacted(url) or "")
+    query = [(key, HIDDEN if "password" in key else value) for key, value in parse_qsl(parts.query)]
+    return parts._replace(query=urlencode(query, safe="*/")).geturl()
+
+
+def read_dotenv(path: Path) -> dict[str, str]:
+    """NAME=VALUE of each line, as far as Compose and shells agree."""
+    if not path.is_file():
+        return {}
+    pairs = re.findall(r"^\s*(?:export\s+)?(\w+)\s*=\s*(.*?)\s*$", path.read_text(), flags=re.MULTILINE)
+    return {name.upper(): re.sub(r"""^(['"])(.*)\1$""", r"\2", value) for name, value in pairs}
+
+
+def _source(name: str, given: Mapping[str, str], in_file: Mapping[str, str], dotenv: Path) -> str:
+    if name == "POC_REDIS_URL" and given.get("POC_REDIS_PASSWORD_FILE"):
+        return ("environment" if name in given else "default") + ", password from POC_REDIS_PASSWORD_FILE"
+    if name in given:
+        return f"environment, as {dotenv} has it" if in_file.get(name) == given[name] else "environment"
+    return f"default; {dotenv} sets it for Compose's containers only" if name in in_file else "default"

@@ -1,0 +1,47 @@
+"""A client of a running node (docs/client.md): `Client`, `AsyncClient`, what they send and what they answer.
+
+Bodies and answers are the API's own models. Importing this brings neither torch nor FastAPI.
+"""
+
+from api.answers import HostStatus, NodeState, Progress, Stats, Status, UpStatus, Versions, Worker
+from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
+from poc_core.schemes.artifact.requests import Artifact, ArtifactParams, ArtifactRoundBody, GenerateBody
+from poc_core.schemes.artifact.terms import StatTest
+from poc_core.schemes.decode.answers import DecodeResult, DecodeValidationResult
+from poc_core.schemes.decode.requests import DecodeBody, DecodeParams
+from poc_core.schemes.requests import JobBody, RoundBody
+from proofline.client.asynchronous import AsyncClient
+from proofline.client.calls import Call, Document
+from proofline.client.errors import ApiError, JobFailedError, UrlError
+from proofline.client.sync import Client
+
+__all__ = [
+    "ApiError",
+    "Artifact",
+    "ArtifactParams",
+    "ArtifactResult",
+    "ArtifactRoundBody",
+    "AsyncClient",
+    "Call",
+    "Client",
+    "DecodeBody",
+    "DecodeParams",
+    "DecodeResult",
+    "DecodeValidationResult",
+    "Document",
+    "GenerateBody",
+    "HostStatus",
+    "JobBody",
+    "JobFailedError",
+    "NodeState",
+    "Progress",
+    "RoundBody",
+    "StatTest",
+    "Stats",
+    "Status",
+    "UpStatus",
+    "UrlError",
+    "ValidationResult",
+    "Versions",
+    "Worker",
+]

@@ -1,0 +1,104 @@
+"""The calls of protocol.md, section 5, as data: what is sent and what the answer is read as.
+
+Both clients send these; a call that has no method there is sent by `Client.call`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from api.answers import Cancelled, Done, NodeState, Queued, Ready, RoundChanged, Status, Stopped, UpStatus, Versions
+
+NODE = "/api/v1"
+PREFIX = f"{NODE}/pow"
+TIMEOUT_S = 60.0  # a request of 100,000 nonces with artifacts takes seconds to check
+STOP_TIMEOUT_S = 90.0  # of a stop, which waits a minute for engines to end
+
+T = TypeVar("T")
+Document = dict[str, Any]  # an answer's JSON as it is
+Body = BaseModel | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One request. `answer`: what its JSON is read as, a model or Document.
+
+    `is_repeatable`: to do it twice is to do it once, so it may be sent again when nobody knows whether it was done.
+    """
+
+    method: str
+    path: str
+    answer: type[T]
+    body: Body | None = None
+    is_repeatable: bool = True
+    timeout_s: float = TIMEOUT_S
+
+
+def as_json(body: Body | None) -> Any:
+    """What was given of a model: the rest has the API's own defaults."""
+    return body.model_dump(mode="json", exclude_unset=True) if isinstance(body, BaseModel) else body
+
+
+def submit(body: Body) -> Call[Queued]:
+    return Call("POST", f"{PREFIX}/generate", Queued, {**as_json(body), "wait": False}, is_repeatable=False)
+
+
+def validation(body: Body, artifacts: Sequence[Mapping[str, Any]], stat_test: Body | None) -> Document:
+    """The body that has `artifacts` judged, of one that would have them computed."""
+    judged = {**as_json(body), "validation": {"artifacts": [dict(artifact) for artifact in artifacts]}}
+    return judged if stat_test is None else {**judged, "stat_test": as_json(stat_test)}
+
+
+def job_path(request_id: str) -> str:
+    return f"{PREFIX}/generate/{request_id}"
+
+
+def job(request_id: str) -> Call[Document]:
+    return Call("GET", job_path(request_id), Document)
+
+
+def cancel(request_id: str) -> Call[Cancelled]:
+    return Call("DELETE", job_path(request_id), Cancelled)
+
+
+def status(answer: type[T]) -> Call[T]:
+    return Call("GET", f"{PREFIX}/status", answer)
+
+
+def node_status() -> Call[Status]:
+    return status(Status)
+
+
+def start_round(body: Body) -> Call[RoundChanged]:
+    return Call("POST", f"{PREFIX}/init/generate", RoundChanged, body, is_repeatable=False)
+
+
+def stop() -> Call[Stopped]:
+    return Call("POST", f"{PREFIX}/stop", Stopped)
+
+
+def ready() -> Call[Ready]:
+    return Call("GET", "/readyz", Ready)
+
+
+def state() -> Call[NodeState]:
+    return Call("GET", f"{NODE}/state", NodeState)
+
+
+def versions() -> Call[Versions]:
+    return Call("GET", f"{NODE}/versions", Versions)
+
+
+def deployment() -> Call[UpStatus]:
+    return Call("GET", f"{NODE}/inference/up/status", UpStatus)
+
+
+def deploy(model: str, dtype: str, additional_args: Sequence[str]) -> Call[Done]:
+    body = {"model": model, "dtype": dtype, "additional_args": list(additional_args)}
+    return Call("POST", f"{NODE}/inference/up/async", Done, body, is_repeatable=False)
+
+
+def undeploy() -> Call[Done]:
+    return Call("POST", f"{NODE}/stop", Done, timeout_s=STOP_TIMEOUT_S)

@@ -1,0 +1,90 @@
+"""What both clients do with a url, an answer, and a look at a job."""
+
+import os
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from proofline.client.calls import PREFIX, Call
+from proofline.client.errors import ApiError, JobFailedError, UrlError, describe_detail
+from proofline.client.retries import retry_after_s
+
+T = TypeVar("T")
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+PATIENCE_S = 30.0
+FIRST_POLL_S = 0.1
+MAX_POLL_S = 0.5
+POLL_PATIENCE_S = 60.0  # how long the API may be away while we wait or watch: long enough for its restart
+# Errors before anything was sent.
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+def base_url(url: str | None) -> str:
+    """http://host:port of a node; UrlError: it cannot be read."""
+    url = os.environ.get("PROOFLINE_URL", DEFAULT_URL) if url is None else url
+    base = url.rstrip("/").removesuffix(PREFIX)
+    try:
+        parsed = httpx.URL(base)
+    except httpx.InvalidURL as error:
+        raise UrlError(f"{url!r} cannot be read ({error}).") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UrlError(f"A node's url must look like http://host:port, not {url!r}.")
+    return base
+
+
+def headers(api_key: str | None) -> dict[str, str]:
+    key = api_key if api_key is not None else os.environ.get("POC_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
+    return ApiError(
+        f"No answer from {base} ({error or type(error).__name__}); is `proofline up` running there?",
+        was_sent=not isinstance(error, _NOT_SENT),
+    )
+
+
+def read(call: Call[T], base: str, answer: httpx.Response) -> T:
+    """The answer as the call reads it. ApiError: a refusal, or somebody else's answer."""
+    try:
+        document = answer.json()
+    except ValueError:
+        document = None
+    if answer.status_code >= 400:
+        detail = document.get("detail") if isinstance(document, dict) else answer.text[:500]
+        text = f"{describe_detail(detail)} (HTTP {answer.status_code})"
+        raise ApiError(text, answer.status_code, retry_after_s(answer.headers.get("Retry-After")))
+    try:
+        if isinstance(document, dict):
+            return read_as(call.answer, document)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        why = f" ({place}: {problem['msg']}); is it of another version?"
+    else:
+        why = "; check the url."
+    raise ApiError(f"{base}{call.path} answers something that is not Proofline's{why}", answer.status_code)
+
+
+def read_as(model: type[T], document: dict[str, Any]) -> T:
+    return TypeAdapter(model).validate_python(document)
+
+
+def result_in(document: dict[str, Any], request_id: str) -> bool:
+    """Whether a job has its result. JobFailedError: it never will."""
+    status = document.get("status")
+    if status in ("failed", "cancelled"):
+        why = f": {document['error']}" if document.get("error") else ""
+        raise JobFailedError(f"Job {request_id} {status if status == 'failed' else 'was cancelled'}{why}")
+    return status in ("completed", "OK")  # the latter of distances
+
+
+def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:
+    """(nonces done, nonces in all), once known."""
+    return (int(document.get("n_done", 0)), int(document["n_total"])) if document.get("n_total") else None
+
+
+def next_poll_s(pause_s: float) -> float:
+    return min(MAX_POLL_S, pause_s * 1.3)

@@ -1,0 +1,143 @@
+"""`doctor --model`: files, room and family, each fault planted and mended."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.model_cache import ModelCache
+from cli.examine import model
+from cli.examine.model import Model
+from poc_core.gpus import Gpu
+
+GB = 10**9
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 4, "dtype": "bfloat16"}
+KIMI = {
+    "architectures": ["KimiK25ForConditionalGeneration"],
+    "model_type": "kimi_k25",
+    "text_config": {"num_hidden_layers": 61},
+}
+
+
+def write(folder: Path, config: dict[str, Any] | None = None, weights_gb: float = 0) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(QWEN3 if config is None else config))
+    if weights_gb:
+        with (folder / "model.safetensors").open("wb") as file:
+            file.truncate(int(weights_gb * GB))  # of holes only
+    return folder
+
+
+def gpus(*total_gib: int, used_gib: int = 0) -> list[Gpu]:
+    return [
+        Gpu(index=index, total_memory_mb=gib * 1024, free_memory_mb=(gib - used_gib) * 1024)
+        for index, gib in enumerate(total_gib)
+    ]
+
+
+class TestFiles:
+    def test_a_folder_without_weights_is_named_and_with_them_it_is_fine(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "model")
+        _, (found,) = model.find(str(folder))
+        assert (found.level, "has a configuration and no weights" in found.says) == ("problem", True)
+        write(folder, weights_gb=0.001)
+        _, (found,) = model.find(str(folder))
+        assert found.level == "ok"
+
+    def test_shards_that_the_index_names_and_are_not_there(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "model")
+        shards = {f"layer{index}": f"model-{index}-of-2.safetensors" for index in (1, 2)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+        (folder / "model-1-of-2.safetensors").write_bytes(b"x")
+        _, (found,) = model.find(str(folder))
+        assert "1 of the files that its index names are missing, such as model-2-of-2" in found.says
+        (folder / "model-2-of-2.safetensors").write_bytes(b"x")
+        assert model.find(str(folder))[1][0].level == "ok"
+
+    @pytest.mark.parametrize("name", ["./nowhere", "a/b/c"])
+    def test_what_is_no_model_is_one_finding(self, name: str) -> None:
+        nothing, (found,) = model.find(name)
+        assert (nothing, found.level) == (None, "problem")
+
+    def test_a_shipped_model_is_found_by_its_name(self) -> None:
+        found, (finding,) = model.find("tiny-qwen3")
+        assert found is not None
+        assert found.config["model_type"] == "qwen3"
+        assert finding.level == "ok"
+
+    def test_the_hubs_models(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        cache = ModelCache(tmp_path)
+        _, (absent,) = model.find("owner/name", cache)
+        assert (absent.level, "the first start downloads it" in absent.says) == ("warning", True)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        _, (forbidden,) = model.find("owner/name", cache)
+        assert (forbidden.level, "Unset HF_HUB_OFFLINE" in forbidden.remedy) == ("problem", True)
+
+        folder = tmp_path / "models--owner--name"
+        snapshot = write(folder / "snapshots" / "abc")
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text("abc")
+        found, (partial,) = model.find("owner/name", cache)
+        assert (partial.level, "in part" in partial.says) == ("problem", True)
+        write(snapshot, weights_gb=0.001)
+        found, (whole,) = model.find("owner/name", cache)
+        assert whole.level == "ok"
+        assert found == Model("owner/name", snapshot)
+
+
+class TestRoom:
+    @pytest.mark.parametrize(
+        ("there", "size", "level"),
+        [
+            (gpus(80), 1, "ok"),
+            (gpus(20), 1, "problem"),
+            (gpus(20, 20), 2, "ok"),
+            (gpus(80, used_gib=70), 1, "problem"),
+            (gpus(80), 2, "problem"),
+        ],
+    )
+    def test_on_gpus(self, tmp_path: Path, there: list[Gpu], size: int, level: str) -> None:
+        there_is = Model("m", write(tmp_path, weights_gb=24))
+        assert [found.level for found in model.room(there_is, "auto", there, size, uses_gpus=True)] == [level]
+
+    @pytest.mark.parametrize(("available_gb", "level"), [(64, "ok"), (20, "problem")])
+    def test_on_a_machine_without(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available_gb: int, level: str
+    ) -> None:
+        monkeypatch.setattr(model, "available_bytes", lambda: available_gb * GB)
+        there_is = Model("m", write(tmp_path, weights_gb=24))
+        assert [found.level for found in model.room(there_is, "auto", [], 1, uses_gpus=False)] == [level]
+
+    def test_of_a_model_that_is_not_here_nothing_can_be_said(self) -> None:
+        assert list(model.room(Model("owner/name", None), "auto", [], 1, uses_gpus=False)) == []
+
+
+class TestFamily:
+    def about(self, tmp_path: Path, config: dict[str, Any], **changes: Any) -> list[tuple[str, str]]:
+        given: dict[str, Any] = {"reflections": "fleet", "on_cpu": False, "has_torchvision": True} | changes
+        there_is = Model("m", write(tmp_path, config))
+        return [(found.level, found.says) for found in model.family(there_is, **given)]
+
+    def test_a_plain_model_is_reflected_after_each_layer(self, tmp_path: Path) -> None:
+        assert self.about(tmp_path, QWEN3) == [("ok", "Qwen3ForCausalLM: reflected after each of its 4 layers")]
+
+    def test_a_wrapper_is_not_as_in_the_fleet(self, tmp_path: Path) -> None:
+        ((level, says),) = self.about(tmp_path, KIMI)
+        assert level == "ok"
+        assert "none of its 61 layers is reflected" in says
+
+    def test_a_wrapper_reflected_against_the_fleet_is_worth_a_look(self, tmp_path: Path) -> None:
+        assert [level for level, _ in self.about(tmp_path, KIMI, reflections="all")] == ["warning"]
+
+    def test_a_wrapper_with_pictures_needs_torchvision(self, tmp_path: Path) -> None:
+        assert self.about(tmp_path, KIMI, has_torchvision=False)[-1] == ("problem", "kimi_k25 needs torchvision.")
+
+    def test_what_cpus_cannot_compute_is_wrong_there_alone(self, tmp_path: Path) -> None:
+        sparse = QWEN3 | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"}
+        assert [level for level, _ in self.about(tmp_path, sparse)] == ["ok"]
+        assert [level for level, _ in self.about(tmp_path, sparse, on_cpu=True)] == ["ok", "problem"]
+
+    def test_of_a_model_that_is_not_here_nothing_can_be_said(self) -> None:
+        assert list(model.family(Model("owner/name", None), "fleet", True, True)) == []

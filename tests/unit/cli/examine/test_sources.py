@@ -1,0 +1,97 @@
+"""`proofline config`: values, where they come from, and what is hidden."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.examine import sources
+from cli.main import app
+from poc_core.settings import Settings
+
+SECRET = "a-secret-of-16-characters"
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CliRunner:
+    monkeypatch.chdir(tmp_path)
+    for name in sources.OTHERS:
+        monkeypatch.delenv(name, raising=False)
+    return CliRunner()
+
+
+def shown(runner: CliRunner, *options: str) -> dict[str, tuple[object, str]]:
+    answer = runner.invoke(app, ["config", "--json", *options])
+    assert answer.exit_code == 0, answer.output
+    assert SECRET not in answer.output
+    return {entry["name"]: (entry["value"], entry["source"]) for entry in json.loads(answer.stdout)["settings"]}
+
+
+def test_every_setting_is_shown_with_its_default(runner: CliRunner) -> None:
+    found = shown(runner)
+    assert list(found) == [f"POC_{name.upper()}" for name in Settings.model_fields]
+    assert found["POC_BATCH_SIZE_DEFAULT"] == (32, "default")
+    assert found["POC_CALLBACK_MAX_RETRIES"] == (None, "default")
+    assert {source for _, source in found.values()} == {"default"}
+
+
+def test_the_environment_is_told_apart(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POC_BATCH_SIZE_DEFAULT", "8")
+    monkeypatch.setenv("poc_max_jobs", "9")  # pydantic reads any case
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("PROOFLINE_URL", "http://node:8000")
+    assert shown(runner, "--changed") == {
+        "POC_BATCH_SIZE_DEFAULT": (8, "environment"),
+        "POC_MAX_JOBS": (9, "environment"),
+        "PROOFLINE_URL": ("http://node:8000", "environment"),
+        "HF_TOKEN": ("***", "environment"),
+    }
+
+
+def test_compose_s_file_is_told_apart(runner: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("POC_MAX_JOBS=7\nexport POC_CHAT_POLICY='off'\n# POC_MAX_STEP_MS=1\n")
+    monkeypatch.setenv("POC_CHAT_POLICY", "off")
+    found = shown(runner, "--changed")
+    assert found["POC_CHAT_POLICY"] == ("off", "environment, as .env has it")
+    assert found["POC_MAX_JOBS"] == (20000, "default; .env sets it for Compose's containers only")
+    assert len(found) == 2
+
+
+def test_secrets_are_hidden(runner: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("POC_API_KEY", SECRET)
+    monkeypatch.setenv("POC_REDIS_URL", f"redis://user:{SECRET}@host:1/0?password={SECRET}&db=2")
+    found = shown(runner, "--changed")
+    assert found["POC_API_KEY"] == ("***", "environment")
+    assert found["POC_REDIS_URL"] == ("redis://***@host:1/0?password=***&db=2", "environment")
+
+
+def test_a_password_from_a_file_is_told_and_hidden(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "password"
+    file.write_text(SECRET)
+    monkeypatch.setenv("POC_REDIS_PASSWORD_FILE", str(file))
+    found = shown(runner, "--changed")
+    assert found["POC_REDIS_URL"] == (
+        "redis://***@127.0.0.1:6379/0",
+        "default, password from POC_REDIS_PASSWORD_FILE",
+    )
+    assert found["POC_REDIS_PASSWORD_FILE"] == (str(file), "environment")
+
+
+def test_for_people_it_is_lines_and_misspelt_names_are_told(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POC_CHAT_POLCY", "off")
+    monkeypatch.setenv("POC_MAX_JOBS", "9")
+    answer = runner.invoke(app, ["config"])
+    assert "POC_CHAT_POLICY = yield\n" in answer.stdout
+    assert "POC_MAX_JOBS = 9    # environment\n" in answer.stdout
+    assert "POC_CALLBACK_MAX_RETRIES = unset\n" in answer.stdout
+    assert "POC_CHAT_POLCY is no setting; POC_CHAT_POLICY is." in answer.stderr
+
+
+def test_a_value_that_cannot_be_used_is_named(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POC_MAX_JOBS", "many")
+    answer = runner.invoke(app, ["config"])
+    assert answer.exit_code == 2
+    assert "POC_MAX_JOBS" in answer.stderr
