@@ -25,6 +25,7 @@ export const StopDialog = ({ known, act }) => {
   const close = () => act.change({ dialog: null })
   const stop = async () => {
     close()
+    document.getElementById('main').focus() // as the button that opened this goes with the round
     try {
       await act.stopRound()
       act.change({ stopProblem: '' })
