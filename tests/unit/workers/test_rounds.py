@@ -117,7 +117,7 @@ def arrived(redis: Redis, record: RoundRecord) -> list[int]:
 
 def leases(redis: Redis, record: RoundRecord) -> int:
     """Micro-batches that somebody has in hand."""
-    return cast(int, redis.hlen(f"poc:round:{record.round_id}:leases"))
+    return redis.hlen(f"poc:round:{record.round_id}:leases")
 
 
 @contextmanager
