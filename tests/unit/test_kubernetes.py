@@ -11,6 +11,7 @@ import pytest
 import typer
 import yaml
 
+from api.perimeter import Perimeter
 from cli.main import app
 from cli.supervise.fleet import WORKER_GRACE_S
 from cli.supervise.processes import GUARD_MARGIN_S
@@ -185,3 +186,11 @@ def test_the_page_makes_the_secret_that_the_objects_ask_for() -> None:
     built = {word for line in made.splitlines() if "docker build" in line for word in line.split()}
     for name in ("api", "courier", "worker"):
         assert any(word.endswith(f"/{container(name)['image']}") for word in built), name
+
+
+@pytest.mark.parametrize("host", ["api:8000", "api.proofline.svc.cluster.local:8000"])
+def test_the_api_answers_to_the_names_of_its_service(host: str) -> None:
+    async def nothing(*_: object) -> None: ...
+
+    assert f"`http://{host}`" in (ROOT / "docs" / "kubernetes.md").read_text()
+    assert Perimeter(nothing, Settings()).knows(host)
