@@ -33,7 +33,7 @@ def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
             terms=body.terms(settings.honour_p_value_threshold),
         ),
         nonces=body.nonces,
-        batch_size=min(batch_size, limits.max_batch(spec.seq_len)),
+        batch_size=min(batch_size, limits.max_batch(*contract_of(spec.scheme).passes(spec))),
         claimed=claimed,
     )
 
@@ -58,6 +58,9 @@ def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
             max_seq_len=min(info.max_seq_len for info in infos),
             max_batch_tokens=min(info.max_batch_tokens for info in infos),
             max_sequences=min(info.max_sequences for info in infos),
+            kept_tokens=min((n for info in infos if (n := info.kept_tokens) is not None), default=None),
+            kept_block=max(info.kept_block for info in infos),
+            no_chains=next((info.no_chains for info in infos if info.no_chains), ""),
         )
     live, known = workers.live(), workers.known_models()
     if model in known or any(worker.model == model for worker in live):

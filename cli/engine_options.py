@@ -70,6 +70,15 @@ def from_command_line(
             show_default=False,
         ),
     ] = None,
+    decode_memory_gb: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="GB of each GPU in which the steps of decode proofs keep keys and values. Default: half of what is "
+            "free when the engine has started. vllm only.",
+            show_default=False,
+        ),
+    ] = None,
     synthetic_step_ms: Annotated[
         float, typer.Option(min=0, help="Milliseconds a batch takes with the synthetic engine.")
     ] = 50.0,
@@ -97,6 +106,7 @@ def from_command_line(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         max_batch_tokens=max_batch_tokens,
+        decode_memory_gb=decode_memory_gb,
         synthetic_step_ms=synthetic_step_ms,
         layer_reflections=load_settings().layer_reflections,
         vllm_args=tuple(vllm_args or ()),

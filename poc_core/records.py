@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, JsonValue
 
@@ -20,6 +20,17 @@ class ProofSpec(BaseModel, frozen=True):
     public_key: str
     seq_len: int
     options: dict[str, JsonValue] = {}  # the scheme's own (Contract.options)
+
+
+class Passes(NamedTuple):
+    """What an engine runs of each nonce: one forward of `rows` positions, then `steps` of one position each."""
+
+    rows: int
+    steps: int = 0
+
+    @property
+    def positions(self) -> int:
+        return self.rows + self.steps
 
 
 class JobStatus(StrEnum):
@@ -154,11 +165,23 @@ class ModelInfo:
     layers_reflected: bool = (
         True  # whether proofs transform them; False: as the network's nodes, which do not find them
     )
+    no_chains: str = ""  # why decode proofs cannot be computed with it; empty: they can
+    # Positions whose keys and values the steps of one micro-batch can keep; None: as many as max_batch_tokens.
+    kept_tokens: int | None = None
+    kept_block: int = 1  # of these a nonce takes a multiple
     caches: str = ""  # of proofs: "shared" by layers that never need one at the same time, or "private" to each layer
 
-    def max_batch(self, seq_len: int) -> int:
-        """Nonces of `seq_len` tokens that one micro-batch holds, at least one."""
-        return max(1, min(self.max_batch_tokens // seq_len, self.max_sequences))
+    def max_batch(self, rows: int, steps: int = 0) -> int:
+        """Nonces that one micro-batch holds, of `rows` tokens in its first forward and one in each of its `steps`; at
+        least one. What is kept from step to step may be of more nonces than one forward of all rows holds."""
+        tokens, by_nonce = self.max_batch_tokens, rows
+        if steps:
+            tokens, by_nonce = self.kept_tokens or self.max_batch_tokens, self.kept_by_nonce(rows + steps)
+        return max(1, min(tokens // by_nonce, self.max_sequences))
+
+    def kept_by_nonce(self, positions: int) -> int:
+        """What a nonce of so many positions takes of `kept_tokens`."""
+        return -(-positions // self.kept_block) * self.kept_block
 
 
 # Of a chat answer in which a worker says that its engine is gone: another worker may answer the request.

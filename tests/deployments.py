@@ -30,11 +30,14 @@ class Deployment(NamedTuple):
                 served_model_name=self.model,
                 # On a GPU too: compiling takes a minute a start, and a proof's forward does not run the compiled code.
                 vllm_args=("--enforce-eager", *vllm_args()),
+                decode_memory_gb=0.1,  # chat's cache is too small to take a share of
                 **self._asdict() | {"model": golden.model_dir(self.model)} | options,
             )
         )
 
 
+# Decode proofs need a hidden size of 256.
+CHAINS = Deployment("tiny-qwen3-moe-256", "float32")
 QWEN3 = Deployment("tiny-qwen3", "float32")
 EXPERTS = Deployment("tiny-qwen3-moe", "float32", tensor_parallel=2)
 PIPELINED = Deployment("tiny-llama", "float32", pipeline_parallel=2)
@@ -55,6 +58,14 @@ FLOAT32 = [
     further("tiny-qwen3-moe", "float32"),
     further("tiny-qwen3", "float32", 2),
     further("tiny-qwen3", "float32", 1, 2),
+]
+DECODE = [
+    CHAINS,
+    further("tiny-qwen3-256", "float32"),
+    further("tiny-qwen3-moe-256", "float32", 2),
+    further("tiny-qwen3-256", "float32", 2),
+    further("tiny-qwen3-moe-256", "float32", 1, 2),
+    further("tiny-qwen3-256", "float32", 1, 2),
 ]
 BFLOAT16 = [
     Deployment("tiny-llama", "bfloat16"),

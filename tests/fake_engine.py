@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pydantic import JsonValue
 
 from poc_core.records import ModelInfo, ProofSpec
+from poc_core.schemes import contract_of
 from tests.samples import MODEL
 from workers.engines.base import Engine, Slice, Tick, TickResult
 
@@ -40,7 +41,8 @@ class FakeEngine(Engine):
         self.refuse: dict[str, str] = {}  # block_hash: why
         self.chat = 0  # unfinished requests
         self.closed = False
-        self._flights: dict[int, tuple[ProofSpec, Sequence[int], int]] = {}  # with the layer that comes next
+        # With the nonces of one forward of all rows, and the layer and pass that come next.
+        self._flights: dict[int, tuple[ProofSpec, Sequence[int], int, int, int]] = {}
         self._done: dict[int, list[JsonValue]] = {}
 
     def tick(self, tick: Tick) -> TickResult:
@@ -72,37 +74,49 @@ class FakeEngine(Engine):
 
     def _begin(self, tick: Tick) -> dict[int, str]:
         refused = {}
-        for flight, spec, nonces in tick.begin:
+        for flight, spec, nonces, part in tick.begin:
             assert flight not in self._flights
             if spec.block_hash in self.refuse:
                 refused[flight] = self.refuse[spec.block_hash]
                 continue
             self.begun.append(list(nonces))
-            self._flights[flight] = (spec, nonces, 0)
+            self._flights[flight] = (spec, nonces, part or len(nonces), 0, 0)
         return refused
 
     def _run(self, slices: Sequence[Slice]) -> list[tuple[Slice, float]]:
         stages = [next(index for index, stage in enumerate(self.stages) if one.first in stage) for one in slices]
         assert len(set(stages)) == len(stages), "a stage runs one slice at a time"
         ran = []
-        for (flight, first, end), stage in zip(slices, stages, strict=True):
-            spec, nonces, at = self._flights[flight]
-            assert first == at < end <= self.stages[stage].stop, "layers run once, in order, each on its stage"
-            if self.memory is not None and len(nonces) * spec.seq_len > self.memory:
+        for one, stage in zip(slices, stages, strict=True):
+            spec, nonces, part, at, step = self._flights[one.flight]
+            n_layers, n_parts = self.stages[-1].stop, -(-len(nonces) // part)
+            n_passes = n_parts + contract_of(spec.scheme).passes(spec).steps
+            assert one.first == at < one.end <= self.stages[stage].stop, "layers run once, in order, each on its stage"
+            assert one.step == step < one.until <= n_passes, "passes run once, in order"
+            whole_steps = step >= n_parts and one.end - one.first == n_layers
+            assert one.until == step + 1 or whole_steps, "several passes are whole steps"
+            if self.memory is not None and min(part, len(nonces)) * spec.seq_len > self.memory:
                 self.memory_error()
-            time.sleep(self.layer_s * (end - first))
+            n = (one.end - one.first) * (one.until - step)
+            time.sleep(self.layer_s * n)
             said_s = self.layer_s if self.said_s is None else self.said_s
-            ran.append((Slice(flight, first, end), said_s * (end - first)))
-            if end == self.stages[-1].stop:
-                del self._flights[flight]
-                self._done[flight] = values(spec, nonces)
+            ran.append((one, said_s * n))
+            if one.end < n_layers:
+                self._flights[one.flight] = (spec, nonces, part, one.end, step)
+            elif one.until < n_passes:
+                self._flights[one.flight] = (spec, nonces, part, 0, one.until)
             else:
-                self._flights[flight] = (spec, nonces, end)
+                del self._flights[one.flight]
+                self._done[one.flight] = values(spec, nonces)
         return ran
 
     @property
     def slices(self) -> list[Slice]:
         return [one for tick in self.ticks for one in tick.slices]
+
+    @property
+    def n_flights(self) -> int:
+        return len(self._flights)
 
     @property
     def is_idle(self) -> bool:

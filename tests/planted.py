@@ -13,6 +13,7 @@ import torch
 
 from cli.supervise.stack import Stack
 from tests import unisolated
+from workers.engines.ticks import Slice
 from workers.vllm.extension import ProofExtension
 
 FOLDER = "PROOFLINE_TEST_PLANTS"
@@ -33,22 +34,22 @@ class PlantedExtension(ProofExtension):
         if not hasattr(runner, "planted"):
             runner.planted, run = Path(os.environ[FOLDER]), runner._run
 
-            def look_and_run(flight_id: int, layers: range) -> None:
-                _look(runner, flight_id, layers)
-                run(flight_id, layers)
+            def look_and_run(one: Slice) -> None:
+                _look(runner, one)
+                run(one)
 
             runner._run = look_and_run
         return runner
 
 
-def _look(runner: Any, flight_id: int, layers: range) -> None:
+def _look(runner: Any, one: Slice) -> None:
     if not isinstance(runner._stopwatch, _Slow):  # too little memory ends the one that was
         runner._stopwatch = _Slow(runner._stopwatch, runner.planted / PAUSE)
-    flight = runner._flights[flight_id]
+    batch = runner._flights[one.flight].batch
     memory, pause = runner.planted / MEMORY, runner.planted / PAUSE
-    if memory.exists() and len(flight.nonces) * flight.spec.seq_len > int(memory.read_text()):
+    if memory.exists() and batch.n_tokens(one.step) > int(memory.read_text()):
         raise torch.OutOfMemoryError("planted: out of memory")
-    if layers.start > 0 and (mine := _taken(pause)):
+    if one.first > 0 and (mine := _taken(pause)):
         mine.write_text(str(os.getpid()))
         mine.rename(runner.planted / PAUSED)
         time.sleep(_PAUSE_S)
@@ -75,7 +76,7 @@ class _Slow:
         ran = self._stopwatch.take()
         if not self._pause.exists():
             return list(ran)
-        return [((flight, first, end), seconds + _SLOW_S * (end - first)) for (flight, first, end), seconds in ran]
+        return [(tag, seconds + _SLOW_S * (tag[2] - tag[1])) for tag, seconds in ran]
 
 
 class PlantedStack(Stack):

@@ -12,12 +12,14 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
-from poc_core.records import ProofSpec
-from workers.engines.ticks import EngineMemoryError, Slice, Tick, Ticking, TickResult
+from poc_core.records import Passes, ProofSpec
+from poc_core.schemes import contract_of
+from workers.engines.ticks import Begin, EngineMemoryError, Slice, Tick, Ticking, TickResult
 from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
@@ -35,9 +37,35 @@ class Flight:
     on_end: OnEnd  # called once
     id: int = -1  # on the engine; anew each time it begins
     stage: int = 0
-    slices: deque[range] = field(default_factory=deque)  # of its stage, still to be run
+    part: int = 0  # nonces of one forward of all rows
+    step: int = 0  # of its passes, the one that it is in
+    slices: deque[Slice] = field(default_factory=deque)  # of its stage, still to be run
     launched: bool = False  # all its slices are; its values are awaited
     parts: Sequence[Flight] = ()
+
+    @cached_property
+    def passes(self) -> Passes:
+        return contract_of(self.spec.scheme).passes(self.spec)
+
+    @property
+    def n_parts(self) -> int:
+        """Forwards of all rows; each is a pass, and so is each step."""
+        return -(-len(self.nonces) // self.part)
+
+    @property
+    def n_passes(self) -> int:
+        return self.n_parts + self.passes.steps
+
+    def n_in(self, step: int) -> int:
+        """Nonces of a pass."""
+        return min(self.part, len(self.nonces) - step * self.part) if step < self.n_parts else len(self.nonces)
+
+    def rewind(self, new_id: int, part: int) -> None:
+        """It begins, for the first time or again."""
+        self.id, self.part = new_id, part
+        self.stage = self.step = 0
+        self.slices.clear()
+        self.launched = False
 
 
 class Pipeline:
@@ -49,7 +77,7 @@ class Pipeline:
         self._ids = itertools.count()
         self._waiting: deque[Flight] = deque()
         self._flying: dict[int, Flight] = {}  # begun on the engine, oldest first
-        self._measured: dict[int, tuple[ProofSpec, int]] = {}  # spec and size of those whose times may still come
+        self._measured: dict[int, Flight] = {}  # those whose times may still come
         self._drop: list[int] = []
 
     @property
@@ -92,20 +120,17 @@ class Pipeline:
             if not flight.launched:
                 slices += self._next_slice(flight, busy)
                 busy.add(flight.stage)
-        if self._waiting and 0 not in busy:
+        if self._waiting and 0 not in busy and self._has_place():
             flight = self._next_waiting()
-            flight.id = next(self._ids)
-            flight.stage = 0
-            flight.slices.clear()
-            flight.launched = False
+            flight.rewind(next(self._ids), self._part(flight))
             self._flying[flight.id] = flight
-            self._measured[flight.id] = (flight.spec, len(flight.nonces))
+            self._measured[flight.id] = flight
             begin.append(flight)
             slices += self._next_slice(flight, busy)
         drop, self._drop = self._drop, []
-        started = [(flight.id, flight.spec, list(flight.nonces)) for flight in begin]
-        for ended in self._ready_for_next_stage(slices):
-            ended.stage += 1
+        started = [Begin(flight.id, flight.spec, list(flight.nonces), flight.part) for flight in begin]
+        for one in slices:
+            self._move_on(self._flying[one.flight], one)
         return self._call(Tick(started, slices, drop, wait))
 
     def _call(self, tick: Tick) -> float:
@@ -127,7 +152,7 @@ class Pipeline:
 
     def _next_waiting(self) -> Flight:
         flight = self._waiting.popleft()
-        most = self._engine.info.max_batch(flight.spec.seq_len)
+        most = self._engine.info.max_batch(*flight.passes)
         if len(flight.nonces) <= most:
             return flight
         flight.parts = _parts(flight, most)
@@ -139,21 +164,41 @@ class Pipeline:
         if flight.stage in busy:
             return []
         if not flight.slices:
-            stage = self._engine.stages[flight.stage]
-            whole = not self._engine.sliceable
-            flight.slices.extend([stage] if whole else self.plan.cut(flight.spec, len(flight.nonces), stage))
-        layers = flight.slices.popleft()
-        return [Slice(flight.id, layers.start, layers.stop)]
+            flight.slices.extend(self._cut(flight))
+        return [flight.slices.popleft()]
 
-    def _ready_for_next_stage(self, slices: Sequence[Slice]) -> list[Flight]:
-        ended = []
-        for flight_id, _first, end in slices:
-            flight = self._flying[flight_id]
-            if not flight.slices:
-                flight.launched = end == self._engine.stages[-1].stop
-                if not flight.launched:
-                    ended.append(flight)
-        return ended
+    def _cut(self, flight: Flight) -> list[Slice]:
+        """What its stage runs of the pass that it is in, or of several passes where there is no other stage."""
+        stage, n, first = self._engine.stages[flight.stage], flight.n_in(flight.step), flight.step
+        n_passes = 1
+        if first < flight.n_parts:
+            cut = self.plan.cut(flight.spec, n, stage) if self._engine.sliceable else [stage]
+        else:
+            cut, n_passes = self.plan.cut_steps(flight.spec, n, stage if self._engine.sliceable else range(1))
+            cut = cut if self._engine.sliceable else [stage]
+            n_passes = min(n_passes, flight.n_passes - first) if len(self._engine.stages) == 1 else 1
+        return [Slice(flight.id, layers.start, layers.stop, first, first + n_passes) for layers in cut]
+
+    def _move_on(self, flight: Flight, ran: Slice) -> None:
+        """To the next stage or pass, where the slice was the last one of its stage."""
+        if flight.slices:
+            return
+        if ran.end != self._engine.stages[-1].stop:
+            flight.stage += 1
+        elif ran.until < flight.n_passes:
+            flight.stage, flight.step = 0, ran.until
+        else:
+            flight.launched = True
+
+    def _part(self, flight: Flight) -> int:
+        """Nonces of one forward of all rows: all of them, where it goes on without steps."""
+        most = self.plan.batch_size(flight.spec, self._engine.info.max_batch(flight.passes.rows))
+        return min(most, len(flight.nonces)) if flight.passes.steps else len(flight.nonces)
+
+    def _has_place(self) -> bool:
+        """Whether another micro-batch may begin: what a stage keeps for the steps of some is for one each."""
+        going = [flight for flight in self._flying.values() if not flight.launched]
+        return len(going) < len(self._engine.stages) or not any(f.passes.steps for f in [*going, self._waiting[0]])
 
     def _take(self, result: TickResult) -> float:
         for flight_id, why in result.refused.items():
@@ -163,14 +208,16 @@ class Pipeline:
             if (flight := self._flying.pop(int(flight_id), None)) is not None:
                 flight.on_end(values, None)
         busy_s = 0.0
-        for (flight_id, first, end), seconds in result.ran:
+        for one, seconds in result.ran:
             busy_s += seconds / len(self._engine.stages)
-            if flight_id in self._measured:
-                spec, n = self._measured[flight_id]
+            if one.flight in self._measured:
+                flight = self._measured[one.flight]
                 # A stage that cannot be cut is as one layer to the plan: it is what chat waits for.
-                self.plan.ran(spec, n, end - first if self._engine.sliceable else 1, seconds)
+                layers = one.end - one.first if self._engine.sliceable else 1
+                n, are_steps = flight.n_in(one.step), one.step >= flight.n_parts
+                self.plan.ran(flight.spec, n, layers * (one.until - one.step), seconds, are_steps)
         oldest = min(self._flying, default=max(self._measured, default=0))
-        self._measured = {key: kind for key, kind in self._measured.items() if key >= oldest - len(self._engine.stages)}
+        self._measured = {key: kept for key, kept in self._measured.items() if key >= oldest - len(self._engine.stages)}
         return busy_s
 
     def _begin_anew(self, error: EngineMemoryError) -> None:
@@ -185,8 +232,11 @@ class Pipeline:
             return
         self._waiting.extendleft(reversed(flights))
         info = self._engine.info
-        most = min(info.max_batch_tokens, _n_tokens(largest) // 2)
+        most = min(info.max_batch_tokens, max(1, _n_tokens(largest) // 2))
         self._engine.info = dataclasses.replace(info, max_batch_tokens=most)
+        if largest.passes.steps and info.kept_tokens is not None:
+            kept = len(largest.nonces) // 2 * info.kept_by_nonce(largest.passes.positions)
+            self._engine.info = dataclasses.replace(self._engine.info, kept_tokens=min(info.kept_tokens, kept))
         logger.warning(
             "the device has too little memory for %d tokens at a time; from now on micro-batches hold %d: %s",
             _n_tokens(largest),
@@ -204,7 +254,7 @@ class Pipeline:
 
 
 def _n_tokens(flight: Flight) -> int:
-    return len(flight.nonces) * flight.spec.seq_len
+    return min(flight.part or len(flight.nonces), len(flight.nonces)) * flight.passes.rows
 
 
 def _parts(flight: Flight, most: int) -> list[Flight]:

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
+from poc_core.schemes import contract_of
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine, EngineLostError
 from workers.pipeline import Flight, Pipeline
@@ -85,7 +86,8 @@ class Proofs:
 
     def batch_size(self, spec: ProofSpec) -> int:
         """Nonces that a micro-batch holds best now."""
-        return self._pipeline.plan.batch_size(spec, self.engine.info.max_batch(spec.seq_len))
+        passes = contract_of(spec.scheme).passes(spec)
+        return self._pipeline.plan.batch_size(spec, self.engine.info.max_batch(*passes), passes.steps > 0)
 
     def submit(self, spec: ProofSpec, nonces: Sequence[int]) -> Computation:
         """Computes them as one micro-batch, after those submitted before. SpecError: the model cannot."""

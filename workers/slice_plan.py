@@ -15,13 +15,20 @@ from itertools import pairwise
 from cachetools import LRUCache
 
 from poc_core.records import ProofSpec
+from poc_core.schemes import contract_of
 
 # Weight of the newest measurement in the running means: layers' times are steady, the first ones of a kind are not.
 _NEWEST = 0.3
 # Kinds of micro-batches remembered: a round and the jobs beside it.
 _KINDS_KEPT = 32
+# Steps of one slice at most: few enough that a call into the engine stays short where no chat limits it.
+_MOST_STEPS = 16
 # Largest step up at a time of a micro-batch that was made small: a short one says little about a long one.
 _GROWTH = 2
+
+
+# Scheme, rows of a nonce's first forward, and whether it is one of the steps after that.
+_Kind = tuple[str, int, bool]
 
 
 @dataclass
@@ -42,12 +49,15 @@ class SlicePlan:
     def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         self._lock = threading.Lock()  # the cache's, which is read by the threads that fill micro-batches
-        self._times: LRUCache[tuple[str, int], _LayerTimes] = LRUCache(_KINDS_KEPT)
+        self._times: LRUCache[_Kind, _LayerTimes] = LRUCache(_KINDS_KEPT)
 
-    def batch_size(self, spec: ProofSpec, most: int) -> int:
-        """Nonces of the next micro-batch: `most` that fit, or fewer where one layer of them would last too long."""
+    def batch_size(self, spec: ProofSpec, most: int, steps: bool = False) -> int:
+        """Nonces of the next micro-batch: `most` that fit, or fewer where one layer of them would last too long.
+
+        `steps`: a layer of one of its steps, else of a forward of all rows.
+        """
         with self._lock:
-            times = self._times.get(_kind(spec))
+            times = self._times.get(_kind(spec, steps))
             if times is None or times.per_nonce_s * most <= self._limit_s:
                 return most
             return max(1, min(most, int(self._limit_s / times.per_nonce_s), _GROWTH * times.n))
@@ -58,21 +68,24 @@ class SlicePlan:
 
         One layer each until a micro-batch of this kind was measured.
         """
-        with self._lock:
-            times = self._times.get(_kind(spec))
-        if self._limit_s == math.inf:
-            layers = len(stage)
-        elif times is None:
-            layers = 1
-        else:
-            layers = int(self._limit_s / max(times.per_nonce_s * n, 1e-9))
-        n_slices = math.ceil(len(stage) / min(max(layers, 1), len(stage)))
-        bounds = [stage.start + round(i * len(stage) / n_slices) for i in range(n_slices + 1)]
-        return [range(first, end) for first, end in pairwise(bounds)]
+        return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
-    def ran(self, spec: ProofSpec, n: int, layers: int, seconds: float) -> None:
-        """A slice of `layers` layers of a micro-batch of `n` nonces kept its stage busy for `seconds`."""
-        kind, layer_s = _kind(spec), seconds / layers
+    def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:
+        """The slices of one step on one stage and, where that is a single one, how many steps a slice may hold.
+
+        A whole step until one was measured.
+        """
+        layers = self._layers_within_limit(_kind(spec, steps=True), n, unknown=len(stage))
+        if layers < len(stage):
+            return _cut(stage, layers), 1
+        return [stage], int(min(layers, _MOST_STEPS * len(stage))) // len(stage)
+
+    def ran(self, spec: ProofSpec, n: int, layers: int, seconds: float, steps: bool = False) -> None:
+        """A slice of `layers` layers of a micro-batch of `n` nonces kept its stage busy for `seconds`.
+
+        `steps`: of one of its steps, or of several, each of which counts its layers.
+        """
+        kind, layer_s = _kind(spec, steps), seconds / layers
         with self._lock:
             times = self._times.get(kind)
             if times is None or times.n != n:
@@ -82,6 +95,20 @@ class SlicePlan:
             else:
                 times.layer_s += _NEWEST * (layer_s - times.layer_s)
 
+    def _layers_within_limit(self, kind: _Kind, n: int, unknown: int) -> float:
+        with self._lock:
+            times = self._times.get(kind)
+        if self._limit_s == math.inf:
+            return math.inf
+        return unknown if times is None else max(1, int(self._limit_s / max(times.per_nonce_s * n, 1e-9)))
 
-def _kind(spec: ProofSpec) -> tuple[str, int]:
-    return (spec.scheme, spec.seq_len)
+
+def _cut(stage: range, most: float) -> list[range]:
+    """Runs of at most `most` layers, about equally long."""
+    n_slices = math.ceil(len(stage) / min(most, len(stage)))
+    bounds = [stage.start + round(i * len(stage) / n_slices) for i in range(n_slices + 1)]
+    return [range(first, end) for first, end in pairwise(bounds)]
+
+
+def _kind(spec: ProofSpec, steps: bool = False) -> _Kind:
+    return (spec.scheme, contract_of(spec.scheme).passes(spec).rows, steps)

@@ -36,8 +36,17 @@ def compute(
     ] = False,
     scheme: Annotated[
         SchemeName,
-        typer.Option(help="artifact: vectors of k_dim numbers; distance: the earlier scheme, a distance per nonce."),
+        typer.Option(
+            help="artifact: vectors of k_dim numbers; distance: the earlier scheme, a distance per nonce; decode: the "
+            "coming one, a chain of points per nonce."
+        ),
     ] = "artifact",
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens", min=1, help="Steps after the prefill. decode only, which needs it.", show_default=False
+        ),
+    ] = None,
     randomization: Annotated[
         options.Randomization, typer.Option(help="What varies a distance from nonce to nonce. distance only.")
     ] = options.Randomization.SIGN_FLIPS,
@@ -72,7 +81,10 @@ def compute(
         raise UsageError("--block-hash and --public-key must not be empty.")
     known = contract_of(scheme).options.model_fields
     flags = {"k_dim": k_dim, "stronger_rng": stronger_rng, "randomization": randomization.value}
+    flags |= {} if max_tokens is None else {"max_tokens": max_tokens}
     given = {name: value for name, value in flags.items() if name in known} | named_values(scheme_option or [])
+    if "max_tokens" in known and "max_tokens" not in given:
+        raise UsageError(f"--scheme {scheme} needs --max-tokens, the steps after the prefill.")
     spec = ProofSpec(
         scheme=scheme,
         block_hash=block_hash,

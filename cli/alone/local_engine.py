@@ -49,7 +49,9 @@ def local_engine(options: "EngineOptions") -> Iterator["Engine"]:
 
 def compute_in_steps(engine: "Engine", spec: "ProofSpec", nonces: Sequence[int]) -> Iterator[list[Any]]:
     """The values of the nonces, in order, in lists that are small enough to show progress between them."""
-    step = min(MAX_STEP_NONCES, STEP_BATCHES * engine.info.max_batch(spec.seq_len))
+    from poc_core.schemes import contract_of
+
+    step = min(MAX_STEP_NONCES, STEP_BATCHES * engine.info.max_batch(*contract_of(spec.scheme).passes(spec)))
     for start in range(0, len(nonces), step):
         yield engine.compute(spec, nonces[start : start + step])
 

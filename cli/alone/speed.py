@@ -80,8 +80,8 @@ class _WatchedPlan(SlicePlan):
         super().__init__(max_step_ms, slices_in_flight)
         self.ran_s: list[float] = []
 
-    def ran(self, spec: ProofSpec, n: int, layers: int, seconds: float) -> None:
-        super().ran(spec, n, layers, seconds)
+    def ran(self, spec: ProofSpec, n: int, layers: int, seconds: float, steps: bool = False) -> None:
+        super().ran(spec, n, layers, seconds, steps)
         self.ran_s.append(seconds)
 
 

@@ -27,6 +27,7 @@ def generate(
     seq_len: Annotated[int, typer.Option(min=1, help=options.SEQ_LEN_HELP)] = options.DEFAULT_SEQ_LEN,
     k_dim: Annotated[int, typer.Option(min=1, help=options.K_DIM_HELP)] = options.DEFAULT_K_DIM,
     stronger_rng: Annotated[bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)] = False,
+    max_tokens: options.MaxTokens = None,
     model: options.ServedModel = None,
     batch_size: options.BatchSize = None,
     url: options.Url = options.DEFAULT_URL,
@@ -40,6 +41,7 @@ def generate(
 
     The JSON is the API's answer, {"artifacts": [...], "encoding": {...}, ...}, and under "request" what was asked for,
     so that `proofline validate --artifacts FILE` needs no further options. Ctrl-C stops the waiting, not the job.
+    With --max-tokens they are chains of points, the network's coming scheme.
 
     **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o proof.json
     """
@@ -68,6 +70,7 @@ def generate(
                 k_dim=k_dim,
                 batch_size=batch_size,
                 stronger_rng=stronger_rng,
+                max_tokens=max_tokens,
             )
             request_id = client.submit(body)
             request = {name: value for name, value in body.items() if name != "nonces"}

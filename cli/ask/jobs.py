@@ -18,8 +18,9 @@ def job_body(
     k_dim: int,
     batch_size: int | None,
     stronger_rng: bool,
+    max_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """The body of POST /generate (protocol.md, section 5)."""
+    """The body of POST /generate (protocol.md, section 5); with `max_tokens` of decode proofs (section 8)."""
     body: dict[str, Any] = {
         "block_hash": block_hash,
         "block_height": block_height,
@@ -31,6 +32,8 @@ def job_body(
         "params": {"model": model, "seq_len": seq_len, "k_dim": k_dim},
         "poc_stronger_rng": stronger_rng,
     }
+    if max_tokens is not None:
+        body["params"] |= {"decode": True, "max_tokens": max_tokens}
     if batch_size is not None:
         body["batch_size"] = batch_size
     return body

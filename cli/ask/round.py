@@ -67,6 +67,7 @@ def start(
         ),
     ] = None,
     stronger_rng: Annotated[bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)] = False,
+    max_tokens: options.MaxTokens = None,
     r_target: Annotated[
         float | None,
         typer.Option(
@@ -105,7 +106,7 @@ def start(
 
     check_scheme(
         r_target,
-        {"--k-dim": k_dim, "--stronger-rng": stronger_rng},
+        {"--k-dim": k_dim, "--stronger-rng": stronger_rng, "--max-tokens": max_tokens},
         {"--fraud-threshold": fraud_threshold, "--layer-hooks": layer_hooks},
     )
     with connect(url) as client:
@@ -123,6 +124,8 @@ def start(
             k_dim = k_dim or options.DEFAULT_K_DIM
             body["params"] = {"model": model, "seq_len": seq_len, "k_dim": k_dim}
             body |= {"poc_stronger_rng": stronger_rng}
+            if max_tokens is not None:
+                body["params"] |= {"decode": True, "max_tokens": max_tokens}
         else:
             body |= {"r_target": r_target, "seq_len": seq_len, "model": model}
             body |= {"use_sign_flips": not layer_hooks, "use_layer_hooks": layer_hooks}

@@ -8,7 +8,8 @@ import typer
 
 from cli import options
 from cli.console import EXIT_FRAUD, UsageError, check_output, note, write_json
-from poc_core.schemes.artifact import thresholds
+from poc_core.schemes.artifact.thresholds import DIST_THRESHOLD, FRAUD_THRESHOLD, P_MISMATCH
+from poc_core.schemes.decode.thresholds import MARGIN
 
 FROM_FILE = "Default: what the file says."
 
@@ -43,19 +44,34 @@ def validate(
             "--stronger-rng/--no-stronger-rng", help=f"{options.STRONGER_RNG_HELP} {FROM_FILE}", show_default=False
         ),
     ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            min=1,
+            help=f"Of decode proofs: their steps after the prefill. {FROM_FILE}",
+            show_default=False,
+        ),
+    ] = None,
     nonces: Annotated[
         str | None,
         typer.Option("--nonces", help="Check only these of the file's nonces. Default: all.", show_default=False),
     ] = None,
     dist_threshold: Annotated[
-        float, typer.Option(min=0, help="Largest L2 distance at which two vectors still agree.")
-    ] = thresholds.DIST_THRESHOLD,
+        float | None,
+        typer.Option(
+            min=0,
+            help=f"Largest L2 distance at which two vectors still agree ({DIST_THRESHOLD:g}), or margin of "
+            f"a claimed point ({MARGIN:g}).",
+            show_default=False,
+        ),
+    ] = None,
     p_mismatch: Annotated[
         float, typer.Option(min=0, max=1, help="How likely an honest artifact lies further than that.")
-    ] = thresholds.P_MISMATCH,
+    ] = P_MISMATCH,
     fraud_threshold: Annotated[
         float, typer.Option(min=0, max=1, help="p-value below which the artifacts are a fraud.")
-    ] = thresholds.FRAUD_THRESHOLD,
+    ] = FRAUD_THRESHOLD,
     model: Annotated[
         str | None,
         typer.Option(
@@ -89,6 +105,8 @@ def validate(
     public_key = public_key if public_key is not None else noted.get("public_key")
     if block_hash is None or public_key is None:
         raise UsageError("The file does not say what it was made for; give --block-hash and --public-key.")
+    n_steps = max_tokens or params.get("max_tokens") or steps_of(claimed)
+    usual = DIST_THRESHOLD if n_steps is None else MARGIN
     with connect(url) as client:
         body = job_body(
             model=model or params.get("model") or only_model(client),
@@ -100,10 +118,11 @@ def validate(
             k_dim=k_dim or params.get("k_dim") or noted_k_dim or options.DEFAULT_K_DIM,
             batch_size=batch_size,
             stronger_rng=stronger_rng if stronger_rng is not None else bool(noted.get("poc_stronger_rng")),
+            max_tokens=n_steps,
         )
         body["validation"] = {"artifacts": claimed}
         body["stat_test"] = {
-            "dist_threshold": dist_threshold,
+            "dist_threshold": dist_threshold if dist_threshold is not None else usual,
             "p_mismatch": p_mismatch,
             "fraud_threshold": fraud_threshold,
         }
@@ -141,6 +160,12 @@ def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], in
 
 def is_artifact(item: Any) -> bool:
     return isinstance(item, dict) and isinstance(item.get("nonce"), int) and isinstance(item.get("vector_b64"), str)
+
+
+def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
+    """Those that most chains have after the prefill; None: the artifacts are no chains."""
+    lengths = [len(points) for item in artifacts if isinstance(points := item.get("k_points_steps"), list) and points]
+    return max(max(set(lengths), key=lengths.count) - 1, 1) if lengths else None
 
 
 def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict[str, Any]]:

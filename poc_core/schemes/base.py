@@ -12,6 +12,8 @@ from poc_core import rng
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 
+_ALL = slice(None)
+
 
 class Scheme(ABC):
     """One proof scheme, prepared for one spec on one model and device; used for any number of batches.
@@ -100,8 +102,8 @@ class SteppedBatch(ABC):
     n_steps: int
 
     @abstractmethod
-    def prefill(self) -> Tensor:
-        """The input embeddings of the first seq_len positions: (n, seq_len, hidden), model dtype."""
+    def prefill(self, part: slice = _ALL) -> Tensor:
+        """The input embeddings of the first seq_len positions: (n, seq_len, hidden), model dtype; of some nonces."""
 
     @abstractmethod
     def whole(self) -> Tensor | None:
@@ -115,9 +117,19 @@ class SteppedBatch(ABC):
     def take(self, states: Tensor) -> None:
         """States after the final norm, (n, k, hidden), of the next k: the prefill's last position, then the steps."""
 
+    @property
     @abstractmethod
-    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        """The output x (n, positions, hidden) of a decoder layer, as a new tensor."""
+    def points(self) -> Tensor:
+        """What the next step follows from, as the last state taken gave it: int64 (n,). May be written to."""
+
+    @abstractmethod
+    def follow(self, points: Tensor) -> None:
+        """Another device has taken the next state, and these are its points."""
+
+    @abstractmethod
+    def transform_terms(self, layer: int, terms: Sequence[Tensor], part: slice = _ALL) -> list[Tensor]:
+        """The outputs (n, positions, hidden) of a decoder layer (global index), transformed; may use their memory. Of
+        some nonces."""
 
     @abstractmethod
     def first_experts(self, moe_layer: int, positions: range, n_experts: int) -> Tensor | None:
@@ -127,5 +139,9 @@ class SteppedBatch(ABC):
         """
 
     @abstractmethod
-    def values(self) -> list[JsonValue]:
-        """One value per nonce. None: a state was not finite, so it is excluded."""
+    def numbers(self) -> Tensor:
+        """What the nonces' values are made of, on the device. Queues its work and waits for none."""
+
+    @abstractmethod
+    def values(self, numbers: Tensor) -> list[JsonValue]:
+        """One value per nonce from its numbers, on the host. None: a state was not finite, so it is excluded."""

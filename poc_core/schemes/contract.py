@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from poc_core.errors import SpecError
-from poc_core.records import JobRequest, ModelInfo, ProofSpec, RoundRecord
+from poc_core.records import JobRequest, ModelInfo, Passes, ProofSpec, RoundRecord
 from poc_core.schemes.requests import BatchBody, Examples, JobBody, RoundBody
 
 # A nonce and its value, as a scheme's `finish` gave it.
@@ -88,6 +88,14 @@ class Contract(ABC):
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
         """What a request asks for and the most that the model can do, by the request's names."""
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
+
+    def why_not(self, info: ModelInfo) -> str:
+        """Why this model cannot compute the scheme's proofs, a sentence; empty: it can."""
+        return ""
+
+    def passes(self, spec: ProofSpec) -> Passes:
+        """What an engine runs of each nonce. SpecError: options that cannot be followed."""
+        return Passes(spec.seq_len)
 
     # Rounds.
 

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from poc_core.records import ProofSpec
 from tests import golden
-from workers.engines.base import Engine, Slice, Tick
+from workers.engines.base import Begin, Engine, Slice, Tick
 from workers.slice_plan import SlicePlan
 
 # Longer than the families' windows and blocks.
@@ -52,7 +52,7 @@ def chat_between_slices(engine: Engine) -> bool:
     values: dict[int, Sequence[JsonValue]] = {}
     for stage in engine.stages:
         for first in stage if engine.sliceable else [stage.start]:
-            begin = [(flight, SPEC, NONCES)] if first == 0 else []
+            begin = [Begin(flight, SPEC, NONCES)] if first == 0 else []
             end = first + 1 if engine.sliceable else stage.stop
             values |= engine.tick(Tick(begin, [Slice(flight, first, end)], wait=True)).values
             answers.append(greedy(engine))

@@ -203,15 +203,34 @@ class TestState:
     def test_its_sequences_have_a_block_each_and_its_tokens_no_slots(self) -> None:
         import torch
 
-        from workers.vllm.layout import Layout
+        from workers.vllm.layout import BlockTables, Layout
 
         layers = {"attn": layer_with(cache_of()), "state": layer_with(states_of())}
         caches = scratch(layers, group_of(plain_spec(), "attn"), group_of(state_spec(), "state"))
-        layout = Layout(caches, 3, 2 * BLOCK + 1, torch.device("cpu"))
-        tokens, states = layout._tables
+        tables = BlockTables(caches.groups, 3, 2 * BLOCK + 1, torch.device("cpu"))
+        tokens, states = tables.tables
         assert tokens.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
         assert states.tolist() == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
+        layout = Layout(tables, range(2 * BLOCK + 1))
         assert not layout.slot_mapping["state"].any()
+        assert layout.slot_mapping["attn"][:2].tolist() == [BLOCK, BLOCK + 1]
+
+    def test_a_step_has_the_slots_behind_what_came_before(self) -> None:
+        """Of each of the sequences, also where only some of them are computed at a time."""
+        import torch
+
+        from workers.vllm.layout import BlockTables, Layout
+
+        caches = scratch({"attn": layer_with(cache_of())}, group_of(plain_spec(), "attn"))
+        tables = BlockTables(caches.groups, 3, BLOCK + 2, torch.device("cpu"))
+        assert Layout(tables, range(BLOCK, BLOCK + 1)).slot_mapping["attn"].tolist() == [
+            2 * BLOCK,
+            4 * BLOCK,
+            6 * BLOCK,
+        ]
+        some = Layout(tables.part(range(1, 3)), range(2))
+        assert some.slot_mapping["attn"].tolist() == [3 * BLOCK, 3 * BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 1]
+        assert (some.n_tokens, some.positions.tolist()) == (4, [0, 1, 0, 1])
 
 
 def test_large_blocks_do_not_shrink_batches() -> None:

@@ -22,7 +22,7 @@ from tests.chat_client import PROMPTS, ask_all
 from tests.deployments import BFLOAT16, EXPERTS, FLOAT32, PIPELINED, QWEN3
 from tests.marks import needs_vllm
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine, Slice, Tick
+from workers.engines.base import Begin, Engine, Slice, Tick
 from workers.slice_plan import SlicePlan
 
 pytestmark = [
@@ -93,6 +93,9 @@ class TestFloat32:
             vllm_engine.compute(good.model_copy(update={"seq_len": 2049}), [0])
         with pytest.raises(ProoflineError, match="k_dim"):
             vllm_engine.compute(good.model_copy(update={"options": {"k_dim": 129}}), [0])
+        with pytest.raises(SpecError, match="hidden size of 256"):
+            vllm_engine.compute(good.model_copy(update={"scheme": "decode", "options": {"max_tokens": 2}}), [0])
+        assert vllm_engine.info.kept_tokens is None  # no memory is held for what it cannot compute
         assert vllm_engine.compute(good, [5]) == before
 
     def test_its_speed_is_measured_and_its_time_told_by_part(
@@ -152,7 +155,7 @@ def test_chat_between_two_slices_finds_a_clean_engine_and_leaves_one(vllm_engine
     values: dict[int, Sequence[JsonValue]] = {}
     for stage in vllm_engine.stages:
         for layer in stage:
-            begin = [(flight, spec, nonces)] if layer == 0 else []
+            begin = [Begin(flight, spec, nonces)] if layer == 0 else []
             values |= vllm_engine.tick(Tick(begin, [Slice(flight, layer, layer + 1)], wait=True)).values
             assert greedy(vllm_engine) == alone, f"after layer {layer}"
     assert values == {flight: expected}

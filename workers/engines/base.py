@@ -11,8 +11,9 @@ from pydantic import JsonValue
 
 from poc_core.errors import SpecError
 from poc_core.records import ModelInfo, ProofSpec
+from poc_core.schemes import contract_of
 from workers.engines.pulse import Pulse
-from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
+from workers.engines.ticks import Begin, EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
     from workers.engines.profile import RankProfile
 
-__all__ = ["Engine", "EngineLostError", "EngineMemoryError", "Slice", "Tick", "TickResult", "WholeBatchEngine"]
+__all__ = ["Begin", "Engine", "EngineLostError", "EngineMemoryError", "Slice", "Tick", "TickResult", "WholeBatchEngine"]
 
 
 class Engine(ABC):
@@ -81,11 +82,21 @@ class Engine(ABC):
         """Frees the model, its device memory and its processes. May be called twice."""
 
     def check_spec(self, spec: ProofSpec) -> None:
-        """SpecError: the model's limits do not allow the spec's seq_len."""
-        info = self.info
+        """SpecError: the model's limits do not allow what the spec asks for of a nonce."""
+        info, contract = self.info, contract_of(spec.scheme)
+        passes = contract.passes(spec)
+        if refusal := contract.why_not(info):
+            raise SpecError(refusal)
         most = min(info.max_seq_len, info.max_batch_tokens)
         if not 1 <= spec.seq_len <= most:
             raise SpecError(f"seq_len must be from 1 to {most} for model {info.name}, not {spec.seq_len}.")
+        if passes.rows > most or passes.positions > info.max_seq_len:
+            raise SpecError(f"A nonce has {passes.positions} positions; the model {info.name} takes {most}.")
+        if passes.steps and info.kept_tokens is not None and info.kept_by_nonce(passes.positions) > info.kept_tokens:
+            raise SpecError(
+                f"A nonce has {passes.positions} positions; there is memory to keep {info.kept_tokens} "
+                "(--decode-memory-gb)."
+            )
 
 
 class WholeBatchEngine(Engine):
@@ -99,7 +110,7 @@ class WholeBatchEngine(Engine):
         refused: dict[int, str] = {}
         values: dict[int, Sequence[JsonValue]] = {}
         ran: list[tuple[Slice, float]] = []
-        for flight, spec, nonces in tick.begin:
+        for flight, spec, nonces, _part in tick.begin:
             began = time.monotonic()
             try:
                 values[flight] = self.compute_batch(spec, nonces)

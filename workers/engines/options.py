@@ -20,6 +20,8 @@ class EngineOptions(BaseModel):
     tensor_parallel: int = Field(1, ge=1)
     pipeline_parallel: int = Field(1, ge=1)
     max_batch_tokens: int | None = Field(None, ge=1)  # tokens of one forward; None: the engine's own default
+    # GB of each device in which the steps of decode proofs keep keys and values; None: a share of what is free
+    decode_memory_gb: float | None = Field(None, ge=0)
     synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
     layer_reflections: LayerReflections = "fleet"
     vllm_args: tuple[str, ...] = ()  # further arguments of `vllm serve`, as on its command line

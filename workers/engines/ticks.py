@@ -21,18 +21,32 @@ class EngineMemoryError(ProoflineError):
 
 
 class Slice(NamedTuple):
-    """A run of decoder layers [first, end) of one micro-batch, all of one pipeline stage."""
+    """A run of decoder layers [first, end) of one micro-batch, all of one pipeline stage, in one of its passes.
+
+    Or several passes [step, until) of a model that has no other stage, each through all its layers.
+    """
 
     flight: int  # the micro-batch
     first: int
     end: int
+    step: int = 0  # the forwards of all rows come first, one for each part of the micro-batch; then its steps
+    until: int = 1
+
+
+class Begin(NamedTuple):
+    """A micro-batch that is new."""
+
+    flight: int
+    spec: ProofSpec
+    nonces: Sequence[int]
+    part: int | None = None  # nonces of one forward of all rows; None: all
 
 
 @dataclass(frozen=True)
 class Tick:
     """What one call into the engine does: at most one slice on each pipeline stage."""
 
-    begin: Sequence[tuple[int, ProofSpec, Sequence[int]]] = ()  # micro-batches that are new: id, spec, nonces
+    begin: Sequence[Begin] = ()  # micro-batches that are new
     slices: Sequence[Slice] = ()
     drop: Sequence[int] = ()  # micro-batches that are given up
     wait: bool = False  # until all that was launched is done

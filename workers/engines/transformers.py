@@ -89,14 +89,14 @@ class TransformersEngine(WholeBatchEngine):
             if whole is not None:
                 states = self._model(inputs_embeds=whole, use_cache=False).last_hidden_state
                 batch.take(states[:, -1 - batch.n_steps :])
-                return batch.values()
+                return batch.values(batch.numbers().cpu())
             for step in range(batch.n_steps + 1):
                 output = self._model(inputs_embeds=rows, use_cache=True, past_key_values=cache)
                 cache, n_seen = output.past_key_values, n_seen + rows.shape[1]
                 batch.take(output.last_hidden_state[:, -1:])
                 if step < batch.n_steps:
                     rows = batch.next_inputs()
-        return batch.values()
+        return batch.values(batch.numbers().cpu())
 
     def close(self) -> None:
         self._layers = []
@@ -132,7 +132,7 @@ def _stepped_layers(layers: Sequence[nn.Module], batch: SteppedBatch) -> Iterato
     """As _transformed_layers, for a micro-batch that goes on step by step. Reflections are linear."""
     with ExitStack() as exits:
         for index, layer in enumerate(layers):
-            exits.callback(_replace_output(layer, partial(batch.transform_layer, index)).remove)
+            exits.callback(_replace_output(layer, partial(_transform_output, batch, index)).remove)
         yield
 
 
@@ -173,6 +173,11 @@ def _transform_terms(layer: nn.Module, index: int, scheme: Scheme) -> list[torch
 
     handles = [child.register_forward_hook(remember) for child in layer.children()]
     return [*handles, _replace_output(layer, transform)]
+
+
+def _transform_output(batch: SteppedBatch, layer: int, x: Tensor) -> Tensor:
+    (after,) = batch.transform_terms(layer, [x])
+    return after
 
 
 def _replace_output(layer: nn.Module, transform: Callable[[Tensor], Tensor]) -> torch.utils.hooks.RemovableHandle:

@@ -12,7 +12,8 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
-from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Slice, Tick
+from poc_core.schemes.decode.options import PICKED
+from workers.engines.base import Begin, Engine, EngineLostError, EngineMemoryError, Slice, Tick
 from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,15 @@ _LONG = 1024
 # Of the test of the caches: more than most windows and blocks, so that each sequence takes several.
 _SEVERAL_BLOCKS = 160
 _SEQUENCES = 3
+
+
+# Of the test of chains: two blocks, the second one begun by a step.
+_CHAIN_STEPS = 3
+_CHAIN = ProofSpec(
+    scheme="decode", block_hash="warm-up", public_key="warm-up", seq_len=31, options={"max_tokens": _CHAIN_STEPS}
+)
+# Margin of a point that two roundings may disagree about; chains of other states lie 0.1 off and more.
+_NEAR_TIE = 0.075
 
 
 class Isolating(Protocol):
@@ -40,6 +50,13 @@ class Isolating(Protocol):
 
     def settle(self, private: bool, replicated: bool) -> None:
         """On every rank, see ProofRunner.settle."""
+
+
+class Steppable(Isolating, Protocol):
+    """One whose proofs may go on step by step."""
+
+    def reserve_for_steps(self) -> int:
+        """Makes room for the steps of decode proofs on every rank: tokens that each micro-batch may keep there."""
 
 
 def prove_isolation(engine: Isolating) -> None:
@@ -113,6 +130,44 @@ def prove_budget(engine: Engine, whole: bool) -> None:
         logger.warning("micro-batches hold %d tokens: there is no memory for the %d that were asked for", found, asked)
 
 
+def prove_chains(engine: Steppable) -> None:
+    """Makes room for the steps of decode proofs, and holds a short chain, step by step, against one forward that
+    follows it. What speaks against either is registered, and such proofs are refused."""
+    info = engine.info
+    if info.hidden_size < PICKED or info.no_chains:
+        return
+    n_tokens = engine.reserve_for_steps()
+    engine.info = info = dataclasses.replace(info, kept_tokens=n_tokens)
+    if n_tokens < info.kept_by_nonce(_CHAIN.seq_len + _CHAIN_STEPS):
+        engine.info = dataclasses.replace(
+            info, no_chains="There is no memory for the steps of decode proofs (--decode-memory-gb)."
+        )
+        return
+    nonces = range(min(2, info.max_batch(_CHAIN.seq_len, _CHAIN_STEPS)))
+    try:
+        engine.watch(len(nonces), _CHAIN.seq_len)
+        chains = engine.compute(_CHAIN, nonces)
+        seen = engine.unwatch()
+        enforced = {str(nonce): chain for nonce, chain in zip(nonces, chains, strict=True)}
+        claimed = _CHAIN.model_copy(update={"options": {**_CHAIN.options, "enforced": enforced}})
+        judged: list[Any] = engine.compute(claimed, nonces)
+    except (EngineLostError, EngineMemoryError):
+        raise
+    except ProoflineError as error:
+        _refuse_chains(engine, str(error))
+        return
+    if touched := [layer for rank in seen for layer in rank["touched"]]:
+        _refuse_chains(engine, f"their steps write into chat's cache of layer {touched[0]}")
+    elif any(one is None or one[1] > _NEAR_TIE for one in judged):
+        _refuse_chains(engine, f"one forward does not follow the steps ({judged})")
+
+
+def _refuse_chains(engine: Steppable, why: str) -> None:
+    refusal = f"Decode proofs cannot be computed with {engine.info.name}: {why}"
+    logger.warning("%s", refusal)
+    engine.info = dataclasses.replace(engine.info, no_chains=refusal)
+
+
 def described(engine: Engine) -> str:
     """What an operator may want to know of how proofs are computed with the model: one line."""
     info = engine.info
@@ -130,7 +185,11 @@ def _prove_first_layer(engine: Engine, spec: ProofSpec) -> None:
         n = engine.info.max_batch(spec.seq_len)
         try:
             engine.tick(
-                Tick([(0, spec, range(n))], [Slice(0, 0, 1 if engine.sliceable else engine.stages[0].stop)], wait=True)
+                Tick(
+                    [Begin(0, spec, range(n))],
+                    [Slice(0, 0, 1 if engine.sliceable else engine.stages[0].stop)],
+                    wait=True,
+                )
             )
             engine.tick(Tick(drop=[0]))
             return

@@ -76,6 +76,14 @@ def avoid_faults(engine_args: Any) -> None:
         operations += [*([] if {"all", "none"} & {*operations} else ["all"]), "-rotary_embedding"]
 
 
+def leave_memory(engine_args: Any, gb: float) -> None:
+    """Leaves so much of a GPU to others than vLLM itself."""
+    from vllm.platforms import current_platform
+
+    share = gb * 2**30 / current_platform.get_device_total_memory()
+    engine_args.gpu_memory_utilization = max(0.05, engine_args.gpu_memory_utilization - share)
+
+
 def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn.Module | None:
     """The module whose forward runs `layers` from its `start_layer` to its `end_layer`; None: it cannot be asked to run
     part of them, or chat in between would overwrite what one layer leaves for the next."""
@@ -146,6 +154,14 @@ def is_first_tensor_rank() -> bool:
     return bool(get_tp_group().rank_in_group == 0)
 
 
+def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
+    """Fills the tensor of each tensor-parallel rank with the first one's, so that all go on from the same. All ranks
+    must ask."""
+    group = get_tp_group()
+    if group.world_size > 1:
+        torch.distributed.broadcast(x, group.ranks[0], group=group.device_group)
+
+
 def between_stages(
     model: nn.Module, n_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.Tensor]:
@@ -170,6 +186,18 @@ def receive_from_previous_stage(tensors: dict[str, torch.Tensor]) -> None:
     source = group.ranks[group.rank_in_group - 1]
     for name in sorted(tensors):
         torch.distributed.recv(tensors[name], source, group=group.device_group)
+
+
+def send_to_first_stage(tensor: torch.Tensor) -> Any:
+    """As send_to_next_stage: one handle."""
+    group = get_pp_group()
+    return torch.distributed.isend(tensor, group.ranks[0], group=group.device_group)
+
+
+def receive_from_last_stage(tensor: torch.Tensor) -> None:
+    """Fills the tensor. On a GPU this only queues it."""
+    group = get_pp_group()
+    torch.distributed.recv(tensor, group.ranks[-1], group=group.device_group)
 
 
 def intermediate(tensors: dict[str, torch.Tensor]) -> IntermediateTensors:

@@ -17,13 +17,14 @@ from pydantic import JsonValue
 from poc_core.errors import ProoflineError, SettingsError
 from poc_core.openai_paths import passed_on
 from poc_core.records import ModelInfo, ProofSpec
+from poc_core.schemes import contract_of
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.engines.options import EngineOptions
 from workers.engines.profile import Kernel, RankProfile
 from workers.engines.pulse import Pulse
 from workers.vllm import cpu_threads, lifeline
-from workers.vllm.budget import described, prove_budget, prove_isolation, prove_slices
+from workers.vllm.budget import described, prove_budget, prove_chains, prove_isolation, prove_slices
 from workers.vllm.gated_chat import GatedChat
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class VllmEngine(Engine):
         self._closed = False
         self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
         self._calls = 0  # under way
+        self._stepping: set[int] = set()  # micro-batches that go on step by step
         self._probe: concurrent.futures.Future[Any] | None = None
         self._probed_at = 0.0
         # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an undefined state.
@@ -88,15 +90,21 @@ class VllmEngine(Engine):
                 max_sequences=scheduler.max_num_seqs,
                 layers=ranks[0]["layers_path"],
                 layers_reflected=ranks[0]["reflected"],
+                kept_block=max(rank["kept_block"] for rank in ranks),
+                no_chains=next((why for rank in ranks if (why := rank["no_chains"])), ""),
             )
-            on_gpu = config.device_config.device_type != "cpu"
-            self.slices_in_flight = 2 if on_gpu else 1
+            experts = {rank["layers"][0]: rank["moe_layers"] for rank in ranks}
+            self._moe_layers = [experts[first] for first in sorted(experts)]  # of each stage
+            self._decode_memory_gb = options.decode_memory_gb
+            self._on_gpu = config.device_config.device_type != "cpu"
+            self.slices_in_flight = 2 if self._on_gpu else 1
             self.stages = [range(first, end) for first, end in sorted({tuple(rank["layers"]) for rank in ranks})]
             self.sliceable = all(rank["sliceable"] for rank in ranks)
             self._rpc_timeout_s, given = _WARM_UP_TIMEOUT_S, self._rpc_timeout_s  # the first batch compiles kernels
             prove_isolation(self)
             prove_slices(self)
-            prove_budget(self, whole=on_gpu)
+            prove_budget(self, whole=self._on_gpu)
+            prove_chains(self)
             self._rpc_timeout_s = given
             logger.info("%s", described(self))
         except BaseException:
@@ -104,12 +112,14 @@ class VllmEngine(Engine):
             raise
 
     def tick(self, tick: Tick) -> TickResult:
-        begin = [(flight, spec.model_dump(), list(nonces)) for flight, spec, nonces in tick.begin]
+        self._stepping -= set(tick.drop)
+        self._stepping |= {one.flight for one in tick.begin if contract_of(one.spec.scheme).passes(one.spec).steps}
+        begin = [(one.flight, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin]
         slices = [list(one) for one in tick.slices]
         try:
             answers = self._rpc("proof_tick", (begin, slices, list(tick.drop), tick.wait), self._rpc_timeout_s)
         except (EngineMemoryError, EngineFailedError) as error:
-            if any(one.end == stage.start for one in tick.slices for stage in self.stages[1:]):
+            if any(map(self._hands_over, tick.slices)):
                 # What one stage sent and the other did not take would be taken for the next micro-batch.
                 raise EngineLostError(f"A pipeline stage failed while another waited for it: {error}.") from error
             raise
@@ -117,9 +127,19 @@ class VllmEngine(Engine):
         values: dict[int, Sequence[JsonValue]] = {}
         for answer in answers:
             values |= answer["values"]
+            self._stepping -= answer["values"].keys()
             for one, seconds in answer["ran"]:
                 busy_s[Slice(*one)] = max(seconds, busy_s.get(Slice(*one), 0.0))
         return TickResult(answers[0]["refused"], list(busy_s.items()), values)
+
+    def _hands_over(self, one: Slice) -> bool:
+        """Whether a pipeline stage waits for what another has of this slice: activations, or points for the next
+        step."""
+        last = self.stages[-1].stop
+        return len(self.stages) > 1 and (
+            any(one.end == stage.stop for stage in self.stages[:-1])
+            or (one.end == last and one.flight in self._stepping)
+        )
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
         def run(watch: bool) -> list[dict[str, Any]]:
@@ -143,6 +163,15 @@ class VllmEngine(Engine):
 
     def settle(self, private: bool, replicated: bool) -> None:
         self._rpc("proof_settle", (private, replicated), self._rpc_timeout_s)
+
+    def reserve_for_steps(self) -> int:
+        gb, n_places = self._decode_memory_gb, len(self.stages)
+        limit = None if gb is None else int(gb * 2**30)
+        n_tokens = min(self._rpc("proof_room_for_steps", (n_places, limit), self._rpc_timeout_s))
+        if gb is None and not self._on_gpu:  # more at a time gain nothing
+            n_tokens = min(n_tokens, max(self.info.max_batch_tokens, self.info.max_seq_len))
+        self._rpc("proof_reserve", (n_places, n_tokens, self._moe_layers), self._rpc_timeout_s)
+        return int(n_tokens)
 
     def pulse(self) -> Pulse:
         """Chat waits for steps. An engine that has nothing to do is asked for an answer of every rank now and then, so
@@ -255,6 +284,8 @@ async def _start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[A
     compat.avoid_faults(engine_args)
     if not current_platform.is_cpu():
         compat.enable_custom_ops(engine_args)
+        if options.decode_memory_gb and not any("gpu-memory-util" in word for word in options.vllm_args):
+            compat.leave_memory(engine_args, options.decode_memory_gb)
     # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
     llm = AsyncLLM.from_engine_args(
         engine_args, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=[compat.step_logger(on_step)]

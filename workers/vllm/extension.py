@@ -45,6 +45,14 @@ class ProofExtension:
         """How to go on, see ProofRunner.settle."""
         return _answer(lambda: self._proof_runner().settle(private, replicated))
 
+    def proof_room_for_steps(self, n_places: int, limit_bytes: int | None) -> dict[str, Any]:
+        """See ProofRunner.room_for_steps."""
+        return _answer(lambda: self._proof_runner().room_for_steps(n_places, limit_bytes))
+
+    def proof_reserve(self, n_places: int, n_tokens: int, moe_layers: list[int]) -> dict[str, Any]:
+        """See ProofRunner.reserve."""
+        return _answer(lambda: self._proof_runner().reserve(n_places, n_tokens, moe_layers))
+
     def proof_ping(self) -> dict[str, Any]:
         """Says that this rank answers."""
         return {"value": None}

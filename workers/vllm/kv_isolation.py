@@ -8,7 +8,7 @@ beside proofs").
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -90,17 +90,58 @@ class ScratchCaches:
     @contextmanager
     def bound(self, n_sequences: int, seq_len: int) -> Iterator[None]:
         """Bind the scratch caches to every attention layer, and chat's own again at the end, whatever happens."""
+        scratch = {
+            name: self._scratch(name, index, group.n_blocks(n_sequences, seq_len))
+            for index, group in enumerate(self.groups)
+            for name in group.layer_names
+        }
+        with self.bound_to(scratch):
+            yield
+
+    @contextmanager
+    def bound_to(self, caches: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
+        """The same with other caches, by layer (see `own_caches`)."""
         live: dict[str, Any] = {}
         try:
-            for index, group in enumerate(self.groups):
-                for name in group.layer_names:
-                    scratch = self._scratch(name, index, group.n_blocks(n_sequences, seq_len))
-                    live[name] = own = self._layers[name].kv_cache
-                    self._layers[name].kv_cache = scratch[0] if isinstance(own, Tensor) else type(own)(scratch)
+            for name, cache in caches.items():
+                live[name] = own = self._layers[name].kv_cache
+                self._layers[name].kv_cache = cache[0] if isinstance(own, Tensor) else type(own)(cache)
             yield
         finally:
             for name, cache in live.items():
                 self._layers[name].kv_cache = cache
+
+    def own_caches(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:
+        """New caches for so many sequences, by layer: each its own, but for those that read another's."""
+        found: dict[str, list[Tensor]] = {}
+        for group in self.groups:
+            for name in group.layer_names:
+                source = self._sources.get(name, name)
+                if source not in found:
+                    n_blocks = group.n_blocks(n_sequences, seq_len)
+                    found[source] = [self._zeros_like(cache, name, group, n_blocks) for cache in self._live(source)]
+                found[name] = found[source]
+        return found
+
+    def own_bytes_per_token(self) -> int:
+        """What `own_caches` take for a token, all layers together; rounded up."""
+        return sum(
+            -(-self._page(live, name, group) * live.element_size() // group.block_size)
+            for group in self.groups
+            for name in group.layer_names
+            if name not in self._sources
+            for live in self._live(name)
+        )
+
+    def chats_bytes(self) -> int:
+        """What chat's own caches of these layers take."""
+        return sum(
+            cache.shape[group.block_dim] * self._page(cache, name, group) * cache.element_size()
+            for group in self.groups
+            for name in group.layer_names
+            if name not in self._sources
+            for cache in self._live(name)
+        )
 
     def forget(self) -> None:
         """Frees all scratch caches."""
@@ -157,9 +198,13 @@ class ScratchCaches:
 
     def _zeros_like(self, live: Tensor, name: str, group: ScratchGroup, n_blocks: int) -> Tensor:
         """Zeros, not empty: slots past a sequence's end are masked, but a masked NaN still poisons a product."""
+        return zeros_like(live, group.block_dim, n_blocks, self._page(live, name, group))
+
+    def _page(self, live: Tensor, name: str, group: ScratchGroup) -> int:
+        """Elements from one block to the next."""
         content = _block_extent(live, group.block_dim) * live.element_size()
         page = cache_compat.page_bytes(group.group, name, content) if not group.is_state else content
-        return zeros_like(live, group.block_dim, n_blocks, -(-page // live.element_size()))
+        return -(-page // live.element_size())
 
 
 def zeros_like(live: Tensor, block_dim: int, n_blocks: int, page: int) -> Tensor:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from poc_core.schemes.base import Scheme
 
 if TYPE_CHECKING:
     from workers.vllm.watch import Watch
@@ -18,9 +16,18 @@ if TYPE_CHECKING:
 _TERMS = 2
 
 
+class LayerTransform(Protocol):
+    """What happens after a layer: a Scheme is one."""
+
+    hidden_size: int
+
+    def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
+        """See Scheme."""
+
+
 @contextmanager
 def transformed(
-    modules: nn.ModuleList, layers: range, scheme: Scheme | None, watch: Watch | None = None
+    modules: nn.ModuleList, layers: range, scheme: LayerTransform | None, watch: Watch | None = None
 ) -> Iterator[None]:
     """Within: the scheme is applied after each of the layers, and the watch looks at what they give.
 
@@ -46,7 +53,7 @@ def _looked_at(watch: Watch) -> Any:
     return look
 
 
-def _after_layer(scheme: Scheme, index: int) -> Any:
+def _after_layer(scheme: LayerTransform, index: int) -> Any:
     def transform(_module: Any, _args: Any, output: Any) -> Any:
         outputs = output if isinstance(output, tuple) else (output,)
         at = [i for i, x in enumerate(outputs[:_TERMS]) if _is_term(x, scheme.hidden_size)]

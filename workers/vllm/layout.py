@@ -1,61 +1,92 @@
-"""Where the tokens of a micro-batch lie in the scratch KV cache, and what attention must know of it."""
+"""Where the tokens of a micro-batch lie in a scratch KV cache, and what attention must know of them."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from workers.vllm import cache_compat
-from workers.vllm.kv_isolation import FIRST_BLOCK, ScratchCaches
+from workers.vllm.kv_isolation import FIRST_BLOCK, ScratchGroup
+
+
+class BlockTables:
+    """The blocks of `n` sequences of up to `capacity` tokens each, one sequence after the other from the first block
+    on."""
+
+    def __init__(self, groups: Sequence[ScratchGroup], n: int, capacity: int, device: torch.device) -> None:
+        self.groups = groups
+        self.device = device
+        self.tables: list[torch.Tensor] = []  # a group's blocks, (n, blocks per sequence) int32
+        self.first_slots: list[torch.Tensor] = []  # a group's first slot of each sequence, (n, 1) int64
+        for group in groups:
+            per_sequence = group.blocks_per_sequence(capacity)
+            first = FIRST_BLOCK + per_sequence * torch.arange(n)
+            blocks = first[:, None] + torch.arange(per_sequence)
+            if group.is_state:
+                # As wide as the state's table gets where vLLM keeps checkpoints of it: all are this one.
+                blocks = blocks.expand(n, cache_compat.state_table_width(group.group, capacity))
+            self.tables.append(blocks.to(device, torch.int32).contiguous())
+            self.first_slots.append((first[:, None] * group.block_size).to(device))
+
+    @property
+    def n(self) -> int:
+        return len(self.first_slots[0]) if self.first_slots else 0
+
+    def part(self, members: range) -> BlockTables:
+        """Those of some of the sequences."""
+        part = copy.copy(self)
+        rows = slice(members.start, members.stop)
+        part.tables = [table[rows] for table in self.tables]
+        part.first_slots = [first[rows] for first in self.first_slots]
+        return part
+
+    def slots(self, index: int, positions: torch.Tensor) -> torch.Tensor:
+        """Of each sequence's `positions` (k,) in the cache of one group: int64 (n * k,)."""
+        if self.groups[index].is_state:  # its tokens have no slots of their own
+            return torch.zeros(self.n * len(positions), dtype=torch.int64, device=self.device)
+        return (self.first_slots[index] + positions).view(-1)
 
 
 class Layout:
-    """Where a batch of `n` sequences of `seq_len` tokens lies: the same for every batch of that shape."""
+    """Some positions of each of a batch's sequences, whose earlier ones are in the cache: the same for every batch of
+    that shape. Made without waiting for the device."""
 
-    def __init__(self, caches: ScratchCaches, n: int, seq_len: int, device: torch.device) -> None:
-        starts = torch.arange(0, (n + 1) * seq_len, seq_len, dtype=torch.int32)
-        lengths = torch.full((n,), seq_len, dtype=torch.int32)
-        offsets = torch.arange(seq_len, dtype=torch.int64)
-        self._groups = caches.groups
-        self.n_tokens = n * seq_len
-        self.positions = offsets.repeat(n).to(device)
+    def __init__(self, tables: BlockTables, positions: range) -> None:
+        n, rows, end, device = tables.n, len(positions), positions.stop, tables.device
+        starts = torch.arange(0, n * rows + 1, rows, dtype=torch.int32)
+        lengths = torch.full((n,), end, dtype=torch.int32)
+        offsets = torch.arange(positions.start, end, dtype=torch.int64, device=device)
+        self._tables = tables
+        self.n_tokens = n * rows
+        self.positions = offsets.repeat(n)
         self._fields = {
-            "query_start_loc": starts.to(device),
+            "query_start_loc": torch.arange(0, n * rows + 1, rows, dtype=torch.int32, device=device),
             "query_start_loc_cpu": starts,
-            "seq_lens": lengths.to(device),
+            "seq_lens": torch.full((n,), end, dtype=torch.int32, device=device),
             "seq_lens_cpu_upper_bound": lengths,
             "_seq_lens_cpu": lengths,
-            "_num_computed_tokens_cpu": torch.zeros_like(lengths),
+            "_num_computed_tokens_cpu": torch.full((n,), positions.start, dtype=torch.int32),
             "num_reqs": n,
-            "num_actual_tokens": n * seq_len,
-            "max_query_len": seq_len,
-            "max_seq_len": seq_len,
+            "num_actual_tokens": n * rows,
+            "max_query_len": rows,
+            "max_seq_len": end,
             "causal": True,
-            "is_prefilling": torch.ones(n, dtype=torch.bool),
+            "is_prefilling": torch.full((n,), positions.start == 0, dtype=torch.bool),
             "positions": self.positions,
         }
-        self._tables: list[torch.Tensor] = []  # a group's blocks, (n, blocks per sequence) int32
-        self.slot_mapping: dict[str, torch.Tensor] = {}  # a layer's slot of every token, (n * seq_len,) int64
-        for group in caches.groups:
-            per_sequence = group.blocks_per_sequence(seq_len)
-            first_blocks = FIRST_BLOCK + per_sequence * torch.arange(n)
-            blocks = first_blocks[:, None] + torch.arange(per_sequence)
-            # A state's tokens have no slots of their own.
-            slots = torch.zeros(n * seq_len, dtype=torch.int64)
-            if group.is_state:
-                # As wide as the state's table gets where vLLM keeps checkpoints of it: all are this one.
-                blocks = blocks.expand(n, cache_compat.state_table_width(group.group, seq_len))
-            else:
-                slots = (first_blocks[:, None] * group.block_size + offsets).view(-1)
-            self._tables.append(blocks.to(device, torch.int32).contiguous())
-            self.slot_mapping.update(dict.fromkeys(group.layer_names, slots.to(device)))
+        self._slots = [tables.slots(index, offsets) for index in range(len(tables.groups))]
+        # A layer's slot of every token, (n * rows,) int64.
+        self.slot_mapping: dict[str, torch.Tensor] = {}
+        for group, slots in zip(tables.groups, self._slots, strict=True):
+            self.slot_mapping.update(dict.fromkeys(group.layer_names, slots))
 
     def metadata(self) -> dict[str, Any]:
         """Attention metadata by layer name; anew for each slice, as builders reuse buffers that chat steps fill."""
         by_layer: dict[str, Any] = {}
-        for group, table in zip(self._groups, self._tables, strict=True):
-            slots = self.slot_mapping[group.layer_names[0]]
+        for group, table, slots in zip(self._tables.groups, self._tables.tables, self._slots, strict=True):
             metadata = cache_compat.build_attention_metadata(
                 group.group, block_table_tensor=table, slot_mapping=slots, **self._fields
             )

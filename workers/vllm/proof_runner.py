@@ -8,23 +8,30 @@ inputs for itself; no tensor is sent to it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from cachetools import LRUCache
-from pydantic import JsonValue
 
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
-from poc_core.schemes.base import PrefillScheme, Scheme
+from poc_core.schemes.base import PrefillScheme, Scheme, SteppedScheme
 from workers.engines.decoder_layers import find_decoder_layers
 from workers.engines.kinds import LayerReflections
+from workers.engines.ticks import Slice
 from workers.vllm import cache_compat, compat, profile
+from workers.vllm.arrivals import Arrivals
+from workers.vllm.hand_over import HandOver
+from workers.vllm.kept_caches import KeptCaches, Place
 from workers.vllm.kv_isolation import NotIsolatableError, ScratchCaches
 from workers.vllm.layer_hooks import transformed
-from workers.vllm.layout import Layout
+from workers.vllm.layout import BlockTables, Layout
+from workers.vllm.micro_batch import MicroBatch, PrefillBatch, micro_batch
+from workers.vllm.seeded_gates import Gates
 from workers.vllm.stopwatch import stopwatch_for
 from workers.vllm.watch import Watch
 
@@ -37,23 +44,13 @@ _LAYOUTS_KEPT = 8
 
 @dataclass
 class _Flight:
-    """A micro-batch under way. `state`: what one slice hands to the next, each (n * seq_len, hidden)."""
+    """A micro-batch under way. `state`: what one slice hands to the next, each (rows of the pass, hidden)."""
 
-    spec: ProofSpec
-    nonces: Sequence[int]
-    scheme: PrefillScheme
+    batch: MicroBatch
     state: dict[str, torch.Tensor] | None = None
-
-
-@dataclass
-class _Arrival:
-    """Numbers of a micro-batch on their way to the host."""
-
-    flight_id: int
-    nonces: Sequence[int]
-    scheme: PrefillScheme
-    numbers: torch.Tensor  # on the host
-    copied: torch.cuda.Event | None  # None: they are there
+    # Of one with steps, from its first slice here on: where its keys and values are kept.
+    place: Place | None = None
+    tables: BlockTables | None = None
 
 
 class ProofRunner:
@@ -61,7 +58,6 @@ class ProofRunner:
 
     def __init__(self, worker: Any, reflections: LayerReflections = "fleet") -> None:
         """`worker`: vLLM's Worker after its KV cache was set up. Raises NotIsolatableError, LookupError."""
-        self._worker = worker
         runner = worker.model_runner
         self._config = worker.vllm_config
         self._model = runner.get_model()
@@ -80,11 +76,13 @@ class ProofRunner:
         self._own = compat.own_layers(self._layers)
         self._reports = self._own.stop == len(self._layers) and compat.is_first_tensor_rank()
         self._caches = ScratchCaches(runner, self._config.compilation_config.static_forward_context)
+        self._kept = KeptCaches(self._caches, self._device)
+        self._gates = Gates(self._layers, self._own, text_config)
         self._schemes: LRUCache[str, Scheme] = LRUCache(_SCHEMES_KEPT)
         self._layouts: LRUCache[tuple[int, int], Layout] = LRUCache(_LAYOUTS_KEPT)
         self._flights: dict[int, _Flight] = {}
-        self._arrivals: list[_Arrival] = []
-        self._sends: list[tuple[Any, dict[str, torch.Tensor]]] = []  # a handle, and the tensors it reads
+        self._arrivals = Arrivals()
+        self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
         self._watch: Watch | None = None
         self._replicated = True  # whether layers give the same on all tensor-parallel ranks
@@ -99,7 +97,19 @@ class ProofRunner:
             "sliceable": self._owner is not None,
             "layers_path": self._found.path,
             "reflected": self._found.reflected,
+            "moe_layers": len(self._gates),
+            "kept_block": self._kept.block,
+            "no_chains": self._why_no_chains(),
         }
+
+    def room_for_steps(self, n_places: int, limit_bytes: int | None) -> int:
+        """Tokens that could be kept of each of so many micro-batches, see KeptCaches.room."""
+        return self._kept.room(n_places, limit_bytes)
+
+    def reserve(self, n_places: int, n_tokens: int, moe_layers: Sequence[int]) -> None:
+        """Makes room for the steps of decode proofs. `moe_layers`: how many layers of experts each stage has."""
+        self._kept.reserve(n_places, n_tokens)
+        self._gates.first = sum(moe_layers[: compat.stage_index()])
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
         """Begins to watch micro-batches of at most that size."""
@@ -119,31 +129,34 @@ class ProofRunner:
     @torch.inference_mode()
     def tick(
         self,
-        begin: Sequence[tuple[int, Mapping[str, Any], Sequence[int]]],
-        slices: Sequence[tuple[int, int, int]],
+        begin: Sequence[tuple[int, Mapping[str, Any], Sequence[int], int | None]],
+        slices: Sequence[Sequence[int]],
         drop: Sequence[int],
         wait: bool,
     ) -> dict[str, Any]:
-        """Runs at most one of `slices` (flight, first layer, end), the one of this rank's own layers.
+        """Runs at most one of `slices` (see Slice), the one of this rank's own layers.
 
-        `begin`: flights (id, spec, nonces) that are new; `drop`: ids of flights that are given up; `wait`: until all
+        `begin`: flights (see Begin) that are new; `drop`: ids of flights that are given up; `wait`: until all
         that was launched is done. Answers {"refused": {id: why}, "ran": [(slice, seconds)], "values": {id: values}}: of
         what ended since the last tick, values on the reporting rank only. When it raises, all flights are gone.
         """
         for flight_id in drop:
-            self._flights.pop(flight_id, None)
-        self._sends = [(handle, tensors) for handle, tensors in self._sends if not handle.is_completed()]
+            self._end(flight_id)
+        self._hand_over.release_sent()
         try:
             refused = self._begin(begin)
-            for flight_id, first, end in slices:
-                if flight_id not in refused and first in self._own:
-                    self._run(flight_id, range(first, end))
-            for flight_id, _first, end in slices:
-                if flight_id not in refused and end == self._own.start:
-                    self._receive(self._flights[flight_id])
+            wanted = [one for one in map(Slice._make, slices) if one.flight not in refused]
+            for one in wanted:
+                if one.first in self._own:
+                    self._run(one)
+            for one in wanted:
+                if one.end == self._own.start:
+                    self._receive(one.flight, one.step)
+            for one in wanted:  # last, as every stage does: two of them wait for each other else
+                self._hand_points_back(one)
             if wait:
                 self._stopwatch.wait()
-            return {"refused": refused, "ran": self._stopwatch.take(), "values": self._arrived(wait)}
+            return {"refused": refused, "ran": self._stopwatch.take(), "values": self._arrivals.take(wait)}
         except BaseException:
             self._forget_all()
             raise
@@ -155,24 +168,27 @@ class ProofRunner:
         Answers a RankProfile's fields: without `watch` neither busy_s nor kernels. SpecError.
         """
         spec = ProofSpec.model_validate(fields)
-        scheme = self._prefill_scheme(spec)
-        flight_id = -1  # nobody else's
+        scheme = self._scheme(spec)
+        if not isinstance(scheme, PrefillScheme):
+            raise SpecError(f"Where the time of {spec.scheme} proofs goes cannot be told.")
+        own = Slice(-1, self._own.start, self._own.stop)  # the micro-batch is nobody else's
         try:
-            flight = self._flights[flight_id] = _Flight(spec, nonces, profile.MarkedScheme(scheme) if watch else scheme)
+            batch = PrefillBatch(profile.MarkedScheme(scheme) if watch else scheme, nonces, self._found.reflected)
+            self._flights[own.flight] = _Flight(batch)
             if self._own.start > 0:
-                self._receive(flight)
+                self._receive(own.flight, 0)
             profile.synchronize(self._device)  # what the stage before took is no time of this one
             self._stopwatch.wait()
             self._stopwatch.take()
             if watch:
                 with profile.marked_norms(self._model):
-                    busy_s, kernels = profile.profiled(self._device, lambda: self._run(flight_id, self._own))
+                    busy_s, kernels = profile.profiled(self._device, lambda: self._run(own))
             else:
                 busy_s, kernels = 0.0, []
-                self._run(flight_id, self._own)
+                self._run(own)
             self._stopwatch.wait()
             seconds = sum(seconds for _slice, seconds in self._stopwatch.take())
-            self._arrived(wait=True)
+            self._arrivals.take(wait=True)
         except BaseException:
             self._forget_all()
             raise
@@ -190,28 +206,38 @@ class ProofRunner:
         peak = profile.matrix_peak(self._device, self._dtype)
         return {"device": profile.device_name(self._device), "peak_flops": peak}
 
-    def _begin(self, flights: Sequence[tuple[int, Mapping[str, Any], Sequence[int]]]) -> dict[int, str]:
+    def _begin(self, flights: Sequence[tuple[int, Mapping[str, Any], Sequence[int], int | None]]) -> dict[int, str]:
         refused: dict[int, str] = {}
-        for flight_id, fields, nonces in flights:
+        for flight_id, fields, nonces, part in flights:
             spec = ProofSpec.model_validate(fields)
             try:
-                self._flights[flight_id] = _Flight(spec, nonces, self._prefill_scheme(spec))
+                scheme = self._scheme(spec)
+                if isinstance(scheme, SteppedScheme) and (why_not := self._why_no_chains()):
+                    raise SpecError(why_not)
+                self._flights[flight_id] = _Flight(micro_batch(scheme, nonces, part, self._found.reflected))
             except SpecError as error:
                 refused[flight_id] = str(error)
         return refused
 
-    def _run(self, flight_id: int, layers: range) -> None:
-        flight = self._flights[flight_id]
-        n, seq_len = len(flight.nonces), flight.spec.seq_len
+    def _run(self, one: Slice) -> None:
         self._stopwatch.begin()
+        for step in range(one.step, one.until):
+            self._forward(one.flight, range(one.first, one.end), step)
+        self._stopwatch.end(tuple(one))
+
+    def _forward(self, flight_id: int, layers: range, step: int) -> None:
+        """Some layers of one pass."""
+        flight = self._flights[flight_id]
+        batch = flight.batch
+        layout, caches = self._whereabouts(flight, step)
         state, flight.state = flight.state, None
-        inputs = flight.scheme.inputs(flight.nonces).view(n * seq_len, -1) if layers.start == 0 else None
-        ids = None if self._vocab_size is None else flight.scheme.token_ids(flight.nonces, self._vocab_size).view(-1)
-        hooked = flight.scheme if flight.scheme.transforms_layers and self._found.reflected else None
-        layout = self._layout(n, seq_len)
+        inputs = batch.inputs(step) if layers.start == 0 else None
+        ids = None if self._vocab_size is None else batch.token_ids(self._vocab_size)
+        experts = partial(batch.first_experts, step) if batch.seeds_experts else None
         with (
-            self._caches.bound(n, seq_len),
-            transformed(self._layers, layers, hooked, self._watch),
+            caches,
+            transformed(self._layers, layers, batch.transform(step), self._watch),
+            self._gates.seeded(layers, experts),
             compat.virtual_stage(self._owner, layers, len(self._layers)),
             compat.forward_context(layout.metadata(), self._config, layout.n_tokens, layout.slot_mapping),
             compat.fused_kernels(),
@@ -223,52 +249,59 @@ class ProofRunner:
                 inputs_embeds=inputs,
             )
         if layers.stop == len(self._layers):
-            if self._reports:
+            if self._reports or not batch.is_last(step):
                 hidden = compat.final_hidden_states(output)
-                self._arrivals.append(self._depart(flight_id, flight, hidden.view(n, seq_len, -1)[:, -1]))
-            del self._flights[flight_id]
+                batch.take(step, hidden.view(len(batch.members(step)), len(batch.positions(step)), -1))
+            if batch.has_points_after(step):
+                compat.as_first_tensor_rank_has_it(batch.points)
+            if batch.is_last(step) and self._reports:
+                self._arrivals.expect(flight_id, batch)
         elif layers.stop == self._own.stop:
-            compat.wait_for_pending_sends(self._worker)
-            self._sends += [(handle, output.tensors) for handle in compat.send_to_next_stage(output.tensors)]
-            del self._flights[flight_id]
+            self._hand_over.send(output.tensors)
         else:
             flight.state = output.tensors
-        self._stopwatch.end((flight_id, layers.start, layers.stop))
+        if batch.is_last(step) and layers.stop == self._own.stop:
+            self._end(flight_id)
 
-    def _receive(self, flight: _Flight) -> None:
-        n_tokens = len(flight.nonces) * flight.spec.seq_len
-        flight.state = compat.between_stages(self._model, n_tokens, self._dtype, self._device)
-        compat.receive_from_previous_stage(flight.state)
+    def _whereabouts(self, flight: _Flight, step: int) -> tuple[Layout, AbstractContextManager[None]]:
+        """Where the tokens of a pass lie, and what binds the caches that they lie in."""
+        batch, n = flight.batch, len(flight.batch.nonces)
+        if not batch.shape.steps:
+            rows = batch.shape.rows
+            return self._layout(n, rows), self._caches.bound(n, rows)
+        if flight.place is None or flight.tables is None:
+            flight.place = self._kept.take(n, batch.shape.positions)
+            flight.tables = BlockTables(self._caches.groups, n, batch.shape.positions, self._device)
+        tables = flight.tables.part(batch.members(step))
+        return Layout(tables, batch.positions(step)), self._kept.bound(flight.place)
 
-    def _depart(self, flight_id: int, flight: _Flight, last_hidden: torch.Tensor) -> _Arrival:
-        """Turns the last states (n, hidden) into numbers and begins to copy them to the host."""
-        numbers = flight.scheme.numbers(flight.nonces, last_hidden)
-        copied = None
-        if self._device.type == "cuda":
-            host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            host.copy_(numbers, non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record()
-            numbers = host
-        return _Arrival(flight_id, flight.nonces, flight.scheme, numbers, copied)
+    def _end(self, flight_id: int) -> None:
+        """This rank has done its part of a micro-batch, or it is given up."""
+        flight = self._flights.pop(flight_id, None)
+        if flight is not None and flight.place is not None:
+            self._kept.free(flight.place)
 
-    def _arrived(self, wait: bool) -> dict[int, list[JsonValue]]:
-        values: dict[int, list[JsonValue]] = {}
-        while self._arrivals:
-            first = self._arrivals[0]
-            if first.copied is not None and not first.copied.query():
-                if not wait:
-                    break
-                first.copied.synchronize()
-            values[first.flight_id] = first.scheme.values(first.nonces, first.numbers)
-            self._arrivals.pop(0)
-        return values
+    def _receive(self, flight_id: int, step: int) -> None:
+        flight = self._flights[flight_id]
+        flight.state = self._hand_over.receive(flight.batch.n_tokens(step))
+
+    def _hand_points_back(self, one: Slice) -> None:
+        """Where the slice was the end of a pass and another follows."""
+        flight = self._flights.get(one.flight)
+        if flight is None or one.end != len(self._layers) or not flight.batch.has_points_after(one.until - 1):
+            return
+        is_first, is_last = self._own.start == 0, self._own.stop == len(self._layers)
+        if is_last and not is_first:
+            self._hand_over.send_points(flight.batch.points)
+        elif is_first and not is_last:
+            flight.batch.follow(self._hand_over.receive_points(len(flight.batch.nonces)))
 
     def _forget_all(self) -> None:
         """After an error: the engine host begins all flights anew."""
         self._flights.clear()
-        self._arrivals.clear()
-        self._sends.clear()
+        self._kept.free_all()
+        self._arrivals.forget()
+        self._hand_over.forget()
         self._stopwatch = stopwatch_for(self._device)
         compat.forget_unfinished_forward(self._model)
 
@@ -291,14 +324,15 @@ class ProofRunner:
             )
         return scheme
 
-    def _prefill_scheme(self, spec: ProofSpec) -> PrefillScheme:
-        scheme = self._scheme(spec)
-        if not isinstance(scheme, PrefillScheme):
-            raise SpecError(f"The vllm engine does not compute {spec.scheme} proofs yet; use --engine transformers.")
-        return scheme
+    def _why_no_chains(self) -> str | None:
+        """Why decode proofs cannot be computed with this model."""
+        if self._vocab_size is not None:
+            return "Decode proofs cannot be computed with this model on vLLM yet: it chooses experts by token."
+        return self._kept.why_not() or self._gates.why_not()
 
     def _layout(self, n: int, seq_len: int) -> Layout:
         layout = self._layouts.get((n, seq_len))
         if layout is None:
-            layout = self._layouts[n, seq_len] = Layout(self._caches, n, seq_len, self._device)
+            tables = BlockTables(self._caches.groups, n, seq_len, self._device)
+            layout = self._layouts[n, seq_len] = Layout(tables, range(seq_len))
         return layout

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from poc_core.errors import BodyError
 from poc_core.nonces import MAX_NONCE
-from poc_core.records import JobRequest, ModelInfo, ProofSpec
+from poc_core.records import JobRequest, ModelInfo, Passes, ProofSpec
 from poc_core.schemes.artifact.answers import Encoding
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.contract import Contract
@@ -37,16 +37,40 @@ class DecodeContract(Contract):
         return isinstance(params, dict) and (params.get("scheme") == "decode" or params.get("decode") is True)
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
-        n_tokens, field = spec.seq_len + DecodeOptions.of(spec).max_tokens, ("params", "max_tokens")
-        if info.hidden_size < PICKED:
-            raise BodyError(
-                f"Decode proofs need a hidden size of {PICKED}; this model's is {info.hidden_size}", field, "too_narrow"
-            )
+        passes, field = self.passes(spec), ("params", "max_tokens")
+        n_tokens = passes.positions
+        if refusal := self.why_not(info):
+            raise BodyError(refusal, ("params", "decode"), "no_decode")
         if n_tokens > info.max_seq_len:
             raise BodyError(
                 f"seq_len and max_tokens are {n_tokens} together; the model takes {info.max_seq_len}", field, "too_long"
             )
+        if passes.rows > info.max_batch_tokens >= spec.seq_len:
+            raise BodyError(
+                f"A nonce takes {passes.rows} tokens of one forward; the model takes {info.max_batch_tokens}",
+                ("params", "seq_len"),
+                "too_long",
+            )
+        if passes.steps and info.kept_tokens is not None and info.kept_by_nonce(n_tokens) > info.kept_tokens:
+            raise BodyError(
+                f"seq_len and max_tokens are {n_tokens} together; there is memory for {info.kept_tokens} "
+                "(--decode-memory-gb)",
+                field,
+                "too_long",
+            )
         return super().limits(spec, info)
+
+    def why_not(self, info: ModelInfo) -> str:
+        if info.hidden_size < PICKED:
+            return f"Decode proofs need a hidden size of {PICKED}; this model's is {info.hidden_size}."
+        return info.no_chains
+
+    def passes(self, spec: ProofSpec) -> Passes:
+        light = spec.model_copy(update={"options": {**spec.options, "enforced": None}})
+        options = DecodeOptions.checked(light, PICKED)
+        if spec.options.get("enforced") is None or options.stepwise:
+            return Passes(spec.seq_len, options.max_tokens)
+        return Passes(spec.seq_len + options.max_tokens)
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         return {"encoding": Encoding(k_dim=DecodeOptions.of(spec).k_dim).model_dump()}

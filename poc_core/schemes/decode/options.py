@@ -17,6 +17,9 @@ class DecodeOptions(Options):
     # what follows from them, and the values are how far they lie off.
     enforced: dict[str, list[int]] | None = Field(None, description="lists of integers by nonce")
 
+    # Claims are followed step by step, as by who cannot look ahead: the slow way, for comparison.
+    stepwise: bool = Field(False, description="true or false")
+
     @field_validator("max_tokens")
     @classmethod
     def _fits(cls, max_tokens: int, info: ValidationInfo) -> int:

@@ -16,6 +16,9 @@ from poc_core.schemes.decode.options import DecodeOptions
 logger = logging.getLogger(__name__)
 
 
+_ALL = slice(None)
+
+
 class DecodeScheme(SteppedScheme):
     def __init__(
         self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
@@ -29,6 +32,9 @@ class DecodeScheme(SteppedScheme):
 
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         return reflections.reflect(x, self.layer_vectors[layer])
+
+    def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
+        return reflections.reflect_terms(list(terms), self.layer_vectors[layer])
 
 
 class DecodeBatch(SteppedBatch):
@@ -48,13 +54,14 @@ class DecodeBatch(SteppedBatch):
             self._claims = torch.tensor(padded, dtype=torch.int64, device=device)
         self._points: list[Tensor] = []  # int64 (n,) of each state taken
         self._margins: list[Tensor] = []  # float32 (n,) of the claims, likewise
-        self._own_layers: list[Tensor | None] = [None] * scheme.n_layers
+        self._own_vectors: dict[int, Tensor] = {}  # by layer: (n, 1, hidden)
+        self._route_seeds: dict[int, Tensor] = {}  # by layer of experts: int64 (n, 1)
 
-    def prefill(self) -> Tensor:
-        return self._scheme.inputs(self._nonces)
+    def prefill(self, part: slice = _ALL) -> Tensor:
+        return self._scheme.inputs(self._nonces[part])
 
     def whole(self) -> Tensor | None:
-        if self._claims is None:
+        if self._claims is None or self._scheme.options.stepwise:
             return None
         scheme, n, first = self._scheme, len(self._nonces), self._scheme.spec.seq_len
         rows = torch.empty(n, first + self.n_steps, scheme.hidden_size, dtype=scheme.dtype, device=scheme.device)
@@ -82,39 +89,53 @@ class DecodeBatch(SteppedBatch):
             if self._claims is not None:
                 self._margins.append(steps.claimed_margins(snap.scores, self._claims[:, step]))
 
-    def transform_layer(self, layer: int, x: Tensor) -> Tensor:
+    @property
+    def points(self) -> Tensor:
+        return self._points[-1]
+
+    def follow(self, points: Tensor) -> None:
+        self._points.append(points)
+
+    def transform_terms(self, layer: int, terms: Sequence[Tensor], part: slice = _ALL) -> list[Tensor]:
         if not self._scheme.options.per_nonce_reflection:
-            return self._scheme.transform_layer(layer, x)
-        vectors = self._own_layers[layer]
+            return self._scheme.transform_terms(layer, terms)
+        vectors = self._own_vectors.get(layer)
         if vectors is None:
             block_hash = self._scheme.spec.block_hash
             names = [f"{block_hash}_nonce{nonce}_layer_{layer}_householder" for nonce in self._nonces]
-            vectors = reflections.householder_vectors(names, x.shape[-1], x.device).to(x.dtype)[:, None]
-            self._own_layers[layer] = vectors
-        return reflections.reflect(x, vectors)
+            vectors = reflections.householder_vectors(names, self._scheme.hidden_size, self._scheme.device)
+            vectors = self._own_vectors[layer] = vectors.to(self._scheme.dtype)[:, None]
+        return [reflections.reflect(x, vectors[part]) for x in terms]
 
     def first_experts(self, moe_layer: int, positions: range, n_experts: int) -> Tensor:
-        seeds = routing.route_seeds(self._scheme.spec.block_hash, self._nonces, moe_layer, self._scheme.device)
+        seeds = self._route_seeds.get(moe_layer)
+        if seeds is None:
+            found = routing.route_seeds(self._scheme.spec.block_hash, self._nonces, moe_layer, self._scheme.device)
+            seeds = self._route_seeds[moe_layer] = found[:, None]
         places = torch.arange(positions.start, positions.stop, device=seeds.device)
         step = (places - (self._scheme.spec.seq_len - 1)).clamp_(min=0)
-        return routing.first_experts(seeds[:, None], step[None], n_experts)
+        return routing.first_experts(seeds, step[None], n_experts)
 
-    def values(self) -> list[JsonValue]:
-        points = torch.stack(self._points, dim=1).cpu()  # (n, T + 1)
-        margins = torch.stack(self._margins, dim=1).cpu() if self._claims is not None else None
-        claims = self._claims.cpu() if self._claims is not None else None
+    def numbers(self) -> Tensor:
+        """float32 (n, T + 1, 1 or 2): each step's point and, where there are claims, the margin of the one claimed."""
+        points = torch.stack(self._points, dim=1).to(torch.float32)
+        return torch.stack([points, torch.stack(self._margins, dim=1)] if self._margins else [points], dim=-1)
+
+    def values(self, numbers: Tensor) -> list[JsonValue]:
+        points = numbers[..., 0].to(torch.int64)
+        claims = None if self._claims is None else self._claims.cpu()
         values: list[JsonValue] = []
         for i, nonce in enumerate(self._nonces):
             if (points[i] == steps.NO_POINT).any():
                 logger.warning("nonce %d excluded: one of its hidden states is not finite", nonce)
                 values.append(None)
-            elif margins is None or claims is None:
+            elif claims is None:
                 values.append(points[i].tolist())
             elif self._wrong_length[i]:
                 values.append([self.n_steps + 1, steps.NO_POINT_MARGIN])
             else:
                 wrong = points[i] != claims[i]
-                values.append([int(wrong.sum()), float(margins[i][wrong].max()) if wrong.any() else 0.0])
+                values.append([int(wrong.sum()), float(numbers[i, wrong, 1].max()) if wrong.any() else 0.0])
         return values
 
     def _before(self, step: int) -> Tensor:

@@ -11,10 +11,9 @@ from poc_core.fields import MAX_BATCH_SIZE, Count, Nonce
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.decode.options import DecodeOptions
+from poc_core.schemes.decode.thresholds import MARGIN
 from poc_core.schemes.requests import PLACE_EXAMPLE, Examples, JobBody, Params, SequenceRoundBody, check_claimed
 
-# Largest margin of an honest step, for a client that sends no stat_test.
-MARGIN = 0.025
 # Claimed points of a request. They travel with its spec to the engines.
 MOST_CLAIMED_POINTS = 500_000
 # What stands for a claimed point that is no integer.
@@ -164,5 +163,5 @@ def _spec(
         block_hash=block_hash,
         public_key=public_key,
         seq_len=params.seq_len,
-        options=options.model_dump(),
+        options=options.model_dump(exclude={"stepwise"}),  # no client asks for that
     )

@@ -1,5 +1,6 @@
 """Micro-batches on their way through the stages of an engine, tick by tick."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,6 +15,7 @@ from workers.pipeline import Flight, Pipeline
 from workers.slice_plan import SlicePlan
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
+CHAIN = SPEC.model_copy(update={"scheme": "decode", "options": {"max_tokens": 5}})
 LONG = SPEC.model_copy(update={"seq_len": 1024})
 
 
@@ -120,7 +122,7 @@ def test_a_micro_batch_enters_a_stage_as_the_one_before_it_leaves(ends: Ends) ->
         [Slice(1, 2, 3)],
         [Slice(1, 3, 4)],
     ]
-    assert [[flight for flight, _, _ in tick.begin] for tick in engine.ticks] == [[0], [], [1], [], [], []]
+    assert [[one.flight for one in tick.begin] for tick in engine.ticks] == [[0], [], [1], [], [], []]
 
 
 def test_stages_of_unlike_length_wait_for_each_other_without_a_mix_up(ends: Ends) -> None:
@@ -172,7 +174,7 @@ def test_times_go_to_the_plan(ends: Ends) -> None:
     pipeline.add(ends.flight(0, range(4)))
     pipeline.add(ends.flight(1, range(4)))
     fly(pipeline)
-    of_first = [(first, end) for flight, first, end in engine.slices if flight == 0]
+    of_first = [(one.first, one.end) for one in engine.slices if one.flight == 0]
     assert of_first == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 6), (6, 8)]  # 20 ms a layer: two are within the limit
 
 
@@ -350,7 +352,7 @@ def test_after_memory_was_short_all_processes_are_told_to_forget(ends: Ends) -> 
     pipeline.add(ends.flight(1, range(4)))
     fly(pipeline)
     assert list(engine.ticks[6].drop) == [0, 1]
-    assert [flight for flight, _, _ in engine.ticks[6].begin] == [2]  # a new one, whose values cannot be taken for old
+    assert [one.flight for one in engine.ticks[6].begin] == [2]  # a new one, whose values cannot be taken for old
 
 
 def test_a_micro_batch_in_parts_that_fails_ends_once(ends: Ends) -> None:
@@ -472,3 +474,106 @@ def test_compute_raises_a_refusal_and_a_seq_len_beyond_the_limit() -> None:
         engine.compute(OTHER, [1])
     with pytest.raises(SpecError, match="from 1 to 1024"):
         engine.compute(SPEC.model_copy(update={"seq_len": 1025}), [])
+
+
+# Micro-batches that go on step by step.
+
+
+def test_a_chain_is_its_prefill_in_slices_and_then_its_steps(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.said_s = 0.005  # a layer; 4 of them
+    pipeline = pipeline_of(engine, limit_ms=50)
+    pipeline.add(ends.flight(0, range(3), CHAIN))
+    fly(pipeline)
+    prefill = [Slice(0, layer, layer + 1) for layer in range(4)]
+    assert engine.slices[:4] == prefill
+    # One whole step to be measured, then as many as the limit allows: two of 20 ms.
+    assert engine.slices[4:] == [Slice(0, 0, 4, 1, 2), Slice(0, 0, 4, 2, 4), Slice(0, 0, 4, 4, 6)]
+    assert ends.values == {0: values(CHAIN, range(3))}
+
+
+def test_a_step_that_is_longer_than_the_limit_is_cut_between_layers(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.said_s = 0.03
+    pipeline = pipeline_of(engine, limit_ms=70)
+    pipeline.add(ends.flight(0, [0], CHAIN))
+    fly(pipeline)
+    assert engine.slices[-4:] == [
+        Slice(0, 0, 2, 4, 5),
+        Slice(0, 2, 4, 4, 5),
+        Slice(0, 0, 2, 5, 6),
+        Slice(0, 2, 4, 5, 6),
+    ]
+    assert ends.order == [0]
+
+
+def test_steps_of_several_chains_share_the_stages(ends: Ends) -> None:
+    """Each step goes through all stages before the next; meanwhile the others' have the rest."""
+    engine = FakeEngine(n_stages=3, layers=2)
+    pipeline = pipeline_of(engine, limit_ms=None)
+    for number in range(4):
+        pipeline.add(ends.flight(number, [number], CHAIN))
+    fly(pipeline)
+    assert sorted(ends.order) == [0, 1, 2, 3]
+    assert len([tick for tick in engine.ticks if len(tick.slices) == 3]) >= 2 * 6
+    for tick in engine.ticks:  # no more at a time than there are places to keep what they have seen
+        assert len({one.flight for one in tick.slices}) <= 3
+
+
+def test_no_more_chains_fly_than_have_a_place(ends: Ends) -> None:
+    engine = FakeEngine(n_stages=2, layers=2)
+    pipeline = pipeline_of(engine, limit_ms=0.0)
+    for number in range(5):
+        pipeline.add(ends.flight(number, [number], CHAIN if number % 2 else SPEC))
+    most = 0
+    while not pipeline.is_empty:
+        pipeline.fetch() if pipeline.is_launched else pipeline.run(wait=False)
+        most = max(most, engine.n_flights)
+    assert most <= 2
+    assert sorted(ends.order) == list(range(5))
+
+
+def test_a_chain_of_more_nonces_than_there_is_memory_for_goes_in_parts(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.info = dataclasses.replace(engine.info, kept_tokens=320, kept_block=32)
+    pipeline = pipeline_of(engine, limit_ms=None)
+    pipeline.add(ends.flight(0, range(7), CHAIN))  # 69 positions, so 96 of 320 each
+    fly(pipeline)
+    assert [len(nonces) for nonces in engine.begun] == [3, 3, 1]
+    assert ends.values == {0: values(CHAIN, range(7))}
+
+
+def test_the_prefill_of_more_nonces_than_one_forward_holds_goes_in_parts(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.info = dataclasses.replace(engine.info, max_batch_tokens=3 * 64, kept_tokens=4096)
+    pipeline = pipeline_of(engine, limit_ms=None)
+    pipeline.add(ends.flight(0, range(7), CHAIN))
+    fly(pipeline)
+    assert [len(nonces) for nonces in engine.begun] == [7]
+    assert engine.ticks[0].begin[0].part == 3
+    assert engine.slices == [*(Slice(0, 0, 4, part, part + 1) for part in range(3)), Slice(0, 0, 4, 3, 8)]
+    assert ends.values == {0: values(CHAIN, range(7))}
+
+
+def test_a_chain_begins_anew_where_memory_is_short_between_two_steps(ends: Ends) -> None:
+    engine = FakeEngine()
+    engine.info = dataclasses.replace(engine.info, kept_tokens=1024)
+    pipeline = pipeline_of(engine, limit_ms=0.0)
+
+    def short() -> None:
+        raise EngineMemoryError("too little")
+
+    engine.events[6] = short
+    pipeline.add(ends.flight(0, range(4), CHAIN))
+    fly(pipeline)
+    assert [len(nonces) for nonces in engine.begun] == [4, 2, 2]
+    assert ends.values == {0: values(CHAIN, range(4))}
+
+
+def test_known_claims_need_no_steps(ends: Ends) -> None:
+    engine = FakeEngine()
+    claimed = CHAIN.model_copy(update={"options": {"max_tokens": 5, "enforced": {"0": [1] * 6}}})
+    pipeline = pipeline_of(engine, limit_ms=None)
+    pipeline.add(ends.flight(0, [0], claimed))
+    fly(pipeline)
+    assert engine.slices == [Slice(0, 0, 4)]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from poc_core.records import ProofSpec
 from tests.samples import DISTANCE_SPEC, SPEC
 from workers.slice_plan import SlicePlan
 
@@ -138,3 +139,29 @@ def test_many_kinds_of_micro_batches_are_no_burden() -> None:
         plan.ran(SPEC.model_copy(update={"seq_len": seq_len}), 32, 1, 0.2)
     assert plan.batch_size(SPEC.model_copy(update={"seq_len": 1}), 32) == 32  # forgotten
     assert plan.batch_size(SPEC.model_copy(update={"seq_len": 199}), 32) == 8
+
+
+# Steps.
+
+CHAIN = ProofSpec(scheme="decode", block_hash="b", public_key="k", seq_len=64, options={"max_tokens": 64})
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "n_slices", "n_steps"), [(1, 1, 16), (10, 1, 5), (30, 1, 1), (60, 2, 1), (9e9, 28, 1)]
+)
+def test_a_slice_holds_as_many_steps_as_the_limit_allows_or_part_of_one(
+    step_ms: float, n_slices: int, n_steps: int
+) -> None:
+    plan = SlicePlan(50, 1)
+    plan.ran(CHAIN, 32, len(LAYERS), step_ms / 1000, steps=True)
+    slices, steps = plan.cut_steps(CHAIN, 32, LAYERS)
+    assert (len(slices), steps) == (n_slices, n_steps)
+    assert [layer for one in slices for layer in one] == list(LAYERS)
+
+
+def test_a_step_is_whole_until_one_was_measured_whatever_the_prefill_took() -> None:
+    plan = SlicePlan(50, 1)
+    plan.ran(CHAIN, 32, 1, 0.04)
+    assert plan.cut_steps(CHAIN, 32, LAYERS) == ([LAYERS], 1)
+    assert len(plan.cut(CHAIN, 32, LAYERS)) == 28
+    assert SlicePlan(None, 1).cut_steps(CHAIN, 32, LAYERS) == ([LAYERS], 16)

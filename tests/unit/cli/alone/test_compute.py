@@ -95,6 +95,13 @@ def test_distances_are_printed_as_two_lists(engine: NoisyEngine, capfd: pytest.C
     assert engine.calls[0][0].options == {"randomization": "layer_hooks"}
 
 
+def test_chains_need_the_number_of_their_steps(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("--scheme", "decode") == 2
+    assert "needs --max-tokens" in capfd.readouterr().err
+    assert run("--scheme", "decode", "--max-tokens", "8", "--json") == 0
+    assert engine.calls[0][0].options == {"k_dim": 12, "max_tokens": 8}
+
+
 def test_a_schemes_options_may_be_named(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
     named = ["--option", "randomization=layer_hooks", "--option", "other=[1]", "--option", "text=a=b"]
     assert run("--scheme", "distance", *named, "--json") == 0

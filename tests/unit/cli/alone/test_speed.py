@@ -31,7 +31,7 @@ class TimedEngine(Engine):
     def tick(self, tick: Tick) -> TickResult:
         values: dict[int, Any] = {}
         ran = []
-        for flight, _spec, nonces in tick.begin:
+        for flight, _spec, nonces, _part in tick.begin:
             self._nonces[flight] = nonces
         if self.refuses:
             return TickResult(refused=dict.fromkeys(self._nonces, "no such k_dim"))

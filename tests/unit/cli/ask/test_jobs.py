@@ -362,3 +362,37 @@ def test_a_nonce_that_the_file_does_not_have_is_a_usage_error(url: str, runner: 
     answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", str(proof), "--nonces", "0,9"])
     assert answer.exit_code == 2
     assert "The file has no artifact of nonce 9" in answer.output
+
+
+CHAINS = [{"nonce": nonce, "vector_b64": "", "k_points_steps": [3, 14, nonce]} for nonce in range(3)]
+
+
+def test_generate_with_max_tokens_asks_for_chains(fake: FakeApi, url: str, runner: CliRunner) -> None:
+    fake.polls = [(200, {**RESULT, "artifacts": CHAINS})]
+    answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2", "--max-tokens", "2"])
+    assert answer.exit_code == 0, answer.output
+    params = {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12, "decode": True, "max_tokens": 2}
+    assert fake.submitted[0]["params"] == params
+    assert json.loads(answer.stdout)["request"]["params"] == params
+
+
+@pytest.mark.parametrize("noted", [{}, {"request": {"params": {"decode": True, "max_tokens": 2}}}])
+def test_validate_knows_chains_and_judges_them_by_their_own_threshold(
+    fake: FakeApi, url: str, runner: CliRunner, noted: dict[str, Any]
+) -> None:
+    fake.polls = [(200, verdict(0, fraud=False))]
+    document = json.dumps({"artifacts": [*CHAINS[:2], {**CHAINS[2], "k_points_steps": [1]}], **noted})
+    answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", "-", *PROOF_OPTIONS], input=document)
+    assert answer.exit_code == 0, answer.output
+    (body,) = fake.submitted
+    assert (body["params"]["decode"], body["params"]["max_tokens"]) == (True, 2)
+    assert body["stat_test"]["dist_threshold"] == 0.025
+
+
+def test_validate_takes_options_for_chains(fake: FakeApi, url: str, runner: CliRunner) -> None:
+    fake.polls = [(200, verdict(0, fraud=False))]
+    options = [*PROOF_OPTIONS, "--max-tokens", "5", "--dist-threshold", "0.04"]
+    document = json.dumps({"artifacts": CHAINS})
+    assert runner.invoke(app, ["validate", "--url", url, "--artifacts", "-", *options], input=document).exit_code == 0
+    assert fake.submitted[0]["params"]["max_tokens"] == 5
+    assert fake.submitted[0]["stat_test"]["dist_threshold"] == 0.04

@@ -158,6 +158,14 @@ def test_start_sends_what_its_options_say(api: FakeApi, runner: CliRunner) -> No
     assert (body["block_height"], body["batch_size"], body["poc_stronger_rng"], body["url"]) == (9, 16, True, URL)
 
 
+def test_start_with_max_tokens_sends_a_round_of_chains(api: FakeApi, runner: CliRunner) -> None:
+    answer = runner.invoke(app, [*START, "--max-tokens", "64"])
+    assert answer.exit_code == 0, answer.output
+    ((_, body),) = api.posted
+    params = {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12, "decode": True, "max_tokens": 64}
+    assert body["params"] == params
+
+
 def test_start_with_an_r_target_sends_a_distance_round(api: FakeApi, runner: CliRunner) -> None:
     options = [
         "--r-target",
@@ -195,6 +203,7 @@ def test_start_with_an_r_target_sends_a_distance_round(api: FakeApi, runner: Cli
     ("wrong", "message"),
     [
         (["--r-target", "1.4", "--k-dim", "8", "--stronger-rng"], "--k-dim and --stronger-rng is for artifacts"),
+        (["--r-target", "1.4", "--max-tokens", "8"], "--max-tokens is for artifacts"),
         (["--layer-hooks"], "--layer-hooks is for distances; give --r-target too"),
         (["--fraud-threshold", "0.5"], "--fraud-threshold is for distances"),
         (["--r-target", "0"], "above 0, up to 2, not 0"),

@@ -1,5 +1,6 @@
 """Which bodies ask for decode proofs, and what is wrong with others."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -135,6 +136,33 @@ def test_what_a_model_cannot_do(hidden_size: int, max_seq_len: int, problem: str
         return
     with pytest.raises(BodyError, match=problem):
         CONTRACT.limits(spec, info)
+
+
+def test_what_an_engine_cannot_do_is_said_when_it_is_asked() -> None:
+    """By the engine's own sentence, or the room that it has."""
+    info = ModelInfo("m", 256, 4, 1024, 8192, "float32")
+    spec = DecodeBody.model_validate(decode_body()).spec()  # 64 positions and 4 steps
+    refusals = {
+        "cannot be seeded": dataclasses.replace(info, no_chains="its router cannot be seeded"),
+        "68 together; there is memory for 95": dataclasses.replace(info, kept_tokens=95, kept_block=32),
+    }
+    for problem, refusing in refusals.items():
+        with pytest.raises(BodyError, match=problem):
+            CONTRACT.limits(spec, refusing)
+    assert CONTRACT.limits(spec, dataclasses.replace(info, kept_tokens=96, kept_block=32))
+    claimed = spec.model_copy(update={"options": {**spec.options, "enforced": {"0": [1]}}})
+    assert CONTRACT.limits(claimed, refusals["68 together; there is memory for 95"])  # one forward keeps nothing
+    with pytest.raises(BodyError, match="68 tokens of one forward"):
+        CONTRACT.limits(claimed, dataclasses.replace(info, max_batch_tokens=67))
+
+
+def test_how_many_nonces_a_micro_batch_holds() -> None:
+    info = ModelInfo("m", 256, 4, 1024, 8192, "float32", max_sequences=200, kept_tokens=9600, kept_block=32)
+    assert info.max_batch(64) == 128
+    assert info.max_batch(64, 4) == 100  # 96 kept of each
+    assert info.max_batch(64, 1000) == 8
+    assert dataclasses.replace(info, kept_tokens=None, kept_block=1).max_batch(64, 4) == 120
+    assert dataclasses.replace(info, kept_tokens=1 << 20).max_batch(64, 4) == 200
 
 
 def test_a_model_too_narrow_is_422(client: TestClient, serve: Callable[..., Any]) -> None:
