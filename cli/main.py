@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from cli.alone.bench import bench
 from cli.alone.calibrate import calibrate
 from cli.alone.compute import compute
+from cli.alone.report import report
 from cli.ask.deploy import deploy, undeploy
 from cli.ask.generate import generate
 from cli.ask.round import app as round_app
@@ -99,6 +100,7 @@ app.add_typer(round_app, name="round", rich_help_panel=ASKING)
 app.command(rich_help_panel=ALONE)(compute)
 app.command(rich_help_panel=ALONE)(calibrate)
 app.command(rich_help_panel=ALONE)(bench)
+app.command(rich_help_panel=ALONE)(report)
 
 if __name__ == "__main__":
     app()

@@ -33,7 +33,9 @@ class LocalCompose:
         self, folder: Path, variables: Mapping[str, str] | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
         """`variables`: what .env has for compose.yaml itself; `settings`: what it has for every process."""
-        self.services = compose_file.services(variables)
+        found = compose_file.services(variables)
+        # Not others' programs, which are no part of a node and are not on this machine.
+        self.services = {name: one for name, one in found.items() if "monitoring" not in one.get("profiles", ())}
         self._settings = dict(settings or {})
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -42,6 +44,7 @@ class LocalCompose:
         for name in ("secrets", "data", "cache", "home", "keys"):
             (folder / name).mkdir()
         self._texts = {
+            "/run/each": str(folder / "each"),
             "/run/proofline": str(folder / "secrets"),
             "/make_secrets.sh": str(ROOT / "docker" / "make_secrets.sh"),
             "/data": str(folder / "data"),

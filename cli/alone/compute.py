@@ -67,7 +67,8 @@ def compute(
     """Compute proofs in this process, without a queue, and print them.
 
     With --json stdout holds only {"artifacts": [...], "encoding": {...}} or, for distances,
-    {"nonces": [...], "dist": [...]}; logs go to stderr. Nonces for which the model gave no finite state are left out.
+    {"nonces": [...], "dist": [...]}, and under "request" what was asked for, as `proofline validate` and `proofline
+    report` read it; logs go to stderr. Nonces for which the model gave no finite state are left out.
 
     **Example:** proofline compute --model tiny-qwen3 --block-hash 0xab --public-key me --nonces 0-9 --json
     """
@@ -133,6 +134,15 @@ def computed(nonces: Sequence[int], values: Sequence[Any]) -> list["Pair"]:
     return pairs
 
 
+def request_of(spec: "ProofSpec") -> dict[str, Any]:
+    """As `generate` notes it, without the model, which each node calls by a name of its own."""
+    options = dict(spec.options)
+    stronger_rng = options.pop("stronger_rng", False)
+    params = {"scheme": spec.scheme, "seq_len": spec.seq_len, **options}
+    named = {"block_hash": spec.block_hash, "public_key": spec.public_key}
+    return named | {"params": params, "poc_stronger_rng": stronger_rng}
+
+
 def write_result(
     spec: "ProofSpec", pairs: Sequence["Pair"], stdout: IO[str], json_only: bool, output: Path | None
 ) -> None:
@@ -143,7 +153,7 @@ def write_result(
     from poc_core.schemes import contract_of
 
     contract = contract_of(spec.scheme)
-    document = contract.values(pairs) | contract.about(spec, {})
+    document = contract.values(pairs) | contract.about(spec, {}) | {"request": request_of(spec)}
     if output is not None:
         write_json(document, output)
         return

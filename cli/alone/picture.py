@@ -25,9 +25,13 @@ def check_picture(picture: Path | None, option: str) -> None:
     if picture.suffix.lower() not in KINDS:
         raise UsageError(f"{picture} is no picture that can be drawn; let its name end in {' or '.join(KINDS)}.")
     check_output(picture, option)
+    check_matplotlib(option)
+
+
+def check_matplotlib(what: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise PictureError(
-            f"{option} needs matplotlib, which is not installed here; "
+            f"{what} needs matplotlib, which is not installed here; "
             "run `pip install 'proofline[calibrate]'` or, in a checkout, `make setup`."
         )
 

@@ -25,6 +25,7 @@ ON_A_FURTHER_HOST = {
     "REDIS_ADDRESS": "10.0.0.1",
     "PRIVATE_ADDRESS": "10.0.0.2",
 }
+MONITORING = ("prometheus", "grafana")  # what of them is their own: test_monitoring.py
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 COMMANDS: Any = typer.main.get_command(app)
 
@@ -128,15 +129,16 @@ class TestServices:
         assert len(set(tags)) == len(tags)
 
     def test_redis_starts_first_and_healthy(self, services: dict[str, dict[str, Any]]) -> None:
-        for name in services.keys() - {"secrets", "redis"}:
+        for name in services.keys() - {"secrets", "redis", *MONITORING}:
             assert services[name]["depends_on"] == {"redis": {"condition": "service_healthy"}}, name
-        assert services["redis"]["depends_on"] == {"secrets": {"condition": "service_completed_successfully"}}
+        for name in ("redis", *MONITORING):
+            assert services[name]["depends_on"] == {"secrets": {"condition": "service_completed_successfully"}}
 
 
 class TestSafety:
     def test_nothing_is_published_beyond_loopback(self, services: dict[str, dict[str, Any]]) -> None:
         ports = [port for service in services.values() for port in service.get("ports", [])]
-        assert len(ports) == 2
+        assert len(ports) == 4
         assert all(port.startswith("127.0.0.1:") for port in ports)
 
     def test_finding_17_each_service_gets_the_settings_and_only_its_own_secrets(
@@ -192,27 +194,45 @@ class TestSafety:
 
 
 def make_secrets(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    script = ["sh", str(ROOT / "docker" / "make_secrets.sh"), str(folder)]
+    (folder / "all").mkdir(exist_ok=True)
+    script = ["sh", str(ROOT / "docker" / "make_secrets.sh"), str(folder / "all"), str(folder / "each")]
     path = {"PATH": "/usr/bin:/bin"}
     return subprocess.run(script, env=path | environment, capture_output=True, text=True)
+
+
+def texts(folder: Path) -> dict[str, str]:
+    """What is in its files."""
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 class TestSecrets:
     def test_are_made_up_once(self, tmp_path: Path) -> None:
         assert make_secrets(tmp_path).returncode == 0
-        first = {path.name: path.read_text() for path in tmp_path.iterdir()}
-        assert first.keys() == {"redis_password", "flower_password", "redis.conf"}
-        assert len(first["redis_password"]) == len(first["flower_password"]) == 48
-        assert first["redis_password"] != first["flower_password"]
-        assert first["redis.conf"] == f"requirepass {first['redis_password']}\n"
+        first = texts(tmp_path)
+        passwords = [first[f"all/{name}_password"] for name in ("redis", "flower", "grafana")]
+        assert {len(password) for password in passwords} == {48}
+        assert len(set(passwords)) == len(passwords)
+        assert first["all/redis.conf"] == f"requirepass {passwords[0]}\n"
         make_secrets(tmp_path)
-        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == first
+        assert texts(tmp_path) == first
+
+    def test_prometheus_and_grafana_see_their_own_alone(self, tmp_path: Path) -> None:
+        make_secrets(tmp_path)
+        found = texts(tmp_path)
+        seen = {name: text for name, text in found.items() if name.startswith("each/")}
+        assert seen == {
+            "each/prometheus/flower_password": found["all/flower_password"],
+            "each/prometheus/metrics_key": "",
+            "each/grafana/grafana_password": found["all/grafana_password"],
+        }
+        make_secrets(tmp_path, METRICS_KEY="key")
+        assert texts(tmp_path)["each/prometheus/metrics_key"] == "key"
 
     def test_those_of_the_environment_replace_others(self, tmp_path: Path) -> None:
         make_secrets(tmp_path)
         make_secrets(tmp_path, REDIS_PASSWORD="chosen")
-        assert (tmp_path / "redis_password").read_text() == "chosen"
-        assert (tmp_path / "redis.conf").read_text() == "requirepass chosen\n"
+        assert texts(tmp_path)["all/redis_password"] == "chosen"
+        assert texts(tmp_path)["all/redis.conf"] == "requirepass chosen\n"
 
     @pytest.mark.parametrize("password", ["a b", 'quo"te', "new\nline", "$(id)"])
     def test_what_would_need_quoting_is_refused(self, tmp_path: Path, password: str) -> None:

@@ -37,7 +37,7 @@ FORBIDDEN = {
 # What depends on vLLM's version is in the first two of these, what starts it in the third.
 USE_VLLM = {"workers/vllm/compat.py", "workers/vllm/cache_compat.py", "workers/vllm/engine.py"}
 # The proof arithmetic knows nothing of Redis, of settings or of what is stored.
-ARITHMETIC = {"calibration", "encoding", "nonces", "reflections", "rng", "schemes", "statistics"}
+ARITHMETIC = {"calibration", "encoding", "nonces", "power", "reflections", "rng", "schemes", "statistics"}
 
 
 def imported(path: Path) -> set[str]:

@@ -11,7 +11,7 @@ from poc_core.errors import ProoflineError, SpecError
 
 COMMANDS = (
     *("demo", "up", "api", "worker", "workers", "courier", "flower", "ready"),
-    *("round", "generate", "validate", "compute", "calibrate", "bench"),
+    *("round", "generate", "validate", "compute", "calibrate", "bench", "report"),
 )
 
 

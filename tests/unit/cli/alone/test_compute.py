@@ -62,6 +62,12 @@ def test_with_json_stdout_holds_only_the_result(engine: NoisyEngine, capfd: pyte
     assert json.loads(stdout) == {
         "artifacts": [{"nonce": nonce, "vector_b64": f"v{nonce}"} for nonce in range(3)],
         "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
+        "request": {
+            "block_hash": "0xabc",
+            "public_key": "node-1",
+            "params": {"scheme": "artifact", "seq_len": 256, "k_dim": 12},
+            "poc_stronger_rng": False,
+        },
     }
     assert stdout.count("\n") == 1
     assert "noise\n" in stderr
@@ -91,7 +97,9 @@ def test_options_reach_the_engine(engine: NoisyEngine, capfd: pytest.CaptureFixt
 
 def test_distances_are_printed_as_two_lists(engine: NoisyEngine, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("--scheme", "distance", "--randomization", "layer_hooks", "--json") == 0
-    assert json.loads(capfd.readouterr().out) == {"nonces": [0, 1, 2], "dist": [0.0, 0.5, 1.0]}
+    printed = json.loads(capfd.readouterr().out)
+    assert printed.pop("request")["params"] == {"scheme": "distance", "seq_len": 256, "randomization": "layer_hooks"}
+    assert printed == {"nonces": [0, 1, 2], "dist": [0.0, 0.5, 1.0]}
     assert engine.calls[0][0].options == {"randomization": "layer_hooks"}
 
 

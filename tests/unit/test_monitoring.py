@@ -1,0 +1,215 @@
+"""What compose.yaml's profile `monitoring` asks of Prometheus exists: metrics, labels, files; alerts are documented."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import promql_parser as promql
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+from flower.events import get_prometheus_metrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from poc_core.records import RoundState
+from poc_core.state import RoundStore, WorkerRegistry
+from poc_core.state.rounds import Lease
+from tests import compose_file
+from tests.compose_file import ROOT
+from tests.samples import round_config, worker_record
+from workers.chat_gate import GateStats
+
+HERE = ROOT / "docker" / "monitoring"
+DASHBOARD: dict[str, Any] = json.loads((HERE / "dashboards" / "proofline.json").read_text())
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+TARGETS = [
+    pytest.param(target, id=f"{panel['title']} {target['refId']}") for panel in PANELS for target in panel["targets"]
+]
+PROMETHEUS: dict[str, Any] = yaml.safe_load((HERE / "prometheus.yaml").read_text())
+ALERTS: list[dict[str, Any]] = [
+    rule for group in yaml.safe_load((HERE / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
+]
+BY_ALERT = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+# What Prometheus itself has, and puts to each target's metrics.
+ITS_OWN = {"up": set[str](), "ALERTS": {"alertname", "alertstate", "severity"}}
+OF_A_TARGET = {"job", "instance"}
+Labels = dict[str, set[str]]
+
+
+@pytest.fixture
+def ours(client: TestClient, rounds: RoundStore, workers: WorkerRegistry) -> Labels:
+    """The labels of each metric of a node in whose round a worker with chat has computed."""
+    chat = GateStats(chat_active=1, chat_total=2, chat_refused=3, skips=4, proof_busy_s=5.0)
+    workers.heartbeat(replace(worker_record("w1"), stats=vars(chat)))
+    record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
+    assert record is not None
+    lease = rounds.lease(record, "w1", 1)
+    assert isinstance(lease, Lease)
+    rounds.complete(lease, "w1", ["a"])
+    found: Labels = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for one in family.samples:
+            found.setdefault(one.name, set()).update(one.labels)
+    return found
+
+
+@pytest.fixture
+def known(ours: Labels) -> Labels:
+    return ours | flowers() | ITS_OWN
+
+
+def flowers() -> Labels:
+    """As Flower declares them."""
+    found: Labels = {}
+    for metric in vars(get_prometheus_metrics()).values():
+        labels = set(metric._labelnames)
+        (family,) = metric.describe()
+        endings = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
+        found |= {family.name + ending: labels for ending in endings}
+    return found
+
+
+def parsed(expr: str) -> promql.Expr:
+    return promql.parse(expr.replace("$__rate_interval", "5m"))
+
+
+def nodes(expr: str) -> Iterator[promql.Expr]:
+    found: list[promql.Expr] = []
+    promql.walk(parsed(expr), lambda node: found.append(node))
+    return iter(found)
+
+
+def metrics_of(expr: str) -> set[str]:
+    return {node.name or "" for node in nodes(expr) if isinstance(node, promql.VectorSelector)}
+
+
+def labels_of(expr: str, known: Labels) -> set[str]:
+    return OF_A_TARGET.union(*(known[name] for name in metrics_of(expr)))
+
+
+def check(expr: str, known: Labels) -> None:
+    assert metrics_of(expr)
+    assert metrics_of(expr) <= known.keys()
+    for node in nodes(expr):
+        if isinstance(node, promql.VectorSelector):
+            assert {matcher.name for matcher in node.matchers.matchers} <= known[node.name or ""] | OF_A_TARGET
+            for matcher in node.matchers.matchers:
+                check_value(matcher.name, matcher.value)
+        elif isinstance(node, promql.AggregateExpr) and node.modifier is not None:
+            assert set(node.modifier.labels) <= labels_of(expr, known)
+
+
+def check_value(label: str, value: str) -> None:
+    """Of labels whose values are known."""
+    values = {
+        "job": {job["job_name"] for job in PROMETHEUS["scrape_configs"]},
+        "state": {state.value for state in RoundState},
+        "type": {"task-failed"},
+        "alertstate": {"firing"},
+    }
+    assert value in values[label]
+
+
+def test_a_query_of_what_is_not_there_is_found_out(known: Labels) -> None:
+    for expr in (
+        "proofline_nonsense",
+        'proofline_worker_up{gpu="0"}',
+        "sum by (gpu) (proofline_worker_up)",
+        "vector(1)",
+    ):
+        with pytest.raises(AssertionError):
+            check(expr, known)
+    with pytest.raises(ValueError, match="parenthesis"):
+        check("sum(", known)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_panel_asks_for_metrics_and_labels_that_exist(target: dict[str, Any], known: Labels) -> None:
+    check(target["expr"], known)
+    named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+    assert named <= labels_of(target["expr"], known)
+
+
+@BY_ALERT
+def test_an_alert_asks_for_metrics_and_labels_that_exist(alert: dict[str, Any], known: Labels) -> None:
+    check(alert["expr"], known)
+    told = " ".join(alert["annotations"].values())
+    assert set(re.findall(r"\$labels\.(\w+)", told)) <= labels_of(alert["expr"], known)
+
+
+@BY_ALERT
+def test_an_alert_says_what_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in {"critical", "warning", "info"}
+    assert alert["annotations"].keys() == {"summary", "action"}
+    assert re.fullmatch(r"\d+m", alert.get("for", "1m"))
+
+
+def test_each_metric_of_ours_is_shown(ours: Labels) -> None:
+    shown = {name for panel in PANELS for target in panel["targets"] for name in metrics_of(target["expr"])}
+    assert ours.keys() - shown == set()
+
+
+def test_the_document_has_the_alerts() -> None:
+    document = (ROOT / "docs/operating.md").read_text()
+    names = [alert["alert"] for alert in ALERTS]
+    assert len(set(names)) == len(names)
+    assert set(re.findall(r"^\| `(Proofline\w+)` \|", document, flags=re.MULTILINE)) == set(names)
+
+
+def test_no_panel_lies_on_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in PANELS:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    ids = [panel["id"] for panel in PANELS]
+    assert len(set(ids)) == len(ids)
+
+
+def test_grafana_finds_its_source_and_its_dashboard() -> None:
+    (source,) = yaml.safe_load((HERE / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    used = {json.dumps(part["datasource"]) for panel in PANELS for part in (panel, *panel["targets"])}
+    assert used == {json.dumps({"type": source["type"], "uid": source["uid"]})}
+    assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]
+    mounted = mounts("grafana")
+    (provider,) = yaml.safe_load((HERE / "dashboards" / "proofline.yaml").read_text())["providers"]
+    assert mounted[provider["options"]["path"]] == HERE / "dashboards"
+    assert mounted["/etc/grafana/provisioning/datasources"] == HERE / "datasources"
+    home = compose_file.services()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{provider['options']['path']}/proofline.json"
+
+
+def test_prometheus_finds_its_rules_and_its_targets() -> None:
+    services = compose_file.services()
+    (folder,) = [path for path, here in mounts("prometheus").items() if here == HERE]
+    assert f"--config.file={folder}/prometheus.yaml" in services["prometheus"]["command"]
+    assert PROMETHEUS["rule_files"] == [f"{folder}/alerts.yaml"]
+    (alertmanagers,) = PROMETHEUS["alerting"]["alertmanagers"]
+    assert [Path(file).parent for file in alertmanagers["file_sd_configs"][0]["files"]] == [Path(folder)]
+    for job in PROMETHEUS["scrape_configs"]:
+        for target in job["static_configs"][0]["targets"]:
+            name, port = target.split(":")
+            assert services[name]["ports"][0].endswith(f":{port}")
+            assert set(services[name]["networks"]) & set(services["prometheus"]["networks"])
+
+
+def mounts(service: str) -> dict[str, Path]:
+    """Path in the container -> what of the checkout is there."""
+    volumes = [volume.split(":") for volume in compose_file.services()[service]["volumes"]]
+    return {path: ROOT / source for source, path, *_ in volumes if source.startswith("./")}
+
+
+@pytest.mark.parametrize("name", ["prometheus", "grafana"])
+def test_a_service_starts_with_the_profile_alone_and_cannot_reach_redis(name: str) -> None:
+    service = compose_file.services()[name]
+    assert service["profiles"] == ["monitoring"]
+    assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
+    assert service["networks"] == ["outside"]
+    assert [port.split(":")[0] for port in service["ports"]] == ["127.0.0.1"]
+    assert all(path.exists() for path in mounts(name).values())
