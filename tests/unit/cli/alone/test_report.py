@@ -14,6 +14,7 @@ import pytest
 
 from poc_core.encoding import encode_vectors
 from tests.commands import run_here
+from tests.documents import blocks
 
 pytest.importorskip("matplotlib")
 
@@ -60,6 +61,11 @@ def verdict(margins: Sequence[float]) -> dict[str, Any]:
         for nonce, margin in enumerate(margins)
     ]
     return {"status": "completed", "n_total": len(per_nonce), "per_nonce": per_nonce}
+
+
+def examples(document: str, section: str) -> list[str]:
+    """Its shell blocks."""
+    return [block.text for block in blocks(ROOT / document) if (block.section, block.kind) == (section, "sh")]
 
 
 def run(tmp_path: Path, *arguments: str) -> int:
@@ -122,7 +128,7 @@ def test_the_document_shows_what_its_command_gives(
     from matplotlib.image import imread
 
     document = (ROOT / "docs/report.md").read_text()
-    (block,) = re.findall(r"^```sh\n(.*?)^```", document, flags=re.DOTALL | re.MULTILINE)
+    (block,) = examples("docs/report.md", "Make files and compare them")
     monkeypatch.chdir(ROOT)
     words = shlex.split(block.replace("\\\n", " "))
     assert words[:2] == ["proofline", "report"]
