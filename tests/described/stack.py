@@ -17,12 +17,13 @@ POW = "/api/v1/pow"
 NOWHERE = "http://127.0.0.1:9"
 # Seconds for one answer.
 TIMEOUT_S = 60
-# That end engines or start them: a second or more each.
-_ENGINES = {
+# That end processes or start them: a second or more each.
+_PROCESSES = {
     "POST /api/v1/stop",
     "POST /api/v1/inference/down",
     "POST /api/v1/inference/up",
     "POST /api/v1/inference/up/async",
+    "POST /api/v1/models/download",
 }
 
 
@@ -74,7 +75,7 @@ class RealNode:
         return case.call(base_url=self._url, session=self._session, timeout=TIMEOUT_S)
 
     def share(self, operation: str) -> float:
-        return 0.05 if operation in _ENGINES else 1.0
+        return 0.05 if operation in _PROCESSES else 1.0
 
     def _tame(self, sent: dict[str, Any]) -> None:
         for name in ("url", "callback_url"):
