@@ -92,7 +92,7 @@ def run(
         )
         receiver = exits.enter_context(Receiver())
         # At the end it computes all nonces of all rounds again: not at the pace of a synthetic engine.
-        second = {"synthetic_step_ms": 0.0} if engine == "synthetic" else {"engine": "transformers"}
+        second: dict[str, object] = {"synthetic_step_ms": 0.0} if engine == "synthetic" else {"engine": "transformers"}
         reference = load_engine(options.model_copy(update=second))
         exits.callback(reference.close)
         exits.enter_context(stack)
