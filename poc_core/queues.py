@@ -1,6 +1,8 @@
 """Names of queues and tasks, and the Celery configuration of producers and workers. No Celery import here."""
 
-from typing import Any
+from typing import Any, Literal
+
+from redis.connection import parse_url
 
 from poc_core.settings import Settings
 
@@ -8,6 +10,10 @@ RUN_BATCH_TASK = "proofline.run_batch"  # args: [job_id, batch_index]
 ROUND_STEP_TASK = "proofline.round_step"  # args: [round_id]; on the queue of one worker
 DELIVER_TASK = "proofline.deliver"  # args: the fields of poc_core.state.outbox.Due
 CALLBACK_QUEUE = "poc.callbacks"
+
+Consumer = Literal["worker", "courier", "monitor"]
+"""Who takes messages. Each kind brings back its own that were never acknowledged, so that none needs others'
+queues."""
 
 # Batches a worker process has in hand: one computes while the other's results are written and its successor
 # is claimed.
@@ -29,11 +35,15 @@ def bindings(queue: str) -> str:
     return f"_kombu.binding.{queue}"
 
 
-def celery_config(settings: Settings) -> dict[str, Any]:
+def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[str, Any]:
     """Celery's configuration as plain data: JSON only, tasks acknowledged when done, results kept elsewhere."""
     return {
-        "broker_url": settings.redis_url,
+        "broker_url": settings.redis_url.partition("?")[0],
+        "broker_use_ssl": _tls(settings.redis_url) or False,
         "broker_transport_options": {
+            "unacked_key": f"unacked.{consumer}",
+            "unacked_index_key": f"unacked.{consumer}.index",
+            "unacked_mutex_key": f"unacked.{consumer}.mutex",
             "visibility_timeout": settings.visibility_timeout_s,
             # A Redis that is away must show as an error, not as a process that hangs.
             "socket_connect_timeout": settings.redis_timeout_s,
@@ -55,3 +65,14 @@ def celery_config(settings: Settings) -> dict[str, Any]:
         "worker_concurrency": WORKER_CONCURRENCY,
         "worker_hijack_root_logger": False,
     }
+
+
+def _tls(redis_url: str) -> dict[str, Any] | None:
+    """What redis-py makes of the url for TLS; None: without.
+
+    Said in full: of a url that names no option kombu takes any certificate, and Flower reads no options there.
+    """
+    if not redis_url.startswith("rediss://"):
+        return None
+    given = {name: value for name, value in parse_url(redis_url).items() if name.startswith("ssl_")}
+    return {"ssl_cert_reqs": "required", **given}

@@ -79,6 +79,14 @@ class WorkerRegistry:
         """Those of `live` that take new work."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
+    def ports(self) -> set[int]:
+        """Those on which the workers alive serve chat. Reads nothing else, and cleans nothing up."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            for worker_id in self._redis.zrange(keys.WORKERS, 0, -1):
+                pipe.hget(keys.worker(worker_id.decode()), "port")
+            found = (json.loads(port) for port in pipe.execute() if port is not None)
+        return {int(port) for port in found if port}
+
     def here(self) -> list[WorkerRecord]:
         """Those alive that run on this machine, or in this container."""
         machine = socket.gethostname()

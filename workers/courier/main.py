@@ -30,7 +30,7 @@ def run_courier(redis_url: str | None = None) -> None:
     for name in ("celery.worker.strategy", "celery.app.trace", "httpx"):  # lines that say nothing of failures
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = load_settings(redis_url=redis_url)
-    app = create_app(redis_url)
+    app = create_app(redis_url, "courier")
     redis = connect(settings)
     outbox = Outbox(redis, settings)
     own_ports = OwnPorts(settings.own_ports, WorkerRegistry(redis, settings))

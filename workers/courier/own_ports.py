@@ -19,4 +19,4 @@ class OwnPorts:
 
     def look(self) -> None:
         """Asks Redis. For a thread that may wait for it."""
-        self._now = self._known | {worker.port for worker in self._workers.live() if worker.port}
+        self._now = self._known | self._workers.ports()

@@ -2,15 +2,15 @@
 
 from celery import Celery
 
-from poc_core.queues import celery_config
+from poc_core.queues import Consumer, celery_config
 from poc_core.settings import load_settings
 from workers.queue.broker import SteadyAMQP
 
 
-def create_app(redis_url: str | None = None) -> Celery:
+def create_app(redis_url: str | None = None, consumer: Consumer = "monitor") -> Celery:
     """A Celery application on the broker of the settings, or on `redis_url`."""
     app = Celery("proofline", amqp=SteadyAMQP, include=["workers.queue.tasks"])
-    app.conf.update(celery_config(load_settings(redis_url=redis_url)))
+    app.conf.update(celery_config(load_settings(redis_url=redis_url), consumer))
     return app
 
 

@@ -348,7 +348,7 @@ def test_the_couriers_process_follows_no_redirect(
     found = [(0, 0, 0, "", (ADDRESS, 9000))]
     monkeypatch.setattr(poster_module.socket, "getaddrinfo", lambda *_args, **_options: found)
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", redirect)
-    monkeypatch.setattr(main_module, "create_app", lambda _: App())
+    monkeypatch.setattr(main_module, "create_app", lambda *_: App())
     monkeypatch.setattr(main_module, "connect", lambda _: redis)
     monkeypatch.setattr(courier_module, "_current", None)
     main_module.run_courier()

@@ -77,6 +77,29 @@ def test_a_message_that_was_worked_on_is_acknowledged(redis_broker: Broker) -> N
     assert redis_broker.unacknowledged() == 0
 
 
+@pytest.mark.parametrize(
+    ("url", "given"),
+    [
+        ("rediss://redis:6379/0", {}),
+        ("rediss://redis:6379/0?ssl_ca_certs=/ca.pem", {"ssl_ca_certs": "/ca.pem"}),
+        ("rediss://redis:6379/0?ssl_cert_reqs=none", {"ssl_cert_reqs": "none"}),
+    ],
+)
+def test_tls_takes_no_certificate_unseen_unless_told_to(url: str, given: dict[str, str]) -> None:
+    """kombu by itself does, for a url that names no authority."""
+    app = create_app(url)
+    assert app.connection_for_read().ssl == {"ssl_cert_reqs": "required"} | given
+    assert app.conf.broker_use_ssl == app.connection_for_read().ssl  # what Flower reads
+    assert not create_app("redis://redis:6379/0").connection_for_read().ssl
+
+
+def test_each_kind_of_consumer_has_its_own_messages_in_hand() -> None:
+    options = [create_app(URL, consumer).conf.broker_transport_options for consumer in ("worker", "courier", "monitor")]
+    for name in ("unacked_key", "unacked_index_key", "unacked_mutex_key"):
+        assert len({one[name] for one in options}) == 3
+    assert all(value.startswith("unacked.") for one in options for name, value in one.items() if "unacked" in name)
+
+
 class TestAConnectionThatIsGivenUp:
     """Celery collects a broken connection while tasks still have messages of it."""
 
