@@ -1,21 +1,51 @@
-"""`celery -A workers.queue.app flower`, with Flower's password for its metrics too, which Flower gives to anyone.
+"""`celery -A workers.queue.app flower`, with Flower's password for all that it serves.
 
-They tell the names of models, workers and hosts. What is left open, /healthcheck, says OK.
+Flower itself gives its metrics, which tell the names of models, workers and hosts, to anyone; and it has answers of its
+own for what there is not, or by a method that a page has not. Here all get 401, but for /healthcheck, which says OK.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from celery.__main__ import main
-from flower.views.monitor import Metrics
-from tornado.web import authenticated
+from flower.api import BaseApiHandler
+from flower.urls import handlers
+from flower.views import BaseHandler
+from flower.views.monitor import Healthcheck
+from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 
-def lock_metrics(handler: Any = Metrics) -> None:
-    handler.get = authenticated(handler.get)
+class LockedFiles(BaseHandler, StaticFileHandler):  # type: ignore[misc]
+    """Flower's stylesheets and scripts."""
+
+
+def lock() -> None:
+    """To be called once, before Flower starts."""
+    Healthcheck.prepare = RequestHandler.prepare
+    for base in (BaseHandler, BaseApiHandler):
+        base.prepare = _for_users(base.prepare)
+    handlers[:] = [_locked(handler) for handler in handlers]
+
+
+def _for_users(prepare: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What a handler does before every method, also before those it has not."""
+
+    def prepare_for_users(handler: Any) -> None:
+        if not handler.get_current_user():
+            raise HTTPError(401)
+        prepare(handler)
+
+    return prepare_for_users
+
+
+def _locked(handler: Any) -> Any:
+    if isinstance(handler, tuple) and handler[1] is StaticFileHandler:
+        return (handler[0], LockedFiles, *handler[2:])
+    return handler
 
 
 if __name__ == "__main__":
-    lock_metrics()
+    lock()
     sys.argv[0] = "celery"
     main()
