@@ -1,16 +1,24 @@
-# Writes redis_password, flower_password, grafana_password and redis.conf into the directory $1, for the services of
-# compose.yaml, and what Prometheus and Grafana may know into directories of theirs in $2.
+# Makes the passwords of a node, for the services of compose.yaml, and lets each service see its own alone.
+#
+#   sh make_secrets.sh ALL EACH USERS
+#
+# ALL      directory of all of them: redis_password (the operator's), NAME_password for each user of Redis and
+#          flower_password and grafana_password; and of what redis-server reads: redis.conf, users.acl
+# EACH     directory with one for each service, in which is put what it may know
+# USERS    the users' rights, users.acl beside this file
+#
 # A password is $REDIS_PASSWORD, $FLOWER_PASSWORD or $GRAFANA_PASSWORD where set, else the one already there, else made up.
 set -eu
 umask 022
+ALL=$1 EACH=$2 USERS=$3
 
 put() { # value, file
     printf %s "$1" >"$2.new"
     mv "$2.new" "$2"
 }
 
-password() { # file's name, value from the environment
-    file="$DIRECTORY/$1"
+password() { # file's name, value from the environment, variable's name
+    file="$ALL/$1"
     if [ -z "$2" ] && [ -s "$file" ]; then
         return
     fi
@@ -24,12 +32,33 @@ password() { # file's name, value from the environment
     put "$value" "$file"
 }
 
-DIRECTORY=$1 EACH=$2
+hashed() { # file's name
+    printf '#%s' "$(sha256sum <"$ALL/$1" | cut -d ' ' -f 1)"
+}
+
+user() { # name, its passwords
+    printf 'user %s on %s %s\n' "$1" "$2" "$(sed -n "s/^user $1 //p" "$USERS" | tr '\n' ' ')"
+}
+
 password redis_password "${REDIS_PASSWORD:-}" REDIS_PASSWORD
 password flower_password "${FLOWER_PASSWORD:-}" FLOWER_PASSWORD
 password grafana_password "${GRAFANA_PASSWORD:-}" GRAFANA_PASSWORD
-printf 'requirepass %s\n' "$(cat "$DIRECTORY/redis_password")" >"$DIRECTORY/redis.conf"
+rights=$(user default "$(hashed redis_password)")
+for name in api worker courier flower; do
+    password "${name}_redis_password" "" ""
+    passwords=$(hashed "${name}_redis_password")
+    # Further hosts of before there were users have the operator's password; as workers they may do what workers may.
+    [ "$name" = worker ] && passwords="$passwords $(hashed redis_password)"
+    rights=$(printf '%s\n%s' "$rights" "$(user "$name" "$passwords")")
+    mkdir -p "$EACH/$name"
+    put "$(cat "$ALL/${name}_redis_password")" "$EACH/$name/redis_password"
+done
 mkdir -p "$EACH/prometheus" "$EACH/grafana"
-put "$(cat "$DIRECTORY/flower_password")" "$EACH/prometheus/flower_password"
+put "$(cat "$ALL/flower_password")" "$EACH/flower/flower_password"
+put "$(cat "$ALL/flower_password")" "$EACH/prometheus/flower_password"
 put "${METRICS_KEY:-}" "$EACH/prometheus/metrics_key"
-put "$(cat "$DIRECTORY/grafana_password")" "$EACH/grafana/grafana_password"
+put "$(cat "$ALL/grafana_password")" "$EACH/grafana/grafana_password"
+put "$rights
+" "$ALL/users.acl"
+put "aclfile $ALL/users.acl
+" "$ALL/redis.conf"

@@ -1,10 +1,11 @@
 """The services of compose.yaml as processes of this machine: their very commands and environments.
 
-Only what a container has of its own is put in from here: names become loopback and free ports, paths a temporary
-folder.
+Only what a container has of its own is put in from here: names become loopback and free ports, volumes folders of a
+temporary one.
 """
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
-from cli.supervise.redis_server import find_redis_server, free_port
+from redis import Redis
+
+from cli.supervise.redis_server import find_redis_server, free_port, version_of
 from tests import compose_file
 from tests.compose_file import ROOT
 
@@ -41,19 +44,11 @@ class LocalCompose:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: list[IO[bytes]] = []
         self._ports = {name: str(free_port()) for name in ("6379", "8000", "5555")}
-        for name in ("secrets", "data", "cache", "home", "keys"):
-            (folder / name).mkdir()
-        self._texts = {
-            "/run/each": str(folder / "each"),
-            "/run/proofline": str(folder / "secrets"),
-            "/make_secrets.sh": str(ROOT / "docker" / "make_secrets.sh"),
-            "/data": str(folder / "data"),
-            "/cache": str(folder / "cache"),
-            "/keys/": f"{folder / 'keys'}/",
-            "//redis:": f"//{HOST}:",
-            "0.0.0.0": HOST,
-            **self._ports,
-        }
+        (folder / "home").mkdir()
+        # What a container's path is here, of each service.
+        self._paths = {name: dict(map(self._mounted, one.get("volumes", []))) for name, one in self.services.items()}
+        self._paths["secrets"]["/run/each"] = str(folder / "each")
+        self._texts = {"@redis:": f"@{HOST}:", "0.0.0.0": HOST, **self._ports}
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +74,23 @@ class LocalCompose:
 
     @property
     def redis_url(self) -> str:
-        return f"redis://:{self.secret('redis_password')}@{HOST}:{self._ports['6379']}/0"
+        """The operator's."""
+        return self.redis_url_of("default", self.secret("redis_password"))
+
+    def redis_url_of(self, user: str, password: str) -> str:
+        return f"redis://{user}:{password}@{HOST}:{self._ports['6379']}/0"
+
+    @property
+    def redis_port(self) -> int:
+        return int(self._ports["6379"])
+
+    def refused_by_redis(self) -> list[dict[str, Any]]:
+        """What services asked of Redis that their users may not; what redis-py tries, and does without, is left out."""
+        with Redis.from_url(self.redis_url) as client:
+            log: list[dict[str, Any]] = client.acl_log()
+        return [
+            entry for entry in log if entry["username"] in self.services and entry["object"] not in ("client", "auth")
+        ]
 
     def secret(self, name: str) -> str:
         return (self.folder / "secrets" / name).read_text()
@@ -93,9 +104,10 @@ class LocalCompose:
             self.start(other)
             if wanted["condition"] == "service_completed_successfully":
                 assert self.processes[other].wait(GRACE_S) == 0, self.log(other)
+                as_redis_here_reads_it(self.folder / "secrets" / "users.acl")
             else:
                 self.wait_healthy(other)
-        command = [self._here(word) for word in compose_file.command_of(service)]
+        command = [self._here(name, word) for word in compose_file.command_of(service)]
         # On one machine each must listen on a port of its own.
         own_port = {"redis": "6379", "api": "8000", "flower": "5555"}.get(name)
         if own_port is not None:
@@ -130,7 +142,7 @@ class LocalCompose:
         path = os.pathsep.join([str(BIN), str(REDIS.parent), os.environ["PATH"]])
         image = {"PATH": path, "HOME": str(self.folder / "home"), "HOSTNAME": socket.gethostname()}
         given = self.services[name].get("environment", {})  # without a value: from .env, which has none here
-        own = {key: self._here(str(value)) for key, value in given.items() if value is not None}
+        own = {key: self._here(name, str(value)) for key, value in given.items() if value is not None}
         measured = {key: value for key, value in os.environ.items() if key.startswith("COVERAGE_")}
         return image | own | self._settings | measured
 
@@ -138,7 +150,7 @@ class LocalCompose:
         """What the service's own health check says."""
         check: list[str] = self.services[name]["healthcheck"]["test"]
         words = ["sh", "-c", check[1]] if check[0] == "CMD-SHELL" else check[1:]
-        words = [self._here(word.replace("redis-cli", f"redis-cli -p {self._ports['6379']}")) for word in words]
+        words = [self._here(name, word.replace("redis-cli", f"redis-cli -p {self._ports['6379']}")) for word in words]
         done = subprocess.run(words, env=self.environment(name), capture_output=True, cwd=self.folder)
         return done.returncode == 0
 
@@ -154,7 +166,25 @@ class LocalCompose:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def _here(self, text: str) -> str:
+    def _mounted(self, volume: str) -> tuple[str, str]:
+        """(path in a container, path here) of SOURCE:PATH[:OPTIONS]."""
+        source, path, *_ = volume.split(":")
+        if source.startswith("./"):
+            return path, str(ROOT / source)
+        here = self.folder / source.replace("secrets-", "each/")  # of services: side by side, as `secrets` sees them
+        here.mkdir(parents=True, exist_ok=True)
+        return path, str(here)
+
+    def _here(self, name: str, text: str) -> str:
+        """A word of a service as it is here."""
+        for container, here in self._paths[name].items():
+            text = re.sub(rf"(?<![\w./-]){re.escape(container)}(?![\w.-])", here, text)
         for container, here in self._texts.items():
             text = text.replace(container, here)
         return text
+
+
+def as_redis_here_reads_it(users: Path) -> None:
+    """Redis before 7, such as the one in a wheel, knows no keys that may only be read."""
+    if (version_of(str(REDIS)) or (0,)) < (7,):
+        users.write_text(users.read_text().replace("%R~", "~"))

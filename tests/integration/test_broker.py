@@ -36,7 +36,7 @@ class Node:
             self.compose.start(name)
         self.compose.wait_healthy("api")
         for host in HOSTS:
-            environment = self.compose.environment("api") | {"PYTHONUNBUFFERED": "1", "POC_HOST_NAME": host}
+            environment = self.compose.environment("worker") | {"PYTHONUNBUFFERED": "1", "POC_HOST_NAME": host}
             command = [PROGRAMS["proofline"], "workers", "--engine", "synthetic", "--synthetic-step-ms", "20"]
             self.compose.run(host, command, os.environ | environment)
 
@@ -153,7 +153,7 @@ def test_a_host_that_dies_and_one_that_comes_back(node: Node, broker: Broker) ->
     broker.wait_hosts("serving")
     assert broker.state() == ("INFERENCE", "tiny-llama")
     node.compose.processes[HOSTS[1]].wait()
-    environment = node.compose.environment("api") | {"PYTHONUNBUFFERED": "1", "POC_HOST_NAME": HOSTS[1]}
+    environment = node.compose.environment("worker") | {"PYTHONUNBUFFERED": "1", "POC_HOST_NAME": HOSTS[1]}
     command = [PROGRAMS["proofline"], "workers", "--model", "tiny-qwen3", "--engine", "synthetic"]
     node.compose.run(HOSTS[1], command, os.environ | environment)
     broker.wait_hosts("serving", "serving")
@@ -192,6 +192,11 @@ def test_changes_of_model_leave_nothing(node: Node, changes: int) -> None:
         assert not any(c.status == psutil.CONN_LISTEN for one in supervisors for c in one.net_connections())
         assert node.lasting_keys() == lasting
         assert {key for key in lasting if key.startswith(b"poc:")} == {b"poc:deployment"}
+
+
+def test_redis_refused_the_services_nothing(node: Node) -> None:
+    """After rounds, callbacks, validations, deployments and deaths: docker/users.acl has all that they need."""
+    assert node.compose.refused_by_redis() == []
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_what_another_start_would_not_mend_ends_at_once(
     redis_alone: LocalCompose, tmp_path: Path, more_environment: dict[str, str], options: list[str], reason: str
 ) -> None:
     command = [PROGRAMS["proofline"], "workers", "--model", MODEL, *options]
-    environment = redis_alone.environment("api") | more_environment
+    environment = redis_alone.environment("worker") | more_environment
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=READY_S)
     assert done.returncode == 1
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

@@ -6,12 +6,14 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
 from tests import golden
 from tests.integration.processes import assert_all_gone, command_of, descendants, wait_until
+from tests.integration.strangers import doors_of, knock_at
 from tests.local_compose import LocalCompose
 from tests.marks import needs_vllm
 from tests.samples import body
@@ -163,6 +165,25 @@ def test_redis_takes_no_one_without_the_password(compose: LocalCompose) -> None:
     with redis.Redis.from_url(compose.redis_url) as client:
         assert client.config_get("appendonly") == {"appendonly": "yes"}
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_a_stranger_gets_nothing_from_any_port(compose: LocalCompose) -> None:
+    running = [psutil.Process(process.pid) for process in compose.processes.values() if process.poll() is None]
+    doors = doors_of([*running, *(below for process in running for below in descendants(process.pid))])
+    heard = knock_at(doors)
+    assert [one for one in heard if not one.is_refusal] == []
+    # Two workers' chat, the API and Flower speak HTTP; Redis, and what vLLM has for itself, do not.
+    http = {one.door.port for one in heard if one.is_http}
+    assert len(http) == 4
+    assert {int(url.rpartition(":")[2]) for url in (compose.api_url, compose.flower_url)} < http
+    own_redis = [one.answer for one in heard if one.door.port == compose.redis_port]
+    assert own_redis
+    assert any(answer.startswith(b"-NOAUTH") for answer in own_redis)
+
+
+def test_redis_refused_the_services_nothing(compose: LocalCompose) -> None:
+    """After all that the tests above had them do."""
+    assert compose.refused_by_redis() == []
 
 
 def test_a_key_made_beside_a_running_api_opens_it(compose: LocalCompose, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class Host:
         ids = ",".join(gpu for group in self.groups for gpu in group)
         command = [PROGRAMS["proofline"], "workers", "--model", layout.model, "--gpus", ids, *layout.options]
         # This machine's own environment too: where its CUDA is and what its NCCL must not do.
-        environment = compose.environment("api") | os.environ | {"PYTHONUNBUFFERED": "1"}
+        environment = compose.environment("worker") | os.environ | {"PYTHONUNBUFFERED": "1"}
         compose.run("workers", command, environment)
         try:
             wait_until(lambda: len(self.workers()) == len(self.groups), "ready workers", READY_S, 0.2)

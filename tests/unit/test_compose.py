@@ -1,5 +1,6 @@
 """compose.yaml, its overrides and the Dockerfiles, as far as they can be checked without a Docker engine."""
 
+import hashlib
 import re
 import shlex
 import subprocess
@@ -88,7 +89,7 @@ class TestServices:
     def test_a_further_host_has_workers_that_find_redis(self) -> None:
         (worker,) = compose_file.services(ON_A_FURTHER_HOST, "compose.workers.yaml").values()
         assert options_of(worker)["model"] == "tiny-qwen3"
-        assert worker["environment"]["POC_REDIS_URL"] == "redis://:pw@10.0.0.1:6379/0"
+        assert worker["environment"]["POC_REDIS_URL"] == "redis://worker:pw@10.0.0.1:6379/0"
 
     @pytest.mark.parametrize("name", list(ON_A_FURTHER_HOST))
     def test_a_further_host_says_what_it_must_be_told(self, name: Any) -> None:
@@ -110,6 +111,11 @@ class TestServices:
             "restart",
             "read_only",
             "cap_drop",
+            "security_opt",
+            "init",
+            "logging",
+            "ulimits",
+            "mem_limit",
         ]
         assert {key: further.get(key) for key in same} == {key: first.get(key) for key in same}
         differs = {"POC_REDIS_URL", "POC_REDIS_PASSWORD_FILE", "POC_CHAT_HOST", "POC_CHAT_POLICY"}
@@ -195,7 +201,14 @@ class TestSafety:
 
 def make_secrets(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "all").mkdir(exist_ok=True)
-    script = ["sh", str(ROOT / "docker" / "make_secrets.sh"), str(folder / "all"), str(folder / "each")]
+    docker = ROOT / "docker"
+    script = [
+        "sh",
+        str(docker / "make_secrets.sh"),
+        str(folder / "all"),
+        str(folder / "each"),
+        str(docker / "users.acl"),
+    ]
     path = {"PATH": "/usr/bin:/bin"}
     return subprocess.run(script, env=path | environment, capture_output=True, text=True)
 
@@ -205,21 +218,57 @@ def texts(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
+def hash_of(password: str) -> str:
+    return f"#{hashlib.sha256(password.encode()).hexdigest()}"
+
+
 class TestSecrets:
     def test_are_made_up_once(self, tmp_path: Path) -> None:
         assert make_secrets(tmp_path).returncode == 0
         first = texts(tmp_path)
-        passwords = [first[f"all/{name}_password"] for name in ("redis", "flower", "grafana")]
+        users = ("api", "worker", "courier", "flower")
+        own = {f"all/{name}_redis_password": f"each/{name}/redis_password" for name in users}
+        own |= {f"all/{name}_password": f"each/{name}/{name}_password" for name in ("flower", "grafana")}
+        assert first.keys() >= {*own, *own.values(), "all/redis_password", "all/redis.conf", "all/users.acl"}
+        passwords = [first[name] for name in (*own, "all/redis_password")]
         assert {len(password) for password in passwords} == {48}
         assert len(set(passwords)) == len(passwords)
-        assert first["all/redis.conf"] == f"requirepass {passwords[0]}\n"
+        assert [first[of_all] for of_all in own] == [first[of_one] for of_one in own.values()]
+        assert first["all/redis.conf"] == f"aclfile {tmp_path}/all/users.acl\n"
         make_secrets(tmp_path)
         assert texts(tmp_path) == first
+
+    def test_each_user_gets_its_rights_under_its_password(self, tmp_path: Path) -> None:
+        make_secrets(tmp_path)
+        found = texts(tmp_path)
+        users = dict(line.removeprefix("user ").split(" ", 1) for line in found["all/users.acl"].splitlines())
+        assert users.keys() == {"default", "api", "worker", "courier", "flower"}
+        rights = (ROOT / "docker" / "users.acl").read_text().splitlines()
+        for user, line in users.items():
+            file = "redis_password" if user == "default" else f"{user}_redis_password"
+            words = line.split()
+            assert words[:2] == ["on", hash_of(found[f"all/{file}"])]
+            given = [word for right in rights if right.startswith(f"user {user} ") for word in right.split()[2:]]
+            assert words[len(words) - len(given) :] == given
+            assert user == "default" or {"-@all", "resetchannels", "-@dangerous"} <= set(words)
+
+    def test_each_service_sees_its_own_alone(self, services: dict[str, dict[str, Any]]) -> None:
+        seen = {
+            name: [volume for volume in service["volumes"] if volume.startswith("secrets")]
+            for name, service in services.items()
+            if name not in ("secrets", "redis")
+        }
+        own = {name: [f"secrets-{name.removesuffix('-gpu')}:/run/proofline:ro"] for name in seen}
+        assert seen == own
+        for name, service in services.items():
+            user = re.match(r"redis://(\w+)@", str(service.get("environment", {}).get("POC_REDIS_URL", "")))
+            without = name in ("secrets", "redis", "prometheus", "grafana")
+            assert without or (user and user[1] == name.removesuffix("-gpu")), name
 
     def test_prometheus_and_grafana_see_their_own_alone(self, tmp_path: Path) -> None:
         make_secrets(tmp_path)
         found = texts(tmp_path)
-        seen = {name: text for name, text in found.items() if name.startswith("each/")}
+        seen = {name: text for name, text in found.items() if name.startswith(("each/prom", "each/graf"))}
         assert seen == {
             "each/prometheus/flower_password": found["all/flower_password"],
             "each/prometheus/metrics_key": "",
@@ -230,9 +279,17 @@ class TestSecrets:
 
     def test_those_of_the_environment_replace_others(self, tmp_path: Path) -> None:
         make_secrets(tmp_path)
+        make_secrets(tmp_path, REDIS_PASSWORD="chosen", FLOWER_PASSWORD="too")
+        found = texts(tmp_path)
+        assert found["all/redis_password"] == "chosen"
+        assert found["each/flower/flower_password"] == "too"
+        assert f"user default on {hash_of('chosen')} " in found["all/users.acl"]
+
+    def test_a_further_host_with_the_operators_password_is_a_worker(self, tmp_path: Path) -> None:
+        """As they had it before there were users."""
         make_secrets(tmp_path, REDIS_PASSWORD="chosen")
-        assert texts(tmp_path)["all/redis_password"] == "chosen"
-        assert texts(tmp_path)["all/redis.conf"] == "requirepass chosen\n"
+        (worker,) = [line for line in texts(tmp_path)["all/users.acl"].splitlines() if line.startswith("user worker ")]
+        assert f" {hash_of('chosen')} " in worker
 
     @pytest.mark.parametrize("password", ["a b", 'quo"te', "new\nline", "$(id)"])
     def test_what_would_need_quoting_is_refused(self, tmp_path: Path, password: str) -> None:
