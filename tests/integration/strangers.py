@@ -17,7 +17,7 @@ from poc_core.settings import Settings
 # Seconds until a port that says nothing is believed to say nothing. One that closes is not waited for.
 SILENCE_S = 5.0
 _AT_A_TIME = 16
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_OTHER_METHODS = ("HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 # Of vLLM's server, with all that it can be started with. Whatever it is asked, a chat port refuses before it looks.
 VLLM_PATHS = (
@@ -28,6 +28,8 @@ VLLM_PATHS = (
     *("/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
     *("/v1/score", "/v1/rerank", "/v1/audio/transcriptions", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 )
+# Of Flower's beside its handlers.
+_STATIC = ("/static/css/flower.css", "/favicon.ico", "/robots.txt")
 # What each server answers to everybody, by design: that it runs, and nothing else.
 OPEN = {"/livez": b'{"status":"ok"}', "/healthcheck": b"OK"}
 # To what is no HTTP at all, before anybody could be asked for a key: by uvicorn's two parsers, and Tornado's.
@@ -41,10 +43,14 @@ def routes() -> list[tuple[str, str]]:
     """(method, path) of all that the API, a worker's vLLM and Flower answer, and of some that nobody does."""
     app = create_app(Settings(require_keys="always"))
     own = [path for route in app.routes if isinstance(path := getattr(route, "path", None), str)]
-    flowers = [re.sub(r"\(.*\)|/\?$|\.\*", "x", one.regex.pattern.rstrip("$")) for one in map(_rule, flower_handlers)]
-    paths = dict.fromkeys([*own, *VLLM_PATHS, *flowers, "/no/such/path"])
+    flowers = [re.sub(r"\(.*\)", "x", one.regex.pattern.rstrip("$?")) for one in map(_rule, flower_handlers)]
+    paths = dict.fromkeys(path for path in [*own, *VLLM_PATHS, *flowers, *_STATIC, "/no/such"] if path.startswith("/"))
     versioned = [f"/v3.0.16{path}" for path in own if path.startswith(("/api", "/v1", "/health"))]
-    return [(method, path) for path in [*paths, *versioned] for method in METHODS]
+    every = ("/", "/metrics", "/v1/models", "/static/x", "/no/such", *OPEN)
+    asked = [(method, path) for path in [*paths, *versioned] for method in ("GET", "POST")]
+    asked += [(method, path) for method in _OTHER_METHODS for path in every]
+    asked += [("DELETE", path) for path in own]
+    return list(dict.fromkeys(asked))
 
 
 def _rule(handler: Any) -> URLSpec:

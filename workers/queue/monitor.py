@@ -10,13 +10,13 @@ from typing import Any
 
 from celery.__main__ import main
 from flower.api import BaseApiHandler
-from flower.urls import handlers
+from flower.urls import handlers, settings
 from flower.views import BaseHandler
 from flower.views.monitor import Healthcheck
 from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 
-class LockedFiles(BaseHandler, StaticFileHandler):  # type: ignore[misc]
+class LockedFiles(BaseHandler, StaticFileHandler):
     """Flower's stylesheets and scripts."""
 
 
@@ -25,6 +25,8 @@ def lock() -> None:
     Healthcheck.prepare = RequestHandler.prepare
     for base in (BaseHandler, BaseApiHandler):
         base.prepare = _for_users(base.prepare)
+    # Tornado adds handlers of its own to Flower's, for static files, /favicon.ico and /robots.txt.
+    settings["static_handler_class"] = LockedFiles
     handlers[:] = [_locked(handler) for handler in handlers]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 LOOK = """
 from types import SimpleNamespace
-from flower.urls import handlers
+from flower.urls import handlers, settings
 from tornado.web import HTTPError
 from workers.queue import monitor
 
@@ -19,7 +19,7 @@ def answer(handler, user):
         return error.status_code
 
 monitor.lock()
-classes = [getattr(one, "handler_class", None) or one[1] for one in handlers]
+classes = [getattr(one, "handler_class", None) or one[1] for one in handlers] + [settings["static_handler_class"]]
 for user in (None, "user"):
     print(sorted({f"{answer(one, user)} {one.__name__ == 'Healthcheck'}" for one in classes}))
 """
