@@ -12,6 +12,7 @@ from flower.urls import handlers as flower_handlers
 from tornado.web import URLSpec
 
 from api.app import create_app
+from api.console import page
 from poc_core.settings import Settings
 
 # Seconds until a port that says nothing is believed to say nothing. One that closes is not waited for.
@@ -30,8 +31,14 @@ VLLM_PATHS = (
 )
 # Of Flower's beside its handlers.
 _STATIC = ("/static/css/flower.css", "/favicon.ico", "/robots.txt")
-# What each server answers to everybody, by design: that it runs, and nothing else.
-OPEN = {"/livez": b'{"status":"ok"}', "/healthcheck": b"OK"}
+# What is answered to everybody, by design: that a server runs, and the console's page, a file of the release that asks
+# for a key before it shows anything of the node.
+OPEN = {
+    "/livez": b'{"status":"ok"}',
+    "/healthcheck": b"OK",
+    "/console": page.load()[page.INDEX].content,
+    "/console/": b"",  # leads to the page
+}
 # To what is no HTTP at all, before anybody could be asked for a key: by uvicorn's two parsers, and Tornado's.
 _NO_HTTP = (b"HTTP/1.1 400 Bad Request", b"HTTP/1.1 400 \r\n")
 _NOT_HTTP = (b"PING\r\n", b"*1\r\n$4\r\nINFO\r\n", b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n", b"\x00" * 64)
@@ -93,9 +100,12 @@ class Heard:
         if self.knock in _NOT_HTTP:
             return self.answer.startswith(_NO_HTTP)
         method, path, _ = self.knock.decode().split(" ", 2)
-        if path in OPEN and self.status == 200:
+        if path in OPEN and self.status in (200, 307):
             return self.body == (b"" if method == "HEAD" else OPEN[path])
-        return self.status in (401, 403) or (path in OPEN and self.status in (204, 405))  # by another method
+        if path in OPEN and self.status in (204, 405):  # by another method
+            return True
+        # Which files the page has is no secret either.
+        return self.status in (401, 403) or (path.startswith("/console/") and self.status in (404, 405))
 
 
 def doors_of(processes: Iterable[psutil.Process]) -> list[Door]:
