@@ -34,7 +34,9 @@ class TwoWorkers(RoundClient):
 
     def run(self, *options: str) -> None:
         command = [PROGRAMS["proofline"], "workers", "--model", MODEL, "--workers", "2", *options]
-        self._compose.run("workers", command, self._compose.environment("api") | os.environ | {"PYTHONUNBUFFERED": "1"})
+        self._compose.run(
+            "workers", command, self._compose.environment("worker") | os.environ | {"PYTHONUNBUFFERED": "1"}
+        )
         self.wait_ready()
 
     def wait_ready(self) -> None:
