@@ -35,7 +35,7 @@ FORBIDDEN = {
     "cli": {"vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE,
 }
 # What depends on vLLM's version is in the first two of these, what starts it in the third.
-USE_VLLM = {"workers/vllm/compat.py", "workers/vllm/cache_compat.py", "workers/vllm/engine.py"}
+USE_VLLM = {"workers/vllm/compat.py", "workers/vllm/cache_compat.py", "workers/vllm/launch.py"}
 # The proof arithmetic knows nothing of Redis, of settings or of what is stored.
 ARITHMETIC = {"calibration", "encoding", "nonces", "power", "reflections", "rng", "schemes", "statistics"}
 

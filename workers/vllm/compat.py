@@ -8,7 +8,7 @@ vLLM.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -226,28 +226,6 @@ def final_hidden_states(output: Any) -> torch.Tensor:
     """The hidden states after the final norm; some models return auxiliary states beside them."""
     hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
-
-
-def matrix_flops(layers: Iterable[nn.Module], seq_len: int) -> float:
-    """Floating-point operations of the layers' matrix products and attention for one sequence, this rank's share.
-
-    From the sizes that vLLM's linear, expert and attention modules name: weights may be packed or moved elsewhere.
-    """
-    return sum(_matrix_flops(layer, seq_len) for layer in layers)
-
-
-def _matrix_flops(module: nn.Module, seq_len: int) -> float:
-    sizes: dict[str, Any] = vars(module)
-    if {"top_k", "hidden_size", "intermediate_size_per_partition"} <= sizes.keys():  # experts: gate, up and down
-        experts = sizes.get("global_num_experts", 1)
-        per_token = sizes["top_k"] * sizes.get("local_num_experts", experts) / experts  # of those on this rank
-        return float(2 * 3 * sizes["hidden_size"] * sizes["intermediate_size_per_partition"] * per_token * seq_len)
-    if {"input_size", "output_size"} <= sizes.keys():
-        rows = sizes.get("input_size_per_partition", sizes["input_size"])
-        return float(2 * rows * sizes.get("output_size_per_partition", sizes["output_size"]) * seq_len)
-    if {"num_heads", "head_size", "kv_cache"} <= sizes.keys():  # each token sees itself and those before it, twice
-        return float(4 * sizes["num_heads"] * sizes["head_size"] * seq_len * (seq_len + 1) / 2)
-    return sum(_matrix_flops(child, seq_len) for child in module.children())
 
 
 def let_readers_sleep() -> None:

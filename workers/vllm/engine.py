@@ -9,13 +9,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from poc_core.errors import ProoflineError, SettingsError
-from poc_core.openai_paths import passed_on
+from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import contract_of
 from workers.chat_gate import ChatGate
@@ -23,24 +22,18 @@ from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Sli
 from workers.engines.options import EngineOptions
 from workers.engines.profile import Kernel, RankProfile
 from workers.engines.pulse import Pulse
-from workers.vllm import cpu_threads, lifeline
+from workers.vllm import lifeline
 from workers.vllm.budget import described, prove_budget, prove_chains, prove_isolation, prove_slices
-from workers.vllm.gated_chat import GatedChat
+from workers.vllm.launch import serve, shut_down, start
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# Tokens of one forward. Large enough to fill a GPU, small enough that its activations fit beside the weights and
-# chat's KV cache; on a CPU larger batches gain nothing.
-_GPU_BATCH_TOKENS = 32_768
-_CPU_BATCH_TOKENS = 8_192
 # The first batch compiles kernels, which can take minutes.
 _WARM_UP_TIMEOUT_S = 600.0
 _SHUTDOWN_TIMEOUT_S = 30.0
 # Seconds between two questions to an engine that has nothing to do.
 _PROBE_S = 5.0
-# The class that vLLM mixes into its workers, by name: they import it in processes of their own.
-_EXTENSION = "workers.vllm.extension.ProofExtension"
 
 
 class EngineFailedError(ProoflineError):
@@ -72,7 +65,7 @@ class VllmEngine(Engine):
         self._thread.start()
         try:
             try:
-                self._llm, config, self._args = self._await(_start(options, self._count_step), None)
+                self._llm, config, self._args = self._await(start(options, self._count_step), None)
             except ProoflineError:
                 raise
             except Exception as error:  # vLLM raises whatever its parts raise; its log above tells more
@@ -196,7 +189,7 @@ class VllmEngine(Engine):
         listener.bind((host, 0))
         port: int = listener.getsockname()[1]
         self._args.host, self._args.port = host, port
-        self.chat_paths = self._await(_serve(self._llm, self._args, gate, listener, secret), None)
+        self.chat_paths = self._await(serve(self._llm, self._args, gate, listener, secret), None)
         return port
 
     def check(self) -> None:
@@ -210,7 +203,7 @@ class VllmEngine(Engine):
         self._closed = True
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
-            self._await(_shut_down(llm), _SHUTDOWN_TIMEOUT_S)
+            self._await(shut_down(llm), _SHUTDOWN_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_SHUTDOWN_TIMEOUT_S)
         if not self._thread.is_alive():
@@ -241,80 +234,3 @@ class VllmEngine(Engine):
 
     def _await(self, work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
-
-
-async def _start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[Any, Any, Any]:
-    """The AsyncLLM, its configuration and the arguments of its server, made on the loop that will run it. `on_step` is
-    called there for each step of the engine."""
-    try:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
-        from vllm.usage.usage_lib import UsageContext
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        from workers.vllm import compat
-    except ImportError as error:
-        raise ProoflineError(
-            f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make setup-gpu`, or use "
-            "--engine transformers."
-        ) from error
-    words = ["--model", options.model, "--served-model-name", options.name, "--dtype", options.dtype]
-    words += ["--tensor-parallel-size", str(options.tensor_parallel)]
-    words += ["--pipeline-parallel-size", str(options.pipeline_parallel)]
-    # Proofs take as many tokens at a time as vLLM's memory profile and its kernels' buffers are made for.
-    tokens = options.max_batch_tokens or (_CPU_BATCH_TOKENS if current_platform.is_cpu() else _GPU_BATCH_TOKENS)
-    words += ["--max-num-batched-tokens", str(tokens)]  # what the operator says after -- comes later and wins
-    if current_platform.is_cpu():
-        # A graph compiler costs minutes at start and gains little on a CPU.
-        words.append("--enforce-eager")
-        # It would still compile some helpers when first used: a chat request for logprobs would wait for half a minute.
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        cpu_threads.divide(options.n_devices)
-        # Left alone, glibc gives large activations back to the kernel after every use and gets them again page by page:
-        # a third of the time of a batch of 8,192 tokens. Read by the processes that vLLM starts from here.
-        for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
-            os.environ.setdefault(variable, str(2**32))
-    try:
-        args = compat.serve_parser(FlexibleArgumentParser()).parse_args([*words, *options.vllm_args])
-    except SystemExit:  # the parser has said why; left alone, the exit would end this loop and not the process
-        raise SettingsError(f"vLLM does not take these arguments: {' '.join(options.vllm_args)}; see above.") from None
-    engine_args = AsyncEngineArgs.from_cli_args(args)
-    engine_args.worker_extension_cls = _EXTENSION
-    compat.avoid_faults(engine_args)
-    if not current_platform.is_cpu():
-        compat.enable_custom_ops(engine_args)
-        if options.decode_memory_gb and not any("gpu-memory-util" in word for word in options.vllm_args):
-            compat.leave_memory(engine_args, options.decode_memory_gb)
-    # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
-    llm = AsyncLLM.from_engine_args(
-        engine_args, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=[compat.step_logger(on_step)]
-    )
-    return llm, llm.vllm_config, args
-
-
-async def _serve(llm: Any, args: Any, gate: ChatGate, listener: socket.socket, secret: str | None) -> list[str]:
-    """Starts vLLM's OpenAI server on the running loop; returns once it listens: what of it the API passes on."""
-    import uvicorn
-
-    from workers.vllm import compat
-
-    app = await compat.openai_app(llm, args)
-    paths = passed_on(compat.routes(app))
-    gated = GatedChat(app, gate, is_lost=lambda: bool(llm.errored), secret=secret, paths=paths)
-    # Its lifespan is vLLM's; signals are Celery's.
-    config = uvicorn.Config(gated, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on")
-    server = app.state.server = uvicorn.Server(config)  # vLLM ends it when the engine died
-    task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
-    while not server.started:
-        if task.done():
-            raise ProoflineError(f"vLLM's OpenAI server did not start: {task.exception()}")
-        await asyncio.sleep(0.01)
-    return paths
-
-
-async def _shut_down(llm: Any) -> None:
-    llm.shutdown()
-    # Its finalizer shuts down once more, maybe at the interpreter's exit, when what that calls is gone.
-    llm.shutdown = lambda timeout=None: None
-    await asyncio.sleep(0)  # lets the cancelled output task end before the loop stops

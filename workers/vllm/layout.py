@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from cachetools import LRUCache
 
 from workers.vllm import cache_compat
 from workers.vllm.kv_isolation import FIRST_BLOCK, ScratchGroup
+
+# Full and last micro-batches of a few jobs.
+_LAYOUTS_KEPT = 8
 
 
 class BlockTables:
@@ -92,3 +96,18 @@ class Layout:
             )
             by_layer.update(dict.fromkeys(group.layer_names, metadata))
         return by_layer
+
+
+class ReadyLayouts:
+    """Layouts of whole sequences, of the shapes that came last."""
+
+    def __init__(self, groups: Sequence[ScratchGroup], device: torch.device) -> None:
+        self._groups, self._device = groups, device
+        self._layouts: LRUCache[tuple[int, int], Layout] = LRUCache(_LAYOUTS_KEPT)
+
+    def of(self, n: int, seq_len: int) -> Layout:
+        layout = self._layouts.get((n, seq_len))
+        if layout is None:
+            tables = BlockTables(self._groups, n, seq_len, self._device)
+            layout = self._layouts[n, seq_len] = Layout(tables, range(seq_len))
+        return layout

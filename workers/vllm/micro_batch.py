@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import JsonValue
@@ -13,6 +15,10 @@ from poc_core.records import Passes
 from poc_core.schemes import contract_of
 from poc_core.schemes.base import PrefillScheme, Scheme, SteppedBatch, SteppedScheme
 from workers.vllm.layer_hooks import LayerTransform
+
+if TYPE_CHECKING:  # they import vLLM
+    from workers.vllm.kept_caches import Place
+    from workers.vllm.layout import BlockTables
 
 
 class MicroBatch(ABC):
@@ -204,3 +210,14 @@ def micro_batch(scheme: Scheme, nonces: Sequence[int], part: int | None, reflect
         return ChainBatch(scheme, nonces, part)
     assert isinstance(scheme, PrefillScheme)
     return PrefillBatch(scheme, nonces, reflected)
+
+
+@dataclass
+class Flight:
+    """A micro-batch under way. `state`: what one slice hands to the next, each (rows of the pass, hidden)."""
+
+    batch: MicroBatch
+    state: dict[str, torch.Tensor] | None = None
+    # Of one with steps, from its first slice here on: where its keys and values are kept.
+    place: Place | None = None
+    tables: BlockTables | None = None

@@ -9,48 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from cachetools import LRUCache
 
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
-from poc_core.schemes import load_scheme
-from poc_core.schemes.base import PrefillScheme, Scheme, SteppedScheme
+from poc_core.schemes.base import PrefillScheme, SteppedScheme
 from workers.engines.decoder_layers import find_decoder_layers
 from workers.engines.kinds import LayerReflections
 from workers.engines.ticks import Slice
 from workers.vllm import cache_compat, compat, profile
 from workers.vllm.arrivals import Arrivals
 from workers.vllm.hand_over import HandOver
-from workers.vllm.kept_caches import KeptCaches, Place
+from workers.vllm.kept_caches import KeptCaches
 from workers.vllm.kv_isolation import NotIsolatableError, ScratchCaches
 from workers.vllm.layer_hooks import transformed
-from workers.vllm.layout import BlockTables, Layout
-from workers.vllm.micro_batch import MicroBatch, PrefillBatch, micro_batch
+from workers.vllm.layout import BlockTables, Layout, ReadyLayouts
+from workers.vllm.micro_batch import Flight, PrefillBatch, micro_batch
+from workers.vllm.ready_schemes import ReadySchemes
 from workers.vllm.seeded_gates import Gates
 from workers.vllm.stopwatch import stopwatch_for
 from workers.vllm.watch import Watch
-
-# Schemes kept ready: a round and a few jobs beside it. Each holds per-layer vectors (a few MB), a distance scheme
-# also its projection (8192 x hidden float32).
-_SCHEMES_KEPT = 4
-# Batch layouts (positions, block tables) kept: full and last micro-batches of a few jobs.
-_LAYOUTS_KEPT = 8
-
-
-@dataclass
-class _Flight:
-    """A micro-batch under way. `state`: what one slice hands to the next, each (rows of the pass, hidden)."""
-
-    batch: MicroBatch
-    state: dict[str, torch.Tensor] | None = None
-    # Of one with steps, from its first slice here on: where its keys and values are kept.
-    place: Place | None = None
-    tables: BlockTables | None = None
 
 
 class ProofRunner:
@@ -78,14 +59,13 @@ class ProofRunner:
         self._caches = ScratchCaches(runner, self._config.compilation_config.static_forward_context)
         self._kept = KeptCaches(self._caches, self._device)
         self._gates = Gates(self._layers, self._own, text_config)
-        self._schemes: LRUCache[str, Scheme] = LRUCache(_SCHEMES_KEPT)
-        self._layouts: LRUCache[tuple[int, int], Layout] = LRUCache(_LAYOUTS_KEPT)
-        self._flights: dict[int, _Flight] = {}
+        self._schemes = ReadySchemes(self._hidden_size, len(self._layers), self._device, self._dtype)
+        self._layouts = ReadyLayouts(self._caches.groups, self._device)
+        self._flights: dict[int, Flight] = {}
         self._arrivals = Arrivals()
         self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
         self._watch: Watch | None = None
-        self._replicated = True  # whether layers give the same on all tensor-parallel ranks
 
     def describe(self) -> dict[str, Any]:
         """What the engine needs to know: sizes in elements, this rank's layers, whether they can be cut into slices."""
@@ -123,7 +103,7 @@ class ProofRunner:
 
     def settle(self, private: bool, replicated: bool) -> None:
         """How to go on: with a cache for each layer or with shared ones, and what is known of layers' outputs."""
-        self._caches.private, self._replicated = private, replicated
+        self._caches.private, self._schemes.replicated = private, replicated
         self._caches.forget()
 
     @torch.inference_mode()
@@ -168,13 +148,13 @@ class ProofRunner:
         Answers a RankProfile's fields: without `watch` neither busy_s nor kernels. SpecError.
         """
         spec = ProofSpec.model_validate(fields)
-        scheme = self._scheme(spec)
+        scheme = self._schemes.of(spec)
         if not isinstance(scheme, PrefillScheme):
             raise SpecError(f"Where the time of {spec.scheme} proofs goes cannot be told.")
         own = Slice(-1, self._own.start, self._own.stop)  # the micro-batch is nobody else's
         try:
             batch = PrefillBatch(profile.MarkedScheme(scheme) if watch else scheme, nonces, self._found.reflected)
-            self._flights[own.flight] = _Flight(batch)
+            self._flights[own.flight] = Flight(batch)
             if self._own.start > 0:
                 self._receive(own.flight, 0)
             profile.synchronize(self._device)  # what the stage before took is no time of this one
@@ -192,7 +172,7 @@ class ProofRunner:
         except BaseException:
             self._forget_all()
             raise
-        flops = compat.matrix_flops([self._layers[index] for index in self._own], spec.seq_len)
+        flops = profile.matrix_flops([self._layers[index] for index in self._own], spec.seq_len)
         return {
             "first_layer": self._own.start,
             "seconds": seconds,
@@ -211,10 +191,10 @@ class ProofRunner:
         for flight_id, fields, nonces, part in flights:
             spec = ProofSpec.model_validate(fields)
             try:
-                scheme = self._scheme(spec)
+                scheme = self._schemes.of(spec)
                 if isinstance(scheme, SteppedScheme) and (why_not := self._why_no_chains()):
                     raise SpecError(why_not)
-                self._flights[flight_id] = _Flight(micro_batch(scheme, nonces, part, self._found.reflected))
+                self._flights[flight_id] = Flight(micro_batch(scheme, nonces, part, self._found.reflected))
             except SpecError as error:
                 refused[flight_id] = str(error)
         return refused
@@ -263,12 +243,12 @@ class ProofRunner:
         if batch.is_last(step) and layers.stop == self._own.stop:
             self._end(flight_id)
 
-    def _whereabouts(self, flight: _Flight, step: int) -> tuple[Layout, AbstractContextManager[None]]:
+    def _whereabouts(self, flight: Flight, step: int) -> tuple[Layout, AbstractContextManager[None]]:
         """Where the tokens of a pass lie, and what binds the caches that they lie in."""
         batch, n = flight.batch, len(flight.batch.nonces)
         if not batch.shape.steps:
             rows = batch.shape.rows
-            return self._layout(n, rows), self._caches.bound(n, rows)
+            return self._layouts.of(n, rows), self._caches.bound(n, rows)
         if flight.place is None or flight.tables is None:
             flight.place = self._kept.take(n, batch.shape.positions)
             flight.tables = BlockTables(self._caches.groups, n, batch.shape.positions, self._device)
@@ -305,34 +285,8 @@ class ProofRunner:
         self._stopwatch = stopwatch_for(self._device)
         compat.forget_unfinished_forward(self._model)
 
-    def _scheme(self, spec: ProofSpec) -> Scheme:
-        """SpecError: see load_scheme, or it cannot be computed on this deployment."""
-        key = spec.model_dump_json()
-        scheme = self._schemes.get(key)
-        if scheme is None:
-            scheme = self._schemes[key] = load_scheme(
-                spec,
-                hidden_size=self._hidden_size,
-                n_layers=len(self._layers),
-                device=self._device,
-                dtype=self._dtype,
-            )
-        if not self._replicated and scheme.transforms_layers and not scheme.transform_is_linear:
-            raise SpecError(
-                "This model's layers leave parts of a sum on each tensor-parallel rank, so a scheme that divides their "
-                "outputs by a norm cannot be computed; use sign_flips, or tensor_parallel 1."
-            )
-        return scheme
-
     def _why_no_chains(self) -> str | None:
         """Why decode proofs cannot be computed with this model."""
         if self._vocab_size is not None:
             return "Decode proofs cannot be computed with this model on vLLM yet: it chooses experts by token."
         return self._kept.why_not() or self._gates.why_not()
-
-    def _layout(self, n: int, seq_len: int) -> Layout:
-        layout = self._layouts.get((n, seq_len))
-        if layout is None:
-            tables = BlockTables(self._caches.groups, n, seq_len, self._device)
-            layout = self._layouts[n, seq_len] = Layout(tables, range(seq_len))
-        return layout
