@@ -47,7 +47,7 @@ def command(proofline: list[str], extension: str = "tests.unisolated.UnisolatedE
 
 def main(extension: str) -> None:
     from cli.main import app
-    from workers.vllm import engine as vllm
+    from workers.vllm import launch
 
-    vllm._EXTENSION = extension
+    launch.EXTENSION = extension
     app(prog_name="proofline")

@@ -201,9 +201,9 @@ def test_a_stack_that_is_not_ready_in_time_says_what_is_missing(folder: Path, mo
     monkeypatch.setattr(FakeStack, "worker_code", "import time; print('loading', flush=True); time.sleep(600)")
     with (
         fake_stack() as running,
-        pytest.raises(StackError, match=r"Not ready within 1 s: worker-0 has not loaded the model.*\n.*loading"),
+        pytest.raises(StackError, match=r"Not ready within 8 s: worker-0 has not loaded the model.*\n.*loading"),
     ):
-        running.wait_ready(1)
+        running.wait_ready(8)  # the worker is a process that must get as far as its first word
 
 
 def test_a_port_in_use_is_an_error_before_anything_starts(folder: Path) -> None:

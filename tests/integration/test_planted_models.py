@@ -20,7 +20,7 @@ Plant = Callable[[str], None]
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Has the engines of this test run a class of tests.planted_models in vLLM's workers."""
-    return lambda name: monkeypatch.setattr("workers.vllm.engine._EXTENSION", f"tests.planted_models.{name}")
+    return lambda name: monkeypatch.setattr("workers.vllm.launch.EXTENSION", f"tests.planted_models.{name}")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from workers.vllm.gated_chat import GatedChat
 _GPU_BATCH_TOKENS = 32_768
 _CPU_BATCH_TOKENS = 8_192
 # The class that vLLM mixes into its workers, by name: they import it in processes of their own.
-_EXTENSION = "workers.vllm.extension.ProofExtension"
+EXTENSION = "workers.vllm.extension.ProofExtension"
 
 
 async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[Any, Any, Any]:
@@ -60,7 +60,7 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
     except SystemExit:  # the parser has said why; left alone, the exit would end this loop and not the process
         raise SettingsError(f"vLLM does not take these arguments: {' '.join(options.vllm_args)}; see above.") from None
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    engine_args.worker_extension_cls = _EXTENSION
+    engine_args.worker_extension_cls = EXTENSION
     compat.avoid_faults(engine_args)
     if not current_platform.is_cpu():
         compat.enable_custom_ops(engine_args)

@@ -66,7 +66,7 @@ def invocations() -> Iterator[tuple[str, list[str]]]:
         lines = [line for block in blocks(document) if block.kind == "sh" for line in joined(block.text).splitlines()]
         for line in [*inline, *map(joined, indented), *lines]:
             line = re.sub(r"\bkubectl [^|;&)]*", "", line)  # whose namespace has the command's name
-            for found in re.finditer(r"(?:^|[\s(/])proofline ([^#|;&)]*)", line):
+            for found in re.finditer(r"(?:^|[\s(]|bin/)proofline ([^#|;&)]*)", line):
                 yield name(document), found[1].split()
 
 

@@ -176,7 +176,7 @@ def agree(counted: float, simulated: float) -> bool:
 @pytest.mark.parametrize("sample_size", [None, 12])
 @pytest.mark.parametrize(
     "compared",
-    [golden("tiny-qwen3"), golden("tiny-qwen3-moe"), made(), margins()],
+    [golden("tiny-qwen3"), golden("tiny-qwen3-moe"), made(), pytest.param(margins(), marks=pytest.mark.slow)],
     ids=["golden, dense", "golden, experts", "int8", "margins"],
 )
 def test_a_simulation_of_10_000_draws_agrees(

@@ -112,7 +112,7 @@ def test_a_try_is_over_at_its_deadline_whatever_the_receiver_drips(behave: Behav
     with receiver(behave) as port:
         result, seconds = post(f"http://127.0.0.1:{port}/generated")
     assert (result.end, result.said) == (End.SILENT, UNREACHABLE)
-    assert seconds < DEADLINE_S + 0.4
+    assert seconds < 4  # a receiver that is silent is so for 5 s
 
 
 def test_a_name_that_nobody_answers_for_has_the_same_deadline() -> None:
@@ -182,7 +182,7 @@ def test_a_receiver_whose_line_is_too_slow_for_all_of_it_finds_it_too_large() ->
     with receiver(lambda connection: time.sleep(3)) as port:
         result, seconds = post(f"http://127.0.0.1:{port}", b"x" * 50_000_000)
     assert result.end is End.TOO_LARGE
-    assert seconds < DEADLINE_S + 1
+    assert seconds < 3
 
 
 def test_the_name_is_looked_up_once_and_its_address_connected_to_under_its_own_name() -> None:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from cachetools import LRUCache
 
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from tests.marks import needs_vllm
+from workers.vllm.ready_schemes import ReadySchemes
 
 
 class SharedExperts(torch.nn.Module):
@@ -91,29 +91,19 @@ def test_mla_on_cpus_leaves_rotary_embedding_to_torch(
     assert operations == asked + ([] if chosen else avoided)
 
 
-@needs_vllm
 @pytest.mark.parametrize("replicated", [True, False])
 def test_a_norm_of_a_part_of_a_sum_is_refused(replicated: bool) -> None:
     """Reflections are linear, so they may stay."""
-    from workers.vllm.proof_runner import ProofRunner
-
-    runner = ProofRunner.__new__(ProofRunner)
-    vars(runner).update(
-        _schemes=LRUCache(4),
-        _hidden_size=32,
-        _layers=[None] * 2,
-        _device=torch.device("cpu"),
-        _dtype=torch.float32,
-        _replicated=replicated,
-    )
+    schemes = ReadySchemes(hidden_size=32, n_layers=2, device=torch.device("cpu"), dtype=torch.float32)
+    schemes.replicated = replicated
     spec = ProofSpec(block_hash="block", public_key="key", seq_len=8)
     distance = spec.model_copy(update={"scheme": "distance"})
     hooks = distance.model_copy(update={"options": {"randomization": "layer_hooks"}})
-    assert runner._scheme(spec).transforms_layers
-    assert not runner._scheme(distance).transforms_layers
+    assert schemes.of(spec).transforms_layers
+    assert not schemes.of(distance).transforms_layers
     for _ in range(2):  # a scheme that is kept is no way around it
         if replicated:
-            assert runner._scheme(hooks).transforms_layers
+            assert schemes.of(hooks).transforms_layers
         else:
             with pytest.raises(SpecError, match="use sign_flips, or tensor_parallel 1"):
-                runner._scheme(hooks)
+                schemes.of(hooks)
