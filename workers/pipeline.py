@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import Passes, ProofSpec
 from poc_core.schemes import contract_of
-from workers.engines.ticks import Begin, EngineMemoryError, Slice, Tick, Ticking, TickResult
+from workers.engines.ticks import Begin, EngineMemoryError, PassOrder, Slice, Tick, Ticking, TickResult
 from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
@@ -48,17 +48,8 @@ class Flight:
         return contract_of(self.spec.scheme).passes(self.spec)
 
     @property
-    def n_parts(self) -> int:
-        """Forwards of all rows; each is a pass, and so is each step."""
-        return -(-len(self.nonces) // self.part)
-
-    @property
-    def n_passes(self) -> int:
-        return self.n_parts + self.passes.steps
-
-    def n_in(self, step: int) -> int:
-        """Nonces of a pass."""
-        return min(self.part, len(self.nonces) - step * self.part) if step < self.n_parts else len(self.nonces)
+    def order(self) -> PassOrder:
+        return PassOrder(len(self.nonces), self.part, self.passes.steps)
 
     def rewind(self, new_id: int, part: int) -> None:
         """It begins, for the first time or again."""
@@ -169,15 +160,16 @@ class Pipeline:
 
     def _cut(self, flight: Flight) -> list[Slice]:
         """What its stage runs of the pass that it is in, or of several passes where there is no other stage."""
-        stage, n, first = self._engine.stages[flight.stage], flight.n_in(flight.step), flight.step
-        n_passes = 1
-        if first < flight.n_parts:
-            cut = self.plan.cut(flight.spec, n, stage) if self._engine.sliceable else [stage]
+        stage, order, first = self._engine.stages[flight.stage], flight.order, flight.step
+        n, measured = len(order.members(first)), stage if self._engine.sliceable else range(1)
+        if first < order.n_parts:
+            cut, n_passes = self.plan.cut(flight.spec, n, measured), 1
         else:
-            cut, n_passes = self.plan.cut_steps(flight.spec, n, stage if self._engine.sliceable else range(1))
-            cut = cut if self._engine.sliceable else [stage]
-            n_passes = min(n_passes, flight.n_passes - first) if len(self._engine.stages) == 1 else 1
-        return [Slice(flight.id, layers.start, layers.stop, first, first + n_passes) for layers in cut]
+            cut, n_passes = self.plan.cut_steps(flight.spec, n, measured)
+        if not self._engine.sliceable:
+            cut = [stage]
+        until = min(first + n_passes, order.n_passes) if len(self._engine.stages) == 1 else first + 1
+        return [Slice(flight.id, layers.start, layers.stop, first, until) for layers in cut]
 
     def _move_on(self, flight: Flight, ran: Slice) -> None:
         """To the next stage or pass, where the slice was the last one of its stage."""
@@ -185,7 +177,7 @@ class Pipeline:
             return
         if ran.end != self._engine.stages[-1].stop:
             flight.stage += 1
-        elif ran.until < flight.n_passes:
+        elif ran.until < flight.order.n_passes:
             flight.stage, flight.step = 0, ran.until
         else:
             flight.launched = True
@@ -214,7 +206,7 @@ class Pipeline:
                 flight = self._measured[one.flight]
                 # A stage that cannot be cut is as one layer to the plan: it is what chat waits for.
                 layers = one.end - one.first if self._engine.sliceable else 1
-                n, are_steps = flight.n_in(one.step), one.step >= flight.n_parts
+                n, are_steps = len(flight.order.members(one.step)), one.step >= flight.order.n_parts
                 self.plan.ran(flight.spec, n, layers * (one.until - one.step), seconds, are_steps)
         oldest = min(self._flying, default=max(self._measured, default=0))
         self._measured = {key: kept for key, kept in self._measured.items() if key >= oldest - len(self._engine.stages)}

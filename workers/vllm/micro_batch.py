@@ -14,6 +14,7 @@ from torch import Tensor
 from poc_core.records import Passes
 from poc_core.schemes import contract_of
 from poc_core.schemes.base import PrefillScheme, Scheme, SteppedBatch, SteppedScheme
+from workers.engines.ticks import PassOrder
 from workers.vllm.layer_hooks import LayerTransform
 
 if TYPE_CHECKING:  # they import vLLM
@@ -22,39 +23,28 @@ if TYPE_CHECKING:  # they import vLLM
 
 
 class MicroBatch(ABC):
-    """All tensors stay on the device; nothing waits for it.
-
-    Its passes are numbered: forwards of all rows, one for each part of `part` nonces, and then its steps.
-    """
+    """All tensors stay on the device; nothing waits for it."""
 
     def __init__(self, scheme: Scheme, nonces: Sequence[int], part: int | None = None) -> None:
         self.scheme = scheme
         self.nonces = nonces
         self.shape: Passes = contract_of(scheme.spec.scheme).passes(scheme.spec)
-        self._part = part or len(nonces)
-        self._n_parts = -(-len(nonces) // self._part)
-        self.n_passes = self._n_parts + self.shape.steps
-
-    def members(self, step: int) -> range:
-        """Places of the nonces that a pass computes."""
-        if step >= self._n_parts:
-            return range(len(self.nonces))
-        return range(step * self._part, min((step + 1) * self._part, len(self.nonces)))
+        self.order = PassOrder(len(nonces), part or len(nonces), self.shape.steps)
 
     def positions(self, step: int) -> range:
         """Those of each nonce that a pass computes."""
-        rows, t = self.shape.rows, step - self._n_parts
+        rows, t = self.shape.rows, step - self.order.n_parts
         return range(rows) if t < 0 else range(rows + t, rows + t + 1)
 
     def n_tokens(self, step: int) -> int:
-        return len(self.members(step)) * len(self.positions(step))
+        return len(self.order.members(step)) * len(self.positions(step))
 
     def is_last(self, step: int) -> bool:
-        return step == self.n_passes - 1
+        return step == self.order.n_passes - 1
 
     def has_points_after(self, step: int) -> bool:
         """Whether a step follows a pass, which needs its points."""
-        return self._n_parts - 1 <= step < self.n_passes - 1
+        return self.order.n_parts - 1 <= step < self.order.n_passes - 1
 
     @abstractmethod
     def inputs(self, step: int) -> Tensor:
@@ -137,7 +127,7 @@ class ChainBatch(MicroBatch):
         self._first_states: list[Tensor] = []  # of the parts so far
 
     def inputs(self, step: int) -> Tensor:
-        if step >= self._n_parts:
+        if step >= self.order.n_parts:
             rows: Tensor | None = self._batch.next_inputs()
         elif self.shape.steps:
             rows = self._batch.prefill(self._slice(step))
@@ -150,7 +140,7 @@ class ChainBatch(MicroBatch):
         raise AssertionError("such models are refused beforehand")
 
     def transform(self, step: int) -> LayerTransform | None:
-        return _OfEachNonce(self._batch, self.scheme.hidden_size, self.members(step))
+        return _OfEachNonce(self._batch, self.scheme.hidden_size, self.order.members(step))
 
     @property
     def seeds_experts(self) -> bool:
@@ -161,13 +151,13 @@ class ChainBatch(MicroBatch):
         return None if found is None else found[self._slice(step)].reshape(-1)
 
     def take(self, step: int, states: Tensor) -> None:
-        if step >= self._n_parts:
+        if step >= self.order.n_parts:
             self._batch.take(states)
         elif not self.shape.steps:  # those that steps would have had too
             self._batch.take(states[:, -1 - self._batch.n_steps :])
         else:
             self._first_states.append(states[:, -1:])
-            if step == self._n_parts - 1:
+            if step == self.order.n_parts - 1:
                 self._batch.take(torch.cat(self._first_states))
                 self._first_states.clear()
 
@@ -185,7 +175,7 @@ class ChainBatch(MicroBatch):
         return self._batch.values(numbers)
 
     def _slice(self, step: int) -> slice:
-        members = self.members(step)
+        members = self.order.members(step)
         return slice(members.start, members.stop)
 
 

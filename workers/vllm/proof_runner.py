@@ -231,7 +231,7 @@ class ProofRunner:
         if layers.stop == len(self._layers):
             if self._reports or not batch.is_last(step):
                 hidden = compat.final_hidden_states(output)
-                batch.take(step, hidden.view(len(batch.members(step)), len(batch.positions(step)), -1))
+                batch.take(step, hidden.view(len(batch.order.members(step)), len(batch.positions(step)), -1))
             if batch.has_points_after(step):
                 compat.as_first_tensor_rank_has_it(batch.points)
             if batch.is_last(step) and self._reports:
@@ -252,7 +252,7 @@ class ProofRunner:
         if flight.place is None or flight.tables is None:
             flight.place = self._kept.take(n, batch.shape.positions)
             flight.tables = BlockTables(self._caches.groups, n, batch.shape.positions, self._device)
-        tables = flight.tables.part(batch.members(step))
+        tables = flight.tables.part(batch.order.members(step))
         return Layout(tables, batch.positions(step)), self._kept.bound(flight.place)
 
     def _end(self, flight_id: int) -> None:

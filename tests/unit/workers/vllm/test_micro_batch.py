@@ -25,11 +25,13 @@ def batch_of(part: int | None = None, scheme: str = "decode", reflected: bool = 
 def run(batch: MicroBatch) -> list[Any]:
     """A "model" that adds up what it has seen of each nonce, transforming once."""
     seen: dict[int, Tensor] = {}
-    for step in range(batch.n_passes):
-        rows = batch.inputs(step).view(len(batch.members(step)), len(batch.positions(step)), HIDDEN)
+    for step in range(batch.order.n_passes):
+        rows = batch.inputs(step).view(len(batch.order.members(step)), len(batch.positions(step)), HIDDEN)
         assert batch.n_tokens(step) == rows.shape[0] * rows.shape[1]
-        sums = torch.stack([rows[i].cumsum(0) + seen.get(place, 0) for i, place in enumerate(batch.members(step))])
-        seen |= {place: sums[i, -1] for i, place in enumerate(batch.members(step))}
+        sums = torch.stack(
+            [rows[i].cumsum(0) + seen.get(place, 0) for i, place in enumerate(batch.order.members(step))]
+        )
+        seen |= {place: sums[i, -1] for i, place in enumerate(batch.order.members(step))}
         transform = batch.transform(step)
         assert transform is not None
         (states,) = transform.transform_terms(1, [sums.view(-1, HIDDEN)])
@@ -42,7 +44,7 @@ def run(batch: MicroBatch) -> list[Any]:
 def test_a_prefill_in_parts_gives_the_chains_of_one_at_once(part: int, own: bool) -> None:
     expected = run(batch_of(None, per_nonce_reflection=own))
     batch = batch_of(part, per_nonce_reflection=own)
-    assert batch.n_passes == -(-len(NONCES) // part) + STEPS
+    assert batch.order.n_passes == -(-len(NONCES) // part) + STEPS
     assert run(batch) == expected
     assert [len(chain) for chain in expected] == [STEPS + 1] * len(NONCES)
 
@@ -54,7 +56,7 @@ def test_claims_are_judged_in_one_pass_as_step_by_step(own: bool) -> None:
     claims: dict[str, Any] = {"enforced": {str(nonce): chain for nonce, chain in zip(NONCES, chains, strict=True)}}
     at_once = batch_of(None, per_nonce_reflection=own, **claims)
     in_steps = batch_of(2, per_nonce_reflection=own, stepwise=True, **claims)
-    assert (at_once.n_passes, in_steps.n_passes) == (1, 3 + STEPS)
+    assert (at_once.order.n_passes, in_steps.order.n_passes) == (1, 3 + STEPS)
     found, expected = run(at_once), run(in_steps)
     assert [value[0] for value in found] == [value[0] for value in expected]
     assert [value[1] for value in found] == pytest.approx([value[1] for value in expected], abs=1e-6)
@@ -64,7 +66,7 @@ def test_claims_are_judged_in_one_pass_as_step_by_step(own: bool) -> None:
 
 def test_passes_are_parts_and_then_steps() -> None:
     batch = batch_of(2)
-    assert [batch.members(step) for step in range(4)] == [range(2), range(2, 4), range(4, 5), range(5)]
+    assert [batch.order.members(step) for step in range(4)] == [range(2), range(2, 4), range(4, 5), range(5)]
     assert [batch.positions(step) for step in (0, 2, 3, 6)] == [range(6), range(6), range(6, 7), range(9, 10)]
     assert [batch.has_points_after(step) for step in range(7)] == [False, False, True, True, True, True, False]
     assert [batch.is_last(step) for step in range(7)] == [False] * 6 + [True]
@@ -92,7 +94,7 @@ def test_the_first_stage_goes_on_from_points_that_the_last_one_found() -> None:
 
 def test_a_prefill_is_one_pass_and_transformed_only_where_its_model_is() -> None:
     batch = batch_of(scheme="artifact")
-    assert (batch.n_passes, batch.seeds_experts) == (1, False)
+    assert (batch.order.n_passes, batch.seeds_experts) == (1, False)
     assert batch.transform(0) is batch.scheme
     assert batch_of(scheme="artifact", reflected=False).transform(0) is None
     assert batch_of(reflected=False).transform(0) is not None  # a chain's layers are, in every model
