@@ -90,6 +90,17 @@ def one_by_one(http: httpx.Client, model: str, n: int, n_tokens: int, seed: int)
     return answers
 
 
+def arriving(http: httpx.Client, model: str, n: int, n_tokens: int, per_second: float, seed: int) -> list[Timed]:
+    """`n` answers to requests that come at random (Poisson), about `per_second`, whether or not others are answered."""
+    rng = random.Random(seed)
+    with ThreadPoolExecutor(64) as pool:
+        futures = []
+        for _ in range(n):
+            time.sleep(rng.expovariate(per_second))
+            futures.append(pool.submit(stream, http, model, prompt(rng, rng.randint(5, 60)), n_tokens))
+    return [future.result() for future in futures]
+
+
 class ConstantChat:
     """Context manager: answers that overlap, so that chat is never idle."""
 
@@ -126,16 +137,17 @@ class Soak:
     answered: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def run(self, http: httpx.Client, model: str, seconds: float, per_second: float, seed: int = 1) -> None:
-        """Arrivals as of many independent clients (Poisson), about `per_second`, in bursts now and then."""
-        rng = random.Random(seed)
+    def run(self, http: httpx.Client, model: str, seconds: float, per_second: float, seed: int) -> None:
+        """Arrivals as of many independent clients (Poisson), about `per_second`, in bursts now and then: the same
+        ones in every run, with as many tokens; only the prompts depend on `seed`."""
+        rng, words = random.Random(1), random.Random(seed)
         ends = time.monotonic() + seconds
         futures: list[Future[Timed]] = []
         with ThreadPoolExecutor(64) as pool:
             while time.monotonic() < ends:
                 time.sleep(min(10.0, rng.expovariate(per_second / 1.5)))
                 for _ in range(rng.choice([1, 1, 1, 1, 2, 3])):
-                    text, n_tokens = prompt(rng, rng.randint(1, 100)), rng.randint(1, 200)
+                    text, n_tokens = prompt(words, rng.randint(1, 100)), rng.randint(1, 200)
                     futures.append(pool.submit(stream, http, model, text, n_tokens))
         for future in futures:
             error = future.exception()

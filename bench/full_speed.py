@@ -19,7 +19,7 @@ from bench import machine
 from bench.open_worker import OpenStack
 from bench.report import console, exit_with, verdict
 from bench.timed_job import body_of, run_job
-from bench.timed_round import Sink, run_round
+from bench.timed_round import RoundError, Sink, run_round
 from cli.alone import dimensions as dummies
 from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
@@ -47,7 +47,10 @@ def main(
     engine_arg: Annotated[list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")] = None,
     target: Annotated[float, typer.Option(help="Least ratio.")] = 0.98,
 ) -> None:
-    """Nonces/s through API, Redis, Celery and outbox over nonces/s of a bare loop of the same engine, in turns."""
+    """Nonces/s through API, Redis, Celery and outbox over nonces/s of a bare loop of the same engine, in turns.
+
+    A round's are those between its first and its last progress, as it goes on for minutes.
+    """
     args = (*dummies.ENGINE_ARGS, *(engine_arg or ()))
     with dummies.model_directory(dimensions) as model:
         options = EngineOptions(
@@ -102,7 +105,10 @@ def measure_row(
     for index in range(repeat):
         if what is What.ROUND:
             run = run_round(client, sink, spec(f"round-{index}"), stack.model_name, BATCH_SIZE, seconds)
-            rate = run.n_nonces / run.seconds
+            if run.steady is None:
+                raise RoundError(f"The round made no progress twice in {seconds:g} s; give it longer.")
+            rate = run.steady
+            console.print(f"with start and end: {run.n_nonces / run.seconds:.2f} nonces/s in {run.seconds:.0f} s")
         else:
             nonces = range(min(n, MOST_JOB_NONCES))
             job = run_job(client, body_of(spec(f"job-{index}"), stack.model_name, nonces, BATCH_SIZE))

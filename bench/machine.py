@@ -10,6 +10,9 @@ from typing import Generic, TypeVar
 
 import psutil
 
+from cli.machine.gpus import visible_gpus
+from poc_core.gpus import nvml
+
 T = TypeVar("T")
 
 # Cores that other programs may use: more, and a run is disturbed.
@@ -61,14 +64,15 @@ class UsageMeter:
         return Usage(wall_s, own_s / wall_s, max(0.0, busy_s - own_s) / wall_s, self._load, os.getloadavg()[0])
 
 
-def repeated(measure: Callable[[int], tuple[T, float]], repeat: int) -> list[Observed[T]]:
+def repeated(measure: Callable[[int], tuple[T, float]], repeat: int, quiet: float = QUIET) -> list[Observed[T]]:
     """Calls `measure` until `repeat` calls went undisturbed, but at most three times as often; then the `repeat` calls
     with the quietest machine count. What they measured has no say in that.
 
-    `measure` is given the number of the call and returns its result and the cores that others used meanwhile.
+    `quiet`: cores that others may use in an undisturbed call. `measure` is given the number of the call and returns its
+    result and the cores that others used meanwhile.
     """
     found: list[tuple[T, float]] = []
-    while len(found) < repeat * _MOST_TRIES and sum(others <= QUIET for _, others in found) < repeat:
+    while len(found) < repeat * _MOST_TRIES and sum(others <= quiet for _, others in found) < repeat:
         found.append(measure(len(found)))
     limit = sorted(others for _, others in found)[repeat - 1]
     return [Observed(result, others, counts=others <= limit) for result, others in found]
@@ -105,6 +109,15 @@ def cpu_s(process: psutil.Process) -> float:
 def trees_cpu_s(roots: Iterable[int]) -> float:
     """CPU seconds of several process trees."""
     return sum(sum(tree_cpu_s(root).values()) for root in roots)
+
+
+def gpu_mib() -> int:
+    """MiB that are taken of the GPUs this process may use, together; 0 without any."""
+    with nvml() as library:
+        if library is None:
+            return 0
+        devices = (library.nvmlDeviceGetHandleByIndex(int(gpu)) for gpu in visible_gpus())
+        return sum(int(library.nvmlDeviceGetMemoryInfo(device).used) for device in devices) >> 20
 
 
 def describe() -> str:

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,6 +17,8 @@ PATH = "/api/v1/pow"
 
 # Seconds after /stop within which everything must have arrived.
 _DELIVERY_S = 60.0
+# Seconds between two looks at the count.
+_LOOK_S = 0.05
 
 
 class RoundError(ProoflineError):
@@ -26,7 +29,11 @@ class RoundError(ProoflineError):
 class RoundRun:
     seconds: float  # from the round's start to its stop
     n_nonces: int  # counted when /stop had answered: what was still under way is not
+    steady: (
+        float  # nonces/s between the first and the last progress that was seen: without the start and what was cut off
+    )
     vectors: dict[int, str]  # nonce -> vector_b64, of everything that arrived; nonces from 0 without a gap
+    steady: float | None = None  # nonces/s from the first progress that was seen to the last; None: there were not two
 
 
 class Sink:
@@ -78,7 +85,7 @@ def run_round(
         "url": sink.url,
     }
     _document(client.post(f"{PATH}/init/generate", json=body))
-    time.sleep(seconds)
+    marks = list(_progress(client, time.monotonic() + seconds))
     _document(client.post(f"{PATH}/stop"))
     at_stop = _document(client.get(f"{PATH}/status"))["stats"]
     deadline = time.monotonic() + _DELIVERY_S
@@ -93,7 +100,22 @@ def run_round(
             raise RoundError(f"{len(vectors)} of {stats['total_processed']} artifacts arrived.")
     if sorted(vectors) != list(range(len(vectors))):
         raise RoundError("The round's nonces have a gap.")
-    return RoundRun(at_stop["elapsed_seconds"], at_stop["total_processed"], vectors)
+    steady = None
+    if len(marks) > 1:
+        (began, first), (ended, last) = marks[0], marks[-1]
+        steady = (last - first) / (ended - began)
+    return RoundRun(at_stop["elapsed_seconds"], at_stop["total_processed"], vectors, steady)
+
+
+def _progress(client: httpx.Client, until: float) -> Iterator[tuple[float, int]]:
+    """The moment of each change of the round's count that was seen, and the count."""
+    count = 0
+    while time.monotonic() < until:
+        now = _document(client.get(f"{PATH}/status"))["stats"]["total_processed"]
+        if now != count:
+            count = now
+            yield time.monotonic(), count
+        time.sleep(_LOOK_S)
 
 
 def _document(answer: httpx.Response) -> dict[str, Any]:

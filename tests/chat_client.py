@@ -128,15 +128,21 @@ def differences(expected: Sequence[Answer], found: Sequence[Answer]) -> Differen
 
 
 class ConstantChat:
-    """Context manager: requests that overlap, so that chat is never idle. `refused`: answers other than 200.
+    """Context manager: requests that overlap, so that chat is never idle. `refused`: answers other than a whole one.
 
     They are long, and so many that all of them being between two answers at once is not to be expected on any machine.
     """
 
     def __init__(
-        self, http: httpx.Client, threads: int = 4, max_tokens: int = 600, timeout_s: float | None = 120
+        self,
+        http: httpx.Client,
+        threads: int = 4,
+        max_tokens: int = 600,
+        timeout_s: float | None = 120,
+        streams: bool = False,
     ) -> None:
         self.answered = 0
+        self._streams = streams
         self._timeout_s = timeout_s
         self.refused: list[str] = []
         self._http = http
@@ -162,11 +168,13 @@ class ConstantChat:
         rng = random.Random(index)
         while not self._stop.is_set():
             tokens = rng.randint(self._max_tokens // 2, self._max_tokens)
-            answer = self._http.post(CHAT, json=request(_text(rng, 60), tokens), timeout=self._timeout_s)
-            if answer.status_code == 200:
+            body = request(_text(rng, 60), tokens, stream=self._streams)
+            with self._http.stream("POST", CHAT, json=body, timeout=self._timeout_s) as answer:
+                text = answer.read().decode()  # of a stream: to its end
+            if answer.status_code == 200 and (not self._streams or text.rstrip().endswith("data: [DONE]")):
                 self.answered += 1
             else:
-                self.refused.append(f"{answer.status_code} {answer.text[:200]}")
+                self.refused.append(f"{answer.status_code} {text[-200:]}")
 
 
 @contextmanager

@@ -56,13 +56,13 @@ def health(http: httpx.Client) -> int:
 def test_an_engine_that_is_saturated_is_not_said_to_hang(up: Up, http: httpx.Client) -> None:
     before = workers(http)
     # So many wait for each other for longer than a client would.
-    with ConstantChat(http, threads=STREAMS, timeout_s=None) as chat:
+    with ConstantChat(http, threads=STREAMS, timeout_s=None, streams=True) as chat:
         end = time.monotonic() + SATURATED_S
         while time.monotonic() < end:
             assert health(http) == 200
             time.sleep(0.5)
     assert (chat.refused, workers(http)) == ([], before)
-    print(f"{chat.answered} answers to {STREAMS} clients in {SATURATED_S:g} s")
+    print(f"{chat.answered} answers to {STREAMS} clients that stream in {SATURATED_S:g} s")
     assert not [line for line in up.log if "hangs" in line]
 
 
