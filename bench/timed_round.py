@@ -29,9 +29,6 @@ class RoundError(ProoflineError):
 class RoundRun:
     seconds: float  # from the round's start to its stop
     n_nonces: int  # counted when /stop had answered: what was still under way is not
-    steady: (
-        float  # nonces/s between the first and the last progress that was seen: without the start and what was cut off
-    )
     vectors: dict[int, str]  # nonce -> vector_b64, of everything that arrived; nonces from 0 without a gap
     steady: float | None = None  # nonces/s from the first progress that was seen to the last; None: there were not two
 
