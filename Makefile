@@ -17,9 +17,10 @@ CASES ?= 10000
 # Of `make faults` and `make soak`.
 MINUTES ?= 20
 ENGINE ?= synthetic
-# Of `make models`: which families (default: all), in which number formats.
+# Of `make models`: which families and variants (default: all that this machine can run), how many engines at a time.
 FAMILIES ?=
-VARIANTS ?= float32,bfloat16,fp8
+VARIANTS ?=
+JOBS ?=
 
 .PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak patience test-matrix models coverage docs docs-serve lock audit lint format clean
 .DEFAULT_GOAL := help
@@ -77,7 +78,7 @@ test-matrix: ## golden tests on several releases of vLLM, each in an environment
 	done
 
 models: setup ## the model matrix: tiny models of every family the network runs (FAMILIES="qwen3 gpt-oss" VARIANTS=float32)
-	@$(BIN)/python -m tests.families.matrix --variants $(VARIANTS) $(FAMILIES)
+	@$(BIN)/python -m tests.families.matrix $(if $(VARIANTS),--variants $(VARIANTS)) $(if $(JOBS),--jobs $(JOBS)) $(FAMILIES)
 
 docs: setup ## build the documentation site into build/docs/site; a broken link or any other warning is an error
 	@$(BIN)/python scripts/build_docs.py

@@ -38,9 +38,9 @@ def batch_against_alone(engine: Engine) -> np.ndarray:
     return golden.l2(engine.compute(SPEC, NONCES), [engine.compute(SPEC, [nonce])[0] for nonce in NONCES], 12)
 
 
-def against(engine: Engine, other: Engine) -> np.ndarray:
+def against(engine: Engine, other: Engine, spec: ProofSpec = SPEC) -> np.ndarray:
     """L2 of the artifacts of two engines."""
-    return golden.l2(engine.compute(SPEC, NONCES), other.compute(SPEC, NONCES), 12)
+    return golden.l2(engine.compute(spec, NONCES), other.compute(spec, NONCES), 12)
 
 
 def chat_between_slices(engine: Engine) -> bool:

@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -52,23 +53,36 @@ def families() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
+def given(family: str) -> dict[str, Any]:
+    """The family's configuration."""
+    config: dict[str, Any] = json.loads((FOLDER / f"{family}.json").read_text())
+    return config
+
+
+def text_config(family: str) -> dict[str, Any]:
+    """That of the model in it which writes text."""
+    config = given(family)
+    found: dict[str, Any] = config.get("text_config", config)
+    return found
+
+
 def make(family: str, folder: Path) -> Path:
     """The family's model in a folder of its own within `folder`, made unless it is there already."""
-    given = (FOLDER / f"{family}.json").read_text()
-    stamp = hashlib.sha256((given + Path(__file__).read_text()).encode()).hexdigest()
+    text = (FOLDER / f"{family}.json").read_text()
+    stamp = hashlib.sha256((text + Path(__file__).read_text()).encode()).hexdigest()
     model = folder / family
     done = model / _DONE
     if done.exists() and done.read_text() == stamp:
         return model
     shutil.rmtree(model, ignore_errors=True)
     model.mkdir(parents=True)
-    _save_weights(json.loads(given), model)
+    _save_weights(json.loads(text), model)
     for name in _TOKENIZER_FILES:
         shutil.copy(_TOKENIZER / name, model / name)
-    if processor := _PROCESSORS.get(json.loads(given)["model_type"]):
+    if processor := _PROCESSORS.get(json.loads(text)["model_type"]):
         (model / "preprocessor_config.json").write_text(json.dumps(processor))
     # As given: transformers writes its own reading of it, which not every vLLM reads.
-    (model / "config.json").write_text(given)
+    (model / "config.json").write_text(text)
     done.write_text(stamp)
     return model
 

@@ -1,6 +1,6 @@
 """The model matrix: what holds of each family's tiny model, here. `make models` runs it.
 
-    python -m tests.families.matrix [--variants float32,bfloat16,fp8] [FAMILY ...]
+    python -m tests.families.matrix [--variants float32,bfloat16,fp8] [--jobs 4] [FAMILY ...]
 
 Each engine has a process of its own, and a log in build/families. What is neither right nor refused with a sentence is
 wrong: exit code 1. docs/models.md keeps what was seen.
@@ -9,112 +9,114 @@ wrong: exit code 1. docs/models.md keeps what was seen.
 import argparse
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.families.make import families, make
+from cli.machine.gpus import visible_gpus
+from tests.families.look import FOLDER, VARIANTS, look
+from tests.families.make import families, text_config
 
-FOLDER = Path(__file__).resolve().parents[2] / "build" / "families"
-# A variant: number format of the weights, further arguments of vLLM.
-VARIANTS = {"float32": ("float32", ()), "bfloat16": ("bfloat16", ()), "fp8": ("bfloat16", ("--kv-cache-dtype", "fp8"))}
-# L2 of artifacts from transformers': the largest, of float32, and the mean, of bfloat16. A mixture of experts flips
-# a router now and then (docs/protocol.md, "Golden data"), so its median counts.
-FLOAT32_MOST, BFLOAT16_MEAN = 0.003, 0.05
-# Of wrappers: no other tower is wanted here, and none has a processor.
-_TEXT_ONLY = ("--language-model-only",)
-_LIMIT_S = 300
+# What no CPU runs comes first on a GPU: its time may end before all families have had their turn.
+_FOR_GPUS = ("deepseek-v3.2", "glm-5", "deepseek-v4", "minimax-m2", "qwen3-next", "qwen3.5", "kimi-k2.6", "deepseek-v3")
+# Where vLLM's processes write why one of them ended; what the others then say of it tells nothing.
+_CAUSE = re.compile(r"\b(\w*(?:Error|Exception): (?!Engine core init|Engine process failed|WorkerProc init).+)")
+_CAUSE_LENGTH = 300
 
 
 def main() -> None:
+    on_gpu = bool(visible_gpus())
+    variants = ["bfloat16", "fp8", "flashmla"] if on_gpu else ["float32", "bfloat16", "fp8"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(families())}; default: all")
-    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--variants", default="", help=f"of {','.join(VARIANTS)}; default here: {','.join(variants)}")
+    parser.add_argument("--jobs", type=int, default=4 if on_gpu else 1, help="engines at a time")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds that one engine may take")
+    parser.add_argument("--results", type=Path, default=FOLDER / "results.json", help="what was seen, as JSON")
     parser.add_argument("--one", action="store_true", help="in this process, as JSON")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(look(options.families[0], options.variants)), flush=True)
+        print(json.dumps(look(options.families[0], options.variants, on_gpu)), flush=True)
         return
-    wrong = 0
-    for family in options.families or families():
-        for variant in options.variants.split(","):
-            seen = _in_a_process(family, variant)
-            wrong += not seen["right"]
-            words = ", ".join(f"{name} {value}" for name, value in seen.items() if name != "right")
-            mark = "WRONG" if not seen["right"] else "refused" if "refused" in seen else "right"
-            print(f"{mark:7} {family:14} {variant:9} {words}", flush=True)
-    print(f"{wrong} wrong")
+    wanted = options.families or in_turn(on_gpu)
+    pairs = [
+        (family, variant)
+        for family in wanted
+        for variant in (options.variants.split(",") if options.variants else variants)
+        if variant != "flashmla" or "kv_lora_rank" in text_config(family)
+    ]
+    rows = run(pairs, options.jobs, options.limit, options.results)
+    wrong = sum(not row["right"] for row in rows)
+    print(f"{wrong} wrong of {len(rows)}")
     sys.exit(bool(wrong))
 
 
-def _in_a_process(family: str, variant: str) -> dict[str, Any]:
+def in_turn(on_gpu: bool) -> list[str]:
+    """All families, on a GPU those first that nothing else runs."""
+    first = _FOR_GPUS if on_gpu else ()
+    return [*first, *(name for name in families() if name not in first)]
+
+
+def run(pairs: Sequence[tuple[str, str]], jobs: int, limit_s: float, results: Path) -> list[dict[str, Any]]:
+    """Looks at families and variants, `jobs` at a time; prints a line of each as soon as it is known, and keeps all
+    that are known in the file `results`."""
+    rows: list[dict[str, Any]] = []
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(in_a_process, family, variant, limit_s): (family, variant) for family, variant in pairs}
+        for done in as_completed(waiting):
+            family, variant = waiting[done]
+            seen = done.result()
+            words = ", ".join(f"{name} {value}" for name, value in seen.items() if name != "right")
+            mark = "WRONG" if not seen["right"] else "refused" if "refused" in seen else "right"
+            print(f"{mark:7} {family:14} {variant:9} {words}", flush=True)
+            rows.append({"family": family, "variant": variant, **seen})
+            results.write_text(json.dumps(rows, indent=1))
+    return rows
+
+
+def in_a_process(family: str, variant: str, limit_s: float) -> dict[str, Any]:
+    """See `look`; also what ends the process, or takes too long, is told and ends nothing else."""
     command = [sys.executable, "-m", "tests.families.matrix", "--one", "--variants", variant, family]
     log = FOLDER / f"{family}-{variant}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     # As in `make test`: a small cache for chat, and no core that two engines would both take.
     small = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    small["VLLM_DEEP_GEMM_WARMUP"] = "skip"  # shapes that tiny models have no use for
+    began = time.monotonic()
     with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, env=small | {**os.environ}, process_group=0
+        )
         try:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=errors, timeout=_LIMIT_S, env=small | {**os.environ}
-            )
+            said, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            return {"right": False, "error": f"not done within {_LIMIT_S} s, see {log}"}
-    with log.open("ab") as errors:
-        errors.write(done.stdout)  # where vLLM's processes write
-    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]
+            return {"right": False, "error": f"not done within {limit_s:g} s, see {log}"}
+        finally:  # vLLM's processes too, which would keep the pipe and a GPU's memory
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    with log.open("ab") as written:
+        written.write(said)  # where vLLM's processes write
+    took = {"seconds": round(time.monotonic() - began)}
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.startswith("{")]
     if not lines:
-        return {"right": False, "error": f"it ended with {done.returncode}, see {log}"}
+        return {"right": False, "error": f"it ended with {process.returncode}, see {log}", **cause(log), **took}
     seen: dict[str, Any] = json.loads(lines[-1])
-    return seen
+    return seen | (cause(log) if "root cause above" in seen.get("refused", "") else {}) | took
 
 
-def look(family: str, variant: str) -> dict[str, Any]:
-    """What is seen of one family: refused with a sentence, or every check."""
-    import numpy as np
-
-    from poc_core.errors import ProoflineError
-    from tests.families import checks
-    from workers.engines import load_engine
-    from workers.engines.options import EngineOptions
-
-    dtype, more = VARIANTS[variant]
-    model = make(family, FOLDER)
-    config = json.loads((model / "config.json").read_text())
-    common = {"model": str(model), "served_model_name": family, "dtype": dtype}
-    arguments = ["--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16", *more]
-    if "text_config" in config:
-        arguments += _TEXT_ONLY
-    try:
-        engine = load_engine(EngineOptions(**common, max_batch_tokens=2048, vllm_args=tuple(arguments)), 120)
-    except ProoflineError as error:
-        return {"right": "\n" not in str(error), "refused": str(error)}
-    with_experts = "experts" in json.dumps(config)
-    try:
-        seen: dict[str, Any] = {
-            "caches": engine.info.caches,
-            "layers": engine.info.layers,
-            "reflected": engine.info.layers_reflected,
-            "sliceable": engine.sliceable,
-            "shared": checks.shared_against_private(engine) or engine.info.caches == "private",
-            "slices": not engine.sliceable or checks.slices_against_whole(engine),
-            "chat": checks.chat_between_slices(engine),
-        }
-        right = seen["shared"] and seen["slices"] and seen["chat"]
-        if variant != "fp8":
-            try:
-                other = load_engine(EngineOptions(**common, engine="transformers"))
-                errors = checks.against(engine, other)
-            except (ProoflineError, NotImplementedError, ValueError) as error:
-                seen["transformers"] = f"none ({str(error).splitlines()[0]})"
-            else:
-                middle = float(np.median(errors)) if with_experts else float(errors.max())
-                right = right and (middle <= FLOAT32_MOST if variant == "float32" else errors.mean() <= BFLOAT16_MEAN)
-                seen["transformers"] = f"mean {errors.mean():.4f} largest {errors.max():.4f}"
-        return {"right": bool(right), **seen}
-    finally:
-        engine.close()
+def cause(log: Path) -> dict[str, str]:
+    """What a log says last of an error, if it does."""
+    found = _CAUSE.findall(log.read_text(errors="replace"))
+    return {"cause": found[-1][:_CAUSE_LENGTH]} if found else {}
 
 
 if __name__ == "__main__":

@@ -279,6 +279,7 @@ class ProofRunner:
     def _forget_all(self) -> None:
         """After an error: the engine host begins all flights anew."""
         self._flights.clear()
+        self._caches.forget()  # as large as the batch that may just have been too large
         self._kept.free_all()
         self._arrivals.forget()
         self._hand_over.forget()
