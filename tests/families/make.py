@@ -7,6 +7,7 @@ Weights are never committed: the same configuration gives the same weights, bflo
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parent
 # Whose tokenizer they get: all have its vocabulary of 512.
@@ -45,6 +47,9 @@ _RENAMED = {
         ("model.mm_projector.", "mm_projector."),
     ),
 }
+# What of DeepSeek-V4 is published in 8 bits, and in which blocks.
+_IN_8_BITS = re.compile(r"(\.attn|\.indexer|experts\.\d+|shared_experts)\.(wq_a|wq_b|wkv|wo_a|wo_b|w[123])\.weight$")
+_BLOCK = 128
 # Written when all else is: what has none is made again.
 _DONE = "made-from.sha256"
 
@@ -90,7 +95,7 @@ def make(family: str, folder: Path) -> Path:
 def _save_weights(config: dict[str, object], model: Path) -> None:
     import transformers
 
-    fields = {name: value for name, value in config.items() if name != "model_type"}
+    fields = {name: value for name, value in config.items() if name not in ("model_type", "quantization_config")}
     read = transformers.AutoConfig.for_model(str(config["model_type"]), **fields)
     kind = transformers.AutoModelForImageTextToText if "text_config" in config else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
@@ -102,10 +107,27 @@ def _save_weights(config: dict[str, object], model: Path) -> None:
                 weight.normal_(std=spread)  # what the library leaves as it finds it
             if name.endswith(("e_score_correction_bias", "sinks")):
                 weight.normal_(std=spread)
+            if name.endswith("tid2eid"):  # a token's experts
+                weight.copy_(torch.rand(len(weight), read.n_routed_experts).topk(weight.shape[1]).indices)
     loaded.to(torch.bfloat16).save_pretrained(model)
+    path = model / "model.safetensors"
     for old, new in _RENAMED.get(str(config["model_type"]), ()):
-        path = model / "model.safetensors"
         save_file({name.replace(old, new): weight for name, weight in load_file(path).items()}, path, {"format": "pt"})
+    if "quantization_config" in config:
+        save_file(_in_8_bits(load_file(path)), path, {"format": "pt"})
+
+
+def _in_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same in float8_e4m3fn with a float32 scale for each block of 128 x 128, where DeepSeek-V4 is published so."""
+    found = dict(weights)
+    for name, weight in weights.items():
+        if _IN_8_BITS.search(name):
+            rows, columns = (size // _BLOCK for size in weight.shape)
+            blocks = weight.float().view(rows, _BLOCK, columns, _BLOCK)
+            scale = blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+            found[name] = (blocks / scale).view(weight.shape).to(torch.float8_e4m3fn)
+            found[name.removesuffix("weight") + "scale"] = scale.view(rows, columns)
+    return found
 
 
 def main() -> None:

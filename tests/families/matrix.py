@@ -22,7 +22,7 @@ from typing import Any
 
 from cli.machine.gpus import visible_gpus
 from tests.families.look import FOLDER, VARIANTS, look
-from tests.families.make import families, text_config
+from tests.families.make import families, make, text_config
 
 # What no CPU runs comes first on a GPU: its time may end before all families have had their turn.
 _FOR_GPUS = ("deepseek-v3.2", "glm-5", "deepseek-v4", "minimax-m2", "qwen3-next", "qwen3.5", "kimi-k2.6", "deepseek-v3")
@@ -69,6 +69,9 @@ def run(pairs: Sequence[tuple[str, str]], jobs: int, limit_s: float, results: Pa
     that are known in the file `results`."""
     rows: list[dict[str, Any]] = []
     results.parent.mkdir(parents=True, exist_ok=True)
+    for family in dict.fromkeys(family for family, _variant in pairs):
+        with suppress(Exception):  # here, as several processes would make it at a time; they tell what is wrong with it
+            make(family, FOLDER)
     with ThreadPoolExecutor(jobs) as pool:
         waiting = {pool.submit(in_a_process, family, variant, limit_s): (family, variant) for family, variant in pairs}
         for done in as_completed(waiting):
