@@ -106,8 +106,9 @@ def artifacts(
 
 def distances(ours: Sequence[str], theirs: Sequence[str]) -> np.ndarray:
     """L2 of each pair: float64 (n,)."""
-    pairs = zip(ours, theirs, strict=True)
-    return np.array([np.linalg.norm(decode_vector(a, K_DIM) - decode_vector(b, K_DIM)) for a, b in pairs])
+    a, b = (np.array([decode_vector(value, K_DIM) for value in side], np.float64) for side in (ours, theirs))
+    found: np.ndarray = np.linalg.norm(a - b, axis=1)
+    return found
 
 
 if __name__ == "__main__":
