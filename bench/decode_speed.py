@@ -2,9 +2,10 @@
 
     python -m bench.decode_speed --model tiny-qwen3-256 --seq-len 32 --max-tokens 32      # anywhere
     python -m bench.decode_speed --dimensions qwen3-8b --batch 128 --batch 256 --decode-memory-gb 40   # on a GPU
+    python -m bench.decode_speed ... --graphs both --part chains     # steps as CUDA graphs beside steps without
 
-Proofs and vLLM's `generate` run in turns on the same engine, with as many sequences and tokens each. Chat and Redis
-are not there: one process, one engine.
+Every figure is printed as soon as it is there, the validator's first. Proofs and vLLM's `generate` run in turns on the
+same engine, with as many sequences and tokens each. Chat and Redis are not there: one process, one engine.
 """
 
 import json
@@ -13,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
@@ -31,8 +33,21 @@ from workers.engines.options import EngineOptions
 
 # Nonces that the network's nodes validate at a time by default.
 USUAL_BATCH = 32
+# Steps of the runs that warm up.
+WARM_STEPS = 4
 # Largest difference of a margin that both ways of judging may find.
 SAME_MARGIN = {"bfloat16": 0.005, "float32": 1e-5}
+
+
+class Part(StrEnum):
+    VALIDATION = "validation"
+    CHAINS = "chains"
+
+
+class Graphs(StrEnum):
+    OFF = "off"
+    ON = "on"
+    BOTH = "both"
 
 
 def main(
@@ -49,6 +64,8 @@ def main(
     pipeline_parallel: Annotated[int, typer.Option(min=1)] = 1,
     decode_memory_gb: Annotated[float | None, typer.Option(help="As of `proofline workers`.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Turns; their medians are compared.")] = 2,
+    part: Annotated[list[Part] | None, typer.Option(help="What is measured; both by default.")] = None,
+    graphs: Annotated[Graphs, typer.Option(help="Steps as CUDA graphs, without, or both in turns.")] = Graphs.OFF,
     engine_arg: Annotated[list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")] = None,
     target: Annotated[float, typer.Option(help="Least ratio of tokens/s to vLLM's own.")] = 0.9,
     validation_target: Annotated[float, typer.Option(help="Least times that one forward is faster.")] = 10.0,
@@ -71,56 +88,81 @@ def main(
             )
             exits.enter_context(stdout_kept_clean())
             engine = exits.enter_context(local_engine(with_chosen_model(options)))
-            return measure(engine, seq_len, max_tokens, batch or [32], judged, repeat, target, validation_target)
+            console.print(
+                f"{machine.describe()}; {engine.info.name}, {engine.info.dtype}, {engine.info.kept_tokens} tokens kept",
+                highlight=False,
+            )
+            passed = True
+            if Part.VALIDATION in (part or Part):
+                use_graphs(engine, graphs is not Graphs.OFF)
+                passed &= validation(engine, seq_len, max_tokens, judged, repeat, validation_target)
+            if Part.CHAINS in (part or Part):
+                ways = {Graphs.OFF: [False], Graphs.ON: [True], Graphs.BOTH: [False, True]}[graphs]
+                passed &= best_of(engine, seq_len, max_tokens, batch or [32], repeat, ways, target)
+            return passed
 
     exit_with(run)
 
 
-def measure(
-    engine: Engine,
-    seq_len: int,
-    max_tokens: int,
-    batches: list[int],
-    judged: int,
-    repeat: int,
-    target: float,
-    validation_target: float,
+def best_of(
+    engine: Engine, seq_len: int, max_tokens: int, batches: list[int], repeat: int, ways: list[bool], target: float
 ) -> bool:
-    info = engine.info
-    console.print(f"{machine.describe()}; {info.name}, {info.dtype}, {info.kept_tokens} tokens kept", highlight=False)
-    best = 0.0
+    """Chains of micro-batches of several sizes, in turns with vLLM's own generation. `ways`: with graphs or not."""
     table = Table(title=f"Chains, seq_len {seq_len}, max_tokens {max_tokens}")
-    for heading in ("nonces", "nonces/min", "tokens/s", "vLLM's own\ntokens/s", "ratio", "MiB taken"):
+    for heading in ("nonces", "steps", "nonces/min", "tokens/s", "vLLM's own\ntokens/s", "ratio", "MiB taken"):
         table.add_column(heading, justify="right")
+    best = 0.0
     for n in batches:
-        room = info.max_batch(seq_len, max_tokens)
+        room = engine.info.max_batch(seq_len, max_tokens)
         if n > room:
             console.print(f"[yellow]{n} nonces have no room ({room} have); see --decode-memory-gb[/]")
             continue
-        turns = [pair(engine, seq_len, max_tokens, n, index) for index in range(-1, repeat)][1:]
-        proof_s, own_s = (statistics.median(side) for side in zip(*turns, strict=True))
-        tokens = n * (seq_len + max_tokens)
-        with memory_grown() as grown:
-            chains(engine, seq_len, max_tokens, n, "flat")
-        best = max(best, own_s / proof_s)
-        row = (60 * n / proof_s, tokens / proof_s, tokens / own_s)
-        table.add_row(f"{n}", *(f"{x:,.1f}" for x in row), f"{own_s / proof_s:.3f}", f"{grown()}")
-        console.print(json.dumps({"nonces": n, "seconds": turns}), highlight=False)
+        for on in ways:
+            use_graphs(engine, on)
+            chains(engine, seq_len, min(max_tokens, WARM_STEPS), n, "warm-up")
+        generate(engine, seq_len, min(max_tokens, WARM_STEPS), n)
+        took: dict[str, list[float]] = {}
+        grown: dict[str, int] = {}
+        for index in range(repeat):
+            for on in ways:
+                use_graphs(engine, on)
+                with memory_grown() as mib:
+                    seconds = timed(partial(chains, engine, seq_len, max_tokens, n, f"turn-{index}"))
+                grown[_said(on)] = max(mib(), grown.get(_said(on), 0))
+                took.setdefault(_said(on), []).append(seconds)
+                _tell(n, steps=_said(on), seconds=seconds)
+            took.setdefault("own", []).append(timed(partial(generate, engine, seq_len, max_tokens, n)))
+            _tell(n, steps="vLLM's own", seconds=took["own"][-1])
+        tokens, own_s = n * (seq_len + max_tokens), statistics.median(took.pop("own"))
+        for way, seconds_of in took.items():
+            proof_s = statistics.median(seconds_of)
+            best = max(best, own_s / proof_s)
+            figures = (60 * n / proof_s, tokens / proof_s, tokens / own_s)
+            table.add_row(f"{n}", way, *(f"{x:,.1f}" for x in figures), f"{own_s / proof_s:.3f}", f"{grown[way]}")
+            _tell(
+                n, steps=way, nonces_per_min=figures[0], tokens_per_s=figures[1], own=figures[2], ratio=own_s / proof_s
+            )
     console.print(table)
-    faster, off = validation(engine, seq_len, max_tokens, judged, repeat)
-    passed = [
-        verdict("tokens/s over vLLM's own, the best size", best, target),
-        verdict(f"{judged} nonces judged in one forward, times as fast as in steps", faster, validation_target),
-    ]
-    limit = SAME_MARGIN.get(info.dtype, 0.005)
-    console.print(f"margins of the two ways differ by at most {off:.2g}, allowed {limit:g}", highlight=False)
-    return all(passed) and off <= limit
+    return verdict("tokens/s over vLLM's own, the best size", best, target)
 
 
-def pair(engine: Engine, seq_len: int, max_tokens: int, n: int, index: int) -> tuple[float, float]:
-    """Seconds of a micro-batch of chains, and of vLLM's own generation of as many tokens."""
-    proof_s = timed(lambda: chains(engine, seq_len, max_tokens, n, f"turn-{index}"))
-    return proof_s, timed(lambda: generate(engine, seq_len, max_tokens, n))
+def use_graphs(engine: Any, on: bool) -> None:
+    """Says why not, where steps are not recorded."""
+    if not hasattr(engine, "use_graphs"):
+        return
+    found = engine.use_graphs(on)
+    if on and found["why_not"]:
+        console.print(f"[yellow]without CUDA graphs: {found['why_not']}[/]", highlight=False)
+
+
+def _said(on: bool) -> str:
+    return "graphs" if on else "eager"
+
+
+def _tell(n: int, **figures: Any) -> None:
+    """One line of JSON."""
+    plain = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
+    console.print(json.dumps({"nonces": n} | plain), highlight=False, soft_wrap=True)
 
 
 def chains(engine: Engine, seq_len: int, max_tokens: int, n: int, block_hash: str) -> list[Any]:
@@ -160,34 +202,43 @@ def generate(engine: Any, seq_len: int, max_tokens: int, n: int) -> None:
     assert counts == [max_tokens] * n, counts
 
 
-def validation(engine: Engine, seq_len: int, max_tokens: int, n: int, repeat: int) -> tuple[float, float]:
-    """(how many times one forward is as fast as steps of USUAL_BATCH nonces, largest difference of their margins).
+def validation(engine: Engine, seq_len: int, max_tokens: int, n: int, repeat: int, target: float) -> bool:
+    """How many times one forward is as fast as steps of USUAL_BATCH nonces, and how their margins differ.
 
     Claims of an honest node, but for every tenth nonce, whose first point is another.
     """
     claimed = chains(engine, seq_len, max_tokens, n, "claimed")
     for chain in claimed[::10]:
         chain[0] = (chain[0] + 1) % 16
-    enforced = {str(nonce): chain for nonce, chain in enumerate(claimed)}
-    at_once = spec_of(seq_len, max_tokens, "claimed", enforced=enforced)
-    in_steps = spec_of(seq_len, max_tokens, "claimed", enforced=enforced, stepwise=True)
 
-    def judge(spec: ProofSpec, batch: int) -> list[Any]:
-        return [one for low in range(0, n, batch) for one in engine.compute(spec, range(n)[low : low + batch])]
+    def spec(length: int, **options: Any) -> ProofSpec:
+        enforced = {str(nonce): chain[: length + 1] for nonce, chain in enumerate(claimed)}
+        return spec_of(seq_len, length, "claimed", enforced=enforced, **options)
 
-    ways = {
-        "in one forward": (at_once, n),
-        f"step by step, {USUAL_BATCH} at a time": (in_steps, USUAL_BATCH),
-        "step by step, as many as there is room for": (in_steps, n),
+    def judge(judged: ProofSpec, batch: int) -> list[Any]:
+        return [one for low in range(0, n, batch) for one in engine.compute(judged, range(n)[low : low + batch])]
+
+    ways: dict[str, tuple[dict[str, Any], int]] = {
+        "in one forward": ({}, n),
+        f"step by step, {USUAL_BATCH} at a time": ({"stepwise": True}, USUAL_BATCH),
+        "step by step, as many as there is room for": ({"stepwise": True}, n),
     }
-    found = {way: judge(*how) for way, how in ways.items()}  # warms up too
-    took = {way: statistics.median(timed(partial(judge, *how)) for _ in range(repeat)) for way, how in ways.items()}
-    for way, seconds in took.items():
-        console.print(f"{n} nonces judged {way}: {seconds:.2f} s", highlight=False)
-    first, usual, _ = found.values()
-    off = max(abs(one[1] - other[1]) for one, other in zip(first, usual, strict=True))
-    one_forward, by_usual, _ = took.values()
-    return by_usual / one_forward, off
+    found, took = [], []
+    for way, (options, batch) in ways.items():
+        judge(spec(min(max_tokens, WARM_STEPS), **options), batch)
+        for _ in range(repeat):
+            began = time.perf_counter()
+            values = judge(spec(max_tokens, **options), batch)
+            took.append(time.perf_counter() - began)
+        took[-repeat:] = [statistics.median(took[-repeat:])]
+        found.append(values)
+        console.print(f"{n} nonces judged {way}: {took[-1]:.2f} s", highlight=False)
+    at_once, usual, _ = found
+    off = max(abs(one[1] - other[1]) for one, other in zip(at_once, usual, strict=True))
+    limit = SAME_MARGIN.get(engine.info.dtype, 0.005)
+    console.print(f"margins of the two ways differ by at most {off:.2g}, allowed {limit:g}", highlight=False)
+    what = f"{n} nonces judged in one forward, times as fast as in steps of {USUAL_BATCH}"
+    return verdict(what, took[1] / took[0], target) and off <= limit
 
 
 def timed(work: Callable[[], object]) -> float:

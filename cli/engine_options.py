@@ -93,6 +93,7 @@ def from_command_line(
     from poc_core.settings import load_settings
     from workers.engines.options import EngineOptions
 
+    settings = load_settings()
     if model is None and served_model_name is not None:
         raise UsageError("--served-model-name is for a --model; a deployment brings its own name.")
     # The parser has dropped the `--` itself; but a word that does not follow an option cannot have been meant for vLLM.
@@ -108,7 +109,8 @@ def from_command_line(
         max_batch_tokens=max_batch_tokens,
         decode_memory_gb=decode_memory_gb,
         synthetic_step_ms=synthetic_step_ms,
-        layer_reflections=load_settings().layer_reflections,
+        layer_reflections=settings.layer_reflections,
+        decode_graphs=settings.decode_graphs,
         vllm_args=tuple(vllm_args or ()),
     )
     return options if model is None else with_chosen_model(options)

@@ -131,6 +131,11 @@ class WorkSettings(BaseSettings):
     fused: Literal["auto", "off"] = Field(
         "auto", description="off: proofs by torch's own operations instead of fused kernels, on GPUs; for comparisons."
     )
+    decode_graphs: Literal["off", "auto"] = Field(
+        "off",
+        description="auto: on a GPU that computes the whole model, steps of decode proofs are recorded as CUDA graphs "
+        "and replayed, if a trial at start-up gives the same chains; off: they run operation by operation.",
+    )
     layer_reflections: Literal["fleet", "all"] = Field(
         "fleet",
         description="Which models' decoder layers are reflected. fleet: those that the network's own nodes find, which "

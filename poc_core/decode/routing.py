@@ -19,10 +19,15 @@ def route_seeds(block_hash: str, nonces: Sequence[int], moe_layer: int, device: 
     return torch.tensor(seeds, dtype=torch.int64, device=device)
 
 
-def first_experts(seeds: Tensor, step: int | Tensor, n_experts: int) -> Tensor:
-    """The first of the experts that follow one another at step t (0: the whole prefill): int64 in the common shape."""
+def route_hashes(seeds: Tensor, step: int | Tensor) -> Tensor:
+    """What the first expert at step t (0: the whole prefill) follows from: int64 in the common shape."""
     steps = step if isinstance(step, Tensor) else torch.full_like(seeds, step)
-    return rng.murmur3_plain(steps, seeds) % n_experts
+    return rng.murmur3_plain(steps, seeds)
+
+
+def first_experts(seeds: Tensor, step: int | Tensor, n_experts: int) -> Tensor:
+    """The first of the experts that follow one another at step t: int64 in the common shape."""
+    return route_hashes(seeds, step) % n_experts
 
 
 def forced_logits(first: Tensor, n_experts: int, top_k: int, dtype: torch.dtype) -> Tensor:

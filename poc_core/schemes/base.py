@@ -131,6 +131,16 @@ class SteppedBatch(ABC):
         """The outputs (n, positions, hidden) of a decoder layer (global index), transformed; may use their memory. Of
         some nonces."""
 
+    @property
+    @abstractmethod
+    def layer_vectors(self) -> Tensor | None:
+        """What `transform_terms` reflects the layers' outputs by: (n_layers, hidden). None: it does otherwise."""
+
+    @abstractmethod
+    def route_hashes(self, moe_layers: int, position: int) -> Tensor:
+        """What the first experts at one position follow from in so many layers of experts, the first ones of the model:
+        int64 (moe_layers, n); each modulo its layer's number of experts is `first_experts`."""
+
     @abstractmethod
     def first_experts(self, moe_layer: int, positions: range, n_experts: int) -> Tensor | None:
         """The first of the experts that serve each position in the m-th layer of experts: int64 (n, positions).

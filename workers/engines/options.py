@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from poc_core.errors import OptionsError
-from workers.engines.kinds import Dtype, EngineKind, LayerReflections
+from workers.engines.kinds import DecodeGraphs, Dtype, EngineKind, LayerReflections
 
 
 class EngineOptions(BaseModel):
@@ -24,6 +24,7 @@ class EngineOptions(BaseModel):
     decode_memory_gb: float | None = Field(None, ge=0)
     synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
     layer_reflections: LayerReflections = "fleet"
+    decode_graphs: DecodeGraphs = "off"
     vllm_args: tuple[str, ...] = ()  # further arguments of `vllm serve`, as on its command line
 
     @model_validator(mode="after")

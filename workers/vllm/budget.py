@@ -59,6 +59,13 @@ class Steppable(Isolating, Protocol):
         """Makes room for the steps of decode proofs on every rank: tokens that each micro-batch may keep there."""
 
 
+class Recording(Steppable, Protocol):
+    """One whose steps may be recorded and replayed."""
+
+    def use_graphs(self, on: bool) -> dict[str, Any]:
+        """See ProofRunner.use_graphs."""
+
+
 def prove_isolation(engine: Isolating) -> None:
     """Runs a small micro-batch with caches that layers share and one with a cache for each layer. Values that differ
     by a bit end the sharing with this model.
@@ -160,6 +167,23 @@ def prove_chains(engine: Steppable) -> None:
         _refuse_chains(engine, f"their steps write into chat's cache of layer {touched[0]}")
     elif any(one is None or one[1] > _NEAR_TIE for one in judged):
         _refuse_chains(engine, f"one forward does not follow the steps ({judged})")
+
+
+def prove_graphs(engine: Recording) -> None:
+    """Holds a short chain whose steps are recorded and replayed against one that is not; where they differ by a point,
+    nothing is recorded with this model."""
+    if engine.info.hidden_size < PICKED or engine.info.no_chains:
+        return
+    nonces = range(min(2, engine.info.max_batch(_CHAIN.seq_len, _CHAIN_STEPS)))
+    chains = engine.compute(_CHAIN, nonces)
+    engine.use_graphs(True)
+    replayed = engine.compute(_CHAIN, nonces)
+    found = engine.use_graphs(replayed == chains)
+    if found["why_not"] or replayed != chains:
+        why = found["why_not"] or f"replayed steps gave {replayed} for {chains}"
+        logger.warning("steps of decode proofs run without CUDA graphs with %s: %s", engine.info.name, why)
+    else:
+        logger.info("steps of decode proofs run as CUDA graphs")
 
 
 def _refuse_chains(engine: Steppable, why: str) -> None:

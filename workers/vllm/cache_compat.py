@@ -121,3 +121,15 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
     # Straight to the builder: group.build_metadata of newer releases would map the block table from the cache
     # manager's blocks to kernel blocks, but the scratch cache is addressed by kernel blocks already.
     return group.get_metadata_builder(0).build(0, common)
+
+
+def workspaces() -> tuple[int, ...]:
+    """Where the buffers lie that vLLM's operations share, and which it may move as they grow."""
+    try:
+        from vllm.v1.worker.workspace import current_workspace_manager, is_workspace_manager_initialized
+    except ImportError:
+        return ()
+    if not is_workspace_manager_initialized():
+        return ()
+    buffers = vars(current_workspace_manager())["_current_workspaces"]
+    return tuple(0 if buffer is None else buffer.data_ptr() for buffer in buffers)

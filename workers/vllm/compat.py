@@ -162,6 +162,11 @@ def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
         torch.distributed.broadcast(x, group.ranks[0], group=group.device_group)
 
 
+def is_alone() -> bool:
+    """Whether this process computes the whole model."""
+    return bool(get_tp_group().world_size == 1 and get_pp_group().world_size == 1)
+
+
 def between_stages(
     model: nn.Module, n_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.Tensor]:

@@ -23,7 +23,7 @@ from workers.engines.options import EngineOptions
 from workers.engines.profile import Kernel, RankProfile
 from workers.engines.pulse import Pulse
 from workers.vllm import lifeline
-from workers.vllm.budget import described, prove_budget, prove_chains, prove_isolation, prove_slices
+from workers.vllm.budget import described, prove_budget, prove_chains, prove_graphs, prove_isolation, prove_slices
 from workers.vllm.launch import serve, shut_down, start
 
 T = TypeVar("T")
@@ -98,6 +98,8 @@ class VllmEngine(Engine):
             prove_slices(self)
             prove_budget(self, whole=self._on_gpu)
             prove_chains(self)
+            if options.decode_graphs == "auto" and self._on_gpu:
+                prove_graphs(self)
             self._rpc_timeout_s = given
             logger.info("%s", described(self))
         except BaseException:
@@ -165,6 +167,14 @@ class VllmEngine(Engine):
             n_tokens = min(n_tokens, max(self.info.max_batch_tokens, self.info.max_seq_len))
         self._rpc("proof_reserve", (n_places, n_tokens, self._moe_layers), self._rpc_timeout_s)
         return int(n_tokens)
+
+    def use_graphs(self, on: bool) -> dict[str, Any]:
+        """Whether steps of decode proofs are recorded and replayed from now on, see ProofRunner.use_graphs."""
+        answers = self._rpc("proof_use_graphs", (on,), self._rpc_timeout_s)
+        return {
+            "recorded": min(one["recorded"] for one in answers),
+            "why_not": next((why for one in answers if (why := one["why_not"])), ""),
+        }
 
     def pulse(self) -> Pulse:
         """Chat waits for steps. An engine that has nothing to do is asked for an answer of every rank now and then, so

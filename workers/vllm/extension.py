@@ -53,6 +53,10 @@ class ProofExtension:
         """See ProofRunner.reserve."""
         return _answer(lambda: self._proof_runner().reserve(n_places, n_tokens, moe_layers))
 
+    def proof_use_graphs(self, on: bool) -> dict[str, Any]:
+        """See ProofRunner.use_graphs."""
+        return _answer(lambda: self._proof_runner().use_graphs(on))
+
     def proof_ping(self) -> dict[str, Any]:
         """Says that this rank answers."""
         return {"value": None}

@@ -56,12 +56,17 @@ class BlockTables:
 
 class Layout:
     """Some positions of each of a batch's sequences, whose earlier ones are in the cache: the same for every batch of
-    that shape. Made without waiting for the device."""
+    that shape. Made without waiting for the device.
 
-    def __init__(self, tables: BlockTables, positions: range) -> None:
+    `most`: positions that a sequence may get to, where it is moved there.
+    """
+
+    def __init__(self, tables: BlockTables, positions: range, most: int | None = None) -> None:
         n, rows, end, device = tables.n, len(positions), positions.stop, tables.device
         starts = torch.arange(0, n * rows + 1, rows, dtype=torch.int32)
-        lengths = torch.full((n,), end, dtype=torch.int32)
+        self._lengths = torch.full((n,), end, dtype=torch.int32)
+        self._done = torch.full((n,), positions.start, dtype=torch.int32)
+        self._device_lengths = torch.full((n,), end, dtype=torch.int32, device=device)
         offsets = torch.arange(positions.start, end, dtype=torch.int64, device=device)
         self._tables = tables
         self.n_tokens = n * rows
@@ -69,14 +74,14 @@ class Layout:
         self._fields = {
             "query_start_loc": torch.arange(0, n * rows + 1, rows, dtype=torch.int32, device=device),
             "query_start_loc_cpu": starts,
-            "seq_lens": torch.full((n,), end, dtype=torch.int32, device=device),
-            "seq_lens_cpu_upper_bound": lengths,
-            "_seq_lens_cpu": lengths,
-            "_num_computed_tokens_cpu": torch.full((n,), positions.start, dtype=torch.int32),
+            "seq_lens": self._device_lengths,
+            "seq_lens_cpu_upper_bound": self._lengths,
+            "_seq_lens_cpu": self._lengths,
+            "_num_computed_tokens_cpu": self._done,
             "num_reqs": n,
             "num_actual_tokens": n * rows,
             "max_query_len": rows,
-            "max_seq_len": end,
+            "max_seq_len": most or end,
             "causal": True,
             "is_prefilling": torch.full((n,), positions.start == 0, dtype=torch.bool),
             "positions": self.positions,
@@ -86,6 +91,16 @@ class Layout:
         self.slot_mapping: dict[str, torch.Tensor] = {}
         for group, slots in zip(tables.groups, self._slots, strict=True):
             self.slot_mapping.update(dict.fromkeys(group.layer_names, slots))
+
+    def move_to(self, position: int) -> None:
+        """The same for one other position of each sequence, in the same tensors."""
+        assert len(self.positions) == self._tables.n, "a layout of several positions stays where it is"
+        self.positions.fill_(position)
+        for lengths in (self._lengths, self._device_lengths):
+            lengths.fill_(position + 1)
+        self._done.fill_(position)
+        for index, slots in enumerate(self._slots):
+            slots.copy_(self._tables.slots(index, self.positions[:1]))
 
     def metadata(self) -> dict[str, Any]:
         """Attention metadata by layer name; anew for each slice, as builders reuse buffers that chat steps fill."""

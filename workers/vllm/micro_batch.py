@@ -19,7 +19,7 @@ from workers.vllm.layer_hooks import LayerTransform
 
 if TYPE_CHECKING:  # they import vLLM
     from workers.vllm.kept_caches import Place
-    from workers.vllm.layout import BlockTables
+    from workers.vllm.layout import BlockTables, Layout
 
 
 class MicroBatch(ABC):
@@ -38,6 +38,10 @@ class MicroBatch(ABC):
 
     def n_tokens(self, step: int) -> int:
         return len(self.order.members(step)) * len(self.positions(step))
+
+    def is_step(self, step: int) -> bool:
+        """Whether a pass is one position of every nonce."""
+        return step >= self.order.n_parts
 
     def is_last(self, step: int) -> bool:
         return step == self.order.n_passes - 1
@@ -126,6 +130,15 @@ class ChainBatch(MicroBatch):
         self._batch = scheme.begin(nonces)
         self._first_states: list[Tensor] = []  # of the parts so far
 
+    @property
+    def layer_vectors(self) -> Tensor | None:
+        """See SteppedBatch."""
+        return self._batch.layer_vectors
+
+    def route_hashes(self, step: int, moe_layers: int) -> Tensor:
+        """Of a step, see SteppedBatch."""
+        return self._batch.route_hashes(moe_layers, self.positions(step).start)
+
     def inputs(self, step: int) -> Tensor:
         if step >= self.order.n_parts:
             rows: Tensor | None = self._batch.next_inputs()
@@ -211,3 +224,4 @@ class Flight:
     # Of one with steps, from its first slice here on: where its keys and values are kept.
     place: Place | None = None
     tables: BlockTables | None = None
+    layout: Layout | None = None  # of its steps

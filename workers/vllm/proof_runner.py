@@ -8,7 +8,6 @@ inputs for itself; no tensor is sent to it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -22,16 +21,18 @@ from workers.engines.kinds import LayerReflections
 from workers.engines.ticks import Slice
 from workers.vllm import cache_compat, compat, profile
 from workers.vllm.arrivals import Arrivals
+from workers.vllm.bound_forward import BoundForward
 from workers.vllm.hand_over import HandOver
 from workers.vllm.kept_caches import KeptCaches
 from workers.vllm.kv_isolation import NotIsolatableError, ScratchCaches
-from workers.vllm.layer_hooks import transformed
-from workers.vllm.layout import BlockTables, Layout, ReadyLayouts
 from workers.vllm.micro_batch import Flight, PrefillBatch, micro_batch
 from workers.vllm.ready_schemes import ReadySchemes
+from workers.vllm.recording import recorder_for
 from workers.vllm.seeded_gates import Gates
+from workers.vllm.step_graphs import StepGraphs
 from workers.vllm.stopwatch import stopwatch_for
 from workers.vllm.watch import Watch
+from workers.vllm.whereabouts import Whereabouts
 
 
 class ProofRunner:
@@ -51,7 +52,6 @@ class ProofRunner:
             raise NotIsolatableError(why_not)
         self._found = find_decoder_layers(self._model, text_config.num_hidden_layers, reflections)
         self._layers = self._found.modules
-        self._owner = compat.layer_owner(self._model, self._layers, text_config)
         # Its first layers choose their experts by token id.
         self._vocab_size: int | None = text_config.vocab_size if text_config.model_type == "deepseek_v4" else None
         self._own = compat.own_layers(self._layers)
@@ -59,8 +59,13 @@ class ProofRunner:
         self._caches = ScratchCaches(runner, self._config.compilation_config.static_forward_context)
         self._kept = KeptCaches(self._caches, self._device)
         self._gates = Gates(self._layers, self._own, text_config)
+        owner = compat.layer_owner(self._model, self._layers, text_config)
+        self._sliceable = owner is not None
+        self._bound = BoundForward(self._model, self._config, self._layers, owner, self._gates)
+        recorder = recorder_for(self._device)
+        self._graphs = StepGraphs(self._bound, self._kept, len(self._layers), len(self._gates), recorder)
         self._schemes = ReadySchemes(self._hidden_size, len(self._layers), self._device, self._dtype)
-        self._layouts = ReadyLayouts(self._caches.groups, self._device)
+        self._whereabouts = Whereabouts(self._caches, self._kept, self._device)
         self._flights: dict[int, Flight] = {}
         self._arrivals = Arrivals()
         self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
@@ -74,7 +79,7 @@ class ProofRunner:
             "n_layers": len(self._layers),
             "dtype": str(self._dtype).removeprefix("torch."),
             "layers": [self._own.start, self._own.stop],
-            "sliceable": self._owner is not None,
+            "sliceable": self._sliceable,
             "layers_path": self._found.path,
             "reflected": self._found.reflected,
             "moe_layers": len(self._gates),
@@ -90,6 +95,12 @@ class ProofRunner:
         """Makes room for the steps of decode proofs. `moe_layers`: how many layers of experts each stage has."""
         self._kept.reserve(n_places, n_tokens)
         self._gates.first = sum(moe_layers[: compat.stage_index()])
+
+    def use_graphs(self, on: bool) -> dict[str, Any]:
+        """Whether steps are recorded and replayed from now on. Answers how many were recorded so far, and what speaks
+        against it."""
+        self._graphs.on = on
+        return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
         """Begins to watch micro-batches of at most that size."""
@@ -209,25 +220,8 @@ class ProofRunner:
         """Some layers of one pass."""
         flight = self._flights[flight_id]
         batch = flight.batch
-        layout, caches = self._whereabouts(flight, step)
-        state, flight.state = flight.state, None
-        inputs = batch.inputs(step) if layers.start == 0 else None
-        ids = None if self._vocab_size is None else batch.token_ids(self._vocab_size)
-        experts = partial(batch.first_experts, step) if batch.seeds_experts else None
-        with (
-            caches,
-            transformed(self._layers, layers, batch.transform(step), self._watch),
-            self._gates.seeded(layers, experts),
-            compat.virtual_stage(self._owner, layers, len(self._layers)),
-            compat.forward_context(layout.metadata(), self._config, layout.n_tokens, layout.slot_mapping),
-            compat.fused_kernels(),
-        ):
-            output = self._model(
-                input_ids=ids,
-                positions=layout.positions,
-                intermediate_tensors=None if state is None else compat.intermediate(state),
-                inputs_embeds=inputs,
-            )
+        recorded = None if self._watch else self._graphs.hidden_states(flight, layers, step)
+        output: Any = self._operations(flight, layers, step) if recorded is None else recorded
         if layers.stop == len(self._layers):
             if self._reports or not batch.is_last(step):
                 hidden = compat.final_hidden_states(output)
@@ -243,17 +237,23 @@ class ProofRunner:
         if batch.is_last(step) and layers.stop == self._own.stop:
             self._end(flight_id)
 
-    def _whereabouts(self, flight: Flight, step: int) -> tuple[Layout, AbstractContextManager[None]]:
-        """Where the tokens of a pass lie, and what binds the caches that they lie in."""
-        batch, n = flight.batch, len(flight.batch.nonces)
-        if not batch.shape.steps:
-            rows = batch.shape.rows
-            return self._layouts.of(n, rows), self._caches.bound(n, rows)
-        if flight.place is None or flight.tables is None:
-            flight.place = self._kept.take(n, batch.shape.positions)
-            flight.tables = BlockTables(self._caches.groups, n, batch.shape.positions, self._device)
-        tables = flight.tables.part(batch.order.members(step))
-        return Layout(tables, batch.positions(step)), self._kept.bound(flight.place)
+    def _operations(self, flight: Flight, layers: range, step: int) -> Any:
+        """What the model answers, operation by operation."""
+        batch = flight.batch
+        layout, caches = self._whereabouts.of(flight, step)
+        state, flight.state = flight.state, None
+        return self._bound.run(
+            layers,
+            layout,
+            layout.metadata(),
+            caches,
+            batch.inputs(step) if layers.start == 0 else None,
+            ids=None if self._vocab_size is None else batch.token_ids(self._vocab_size),
+            state=state,
+            transform=batch.transform(step),
+            experts=partial(batch.first_experts, step) if batch.seeds_experts else None,
+            watch=self._watch,
+        )
 
     def _end(self, flight_id: int) -> None:
         """This rank has done its part of a micro-batch, or it is given up."""

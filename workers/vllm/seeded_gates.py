@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from poc_core.decode.routing import forced_logits
@@ -25,6 +26,7 @@ class Gates:
 
     def __init__(self, layers: nn.ModuleList, own: range, text_config: Any) -> None:
         self._by_layer: dict[int, list[nn.Module]] = {}
+        self._tables: dict[tuple[int, torch.dtype], Tensor] = {}
         self._unknown: list[str] = []  # layers of experts whose gate is not found
         for index in own:
             self._by_layer[index] = self._find(layers[index])
@@ -83,6 +85,16 @@ class Gates:
                 found.append(gate)
         return found
 
+    def _logits_by_first(self, logits: Tensor) -> Tensor:
+        """All that may take the place of a row of logits: (experts, experts), by the first expert."""
+        n_experts = logits.shape[-1]
+        key = (n_experts, logits.dtype)
+        table = self._tables.get(key)
+        if table is None:
+            first = torch.arange(n_experts, device=logits.device)
+            table = self._tables[key] = forced_logits(first, n_experts, self._top_k, logits.dtype)
+        return table
+
     def _seed(self, number: int, first_experts: FirstExperts, asked: list[int]) -> Any:
         def replace(_module: Any, _args: Any, output: Any) -> Any:
             asked[0] += 1
@@ -96,7 +108,7 @@ class Gates:
                     f"a gate was asked for {logits.numel() // n_experts} rows of {first.shape[0]}: experts cannot be "
                     "seeded where ranks divide the rows"
                 )
-            forced = forced_logits(first, n_experts, self._top_k, logits.dtype).view_as(logits)
+            forced = self._logits_by_first(logits)[first].view_as(logits)
             return (forced, *output[1:]) if isinstance(output, tuple) else forced
 
         return replace

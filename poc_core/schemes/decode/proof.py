@@ -56,6 +56,7 @@ class DecodeBatch(SteppedBatch):
         self._margins: list[Tensor] = []  # float32 (n,) of the claims, likewise
         self._own_vectors: dict[int, Tensor] = {}  # by layer: (n, 1, hidden)
         self._route_seeds: dict[int, Tensor] = {}  # by layer of experts: int64 (n, 1)
+        self._all_route_seeds: Tensor | None = None  # of the first layers of experts: int64 (layers, n)
 
     def prefill(self, part: slice = _ALL) -> Tensor:
         return self._scheme.inputs(self._nonces[part])
@@ -107,11 +108,17 @@ class DecodeBatch(SteppedBatch):
             vectors = self._own_vectors[layer] = vectors.to(self._scheme.dtype)[:, None]
         return [reflections.reflect(x, vectors[part]) for x in terms]
 
+    @property
+    def layer_vectors(self) -> Tensor | None:
+        return None if self._scheme.options.per_nonce_reflection else self._scheme.layer_vectors
+
+    def route_hashes(self, moe_layers: int, position: int) -> Tensor:
+        if self._all_route_seeds is None or len(self._all_route_seeds) != moe_layers:
+            self._all_route_seeds = torch.cat([self._seeds_of(layer) for layer in range(moe_layers)], dim=1).T
+        return routing.route_hashes(self._all_route_seeds, max(0, position - (self._scheme.spec.seq_len - 1)))
+
     def first_experts(self, moe_layer: int, positions: range, n_experts: int) -> Tensor:
-        seeds = self._route_seeds.get(moe_layer)
-        if seeds is None:
-            found = routing.route_seeds(self._scheme.spec.block_hash, self._nonces, moe_layer, self._scheme.device)
-            seeds = self._route_seeds[moe_layer] = found[:, None]
+        seeds = self._seeds_of(moe_layer)
         places = torch.arange(positions.start, positions.stop, device=seeds.device)
         step = (places - (self._scheme.spec.seq_len - 1)).clamp_(min=0)
         return routing.first_experts(seeds, step[None], n_experts)
@@ -137,6 +144,13 @@ class DecodeBatch(SteppedBatch):
                 wrong = points[i] != claims[i]
                 values.append([int(wrong.sum()), float(numbers[i, wrong, 1].max()) if wrong.any() else 0.0])
         return values
+
+    def _seeds_of(self, moe_layer: int) -> Tensor:
+        seeds = self._route_seeds.get(moe_layer)
+        if seeds is None:
+            found = routing.route_seeds(self._scheme.spec.block_hash, self._nonces, moe_layer, self._scheme.device)
+            seeds = self._route_seeds[moe_layer] = found[:, None]
+        return seeds
 
     def _before(self, step: int) -> Tensor:
         """The points that step t = `step` follows from."""

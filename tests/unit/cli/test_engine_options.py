@@ -29,8 +29,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_the_command_line_knows_every_option_and_its_default() -> None:
     on_command_line = inspect.signature(from_command_line).parameters
-    # What all workers of a node must agree on is a setting.
-    fields = {name: field for name, field in EngineOptions.model_fields.items() if name != "layer_reflections"}
+    # What all workers of a node are to share is a setting.
+    shared = {"layer_reflections", "decode_graphs"}
+    fields = {name: field for name, field in EngineOptions.model_fields.items() if name not in shared}
     assert set(on_command_line) == set(fields)
     for name, field in fields.items():
         default = on_command_line[name].default
@@ -74,6 +75,15 @@ def test_which_layers_are_reflected_is_a_setting(
     monkeypatch.setenv("POC_LAYER_REFLECTIONS", "all")
     assert CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]).exit_code == 0
     assert started[0][0].layer_reflections == "all"
+
+
+def test_whether_steps_run_as_graphs_is_a_setting_and_off_unless_asked_for(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in ("off", "auto"):
+        assert CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]).exit_code == 0
+        assert started[-1][0].decode_graphs == setting
+        monkeypatch.setenv("POC_DECODE_GRAPHS", "auto")
 
 
 def test_a_supervised_worker_gets_them_whole(started: list[tuple[Any, ...]]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
-from workers.vllm.micro_batch import MicroBatch, micro_batch
+from workers.vllm.micro_batch import ChainBatch, MicroBatch, micro_batch
 
 HIDDEN, SEQ_LEN, STEPS = 256, 6, 4
 CPU = torch.device("cpu")
@@ -82,6 +82,28 @@ def test_experts_of_a_part_are_those_of_its_nonces() -> None:
     step = parts.first_experts(4, 1, 8)
     assert step is not None
     assert step.shape == (len(NONCES),)
+
+
+def test_the_hashes_of_a_step_lead_to_its_first_experts() -> None:
+    batch = batch_of()
+    assert isinstance(batch, ChainBatch)
+    assert [step for step in range(batch.order.n_passes) if batch.is_step(step)] == [1, 2, 3, 4]
+    for moe_layers, step in ((3, 1), (3, 4), (2, 2)):
+        hashes = batch.route_hashes(step, moe_layers)
+        assert hashes.shape == (moe_layers, len(NONCES))
+        for layer, row in enumerate(hashes):
+            expected = batch.first_experts(step, layer, 48)
+            assert expected is not None
+            assert torch.equal(row % 48, expected)
+
+
+def test_vectors_of_each_nonces_own_are_none_of_the_batch() -> None:
+    shared, own = batch_of(), batch_of(per_nonce_reflection=True)
+    assert isinstance(shared, ChainBatch)
+    assert isinstance(own, ChainBatch)
+    assert shared.layer_vectors is not None
+    assert shared.layer_vectors.shape == (2, HIDDEN)
+    assert own.layer_vectors is None
 
 
 def test_the_first_stage_goes_on_from_points_that_the_last_one_found() -> None:
