@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.cuda.memory import _cuda_endAllocateToPool
 
 Replay = Callable[[], None]
 Plain = dict[str, Any]
@@ -37,10 +39,18 @@ class GraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        # Not global: vLLM has another thread that waits for events meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            output = work()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            # Not global: vLLM has another thread that waits for events meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = work()
+        except BaseException:
+            # torch leaves the stream of a capture that became invalid current, and the memory pool open, after which
+            # no memory could be given back any more.
+            torch.cuda.set_stream(stream)
+            with suppress(Exception):
+                _cuda_endAllocateToPool(stream.device_index, self._pool)
+            raise
         return graph.replay, output
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
