@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # So that the redis-server of a wheel is found where the machine has none of its own.
 export PATH := $(PATH):$(CURDIR)/$(BIN)
+# What is not written would be compiled again by each of some hundred processes of a test run.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What depends on vLLM's release: the proofs' numbers, KV isolation, and its OpenAI server.
 MATRIX ?= 0.28 0.32

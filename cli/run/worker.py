@@ -30,14 +30,18 @@ def worker(
 
     if engine_options.engine == "vllm":
         os.environ.update(kv_cache_environment(engine_options.model, engine_options.n_devices))
+    from workers.endings import end_process
     from workers.main import run_worker
 
     run_worker(engine_options, worker_id, redis_url)
+    end_process()
 
 
 def supervised_worker(engine_options: Annotated[str, typer.Argument(help="As JSON.")]) -> None:
     """Run one worker of `proofline up` or `workers`, which also say what it finds in its environment."""
+    from workers.endings import end_process
     from workers.engines.options import EngineOptions
     from workers.main import run_worker
 
     run_worker(EngineOptions.model_validate_json(engine_options))
+    end_process()

@@ -1,8 +1,10 @@
 """Decode proofs: plain transformers against the reference's chains, and through the whole stack."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ from tests.integration.node import PREFIX, Node, run_node
 from tests.integration.processes import wait_until
 from tests.receiver import Receiver
 from workers.engines.options import EngineOptions
-from workers.engines.transformers import TransformersEngine
+
+if TYPE_CHECKING:  # every process of `make test` imports this module, one needs transformers for it
+    from workers.engines.transformers import TransformersEngine
 
 pytestmark = pytest.mark.integration
 
@@ -26,6 +30,8 @@ MODELS = ["tiny-qwen3-256", "tiny-qwen3-moe-256"]
 
 @pytest.fixture(scope="module", params=MODELS)
 def engine(request: pytest.FixtureRequest) -> Iterator[TransformersEngine]:
+    from workers.engines.transformers import TransformersEngine
+
     engine = TransformersEngine(EngineOptions(model=model_dir(request.param), engine="transformers", dtype="float32"))
     yield engine
     engine.close()

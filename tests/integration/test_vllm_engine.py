@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from poc_core.settings import parse_chat_policy
 from tests import golden
 from tests.chat_client import PROMPTS, ask_all
 from tests.deployments import BFLOAT16, EXPERTS, FLOAT32, PIPELINED, QWEN3
+from tests.integration.processes import command_of, descendants, engine_cores
 from tests.marks import needs_vllm
 from workers.chat_gate import ChatGate
 from workers.engines.base import Begin, Engine, Slice, Tick
@@ -116,6 +118,13 @@ class TestFloat32:
         assert 0.9 < parts.flops / parts.n / flops_of_a_nonce(vllm_engine.info, spec.seq_len) < 1.1
         assert parts.peak_flops > 1e9
         assert vllm_engine.compute(spec, range(4)) == before
+
+
+@pytest.mark.parametrize("vllm_engine", [QWEN3], indirect=True, ids=str, scope="session")
+def test_a_lone_rank_computes_in_the_engine_core(vllm_engine: Engine) -> None:
+    """A process less that imports vLLM."""
+    (core,) = engine_cores(os.getpid())
+    assert [command_of(process) for process in descendants(core.pid) if "VLLM" in command_of(process)] == []
 
 
 def flops_of_a_nonce(info: ModelInfo, seq_len: int) -> float:

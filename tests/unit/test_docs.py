@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,14 +64,18 @@ def docstrings(text: str) -> Iterator[str]:
 
 
 WITH_PROSE = {".py", ".lua", ".sh", ".md", ".toml", ".yaml", ".Dockerfile", "Makefile", ".env.example"}
-PROSE = {path: prose(path) for path in FILES if {path.suffix, path.name} & WITH_PROSE}
+
+
+@cache  # and not at import: every process of `make test` imports this module, one runs its tests
+def proses() -> dict[Path, str]:
+    return {path: prose(path) for path in FILES if {path.suffix, path.name} & WITH_PROSE}
 
 
 def found(pattern: str) -> list[tuple[str, tuple[str, ...]]]:
     """(file, groups) of every place in any prose that matches."""
     return [
         (str(path.relative_to(ROOT)), match.groups())
-        for path, text in PROSE.items()
+        for path, text in proses().items()
         for match in re.finditer(pattern, text)
     ]
 

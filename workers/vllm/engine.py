@@ -24,7 +24,7 @@ from workers.engines.profile import Kernel, RankProfile
 from workers.engines.pulse import Pulse
 from workers.vllm import lifeline
 from workers.vllm.budget import described, prove_budget, prove_chains, prove_graphs, prove_isolation, prove_slices
-from workers.vllm.launch import serve, shut_down, start
+from workers.vllm.launch import garbage_may_wait, serve, shut_down, start
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -65,7 +65,8 @@ class VllmEngine(Engine):
         self._thread.start()
         try:
             try:
-                self._llm, config, self._args = self._await(start(options, self._count_step), None)
+                with garbage_may_wait():
+                    self._llm, config, self._args = self._await(start(options, self._count_step), None)
             except ProoflineError:
                 raise
             except Exception as error:  # vLLM raises whatever its parts raise; its log above tells more
@@ -199,7 +200,8 @@ class VllmEngine(Engine):
         listener.bind((host, 0))
         port: int = listener.getsockname()[1]
         self._args.host, self._args.port = host, port
-        self.chat_paths = self._await(serve(self._llm, self._args, gate, listener, secret), None)
+        with garbage_may_wait():
+            self.chat_paths = self._await(serve(self._llm, self._args, gate, listener, secret), None)
         return port
 
     def check(self) -> None:

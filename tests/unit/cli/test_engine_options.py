@@ -24,6 +24,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What `run_worker` is called with, in place of a worker."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setitem(sys.modules, "workers.main", SimpleNamespace(run_worker=lambda *args: calls.append(args)))
+    monkeypatch.setattr("workers.endings.end_process", lambda: None)
     return calls
 
 
