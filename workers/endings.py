@@ -1,4 +1,4 @@
-"""How processes end that have loaded vLLM: the interpreter itself would look through all of it for garbage, for seconds."""
+"""How processes end that have loaded vLLM: the interpreter itself would look through all of it for garbage first."""
 
 import atexit
 import multiprocessing
