@@ -1,6 +1,6 @@
 """Decides whether a well-formed request can be computed here, and turns it into a job."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,15 @@ def check_receiver(url: str | None, settings: Settings, field: str = "url") -> N
         raise BodyError(str(error), (field,), "url_not_allowed") from None
 
 
+def _why_no_chains(infos: Sequence[ModelInfo]) -> str:
+    """Of one worker, or of several that would give other chains each."""
+    if why := next((info.no_chains for info in infos if info.no_chains), ""):
+        return why
+    if len({info.codebook for info in infos if info.codebook}) > 1:
+        return "The workers of this model have different codebooks: POC_DECODE_CODEBOOK must be the same for all."
+    return ""
+
+
 def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
     """What every worker of the model can do. 409: other models are served here; 503: no worker serves it."""
     infos = [worker.info for worker in workers.ready(model) if worker.info is not None]
@@ -60,7 +69,7 @@ def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
             max_sequences=min(info.max_sequences for info in infos),
             kept_tokens=min((n for info in infos if (n := info.kept_tokens) is not None), default=None),
             kept_block=max(info.kept_block for info in infos),
-            no_chains=next((info.no_chains for info in infos if info.no_chains), ""),
+            no_chains=_why_no_chains(infos),
         )
     live, known = workers.live(), workers.known_models()
     if model in known or any(worker.model == model for worker in live):

@@ -90,10 +90,12 @@ def from_command_line(
     """`model` None: options without one, for whoever waits for a deployment. OptionsError or UsageError: there is no
     such model, or the options do not go together. SettingsError."""
     from cli.model_choice import with_chosen_model
+    from poc_core.decode.codebook_file import read_codebook_file
     from poc_core.settings import load_settings
     from workers.engines.options import EngineOptions
 
     settings = load_settings()
+    read_codebook_file(settings.decode_codebook, settings.decode_codebook_sha256)  # before an engine is loaded
     if model is None and served_model_name is not None:
         raise UsageError("--served-model-name is for a --model; a deployment brings its own name.")
     # The parser has dropped the `--` itself; but a word that does not follow an option cannot have been meant for vLLM.
@@ -111,6 +113,8 @@ def from_command_line(
         synthetic_step_ms=synthetic_step_ms,
         layer_reflections=settings.layer_reflections,
         decode_graphs=settings.decode_graphs,
+        codebook=settings.decode_codebook,
+        codebook_sha256=settings.decode_codebook_sha256,
         vllm_args=tuple(vllm_args or ()),
     )
     return options if model is None else with_chosen_model(options)

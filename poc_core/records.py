@@ -166,6 +166,7 @@ class ModelInfo:
         True  # whether proofs transform them; False: as the network's nodes, which do not find them
     )
     no_chains: str = ""  # why decode proofs cannot be computed with it; empty: they can
+    codebook: str = ""  # sha256 of the points of decode proofs; empty: this engine computes none
     # Positions whose keys and values the steps of one micro-batch can keep; None: as many as max_batch_tokens.
     kept_tokens: int | None = None
     kept_block: int = 1  # of these a nonce takes a multiple

@@ -131,6 +131,14 @@ class WorkSettings(BaseSettings):
     fused: Literal["auto", "off"] = Field(
         "auto", description="off: proofs by torch's own operations instead of fused kernels, on GPUs; for comparisons."
     )
+    decode_codebook: str = Field(
+        "",
+        description="File of the 16 points of decode proofs, 16 x 256 little-endian float32, on each worker's machine; "
+        "empty: the one that ships. All nodes of the network must have the same.",
+    )
+    decode_codebook_sha256: str = Field(
+        "", description="The sha256 that POC_DECODE_CODEBOOK must have; with another one no worker starts."
+    )
     decode_graphs: Literal["off", "auto"] = Field(
         "off",
         description="auto: on a GPU that computes the whole model, steps of decode proofs are recorded as CUDA graphs "

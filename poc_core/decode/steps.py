@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from poc_core import rng
-from poc_core.decode.codebook import DIM, POINTS, codebook
+from poc_core.decode.codebook import codebook
+from poc_core.decode.codebook_file import DIM, POINTS
 
 _A = 0x9E3779B1
 _B = 0x85EBCA77

@@ -1,29 +1,24 @@
 """Decode proofs on real vLLM engines: the reference's chains, whatever else the engine does meanwhile."""
 
 import dataclasses
-import logging
 import random
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from pydantic import JsonValue
 
+from poc_core.decode.codebook_file import SHIPPED_SHA256
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.verdict import judge
-from poc_core.settings import parse_chat_policy
 from tests.chains import assert_chain, assert_chains, assert_judged, enforced_spec, golden, nonces_of, spec_of
-from tests.chat_client import PROMPTS, ask_all
+from tests.chat_beside import answers_alone_and_beside
 from tests.deployments import DECODE, Deployment
 from tests.families.checks import greedy
 from tests.marks import needs_vllm
-from workers.chat_gate import ChatGate
 from workers.engines.base import Begin, Engine, Slice, Tick
 from workers.slice_plan import SlicePlan
 
@@ -103,6 +98,7 @@ class TestChains:
     def test_more_positions_than_memory_is_kept_for_are_refused(self, vllm_engine: Engine) -> None:
         kept = vllm_engine.info.kept_tokens
         assert kept is not None
+        assert vllm_engine.info.codebook == SHIPPED_SHA256
         assert kept >= 1024
         spec = ProofSpec(scheme="decode", block_hash="b", public_key="k", seq_len=64, options={"max_tokens": kept})
         with pytest.raises(SpecError, match="positions"):
@@ -179,38 +175,16 @@ def test_bfloat16_follows_the_references_bfloat16_chains(vllm_engine: Engine) ->
         assert [one[1] for one in at_once] == pytest.approx([one[1] for one in in_steps], abs=0.005)
 
 
-@pytest.fixture
-def own_log_level() -> Iterator[None]:
-    """vLLM's server sets the root logger's in this process, where later tests read warnings."""
-    level = logging.root.level
-    yield
-    logging.root.setLevel(level)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_log_level")
 @pytest.mark.parametrize("vllm_engine", DECODE[:2], indirect=True, ids=str, scope="session")
 def test_greedy_answers_beside_chains_are_those_without(vllm_engine: Engine) -> None:
-    """And the chains those without chat. PROOFLINE_TEST_PROMPTS says how many prompts."""
+    """And the chains those without chat."""
     case = golden(vllm_engine.info.name, "decode")[0]
-    spec, nonces = spec_of(case), nonces_of(case)
 
     def prove() -> int:
-        n = 0
-        while not done.is_set():
-            assert_chains(vllm_engine.compute(spec, nonces, SlicePlan(0.0, 1)), case)
-            n += len(nonces)
-        return n
+        assert_chains(vllm_engine.compute(spec_of(case), nonces_of(case), SlicePlan(0.0, 1)), case)
+        return len(nonces_of(case))
 
-    gate = ChatGate(parse_chat_policy("share:0.5"), vllm_engine.unfinished_chat)
-    port, name = vllm_engine.serve_chat(gate, "127.0.0.1"), vllm_engine.info.name
-    done = threading.Event()
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http, ThreadPoolExecutor(1) as pool:
-        alone = ask_all(http, PROMPTS, 1, model=name)
-        proving = pool.submit(prove)
-        try:
-            beside = ask_all(http, PROMPTS, 1, model=name)
-        finally:
-            done.set()
-        assert proving.result() > 0
+    alone, beside, n_nonces = answers_alone_and_beside(vllm_engine, prove)
+    assert n_nonces > 0
     assert [answer.tokens for answer in beside] == [answer.tokens for answer in alone]

@@ -1,14 +1,10 @@
 """The real vLLM engine against the reference's numbers: on the CPU here, on a GPU where there is one."""
 
 import dataclasses
-import logging
 import os
-import threading
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -17,13 +13,12 @@ from pydantic import JsonValue
 from cli.alone import speed
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
-from poc_core.settings import parse_chat_policy
 from tests import golden
-from tests.chat_client import PROMPTS, ask_all
+from tests.chat_beside import answers_alone_and_beside
+from tests.chat_client import PROMPTS
 from tests.deployments import BFLOAT16, EXPERTS, FLOAT32, PIPELINED, QWEN3
 from tests.integration.processes import command_of, descendants, engine_cores
 from tests.marks import needs_vllm
-from workers.chat_gate import ChatGate
 from workers.engines.base import Begin, Engine, Slice, Tick
 from workers.slice_plan import SlicePlan
 
@@ -183,33 +178,9 @@ def test_bfloat16_distances_lie_near_those_of_an_h200(vllm_engine: Engine) -> No
     assert errors.max() <= 0.001, np.sort(errors)[-5:]
 
 
-@pytest.fixture
-def own_log_level() -> Iterator[None]:
-    """vLLM's server sets the root logger's in this process, where later tests read warnings."""
-    level = logging.root.level
-    yield
-    logging.root.setLevel(level)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_log_level")
 @pytest.mark.parametrize("vllm_engine", [EXPERTS], indirect=True, ids=str, scope="session")
 def test_greedy_answers_of_a_mixture_of_experts_beside_proofs_are_those_without(vllm_engine: Engine) -> None:
-    def prove() -> int:
-        n = 0
-        while not done.is_set():
-            n += len(vllm_engine.compute(PROOFS, range(16)))
-        return n
-
-    gate = ChatGate(parse_chat_policy("share:0.5"), vllm_engine.unfinished_chat)
-    port, name = vllm_engine.serve_chat(gate, "127.0.0.1"), vllm_engine.info.name
-    done = threading.Event()
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http, ThreadPoolExecutor(1) as pool:
-        alone = ask_all(http, PROMPTS, 1, model=name)
-        proving = pool.submit(prove)
-        try:
-            beside = ask_all(http, PROMPTS, 1, model=name)
-        finally:
-            done.set()
-        assert proving.result() > len(PROMPTS), "there were no proofs beside chat"
+    alone, beside, n_nonces = answers_alone_and_beside(vllm_engine, lambda: len(vllm_engine.compute(PROOFS, range(16))))
+    assert n_nonces > len(PROMPTS), "there were no proofs beside chat"
     assert [answer.tokens for answer in beside] == [answer.tokens for answer in alone]

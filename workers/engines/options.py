@@ -25,6 +25,8 @@ class EngineOptions(BaseModel):
     synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
     layer_reflections: LayerReflections = "fleet"
     decode_graphs: DecodeGraphs = "off"
+    codebook: str = ""  # a file with the points of decode proofs; empty: the one that ships
+    codebook_sha256: str = ""  # that it must have
     vllm_args: tuple[str, ...] = ()  # further arguments of `vllm serve`, as on its command line
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
+from poc_core.decode.codebook import choose_codebook
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import load_scheme
@@ -60,6 +61,7 @@ class TransformersEngine(WholeBatchEngine):
             dtype=str(self._dtype).removeprefix("torch."),
             layers=found.path,
             layers_reflected=found.reflected,
+            codebook=choose_codebook(options.codebook, options.codebook_sha256),
         )
 
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:

@@ -72,7 +72,8 @@ class VllmEngine(Engine):
             except Exception as error:  # vLLM raises whatever its parts raise; its log above tells more
                 said = " ".join(str(error).split())
                 raise ProoflineError(f"vLLM cannot start with the model {options.model}: {said}") from error
-            ranks = self._rpc("proof_describe", (options.layer_reflections,), _WARM_UP_TIMEOUT_S)
+            told = (options.layer_reflections, options.codebook, options.codebook_sha256)
+            ranks = self._rpc("proof_describe", told, _WARM_UP_TIMEOUT_S)
             scheduler = config.scheduler_config
             self.info = ModelInfo(
                 name=options.name,
@@ -84,6 +85,7 @@ class VllmEngine(Engine):
                 max_sequences=scheduler.max_num_seqs,
                 layers=ranks[0]["layers_path"],
                 layers_reflected=ranks[0]["reflected"],
+                codebook=ranks[0]["codebook"],
                 kept_block=max(rank["kept_block"] for rank in ranks),
                 no_chains=next((why for rank in ranks if (why := rank["no_chains"])), ""),
             )

@@ -25,13 +25,19 @@ class ProofExtension:
     ranks vLLM reads only the first rank's exception and would take the others' for the answer to the next call.
     """
 
-    def proof_describe(self, reflections: str) -> dict[str, Any]:
+    def proof_describe(self, reflections: str, codebook: str, codebook_sha256: str) -> dict[str, Any]:
         """This rank's part of the model; an error when proofs would corrupt chat with this model. Called first.
 
-        `reflections`: see EngineOptions.layer_reflections.
+        See EngineOptions.layer_reflections and EngineOptions.codebook.
         """
         self.__dict__["_proof_reflections"] = reflections
-        return _answer(lambda: self._proof_runner().describe())
+
+        def describe() -> dict[str, Any]:
+            from poc_core.decode.codebook import choose_codebook  # here as below
+
+            return {"codebook": choose_codebook(codebook, codebook_sha256)} | self._proof_runner().describe()
+
+        return _answer(describe)
 
     def proof_watch(self, n_sequences: int, seq_len: int) -> dict[str, Any]:
         """Begins to watch, see ProofRunner.watch."""

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from cli.engine_options import from_command_line
 from cli.main import app
 from cli.shipped import shipped_model
+from poc_core.decode.codebook_file import SHIPPED, SHIPPED_SHA256
 from workers.engines.options import EngineOptions
 
 FLAGS = (
@@ -31,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_the_command_line_knows_every_option_and_its_default() -> None:
     on_command_line = inspect.signature(from_command_line).parameters
     # What all workers of a node are to share is a setting.
-    shared = {"layer_reflections", "decode_graphs"}
+    shared = {"layer_reflections", "decode_graphs", "codebook", "codebook_sha256"}
     fields = {name: field for name, field in EngineOptions.model_fields.items() if name not in shared}
     assert set(on_command_line) == set(fields)
     for name, field in fields.items():
@@ -85,6 +86,20 @@ def test_whether_steps_run_as_graphs_is_a_setting_and_off_unless_asked_for(
         assert CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]).exit_code == 0
         assert started[-1][0].decode_graphs == setting
         monkeypatch.setenv("POC_DECODE_GRAPHS", "auto")
+
+
+def test_a_codebook_with_another_checksum_ends_the_command_before_an_engine_is_loaded(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POC_DECODE_CODEBOOK", str(SHIPPED))
+    monkeypatch.setenv("POC_DECODE_CODEBOOK_SHA256", "0" * 64)
+    done = CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
+    assert done.exit_code == 2
+    assert "POC_DECODE_CODEBOOK_SHA256 says 000" in done.stderr
+    assert started == []
+    monkeypatch.setenv("POC_DECODE_CODEBOOK_SHA256", SHIPPED_SHA256)
+    assert CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]).exit_code == 0
+    assert (started[0][0].codebook, started[0][0].codebook_sha256) == (str(SHIPPED), SHIPPED_SHA256)
 
 
 def test_a_supervised_worker_gets_them_whole(started: list[tuple[Any, ...]]) -> None:

@@ -15,7 +15,7 @@ from redis import Redis
 from poc_core.nonces import MAX_NONCE
 from poc_core.records import JobKind, JobRecord
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore
+from poc_core.state import Claim, JobStore, WorkerRegistry
 from tests.samples import K_DIM, MODEL, RecordingDispatcher, body
 
 GENERATE = "/api/v1/pow/generate"
@@ -133,6 +133,20 @@ def test_the_smallest_worker_of_a_model_sets_its_limits(
 ) -> None:
     serve("w2", max_batch_tokens=640, max_seq_len=32)
     assert client.post(GENERATE, json=body()).json()["detail"]["deployed"] == {"seq_len": 32}
+
+
+def test_workers_with_different_codebooks_compute_no_decode_proofs(
+    client: TestClient, serve: Callable[..., Any], workers: WorkerRegistry
+) -> None:
+    for worker_id, codebook in (("w1", "aa"), ("w2", "bb")):
+        record = serve(worker_id, hidden_size=256)
+        workers.heartbeat(replace(record, info=replace(record.info, codebook=codebook)))
+    asked = body(params={"model": MODEL, "seq_len": 32, "scheme": "decode", "max_tokens": 4})
+    refused = client.post(GENERATE, json=asked)
+    assert refused.status_code == 422
+    assert "POC_DECODE_CODEBOOK must be the same" in refused.text
+    workers.heartbeat(replace(record, info=replace(record.info, codebook="aa")))
+    assert client.post(GENERATE, json=asked).status_code == 200
 
 
 def test_a_job_tells_its_progress_and_then_its_result(client: TestClient, jobs: JobStore, clock: Any) -> None:

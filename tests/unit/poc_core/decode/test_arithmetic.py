@@ -1,7 +1,6 @@
 """protocol.md, section 8, against the reference's numbers."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ import torch
 
 from poc_core import reflections, rng
 from poc_core.decode import routing, steps
-from poc_core.decode.codebook import DIM, POINTS, SHIPPED_SHA256, read_codebook
-from poc_core.errors import ProoflineError
+from poc_core.decode.codebook_file import DIM, POINTS
 from tests.golden import ROOT
 
 GOLDEN: dict[str, Any] = json.loads((ROOT / "tests/data/golden/decode-primitives.json").read_text())
@@ -23,25 +21,6 @@ def cases(name: str) -> Any:
 
 def tensor(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
-
-
-def test_the_codebook_is_the_one_that_the_golden_data_was_made_with() -> None:
-    points, digest = read_codebook()
-    assert digest == SHIPPED_SHA256 == GOLDEN["codebook"]["sha256"]
-    assert points.shape == (POINTS, DIM) == (GOLDEN["codebook"]["points"], GOLDEN["codebook"]["dim"])
-    assert torch.allclose(points.norm(dim=-1), torch.ones(POINTS), atol=1e-6)
-
-
-@pytest.mark.parametrize("content", [b"", b"abc", bytes(4 * POINTS * (DIM - 1)), b"\xff" * 4 * POINTS * DIM])
-def test_a_file_that_is_no_codebook_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "file").write_bytes(content)
-    with pytest.raises(ProoflineError, match="is no codebook"):
-        read_codebook(tmp_path / "file")
-
-
-def test_a_codebook_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProoflineError, match="cannot be read"):
-        read_codebook(tmp_path / "none")
 
 
 @cases("base_seed")
