@@ -35,7 +35,9 @@ class ProofExtension:
         def describe() -> dict[str, Any]:
             from poc_core.decode.codebook import choose_codebook  # here as below
 
-            return {"codebook": choose_codebook(codebook, codebook_sha256)} | self._proof_runner().describe()
+            digest = choose_codebook(codebook, codebook_sha256)
+            described: dict[str, Any] = self._proof_runner().describe()
+            return described | {"codebook": digest}
 
         return _answer(describe)
 
