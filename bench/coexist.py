@@ -20,7 +20,7 @@ from bench.coexist_parts import PARTS, SHARE, Options
 from bench.report import console, exit_with
 from cli.alone import dimensions as dummies
 from poc_core.settings import Settings
-from workers.engines.kinds import Dtype
+from workers.engines.kinds import DecodeGraphs, Dtype
 from workers.engines.options import EngineOptions
 
 
@@ -56,6 +56,7 @@ def main(
     tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
     pipeline_parallel: Annotated[int, typer.Option(min=1)] = 1,
     decode_memory_gb: Annotated[float | None, typer.Option(help="As of `proofline workers`.")] = None,
+    decode_graphs: Annotated[DecodeGraphs, typer.Option(help="As POC_DECODE_GRAPHS.")] = "off",
     engine_arg: Annotated[list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")] = None,
 ) -> None:
     """Chat beside proofs and proofs beside chat. Exits with 1 when a target is missed."""
@@ -70,6 +71,7 @@ def main(
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
             decode_memory_gb=decode_memory_gb,
+            decode_graphs=decode_graphs,
             vllm_args=(*dummy, *(engine_arg or ())),
         )
         work = Work(engine, seq_len, batch_size, max_step_ms, max_tokens)
