@@ -1,5 +1,6 @@
 """What every kind of test shares: which are skipped here, and how `make test` deals them out to its processes."""
 
+import os
 from collections.abc import Iterator
 
 import httpx
@@ -9,9 +10,13 @@ from tests.chat_client import vllm_args
 from tests.round_client import FAST, RoundClient
 from tests.up import PATIENCE_S, Up
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Threads of OpenMP wait for each other with their CPU in hand, which the other processes of `make test` want.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Tests that share an engine or a stack run in one process, in this order: `make test` begins with what takes longest,
 # and what is quick fills the gaps. A module that is not named here and has no mark xdist_group is a group of its own.
-LONGEST_FIRST = ("two-workers", "engines", "up", "node", "sharing", "test_rounds", "broker")
+LONGEST_FIRST = ("engines", "two-workers", "up", "node", "sharing", "test_rounds", "broker")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for the mark

@@ -276,7 +276,7 @@ def chat(client: RoundClient) -> httpx.Response:
 
 
 class TestClientsThatVanish:
-    N = int(os.environ.get("PROOFLINE_TEST_VANISHING", "200"))
+    N = int(os.environ.get("PROOFLINE_TEST_VANISHING", "100"))
 
     def test_leave_no_request_running_a_second_later(self, yielding: RoundClient) -> None:
         with ThreadPoolExecutor(10) as pool:

@@ -37,6 +37,7 @@ class Terminal:
             # It is activated already, as far as PATH goes.
             "source .venv/bin/activate": "true",
             ".venv/bin/proofline": "proofline",
+            "sleep 7": "sleep 2",  # payloads leave the shared `up` every second
         }
         self._folder = folder
         (folder / ".curlrc").write_text(

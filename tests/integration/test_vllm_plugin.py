@@ -11,6 +11,7 @@ from workers.vllm import lifeline
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.xdist_group("families"),  # whose process has loaded vLLM
     needs_vllm,
 ]
 

@@ -11,6 +11,8 @@ from poc_core.records import ProofSpec
 from tests.marks import needs_vllm
 from workers.vllm.ready_schemes import ReadySchemes
 
+pytestmark = pytest.mark.xdist_group("families")  # whose process has loaded vLLM
+
 
 class SharedExperts(torch.nn.Module):
     """As vLLM's keep what they have computed, by name and attribute."""
