@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("docs")
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("api", "bench", "cli", "poc_core", "tests", "workers")
 FOLDERS = (*PACKAGES, "docker", "docs", "locks", "models", "proofline", "scripts")

@@ -141,6 +141,7 @@ def test_earlier_results_are_compared(engine: ProfiledEngine, capfd: Capture, tm
     assert found["advice"]["tensor_parallel"] + found["advice"]["pipeline_parallel"] == 3
 
 
+@pytest.mark.xdist_group("pictures")
 @pytest.mark.parametrize(("name", "begins"), [("t.png", b"\x89PNG"), ("T.SVG", b"<?xml")])
 def test_the_picture_is_of_the_kind_its_name_says(
     engine: ProfiledEngine, capfd: Capture, tmp_path: Path, name: str, begins: bytes

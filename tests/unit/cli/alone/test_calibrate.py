@@ -156,6 +156,7 @@ def test_a_model_without_finite_states_is_an_error(engine: WatchedEngine, capfd:
     assert "finite states" in capfd.readouterr().err
 
 
+@pytest.mark.xdist_group("pictures")
 @pytest.mark.parametrize(("name", "begins"), [("h.png", b"\x89PNG"), ("H.SVG", b"<?xml")])
 def test_the_histogram_is_a_picture_of_the_kind_its_name_says(
     engine: WatchedEngine, capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str, begins: bytes

@@ -18,6 +18,8 @@ from tests.documents import blocks
 
 pytest.importorskip("matplotlib")
 
+pytestmark = pytest.mark.xdist_group("pictures")  # one process loads what draws them
+
 ROOT = Path(__file__).resolve().parents[4]
 GOLDEN, MADE = ROOT / "tests/data/golden", ROOT / "tests/data/report"
 HONEST = [str(MADE / f"{name}.json") for name in ("transformers-float32", "transformers-bfloat16", "vllm-bfloat16")]
