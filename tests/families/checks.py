@@ -1,7 +1,10 @@
 """What must hold of every model on a real engine: caches, slices, a second opinion, and chat beside proofs."""
 
+import asyncio
+import itertools
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -9,28 +12,48 @@ from pydantic import JsonValue
 
 from poc_core.records import ProofSpec
 from tests import golden
+from tests.families.differences import Answer, Difference, of_answers, of_values
 from workers.engines.base import Begin, Engine, Slice, Tick
 from workers.slice_plan import SlicePlan
 
 # Longer than the families' windows and blocks.
 SPEC = ProofSpec(block_hash="block", public_key="key", seq_len=200)
 NONCES = range(5)
+# Tokens of chat's prompt and of its answer.
+PROMPT, ANSWER = 300, 8
+# Runs that are alike, which tell how far an engine lies from itself.
+_REPEATS = 4
+_FLIGHTS = itertools.count(1_000_000)
+_TIMEOUT_S = 120
 
 
-def shared_against_private(engine: Any) -> bool:
-    """Whether values with caches that layers share are those with a cache for each layer, bit for bit."""
+def shared_against_private(engine: Any, spec: ProofSpec = SPEC) -> Difference:
+    """L2 of artifacts with caches that layers share from those with a cache for each layer."""
     private = engine.info.caches == "private"
     engine.settle(private=False, replicated=True)
-    shared = engine.compute(SPEC, NONCES)
+    shared = engine.compute(spec, NONCES)
     engine.settle(private=True, replicated=True)
-    alone = engine.compute(SPEC, NONCES)
+    found = _against_repeats(engine, spec, shared)
     engine.settle(private=private, replicated=True)
-    return bool(shared == alone)
+    return found
 
 
-def slices_against_whole(engine: Engine) -> bool:
-    """Whether values of layers run one by one are those of all in one go, bit for bit."""
-    return engine.compute(SPEC, NONCES, SlicePlan(0.0, 1)) == engine.compute(SPEC, NONCES)
+def slices_against_whole(engine: Engine, spec: ProofSpec = SPEC) -> Difference:
+    """L2 of artifacts of layers run one by one from those of all in one go."""
+    return _against_repeats(engine, spec, engine.compute(spec, NONCES, SlicePlan(0.0, 1)))
+
+
+def _against_repeats(engine: Engine, spec: ProofSpec, seen: Sequence[JsonValue]) -> Difference:
+    """Of what was seen from a whole micro-batch; where there is one, also of such micro-batches from each other."""
+    expected = engine.compute(spec, NONCES)
+    return _told(engine, spec, expected, of_values(seen, expected))
+
+
+def _told(engine: Engine, spec: ProofSpec, expected: Sequence[JsonValue], seen: float) -> Difference:
+    """Where something was seen, also how far the engine lies from itself."""
+    if seen == 0.0:
+        return Difference(0.0, 0.0)
+    return Difference(seen, max(of_values(engine.compute(spec, NONCES), expected) for _ in range(_REPEATS)))
 
 
 def batch_against_alone(engine: Engine) -> np.ndarray:
@@ -38,37 +61,80 @@ def batch_against_alone(engine: Engine) -> np.ndarray:
     return golden.l2(engine.compute(SPEC, NONCES), [engine.compute(SPEC, [nonce])[0] for nonce in NONCES], 12)
 
 
-def against(engine: Engine, other: Engine, spec: ProofSpec = SPEC) -> np.ndarray:
+def against(engine: Engine, other: Engine, spec: ProofSpec = SPEC, nonces: Sequence[int] = NONCES) -> np.ndarray:
     """L2 of the artifacts of two engines."""
-    return golden.l2(engine.compute(spec, NONCES), other.compute(spec, NONCES), 12)
+    return golden.l2(engine.compute(spec, nonces), other.compute(spec, nonces), 12)
 
 
-def chat_between_slices(engine: Engine) -> bool:
-    """Whether a greedy answer between any two slices of a proof is the one without proofs, and the proof's values too
-    are those without chat."""
-    expected, alone = engine.compute(SPEC, NONCES), greedy(engine)
-    engine.compute(SPEC.model_copy(update={"block_hash": "other"}), NONCES)
-    flight, answers = 1_000_000, []
-    values: dict[int, Sequence[JsonValue]] = {}
+def chat_beside_proofs(engine: Engine, spec: ProofSpec = SPEC, prompt: int = PROMPT) -> dict[str, Difference]:
+    """Greedy answers between any two slices of proofs, and one between whose steps they run, from answers without
+    proofs ("chat"); the proofs' values from those without chat ("beside chat")."""
+    expected, alone = engine.compute(spec, NONCES), answered(engine, prompt)
+    values, answers = _beside(engine, spec, prompt)
+    apart = max(of_values(one, expected) for one in values)
+    if all(answer == alone for answer in answers):
+        return {"chat": Difference(0.0, 0.0), "beside chat": _told(engine, spec, expected, apart)}
+    # Log probabilities tell how far; vLLM compiles something for the first of them.
+    once = max(of_answers(one, alone) for one in answers)
+    alone, *others = [answered(engine, prompt, logprobs=True) for _ in range(1 + _REPEATS)]
+    more, answers = _beside(engine, spec, prompt, logprobs=True)
+    apart = max(apart, *(of_values(one, expected) for one in more))
+    seen, again = (max(of_answers(one, alone) for one in those) for those in (answers, others))
+    chat = Difference(seen or once, again)
+    return {"chat": chat, "beside chat": _told(engine, spec, expected, apart)}
+
+
+def _beside(
+    engine: Engine, spec: ProofSpec, prompt: int, logprobs: bool = False
+) -> tuple[list[Sequence[JsonValue]], list[Answer]]:
+    """Values of proofs, and answers beside them."""
+    values: list[Sequence[JsonValue]] = []
+    answers: list[Answer] = []
+    others = spec.model_copy(update={"block_hash": "other"})  # which a wrong cache or buffer would mix with these
+    engine.compute(others, NONCES)
+    for one in slices_of_a_flight(engine, spec):
+        values += [] if one is None else [one]
+        answers.append(answered(engine, prompt, logprobs=logprobs))
+    under_way = ask(engine, prompt, logprobs=logprobs)
+    while not under_way.done():
+        values += [one for one in slices_of_a_flight(engine, spec) if one is not None]
+        engine.compute(others, NONCES)
+    answers.append(under_way.result(_TIMEOUT_S))
+    return values, answers
+
+
+def slices_of_a_flight(engine: Engine, spec: ProofSpec) -> Iterator[Sequence[JsonValue] | None]:
+    """Runs a micro-batch layer by layer, where that can be; its values after the last slice."""
+    flight = next(_FLIGHTS)
     for stage in engine.stages:
         for first in stage if engine.sliceable else [stage.start]:
-            begin = [Begin(flight, SPEC, NONCES)] if first == 0 else []
+            begin = [Begin(flight, spec, NONCES)] if first == 0 else []
             end = first + 1 if engine.sliceable else stage.stop
-            values |= engine.tick(Tick(begin, [Slice(flight, first, end)], wait=True)).values
-            answers.append(greedy(engine))
-    return values == {flight: expected} and all(answer == alone for answer in answers)
+            yield engine.tick(Tick(begin, [Slice(flight, first, end)], wait=True)).values.get(flight)
 
 
-def greedy(engine: Engine, n_tokens: int = 8) -> list[int]:
+def greedy(engine: Engine, n_tokens: int = ANSWER) -> list[int]:
     """Tokens of an answer that the engine gives to a prompt of several blocks, which it has not cached."""
+    return answered(engine, n_tokens=n_tokens).tokens
+
+
+def answered(engine: Engine, prompt: int = PROMPT, n_tokens: int = ANSWER, logprobs: bool = False) -> Answer:
+    """The same, with a prompt of so many tokens."""
+    return ask(engine, prompt, n_tokens, logprobs).result(_TIMEOUT_S)
+
+
+def ask(engine: Any, prompt: int = PROMPT, n_tokens: int = ANSWER, logprobs: bool = False) -> "Future[Answer]":
+    """The same without waiting for it."""
     from vllm import SamplingParams
 
-    llm, name = engine._llm, uuid.uuid4().hex  # type: ignore[attr-defined]
-    prompt = {"prompt_token_ids": [index % 50 + 10 for index in range(300)], "cache_salt": name}
-    sampling = SamplingParams(temperature=0, max_tokens=n_tokens, ignore_eos=True)
+    name = uuid.uuid4().hex
+    request = {"prompt_token_ids": [index % 50 + 10 for index in range(prompt)], "cache_salt": name}
+    sampling = SamplingParams(temperature=0, max_tokens=n_tokens, ignore_eos=True, logprobs=0 if logprobs else None)
 
-    async def answer() -> Sequence[int]:
-        last = [output async for output in llm.generate(prompt, sampling, name)][-1]
-        return list(last.outputs[0].token_ids)
+    async def answer() -> Answer:
+        said = [output async for output in engine._llm.generate(request, sampling, name)][-1].outputs[0]
+        tokens = list(said.token_ids)
+        steps = zip(tokens, said.logprobs or (), strict=bool(said.logprobs))
+        return Answer(tokens, [float(step[token].logprob) for token, step in steps])
 
-    return list(engine._await(answer(), 120))  # type: ignore[attr-defined]
+    return asyncio.run_coroutine_threadsafe(answer(), engine._loop)

@@ -15,6 +15,7 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.decode.options import PICKED
 from workers.engines.base import Begin, Engine, EngineLostError, EngineMemoryError, Slice, Tick
 from workers.slice_plan import SlicePlan
+from workers.vllm.repeats import as_near_as_repeats
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Recording(Steppable, Protocol):
 
 def prove_isolation(engine: Isolating) -> None:
     """Runs a small micro-batch with caches that layers share and one with a cache for each layer. Values that differ
-    by a bit end the sharing with this model.
+    by a bit end the sharing with this model: also where it gives other bits each time, as nobody can tell then.
 
     ProoflineError: proofs touch chat's caches, or cannot be computed with this model at all.
     """
@@ -90,19 +91,24 @@ def prove_isolation(engine: Isolating) -> None:
             f"Proofs of {name} write into chat's cache of layer {touched[0]}; compute proofs with another model."
         )
     if private != shared:
+        repeats = engine.compute(spec, nonces) == private
         logger.warning(
-            "layers of %s cannot share a cache for proofs: each gets its own, which takes more memory", engine.info.name
+            "layers of %s cannot share a cache for proofs: each gets its own, which takes more memory%s",
+            name,
+            "" if repeats else "; its values differ each time, so whether they could cannot be seen",
         )
     engine.info = dataclasses.replace(engine.info, caches="shared" if private == shared else "private")
     engine.settle(private != shared, all(rank["replicated"] for rank in seen))
 
 
 def prove_slices(engine: Engine) -> None:
-    """Runs a small micro-batch whole and layer by layer; values that differ by a bit end the slicing of this model."""
+    """Runs a small micro-batch whole and layer by layer; values that differ by a bit end the slicing of this model.
+    Where whole ones differ too, by more than those lie apart."""
     spec = _spec(min(_SHORT, engine.info.max_seq_len, engine.info.max_batch_tokens))
     nonces = range(engine.info.max_batch(spec.seq_len))[:2]
     whole = engine.compute(spec, nonces)
-    if not engine.sliceable or _layer_by_layer(engine, spec, nonces) != whole:
+    sliced = _layer_by_layer(engine, spec, nonces) if engine.sliceable else None
+    if sliced is None or not as_near_as_repeats(engine, spec, nonces, whole, sliced):
         engine.sliceable = False
         logger.warning(
             "the layers of %s cannot be run one by one: chat waits for whole micro-batches of proofs", engine.info.name

@@ -60,22 +60,6 @@ def enable_custom_ops(engine_args: Any) -> None:
         config.custom_ops.append("all")
 
 
-def avoid_faults(engine_args: Any) -> None:
-    """What vLLM is known to compute wrongly is computed in another way. An operator's choice stands.
-
-    On CPUs, rotary_embedding of 0.32 reads the 3-dimensional queries of MLA wrongly: L2 0.6 of artifacts.
-    """
-    from vllm.platforms import current_platform
-    from vllm.transformers_utils.config import get_config
-
-    if not current_platform.is_cpu():
-        return
-    config = get_config(engine_args.model, engine_args.trust_remote_code, engine_args.revision)
-    operations = engine_args.compilation_config.custom_ops
-    if hasattr(config.get_text_config(), "kv_lora_rank") and not any("rotary" in name for name in operations):
-        operations += [*([] if {"all", "none"} & {*operations} else ["all"]), "-rotary_embedding"]
-
-
 def leave_memory(engine_args: Any, gb: float) -> None:
     """Leaves so much of a GPU to others than vLLM itself."""
     from vllm.platforms import current_platform

@@ -47,7 +47,7 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers.vllm import compat
+        from workers.vllm import compat, known_faults
     except ImportError as error:
         raise ProoflineError(
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make setup-gpu`, or use "
@@ -75,13 +75,15 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
         raise SettingsError(f"vLLM does not take these arguments: {' '.join(options.vllm_args)}; see above.") from None
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = EXTENSION
-    compat.avoid_faults(engine_args)
+    known_faults.avoid(engine_args)
     if not current_platform.is_cpu():
         compat.enable_custom_ops(engine_args)
         if options.decode_memory_gb and not any("gpu-memory-util" in word for word in options.vllm_args):
             compat.leave_memory(engine_args, options.decode_memory_gb)
     # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
     config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if why_not := known_faults.why_not_startable(config):
+        raise ProoflineError(f"vLLM cannot start with the model {options.model}: {why_not}.")
     with lone_rank_in_core(engine_args, config):
         llm = AsyncLLM.from_vllm_config(
             config,

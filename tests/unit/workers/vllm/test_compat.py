@@ -66,33 +66,6 @@ def test_layers_that_attend_to_what_an_earlier_one_chose_are_not_cut(sharing: di
     assert compat.layer_owner(model, model.layers, SimpleNamespace(**sharing)) is None
 
 
-@needs_vllm
-@pytest.mark.parametrize("asked", [[], ["all"], ["none"], ["all", "+rotary_embedding"]])
-@pytest.mark.parametrize("latent", [True, False])
-def test_mla_on_cpus_leaves_rotary_embedding_to_torch(
-    monkeypatch: pytest.MonkeyPatch, asked: list[str], latent: bool
-) -> None:
-    from vllm.platforms import current_platform
-    from vllm.transformers_utils import config as vllms
-
-    from workers.vllm import compat
-
-    text = SimpleNamespace(kv_lora_rank=512) if latent else SimpleNamespace()
-    monkeypatch.setattr(vllms, "get_config", lambda *_: SimpleNamespace(get_text_config=lambda: text))
-    operations = [*asked]
-    compat.avoid_faults(
-        SimpleNamespace(
-            model="m",
-            trust_remote_code=False,
-            revision=None,
-            compilation_config=SimpleNamespace(custom_ops=operations),
-        )
-    )
-    avoided = ["-rotary_embedding"] if asked else ["all", "-rotary_embedding"]
-    chosen = "+rotary_embedding" in asked or not latent or not current_platform.is_cpu()
-    assert operations == asked + ([] if chosen else avoided)
-
-
 @pytest.mark.parametrize("replicated", [True, False])
 def test_a_norm_of_a_part_of_a_sum_is_refused(replicated: bool) -> None:
     """Reflections are linear, so they may stay."""
