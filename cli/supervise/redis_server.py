@@ -19,7 +19,7 @@ START_TIMEOUT_S = 30.0  # reading a large append-only file back takes a while
 VERSION_TIMEOUT_S = 10.0
 
 # appendfsync everysec: a crash of the machine may cost a second of work, which is then computed again; so may one of
-# Redis alone while the disk is slow, else it costs nothing. noeviction: a full memory must fail loudly, not forget jobs.
+# Redis alone while the disk is slow. noeviction: a full memory must fail loudly, not forget jobs.
 CONFIG = """\
 bind 127.0.0.1
 port {port}
