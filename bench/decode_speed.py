@@ -26,7 +26,6 @@ from bench.report import console, exit_with, verdict
 from cli.alone import dimensions as dummies
 from cli.alone.local_engine import local_engine, stdout_kept_clean
 from cli.model_choice import with_chosen_model
-from poc_core.gpus import nvml
 from poc_core.records import ProofSpec
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
@@ -249,17 +248,9 @@ def timed(work: Callable[[], object]) -> float:
 
 @contextmanager
 def memory_grown() -> Iterator[Callable[[], int]]:
-    """MiB that all GPUs of this machine together have taken since."""
-    before = used_mib()
-    yield lambda: used_mib() - before
-
-
-def used_mib() -> int:
-    with nvml() as library:
-        if library is None:
-            return 0
-        devices = (library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount()))
-        return sum(int(library.nvmlDeviceGetMemoryInfo(device).used) for device in devices) >> 20
+    """MiB that the GPUs this process may use have taken since."""
+    before = machine.gpu_mib()
+    yield lambda: machine.gpu_mib() - before
 
 
 if __name__ == "__main__":

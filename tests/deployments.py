@@ -67,6 +67,7 @@ DECODE = [
     further("tiny-qwen3-moe-256", "float32", 1, 2),
     further("tiny-qwen3-256", "float32", 1, 2),
 ]
+DECODE_BFLOAT16 = [Deployment("tiny-qwen3-256", "bfloat16"), Deployment("tiny-qwen3-moe-256", "bfloat16")]
 BFLOAT16 = [
     Deployment("tiny-llama", "bfloat16"),
     further("tiny-qwen3", "bfloat16"),

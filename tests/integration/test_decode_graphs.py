@@ -10,7 +10,7 @@ import pytest
 
 from poc_core.records import ProofSpec
 from tests.chains import assert_chains, enforced_spec, golden, nonces_of, spec_of
-from tests.deployments import CHAINS, DECODE, Deployment
+from tests.deployments import CHAINS, DECODE, DECODE_BFLOAT16
 from tests.families.checks import greedy
 from tests.marks import needs_vllm
 from workers.engines.base import Begin, Slice, Tick
@@ -20,13 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs
 
 alone = pytest.mark.parametrize("vllm_engine", [CHAINS, DECODE[1]], indirect=True, ids=str, scope="session")
 several = pytest.mark.parametrize("vllm_engine", DECODE[2:], indirect=True, ids=str, scope="session")
-bfloat16 = pytest.mark.parametrize(
-    "vllm_engine",
-    [Deployment("tiny-qwen3-256", "bfloat16"), Deployment("tiny-qwen3-moe-256", "bfloat16")],
-    indirect=True,
-    ids=str,
-    scope="session",
-)
+bfloat16 = pytest.mark.parametrize("vllm_engine", DECODE_BFLOAT16, indirect=True, ids=str, scope="session")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.verdict import judge
 from tests.chains import assert_chain, assert_chains, assert_judged, enforced_spec, golden, nonces_of, spec_of
 from tests.chat_beside import answers_alone_and_beside
-from tests.deployments import DECODE, Deployment
+from tests.deployments import DECODE, DECODE_BFLOAT16
 from tests.families.checks import greedy
 from tests.marks import needs_vllm
 from workers.engines.base import Begin, Engine, Slice, Tick
@@ -27,13 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs
 engines = pytest.mark.parametrize("vllm_engine", DECODE, indirect=True, ids=str, scope="session")
 # What chat may meet: on CPUs vLLM has no buffers for a later stage's chat.
 chatting = pytest.mark.parametrize("vllm_engine", DECODE[:4], indirect=True, ids=str, scope="session")
-bfloat16 = pytest.mark.parametrize(
-    "vllm_engine",
-    [Deployment("tiny-qwen3-256", "bfloat16"), Deployment("tiny-qwen3-moe-256", "bfloat16")],
-    indirect=True,
-    ids=str,
-    scope="session",
-)
+bfloat16 = pytest.mark.parametrize("vllm_engine", DECODE_BFLOAT16, indirect=True, ids=str, scope="session")
 
 # A margin of one rounding of bfloat16 and another (0.0025 was seen), and what honest nodes are granted.
 BFLOAT16_MARGIN, HONEST_MARGIN = 0.01, 0.025

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.cuda.memory import _cuda_endAllocateToPool
 
 Replay = Callable[[], None]
 Plain = dict[str, Any]
@@ -49,6 +48,8 @@ class GraphRecorder:
             # no memory could be given back any more.
             torch.cuda.set_stream(stream)
             with suppress(Exception):
+                from torch.cuda.memory import _cuda_endAllocateToPool  # torch's own: a release may do without
+
                 _cuda_endAllocateToPool(stream.device_index, self._pool)
             raise
         return graph.replay, output
