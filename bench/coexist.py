@@ -56,7 +56,7 @@ def main(
     tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
     pipeline_parallel: Annotated[int, typer.Option(min=1)] = 1,
     decode_memory_gb: Annotated[float | None, typer.Option(help="As of `proofline workers`.")] = None,
-    decode_graphs: Annotated[DecodeGraphs, typer.Option(help="As POC_DECODE_GRAPHS.")] = "off",
+    decode_graphs: Annotated[DecodeGraphs, typer.Option(help="As POC_DECODE_GRAPHS.")] = "auto",
     engine_arg: Annotated[list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")] = None,
 ) -> None:
     """Chat beside proofs and proofs beside chat. Exits with 1 when a target is missed."""

@@ -140,7 +140,7 @@ class WorkSettings(BaseSettings):
         "", description="The sha256 that POC_DECODE_CODEBOOK must have; with another one no worker starts."
     )
     decode_graphs: Literal["off", "auto"] = Field(
-        "off",
+        "auto",
         description="auto: on a GPU that computes the whole model, steps of decode proofs are recorded as CUDA graphs "
         "and replayed, if a trial at start-up gives the same chains; off: they run operation by operation.",
     )

@@ -43,11 +43,10 @@ def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpos
     return rng.murmur3_plain((points * _A + step * _B + _SALTS[purpose]) & _MASK, base)
 
 
-def step_inputs(
-    base: Tensor, step: int | Tensor, points: Tensor, hidden: int, dtype: torch.dtype, out: Tensor | None = None
-) -> Tensor:
-    """The input embeddings of step t: (n, hidden) in `dtype`; all arguments are (n,) or broadcast to it."""
-    return rng.normal(step_seeds(base, step, points, "embed"), hidden, base.device, dtype, out)
+def step_inputs(base: Tensor, step: int | Tensor, points: Tensor, hidden: int, dtype: torch.dtype) -> Tensor:
+    """The input embeddings of step t: (..., hidden) in `dtype`; all arguments are (...) or broadcast to it."""
+    seeds = step_seeds(base, step, points, "embed")
+    return rng.normal(seeds.reshape(-1), hidden, base.device, dtype).view(*seeds.shape, hidden)
 
 
 def first_picks(block_hash: str, public_key: str, nonces: Sequence[int], hidden: int, device: torch.device) -> Tensor:
@@ -57,8 +56,9 @@ def first_picks(block_hash: str, public_key: str, nonces: Sequence[int], hidden:
 
 
 def step_picks(base: Tensor, step: int | Tensor, points: Tensor, hidden: int) -> Tensor:
-    """Those of step t: int64 (n, DIM)."""
-    return rng.smallest_hashes(step_seeds(base, step, points, "pick"), hidden, DIM, base.device)
+    """Those of step t: int64 (..., DIM)."""
+    seeds = step_seeds(base, step, points, "pick")
+    return rng.smallest_hashes(seeds.reshape(-1), hidden, DIM, base.device).view(*seeds.shape, DIM)
 
 
 def token_ids(base: Tensor, step: int | Tensor, points: Tensor, vocabulary: int) -> Tensor:

@@ -24,7 +24,7 @@ class EngineOptions(BaseModel):
     decode_memory_gb: float | None = Field(None, ge=0)
     synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
     layer_reflections: LayerReflections = "fleet"
-    decode_graphs: DecodeGraphs = "off"
+    decode_graphs: DecodeGraphs = "auto"
     codebook: str = ""  # a file with the points of decode proofs; empty: the one that ships
     codebook_sha256: str = ""  # that it must have
     vllm_args: tuple[str, ...] = ()  # further arguments of `vllm serve`, as on its command line

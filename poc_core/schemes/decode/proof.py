@@ -15,8 +15,10 @@ from poc_core.schemes.decode.options import DecodeOptions
 
 logger = logging.getLogger(__name__)
 
-
 _ALL = slice(None)
+
+# Hashes that the picks of some positions are chosen from at a time.
+_CHUNK_KEYS = 1 << 24
 
 
 class DecodeScheme(SteppedScheme):
@@ -64,31 +66,15 @@ class DecodeBatch(SteppedBatch):
     def whole(self) -> Tensor | None:
         if self._claims is None or self._scheme.options.stepwise:
             return None
-        scheme, n, first = self._scheme, len(self._nonces), self._scheme.spec.seq_len
-        rows = torch.empty(n, first + self.n_steps, scheme.hidden_size, dtype=scheme.dtype, device=scheme.device)
-        rows[:, :first] = self.prefill()
-        for step in range(1, self.n_steps + 1):
-            rows[:, first + step - 1] = self._inputs_of(step, self._claims[:, step - 1])
-        return rows
+        return torch.cat([self.prefill(), self._inputs_of(range(1, self.n_steps + 1))], dim=1)
 
     def next_inputs(self) -> Tensor:
         step = len(self._points)
-        return self._inputs_of(step, self._before(step))[:, None]
+        return self._inputs_of(range(step, step + 1))
 
     def take(self, states: Tensor) -> None:
-        scheme, spec = self._scheme, self._scheme.spec
-        for state in states.unbind(1):
-            step = len(self._points)
-            if step == 0:
-                picks = steps.first_picks(
-                    spec.block_hash, spec.public_key, self._nonces, scheme.hidden_size, scheme.device
-                )
-            else:
-                picks = steps.step_picks(self._base, step, self._before(step), scheme.hidden_size)
-            snap = steps.snap(state, picks)
-            self._points.append(snap.points)
-            if self._claims is not None:
-                self._margins.append(steps.claimed_margins(snap.scores, self._claims[:, step]))
+        for some in states.split(max(1, _CHUNK_KEYS // (len(self._nonces) * self._scheme.hidden_size)), dim=1):
+            self._take(some)
 
     @property
     def points(self) -> Tensor:
@@ -152,13 +138,39 @@ class DecodeBatch(SteppedBatch):
             seeds = self._route_seeds[moe_layer] = found[:, None]
         return seeds
 
-    def _before(self, step: int) -> Tensor:
-        """The points that step t = `step` follows from."""
-        return self._points[step - 1] if self._claims is None else self._claims[:, step - 1]
+    def _take(self, states: Tensor) -> None:
+        """(n, k, hidden), of the next k."""
+        (n, k, hidden), first = states.shape, len(self._points)
+        picks = self._picks_of(range(first, first + k)).view(n * k, -1)
+        snap = steps.snap(states.reshape(n * k, hidden), picks)
+        self._points += snap.points.view(n, k).unbind(1)
+        if self._claims is not None:
+            margins = steps.claimed_margins(snap.scores, self._claims[:, first : first + k].reshape(-1))
+            self._margins += margins.view(n, k).unbind(1)
 
-    def _inputs_of(self, step: int, points: Tensor) -> Tensor:
+    def _picks_of(self, passes: range) -> Tensor:
+        """Of the prefill (0) and of steps: (n, passes, DIM)."""
+        scheme, spec, found = self._scheme, self._scheme.spec, []
+        if 0 in passes:
+            first = steps.first_picks(spec.block_hash, spec.public_key, self._nonces, scheme.hidden_size, scheme.device)
+            found.append(first[:, None])
+        if later := range(max(1, passes.start), passes.stop):
+            found.append(steps.step_picks(self._base[:, None], *self._which(later), scheme.hidden_size))
+        return torch.cat(found, dim=1)
+
+    def _inputs_of(self, which: range) -> Tensor:
+        """Of steps: (n, steps, hidden)."""
         scheme = self._scheme
-        return steps.step_inputs(self._base, step, points, scheme.hidden_size, scheme.dtype)
+        return steps.step_inputs(self._base[:, None], *self._which(which), scheme.hidden_size, scheme.dtype)
+
+    def _which(self, which: range) -> tuple[Tensor, Tensor]:
+        """The numbers of steps, int64 (steps,), and the points before them, (n, steps): of one step or where all are
+        claimed."""
+        if self._claims is not None:
+            before = self._claims[:, which.start - 1 : which.stop - 1]
+        else:
+            before = torch.stack(self._points[which.start - 1 : which.stop - 1], dim=1)
+        return torch.arange(which.start, which.stop, device=before.device), before
 
 
 SCHEME = DecodeScheme

@@ -79,13 +79,13 @@ def test_which_layers_are_reflected_is_a_setting(
     assert started[0][0].layer_reflections == "all"
 
 
-def test_whether_steps_run_as_graphs_is_a_setting_and_off_unless_asked_for(
+def test_whether_steps_run_as_graphs_is_a_setting_and_auto_unless_it_is_off(
     started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for setting in ("off", "auto"):
+    for setting in ("auto", "off"):
         assert CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]).exit_code == 0
         assert started[-1][0].decode_graphs == setting
-        monkeypatch.setenv("POC_DECODE_GRAPHS", "auto")
+        monkeypatch.setenv("POC_DECODE_GRAPHS", "off")
 
 
 def test_a_codebook_with_another_checksum_ends_the_command_before_an_engine_is_loaded(
