@@ -20,6 +20,9 @@ PREFIX = "/api/v1/pow"
 # A job ends within this, whatever happens; a campaign that waits longer has lost it.
 JOB_TIMEOUT_S = 180.0
 _TIMEOUT_S = 30.0  # of one request
+# Nonces that are computed again at a time, of one round.
+_PART = 512
+ROUND_NONCES, ROUND_NONCES_AGAIN = "nonces of rounds", "nonces of rounds computed again"
 _AWAY = (httpx.HTTPError,)
 
 Artifacts = list[dict[str, Any]]
@@ -42,10 +45,13 @@ class Work:
         self._seed = seed
         self._size = size
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._jobs, args=(i,), name=f"jobs-{i}") for i in range(3)]
-        self._threads.append(threading.Thread(target=self._rounds, name="rounds"))
-        if chat:
-            self._threads += [threading.Thread(target=self._chat, args=(i,), name=f"chat-{i}") for i in range(2)]
+        kinds: list[tuple[str, Callable[[int], None], int]] = [("jobs", self._jobs, 3), ("rounds", self._rounds, 1)]
+        kinds += [("chat", self._chat, 2)] if chat else []
+        self._threads = [
+            threading.Thread(target=self._ended, args=(does, number), name=f"{name}-{number}")
+            for name, does, n in kinds
+            for number in range(n)
+        ]
         self._lock = threading.Lock()
         self._stops: list[float] = []  # when a /stop was sent, and answered
         self.problems: list[str] = []
@@ -78,6 +84,12 @@ class Work:
 
     def _client(self) -> httpx.Client:
         return httpx.Client(base_url=self._base_url, timeout=_TIMEOUT_S, trust_env=False)
+
+    def _ended(self, does: Callable[[int], None], number: int) -> None:
+        try:
+            does(number)
+        except Exception as error:  # a thread that is no more finds no problems either
+            self.problem(f"the campaign's own {threading.current_thread().name} ended: {error!r}")
 
     def _jobs(self, number: int) -> None:
         rng = random.Random(f"{self._seed}-{number}")
@@ -159,7 +171,7 @@ class Work:
         if "url" in body and "validation" not in body:
             self.waits_for_callback[request_id] = nonces
 
-    def _rounds(self) -> None:
+    def _rounds(self, _number: int) -> None:
         rng = random.Random(f"{self._seed}-rounds")
         number = 0
         with self._client() as http:
@@ -219,25 +231,47 @@ class Work:
                     continue
                 self.count(f"chat {answer.status_code}")
 
-    def check_rounds(self, store: RoundStore, places_left: Callable[[RoundRecord], set[int]]) -> None:
+    def check_rounds(
+        self, store: RoundStore, places_left: Callable[[RoundRecord], set[int]], most_seconds: float
+    ) -> None:
         """Every nonce that a round's record counts came once and right, and none is missing but those that nobody had
-        computed when it was stopped: `places_left`."""
+        computed when it was stopped: `places_left`.
+
+        The values are computed again for `most_seconds`: all of them, or as many as that allows, drawn by the seed.
+        """
         by_round: dict[str, list[Payload]] = {}
         for payload in self._receiver.round_payloads():
             by_round.setdefault(payload.payload_id.rpartition("-")[0], []).append(payload)
+        rng = random.Random(f"{self._seed}-check")
+        parts: list[tuple[str, str, Artifacts]] = []  # round, block hash, some of its artifacts
         for round_id, payloads in by_round.items():
             record = store.read(round_id)
-            artifacts = [artifact for payload in unrepeated(payloads) for artifact in payload.body["artifacts"]]
+            try:
+                taken = unrepeated(payloads)
+            except AssertionError as error:
+                self.problem(f"round {round_id}: {error}")
+                continue
+            artifacts = [artifact for payload in taken for artifact in payload.body["artifacts"]]
             nonces = [artifact["nonce"] for artifact in artifacts]
-            self.count("nonces of rounds", len(nonces))
+            self.count(ROUND_NONCES, len(nonces))
             if record is None or record.n_processed != len(nonces):
                 self.problem(f"round {round_id}: {len(nonces)} nonces came, its record is {record}"[:400])
             missing, repeated = gaps_and_repeats(nonces, range(2**62))
             left = set() if record is None else places_left(record)
             if repeated or set(missing) - left:
                 self.problem(f"round {round_id}: missing {missing[:10]}, repeated {repeated[:10]}")
-            if not self._same(artifacts, self._expected(payloads[0].body["block_hash"], nonces)):
+            rng.shuffle(artifacts)
+            for start in range(0, len(artifacts), _PART):
+                parts.append((round_id, payloads[0].body["block_hash"], artifacts[start : start + _PART]))
+        rng.shuffle(parts)
+        until = time.monotonic() + most_seconds
+        for round_id, block_hash, artifacts in parts:
+            if time.monotonic() > until:
+                break
+            nonces = [artifact["nonce"] for artifact in artifacts]
+            if not self._same(artifacts, self._expected(block_hash, nonces)):
                 self.problem(f"round {round_id}: wrong artifacts")
+            self.count(ROUND_NONCES_AGAIN, len(nonces))
 
     def check_callbacks(self) -> None:
         """Every job with a url came to its receiver."""

@@ -1,0 +1,62 @@
+"""The right artifacts of a campaign, from the plain model code: an engine for each core, one thread each.
+
+Two threads that share each operation of so small a model are slower than one; so batches are what is shared out. An
+engine runs for one thread at a time, whoever asks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+
+import torch
+
+from poc_core.records import ProofSpec
+from tests.faults.work import Artifacts
+from workers.engines.base import Engine
+
+K_DIM = 12
+# Nonces of a forward: what it makes stays in a core's cache.
+_BATCH = 32
+
+
+class Reference:
+    """A context manager; `artifacts` may be called from any thread."""
+
+    def __init__(self, load: Callable[[], Engine], n_engines: int | None = None) -> None:
+        """`load`: makes one engine. `n_engines`: one for each core, unless given."""
+        self._engines = [load() for _ in range(n_engines or len(os.sched_getaffinity(0)))]
+        self._idle: SimpleQueue[Engine] = SimpleQueue()
+        for engine in self._engines:
+            self._idle.put(engine)
+        # What torch is told counts for the thread that tells it.
+        one_each = partial(torch.set_num_threads, 1)
+        self._pool = ThreadPoolExecutor(len(self._engines), "reference", initializer=one_each)
+
+    def __enter__(self) -> Reference:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for engine in self._engines:
+            engine.close()
+
+    def artifacts(self, block_hash: str, nonces: Sequence[int]) -> Artifacts:
+        """Those of the campaign's spec with this block hash, in the order of the nonces."""
+        spec = ProofSpec(
+            block_hash=block_hash, public_key="key", seq_len=64, options={"k_dim": K_DIM, "stronger_rng": False}
+        )
+        parts = [nonces[start : start + _BATCH] for start in range(0, len(nonces), _BATCH)]
+        found = self._pool.map(partial(self._compute, spec), parts)
+        return [artifact for artifacts in found for artifact in artifacts]
+
+    def _compute(self, spec: ProofSpec, nonces: Sequence[int]) -> Artifacts:
+        engine = self._idle.get()
+        try:
+            values = engine.compute(spec, nonces)
+        finally:
+            self._idle.put(engine)
+        return [{"nonce": nonce, "vector_b64": value} for nonce, value in zip(nonces, values, strict=True)]

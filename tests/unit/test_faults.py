@@ -1,0 +1,137 @@
+"""What `make faults` holds a stack's artifacts against, and how."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pydantic import JsonValue
+
+from poc_core.records import ModelInfo, ProofSpec
+from poc_core.state import RoundStore
+from tests.faults.campaign import Report
+from tests.faults.reference import Reference
+from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
+from tests.receiver import Payload, Receiver
+from workers.engines.base import EngineLostError, WholeBatchEngine
+
+
+class Engine(WholeBatchEngine):
+    """Says which nonces it computed, and whether two threads had it compute at once."""
+
+    info = ModelInfo(name="m", hidden_size=8, n_layers=1, max_seq_len=64, max_batch_tokens=2**20, dtype="float32")
+
+    def __init__(self) -> None:
+        self.busy = threading.Lock()
+        self.computed: list[int] = []
+        self.is_closed = False
+
+    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+        assert self.busy.acquire(blocking=False), "two threads in one engine"
+        time.sleep(0.001)
+        self.computed += nonces
+        self.busy.release()
+        if spec.block_hash == "bad":
+            raise EngineLostError("It is lost.")
+        return [f"{spec.block_hash} {nonce}" for nonce in nonces]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def engines() -> list[Engine]:
+    return []
+
+
+@pytest.fixture
+def reference(engines: list[Engine]) -> Iterator[Reference]:
+    def load() -> Engine:
+        engines.append(Engine())
+        return engines[-1]
+
+    with Reference(load, 3) as reference:
+        yield reference
+    assert all(engine.is_closed for engine in engines)
+
+
+def test_the_artifacts_of_many_threads_are_each_nonces_own(reference: Reference, engines: list[Engine]) -> None:
+    found: dict[str, list[dict[str, object]]] = {}
+
+    def ask(block: str) -> None:
+        found[block] = reference.artifacts(block, range(200, 0, -1))
+
+    threads = [threading.Thread(target=ask, args=(f"block-{i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for block in ("block-0", "block-1", "block-2", "block-3"):
+        assert found[block] == [{"nonce": n, "vector_b64": f"{block} {n}"} for n in range(200, 0, -1)]
+    assert Counter(n for engine in engines for n in engine.computed) == dict.fromkeys(range(1, 201), 4)
+
+
+def test_what_an_engine_cannot_is_told_and_it_goes_on(reference: Reference) -> None:
+    with pytest.raises(EngineLostError):
+        reference.artifacts("bad", range(100))
+    assert len(reference.artifacts("block", range(100))) == 100
+
+
+class Rounds:
+    """A store that knows one round, of so many nonces."""
+
+    def __init__(self, n_processed: int) -> None:
+        self._record = SimpleNamespace(n_processed=n_processed)
+
+    def read(self, round_id: str) -> Any:
+        return self._record if round_id == "r" else None
+
+
+def right(block_hash: str, nonces: Sequence[int]) -> Artifacts:
+    return [{"nonce": nonce, "vector_b64": f"{block_hash} {nonce}"} for nonce in nonces]
+
+
+def checked(artifacts: Artifacts, most_seconds: float = 60.0, n_processed: int = 2000) -> Work:
+    """What a campaign finds whose one round sent these artifacts."""
+    halves = artifacts[:900], artifacts[900:]
+    receiver = Receiver()
+    for number, half in enumerate(halves):
+        body = {"payload_id": f"r-{number}", "block_hash": "block", "artifacts": half}
+        receiver.payloads.append(Payload(0.0, "/generated", body, 200))
+    work = Work("http://nobody", receiver, right, lambda some, others: some == others, 1, chat=False, size=1)
+    work.check_rounds(cast(RoundStore, Rounds(n_processed)), lambda _record: {5}, most_seconds)
+    return work
+
+
+def test_a_round_that_is_whole_and_right_has_no_problem() -> None:
+    work = checked(right("block", [nonce for nonce in range(2001) if nonce != 5]))
+    assert work.problems == []
+    assert work.counts == {ROUND_NONCES: 2000, ROUND_NONCES_AGAIN: 2000}
+
+
+def test_one_wrong_value_of_a_round_is_found() -> None:
+    artifacts = right("block", [nonce for nonce in range(2001) if nonce != 5])
+    artifacts[1234]["vector_b64"] = "block 7"
+    assert checked(artifacts).problems == ["round r: wrong artifacts"]
+
+
+@pytest.mark.parametrize(
+    ("nonces", "problem"),
+    [
+        ([*range(700), *range(701, 2001)], "round r: missing [700], repeated []"),
+        ([*range(1999), 3], "round r: missing [], repeated [3]"),
+    ],
+)
+def test_what_is_missing_or_came_twice_is_found_without_time_for_values(nonces: list[int], problem: str) -> None:
+    work = checked(right("block", nonces), most_seconds=-1)
+    assert work.problems == [problem]
+    assert (work.counts[ROUND_NONCES], work.counts[ROUND_NONCES_AGAIN]) == (2000, 0)
+    assert "not all nonces of the rounds were computed again" in Report(1, counts=work.counts).text()
+
+
+def test_a_round_whose_record_counts_other_nonces_is_found() -> None:
+    (problem,) = checked(right("block", range(2000)), n_processed=2001).problems
+    assert problem.startswith("round r: 2000 nonces came, its record is ")
