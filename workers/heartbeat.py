@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 
 from poc_core.gpus import GpuWatch
 from poc_core.records import WorkerRecord
+from poc_core.state.hand import Hand
 from poc_core.state.registry import WorkerRegistry
 from workers.proofs import Proofs
 
@@ -17,11 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Keeps one worker registered, and tells what it serves and counts."""
+    """Keeps one worker registered, and tells what it serves, counts and has in hand."""
 
-    def __init__(self, record: WorkerRecord, registry: WorkerRegistry, interval_s: float) -> None:
+    def __init__(self, record: WorkerRecord, registry: WorkerRegistry, hand: Hand, interval_s: float) -> None:
         self._record = record
         self._registry = registry
+        self._hand = hand
         self._interval_s = interval_s
         self._proofs: Proofs | None = None
         self._gpus = GpuWatch(record.host)
@@ -74,7 +76,7 @@ class Heartbeat:
                 self._record = dataclasses.replace(self._record, state="draining")
             if self._hung.is_set():
                 self._record = dataclasses.replace(self._record, state="hung")
-            self._registry.heartbeat(self._record)
+            self._registry.heartbeat(self._record, self._hand.told())
         except RedisError as error:
             logger.warning("no heartbeat: %s", error)
 

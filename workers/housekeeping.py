@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from poc_core.records import WorkerRecord
 from poc_core.settings import Settings
 from poc_core.state.client import is_transient
+from poc_core.state.hand import Hand
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
@@ -51,11 +52,12 @@ class Housekeeper:
         queue: JobQueue,
         rounds: RoundStore,
         steps: StepQueue,
+        hand: Hand,
         settings: Settings,
     ) -> None:
         self._worker_id = record.id
         self._model = record.model
-        self._heartbeat = Heartbeat(record, registry, settings.heartbeat_s)
+        self._heartbeat = Heartbeat(record, registry, hand, settings.heartbeat_s)
         self._jobs = jobs
         self._queue = queue
         self._rounds = rounds
@@ -140,7 +142,8 @@ class Housekeeper:
             self._steps.publish(round_id)
 
     def _reap(self) -> None:
-        """Bring this model's stuck jobs on: batches of dead workers, lost messages, a finish that never came."""
+        """Bring this model's stuck jobs on: batches of dead workers and those that were forgotten, lost messages, a
+        finish that never came."""
         waiting: list[str] = []
         n_dropped = 0
         for found in self._jobs.survey.slices(self._model):
@@ -166,7 +169,7 @@ class Housekeeper:
     def _bring_back(self, job_id: str) -> None:
         lost = self._jobs.orphans(job_id)
         if lost:
-            logger.warning("job %s: %d batches of dead workers are queued again", job_id, len(lost))
+            logger.warning("job %s: %d batches that nobody computes any more are queued again", job_id, len(lost))
             self._queue.publish(job_id, lost)
 
     def _publish_again(self, job_ids: list[str]) -> None:

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.state.client import is_transient
+from poc_core.state.hand import Hand
 from poc_core.state.jobs import Claim, JobStore
 from workers.patience import until_redis_answers
 from workers.proofs import Computation, Proofs
@@ -32,11 +33,13 @@ _CHAT_WAIT_S = 1.0
 class JobRunner:
     """Runs batches of jobs, on whichever thread a task comes."""
 
-    def __init__(self, proofs: Proofs, worker_id: str, jobs: JobStore, queue: JobQueue) -> None:
+    def __init__(self, proofs: Proofs, worker_id: str, jobs: JobStore, queue: JobQueue, hand: Hand) -> None:
+        """`hand`: of this worker, as its heartbeats tell."""
         self._proofs = proofs
         self._worker_id = worker_id
         self._jobs = jobs
         self._queue = queue
+        self._hand = hand
         self._leaving = threading.Event()
 
     def leave(self) -> None:
@@ -50,9 +53,15 @@ class JobRunner:
             if self._leaving.is_set():
                 self._queue.publish(job_id, [batch_index])
             return
-        claims = self._claim(job_id, batch_index)
-        if not claims:
-            return
+        lease = self._hand.take()
+        try:
+            claims = self._claim(job_id, batch_index, lease)
+            if claims:
+                self._run(claims)
+        finally:
+            self._hand.drop(lease)
+
+    def _run(self, claims: Sequence[Claim]) -> None:
         try:
             values = self._compute(claims)
         except SpecError as error:
@@ -81,8 +90,7 @@ class JobRunner:
                 return True
         return False
 
-    def _claim(self, job_id: str, batch_index: int) -> list[Claim]:
-        lease = self._jobs.new_lease(self._worker_id)
+    def _claim(self, job_id: str, batch_index: int, lease: str) -> list[Claim]:
         claim = until_redis_answers(lambda: self._jobs.claim(job_id, batch_index, self._worker_id, lease))
         if not isinstance(claim, Claim):
             logger.debug("batch %d of job %s not run here: %s", batch_index, job_id, claim)

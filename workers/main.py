@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 import uuid
+from functools import partial
 
 from celery.signals import worker_shutting_down
 
@@ -16,6 +17,7 @@ from poc_core.queues import model_queue, worker_queue
 from poc_core.records import WorkerRecord
 from poc_core.settings import Settings, load_settings
 from poc_core.state.client import connect
+from poc_core.state.hand import Hand
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
@@ -72,14 +74,15 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
         or (socket.gethostname() if settings.chat_host == "0.0.0.0" else settings.chat_host),
         chat_secret=secrets.token_urlsafe(32),
     )
-    housekeeper = Housekeeper(record, WorkerRegistry(redis, settings), jobs, queue, rounds, steps, settings)
+    hand = Hand(partial(jobs.new_lease, worker_id))
+    housekeeper = Housekeeper(record, WorkerRegistry(redis, settings), jobs, queue, rounds, steps, hand, settings)
     housekeeper.start()
     try:
         engine = load_engine(options, settings.rpc_timeout_ms / 1000)
         try:
             gate, chat_port = _serve_chat(engine, settings, record.chat_secret)
             proofs = Proofs(engine, gate, settings.max_step_ms)
-            job_runner = JobRunner(proofs, worker_id, jobs, queue)
+            job_runner = JobRunner(proofs, worker_id, jobs, queue, hand)
             round_runner = RoundRunner(proofs, worker_id, rounds, steps.publish, settings.round_step_s)
             runtime.install(Runtime(job_runner, round_runner))
             began_to_leave: list[float] = []

@@ -205,15 +205,18 @@ class JobStore:
 
     # Workers: claim, then complete or release; whoever completes the last batch finishes.
 
-    def new_lease(self, worker_id: str) -> str:
-        """Names one claim, so that a claim that Redis did not answer may be repeated: it may have been granted."""
-        return f"{worker_id}|{int(self._clock())}|{uuid.uuid4().hex}"
+    def new_lease(self, worker_id: str, number: int | None = None) -> str:
+        """Names one claim, so that a claim that Redis did not answer may be repeated: it may have been granted.
+
+        `number`: under which the worker's heartbeats tell of it (Hand); None: they do not.
+        """
+        return f"{worker_id}|{int(self._clock())}|{uuid.uuid4().hex if number is None else f'n{number}'}"
 
     def claim(self, job_id: str, batch_index: int, worker_id: str, lease: str | None = None) -> Claim | Refusal:
         """Leases a batch to a worker; the first claim of a job sets it running.
 
-        The lease ends with the worker's heartbeat, or after visibility_timeout_s: a worker that lives may still have
-        forgotten it, when Redis was away as it wanted to complete or release.
+        The lease ends with the worker's heartbeat, with one that has it not in hand any more, or after
+        visibility_timeout_s. For a worker that lives may have forgotten it, and so may Redis that it was completed.
         """
         lease = lease or self.new_lease(worker_id)
         limits = [self._settings.job_ttl_sec, MAX_LOSSES, self._settings.generate_result_ttl_sec, self._oldest_lease()]

@@ -27,11 +27,14 @@ class WorkerRegistry:
         self._settings = settings
         self._clock = clock
 
-    def heartbeat(self, worker: WorkerRecord) -> None:
-        """Says that the worker lives and what it serves. Comes before its first claim: the dead hold no lease."""
+    def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
+        """Says that the worker lives, what it serves and which leases it has in hand (Hand.told; None: all that Redis
+        knows of). Comes before its first claim: the dead hold no lease."""
         fields = asdict(worker)
         info = fields["info"]
         mapping = {name: json.dumps(value) for name, value in fields.items()}
+        if in_hand is not None:
+            mapping["in_hand"] = json.dumps(in_hand)
         now = self._clock()
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.worker(worker.id))

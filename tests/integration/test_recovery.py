@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -47,6 +48,12 @@ class Job:
 
     def _processed(self) -> int:
         return int(self._node.status()["stats"]["total_processed"])
+
+
+def append_only_file(node: Node) -> Path:
+    """The one that the node's Redis writes to."""
+    (path,) = {file.path for file in psutil.Process(node.stack.redis_pid).open_files() if file.path.endswith(".aof")}
+    return Path(path)
 
 
 def kill(pid: int | None, number: int = signal.SIGKILL) -> float:
@@ -138,6 +145,20 @@ class TestRedis:
             kill(node.stack.redis_pid)
             wait_until(lambda: node.job(job.id), "a Redis that is back")
         job.assert_every_nonce_once()
+
+    def test_that_forgets_what_it_has_answered_costs_no_nonce(self, node: Node) -> None:
+        """As one that is killed while its disk is slow: workers hold batches again that they were done with."""
+        job = Job(node)
+        job.wait_middle()
+        written = append_only_file(node)
+        size = written.stat().st_size
+        # So much later whatever was in hand is completed, and its workers do not yet pass for dead.
+        node.wait_progress(job.id, MIDDLE + 20 * BATCH)
+        kill(node.stack.redis_pid, signal.SIGSTOP)
+        os.truncate(written, size)
+        killed = kill(node.stack.redis_pid)
+        job.assert_every_nonce_once(WITHIN_S)
+        print(f"completed {time.monotonic() - killed:.1f} s after the kill")
 
     def test_that_drops_all_connections_costs_no_nonce(self, node: Node, redis_of: Callable[[Node], Redis]) -> None:
         job = Job(node)

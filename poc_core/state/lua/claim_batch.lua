@@ -1,5 +1,4 @@
--- Leases a batch to a worker. A lease holds while its worker's key exists and it is not too old: then its worker forgot
--- it.
+-- Leases a batch to a worker, unless another lease of it holds (lease_state).
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 -- ARGV: 1 batch          its index
@@ -27,12 +26,11 @@ if redis.call('SISMEMBER', job .. ':todo', batch) == 0 then
 end
 local holder = redis.call('HGET', job .. ':leases', batch)
 if holder and holder ~= lease then -- the same lease: this call is repeated, its first answer was lost
-  local worker, since = lease_parts(holder)
-  local alive = redis.call('EXISTS', 'poc:worker:' .. worker) == 1
-  if alive and tonumber(since) >= tonumber(oldest_s) then
+  local state = lease_state(holder, oldest_s)
+  if state == 'held' then
     return {'held'}
   end
-  if not alive and count_loss(job, batch, most_losses, now, failed_ttl) then
+  if state == 'dead' and count_loss(job, batch, most_losses, now, failed_ttl) then
     return {'ended'}
   end
 end

@@ -29,9 +29,30 @@ local function touch(job, ttl)
   redis.call('EXPIRE', 'poc:queued_nonces', ttl)
 end
 
--- A lease is worker id, '|', second it was taken, '|', token of the claim.
+-- A lease is worker id, '|', second it was taken, '|', token of the claim: 'n' and its number (state/hand.py).
 local function lease_parts(lease)
   return string.match(lease, '^(.*)|(%d+)|(%w+)$')
+end
+
+-- Whether a batch is computed under this lease: 'held', 'dead' with its worker, or 'forgotten' by a worker that lives: its
+-- heartbeat knows of the lease and has it not in hand, or it is too old. Maybe the worker was done with it, and Redis was
+-- killed before that was written.
+local beats = {} -- by worker, as this script has read them
+local function lease_state(lease, oldest_s)
+  local worker, since, token = lease_parts(lease)
+  if not beats[worker] then
+    local key = 'poc:worker:' .. worker
+    local is_alive = redis.call('EXISTS', key) == 1
+    beats[worker] = {is_alive = is_alive, told = is_alive and redis.call('HGET', key, 'in_hand') or ''}
+  end
+  if not beats[worker].is_alive then
+    return 'dead'
+  end
+  local n_taken, in_hand = string.match(beats[worker].told, '^"(%d+):([%d ]*)"$')
+  local number = string.match(token, '^n(%d+)$')
+  local is_in_hand = not (n_taken and number) or tonumber(number) > tonumber(n_taken)
+    or string.find(' ' .. in_hand .. ' ', ' ' .. number .. ' ', 1, true)
+  return is_in_hand and tonumber(since) >= tonumber(oldest_s) and 'held' or 'forgotten'
 end
 
 -- Ends an active job: only its hash stays, for `ttl` seconds. What was not done no longer counts as queued.

@@ -1,5 +1,5 @@
--- Removes the leases of dead workers and those that their worker forgot. A dead worker counts as a loss: a batch that
--- kills its workers must not do so for ever.
+-- Removes the leases that do not hold (lease_state). A dead worker counts as a loss: a batch that kills its workers must
+-- not do so for ever.
 --
 -- KEYS: 1 job            its hash; its working keys are this plus a suffix
 -- ARGV: 1 most_losses    of workers or engines, with which the job fails
@@ -13,11 +13,10 @@ local freed = {}
 local leases = redis.call('HGETALL', job .. ':leases')
 for i = 1, #leases, 2 do
   local batch = leases[i]
-  local worker, since = lease_parts(leases[i + 1])
-  local alive = redis.call('EXISTS', 'poc:worker:' .. worker) == 1
-  if not alive or tonumber(since) < tonumber(oldest_s) then
+  local state = lease_state(leases[i + 1], oldest_s)
+  if state ~= 'held' then
     redis.call('HDEL', job .. ':leases', batch)
-    if not alive and count_loss(job, batch, most_losses, now, failed_ttl) then
+    if state == 'dead' and count_loss(job, batch, most_losses, now, failed_ttl) then
       return {}
     end
     freed[#freed + 1] = batch

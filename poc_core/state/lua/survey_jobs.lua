@@ -26,8 +26,7 @@ local function look(id)
   end
   local leases = redis.call('HGETALL', job .. ':leases')
   for i = 2, #leases, 2 do
-    local worker, since = lease_parts(leases[i])
-    if tonumber(since) < tonumber(oldest_s) or redis.call('EXISTS', 'poc:worker:' .. worker) == 0 then
+    if lease_state(leases[i], oldest_s) ~= 'held' then
       orphaned[#orphaned + 1] = id
       break
     end

@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -11,7 +13,8 @@ from redis import Redis
 
 from poc_core.records import JobStatus, ModelInfo, RoundState
 from poc_core.settings import Settings
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state import Claim, JobStore, RoundStore, WorkerRegistry
+from poc_core.state.hand import Hand
 from tests.samples import MODEL, new_job, round_config, worker_record
 from workers import housekeeping
 from workers.engines.base import EngineLostError
@@ -87,12 +90,21 @@ def worker() -> IdleWorker:
 
 
 @pytest.fixture
+def hand(jobs: JobStore) -> Hand:
+    return hand_of("w1", jobs)
+
+
+def hand_of(worker: str, jobs: JobStore) -> Hand:
+    return Hand(partial(jobs.new_lease, worker))
+
+
+@pytest.fixture
 def housekeeper(
-    jobs: JobStore, workers: WorkerRegistry, rounds: RoundStore, messages: Messages
+    jobs: JobStore, workers: WorkerRegistry, rounds: RoundStore, messages: Messages, hand: Hand
 ) -> Iterator[Housekeeper]:
     settings = Settings(heartbeat_s=0.01, reap_interval_s=0.01, engine_hung_s=0.3)
     queue, steps = cast(JobQueue, messages), cast(StepQueue, NoSteps())
-    keeper = Housekeeper(worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, settings)
+    keeper = Housekeeper(worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, hand, settings)
     keeper.start()
     yield keeper
     keeper.stop()
@@ -342,3 +354,73 @@ def test_a_broker_that_is_away_is_asked_again(jobs: JobStore, messages: Messages
     time.sleep(0.1)
     messages.broker_is_away = False
     wait_until(lambda: messages.published == [(job_id, 0)])
+
+
+# A Redis that was killed before it had written what it had answered.
+
+
+@contextmanager
+def forgotten_by(redis: Redis) -> Iterator[None]:
+    """What is done to jobs meanwhile was answered and never happened."""
+    kept = {key: redis.dump(key) for key in (*redis.keys("poc:job:*"), f"poc:jobs:active:{MODEL}")}
+    yield
+    redis.delete(*redis.keys("poc:job:*"), *kept)
+    for key, value in kept.items():
+        redis.restore(key, 100_000, cast(bytes, value))
+
+
+def test_a_batch_that_was_completed_before_redis_forgot_it_is_queued_again_at_once(
+    jobs: JobStore, messages: Messages, redis: Redis, reap: Callable[[], None], hand: Hand
+) -> None:
+    messages.others_wait = True
+    job_id = jobs.create(new_job([1, 2, 3]))
+    lease = hand.take()
+    assert isinstance(jobs.claim(job_id, 1, "w1", lease), Claim)
+    reap()
+    time.sleep(0.1)
+    assert messages.published == []  # it is in hand
+    with forgotten_by(redis):
+        jobs.complete(job_id, 1, ["v3"])
+        hand.drop(lease)
+    wait_until(lambda: messages.published == [(job_id, 1)])
+    assert isinstance(jobs.claim(job_id, 1, "w1", hand.take()), Claim)
+    record = jobs.read(job_id)
+    assert record is not None
+    assert (record.n_done, redis.exists(f"poc:job:{job_id}:attempts")) == (0, 0)  # nobody was lost on it
+
+
+def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
+    jobs: JobStore, messages: Messages, workers: WorkerRegistry, reap: Callable[[], None]
+) -> None:
+    messages.others_wait = True
+    other = hand_of("w2", jobs)
+    workers.heartbeat(worker_record("w2"), other.told())
+    job_id = jobs.create(new_job([1, 2, 3]))
+    forgotten, held = other.take(), other.take()
+    jobs.claim(job_id, 0, "w2", forgotten)
+    jobs.claim(job_id, 1, "w2", held)
+    reap()
+    time.sleep(0.1)
+    workers.heartbeat(worker_record("w2"), other.told())
+    time.sleep(0.1)
+    assert messages.published == []
+    other.drop(forgotten)
+    time.sleep(0.1)
+    assert messages.published == []  # it has not said so yet
+    workers.heartbeat(worker_record("w2"), other.told())
+    wait_until(lambda: messages.published == [(job_id, 0)])
+    time.sleep(0.1)
+    assert messages.published == [(job_id, 0)]
+
+
+def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(
+    jobs: JobStore, redis: Redis, reap: Callable[[], None], hand: Hand
+) -> None:
+    job_id = jobs.create(new_job([1]))
+    jobs.claim(job_id, 0, "w1", hand.take())
+    jobs.complete(job_id, 0, ["v1"])
+    with forgotten_by(redis):
+        assert jobs.finish(job_id)
+    reap()
+    wait_until(lambda: (record := jobs.read(job_id)) and record.status is JobStatus.COMPLETED)
+    assert jobs.total_processed() == 1

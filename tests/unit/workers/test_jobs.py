@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import cast
 
 import pytest
@@ -15,7 +16,8 @@ from redis.exceptions import ConnectionError
 from poc_core.errors import ProoflineError
 from poc_core.records import JobRecord, JobStatus, NewJob, ProofSpec, RoundState
 from poc_core.settings import parse_chat_policy
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state import Claim, JobStore, RoundStore, WorkerRegistry
+from poc_core.state.hand import Hand
 from tests.fake_engine import FakeEngine, value
 from tests.samples import MODEL, REQUEST, SPEC, new_job, result_body, round_config, worker_record
 from workers import jobs as jobs_module
@@ -58,8 +60,13 @@ def messages() -> Messages:
 
 
 @pytest.fixture
+def hand(jobs: JobStore) -> Hand:
+    return Hand(partial(jobs.new_lease, "w1"))
+
+
+@pytest.fixture
 def make_runner(
-    engine: FakeEngine, jobs: JobStore, workers: WorkerRegistry, messages: Messages
+    engine: FakeEngine, jobs: JobStore, workers: WorkerRegistry, messages: Messages, hand: Hand
 ) -> Iterator[MakeRunner]:
     started: list[Proofs] = []
 
@@ -68,7 +75,7 @@ def make_runner(
         if policy is not None:
             gate = ChatGate(parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation())
         started.append(Proofs(engine, gate))
-        return JobRunner(started[-1], "w1", jobs, cast(JobQueue, messages))
+        return JobRunner(started[-1], "w1", jobs, cast(JobQueue, messages), hand)
 
     workers.heartbeat(worker_record("w1"))
     yield make
@@ -551,3 +558,60 @@ def test_a_mistake_in_the_worker_gives_the_batches_back(
     runner.run_batch(job_id, 0)
     assert messages.published == [(job_id, 0), (job_id, 1)]
     assert jobs.pending(job_id) == [0, 1]
+
+
+# What the worker's heartbeats tell of leases.
+
+
+def test_a_batch_is_in_hand_before_it_is_claimed_until_it_is_done(
+    runner: JobRunner, jobs: JobStore, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    def watched(step: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> object:
+            told.append(hand.told())
+            return step(*args)
+
+        return call
+
+    monkeypatch.setattr(jobs, "claim", watched(jobs.claim))
+    monkeypatch.setattr(jobs, "complete", watched(jobs.complete))
+    job_id = jobs.create(new_job([0, 1, 2]))
+    runner.run_batch(job_id, 0)
+    assert told == ["1:1"] * 3  # two batches under one lease
+    assert hand.told() == "1:"
+    runner.run_batch(job_id, 0)  # done: it is refused
+    assert hand.told() == "2:"
+
+
+def test_a_batch_that_could_not_be_given_back_is_not_in_hand(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_args: object, **_named: object) -> bool:
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(jobs, "release", away)
+    engine.events[0] = break_down
+    job_id = jobs.create(new_job([0, 1]))
+    with pytest.raises(ConnectionError):
+        runner.run_batch(job_id, 0)
+    assert jobs.pending(job_id) == []  # as Redis believes
+    assert hand.told() == "1:"
+
+
+def test_what_redis_forgot_that_it_was_claimed_is_taken_once_all_the_same(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine, redis: Redis, workers: WorkerRegistry
+) -> None:
+    workers.heartbeat(worker_record("w2"))
+    job_id = jobs.create(new_job([0, 1, 2]))
+
+    def forget() -> None:
+        redis.delete(f"poc:job:{job_id}:leases")
+        assert isinstance(jobs.claim(job_id, 0, "w2"), Claim)  # whoever gets its message
+
+    engine.events[1] = forget
+    runner.run_batch(job_id, 0)
+    assert artifacts(jobs, job_id) == expected([0, 1, 2])
+    assert not jobs.complete(job_id, 0, ["x", "x"])
+    assert (jobs.total_processed(), jobs.queued_nonces()) == (3, 0)

@@ -18,6 +18,7 @@ from poc_core.errors import ProoflineError
 from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry, entries
+from poc_core.state.hand import Hand
 from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.fake_engine import FakeEngine
 from tests.samples import MODEL, Clock, round_config, worker_record
@@ -675,8 +676,8 @@ def housekeeper(
     messages: Messages,
 ) -> Iterator[Housekeeper]:
     settings = Settings(heartbeat_s=0.01)
-    queue, steps = cast(JobQueue, FakeJobQueue()), cast(StepQueue, messages)
-    keeper = Housekeeper(worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, settings)
+    queue, steps, hand = cast(JobQueue, FakeJobQueue()), cast(StepQueue, messages), Hand(str)
+    keeper = Housekeeper(worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, hand, settings)
     keeper.start()
     yield keeper
     keeper.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 
 import fakeredis
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from poc_core.records import JobStatus, NewJob
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Refusal, WorkerRegistry, keys
+from poc_core.state.hand import Hand
 from poc_core.state.jobs import MAX_LOSSES
 from tests.fuzz import FUZZ
 from tests.samples import MODEL, REQUEST, SPEC, Clock, result_body, worker_record
@@ -22,6 +24,7 @@ AFTER_CLAIM = st.sampled_from(["nothing", "again", "complete", "complete"])
 # The oftener something is named, the oftener it happens.
 EVENTS = [
     *["a worker starts", "a worker dies", "some time passes", "much time passes", "the round ends"] * 3,
+    *["a heart beats"] * 3,
     *["a round begins", "a job is cancelled", "a job fails", "what is queued is cancelled"],
 ]
 
@@ -30,7 +33,18 @@ EVENTS = [
 class Lease:
     worker: str
     since: int
-    name: str
+    number: int
+
+
+@dataclass
+class Worker:
+    """Its hand, and what its last heartbeat told of it."""
+
+    hand: Hand
+    taken: list[str] = field(default_factory=list)
+    held: set[int] = field(default_factory=set)
+    n_told: int = 0
+    told: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -82,7 +96,7 @@ class JobMachine(RuleBasedStateMachine):
         self.registry = WorkerRegistry(self.redis, self.settings, self.clock)
         self.jobs: dict[str, Job] = {}
         self.in_hand: list[InHand] = []
-        self.alive: list[str] = []
+        self.alive: dict[str, Worker] = {}
         self.n_workers = 0
         self.start_worker()
 
@@ -115,7 +129,11 @@ class JobMachine(RuleBasedStateMachine):
             case "a worker starts" if len(self.alive) < 3:
                 self.start_worker()
             case "a worker dies" if self.alive:
-                self.registry.remove(self.alive.pop(pick % len(self.alive)))
+                name = self.a_worker(pick)
+                del self.alive[name]
+                self.registry.remove(name)
+            case "a heart beats" if self.alive:
+                self.beat(self.a_worker(pick))
             case "some time passes":
                 self.clock.now += 100
             case "much time passes":
@@ -131,8 +149,17 @@ class JobMachine(RuleBasedStateMachine):
 
     def start_worker(self) -> None:
         self.n_workers += 1
-        self.alive.append(f"w{self.n_workers}")
-        self.registry.heartbeat(worker_record(self.alive[-1]))
+        name = f"w{self.n_workers}"
+        self.alive[name] = Worker(Hand(partial(self.store.new_lease, name)))
+        self.beat(name)
+
+    def beat(self, name: str) -> None:
+        worker = self.alive[name]
+        worker.n_told, worker.told = len(worker.taken), set(worker.held)
+        self.registry.heartbeat(worker_record(name), worker.hand.told())
+
+    def a_worker(self, pick: int) -> str:
+        return list(self.alive)[pick % len(self.alive)]
 
     def end(self, pick: int, fails: bool) -> None:
         job_id, job = self.job(pick)
@@ -154,9 +181,12 @@ class JobMachine(RuleBasedStateMachine):
     def claim(self, pick: int, index: int, worker: int, room: int, then: str) -> None:
         job_id, job = self.job(pick, active=True)
         index %= job.new.n_batches
-        name = self.alive[worker % len(self.alive)]
-        lease = self.store.new_lease(name)
-        expected = self.expected_claim(job, index, Lease(name, int(self.clock.now), lease))
+        name = self.a_worker(worker)
+        lease = self.alive[name].hand.take()
+        self.alive[name].taken.append(lease)
+        number = len(self.alive[name].taken)
+        self.alive[name].held.add(number)
+        expected = self.expected_claim(job, index, Lease(name, int(self.clock.now), number))
         found = self.store.claim(job_id, index, name, lease)
         if expected is not None:
             assert found is expected
@@ -199,6 +229,19 @@ class JobMachine(RuleBasedStateMachine):
         found = self.store.release(held.claim.job_id, index, held.worker, lost_engine)
         assert found == expected
 
+    @rule(pick=PICK, beats=st.booleans())
+    def forget(self, pick: int, beats: bool) -> None:
+        """A worker has a lease not in hand any more, and Redis does not know: it forgot, or it was away."""
+        leases = [lease for job in self.jobs.values() for lease in job.leases.values() if lease.worker in self.alive]
+        if leases:
+            lease = leases[pick % len(leases)]
+            worker = self.alive[lease.worker]
+            if lease.number in worker.held:
+                worker.held.discard(lease.number)
+                worker.hand.drop(worker.taken[lease.number - 1])
+            if beats:
+                self.beat(lease.worker)
+
     @precondition(lambda self: self.jobs)
     @rule(pick=PICK)
     def finish(self, pick: int) -> None:
@@ -216,12 +259,11 @@ class JobMachine(RuleBasedStateMachine):
         for job_id, job in self.jobs.items():
             freed = []
             for index, lease in list(job.leases.items()) if job.is_active else []:
-                is_alive = lease.worker in self.alive
-                if is_alive and not self.is_too_old(lease):
+                if self.holds(lease):
                     continue
                 del job.leases[index]
                 freed.append(index)
-                if not is_alive and job.lose(index):
+                if lease.worker not in self.alive and job.lose(index):
                     freed.clear()
                     break
             assert self.store.orphans(job_id) == sorted(freed)
@@ -233,11 +275,7 @@ class JobMachine(RuleBasedStateMachine):
         assert [job_id for one in slices for job_id in one.unfinished] == [
             i for i, job in active.items() if not job.todo
         ]
-        orphaned = [
-            job_id
-            for job_id, job in active.items()
-            if any(lease.worker not in self.alive or self.is_too_old(lease) for lease in job.leases.values())
-        ]
+        orphaned = [job_id for job_id, job in active.items() if not all(map(self.holds, job.leases.values()))]
         assert [job_id for one in slices for job_id in one.orphaned] == orphaned
         waiting = [job_id for job_id, job in active.items() if job.todo - job.leases.keys()]
         assert [job_id for one in slices for job_id in one.waiting] == waiting
@@ -267,7 +305,7 @@ class JobMachine(RuleBasedStateMachine):
         self.start_worker()
         self.clock.now += 200
         self.reap()
-        name = self.alive[-1]
+        name = list(self.alive)[-1]
         for job_id, job in self.jobs.items():
             for index in self.store.pending(job_id) if job.is_active else []:
                 claim = self.store.claim(job_id, index, name)
@@ -306,8 +344,12 @@ class JobMachine(RuleBasedStateMachine):
         index = pick % len(self.in_hand)
         return self.in_hand[index] if keeps else self.in_hand.pop(index)
 
-    def is_too_old(self, lease: Lease) -> bool:
-        return lease.since < int(self.clock.now) - self.settings.visibility_timeout_s
+    def holds(self, lease: Lease) -> bool:
+        """Its worker lives and did not tell that it has forgotten it, and it is not too old."""
+        worker = self.alive.get(lease.worker)
+        if worker is None or (lease.number <= worker.n_told and lease.number not in worker.told):
+            return False
+        return lease.since >= int(self.clock.now) - self.settings.visibility_timeout_s
 
     @property
     def a_round_generates(self) -> bool:
@@ -323,7 +365,7 @@ class JobMachine(RuleBasedStateMachine):
             return Refusal.DONE
         holder = job.leases.get(index)
         if holder is not None:
-            if holder.worker in self.alive and not self.is_too_old(holder):
+            if self.holds(holder):
                 return Refusal.HELD
             if holder.worker not in self.alive and job.lose(index):
                 return Refusal.ENDED

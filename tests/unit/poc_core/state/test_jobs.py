@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from poc_core.records import JobStatus, NewJob, RoundState
 from poc_core.schemes import contract_of
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Refusal, RoundStore, WorkerRegistry
+from poc_core.state.hand import Hand
 from poc_core.state.jobs import MAX_LOSSES
-from tests.samples import MODEL, REQUEST, SPEC, Clock, new_job, result_body, round_config
+from tests.samples import MODEL, REQUEST, SPEC, Clock, new_job, result_body, round_config, worker_record
 
 Serve = Callable[..., Any]
 
@@ -568,6 +570,42 @@ def test_orphans_are_the_batches_of_dead_workers(jobs: JobStore, serve: Serve, w
     assert jobs.orphans(job_id) == [0]
     assert jobs.orphans(job_id) == []
     assert jobs.pending(job_id) == [0, 1]
+
+
+def test_a_lease_that_its_workers_heartbeat_has_not_in_hand_is_free_and_counts_no_loss(
+    jobs: JobStore, workers: WorkerRegistry, redis: Redis
+) -> None:
+    hand = Hand(partial(jobs.new_lease, "w1"))
+    workers.heartbeat(worker_record("w1"), hand.told())
+    leases = [hand.take() for _ in range(12)]
+    job_id = jobs.create(new_job(list(range(24))))
+    for index, lease in enumerate(leases):
+        jobs.claim(job_id, index, "w1", lease)
+    assert jobs.orphans(job_id) == []  # its heartbeat was before all of them
+    for number in (1, 3, 11):
+        hand.drop(leases[number - 1])
+    assert jobs.claim(job_id, 0, "w2") is Refusal.HELD
+    workers.heartbeat(worker_record("w1"), hand.told())
+    later = hand.take()
+    assert isinstance(jobs.claim(job_id, 0, "w1", later), Claim)
+    assert [one.orphaned for one in jobs.survey.slices(MODEL)] == [[job_id]]
+    assert jobs.orphans(job_id) == [2, 10]
+    assert [one.orphaned for one in jobs.survey.slices(MODEL)] == [[]]
+    assert jobs.pending(job_id) == [2, 10]
+    assert not redis.exists(f"poc:job:{job_id}:attempts")
+
+
+def test_leases_of_a_worker_that_tells_of_none_are_held_until_they_are_too_old(
+    jobs: JobStore, serve: Serve, clock: Clock, settings: Settings
+) -> None:
+    serve("w1")
+    hand = Hand(partial(jobs.new_lease, "w1"))
+    job_id = jobs.create(new_job([1]))
+    jobs.claim(job_id, 0, "w1", hand.take())
+    assert jobs.orphans(job_id) == []
+    clock.now += settings.visibility_timeout_s + 1
+    serve("w1")
+    assert jobs.orphans(job_id) == [0]
 
 
 def test_a_batch_that_kills_its_workers_fails_its_job(jobs: JobStore, serve: Serve, workers: WorkerRegistry) -> None:
