@@ -3,8 +3,9 @@
     python -m bench.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b       # on a GPU host
     python -m bench.fused_distance --model tiny-qwen3 --nonces 64                      # anywhere; a CPU has no kernels
 
-The same weights in two engines, one after the other: POC_FUSED=off and auto. Dummy weights depend on nothing but their
-sizes.
+The same weights in two engines, one after the other: POC_FUSED=off and auto. For --dimensions they are drawn as
+transformers begins a training: vLLM's dummy ones are so small that layers hardly change what goes through them, and
+artifacts of any two batch sizes are the same.
 """
 
 import json
@@ -34,7 +35,7 @@ SWITCH = "POC_FUSED"
 
 def main(
     dimensions: Annotated[
-        list[str] | None, typer.Option(help=f"With dummy weights, may be repeated: {', '.join(dummies.DIMENSIONS)}.")
+        list[str] | None, typer.Option(help=f"With random weights, may be repeated: {', '.join(dummies.DIMENSIONS)}.")
     ] = None,
     model: Annotated[list[str] | None, typer.Option(help="One that is there, may be repeated.")] = None,
     nonces: Annotated[int, typer.Option(min=1)] = 512,
@@ -53,9 +54,11 @@ def main(
         passed = []
         for name in (*(dimensions or ()), *(model or ())):
             with ExitStack() as exits:
-                dummy = name in (dimensions or ())
-                directory = exits.enter_context(dummies.model_directory(name)) if dummy else name
-                args = (*(dummies.ENGINE_ARGS if dummy else ()), *(engine_arg or ()))
+                directory = name
+                if name in (dimensions or ()):
+                    directory = exits.enter_context(dummies.model_directory(name))
+                    draw_weights(directory)
+                args = tuple(engine_arg or ())
                 options = with_chosen_model(EngineOptions(model=directory, dtype=dtype, vllm_args=args))
                 exits.enter_context(stdout_kept_clean())
                 plain, small = artifacts(options, "off", nonces, seq_len, (BATCH, SMALL_BATCH))
@@ -74,6 +77,20 @@ def main(
         return all(passed)
 
     exit_with(run)
+
+
+def draw_weights(directory: str) -> None:
+    """Puts random weights in bfloat16 beside a configuration."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=torch.bfloat16)
+    model.save_pretrained(directory)
+    del model
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the engines' processes need it
 
 
 def artifacts(
