@@ -1,5 +1,6 @@
 """The real stack: redis-server, API and workers as processes of their own."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ import redis
 
 from cli.machine import cpu_memory
 from tests.deployments import Deployment
+from tests.forked_engines import forked
 from tests.integration.node import Node, run_node
 from tests.round_client import FAST
 from workers.engines.base import Engine
@@ -28,7 +30,16 @@ def no_settings_from_outside() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+def forked_engines() -> Iterator[None]:
+    """vLLM is imported once for all engines in this process; not where it would take CUDA along."""
+    import torch
+
+    with contextlib.nullcontext() if torch.cuda.is_available() else forked():
+        yield
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(request: pytest.FixtureRequest, forked_engines: None) -> Iterator[Engine]:
     """A real engine in this process, of the Deployment that tests are parametrized with: one for all that name it."""
     import torch
 

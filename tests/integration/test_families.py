@@ -14,7 +14,7 @@ from workers.engines.base import Engine
 from workers.engines.kinds import Dtype
 from workers.engines.options import EngineOptions
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("families"), needs_vllm]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
 
 # States beside attention, which CPUs compute in bfloat16 only; and MLA, each with experts.
 QUICK: dict[str, Dtype] = {"qwen3-next": "bfloat16", "deepseek-v3": "float32"}
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["qwen3-next", pytest.param("deepseek-v3", marks=pytest.mark.slow)])
-def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, folder: Path, forked_engines: None) -> Iterator[Engine]:
     family: str = request.param
     arguments = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16")
     engine = load_engine(options(family, make(family, folder), vllm_args=arguments), 120)

@@ -9,7 +9,7 @@ from tests.marks import needs_vllm
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.xdist_group("families"),  # whose process has loaded vLLM
+    pytest.mark.xdist_group("engines"),  # whose process has loaded vLLM
     needs_vllm,
 ]
 

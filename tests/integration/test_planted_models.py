@@ -12,7 +12,7 @@ from tests.families import checks
 from tests.marks import needs_vllm
 from workers.engines.base import Engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("families"), needs_vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
 
 Plant = Callable[[str], None]
 

@@ -41,7 +41,6 @@ ROUND_S = 8.0
 KILLED_AFTER_S = 3.0
 BACK_WITHIN_S = 60.0  # leases and batches of a lost worker
 JOB_S = 240.0
-N = 1000
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +52,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoWorkers]:
 class Job:
     """A job that takes both workers a while."""
 
-    def __init__(self, client: TwoWorkers) -> None:
-        self._client = client
-        body = round_body(None, nonces=list(range(N)), batch_size=8, params={"seq_len": 128})
+    def __init__(self, client: TwoWorkers, n: int = 1000) -> None:
+        self._client, self.n = client, n
+        body = round_body(None, nonces=list(range(n)), batch_size=8, params={"seq_len": 128})
         answer = client.http.post("/api/v1/pow/generate", json=body)
         assert answer.status_code == 200, answer.text
         self._path = f"/api/v1/pow/generate/{answer.json()['request_id']}"
@@ -73,7 +72,7 @@ class Job:
         self._client.wait(lambda: self.state()["status"] not in ("queued", "running"), JOB_S, "the job's end")
         state = self.state()
         assert state["status"] == "completed", state
-        assert [artifact["nonce"] for artifact in state["artifacts"]] == list(range(N))
+        assert [artifact["nonce"] for artifact in state["artifacts"]] == list(range(self.n))
 
 
 def chat(client: TwoWorkers) -> httpx.Response:
@@ -101,6 +100,26 @@ def active(client: TwoWorkers) -> list[int]:
 def counted(client: TwoWorkers, name: str) -> list[int]:
     """What each worker said with its last heartbeat."""
     return [worker["stats"][name] for worker in client.workers()]
+
+
+def cut_off(client: TwoWorkers) -> list[str]:
+    """What the logs say of chat that did not come to its end."""
+    return [line for line in client.lines() if re.search("died in the middle|did not answer|are cut off", line)]
+
+
+def assert_as_of_a_job(client: TwoWorkers, receiver: Receiver) -> None:
+    """A round that was stopped: every nonce has arrived, with the vector that a job has for it."""
+    client.wait_delivered()
+    assert_complete(client, receiver)
+    sent = {artifact["nonce"]: artifact for p in receiver.round_payloads() for artifact in p.body["artifacts"]}
+    nonces = list(sent)[:: max(1, len(sent) // 16)]
+    job = client.http.post("/api/v1/pow/generate", json=round_body(None, nonces=nonces, wait=True), timeout=120)
+    assert job.status_code == 200, job.text
+    of_job, of_round = (
+        np.stack([decode_vector(artifact["vector_b64"], 12) for artifact in artifacts])
+        for artifacts in (job.json()["artifacts"], [sent[nonce] for nonce in nonces])
+    )
+    assert np.linalg.norm(of_job - of_round, axis=1).max() <= 0.003
 
 
 def kill_with_its_guard(client: TwoWorkers, pid: int) -> list[psutil.Process]:
@@ -132,6 +151,16 @@ def test_exclusive_refuses_chat_during_a_round_and_serves_it_right_after(client:
     client.wait(lambda: sum(counted(client, "chat_refused")) >= 2, 60, "the refusals in the status")
 
 
+def test_a_round_of_two_engines_arrives_whole_and_with_a_jobs_values(client: TwoWorkers) -> None:
+    with Receiver() as receiver:
+        client.start(receiver)
+        client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
+        client.wait(lambda: client.processed() >= 32, 60, "a few nonces")
+        client.stop()
+        assert_as_of_a_job(client, receiver)
+
+
+@pytest.mark.slow
 def test_a_worker_that_is_killed_in_a_round_changes_nothing_and_leaves_nothing_behind(client: TwoWorkers) -> None:
     with Receiver() as receiver:
         client.start(receiver)
@@ -146,17 +175,7 @@ def test_a_worker_that_is_killed_in_a_round_changes_nothing_and_leaves_nothing_b
         client.wait(lambda: set(range(reached)) <= set(receiver.nonces()), BACK_WITHIN_S, "what it had leased")
         time.sleep(ROUND_S - KILLED_AFTER_S)
         client.stop()
-        client.wait_delivered()
-        assert_complete(client, receiver)
-        sent = {artifact["nonce"]: artifact for p in receiver.round_payloads() for artifact in p.body["artifacts"]}
-    nonces = list(sent)[:: len(sent) // 16]
-    job = client.http.post("/api/v1/pow/generate", json=round_body(None, nonces=nonces, wait=True), timeout=120)
-    assert job.status_code == 200, job.text
-    of_job, of_round = (
-        np.stack([decode_vector(artifact["vector_b64"], 12) for artifact in artifacts])
-        for artifacts in (job.json()["artifacts"], [sent[nonce] for nonce in nonces])
-    )
-    assert np.linalg.norm(of_job - of_round, axis=1).max() <= 0.003
+        assert_as_of_a_job(client, receiver)
 
 
 def test_a_lost_engine_is_replaced_and_what_it_had_in_hand_is_done_elsewhere(client: TwoWorkers) -> None:
@@ -178,11 +197,9 @@ def test_a_lost_engine_is_replaced_and_what_it_had_in_hand_is_done_elsewhere(cli
     assert any(f"ended (exit code {ENGINE_LOST_STATUS}); restarting it in 1 s" in line for line in client.lines())
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_to_end_finishes_its_chat_first(client: TwoWorkers) -> None:
-    def cut_off() -> list[str]:
-        return [line for line in client.lines() if re.search("died in the middle|did not answer|are cut off", line)]
-
-    before = cut_off()
+    before = cut_off(client)
     with under_way_on_the_first(client, "Hello", 1000) as (first, answer):
         os.kill(first["pid"], signal.SIGTERM)
         client.wait(lambda: client.states()[:1] == ["draining"], 60, "the worker to say that it is to end")
@@ -190,7 +207,7 @@ def test_a_worker_that_is_to_end_finishes_its_chat_first(client: TwoWorkers) -> 
         assert chat(client).status_code == 200
         assert answer.result(60).json()["usage"]["completion_tokens"] == 1000
     client.wait(lambda: not is_running(first["pid"]), 60, "the worker's end")
-    assert cut_off() == before
+    assert cut_off(client) == before
 
 
 @pytest.mark.slow
@@ -219,20 +236,25 @@ def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_e
 
 
 @pytest.mark.ends_its_stack
-def test_sigterm_drains_and_the_job_completes_after_a_new_start(client: TwoWorkers) -> None:
+def test_sigterm_lets_chat_end_and_drains_and_the_job_completes_after_a_new_start(client: TwoWorkers) -> None:
     # One that was killed is registered as ready for some seconds more, less than another takes to start.
     client.wait(lambda: len(client.cores()) == 2, 120, "both engines")
     client.wait_ready()
-    job = Job(client)
+    job, before = Job(client, n=3000), cut_off(client)  # more than both compute while chat begins
     job.wait_middle()
     below = descendants(client.supervisor.pid)
     assert len(client.cores()) == 2
-    client.supervisor.terminate()
+    with under_way_on_the_first(client, "Hello", 800) as (_, answer):
+        client.supervisor.terminate()
+        client.wait(lambda: "draining" in client.states(), 60, "a worker to say that it is to end")
+        assert not answer.done()
+        assert answer.result(60).json()["usage"]["completion_tokens"] == 800
+    assert cut_off(client) == before
     assert client.supervisor.wait(WORKER_GRACE_S + GUARD_MARGIN_S) == 0
     assert_all_gone(below, 0.1)
     state = job.state()
     assert state["status"] == "running"
-    assert 0 < state["n_done"] < N
+    assert 0 < state["n_done"] < job.n
     assert state["n_done"] % 8 == 0, "a batch in hand was broken off"
     # The rest needs no real engine here, and another would take a minute to load.
     client.run("--engine", "synthetic", "--synthetic-step-ms", "5")

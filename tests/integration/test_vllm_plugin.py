@@ -11,7 +11,7 @@ from workers.vllm import lifeline
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.xdist_group("families"),  # whose process has loaded vLLM
+    pytest.mark.xdist_group("engines"),  # whose process has loaded vLLM
     needs_vllm,
 ]
 

@@ -11,7 +11,7 @@ from poc_core.records import ProofSpec
 from tests.marks import needs_vllm
 from workers.vllm.ready_schemes import ReadySchemes
 
-pytestmark = pytest.mark.xdist_group("families")  # whose process has loaded vLLM
+pytestmark = pytest.mark.xdist_group("engines")  # whose process has loaded vLLM
 
 
 class SharedExperts(torch.nn.Module):

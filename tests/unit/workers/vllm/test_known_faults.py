@@ -7,7 +7,7 @@ import pytest
 
 from tests.marks import needs_vllm
 
-pytestmark = needs_vllm
+pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
 
 SPARSE = {"index_topk": 2048, "kv_lora_rank": 512}
 REFUSED = (
