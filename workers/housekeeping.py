@@ -163,8 +163,13 @@ class Housekeeper:
             self._jobs.recount()
         # Jobs wait for a round's end. Else an empty queue beside waiting batches: their messages were lost, or are in
         # some worker's hands this very moment and then come twice, which does no harm.
-        if waiting and self._rounds.generating(self._model) is None and self._queue.is_empty():
-            self._publish_again(waiting)
+        if not waiting or self._rounds.generating(self._model) is not None:
+            self._jobs.survey.note_drained(self._model)
+        elif self._queue.is_empty():
+            self._jobs.survey.note_drained(self._model)
+            self._publish_again(waiting, _MOST_REPUBLISHED_IN_ALL)
+        elif self._jobs.survey.is_overdue(self._model):
+            self._publish_again(waiting, _MOST_REPUBLISHED)
 
     def _bring_back(self, job_id: str) -> None:
         lost = self._jobs.orphans(job_id)
@@ -172,17 +177,18 @@ class Housekeeper:
             logger.warning("job %s: %d batches that nobody computes any more are queued again", job_id, len(lost))
             self._queue.publish(job_id, lost)
 
-    def _publish_again(self, job_ids: list[str]) -> None:
+    def _publish_again(self, job_ids: list[str], most: int) -> None:
+        """The oldest jobs' first."""
         n_published = 0
 
         def publish(job_id: str) -> None:
             nonlocal n_published
-            batches = self._jobs.pending(job_id, min(_MOST_REPUBLISHED, _MOST_REPUBLISHED_IN_ALL - n_published))
+            batches = self._jobs.pending(job_id, min(_MOST_REPUBLISHED, most - n_published))
             self._queue.publish(job_id, batches)
             n_published += len(batches)
 
         for job_id in job_ids:
-            if n_published >= _MOST_REPUBLISHED_IN_ALL:
+            if n_published >= most:
                 return
             self._guarded(job_id, publish)
 

@@ -66,6 +66,19 @@ class JobSurvey:
                 return
             first += n_kept
 
+    def note_drained(self, model: str) -> None:
+        """No batch of the model waits behind messages of others."""
+        self._redis.set(keys.drained(model), self._clock(), ex=self._settings.job_ttl_sec)
+
+    def is_overdue(self, model: str) -> bool:
+        """Whether some have waited so at every look for visibility_timeout_s: a message may have been lost meanwhile,
+        and an empty queue that would show it may never come. Once in that time."""
+        since = self._redis.get(keys.drained(model))
+        if since is not None and self._clock() - float(since) <= self._settings.visibility_timeout_s:
+            return False
+        self.note_drained(model)
+        return since is not None
+
     def newest(self, most: int, most_old: int) -> list[str]:
         """The ids of the jobs created last, the newest first, whether they have ended or not (of 100 at most); then, of
         those that have not ended, the oldest of each model."""

@@ -66,6 +66,11 @@ def reaper(model: str) -> str:
     return f"poc:jobs:reaper:{model}"
 
 
+def drained(model: str) -> str:
+    """When the model's batches last did not wait behind others' messages, or were queued again although they did."""
+    return f"poc:jobs:drained:{model}"
+
+
 def stats_second(second: int) -> str:
     """The counter of nonces done in that second since the epoch."""
     return f"poc:stats:{second}"

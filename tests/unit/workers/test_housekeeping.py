@@ -15,7 +15,7 @@ from poc_core.records import JobStatus, ModelInfo, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
-from tests.samples import MODEL, new_job, round_config, worker_record
+from tests.samples import MODEL, Clock, new_job, round_config, worker_record
 from workers import housekeeping
 from workers.engines.base import EngineLostError
 from workers.engines.pulse import Pulse
@@ -153,6 +153,36 @@ def test_nothing_is_queued_again_while_messages_wait(
     messages.others_wait = True
     jobs.create(new_job([1, 2, 3]))
     reap()
+    time.sleep(0.1)
+    assert messages.published == []
+
+
+def test_a_message_that_was_lost_under_a_load_that_never_ends_is_missed_in_the_end(
+    jobs: JobStore, messages: Messages, reap: Callable[[], None], redis: Redis, clock: Clock, settings: Settings
+) -> None:
+    messages.others_wait = True
+    job_id = jobs.create(new_job([1, 2, 3]))
+    reap()
+    wait_until(lambda: redis.exists(f"poc:jobs:drained:{MODEL}"))
+    for n_times in range(1, 3):
+        clock.now += settings.visibility_timeout_s
+        time.sleep(0.1)
+        assert messages.published == [(job_id, 0), (job_id, 1)] * (n_times - 1)
+        clock.now += 1
+        wait_until(lambda: messages.published == [(job_id, 0), (job_id, 1)] * n_times)  # noqa: B023
+        time.sleep(0.1)
+        assert messages.published == [(job_id, 0), (job_id, 1)] * n_times
+
+
+def test_a_load_counts_from_when_batches_wait_behind_others(
+    jobs: JobStore, messages: Messages, reap: Callable[[], None], redis: Redis, clock: Clock, settings: Settings
+) -> None:
+    reap()
+    wait_until(lambda: redis.exists(f"poc:jobs:drained:{MODEL}"))
+    clock.now += 10 * settings.visibility_timeout_s  # with nothing to do
+    wait_until(lambda: redis.get(f"poc:jobs:drained:{MODEL}") == str(clock.now).encode())
+    messages.others_wait = True
+    jobs.create(new_job([1, 2, 3]))
     time.sleep(0.1)
     assert messages.published == []
 
