@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from poc_core.records import JobStatus, ModelInfo, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
+from tests.forgetful import forgetting
 from tests.samples import MODEL, Clock, new_job, round_config, worker_record
 from workers import housekeeping
 from workers.engines.base import EngineLostError
@@ -389,16 +389,6 @@ def test_a_broker_that_is_away_is_asked_again(jobs: JobStore, messages: Messages
 # A Redis that was killed before it had written what it had answered.
 
 
-@contextmanager
-def forgotten_by(redis: Redis) -> Iterator[None]:
-    """What is done to jobs meanwhile was answered and never happened."""
-    kept = {key: redis.dump(key) for key in (*redis.keys("poc:job:*"), f"poc:jobs:active:{MODEL}")}
-    yield
-    redis.delete(*redis.keys("poc:job:*"), *kept)
-    for key, value in kept.items():
-        redis.restore(key, 100_000, cast(bytes, value))
-
-
 def test_a_batch_that_was_completed_before_redis_forgot_it_is_queued_again_at_once(
     jobs: JobStore, messages: Messages, redis: Redis, reap: Callable[[], None], hand: Hand
 ) -> None:
@@ -409,7 +399,7 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_queued_again_at_on
     reap()
     time.sleep(0.1)
     assert messages.published == []  # it is in hand
-    with forgotten_by(redis):
+    with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         jobs.complete(job_id, 1, ["v3"])
         hand.drop(lease)
     wait_until(lambda: messages.published == [(job_id, 1)])
@@ -449,7 +439,7 @@ def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(
     job_id = jobs.create(new_job([1]))
     jobs.claim(job_id, 0, "w1", hand.take())
     jobs.complete(job_id, 0, ["v1"])
-    with forgotten_by(redis):
+    with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         assert jobs.finish(job_id)
     reap()
     wait_until(lambda: (record := jobs.read(job_id)) and record.status is JobStatus.COMPLETED)

@@ -13,6 +13,7 @@ from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Outbox, RoundStore, WorkerRegistry, entries
 from poc_core.state.rounds import Lease, LeaseRefusal
+from tests.forgetful import forgetting
 from tests.samples import DISTANCE_SPEC, Clock, due_now, round_config
 
 Serve = Callable[..., Any]
@@ -261,6 +262,20 @@ def test_a_worker_keeps_all_the_leases_it_computes_and_no_other_of_its_own(round
     forgotten = held.pop(1)
     assert take(rounds, record, in_hand=held) == forgotten
     assert take(rounds, record, in_hand=[*held, forgotten]).first == 16
+
+
+def test_what_redis_forgot_of_a_round_is_computed_again_and_counted_once(rounds: RoundStore, redis: Redis) -> None:
+    record = start(rounds)
+    first = take(rounds, record)
+    with forgetting(redis, "poc:round:*", "poc:outbox:*"):
+        second = take(rounds, record, in_hand=[first])
+        assert complete(rounds, first)
+    assert not complete(rounds, second)  # as if it had never been leased
+    assert take(rounds, record) == first
+    assert take(rounds, record, "w2") == second
+    assert [complete(rounds, first), complete(rounds, second, "w2"), complete(rounds, second)] == [True, True, False]
+    assert read(rounds, record.round_id).n_processed == 8
+    assert in_outbox(redis, record) == nonces_of([first, second])
 
 
 def test_a_lease_is_not_taken_for_one_in_hand_whose_place_ends_alike(rounds: RoundStore) -> None:
