@@ -112,6 +112,7 @@ class TestCompute:
         assert document["encoding"] == {"dtype": "f16", "k_dim": golden_case["k_dim"], "endian": "le"}
         assert_golden(document, golden_case)
 
+    @pytest.mark.slow
     def test_prints_the_references_distances(self) -> None:
         case = golden.cases(MODEL, "distance")[0]
         done = proofline(

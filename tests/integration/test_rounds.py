@@ -88,21 +88,34 @@ class TestUndisturbed:
         finish(client, after_11_s)
 
 
-def test_groups_of_a_node_are_disjoint_and_leave_no_gap_between_them(client: StackClient) -> None:
+NODES = [({"node_id": node_id, "node_count": 3}, range(node_id, 2**62, 3)) for node_id in range(3)]
+GROUPS = [
+    ({"node_id": 1, "node_count": 3, "group_id": group_id, "n_groups": 2}, range(1 + 3 * group_id, 2**62, 6))
+    for group_id in range(2)
+]
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"), [(NODES, range(2**62)), (GROUPS, range(1, 2**62, 3))], ids=["nodes", "groups of a node"]
+)
+def test_parts_are_disjoint_and_leave_no_gap_between_them(
+    client: StackClient, parts: list[tuple[dict[str, int], range]], whole: range
+) -> None:
     union: list[int] = []
     lasts = []
-    for group_id in range(2):
+    for part, expected in parts:
         with Receiver() as receiver:
-            client.start(receiver, node_id=1, node_count=3, group_id=group_id, n_groups=2)
+            client.start(receiver, **part)
             client.wait_progress(500)
             client.stop()
             client.wait_delivered()
-        missing, wrong = gaps_and_repeats(receiver.nonces(), range(1 + 3 * group_id, 2**62, 6))
+        missing, wrong = gaps_and_repeats(receiver.nonces(), expected)
         in_hand = given_back(client)
         assert (sorted(set(missing) - in_hand), wrong) == ([], [])
         union += [*receiver.nonces(), *in_hand]
         lasts.append(max(receiver.nonces()))
-    assert sorted(nonce for nonce in union if nonce <= min(lasts)) == list(range(1, min(lasts) + 1, 3))
+    reached = [nonce for nonce in union if nonce <= min(lasts)]
+    assert sorted(reached) == list(whole[: len(reached)])
 
 
 class TestStop:

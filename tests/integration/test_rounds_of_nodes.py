@@ -8,7 +8,7 @@ import pytest
 from tests.receiver import Receiver
 from tests.round_client import assert_complete, running_stack
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def test_nodes_are_disjoint_and_leave_no_gap_between_them() -> None:

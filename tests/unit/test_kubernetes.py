@@ -19,6 +19,8 @@ from poc_core.settings import Settings
 from tests import compose_file
 from tests.documents import ROOT, blocks
 
+pytestmark = pytest.mark.xdist_group("kubernetes")  # one process reads the schemas
+
 OBJECTS: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "docker" / "k8s" / "proofline.yaml").read_text()))
 RUN = {found["metadata"]["name"]: found for found in OBJECTS if found["kind"] in ("Deployment", "StatefulSet")}
 COMMANDS: Any = typer.main.get_command(app)

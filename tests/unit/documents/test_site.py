@@ -14,6 +14,8 @@ from markdown import Markdown
 from scripts.build_docs import ROOT
 from tests.documents import DOCUMENTS, name
 
+pytestmark = pytest.mark.xdist_group("site")  # one process builds it
+
 CONFIG = ROOT / "zensical.toml"
 # What a browser fetches by itself to show a page; an <a> is followed by people.
 FETCHED = {
