@@ -16,7 +16,6 @@ from multiprocessing import context, forkserver
 from typing import Any
 
 import pytest
-import setproctitle
 
 from workers.vllm import lifeline
 
@@ -34,6 +33,8 @@ class ForkedProcess(context.ForkServerProcess):
         super().start()
 
     def run(self) -> None:
+        import setproctitle  # it comes with vLLM
+
         gc.freeze()  # what was imported stays to the end
         setproctitle.getproctitle()  # it finds its place by the environment that the server was started with
         os.environ.clear()

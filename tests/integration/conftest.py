@@ -1,6 +1,5 @@
 """The real stack: redis-server, API and workers as processes of their own."""
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from tests.integration.node import Node, run_node
 from tests.round_client import FAST
 from workers.engines.base import Engine
 from workers.vllm import cpu_threads
+from workers.vllm.launch import garbage_may_wait
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,7 +34,13 @@ def forked_engines() -> Iterator[None]:
     """vLLM is imported once for all engines in this process; not where it would take CUDA along."""
     import torch
 
-    with contextlib.nullcontext() if torch.cuda.is_available() else forked():
+    if torch.cuda.is_available():
+        yield
+        return
+    with forked(), pytest.MonkeyPatch.context() as patch:
+        with garbage_may_wait():
+            # Where it meets a model's class for the first time, it would import all of itself once more to look at it.
+            patch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda look: look())
         yield
 
 
