@@ -213,3 +213,16 @@ def test_a_service_starts_with_the_profile_alone_and_cannot_reach_redis(name: st
     assert service["networks"] == ["outside"]
     assert [port.split(":")[0] for port in service["ports"]] == ["127.0.0.1"]
     assert all(path.exists() for path in mounts(name).values())
+
+
+def test_grafana_lets_nobody_in_without_its_password() -> None:
+    environment = compose_file.services()["grafana"]["environment"]
+    assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/proofline/grafana_password"
+    opens = ("GF_AUTH_", "GF_USERS_", "GF_SECURITY_ALLOW_", "GF_SECURITY_ADMIN_PASSWORD", "GF_SNAPSHOTS_")
+    assert [name for name in environment if name.startswith(opens)] == ["GF_SECURITY_ADMIN_PASSWORD__FILE"]
+
+
+def test_prometheus_can_be_changed_by_nobody_and_read_by_no_page_of_a_stranger() -> None:
+    command = compose_file.services()["prometheus"]["command"]
+    web = [argument for argument in command if argument.startswith("--web.")]
+    assert web == ["--web.cors.origin=none"]  # neither its administration nor its end, nor metrics that others write
