@@ -108,7 +108,7 @@ class Services:
         self.redis.close()
 
 
-def _of_app(request: Request) -> Services:
+async def _of_app(request: Request) -> Services:  # async: FastAPI runs what is not in a thread
     services: Services = request.app.state.services
     return services
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from anyio import to_thread
 from fastapi.testclient import TestClient
 from redis import Redis
 
@@ -384,3 +385,17 @@ def test_status_shows_throughput_queue_and_workers(client: TestClient, jobs: Job
     (worker,) = answer["workers"]
     assert (worker["id"], worker["model"], worker["state"]) == ("w1", MODEL, "ready")
     assert worker["info"]["max_batch_tokens"] == 8192
+
+
+@pytest.mark.parametrize("what", ["the job", "the status"])
+def test_a_poll_uses_a_thread_once(client: TestClient, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    path = f"{GENERATE}/{submit(client)}" if what == "the job" else "/api/v1/pow/status"
+    run_sync, calls = to_thread.run_sync, []
+
+    async def counted(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        calls.append(call)
+        return await run_sync(call, *args, **options)
+
+    monkeypatch.setattr(to_thread, "run_sync", counted)
+    assert client.get(path).status_code == 200
+    assert len(calls) == 1  # which reads Redis
