@@ -12,7 +12,13 @@ from tests.families import checks
 from tests.marks import needs_vllm
 from workers.engines.base import Engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.usefixtures("forked_engines"),
+    pytest.mark.xdist_group("engines"),
+    needs_vllm,
+]
 
 Plant = Callable[[str], None]
 
