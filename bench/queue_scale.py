@@ -25,6 +25,7 @@ from workers.engines.options import EngineOptions
 READY_TIMEOUT_S = 300.0
 MODEL = "tiny-qwen3"  # its name only: the engine loads none
 STEP_MS = 50.0
+SEQ_LEN = 8
 TARGET = 0.95
 WARM_UP_S = 1.0  # of work for all workers
 
@@ -87,7 +88,9 @@ def measure_workers(
     n_batches = round(n * seconds * 1000 / STEP_MS)
     # Long jobs on many workers have more nonces than one request may, which is not what is measured here.
     env = {"POC_MAX_QUEUED_NONCES": str(max(100_000, n_batches * batch_size))}
-    options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=STEP_MS)
+    # One batch a micro-batch: a worker would take several together, and 50 ms would be those of all of them.
+    tokens = SEQ_LEN * batch_size
+    options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=STEP_MS, max_batch_tokens=tokens)
     with Stack(options, workers=n, max_fast_crashes=0, env=env) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         with httpx.Client(base_url=stack.base_url, timeout=TIMEOUT_S, trust_env=False) as client:
@@ -157,7 +160,8 @@ def median_cpu_ms(runs: list[Run]) -> list[float]:
 
 
 def spec_of(block_hash: str) -> ProofSpec:
-    return ProofSpec(block_hash=block_hash, public_key="bench", seq_len=8, options={"k_dim": 12, "stronger_rng": False})
+    options = {"k_dim": 12, "stronger_rng": False}
+    return ProofSpec(block_hash=block_hash, public_key="bench", seq_len=SEQ_LEN, options=options)
 
 
 if __name__ == "__main__":
