@@ -175,7 +175,8 @@ class TestOpenAiClient:
         events = list(self.ask(yielding, stream=True, stream_options={"include_usage": True}))
         assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == whole
         assert events[-1].usage.completion_tokens == 20
-        assert len(events) > 10
+        # vLLM puts tokens into one event that come faster than they are sent; not all of them.
+        assert len([event for event in events if event.choices and event.choices[0].delta.content]) > 1
 
     def test_completions(self, yielding: RoundClient) -> None:
         client = openai_client(yielding)
