@@ -6,7 +6,7 @@ export PATH := $(PATH):$(CURDIR)/$(BIN)
 # What is not written would be compiled again by each of some hundred processes of a test run.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What depends on vLLM's release: the proofs' numbers, KV isolation, and its OpenAI server.
+# What depends on vLLM's release: the proofs' numbers, KV isolation, and its OpenAI server; of decode proofs one engine.
 MATRIX ?= 0.28 0.32
 MATRIX_TESTS := tests/integration/test_vllm_engine.py tests/integration/test_kv_isolation.py \
 	tests/integration/test_chat.py::TestOpenAiClient
@@ -77,6 +77,7 @@ test-matrix: ## golden tests on several releases of vLLM, each in an environment
 		PROOFLINE_VLLM=$$version $(PYTHON) scripts/setup_env.py cpu || exit 1; \
 		echo "vLLM $$version:"; \
 		.venv-vllm-$$version/bin/python -m pytest $(MATRIX_TESTS) || exit 1; \
+		.venv-vllm-$$version/bin/python -m pytest -m "not slow" tests/integration/test_decode_vllm.py || exit 1; \
 	done
 
 models: setup ## the model matrix: tiny models of every family the network runs (FAMILIES="qwen3 gpt-oss" VARIANTS=float32)
