@@ -117,7 +117,7 @@ def reap(housekeeper: Housekeeper, worker: IdleWorker) -> Callable[[], None]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)

@@ -117,7 +117,7 @@ def job_of(spec: ProofSpec, nonces: list[int], batch_size: int = 2) -> NewJob:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)

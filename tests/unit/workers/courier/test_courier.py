@@ -390,7 +390,7 @@ def ticker(outbox: Outbox, courier: Courier, messages: Messages, monkeypatch: py
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
