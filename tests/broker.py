@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from tests.integration.processes import wait_until
+from tests.waiting import wait_until
 
 # As the network writes it: the model's id, escaped twice.
 CALLBACK_PATH = "/v3/poc/tiny%252Fmodel"

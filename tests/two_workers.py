@@ -11,9 +11,10 @@ import httpx
 import psutil
 
 from tests.chat_client import vllm_args
-from tests.integration.processes import engine_cores, wait_until
+from tests.integration.processes import engine_cores
 from tests.local_compose import PROGRAMS, LocalCompose
 from tests.round_client import FAST, MODEL, RoundClient
+from tests.waiting import wait_until
 
 READY_S = 240.0
 # Chat is refused during a round, and first without one. Heartbeats tell which worker has chat: frequent ones, or an

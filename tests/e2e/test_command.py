@@ -9,10 +9,11 @@ import pytest
 
 from tests import golden
 from tests.integration.node import PREFIX, synthetic_artifacts, tampered
-from tests.integration.processes import assert_all_gone, command_of, is_running, wait_until
+from tests.integration.processes import assert_all_gone, command_of, is_running
 from tests.marks import needs_vllm
 from tests.samples import body
 from tests.up import Up, proofline
+from tests.waiting import wait_until
 from workers.proofs import ENGINE_LOST_STATUS
 
 pytestmark = [

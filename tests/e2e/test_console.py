@@ -15,9 +15,9 @@ from playwright.sync_api import Browser, Locator, LocatorAssertions, Page, Viewp
 from cli.supervise.processes import command_of_proofline, environment_of_proofline
 from cli.supervise.stack import reserve_port
 from tests.integration.node import Node, run_node
-from tests.integration.processes import wait_until
 from tests.round_client import FAST
 from tests.samples import round_body
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("console")]
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 
 from cli.supervise.stack import Stack
-from tests.integration.processes import wait_until
 from tests.samples import MODEL, SPEC, body
+from tests.waiting import wait_until
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
 

@@ -1,10 +1,11 @@
 """What tests ask about processes, and waiting for what should come true."""
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
+
+from tests.waiting import wait_until
 
 MIB = 1024 * 1024
 
@@ -43,15 +44,6 @@ def peak_rss(pid: int) -> int:
     """Bytes of memory that the process held at most so far (VmHWM, which psutil does not tell)."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60, pause_s: float = 0.05) -> float:
-    """Seconds until `condition` held. AssertionError naming `what` after `timeout_s`."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < timeout_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(pause_s)
-    return time.monotonic() - began
 
 
 def assert_all_gone(processes: Iterable[psutil.Process | int], timeout_s: float = 20) -> None:

@@ -12,12 +12,13 @@ import redis
 
 from tests.broker import CALLBACK_PATH, Broker, wait_state
 from tests.chat_client import vllm_args
-from tests.integration.processes import descendants, wait_until
+from tests.integration.processes import descendants
 from tests.local_compose import PROGRAMS, LocalCompose
 from tests.marks import needs_vllm
 from tests.receiver import Receiver
 from tests.round_client import FAST
 from tests.up import Up, proofline
+from tests.waiting import wait_until
 from workers.vllm.log_patterns import NOT_HERE
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("broker")]

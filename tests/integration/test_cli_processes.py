@@ -16,7 +16,8 @@ import pytest
 
 from cli.supervise import processes
 from cli.supervise.processes import Child, ChildSpec, describe_exit
-from tests.integration.processes import is_running, wait_until
+from tests.integration.processes import is_running
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 

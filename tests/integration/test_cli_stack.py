@@ -18,7 +18,8 @@ from cli.supervise import processes, stack
 from cli.supervise.ports import AddressError
 from cli.supervise.stack import Stack, StackError
 from poc_core.errors import OptionsError
-from tests.integration.processes import assert_all_gone, is_running, wait_until
+from tests.integration.processes import assert_all_gone, is_running
+from tests.waiting import wait_until
 from workers.engines.options import EngineOptions
 
 pytestmark = pytest.mark.integration

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from tests import golden
-from tests.integration.processes import assert_all_gone, command_of, descendants, wait_until
+from tests.integration.processes import assert_all_gone, command_of, descendants
 from tests.integration.strangers import doors_of, knock_at
 from tests.local_compose import LocalCompose
 from tests.marks import needs_vllm
 from tests.samples import body
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.integration,

@@ -16,8 +16,8 @@ from poc_core.schemes.decode.contract import CONTRACT
 from tests.chains import assert_chains, assert_judged, enforced_spec, golden, nonces_of, spec_of
 from tests.golden import model_dir
 from tests.integration.node import PREFIX, Node, run_node
-from tests.integration.processes import wait_until
 from tests.receiver import Receiver
+from tests.waiting import wait_until
 from workers.engines.options import EngineOptions
 
 if TYPE_CHECKING:  # every process of `make test` imports this module, one needs transformers for it

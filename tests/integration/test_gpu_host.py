@@ -11,10 +11,11 @@ import pytest
 from cli.machine.gpus import visible_gpus
 from tests import golden
 from tests.chat_client import CHAT, request
-from tests.integration.processes import descendants, wait_until
+from tests.integration.processes import descendants
 from tests.local_compose import PROGRAMS, LocalCompose
 from tests.marks import needs_vllm
 from tests.samples import body
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.integration,

@@ -11,10 +11,11 @@ import pytest
 
 from poc_core.settings import Settings
 from tests.chat_client import ConstantChat, vllm_args
-from tests.integration.processes import assert_all_gone, command_of, descendants, wait_until
+from tests.integration.processes import assert_all_gone, command_of, descendants
 from tests.marks import needs_vllm
 from tests.round_client import FAST
 from tests.up import START_TIMEOUT_S, Up
+from tests.waiting import wait_until
 from workers.proofs import ENGINE_LOST_STATUS
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, needs_vllm, pytest.mark.timeout(1200)]

@@ -11,7 +11,7 @@ from redis import Redis
 from poc_core.queues import model_queue
 from poc_core.state import keys
 from tests.integration.node import Node, synthetic_artifacts, tampered
-from tests.integration.processes import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
 

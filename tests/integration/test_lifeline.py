@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.processes import assert_all_gone, is_running, wait_until
+from tests.integration.processes import assert_all_gone, is_running
+from tests.waiting import wait_until
 from workers.vllm import lifeline
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")]

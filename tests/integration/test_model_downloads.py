@@ -14,7 +14,7 @@ from poc_core.state import keys
 from poc_core.state.downloads import Download, DownloadStore
 from tests.hub import COMMIT, REPO, Hub
 from tests.integration.node import Node
-from tests.integration.processes import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
 

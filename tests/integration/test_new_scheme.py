@@ -15,8 +15,8 @@ import poc_core.schemes
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of
 from tests.integration.node import PREFIX, Node, run_node, synthetic_artifacts
-from tests.integration.processes import wait_until
 from tests.receiver import Receiver
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -11,10 +11,10 @@ import pytest
 
 from cli.supervise.redis_server import free_port
 from tests.documents import ROOT, blocks
-from tests.integration.processes import wait_until
 from tests.marks import needs_vllm
 from tests.receiver import Receiver
 from tests.up import Up
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.integration,

@@ -14,9 +14,10 @@ from redis import Redis
 
 from cli.supervise import processes as supervision
 from tests.integration.node import PREFIX, Node, synthetic_artifacts
-from tests.integration.processes import is_running, wait_until
+from tests.integration.processes import is_running
 from tests.round_client import another_worker
 from tests.samples import body
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
 

@@ -16,11 +16,11 @@ from cli.supervise.redis_server import free_port
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
 from tests.integration.node import run_node, synthetic_artifacts
-from tests.integration.processes import wait_until
 from tests.receiver import Receiver
 from tests.round_client import FAST, round_body
 from tests.tls_redis import TlsRedis, make_certificate, tls_redis
 from tests.up import environment
+from tests.waiting import wait_until
 from workers.queue.app import create_app
 
 pytestmark = pytest.mark.integration

@@ -25,6 +25,7 @@ from poc_core.records import ENGINE_LOST_HEADER
 from poc_core.settings import Settings
 from tests.fake_worker import Behaviour, Call, FakeWorker
 from tests.samples import MODEL, RecordingDispatcher, worker_record
+from tests.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
@@ -79,13 +80,6 @@ def start(services: Services) -> Iterator[Start]:
             return worker
 
         yield start
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 def body(model: str | None = MODEL, **more: Any) -> dict[str, Any]:
@@ -523,7 +517,7 @@ class TestClientsThatGo:
         if when == "in the stream":
             assert connection.getresponse().read1() == EVENTS[0]
         connection.close()
-        wait_until(lambda: hung_up, 2.0)
+        wait_until(lambda: hung_up, timeout_s=2.0)
         assert hung_up == [True]
         wait_until(lambda: not services.gateway._active)
 

@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from fastapi.testclient import TestClient
 from api.connections import Limits, limited
 from api.services import Services, Waiting
 from tests.samples import body
+from tests.waiting import wait_until
 
 GENERATE = "/api/v1/pow/generate"
 PATIENCE_S = 10.0
@@ -39,13 +39,6 @@ def port(client: TestClient, services: Services) -> Iterator[int]:
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     thread.join(10)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("padding", [0, 100_000])

@@ -16,6 +16,7 @@ from poc_core.state import Claim, JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
 from tests.forgetful import forgetting
 from tests.samples import MODEL, Clock, new_job, round_config, worker_record
+from tests.waiting import wait_until
 from workers import housekeeping
 from workers.engines.base import EngineLostError
 from workers.engines.pulse import Pulse
@@ -114,13 +115,6 @@ def housekeeper(
 def reap(housekeeper: Housekeeper, worker: IdleWorker) -> Callable[[], None]:
     """From now on the worker is ready and looks for stuck jobs."""
     return lambda: housekeeper.ready(cast(Any, worker), cast(Any, worker), None)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_a_dead_workers_batch_is_queued_again(

@@ -20,6 +20,7 @@ from poc_core.state import Claim, JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
 from tests.fake_engine import FakeEngine, value
 from tests.samples import MODEL, REQUEST, SPEC, new_job, result_body, round_config, worker_record
+from tests.waiting import wait_until
 from workers import jobs as jobs_module
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
@@ -114,13 +115,6 @@ def expected(nonces: Iterable[int], spec: ProofSpec = SPEC) -> list[tuple[int, s
 
 def job_of(spec: ProofSpec, nonces: list[int], batch_size: int = 2) -> NewJob:
     return NewJob(MODEL, spec, REQUEST, nonces, batch_size, None)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 class InBackground:

@@ -9,6 +9,7 @@ from poc_core.errors import ProoflineError, SpecError
 from poc_core.settings import parse_chat_policy
 from tests.fake_engine import FakeEngine, values
 from tests.samples import SPEC
+from tests.waiting import wait_until
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
 from workers.engines.base import EngineLostError, EngineMemoryError
@@ -47,13 +48,6 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> None:
         raise SystemExit(status)
 
     monkeypatch.setattr(proofs_module.os, "_exit", leave)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 def break_down() -> None:

@@ -22,6 +22,7 @@ from poc_core.state.hand import Hand
 from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.fake_engine import FakeEngine
 from tests.samples import MODEL, Clock, round_config, worker_record
+from tests.waiting import wait_until
 from workers import patience
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate
@@ -131,13 +132,6 @@ def under_way(runner: RoundRunner, rounds: RoundStore, record: RoundRecord) -> I
         finally:
             stop(rounds, record)()
         step.result(LONG_STEP_S)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def lease_of(rounds: RoundStore, record: RoundRecord, worker: str) -> Lease:

@@ -16,8 +16,8 @@ from poc_core.deployments import Deployment, HostReport, HostState
 from poc_core.records import RoundState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, RoundStore
-from tests.integration.processes import wait_until
 from tests.samples import MODEL, Clock, body, distance_body, round_body
+from tests.waiting import wait_until
 
 UP = {"model": MODEL, "dtype": "auto", "additional_args": ["--max-model-len", "512", "--port", "5000"]}
 

@@ -22,6 +22,7 @@ from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
 from poc_core.state.rounds import Lease
 from tests.samples import MODEL, REQUEST, SPEC, Clock, round_config, worker_record
+from tests.waiting import wait_until
 from workers import patience
 from workers.courier import courier as courier_module
 from workers.courier import main as main_module
@@ -387,13 +388,6 @@ def ticker(outbox: Outbox, courier: Courier, messages: Messages, monkeypatch: py
     ticker = Ticker(outbox, cast(Celery, messages), courier)
     yield ticker
     ticker.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_what_is_due_is_queued_once(ticker: Ticker, messages: Messages, record: RoundRecord) -> None:
