@@ -517,7 +517,7 @@ class TestClientsThatGo:
         if when == "in the stream":
             assert connection.getresponse().read1() == EVENTS[0]
         connection.close()
-        wait_until(lambda: hung_up, timeout_s=2.0)
+        wait_until(lambda: hung_up)
         assert hung_up == [True]
         wait_until(lambda: not services.gateway._active)
 
