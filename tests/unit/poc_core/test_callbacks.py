@@ -4,7 +4,14 @@ import ipaddress
 
 import pytest
 
-from poc_core.callbacks import CallbackPolicy, literal_address, receiver_of, redacted, without_secret
+from poc_core.callbacks import (
+    CallbackPolicy,
+    is_of_this_machine,
+    literal_address,
+    receiver_of,
+    redacted,
+    without_secret,
+)
 from poc_core.errors import ForbiddenReceiverError, SettingsError
 from poc_core.settings import Settings, load_settings
 
@@ -150,3 +157,9 @@ def test_own_ports_are_those_of_the_api_and_its_redis() -> None:
 def test_a_scope_does_not_make_an_address_another_one() -> None:
     assert literal_address("fd00:ec2::254%eth0") == ipaddress.ip_address("fd00:ec2::254")
     assert literal_address("name") is None
+
+
+def test_an_address_of_this_machine_is_one_that_can_be_bound() -> None:
+    assert is_of_this_machine(ipaddress.ip_address("127.0.0.1"))
+    assert not is_of_this_machine(ipaddress.ip_address("192.0.2.77"))  # of documents, nobody's
+    assert not is_of_this_machine(ipaddress.ip_address("2001:db8::77"))

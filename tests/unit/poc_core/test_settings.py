@@ -109,3 +109,17 @@ class TestPasswordFile:
         monkeypatch.setenv("POC_REDIS_PASSWORD_FILE", "/not/there")
         with pytest.raises(SettingsError, match="POC_REDIS_PASSWORD_FILE /not/there cannot be read"):
             load_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [
+        ("trusted_networks", "10.0.0.0/99", "addresses or networks such as 10.0.0.0/8"),
+        ("trusted_networks", "gateway", "addresses or networks such as 10.0.0.0/8"),
+        ("allowed_origins", "https://ui.example.org/path", "origins such as https://ui.example.org, without a path"),
+        ("allowed_origins", "ui.example.org", "origins such as https://ui.example.org, without a path"),
+    ],
+)
+def test_what_cannot_be_read_says_what_it_may_be(name: str, text: str, allowed: str) -> None:
+    with pytest.raises(SettingsError, match=f"POC_{name.upper()}: must be {allowed}"):
+        load_settings(**{name: text})

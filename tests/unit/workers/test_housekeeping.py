@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from kombu.exceptions import OperationalError
 from redis import Redis
+from redis.exceptions import RedisError
 
 from poc_core.records import JobStatus, ModelInfo, RoundState
 from poc_core.settings import Settings
@@ -277,6 +278,36 @@ def test_heartbeats_say_what_the_worker_is_and_counts(
 def test_the_heart_beats_on_by_itself(housekeeper: Housekeeper, workers: WorkerRegistry, redis: Redis) -> None:
     redis.delete("poc:worker:w1")
     wait_until(lambda: workers.is_alive("w1"))
+
+
+def test_a_heartbeat_that_fails_is_not_the_last(
+    housekeeper: Housekeeper,
+    workers: WorkerRegistry,
+    redis: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "heartbeat", _breaks_down)
+        wait_until(lambda: "no heartbeat" in caplog.text)
+        redis.delete("poc:worker:w1")
+    wait_until(lambda: workers.is_alive("w1"))
+
+
+def test_a_worker_that_cannot_leave_the_registry_ends_all_the_same(
+    housekeeper: Housekeeper, workers: WorkerRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "remove", _is_away)
+    housekeeper.stop()
+    assert "could not leave the registry (away); this worker's entry expires by itself" in caplog.text
+
+
+def _breaks_down(*_: object) -> None:
+    raise TypeError("a mistake")
+
+
+def _is_away(*_: object) -> None:
+    raise RedisError("away")
 
 
 def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from poc_core.decode import codebook_file
 from poc_core.decode.codebook import choose_codebook, codebook
 from poc_core.decode.codebook_file import DIM, POINTS, SHIPPED, SHIPPED_SHA256, read_codebook_file
 from poc_core.decode.steps import snap
@@ -76,3 +77,11 @@ def test_a_file_that_is_no_codebook_is_refused(tmp_path: Path, content: bytes) -
 def test_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         read_codebook_file(str(tmp_path / "none"), SHIPPED_SHA256)
+
+
+def test_a_damaged_installation_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "codebook.f32").write_bytes(SHIPPED.read_bytes()[:-1])
+    with monkeypatch.context() as patch:
+        patch.setattr(codebook_file, "SHIPPED", tmp_path / "codebook.f32")
+        with pytest.raises(SettingsError, match=r"codebook.f32 is damaged: its sha256 is"):
+            read_codebook_file()

@@ -177,6 +177,23 @@ def test_what_retention_took_is_logged(
     assert receiver.requests == []
 
 
+def test_an_outbox_that_breaks_down_keeps_no_other_from_its_turn(
+    courier: Courier,
+    receiver: Receiver,
+    outbox: Outbox,
+    record: RoundRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox, "take", lambda _: {"": 0}["a mistake"])
+        deliver(courier, record.round_id)
+    assert f"could not deliver {record.round_id}" in caplog.text
+    assert "KeyError: 'a mistake'" in caplog.text
+    deliver(courier, record.round_id)
+    assert receiver.requests
+
+
 def test_a_payload_is_not_tried_before_its_wait_is_over(
     courier: Courier, receiver: Receiver, record: RoundRecord
 ) -> None:

@@ -1,0 +1,64 @@
+"""What the calls of vLLM's workers answer where something goes wrong: they never raise."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from workers.vllm.extension import ProofExtension
+
+Tick = Callable[..., dict[str, Any]]
+
+
+def answer(tick: Tick) -> dict[str, Any]:
+    """Of a worker whose proof runner does this."""
+    extension = ProofExtension()
+    vars(extension)["_proof_runner_instance"] = type("Runner", (), {"tick": staticmethod(tick)})
+    return extension.proof_tick([], [], [], False)
+
+
+def fails(error: Exception) -> Tick:
+    def tick(*_: object) -> dict[str, Any]:
+        raise error
+
+    return tick
+
+
+def test_a_value() -> None:
+    assert answer(lambda *_: {"ran": []}) == {"value": {"ran": []}}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried 3 GiB.\nOf 139 GiB ..."),
+            "CUDA out of memory. Tried 3 GiB.",
+        ),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), "DefaultCPUAllocator: not enough memory"),
+        (MemoryError("no more"), "no more"),
+    ],
+    ids=["GPU", "CPU", "numpy"],
+)
+def test_memory_that_is_short_is_told_apart(error: Exception, said: str) -> None:
+    found = answer(fails(error))
+    assert found["kind"] == "memory"
+    assert found["error"].startswith(said)
+    assert "\n" not in found["error"]
+
+
+def test_other_errors_say_what_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    assert answer(fails(RuntimeError("bad shape"))) == {"error": "RuntimeError: bad shape", "kind": "failed"}
+    assert answer(fails(KeyError("layer"))) == {"error": "KeyError: 'layer'", "kind": "failed"}
+    assert caplog.messages == ["a proof call failed"] * 2
+
+
+def test_one_without_words_says_where() -> None:
+    def tick(*_: object) -> dict[str, Any]:
+        assert len([]) == 1
+        return {}
+
+    found = answer(tick)
+    assert found["kind"] == "failed"
+    assert "AssertionError: " in found["error"]
