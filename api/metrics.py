@@ -54,14 +54,15 @@ class NodeMetrics(Collector):
         yield _gauge("proofline_silent_receivers", "Receivers that answer nothing, at most 20.", silent)
 
     def _round(self) -> Iterator[Metric]:
-        current = self._services.rounds.current()
+        seen = self._services.overviews.read().round
+        current = seen.record if seen is not None else None
         states = GaugeMetricFamily("proofline_round_state", "1 for the state the node is in.", labels=["state"])
         for state in RoundState:
             states.add_metric([state.value], state is (current.state if current else RoundState.IDLE))
         yield states
-        if current is None:
+        if seen is None or current is None:
             return
-        stats = round_control.stats_of(self._services, current)
+        stats = round_control.stats_of(self._services, seen)
         outbox = stats["outbox"]
         labels = ["worker", "model"]
         totals = CounterMetricFamily("proofline_round_nonces", "Nonces of the round computed.", labels=labels)

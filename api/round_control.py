@@ -12,6 +12,7 @@ from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
 from poc_core.schemes import contract_of, contracts
 from poc_core.schemes.contract import Reported
 from poc_core.schemes.requests import RoundBody
+from poc_core.state.overview import CurrentRound, Overview
 
 
 def start(body: RoundBody, services: Services, state: RoundState) -> list[WorkerRecord]:
@@ -67,11 +68,11 @@ def scheme_status(
     return contract.status(record, reported, stats["elapsed_seconds"], stats["nonces_per_second_of_round"])
 
 
-def stats_without_round(services: Services) -> dict[str, Any]:
+def stats_without_round(services: Services, seen: Overview) -> dict[str, Any]:
     """What `stats_of` gives, of all jobs: clients read the same fields before the first round as after it."""
     return {
-        "total_processed": services.jobs.total_processed(),
-        "nonces_per_second": services.jobs.nonces_per_second(),
+        "total_processed": seen.total_processed,
+        "nonces_per_second": seen.nonces_per_second,
         "nonces_per_second_of_round": 0.0,
         "elapsed_seconds": 0.0,
         "n_excluded": 0,
@@ -99,9 +100,9 @@ def status_without_round() -> dict[str, Any]:
     return {name: value for contract in contracts() for name, value in contract.status_without_round.items()}
 
 
-def stats_of(services: Services, record: RoundRecord) -> dict[str, Any]:
+def stats_of(services: Services, current: CurrentRound) -> dict[str, Any]:
     """A round's numbers: per worker and in sum."""
-    rates, outbox = services.rounds.rates(record), services.outbox.status(record.round_id)
+    record, rates, outbox = current.record, current.rates, current.outbox
     # A current rate is one of a round that runs; of one that is over, the last seconds say nothing.
     running = record.state is RoundState.GENERATING
     elapsed_s = services.rounds.elapsed_s(record)
@@ -112,7 +113,7 @@ def stats_of(services: Services, record: RoundRecord) -> dict[str, Any]:
         "nonces_per_second_of_round": record.n_processed / elapsed_s if elapsed_s > 0 else 0.0,
         "elapsed_seconds": elapsed_s,
         "n_excluded": record.n_excluded,
-        "excluded_nonces": services.rounds.excluded(record.round_id) if record.n_excluded else [],
+        "excluded_nonces": current.excluded,
         "workers": {
             worker: {
                 "total_processed": total,

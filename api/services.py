@@ -21,6 +21,7 @@ from poc_core.gpus import GpuWatch
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry, connect
 from poc_core.state.downloads import DownloadStore
+from poc_core.state.overview import Overviews
 from poc_core.state.receivers import Receivers
 
 # Large requests parsed and stored at the same time: one of 100,000 artifacts takes 100 MB and a second meanwhile.
@@ -57,6 +58,7 @@ class Services:
     rounds: RoundStore
     outbox: Outbox
     receivers: Receivers
+    overviews: Overviews
     deployments: DeploymentStore
     dispatcher: Dispatcher
     gateway: Gateway
@@ -89,6 +91,7 @@ class Services:
             RoundStore(redis, settings, clock),
             Outbox(redis, settings, clock),
             Receivers(redis, clock),
+            Overviews(redis, clock),
             DeploymentStore(redis, settings, clock),
             dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
             Gateway(ChatWorkers(workers, settings.worker_cache_s)),

@@ -12,6 +12,7 @@ from api.version import VERSION
 from poc_core.deployments import DeploymentState, HostLogs
 from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord, RoundState, WorkerRecord
 from poc_core.state.client import TRANSIENT
+from poc_core.state.overview import CurrentRound
 from poc_core.state.rounds import PACE_STEP_S
 
 # Jobs listed: the newest, and of those that have not ended the oldest of each model.
@@ -49,7 +50,8 @@ class View:
 
     def _sections(self) -> dict[str, JsonValue]:
         services = self._services
-        now, current = services.now(), services.rounds.current()
+        now, seen = services.now(), services.overviews.read().round
+        current = seen.record if seen is not None else None
         logs = services.deployments.logs()
         workers = self._without_gone(services.workers.live(), logs)
         found: dict[str, Any] = {
@@ -68,8 +70,8 @@ class View:
             },
             "jobs": self._jobs(),
         }
-        if current is not None:
-            found |= {"round": self._round(current), "pace": self._pace_until(current, now)}
+        if seen is not None:
+            found |= {"round": self._round(seen), "pace": self._pace_until(seen.record, now)}
         return found
 
     def _node(self, current: RoundRecord | None, workers: list[WorkerRecord]) -> dict[str, Any]:
@@ -104,8 +106,8 @@ class View:
             "hosts": [report.model_dump(mode="json", exclude={"id", "generation"}) for report in status.hosts],
         }
 
-    def _round(self, current: RoundRecord) -> dict[str, Any]:
-        stats = round_control.stats_of(self._services, current)
+    def _round(self, seen: CurrentRound) -> dict[str, Any]:
+        current, stats = seen.record, round_control.stats_of(self._services, seen)
         stats["excluded_nonces"] = stats["excluded_nonces"][-_MOST_EXCLUDED:]
         del stats["elapsed_seconds"]  # it would change with each look; the page counts by itself
         stats["nonces_per_second"] = round(stats["nonces_per_second"], 2)

@@ -42,9 +42,10 @@ router.add_api_route("/inference/pow/generate/{request_id}", pow.read_job, metho
 @router.get("/inference/pow/status", summary="What each worker does", responses=examples.REDIS_AWAY)
 def status(services: AppServices) -> dict[str, Any]:
     """GENERATING or IDLE when all workers are, MIXED when they differ, NO_BACKENDS without any."""
-    current = services.rounds.current()
-    stats = round_control.stats_of(services, current)["workers"] if current is not None else {}
-    backends = [_backend(worker, current, stats.get(worker.id, {})) for worker in services.workers.ready()]
+    seen = services.overviews.read()
+    current = seen.round.record if seen.round is not None else None
+    stats = round_control.stats_of(services, seen.round)["workers"] if seen.round is not None else {}
+    backends = [_backend(worker, current, stats.get(worker.id, {})) for worker in seen.workers if worker.is_ready]
     states = {backend["status"] for backend in backends}
     overall = "NO_BACKENDS" if not states else "MIXED" if len(states) > 1 else states.pop()
     return {"status": overall, "backends": backends}

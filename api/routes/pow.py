@@ -137,28 +137,29 @@ async def status(
 
 def _status(services: Services, valid_from: int | None, valid_limit: int) -> bytes:
     """As JSON, made once for all who ask together."""
-    current = services.rounds.current()
-    if current is None:
+    seen = services.overviews.read()
+    if seen.round is None:
         round_part: dict[str, Any] = {
             "status": "IDLE",
             "state": "IDLE",
             "config": None,
-            "stats": round_control.stats_without_round(services),
+            "stats": round_control.stats_without_round(services, seen),
             **round_control.status_without_round(),
         }
     else:
+        record, stats = seen.round.record, round_control.stats_of(services, seen.round)
         round_part = {
-            "status": current.state.value,
-            "state": current.state.value,
-            "config": round_control.config_of(current.config),
-            "stats": (stats := round_control.stats_of(services, current)),
-            **round_control.scheme_status(services, current, stats, valid_from, valid_limit),
+            "status": record.state.value,
+            "state": record.state.value,
+            "config": round_control.config_of(record.config),
+            "stats": stats,
+            **round_control.scheme_status(services, record, stats, valid_from, valid_limit),
         }
     whole = round_part | {
-        "queued_nonces": services.jobs.queued_nonces(),
-        "callbacks_waiting": services.outbox.n_waiting(),
-        "silent_receivers": [vars(receiver) for receiver in services.receivers.spared()],
-        "workers": [{**vars(worker), "chat_secret": None} for worker in services.workers.live()],
+        "queued_nonces": seen.queued_nonces,
+        "callbacks_waiting": seen.callbacks_waiting,
+        "silent_receivers": [vars(receiver) for receiver in seen.silent],
+        "workers": [{**vars(worker), "chat_secret": None} for worker in seen.workers],
         "version": VERSION,
     }
     # A scheme's fields are absent from other schemes' rounds, not null.

@@ -10,7 +10,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,19 @@ class OutboxStatus:
     failures: int  # in a row
     next_at: float | None  # when the next try is due, seconds since the epoch
     last_error: str | None
+
+    @classmethod
+    def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
+        """That of an outbox's hash; of an empty one as if everything were delivered."""
+        waiting, size, delivered, dropped, failures = (
+            int(found.get(name, 0)) for name in (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
+        )
+        next_at, error = found.get(b"next_at"), found.get(b"last_error")
+        return cls(
+            *(waiting, size, delivered, dropped, failures),
+            next_at=float(next_at) if next_at else None,
+            last_error=error.decode() if error is not None else None,
+        )
 
 
 class Outbox:
@@ -165,11 +178,7 @@ class Outbox:
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
     def status(self, outbox_id: str) -> OutboxStatus:
-        names = ("waiting", "bytes", "delivered", "dropped", "failures", "next_at", "last_error")
-        values = self._redis.hmget(keys.outbox(outbox_id), names)
-        *counts, next_at, error = (v.decode() if v is not None else None for v in values)
-        waiting, size, delivered, dropped, failures = (int(count or 0) for count in counts)
-        return OutboxStatus(waiting, size, delivered, dropped, failures, float(next_at) if next_at else None, error)
+        return OutboxStatus.of(self._redis.hgetall(keys.outbox(outbox_id)))
 
     def _end_with(self, delivery: Delivery, end: str, next_in_s: float, error: str = "") -> bool:
         now, ttl_s = self._clock(), self._settings.callback_retention_sec

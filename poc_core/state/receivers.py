@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,9 @@ BREAKS_AT = 5
 PROBE_S = 12.0
 # Seconds after its last silence for which a receiver is remembered.
 _REMEMBERED_S = 600
-# Receivers that a status lists.
+# Receivers that a status lists, and of how many it looks for these.
 _MOST_LISTED = 20
+MOST_LOOKED_AT = 100
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,14 @@ class Receivers:
 
     def spared(self) -> list[SilentReceiver]:
         """Those that are tried with one payload of jobs at a time now; of many those that were silent last."""
-        names = [name.decode() for name in self._redis.zrevrange(keys.RECEIVERS, 0, 5 * _MOST_LISTED)]
+        names = [name.decode() for name in self._redis.zrevrange(keys.RECEIVERS, 0, MOST_LOOKED_AT - 1)]
         with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hmget(keys.receiver(name), "failures", "next_at")
-            found = zip(names, pipe.execute(), strict=True)
-        silent = [SilentReceiver(name, int(n), float(next_at)) for name, (n, next_at) in found if n and next_at]
-        return [receiver for receiver in silent if receiver.failures >= BREAKS_AT][:_MOST_LISTED]
+            return spared((name.encode(), *hash) for name, hash in zip(names, pipe.execute(), strict=True))
+
+
+def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
+    """Of receivers as Redis has them (name, failures, next_at) those that are spared, in their order; at most 20."""
+    silent = [SilentReceiver(name.decode(), int(n), float(at)) for name, n, at in found if name and n and at]
+    return [receiver for receiver in silent if receiver.failures >= BREAKS_AT][:_MOST_LISTED]

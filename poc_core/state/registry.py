@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -75,7 +75,7 @@ class WorkerRegistry:
             silent_since = self._clock() - 10 * self._settings.worker_ttl_s
             for worker_id in self._redis.zrangebyscore(keys.WORKERS, "-inf", silent_since):
                 self.remove(worker_id.decode())
-        workers = [_parse(found) for found in hashes if found]
+        workers = [worker_record(found) for found in hashes if found]
         return sorted((w for w in workers if model is None or w.model == model), key=lambda worker: worker.id)
 
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
@@ -104,5 +104,6 @@ class WorkerRegistry:
         }
 
 
-def _parse(found: dict[bytes, bytes]) -> WorkerRecord:
+def worker_record(found: Mapping[bytes, bytes]) -> WorkerRecord:
+    """The worker of a hash that a heartbeat wrote."""
     return _WORKER.validate_python({name.decode(): json.loads(value) for name, value in found.items()})

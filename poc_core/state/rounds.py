@@ -23,8 +23,6 @@ from poc_core.schemes.contract import Reported
 from poc_core.settings import Settings
 from poc_core.state import entries, keys, scripts
 
-# Whole seconds over which the current rate is averaged.
-RATE_WINDOW_S = 10
 # Seconds of a step of a round's pace, which is kept for an hour; a divisor of 60.
 PACE_STEP_S = 5
 # Places that Redis counts exactly: Lua's numbers are doubles.
@@ -56,14 +54,6 @@ class Lease:
     @property
     def nonces(self) -> range:
         return self.config.nonces.take(self.first, self.places)
-
-
-@dataclass(frozen=True)
-class RoundRates:
-    """Nonces computed by each worker: in total, and per second over the last RATE_WINDOW_S (or since its start)."""
-
-    totals: Mapping[str, int]
-    per_second: Mapping[str, float]
 
 
 class RoundStore:
@@ -109,22 +99,7 @@ class RoundStore:
         return None if round_id is None else self.read(round_id.decode())
 
     def read(self, round_id: str) -> RoundRecord | None:
-        raw = {name.decode(): value.decode() for name, value in self._redis.hgetall(keys.round(round_id)).items()}
-        if "state" not in raw:
-            return None
-        return RoundRecord(
-            round_id=round_id,
-            state=RoundState(raw["state"]),
-            config=RoundConfig.model_validate_json(raw["config"]),
-            created_at=float(raw["created_at"]),
-            started_at=float(raw["started_at"]) if "started_at" in raw else None,
-            stopped_at=float(raw["stopped_at"]) if "stopped_at" in raw else None,
-            n_processed=int(raw.get("n_processed", 0)),
-            n_valid=int(raw.get("n_valid", 0)),
-            n_excluded=int(raw.get("n_excluded", 0)),
-            error=raw.get("error"),
-            is_exhausted="exhausted" in raw,
-        )
+        return round_record(round_id, self._redis.hgetall(keys.round(round_id)))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
         """Sets the state of a round that is not STOPPED, and returns the state it had; None when it expired.
@@ -152,22 +127,6 @@ class RoundStore:
             return 0.0
         return (round.stopped_at or self._clock()) - round.started_at
 
-    def rates(self, round: RoundRecord) -> RoundRates:
-        now, key = int(self._clock()), keys.round(round.round_id)
-        with self._redis.pipeline(transaction=False) as pipe:
-            pipe.hgetall(key + ":workers")
-            for age in range(1, RATE_WINDOW_S + 1):
-                pipe.hgetall(f"{key}:rate:{now - age}")
-            totals, *seconds = pipe.execute()
-        # Of a round that began within the window, the time before must not count. At least a second: less says little.
-        began = round.started_at if round.started_at is not None else now
-        window_s = min(RATE_WINDOW_S, max(1.0, now - began))
-        sums: dict[str, float] = {}
-        for second in seconds:
-            for worker, n in second.items():
-                sums[worker.decode()] = sums.get(worker.decode(), 0.0) + int(n) / window_s
-        return RoundRates({worker.decode(): int(n) for worker, n in totals.items()}, sums)
-
     def pace(self, round_id: str, since: int, until: int) -> dict[int, int]:
         """Nonces computed in each step of PACE_STEP_S that begins from `since` on and before `until` (seconds since the
         epoch), by its beginning; those without any are left out, and those of more than an hour ago forgotten."""
@@ -176,10 +135,6 @@ class RoundStore:
                 pipe.hgetall(f"{keys.round(round_id)}:pace:{minute}")
             steps = [(int(begin), int(n)) for found in pipe.execute() for begin, n in found.items()]
         return {begin: n for begin, n in steps if since <= begin < until}
-
-    def excluded(self, round_id: str) -> list[int]:
-        """Nonces without a finite state, the latest at the end; of very many the last ones."""
-        return [int(nonce) for nonce in self._redis.lrange(keys.round(round_id) + ":excluded", 0, -1)]
 
     def reported(self, round_id: str, first: int | None = None, most: int = MOST_LISTED) -> Reported:
         """At most `most` of the reported nonces and their values, of schemes that list them: those from place `first`
@@ -251,3 +206,23 @@ class RoundStore:
     @property
     def _ttl_s(self) -> int:
         return self._settings.callback_retention_sec
+
+
+def round_record(round_id: str, found: Mapping[bytes, bytes]) -> RoundRecord | None:
+    """The round of a hash; None where that is none, or what is left of one that expired."""
+    raw = {name.decode(): value.decode() for name, value in found.items()}
+    if "state" not in raw:
+        return None
+    return RoundRecord(
+        round_id=round_id,
+        state=RoundState(raw["state"]),
+        config=RoundConfig.model_validate_json(raw["config"]),
+        created_at=float(raw["created_at"]),
+        started_at=float(raw["started_at"]) if "started_at" in raw else None,
+        stopped_at=float(raw["stopped_at"]) if "stopped_at" in raw else None,
+        n_processed=int(raw.get("n_processed", 0)),
+        n_valid=int(raw.get("n_valid", 0)),
+        n_excluded=int(raw.get("n_excluded", 0)),
+        error=raw.get("error"),
+        is_exhausted="exhausted" in raw,
+    )

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from anyio import to_thread
 from fastapi.testclient import TestClient
-from redis import Redis
+from redis import Connection, Redis
 
 from poc_core.nonces import MAX_NONCE
 from poc_core.records import JobKind, JobRecord
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, WorkerRegistry
-from tests.samples import K_DIM, MODEL, RecordingDispatcher, body
+from tests.samples import K_DIM, MODEL, RecordingDispatcher, body, round_body
 
 GENERATE = "/api/v1/pow/generate"
 VECTOR = base64.b64encode(bytes(2 * K_DIM)).decode()
@@ -399,3 +399,19 @@ def test_a_poll_uses_a_thread_once(client: TestClient, monkeypatch: pytest.Monke
     monkeypatch.setattr(to_thread, "run_sync", counted)
     assert client.get(path).status_code == 200
     assert len(calls) == 1  # which reads Redis
+
+
+@pytest.mark.parametrize("state", ["no round", "a round"])
+def test_the_status_asks_redis_once(client: TestClient, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    if state == "a round":
+        assert client.post("/api/v1/pow/init/generate", json=round_body()).status_code == 200
+    assert client.get("/api/v1/pow/status").status_code == 200  # Redis has the script now
+    send, sent = Connection.send_packed_command, []
+
+    def counted(connection: Connection, *args: Any, **options: Any) -> Any:
+        sent.append(args)
+        return send(connection, *args, **options)
+
+    monkeypatch.setattr(Connection, "send_packed_command", counted)  # each waits for its answer
+    assert client.get("/api/v1/pow/status").json()["workers"] != []
+    assert len(sent) == 1

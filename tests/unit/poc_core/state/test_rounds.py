@@ -12,6 +12,7 @@ from poc_core.nonces import MAX_NONCE
 from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Outbox, RoundStore, WorkerRegistry, entries
+from poc_core.state.overview import Overviews
 from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.forgetful import forgetting
 from tests.samples import DISTANCE_SPEC, Clock, due_now, round_config
@@ -49,6 +50,13 @@ def complete(rounds: RoundStore, lease: Lease, worker: str = "w1") -> bool:
 
 def nonces_of(leases: Sequence[Lease]) -> list[int]:
     return [nonce for lease in leases for nonce in lease.nonces]
+
+
+def excluded(redis: Redis, record: RoundRecord) -> list[int]:
+    seen = Overviews(redis).read().round
+    assert seen is not None
+    assert seen.record.round_id == record.round_id
+    return list(seen.excluded)
 
 
 def in_outbox(redis: Redis, record: RoundRecord) -> list[int]:
@@ -492,7 +500,7 @@ def test_nonces_without_a_finite_state_are_excluded_and_named(rounds: RoundStore
     rounds.complete(lease, "w1", ["a", None, "c", None])
     counted = read(rounds, record.round_id)
     assert (counted.n_processed, counted.n_valid, counted.n_excluded) == (4, 2, 2)
-    assert rounds.excluded(record.round_id) == [1, 3]
+    assert excluded(redis, record) == [1, 3]
     assert in_outbox(redis, record) == [0, 2]
 
 
@@ -530,12 +538,12 @@ def test_reported_values_may_be_lists(rounds: RoundStore, redis: Redis) -> None:
     assert list(rounds.reported(record.round_id).pairs) == [(3, [1, [2, 3]])]
 
 
-def test_of_very_many_excluded_nonces_the_last_ones_are_named(rounds: RoundStore) -> None:
+def test_of_very_many_excluded_nonces_the_last_ones_are_named(rounds: RoundStore, redis: Redis) -> None:
     record = start(rounds)
     for _ in range(2):
         lease = take(rounds, record, places=1024)
         rounds.complete(lease, "w1", [None] * 1024)
-    assert rounds.excluded(record.round_id) == list(range(2048 - 1000, 2048))
+    assert excluded(redis, record) == list(range(2048 - 1000, 2048))
     assert read(rounds, record.round_id).n_excluded == 2048
 
 
@@ -543,35 +551,6 @@ def test_the_number_of_values_must_be_that_of_the_nonces(rounds: RoundStore) -> 
     lease = take(rounds, start(rounds))
     with pytest.raises(ValueError, match="zip"):
         rounds.complete(lease, "w1", ["a"])
-
-
-def test_rates_are_those_of_the_last_ten_seconds_per_worker(rounds: RoundStore, clock: Clock) -> None:
-    record = start(rounds)
-    clock.now += 100
-    complete(rounds, take(rounds, record, "w1", 20), "w1")
-    clock.now += 5
-    complete(rounds, take(rounds, record, "w2", 10), "w2")
-    clock.now += 1
-    rates = rounds.rates(record)
-    assert (rates.totals, rates.per_second) == ({"w1": 20, "w2": 10}, {"w1": 2.0, "w2": 1.0})
-    clock.now += 5
-    assert rounds.rates(record).per_second == {"w2": 1.0}
-
-
-@pytest.mark.parametrize(("age_s", "rate"), [(1, 20.0), (1.5, 20.0), (4, 5.0), (9, 20 / 9), (10, 2.0)])
-def test_the_rate_of_a_young_round_is_that_since_its_start(
-    rounds: RoundStore, clock: Clock, age_s: float, rate: float
-) -> None:
-    record = start(rounds)
-    complete(rounds, take(rounds, record, "w1", 20))
-    clock.now += age_s
-    assert rounds.rates(record).per_second == {"w1": rate}
-
-
-def test_the_second_under_way_does_not_count_for_the_rate(rounds: RoundStore) -> None:
-    record = start(rounds)
-    complete(rounds, take(rounds, record))
-    assert rounds.rates(record).per_second == {}
 
 
 # Over any course of events.

@@ -38,7 +38,11 @@ def test_a_script_documents_and_names_what_it_is_given(name: str) -> None:
 def test_a_key_that_a_script_spells_out_is_one_that_keys_names() -> None:
     spelled = {key for name in [*NAMES, "common"] for key in re.findall(r"'(poc:[\w:]*)'", scripts.source(name))}
     prefixes = {
-        key("") for key in (keys.job, keys.active, keys.round, keys.generating, keys.outbox, keys.worker, keys.host)
+        key("")
+        for key in (
+            *(keys.job, keys.active, keys.round, keys.generating),
+            *(keys.outbox, keys.receiver, keys.worker, keys.host),
+        )
     }
     named = {value for name, value in vars(keys).items() if name.isupper()} | prefixes
     assert spelled - named == {"poc:stats:"}  # keys.stats_second makes it of a number

@@ -1,0 +1,58 @@
+-- What the node does, all of one moment: what /status tells, for any number of clients.
+--
+-- KEYS: 1 current          the id of the round that calls speak of
+--       2 workers          the index of workers
+--       3 receivers        the index of receivers that did not answer
+--       4 outboxes_due     the index of outboxes
+--       5 queued           the counter of nonces that wait
+--       6 total            the counter of nonces computed
+-- ARGV: 1 second           since the epoch, the one under way
+--       2 window           seconds before it, of which rates are
+--       3 most_receivers   that are looked at, those first that were silent last
+-- Returns {queued, outboxes due, nonces computed, of these within the window, the workers' hashes, receivers, round}. Each
+-- receiver is {name, failures, next_at}; round is {} where there is none, else {id, its hash, nonces by worker, the same
+-- within the window, its outbox's hash, excluded nonces}. Hashes are {field, value, ...}; that of a dead worker is empty.
+local current, workers, receivers, outboxes_due, queued, total = unpack(KEYS)
+local second, window, most_receivers = unpack(ARGV)
+
+-- Calls `look` with each whole second of the window, as it is written in keys.
+local function each_second(look)
+  for age = 1, tonumber(window) do
+    look(string.format('%d', tonumber(second) - age))
+  end
+end
+
+local function read_round(id)
+  local round = 'poc:round:' .. id
+  local lately = {}
+  each_second(function(at)
+    local counts = redis.call('HGETALL', round .. ':rate:' .. at)
+    for i = 1, #counts, 2 do
+      lately[counts[i]] = (lately[counts[i]] or 0) + tonumber(counts[i + 1])
+    end
+  end)
+  local flat = {}
+  for worker, n in pairs(lately) do
+    flat[#flat + 1] = worker
+    flat[#flat + 1] = string.format('%d', n)
+  end
+  return {id, redis.call('HGETALL', round), redis.call('HGETALL', round .. ':workers'), flat,
+    redis.call('HGETALL', 'poc:outbox:' .. id), redis.call('LRANGE', round .. ':excluded', 0, -1)}
+end
+
+local n_lately = 0
+each_second(function(at)
+  n_lately = n_lately + tonumber(redis.call('GET', 'poc:stats:' .. at) or '0')
+end)
+local records = {}
+for i, id in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
+  records[i] = redis.call('HGETALL', 'poc:worker:' .. id)
+end
+local silent = {}
+for i, name in ipairs(redis.call('ZREVRANGE', receivers, 0, string.format('%d', most_receivers - 1))) do
+  local failures, next_at = unpack(redis.call('HMGET', 'poc:receiver:' .. name, 'failures', 'next_at'))
+  silent[i] = {name, failures, next_at}
+end
+local id = redis.call('GET', current)
+return {redis.call('GET', queued) or '0', redis.call('ZCARD', outboxes_due), redis.call('GET', total) or '0',
+  string.format('%d', n_lately), records, silent, id and read_round(id) or {}}

@@ -1,0 +1,115 @@
+"""What the node does: its round, its queue, its receivers and its workers, read from Redis in one step.
+
+Many clients poll it. A thread waits for Python's lock after each answer of Redis, where requests keep the event loop
+busy: that was most of what reading one after the other took.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from poc_core.records import RoundRecord, WorkerRecord
+from poc_core.state import keys, scripts
+from poc_core.state.outbox import OutboxStatus
+from poc_core.state.receivers import MOST_LOOKED_AT, SilentReceiver, spared
+from poc_core.state.registry import worker_record
+from poc_core.state.rounds import round_record
+
+# Whole seconds over which current rates are averaged.
+RATE_WINDOW_S = 10
+
+
+@dataclass(frozen=True)
+class RoundRates:
+    """Nonces computed by each worker: in total, and per second over the last RATE_WINDOW_S (or since its start)."""
+
+    totals: Mapping[str, int]
+    per_second: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class CurrentRound:
+    """The round stored last, whatever its state."""
+
+    record: RoundRecord
+    rates: RoundRates
+    excluded: Sequence[int]  # nonces without a finite state, the latest at the end; of very many the last ones
+    outbox: OutboxStatus
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All of one moment."""
+
+    round: CurrentRound | None  # None when there was none or it expired
+    workers: Sequence[WorkerRecord]  # alive, starting or ready, by id
+    silent: Sequence[SilentReceiver]  # as Receivers.spared
+    callbacks_waiting: int  # rounds and jobs, ended or not, whose receiver has not got everything
+    queued_nonces: int  # accepted and not done yet, over all jobs
+    total_processed: int  # nonces of jobs and rounds
+    nonces_per_second: float  # of these, mean over the last RATE_WINDOW_S, over all workers
+
+
+class Overviews:
+    """Changes nothing, nor cleans anything up."""
+
+    def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._read = scripts.load(redis, "read_overview")
+
+    def read(self) -> Overview:
+        second = int(self._clock())
+        names = [
+            keys.CURRENT_ROUND,
+            keys.WORKERS,
+            keys.RECEIVERS,
+            keys.OUTBOX_DUE,
+            keys.QUEUED_NONCES,
+            keys.STATS_TOTAL,
+        ]
+        found: Any = self._read(names, [second, RATE_WINDOW_S, MOST_LOOKED_AT])
+        queued, n_due, total, n_lately, workers, receivers, current = found
+        alive = (worker_record(_hash(flat)) for flat in workers if flat)
+        return Overview(
+            round=_current(second, *current) if current else None,
+            workers=sorted(alive, key=lambda worker: worker.id),
+            silent=spared(receivers),
+            callbacks_waiting=int(n_due),
+            queued_nonces=max(0, int(queued)),
+            total_processed=int(total),
+            nonces_per_second=int(n_lately) / RATE_WINDOW_S,
+        )
+
+
+def _current(
+    second: int,
+    round_id: bytes,
+    round: list[bytes],
+    totals: list[bytes],
+    lately: list[bytes],
+    outbox: list[bytes],
+    excluded: list[bytes],
+) -> CurrentRound | None:
+    record = round_record(round_id.decode(), _hash(round))
+    if record is None:
+        return None
+    # Of a round that began within the window, the time before must not count. At least a second: less says little.
+    began = record.started_at if record.started_at is not None else second
+    window_s = min(RATE_WINDOW_S, max(1.0, second - began))
+    return CurrentRound(
+        record,
+        RoundRates(_counts(totals), {worker: n / window_s for worker, n in _counts(lately).items()}),
+        [int(nonce) for nonce in excluded],
+        OutboxStatus.of(_hash(outbox)),
+    )
+
+
+def _hash(flat: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _counts(flat: list[bytes]) -> dict[str, int]:
+    return {name.decode(): int(n) for name, n in _hash(flat).items()}

@@ -1,0 +1,139 @@
+"""What the node does, read in one step: the same as each store tells, and the rates."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from poc_core.records import RoundRecord, RoundState
+from poc_core.settings import Settings
+from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state.overview import CurrentRound, Overviews
+from poc_core.state.receivers import BREAKS_AT, Receivers
+from poc_core.state.rounds import Lease
+from tests.samples import Clock, new_job, round_config
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def two_workers(serve: Serve) -> None:
+    serve("w2")
+    serve("w1")
+
+
+@pytest.fixture
+def overviews(redis: Redis, clock: Clock) -> Overviews:
+    return Overviews(redis, clock)
+
+
+def start(rounds: RoundStore, state: RoundState = RoundState.GENERATING, **changes: Any) -> RoundRecord:
+    record = rounds.read(rounds.store(round_config(**changes), state))
+    assert record is not None
+    return record
+
+
+def compute(rounds: RoundStore, record: RoundRecord, worker: str = "w1", places: int = 4) -> None:
+    lease = rounds.lease(record, worker, places)
+    assert isinstance(lease, Lease), lease
+    rounds.complete(lease, worker, [f"v{nonce}" for nonce in lease.nonces])
+
+
+def current(overviews: Overviews) -> CurrentRound:
+    seen = overviews.read().round
+    assert seen is not None
+    return seen
+
+
+def test_a_node_that_does_nothing(overviews: Overviews, redis: Redis) -> None:
+    redis.flushall()
+    seen = overviews.read()
+    assert (seen.round, list(seen.workers), list(seen.silent)) == (None, [], [])
+    assert (seen.callbacks_waiting, seen.queued_nonces, seen.total_processed, seen.nonces_per_second) == (0, 0, 0, 0)
+
+
+def test_it_is_what_the_stores_tell_one_by_one(
+    overviews: Overviews,
+    rounds: RoundStore,
+    jobs: JobStore,
+    outbox: Outbox,
+    workers: WorkerRegistry,
+    redis: Redis,
+    clock: Clock,
+    settings: Settings,
+) -> None:
+    job_id = jobs.create(new_job(list(range(6))))
+    jobs.claim(job_id, 0, "w1")
+    jobs.complete(job_id, 0, ["a", "b"])
+    record = start(rounds, url="http://receiver:9000/poc")
+    compute(rounds, record)
+    clock.now += settings.callback_interval_sec
+    delivery = outbox.take(record.round_id)
+    assert delivery is not None
+    outbox.failed(delivery, "it answered 500")
+    receivers = Receivers(redis, clock)
+    for name, n_tries in (("once:80", 1), ("often:80", BREAKS_AT)):
+        for _ in range(n_tries):
+            receivers.silent(name)
+
+    seen = overviews.read()
+    assert seen.round is not None
+    assert seen.round.record == rounds.current()
+    assert seen.round.outbox == outbox.status(record.round_id)
+    assert (seen.round.outbox.failures, seen.round.outbox.waiting) == (1, 4)
+    assert seen.workers == workers.live()
+    assert [worker.id for worker in seen.workers] == ["w1", "w2"]
+    assert seen.silent == receivers.spared()
+    assert [receiver.receiver for receiver in seen.silent] == ["often:80"]
+    assert (seen.callbacks_waiting, seen.queued_nonces) == (outbox.n_waiting(), jobs.queued_nonces()) == (1, 4)
+    assert (seen.total_processed, seen.nonces_per_second) == (jobs.total_processed(), jobs.nonces_per_second())
+    assert (seen.total_processed, seen.nonces_per_second) == (6, 0.6)
+
+
+def test_a_round_that_expired_is_none(overviews: Overviews, rounds: RoundStore, redis: Redis) -> None:
+    record = start(rounds)
+    redis.delete(f"poc:round:{record.round_id}")
+    assert overviews.read().round is None
+
+
+def test_a_worker_that_died_is_not_seen(overviews: Overviews, redis: Redis) -> None:
+    redis.delete("poc:worker:w1")
+    assert [worker.id for worker in overviews.read().workers] == ["w2"]
+
+
+def test_a_restarted_redis_gets_the_script_again(overviews: Overviews, redis: Redis) -> None:
+    overviews.read()
+    redis.script_flush()
+    assert len(overviews.read().workers) == 2
+
+
+def test_rates_are_those_of_the_last_ten_seconds_per_worker(
+    overviews: Overviews, rounds: RoundStore, clock: Clock
+) -> None:
+    record = start(rounds)
+    clock.now += 100
+    compute(rounds, record, "w1", 20)
+    clock.now += 5
+    compute(rounds, record, "w2", 10)
+    compute(rounds, record, "w2", 10)
+    clock.now += 1
+    rates = current(overviews).rates
+    assert (rates.totals, rates.per_second) == ({"w1": 20, "w2": 20}, {"w1": 2.0, "w2": 2.0})
+    clock.now += 5
+    assert current(overviews).rates.per_second == {"w2": 2.0}
+
+
+@pytest.mark.parametrize(("age_s", "rate"), [(1, 20.0), (1.5, 20.0), (4, 5.0), (9, 20 / 9), (10, 2.0)])
+def test_the_rate_of_a_young_round_is_that_since_its_start(
+    overviews: Overviews, rounds: RoundStore, clock: Clock, age_s: float, rate: float
+) -> None:
+    record = start(rounds)
+    compute(rounds, record, places=20)
+    clock.now += age_s
+    assert current(overviews).rates.per_second == {"w1": rate}
+
+
+def test_the_second_under_way_does_not_count_for_the_rate(overviews: Overviews, rounds: RoundStore) -> None:
+    compute(rounds, start(rounds))
+    assert current(overviews).rates.per_second == {}
