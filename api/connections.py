@@ -15,6 +15,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 HEADERS_S = 10.0
 # Bytes of a request's headers; browsers and proxies send some KiB.
 HEADER_BYTES = 64 * 1024
+# Seconds that a connection without a request stays open: longer than clients keep theirs (httpx 5, aiohttp 15, nginx
+# 60), as what one sends over a connection that is being closed under it fails.
+IDLE_S = 75
 # Seconds between two looks at a connection.
 _LOOK_S = 0.5
 # Bytes of an answer that a client has to take within Limits.request_s.
@@ -34,6 +37,7 @@ class Limits:
     connections: int
     request_s: float  # for a whole request, and for the next part of its answer
     headers_s: float = HEADERS_S
+    idle_s: int = IDLE_S
 
 
 def raise_file_limit() -> int:
@@ -61,6 +65,7 @@ class _Limited(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.timeout_keep_alive = self.limits.idle_s
         self._look: asyncio.TimerHandle | None = None
         self._since: float | None = None  # from when the client has to hurry; None: it need not
         self._headers_done = False

@@ -190,6 +190,15 @@ def test_one_connection_serves_many_requests(connect: Connect) -> None:
         time.sleep(0.2)
 
 
+def test_a_client_that_keeps_its_connection_for_as_long_as_clients_do_is_answered(connect: Connect) -> None:
+    """httpx keeps one for 5 s, as uvicorn would: what it then sends would meet a connection that is being closed."""
+    connection = connect(GET + b"\r\n")
+    assert status(connection.recv(10_000)) == 200
+    time.sleep(5.5)
+    connection.sendall(GET + b"\r\n")
+    assert status(connection.recv(10_000)) == 200
+
+
 def test_requests_may_follow_each_other_at_once(connect: Connect) -> None:
     whole = POST + b"0123456789"
     answer = rest(connect(whole + whole + GET + b"Connection: close\r\n\r\n"))
