@@ -1,5 +1,6 @@
 """`proofline api`: what it sets up before it serves."""
 
+import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -27,3 +28,16 @@ def test_what_reads_redis_does_not_wait_long_for_the_event_loop(monkeypatch: pyt
     monkeypatch.setattr(uvicorn, "run", run)
     assert CliRunner().invoke(app, ["api"], env={"POC_REQUIRE_KEYS": "never"}).exit_code == 0
     assert while_it_serves == [pytest.approx(0.0005)]
+
+
+def test_no_request_waits_until_all_that_was_imported_is_looked_through_for_garbage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_through: list[bool] = []
+
+    def run(served: Any, **_options: Any) -> None:
+        looked_through.append(any(found is served for found in gc.get_objects()))
+
+    monkeypatch.setattr(uvicorn, "run", run)
+    assert CliRunner().invoke(app, ["api"], env={"POC_REQUIRE_KEYS": "never"}).exit_code == 0
+    assert looked_through == [False]
