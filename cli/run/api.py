@@ -12,8 +12,8 @@ from cli.addresses import receiver_settings
 from cli.console import note
 
 GRACEFUL_SHUTDOWN_S = 10  # for answers under way, such as a /generate with wait=true
-# Seconds that a thread which has read from Redis waits for the event loop's to let it go on, where that is busy; as
-# often as there are commands. Python's own 5 ms, some ten times, was most of what an answer of /status took.
+# Seconds that a thread which has read from Redis waits for the event loop's to let it go on, where that is busy, as
+# often as there are commands. Python's own 5 ms, some ten times, were most of what an answer took that reads so.
 _SWITCH_S = 0.0005
 
 
