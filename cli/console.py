@@ -43,9 +43,17 @@ def stderr_console() -> "Console":
 
 
 def progress_bar(unit: str) -> "Progress":
-    """A bar with count, elapsed and remaining time, on stderr; `unit` names what is counted."""
+    """A bar with count, elapsed and remaining time, on stderr; `unit` names what is counted.
+
+    Without a terminal a line every 10 s: a bar would show at its end only.
+    """
     from rich import progress
 
+    from cli.progress_lines import ProgressLines
+
+    console = stderr_console()
+    if not console.is_terminal or console.is_dumb_terminal:
+        return ProgressLines(unit)
     return progress.Progress(
         progress.SpinnerColumn(),
         progress.TextColumn("{task.description}"),
@@ -54,7 +62,7 @@ def progress_bar(unit: str) -> "Progress":
         progress.TextColumn(unit),
         progress.TimeElapsedColumn(),
         progress.TimeRemainingColumn(),
-        console=stderr_console(),
+        console=console,
     )
 
 

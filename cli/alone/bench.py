@@ -84,20 +84,16 @@ def bench(
     others = [earlier(path, engine_options.name) for path in compare or ()]
     limits_ms = sorted(set(max_step_ms or LIMITS_MS))
     usual_ms = load_settings().max_step_ms
-    with stdout_kept_clean() as stdout:
-        with local_engine(engine_options) as loaded:
-            found = measure_all(
-                loaded, sorted(set(seq_len or [ROUND_SEQ_LEN])), batch_size, usual_ms, limits_ms, seconds
-            )
-            info = loaded.info
+    with stdout_kept_clean() as stdout, local_engine(engine_options) as loaded:
+        found = measure_all(loaded, sorted(set(seq_len or [ROUND_SEQ_LEN])), batch_size, usual_ms, limits_ms, seconds)
         speeds = Speeds(
             model=engine_options.name,
             engine=engine_options.engine,
-            dtype=info.dtype,
+            dtype=loaded.info.dtype,
             dummy_weights="--load-format=dummy" in engine_options.vllm_args,
             tensor_parallel=engine_options.tensor_parallel,
             pipeline_parallel=engine_options.pipeline_parallel,
-            max_batch_tokens=info.max_batch_tokens,
+            max_batch_tokens=loaded.info.max_batch_tokens,
             max_step_ms=usual_ms,
             seconds=seconds,
             seq_lens=found,

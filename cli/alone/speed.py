@@ -13,7 +13,7 @@ from cli.alone.time_parts import TimeParts, time_parts
 from cli.console import note
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
-from workers.engines.base import Engine, EngineMemoryError
+from workers.engines.base import Engine
 from workers.pipeline import Flight, Pipeline
 from workers.slice_plan import SlicePlan
 
@@ -170,7 +170,7 @@ def measure(
     most = engine.info.max_batch(spec.seq_len)
     try:
         parts = time_parts(engine.profile(spec, range(most)), most)
-    except EngineMemoryError as error:  # the profiler and the peak's matrices need some beside the micro-batch
+    except ProoflineError as error:  # the profiler and the peak's matrices need memory, and tools that may be missing
         note(f"Where the time goes at seq_len {spec.seq_len} cannot be told: {error}")
         parts = None
     on_step()

@@ -98,6 +98,25 @@ def test_people_get_tables_and_at_their_end_what_to_set(engine: ProfiledEngine, 
     assert stdout.index("Set:") < stdout.index("--max-batch-tokens ") < stdout.index("POC_MAX_STEP_MS=30")
 
 
+def test_who_has_no_terminal_is_told_how_far_it_is(engine: ProfiledEngine, capfd: Capture) -> None:
+    assert run("--model", "tiny-qwen3") == 0
+    stderr = capfd.readouterr().err
+    assert "Computing on tiny-qwen3, synthetic: 0 of 17 measurements in 0 s\n" in stderr
+    assert "Computing on tiny-qwen3, synthetic: 17 of 17 measurements in " in stderr
+
+
+def test_what_was_measured_is_printed_before_the_engine_ends(
+    engine: ProfiledEngine, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    def close() -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(engine, "close", close)
+    with pytest.raises(TimeoutError):
+        run("--model", "tiny-qwen3", "--json")
+    assert json.loads(capfd.readouterr().out)["model"] == "tiny-qwen3"
+
+
 def test_an_engine_that_cannot_tell_where_time_goes_still_has_speeds(engine: ProfiledEngine, capfd: Capture) -> None:
     engine.blind = True
     assert run("--model", "tiny-qwen3", "--engine", "transformers") == 0

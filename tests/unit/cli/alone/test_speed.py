@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cli.alone import speed
-from poc_core.errors import SpecError
+from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
-from workers.engines.base import Engine, EngineMemoryError, Tick, TickResult
+from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Tick, TickResult
 from workers.engines.profile import RankProfile
 
 SPEC = ProofSpec(block_hash="b", public_key="p", seq_len=16, options={})
@@ -105,17 +105,25 @@ def test_all_about_a_seq_len(engine: TimedEngine) -> None:
     assert found.parts is None
 
 
-def test_speeds_are_not_lost_when_there_is_no_memory_for_the_profiler(
-    engine: TimedEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "error",
+    [EngineMemoryError("out of memory"), EngineLostError("no answer"), ProoflineError("no CUPTI")],
+    ids=["no memory", "no answer", "no profiler"],
+)
+def test_speeds_are_not_lost_with_the_profile(
+    engine: TimedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: ProoflineError,
 ) -> None:
     def profile(spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
-        raise EngineMemoryError("out of memory")
+        raise error
 
     monkeypatch.setattr(engine, "profile", profile)
     found = speed.measure(engine, SPEC, [2], 200, [50], 1.0, lambda: None)
     assert found.parts is None
     assert found.best > 0
-    assert "at seq_len 16 cannot be told: out of memory" in capsys.readouterr().err
+    assert f"at seq_len 16 cannot be told: {error}" in capsys.readouterr().err
 
 
 def test_the_engines_errors_pass_through(engine: TimedEngine) -> None:
