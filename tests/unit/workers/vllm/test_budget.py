@@ -165,6 +165,24 @@ class TestBudget:
             prove_budget(engine, whole=False)
 
 
+class Joining:
+    """An engine that joins layers where there are few tokens, as vLLM does DeepSeek-V4's: one by one they then give
+    nothing finite."""
+
+    def __init__(self) -> None:
+        self.info = ModelInfo("joining", 256, 4, 4096, 8192, "bfloat16")
+        self.sliceable = True
+
+    def compute(self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None) -> list[JsonValue]:
+        return [None if plan is not None and len(nonces) * spec.seq_len <= 32 else "AAAA" for _ in nonces]
+
+
+def test_layers_are_cut_of_a_model_that_joins_them_for_few_tokens_alone() -> None:
+    engine: Any = Joining()
+    prove_slices(engine)
+    assert engine.sliceable
+
+
 def test_a_model_that_does_not_stop_after_a_layer_is_not_cut(caplog: pytest.LogCaptureFixture) -> None:
     engine: Any = Short(room=8192)
     prove_slices(engine)
