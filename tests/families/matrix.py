@@ -25,7 +25,17 @@ from tests.families.look import FOLDER, VARIANTS, look
 from tests.families.make import families, make, text_config
 
 # What no CPU runs comes first on a GPU: its time may end before all families have had their turn.
-_FOR_GPUS = ("deepseek-v3.2", "glm-5", "deepseek-v4", "minimax-m2", "qwen3-next", "qwen3.5", "kimi-k2.6", "deepseek-v3")
+_FOR_GPUS = (
+    "deepseek-v3.2",
+    "glm-5",
+    "deepseek-v4",
+    "glm-5.3-flash",
+    "minimax-m2",
+    "qwen3-next",
+    "qwen3.5",
+    "kimi-k2.6",
+    "deepseek-v3",
+)
 # Where vLLM's processes write why one of them ended; what the others then say of it tells nothing.
 _CAUSE = re.compile(r"\b(\w*(?:Error|Exception): (?!Engine core init|Engine process failed|WorkerProc init).+)")
 _CAUSE_LENGTH = 300
