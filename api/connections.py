@@ -13,8 +13,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 # Seconds from the first byte of a request, or from the connection's beginning, to the end of its headers.
 HEADERS_S = 10.0
-# Bytes of a request's headers; browsers and proxies send some KiB.
+# Bytes of a request's first line and headers, and how many headers these may be: each takes some 150 bytes more.
+# Browsers and proxies send some KiB, in a few dozen.
 HEADER_BYTES = 64 * 1024
+MOST_HEADERS = 200
 # Seconds that a connection without a request stays open: longer than clients keep theirs (httpx 5, aiohttp 15, nginx
 # 60), as what one sends over a connection that is being closed under it fails.
 IDLE_S = 75
@@ -60,7 +62,7 @@ def limited(limits: Limits) -> type[HttpToolsProtocol]:
 
 class _Limited(HttpToolsProtocol):
     limits: ClassVar[Limits]
-    # Connections whose client is to send something, the one that waits longest first.
+    # Connections whose client is to send or take something, the one that waits longest first.
     unfinished: "ClassVar[dict[_Limited, None]]"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -79,7 +81,7 @@ class _Limited(HttpToolsProtocol):
         super().connection_made(transport)
         self._wait_for_client()
         if len(self.connections) > self.limits.connections:
-            next(iter(self.unfinished)).transport.abort()
+            self._make_room()
         self._look = self.loop.call_later(_LOOK_S, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -102,15 +104,18 @@ class _Limited(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         self._left = (self.transport.get_write_buffer_size(), self.loop.time())
+        self.unfinished[self] = None
         super().pause_writing()
 
     def resume_writing(self) -> None:
         self._left = None
+        if self._since is None and not self.cycle.response_complete:
+            self.unfinished.pop(self, None)
         super().resume_writing()
 
     def shutdown(self) -> None:
         super().shutdown()
-        if self.cycle is not None and not self.cycle.response_complete and self.scope["path"].endswith(ENDLESS):
+        if self.cycle is not None and not self.cycle.response_complete and self.cycle.scope["path"].endswith(ENDLESS):
             self.transport.close()  # else the server would wait for an end that does not come
 
     # What the parser calls.
@@ -123,12 +128,14 @@ class _Limited(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._headers_done:
             return  # a trailer: what comes behind the body says nothing about the request
+        if len(self.headers) >= MOST_HEADERS:
+            raise ValueError("too many headers")  # the parser stops, and the client gets 400
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._headers_done = True
-        if sum(len(name) + len(value) for name, value in self.headers) > HEADER_BYTES:
-            raise ValueError("the headers are too large")  # the parser stops, and the client gets 400
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEADER_BYTES:
+            raise ValueError("the headers are too large")
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise ValueError("too many requests wait for their answers")
         self._since = self.loop.time()
@@ -144,14 +151,26 @@ class _Limited(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.pipeline:
-            self.unfinished[self] = None  # idle: the first to make room, after those that are idle for longer
+        if not self.cycle.response_complete or self not in self.connections:  # another request waited, or it is gone
+            return
+        self.unfinished[self] = None  # idle: the first to make room, after those that are idle for longer
+        if self.scope is self.cycle.scope:  # the next request has not begun, and may never
+            self.scope = self.cycle.scope = {}  # type: ignore[typeddict-item]
+            self.headers, self.url = [], b""
 
     # Our own.
 
     def _wait_for_client(self) -> None:
         self._since = self.loop.time()
         self.unfinished[self] = None
+
+    def _make_room(self) -> None:
+        oldest = next(iter(self.unfinished))
+        # At once, not when the event loop comes to say that it is lost: of many that come together each has to find
+        # another one, and until then it would count among those for whose sake requests are refused.
+        del self.unfinished[oldest]
+        self.connections.discard(oldest)
+        oldest.transport.abort()
 
     def _check(self) -> None:
         now = self.loop.time()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Literal
 
 import pytest
 import uvicorn
@@ -13,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.connections import ENDLESS, HEADER_BYTES, Limits, connections_for, limited, raise_file_limit
+from api.connections import ENDLESS, HEADER_BYTES, MOST_HEADERS, Limits, connections_for, limited, raise_file_limit
+from tests.waiting import wait_until
 
 CONNECTIONS = 8
 LIMITS = Limits(CONNECTIONS, request_s=1.0, headers_s=0.5)
@@ -22,6 +24,20 @@ LARGE = 32 * 1024 * 1024
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
 PATIENCE_S = 10.0
+
+
+class Standstill:
+    """Of the server's event loop, while it answers GET /stands."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def last(self) -> None:
+        self.begun.set()
+        self.over.wait(PATIENCE_S)
+
+
+standstill = Standstill()
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,6 +52,13 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         return None
+    if scope["path"] == "/parts":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for left in range(LARGE // 2**20, -1, -1):
+            await send({"type": "http.response.body", "body": bytes(2**20), "more_body": left > 0})
+        return None
+    if scope["path"] == "/stands":
+        standstill.last()
     if scope["path"] == "/slow":
         time_out = await request.is_disconnected()
         return await Response(str(time_out))(scope, receive, send)
@@ -45,8 +68,17 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextmanager
-def running() -> Iterator[uvicorn.Server]:
-    config = uvicorn.Config(app, port=0, log_level="critical", http=limited(LIMITS), ws="none", lifespan="off")
+def running(loop: Literal["auto", "asyncio"] = "auto") -> Iterator[uvicorn.Server]:
+    config = uvicorn.Config(
+        app,
+        port=0,
+        loop=loop,
+        log_level="critical",
+        http=limited(LIMITS),
+        ws="none",
+        lifespan="off",
+        limit_concurrency=CONNECTIONS + 2,  # as `proofline api` has it
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -152,10 +184,37 @@ def test_one_that_is_taken_slowly_arrives_whole(connect: Connect) -> None:
         pytest.param(b"x: " + b"y" * HEADER_BYTES, id="one"),
         pytest.param(b"".join(b"x%d: y\r\n" % i for i in range(12_000)), id="many"),
         pytest.param(b"".join(b"x%d: y\r\n" % i for i in range(12_000)) + b"\r\n", id="whole"),
+        pytest.param(b"x:\r\n" * MOST_HEADERS + b"\r\n", id="one too many"),
     ],
 )
 def test_headers_have_a_limit(connect: Connect, headers: bytes) -> None:
     assert status(rest(connect(GET + headers))) in (400, 431)
+
+
+def test_as_many_headers_as_may_be_are_taken(connect: Connect) -> None:
+    assert status(rest(connect(GET + b"x:\r\n" * (MOST_HEADERS - 2) + b"Connection: close\r\n\r\n"))) == 200
+
+
+def test_a_path_is_no_larger_than_headers(connect: Connect) -> None:
+    assert status(rest(connect(b"GET /" + b"x" * HEADER_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n"))) in (400, 431)
+
+
+def test_an_idle_connection_keeps_nothing_of_what_it_asked(connect: Connect, server: uvicorn.Server) -> None:
+    connection = connect(GET + b"x-long: " + b"y" * 60_000 + b"\r\n\r\n")
+    assert status(connection.recv(10_000)) == 200
+    own = connection.getsockname()
+    idle: Any
+    (idle,) = (one for one in server.server_state.connections if getattr(one, "client", None) == own)
+    wait_until(lambda: [idle.headers, idle.url, idle.scope, idle.cycle.scope] == [[], b"", {}, {}], "nothing kept")
+
+
+def test_what_has_come_of_the_next_request_is_kept(connect: Connect) -> None:
+    connection = connect(GET + b"\r\n" + GET + b"x-second: y\r\n")
+    assert status(connection.recv(10_000)) == 200
+    connection.sendall(b"Connection: close\r\n\r\n")
+    answer = rest(connection)
+    assert b"200 OK" in answer
+    assert b"x-second" in answer
 
 
 @pytest.mark.parametrize("n_bytes", [10, HEADER_BYTES + 1, 8 * 1024 * 1024])
@@ -180,6 +239,26 @@ def test_silent_connections_make_room_for_those_that_ask(connect: Connect, serve
     assert status(answer) == 200
     assert len(server.server_state.connections) <= CONNECTIONS
     assert rest(silent[0]) == b""  # the one that waited longest
+
+
+def test_those_that_come_at_once_make_room_too() -> None:
+    """asyncio's own loop, as in the API's image, takes them all before it sees the end of the first that made room."""
+    with running("asyncio") as server, ExitStack() as opened:
+        connect = Connect(server.servers[0].sockets[0].getsockname()[1], opened)
+        asking = connect(b"GET /stands HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert standstill.begun.wait(PATIENCE_S)
+        crowd = [connect() for _ in range(8 * CONNECTIONS)]
+        standstill.over.set()
+        assert status(asking.recv(10_000)) == 200
+        assert status(rest(connect(GET + b"Connection: close\r\n\r\n"))) == 200
+        assert len(server.server_state.connections) <= CONNECTIONS
+        assert rest(crowd[0]) == b""
+
+
+def test_those_that_take_nothing_make_room_too(connect: Connect) -> None:
+    for _ in range(CONNECTIONS):
+        assert connect(b"GET /parts HTTP/1.1\r\nHost: x\r\n\r\n").recv(1) == b"H"
+    assert status(rest(connect(GET + b"Connection: close\r\n\r\n"))) == 200
 
 
 def test_one_connection_serves_many_requests(connect: Connect) -> None:
@@ -225,11 +304,12 @@ def test_a_process_may_open_as_many_files_as_it_is_let() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_stream_without_an_end_does_not_keep_the_server_from_its_own() -> None:
+@pytest.mark.parametrize("behind", ["", "GET /livez HTTP/1.1\r\n"], ids=["alone", "with half a request behind it"])
+def test_a_stream_without_an_end_does_not_keep_the_server_from_its_own(behind: str) -> None:
     with ExitStack() as opened:
         with running() as server:
             connection = Connect(server.servers[0].sockets[0].getsockname()[1], opened)(
-                f"GET /api/v1{ENDLESS} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+                f"GET /api/v1{ENDLESS} HTTP/1.1\r\nHost: x\r\n\r\n{behind}".encode()
             )
             answer = b""
             while b"first" not in answer:

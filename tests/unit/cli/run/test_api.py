@@ -41,3 +41,12 @@ def test_no_request_waits_until_all_that_was_imported_is_looked_through_for_garb
     monkeypatch.setattr(uvicorn, "run", run)
     assert CliRunner().invoke(app, ["api"], env={"POC_REQUIRE_KEYS": "never"}).exit_code == 0
     assert looked_through == [False]
+
+
+def test_connections_have_limits_and_no_header_says_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(uvicorn, "run", lambda *_args, **options: given.update(options))
+    env = {"POC_REQUIRE_KEYS": "never", "POC_MAX_CONNECTIONS": "50", "POC_REQUEST_TIMEOUT_S": "7"}
+    assert CliRunner().invoke(app, ["api"], env=env).exit_code == 0
+    assert (given["http"].limits.connections, given["http"].limits.request_s) == (50, 7)
+    assert (given["limit_concurrency"], given["ws"], given["proxy_headers"]) == (52, "none", False)
