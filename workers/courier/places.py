@@ -12,8 +12,9 @@ from poc_core.state.outbox import Due
 # Deliveries under way at the same time, of rounds and of jobs: jobs' receivers that hang never take a round's places.
 ROUND_PLACES = 16
 JOB_PLACES = 48
-# Of these, for one receiver.
+# Of these, for one receiver, and the share of all receivers of one host: it may have any number of ports.
 RECEIVER_PLACES = 4
+HOST_SHARE = 0.5
 # Bytes of payloads in memory, of rounds and of jobs. One is always delivered, whatever its size.
 MOST_BYTES = 128 * 1024 * 1024
 
@@ -51,17 +52,21 @@ class Places:
             return
         places = Counter(due.is_round for due in self._under_way.values())
         receivers = Counter((due.is_round, due.receiver) for due in self._under_way.values())
+        hosts = Counter((due.is_round, _host(due)) for due in self._under_way.values())
         sizes: Counter[bool] = Counter()
         for due in self._under_way.values():
             sizes[due.is_round] += self._size(due)
         for due in list(self._waiting.values()):
-            kind, receiver, size = due.is_round, (due.is_round, due.receiver), self._size(due)
-            if places[kind] >= (ROUND_PLACES if kind else JOB_PLACES) or receivers[receiver] >= RECEIVER_PLACES:
+            kind, size = due.is_round, self._size(due)
+            receiver, host = (kind, due.receiver), (kind, _host(due))
+            most = ROUND_PLACES if kind else JOB_PLACES
+            if places[kind] >= most or receivers[receiver] >= RECEIVER_PLACES or hosts[host] >= HOST_SHARE * most:
                 continue
             if sizes[kind] and sizes[kind] + size > MOST_BYTES:
                 continue
             places[kind] += 1
             receivers[receiver] += 1
+            hosts[host] += 1
             sizes[kind] += size
             self._under_way[due.outbox_id] = self._waiting.pop(due.outbox_id)
             task = asyncio.ensure_future(self._run(due))
@@ -77,3 +82,7 @@ class Places:
         finally:
             del self._under_way[due.outbox_id]
             self._start()
+
+
+def _host(due: Due) -> str:
+    return due.receiver.rpartition(":")[0]

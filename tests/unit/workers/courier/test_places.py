@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from poc_core.state.outbox import Due
-from workers.courier.places import JOB_PLACES, MOST_BYTES, RECEIVER_PLACES, ROUND_PLACES, Places
+from workers.courier.places import HOST_SHARE, JOB_PLACES, MOST_BYTES, RECEIVER_PLACES, ROUND_PLACES, Places
 
 
 class Deliveries:
@@ -69,6 +69,16 @@ async def test_a_receiver_has_few_places_whatever_waits_for_it(places: Places, d
     places.offer(job(99))
     await settle()
     assert len(deliveries.under_way) == RECEIVER_PLACES + 1
+    assert deliveries.under_way[-1] == "job99"
+
+
+async def test_a_host_has_half_of_the_places_however_many_its_ports(places: Places, deliveries: Deliveries) -> None:
+    for port in range(1, 61):
+        places.offer(job(port, f"hangs:{port}"))
+    await settle()
+    assert len(deliveries.under_way) == HOST_SHARE * JOB_PLACES
+    places.offer(job(99))
+    await settle()
     assert deliveries.under_way[-1] == "job99"
 
 
