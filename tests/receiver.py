@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -37,6 +37,7 @@ class Receiver:
 
     status: int = 200  # what it answers
     delay_s: float = 0.0  # before it answers
+    talks_nonsense: bool = False  # it takes what comes, and its answer is no HTTP
     largest: int | None = None  # artifacts of a payload; to more it answers 413
     payloads: list[Payload] = field(default_factory=list)  # all, also those answered with an error
     n_unanswered: int = 0  # arrived, and their answer is delayed
@@ -66,7 +67,7 @@ class Receiver:
 
     def come_back(self) -> None:
         """On the same port as before."""
-        self._server = _Server(("127.0.0.1", self._port), _handler(self._take))
+        self._server = _Server(("127.0.0.1", self._port), _handler(self))
         self._port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -87,7 +88,7 @@ class Receiver:
     def round_payloads(self) -> list[Payload]:
         return [payload for payload in self.taken() if "request_id" not in payload.body]
 
-    def _take(self, path: str, body: dict[str, Any]) -> int:
+    def take(self, path: str, body: dict[str, Any]) -> int:
         status, arrived = self.status, time.time()
         if self.largest is not None and len(body["artifacts"]) > self.largest:
             status = 413
@@ -128,11 +129,15 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
 
-def _handler(take: Callable[[str, dict[str, Any]], int]) -> type[BaseHTTPRequestHandler]:
+def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            status = take(self.path, body)
+            status = receiver.take(self.path, body)
+            if receiver.talks_nonsense:
+                self.wfile.write(b"\x16\x03 thanks for nothing\r\n\r\n")
+                self.close_connection = True
+                return
             self.send_response(status)
             self.send_header("content-length", "0")
             self.end_headers()

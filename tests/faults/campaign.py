@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import psutil
 import redis
 
 from cli.model_choice import with_chosen_model
@@ -25,6 +24,7 @@ from poc_core.state import RoundStore, keys
 from tests.faults.faults import FAULTS, Victims
 from tests.faults.reference import K_DIM, Reference
 from tests.faults.stack import FaultyStack, MovedClock, small_disk
+from tests.faults.usage import Usage, uses_of
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
 from tests.receiver import Receiver
 from tests.round_client import FAST, LOG_LINES, MODEL, RoundClient, uncomputed
@@ -36,9 +36,8 @@ from workers.engines.options import EngineOptions
 MOST_RECOVERY_S = 30.0
 # L2 distance of vectors of one nonce from another engine or another composition of micro-batches, in float32.
 TOLERANCE = 0.003
-# Memory and descriptors of a process at the end, over those after the first tenth.
-MOST_GROWTH = 1.5
-_GROWTH_FREE_MIB = 64
+# Seconds after which a process that was started again has what it needs, a model too.
+_SETTLE_S = 120.0
 _READY_S = 300.0
 # Everything delivered, after the last work was submitted.
 _DELIVERY_S = 120.0
@@ -54,6 +53,7 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     recoveries_s: list[float] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    usage: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def text(self) -> str:
@@ -63,6 +63,7 @@ class Report:
             median, longest = statistics.median(self.recoveries_s), max(self.recoveries_s)
             lines.append(f"recovery: median {median:.1f} s, longest {longest:.1f} s")
         lines += [f"{what}: {n:,}" for what, n in sorted(self.counts.items())]
+        lines += self.usage
         lines.append(f"the check at the end took {self.check_s:.0f} s")
         if self.counts[ROUND_NONCES_AGAIN] < self.counts[ROUND_NONCES]:
             lines.append(
@@ -105,12 +106,13 @@ def run(
         size = 400 if engine == "synthetic" else 100
         work = Work(stack.base_url, receiver, reference.artifacts, _same, seed, chat=engine == "vllm", size=size)
         began = time.monotonic()
-        usage = _Usage(stack)
+        # What hung, and was cut, leaves connections and their buffers in pools. Without faults nothing does.
+        limits = (_SETTLE_S, 256, 200) if faults else (minutes * 6, 64, 20)
+        usage = Usage(partial(uses_of, stack), *limits)
         work.start()
         try:
             until = began + minutes * 60
             victims = Victims(stack, receiver, clock, folder / "disk" if has_disk else None, random.Random(seed))
-            usage.begin_at = began + minutes * 6
             while time.monotonic() < until:
                 if faults:
                     _one_fault(victims, work, report, pause_s, log)
@@ -124,7 +126,8 @@ def run(
         log("the work has ended; what is under way is awaited, and the rounds' nonces are computed again")
         _check_end(stack, receiver, work, report)
         report.check_s = time.monotonic() - ended
-        report.problems += [] if faults else usage.growth()
+        report.usage = usage.text()
+        report.problems += usage.growth()
         report.counts, report.problems = work.counts, work.problems + report.problems
         if report.problems:
             log("\n".join(lines))
@@ -175,40 +178,3 @@ def _same(found: Artifacts, expected: Artifacts) -> bool:
         return True
     vectors = [np.stack([decode_vector(one["vector_b64"], K_DIM) for one in some]) for some in (found, expected)]
     return bool(np.linalg.norm(vectors[0] - vectors[1], axis=1).max() <= TOLERANCE)
-
-
-class _Usage:
-    """Memory and descriptors of the stack's processes, over time."""
-
-    def __init__(self, stack: FaultyStack) -> None:
-        self._stack = stack
-        self._first: dict[int, tuple[str, int, int]] = {}
-        self._last: dict[int, tuple[str, int, int]] = {}
-        self.begin_at = 0.0
-
-    def look(self) -> None:
-        now = dict(self._measured())
-        if time.monotonic() >= self.begin_at:
-            self._first = self._first or now
-            self._last = now
-
-    def growth(self) -> list[str]:
-        """What grew, one sentence each."""
-        found = []
-        for pid, (name, rss, descriptors) in self._last.items():
-            before = self._first.get(pid)
-            if before is None:
-                continue
-            if rss > before[1] * MOST_GROWTH and rss - before[1] > _GROWTH_FREE_MIB * 2**20:
-                found.append(f"memory of {name} grew from {before[1] / 2**20:.0f} to {rss / 2**20:.0f} MiB")
-            if descriptors > before[2] * MOST_GROWTH + 20:
-                found.append(f"descriptors of {name} grew from {before[2]} to {descriptors}")
-        return found
-
-    def _measured(self) -> Iterator[tuple[int, tuple[str, int, int]]]:
-        for child in self._stack.children():
-            try:
-                process = psutil.Process(child.pid)
-                yield process.pid, (child.spec.name, process.memory_info().rss, process.num_fds())
-            except (psutil.NoSuchProcess, TypeError):
-                continue

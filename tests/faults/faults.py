@@ -109,6 +109,15 @@ def receiver_refuses(victims: Victims) -> str:
     return f"receiver answers {status} for {seconds:.1f} s"
 
 
+def receiver_talks_nonsense(victims: Victims) -> str:
+    """It has what it was sent, and answers what nobody can read."""
+    seconds = victims.rng.uniform(1, _LONGEST_S)
+    victims.receiver.talks_nonsense = True
+    time.sleep(seconds)
+    victims.receiver.talks_nonsense = False
+    return f"receiver talks nonsense for {seconds:.1f} s"
+
+
 def receiver_is_slow(victims: Victims) -> str:
     seconds = victims.rng.uniform(1, _LONGEST_S)
     victims.receiver.delay_s = victims.rng.uniform(0.5, 3)
@@ -169,6 +178,7 @@ FAULTS: tuple[Fault, ...] = (
     silent_network,
     halved_packets,
     receiver_refuses,
+    receiver_talks_nonsense,
     receiver_is_slow,
     receiver_is_away,
     no_memory,

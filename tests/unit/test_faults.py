@@ -14,6 +14,7 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.state import RoundStore
 from tests.faults.campaign import Report
 from tests.faults.reference import Reference
+from tests.faults.usage import Usage, Use
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
 from tests.receiver import Payload, Receiver
 from workers.engines.base import EngineLostError, WholeBatchEngine
@@ -135,3 +136,25 @@ def test_what_is_missing_or_came_twice_is_found_without_time_for_values(nonces: 
 def test_a_round_whose_record_counts_other_nonces_is_found() -> None:
     (problem,) = checked(right("block", range(2000)), n_processed=2001).problems
     assert problem.startswith("round r: 2000 nonces came, its record is ")
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("at_the_end", "grew"),
+    [
+        (Use(1, "api", 149 * MIB, 65), []),
+        (Use(1, "api", 151 * MIB, 65), ["memory of api grew from 100 to 151 MiB"]),
+        (Use(1, "api", 149 * MIB, 66), ["descriptors of api grew from 30 to 66"]),
+    ],
+)
+def test_what_grows_is_found_also_of_a_process_that_was_started_meanwhile(at_the_end: Use, grew: list[str]) -> None:
+    looks = iter([[], [Use(1, "api", 9 * MIB, 3)], [Use(1, "api", 100 * MIB, 30)], [at_the_end], []])
+    seconds = iter([0.0, 50.0, 60.0, 70.0, 80.0])
+    usage = Usage(lambda: next(looks), 10, free_mib=40, free_descriptors=20, clock=lambda: next(seconds))
+    for _ in range(5):
+        usage.look()
+    assert usage.growth() == grew
+    (line,) = usage.text()
+    assert line.startswith(f"api: {at_the_end.rss // MIB} MiB and {at_the_end.descriptors} descriptors")

@@ -1,0 +1,85 @@
+"""Memory and descriptors of a stack's processes over a campaign: a node that needs ever more of them does not last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import psutil
+
+from tests.faults.stack import FaultyStack
+
+# Of a process at its last look, over its first that counts.
+MOST_GROWTH = 1.5
+_MIB = 2**20
+
+
+class Use(NamedTuple):
+    pid: int
+    name: str
+    rss: int  # bytes
+    descriptors: int
+
+
+def uses_of(stack: FaultyStack) -> Iterator[Use]:
+    """What each of its processes has now."""
+    for child in stack.children():
+        try:
+            process = psutil.Process(child.pid)
+            yield Use(process.pid, child.spec.name, process.memory_info().rss, process.num_fds())
+        except (psutil.NoSuchProcess, TypeError):
+            continue
+
+
+class Usage:
+    """Holds what each process has against what it had when it had run for a while. One that ended counts to its end."""
+
+    def __init__(
+        self,
+        measure: Callable[[], Iterable[Use]],
+        settle_s: float,
+        free_mib: int,
+        free_descriptors: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`settle_s`: from when a process is seen to the first look that counts. The others: what it may take besides
+        growing by half, as for connections that it opens when some hang."""
+        self._measure = measure
+        self._settle_s = settle_s
+        self._free_bytes = free_mib * _MIB
+        self._free_descriptors = free_descriptors
+        self._clock = clock
+        self._seen_at: dict[int, float] = {}  # by pid, as the others
+        self._first: dict[int, Use] = {}
+        self._last: dict[int, Use] = {}
+
+    def look(self) -> None:
+        now = self._clock()
+        for use in self._measure():
+            if now - self._seen_at.setdefault(use.pid, now) >= self._settle_s:
+                self._first.setdefault(use.pid, use)
+                self._last[use.pid] = use
+
+    def growth(self) -> list[str]:
+        """What grew, one sentence each."""
+        found = []
+        for pid, last in self._last.items():
+            first = self._first[pid]
+            if last.rss > first.rss * MOST_GROWTH and last.rss - first.rss > self._free_bytes:
+                found.append(f"memory of {last.name} grew from {first.rss / _MIB:.0f} to {last.rss / _MIB:.0f} MiB")
+            if last.descriptors > first.descriptors * MOST_GROWTH + self._free_descriptors:
+                found.append(f"descriptors of {last.name} grew from {first.descriptors} to {last.descriptors}")
+        return found
+
+    def text(self) -> list[str]:
+        """The process of each name that takes most, one line each."""
+        largest: dict[str, Use] = {}
+        for use in self._last.values():
+            if use.name not in largest or use.rss > largest[use.name].rss:
+                largest[use.name] = use
+        return [
+            f"{use.name}: {use.rss / _MIB:.0f} MiB and {use.descriptors} descriptors at the last look, "
+            f"{self._first[use.pid].rss / _MIB:.0f} and {self._first[use.pid].descriptors} at the first"
+            for _, use in sorted(largest.items())
+        ]
