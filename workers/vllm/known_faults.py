@@ -29,16 +29,25 @@ def avoid(engine_args: Any) -> None:
 
 
 def why_not_startable(config: Any) -> str | None:
-    """Why vLLM would fail to start with its configuration, after minutes and in words that help nobody.
+    """Why vLLM would fail with its configuration: at start, after minutes and in words that help nobody, or at chat's
+    first answer.
 
-    0.25 gives sparse attention's cache in 8 bits another shape than its memory (vllm-project/vllm#48378).
+    0.25 gives sparse attention's cache in 8 bits another shape than its memory (vllm-project/vllm#48378). On CPUs a
+    step of chat's with latent attention (MLA) ends the engine where the cache is in 8 bits (seen with 0.32).
     """
     from vllm.platforms import current_platform
     from vllm.version import __version__
 
     dtype, text = str(config.cache_config.cache_dtype), config.model_config.hf_text_config
-    is_sparse = hasattr(text, "index_topk") and hasattr(text, "kv_lora_rank")  # DeepSeek-V4 has caches of its own
-    if not (is_sparse and dtype.startswith("fp8") and __version__.startswith("0.25.") and current_platform.is_cuda()):
+    if not (dtype.startswith("fp8") and hasattr(text, "kv_lora_rank")):
+        return None
+    if current_platform.is_cpu():
+        return (
+            f"vLLM {__version__} cannot answer chat on CPUs with latent attention's cache in 8 bits; use "
+            "--kv-cache-dtype auto"
+        )
+    # DeepSeek-V4 has caches of its own.
+    if not (hasattr(text, "index_topk") and __version__.startswith("0.25.") and current_platform.is_cuda()):
         return None
     capability = current_platform.get_device_capability()
     if dtype != "fp8_ds_mla" and (capability is None or capability.major != _HOPPER):

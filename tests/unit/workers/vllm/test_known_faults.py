@@ -118,10 +118,22 @@ def test_nothing_else_is(on: Any, major: int, release: str, cache_dtype: str, te
     assert known_faults.why_not_startable(config(cache_dtype, **text)) is None
 
 
-def test_nothing_is_refused_on_a_cpu() -> None:
-    from vllm.platforms import current_platform
+@pytest.mark.parametrize(
+    ("cache_dtype", "text", "refused"),
+    [
+        ("fp8", {"kv_lora_rank": 512}, True),
+        ("fp8_e4m3", SPARSE, True),
+        ("auto", {"kv_lora_rank": 512}, False),
+        ("fp8", {}, False),
+    ],
+)
+def test_latent_attentions_cache_in_8_bits_is_refused_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, cache_dtype: str, text: dict[str, int], refused: bool
+) -> None:
+    from vllm import platforms
 
     from workers.vllm import known_faults
 
-    if current_platform.is_cpu():
-        assert known_faults.why_not_startable(config("fp8", **SPARSE)) is None
+    monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    why_not = known_faults.why_not_startable(config(cache_dtype, **text))
+    assert ("cannot answer chat on CPUs" in why_not if why_not else False) is refused
