@@ -475,14 +475,14 @@ def test_a_round_is_delivered_while_60_jobs_receivers_hang(
     settings: Settings,
 ) -> None:
     hanging = 0
-    arrived_at: list[float] = []
+    hung_when_it_came: list[int] = []
 
     async def answer(request: httpx.Request) -> httpx.Response:
         nonlocal hanging
         if request.headers["Host"].startswith("hangs"):
             hanging += 1
             await asyncio.sleep(1000)
-        arrived_at.append(time.monotonic())
+        hung_when_it_came.append(hanging)
         return httpx.Response(200)
 
     workers.heartbeat(worker_record("w1"))
@@ -496,19 +496,17 @@ def test_a_round_is_delivered_while_60_jobs_receivers_hang(
         httpx.AsyncClient(transport=httpx.MockTransport(answer)),
         settings.callbacks,
         lookup=lambda name, port: [(0, 0, 0, "", (ADDRESS, port))],
-        deadline_s=1,
+        deadline_s=3,
     )
     courier = Courier(outbox, receivers, poster)
     with courier.running():
         announced = outbox.announce()
         jobs_first = sorted(announced, key=lambda due: due.is_round)
         assert len(jobs_first) == 61
-        began = time.monotonic()
         for due in jobs_first:
             courier.offer(due)
-        wait_until(lambda: bool(arrived_at))
-    assert arrived_at[0] - began < 0.9  # before any of those that hang was given up
-    assert hanging == JOB_PLACES
+        wait_until(lambda: bool(hung_when_it_came))
+    assert hung_when_it_came[0] <= JOB_PLACES  # before any of these was given up: then another one would have begun
     assert outbox.status(record.round_id).delivered == 4
 
 
