@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from api import round_control
 from api.services import Services
 from poc_core.records import RoundState, WorkerRecord
+from poc_core.state.overview import CurrentRound, Overview
 
 # A worker's own counters (ChatGate): name -> (kind of metric, name here, help).
 _CHAT = {
@@ -29,20 +30,20 @@ class NodeMetrics(Collector):
         self._services = services
 
     def collect(self) -> Iterable[Metric]:
-        workers = self._services.workers.live()
-        yield from self._jobs()
-        yield from self._round()
-        yield from _workers(workers)
-        yield from _chat(workers)
+        seen = self._services.overviews.read()
+        yield from self._jobs(seen)
+        yield from self._round(seen.round)
+        yield from _workers(seen.workers)
+        yield from _chat(seen.workers)
 
-    def _jobs(self) -> Iterator[Metric]:
-        jobs, settings = self._services.jobs, self._services.settings
-        yield _counter("proofline_nonces", "Nonces computed, for jobs and rounds.", jobs.total_processed())
-        yield _gauge("proofline_nonces_per_second", "The same, mean of the last 10 s.", jobs.nonces_per_second())
-        yield _gauge("proofline_queued_nonces", "Nonces accepted and not yet computed.", jobs.queued_nonces())
+    def _jobs(self, seen: Overview) -> Iterator[Metric]:
+        settings = self._services.settings
+        yield _counter("proofline_nonces", "Nonces computed, for jobs and rounds.", seen.total_processed)
+        yield _gauge("proofline_nonces_per_second", "The same, mean of the last 10 s.", seen.nonces_per_second)
+        yield _gauge("proofline_queued_nonces", "Nonces accepted and not yet computed.", seen.queued_nonces)
         yield _gauge("proofline_queued_nonces_limit", "POC_MAX_QUEUED_NONCES.", settings.max_queued_nonces)
         yield _gauge("proofline_jobs_limit", "POC_MAX_JOBS.", settings.max_jobs)
-        counts = jobs.count_active()
+        counts = self._services.jobs.count_active()
         by_status = GaugeMetricFamily("proofline_jobs", "Jobs that have not ended.", labels=["status"])
         by_status.add_metric(["queued"], counts.queued)
         by_status.add_metric(["running"], counts.running)
@@ -50,11 +51,9 @@ class NodeMetrics(Collector):
         yield _gauge("proofline_jobs_waiting_for_chat", "Of these; queued or running.", counts.waiting_for_chat)
         waiting = self._services.outbox.n_jobs()
         yield _gauge("proofline_job_callbacks_waiting", "Jobs with a url, until that has their callback.", waiting)
-        silent = len(self._services.receivers.spared())
-        yield _gauge("proofline_silent_receivers", "Receivers that answer nothing, at most 20.", silent)
+        yield _gauge("proofline_silent_receivers", "Receivers that answer nothing, at most 20.", len(seen.silent))
 
-    def _round(self) -> Iterator[Metric]:
-        seen = self._services.overviews.read().round
+    def _round(self, seen: CurrentRound | None) -> Iterator[Metric]:
         current = seen.record if seen is not None else None
         states = GaugeMetricFamily("proofline_round_state", "1 for the state the node is in.", labels=["state"])
         for state in RoundState:
@@ -86,7 +85,7 @@ class NodeMetrics(Collector):
         yield _counter("proofline_outbox_dropped", "Artifacts given up (POC_CALLBACK_MAX_RETRIES).", outbox["dropped"])
 
 
-def _workers(workers: list[WorkerRecord]) -> Iterator[Metric]:
+def _workers(workers: Sequence[WorkerRecord]) -> Iterator[Metric]:
     labels = ["worker", "model", "engine", "host"]
     up = GaugeMetricFamily("proofline_worker_up", "1 for a worker that is ready, 0 while it loads.", labels=labels)
     for worker in workers:
@@ -94,7 +93,7 @@ def _workers(workers: list[WorkerRecord]) -> Iterator[Metric]:
     yield up
 
 
-def _chat(workers: list[WorkerRecord]) -> Iterator[Metric]:
+def _chat(workers: Sequence[WorkerRecord]) -> Iterator[Metric]:
     for key, (kind, name, documentation) in _CHAT.items():
         family = kind(name, documentation, labels=["worker", "model"])
         for worker in workers:

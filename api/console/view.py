@@ -12,7 +12,7 @@ from api.version import VERSION
 from poc_core.deployments import DeploymentState, HostLogs
 from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord, RoundState, WorkerRecord
 from poc_core.state.client import TRANSIENT
-from poc_core.state.overview import CurrentRound
+from poc_core.state.overview import CurrentRound, Overview
 from poc_core.state.rounds import PACE_STEP_S
 
 # Jobs listed: the newest, and of those that have not ended the oldest of each model.
@@ -50,13 +50,12 @@ class View:
 
     def _sections(self) -> dict[str, JsonValue]:
         services = self._services
-        now, seen = services.now(), services.overviews.read().round
-        current = seen.record if seen is not None else None
+        now, seen = services.now(), services.overviews.read()
         logs = services.deployments.logs()
-        workers = self._without_gone(services.workers.live(), logs)
+        workers = self._without_gone(list(seen.workers), logs)
         found: dict[str, Any] = {
             "now": now,
-            "node": self._node(current, workers),
+            "node": self._node(seen, workers),
             "deployment": self._deployment(workers),
             "round": None,
             "pace": None,
@@ -64,28 +63,28 @@ class View:
             "machines": _machines(workers),
             "logs": [one.model_dump() for one in logs],
             "callbacks": {
-                "waiting": services.outbox.n_waiting(),
+                "waiting": seen.callbacks_waiting,
                 "jobs": services.outbox.n_jobs(),
-                "silent": [vars(receiver) for receiver in services.receivers.spared()],
+                "silent": [vars(receiver) for receiver in seen.silent],
             },
             "jobs": self._jobs(),
         }
-        if seen is not None:
-            found |= {"round": self._round(seen), "pace": self._pace_until(seen.record, now)}
+        if seen.round is not None:
+            found |= {"round": self._round(seen.round), "pace": self._pace_until(seen.round.record, now)}
         return found
 
-    def _node(self, current: RoundRecord | None, workers: list[WorkerRecord]) -> dict[str, Any]:
-        jobs, settings = self._services.jobs, self._services.settings
+    def _node(self, seen: Overview, workers: list[WorkerRecord]) -> dict[str, Any]:
+        settings = self._services.settings
         ready = [worker for worker in workers if worker.is_ready and worker.info is not None]
         return {
             "version": VERSION,
-            "state": (current.state if current is not None else RoundState.IDLE).value,
+            "state": (seen.round.record.state if seen.round is not None else RoundState.IDLE).value,
             "chat_policy": settings.chat_policy,
-            "total_processed": jobs.total_processed(),
-            "nonces_per_second": round(jobs.nonces_per_second(), 2),
-            "queued_nonces": jobs.queued_nonces(),
+            "total_processed": seen.total_processed,
+            "nonces_per_second": round(seen.nonces_per_second, 2),
+            "queued_nonces": seen.queued_nonces,
             "queued_nonces_limit": settings.max_queued_nonces,
-            "jobs": vars(jobs.count_active()),
+            "jobs": vars(self._services.jobs.count_active()),
             "flower_url": settings.flower_url,
             "models": {worker.model: vars(worker.info) for worker in ready},
         }
