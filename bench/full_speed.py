@@ -2,8 +2,8 @@
 
     python -m bench.full_speed --dimensions qwen3-8b --seq-len 1024 --what round        # on a GPU host
 
-Policy `yield`, chat server running and idle, dummy weights. The bare loop on the very same engine computes whole full
-micro-batches, one behind the other, with nothing between.
+Policy `yield` unless another is named, chat server running and idle, dummy weights. The bare loop on the very same
+engine computes whole full micro-batches, one behind the other, with nothing between.
 """
 
 import json
@@ -45,6 +45,7 @@ def main(
     seconds: Annotated[float, typer.Option(min=1, help="How long each side computes.")] = 10.0,
     repeat: Annotated[int, typer.Option(min=1, help="Pairs; their medians are compared.")] = 2,
     engine_arg: Annotated[list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")] = None,
+    chat_policy: Annotated[str, typer.Option(help="POC_CHAT_POLICY. With off, micro-batches run whole.")] = "yield",
     target: Annotated[float, typer.Option(help="Least ratio.")] = 0.98,
 ) -> None:
     """Nonces/s through API, Redis, Celery and outbox over nonces/s of a bare loop of the same engine, in turns.
@@ -56,18 +57,26 @@ def main(
         options = EngineOptions(
             model=model, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel, vllm_args=args
         )
-        exit_with(lambda: measure(options, seq_len or [1024], what or [What.ROUND], seconds, repeat, target))
+        exit_with(
+            lambda: measure(options, seq_len or [1024], what or [What.ROUND], seconds, repeat, chat_policy, target)
+        )
 
 
 def measure(
-    options: EngineOptions, seq_lens: list[int], whats: list[What], seconds: float, repeat: int, target: float
+    options: EngineOptions,
+    seq_lens: list[int],
+    whats: list[What],
+    seconds: float,
+    repeat: int,
+    chat_policy: str,
+    target: float,
 ) -> bool:
     """Prints a table; True when all rows reach the target."""
-    with OpenStack(options, max_fast_crashes=0) as stack:
+    with OpenStack(options, env={"POC_CHAT_POLICY": chat_policy}, max_fast_crashes=0) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         parallel = f"TP{options.tensor_parallel} PP{options.pipeline_parallel}"
-        console.print(f"{machine.describe()}; {stack.model_name}, {parallel}, policy yield", highlight=False)
-        table = Table(title=f"Whole stack, defaults: {stack.model_name}, {parallel}")
+        console.print(f"{machine.describe()}; {stack.model_name}, {parallel}, policy {chat_policy}", highlight=False)
+        table = Table(title=f"Whole stack, policy {chat_policy}: {stack.model_name}, {parallel}")
         for heading in ("what", "seq_len", "stack\nnonces/s", "bare loop\nnonces/s", "ratio"):
             table.add_column(heading, justify="right")
         passed = []

@@ -22,8 +22,9 @@ def values(spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
 class FakeEngine(Engine):
     """`n_stages` stages of `layers` layers; a layer takes `layer_s`, of which it says `said_s`.
 
-    `late`: the values of a micro-batch come with the next tick, as from a GPU. `events` holds what is to happen within
-    the n-th tick that launches something, from 0; what it raises, the tick raises, and all micro-batches are forgotten.
+    `late`: the values of a micro-batch come with the next tick, as from a GPU; `slow`: only when they are waited for.
+    `events` holds what is to happen within the n-th tick that launches something, from 0; what it raises, the tick
+    raises, and all micro-batches are forgotten.
     """
 
     def __init__(self, n_stages: int = 1, layers: int = 4, late: bool = False, layer_s: float = 0.0) -> None:
@@ -32,6 +33,7 @@ class FakeEngine(Engine):
         self.layer_s = layer_s
         self.said_s: float | None = None
         self.late = late
+        self.slow = False
         self.events: dict[int, Callable[[], object]] = {}
         self.memory: int | None = None  # tokens that fit
         self.memory_error: Callable[[], object] = lambda: None
@@ -50,8 +52,9 @@ class FakeEngine(Engine):
         for flight in tick.drop:
             self._flights.pop(flight, None)
             self._done.pop(flight, None)
-        done = dict(self._done)
-        self._done.clear()
+        there = [] if self.slow and not tick.fetch else [*self._done.items()]
+        done = dict(there[: 1 if tick.fetch else None])
+        self._done = {flight: found for flight, found in self._done.items() if flight not in done}
         try:
             refused = self._begin(tick)
             event = self.events.get(len(self.ticks) - 1) if tick.slices else None
@@ -61,7 +64,7 @@ class FakeEngine(Engine):
         except BaseException:
             self._flights.clear()
             raise
-        if tick.wait or not self.late:
+        if tick.wait or not (self.late or self.slow):
             done |= self._done
             self._done.clear()
         return TickResult(refused, ran, done)

@@ -93,10 +93,10 @@ class Pipeline:
             self._waiting.remove(flight)
 
     def fetch(self) -> None:
-        """Waits for what was launched, if any of it is still awaited, and takes its values."""
+        """Waits for the first of those micro-batches that are launched, if there is any, and takes its values."""
         if self._drop or any(flight.launched for flight in self._flying.values()):
             drop, self._drop = self._drop, []
-            self._call(Tick(drop=drop, wait=True))
+            self._call(Tick(drop=drop, fetch=True))
 
     def run(self, wait: bool) -> float:
         """One tick: launches the next slice of every stage. Returns the seconds of device time that it heard of.

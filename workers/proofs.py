@@ -81,8 +81,12 @@ class Proofs:
 
     @property
     def depth(self) -> int:
-        """Micro-batches to be in hand so that no stage of the engine ever waits for one."""
-        return len(self.engine.stages) + 1
+        """Micro-batches to be in hand so that no stage of the engine ever waits for one.
+
+        Where they run whole, two are on a GPU at a time: a third has to be there when the first of them ends.
+        """
+        whole = self.gate is None or not self.engine.sliceable
+        return len(self.engine.stages) + (self.engine.slices_in_flight if whole else 1)
 
     def batch_size(self, spec: ProofSpec) -> int:
         """Nonces that a micro-batch holds best now."""

@@ -115,7 +115,8 @@ class VllmEngine(Engine):
         begin = [(one.flight, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin]
         slices = [list(one) for one in tick.slices]
         try:
-            answers = self._rpc("proof_tick", (begin, slices, list(tick.drop), tick.wait), self._rpc_timeout_s)
+            told = (begin, slices, list(tick.drop), tick.wait, tick.fetch)
+            answers = self._rpc("proof_tick", told, self._rpc_timeout_s)
         except (EngineMemoryError, EngineFailedError) as error:
             if any(map(self._hands_over, tick.slices)):
                 # What one stage sent and the other did not take would be taken for the next micro-batch.

@@ -69,9 +69,11 @@ class ProofExtension:
         """Says that this rank answers."""
         return {"value": None}
 
-    def proof_tick(self, begin: list[Any], slices: list[Any], drop: list[int], wait: bool) -> dict[str, Any]:
+    def proof_tick(
+        self, begin: list[Any], slices: list[Any], drop: list[int], wait: bool, fetch: bool
+    ) -> dict[str, Any]:
         """One slice of each pipeline stage, see ProofRunner.tick."""
-        return _answer(lambda: self._proof_runner().tick(begin, slices, drop, wait))
+        return _answer(lambda: self._proof_runner().tick(begin, slices, drop, wait, fetch))
 
     def proof_profile(self, spec: dict[str, Any], nonces: list[int], watch: bool) -> dict[str, Any]:
         """Where the time of one micro-batch goes, see ProofRunner.profile."""

@@ -124,12 +124,13 @@ class ProofRunner:
         slices: Sequence[Sequence[int]],
         drop: Sequence[int],
         wait: bool,
+        fetch: bool,
     ) -> dict[str, Any]:
         """Runs at most one of `slices` (see Slice), the one of this rank's own layers.
 
-        `begin`: flights (see Begin) that are new; `drop`: ids of flights that are given up; `wait`: until all
-        that was launched is done. Answers {"refused": {id: why}, "ran": [(slice, seconds)], "values": {id: values}}: of
-        what ended since the last tick, values on the reporting rank only. When it raises, all flights are gone.
+        `begin`: flights (see Begin) that are new; `drop`: ids of flights that are given up; `wait`, `fetch`: see
+        Tick. Answers {"refused": {id: why}, "ran": [(slice, seconds)], "values": {id: values}}: of what ended since
+        the last tick, values on the reporting rank only. When it raises, all flights are gone.
         """
         for flight_id in drop:
             self._end(flight_id)
@@ -147,7 +148,8 @@ class ProofRunner:
                 self._hand_points_back(one)
             if wait:
                 self._stopwatch.wait()
-            return {"refused": refused, "ran": self._stopwatch.take(), "values": self._arrivals.take(wait)}
+            values = self._arrivals.take(at_least=int(fetch))
+            return {"refused": refused, "ran": self._stopwatch.take(), "values": values}
         except BaseException:
             self._forget_all()
             raise
@@ -179,7 +181,7 @@ class ProofRunner:
                 self._run(own)
             self._stopwatch.wait()
             seconds = sum(seconds for _slice, seconds in self._stopwatch.take())
-            self._arrivals.take(wait=True)
+            self._arrivals.take()
         except BaseException:
             self._forget_all()
             raise

@@ -202,7 +202,21 @@ def test_values_that_are_late_are_waited_for_only_when_nothing_is_to_be_launched
     assert (ends.order, pipeline.is_launched, pipeline.is_empty) == ([0], True, False)
     pipeline.fetch()
     assert (ends.order, pipeline.is_empty) == ([0, 1], True)
-    assert [fetch.wait for fetch in engine.fetches] == [True]
+    assert [fetch.fetch for fetch in engine.fetches] == [True]
+
+
+def test_a_fetch_does_not_wait_for_what_was_launched_behind_the_first(ends: Ends) -> None:
+    engine = FakeEngine(layers=1)
+    engine.slow = True
+    pipeline = pipeline_of(engine)
+    for number in range(3):
+        pipeline.add(ends.flight(number, [number]))
+        pipeline.run(wait=False)
+    seen = []
+    while not pipeline.is_empty:
+        pipeline.fetch()
+        seen.append([*ends.order])
+    assert seen == [[0], [0, 1], [0, 1, 2]]
 
 
 def test_nothing_is_fetched_where_nothing_was_launched(ends: Ends) -> None:
