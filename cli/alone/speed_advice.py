@@ -7,8 +7,8 @@ from typing import Any
 from cli.alone.speed import SeqLenSpeeds, Speeds
 from cli.alone.time_parts import COMMUNICATION
 
-# A smaller micro-batch is as good as the fastest when it loses no more than this: less memory, shorter waits.
-_NEARLY = 0.02
+# A smaller micro-batch is as good as the fastest when it loses no more than this: it leaves chat more memory.
+_NEARLY = 0.01
 # What slices may cost.
 _CHEAP = 0.02
 
@@ -93,10 +93,16 @@ def best_division(speeds: Speeds, others: Sequence[Division]) -> tuple[Division,
 
 
 def batch_tokens(speeds: Speeds) -> tuple[int, str]:
-    """The fewest tokens of a micro-batch that are nearly as fast as the fastest, at every seq_len."""
+    """The fewest tokens of a micro-batch that are nearly as fast as the fastest, whole and in slices, at every
+    seq_len."""
     tokens, grows = 0, False
     for one in speeds.seq_lens:
-        enough = min(whole.n for whole, _ in one.sizes if whole.nonces_per_s >= (1 - _NEARLY) * one.best)
+        best_sliced = max(sliced.nonces_per_s for _, sliced in one.sizes)
+        enough = min(
+            whole.n
+            for whole, sliced in one.sizes
+            if min(whole.nonces_per_s / one.best, sliced.nonces_per_s / best_sliced) >= 1 - _NEARLY
+        )
         tokens = max(tokens, enough * one.seq_len)
         grows |= len(one.sizes) > 1 and enough == max(whole.n for whole, _ in one.sizes)
     if grows:
