@@ -53,6 +53,8 @@ _SCALED_BY_NORMS = ("gemma4_text", "gemma3n_text")
 # What of DeepSeek-V4 is published in 8 bits, and in which blocks.
 _IN_8_BITS = re.compile(r"(\.attn|\.indexer|experts\.\d+|shared_experts)\.(wq_a|wq_b|wkv|wo_a|wo_b|w[123])\.weight$")
 _BLOCK = 128
+# Within a model of 8 bits: what transformers reads, which has no kernels for these on CPUs.
+_FOR_TRANSFORMERS = "unquantized"
 # Written when all else is: what has none is made again.
 _DONE = "made-from.sha256"
 
@@ -95,6 +97,11 @@ def make(family: str, folder: Path) -> Path:
     return model
 
 
+def for_transformers(model: Path) -> Path:
+    """What transformers is asked about a model that `make` made: the same; of one in 8 bits a copy with its numbers."""
+    return found if (found := model / _FOR_TRANSFORMERS).is_dir() else model
+
+
 def _save_weights(config: dict[str, object], model: Path) -> None:
     import transformers
 
@@ -116,13 +123,15 @@ def _save_weights(config: dict[str, object], model: Path) -> None:
                 weight.copy_(torch.rand(len(weight), read.n_routed_experts).topk(weight.shape[1]).indices)
     loaded.to(torch.bfloat16).save_pretrained(model)
     path = model / "model.safetensors"
+    if "quantization_config" in config:
+        rounded = in_8_bits(load_file(path))
+        save_file(rounded, path, {"format": "pt"})
+        _save_for_transformers(from_8_bits(rounded), config, model / _FOR_TRANSFORMERS)
     for old, new in _RENAMED.get(str(config["model_type"]), ()):
         save_file({name.replace(old, new): weight for name, weight in load_file(path).items()}, path, {"format": "pt"})
-    if "quantization_config" in config:
-        save_file(_in_8_bits(load_file(path)), path, {"format": "pt"})
 
 
-def _in_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def in_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same in float8_e4m3fn with a float32 scale for each block of 128 x 128, where DeepSeek-V4 is published so."""
     found = dict(weights)
     for name, weight in weights.items():
@@ -133,6 +142,27 @@ def _in_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             found[name] = (blocks / scale).view(weight.shape).to(torch.float8_e4m3fn)
             found[name.removesuffix("weight") + "scale"] = scale.view(rows, columns)
     return found
+
+
+def from_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same as bfloat16 numbers."""
+    found = {}
+    for name, weight in weights.items():
+        if weight.dtype == torch.float8_e4m3fn:
+            scale = weights[name.removesuffix("weight") + "scale"]
+            each = scale.repeat_interleave(_BLOCK, 0).repeat_interleave(_BLOCK, 1)
+            found[name] = (weight.float() * each).to(torch.bfloat16)
+        elif not name.endswith(".scale"):
+            found[name] = weight
+    return found
+
+
+def _save_for_transformers(weights: dict[str, Tensor], config: dict[str, object], folder: Path) -> None:
+    """The last norm is not found again under the name that transformers gave it, and becomes ones: which it was."""
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    plain = {name: value for name, value in config.items() if name != "quantization_config"}
+    (folder / "config.json").write_text(json.dumps(plain))
 
 
 def main() -> None:

@@ -1,14 +1,20 @@
 """The transformers engine in float32 against the reference's own numbers, on the shipped models."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModel
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
+from poc_core.schemes import load_scheme
+from poc_core.schemes.base import PrefillScheme
 from tests import golden
+from tests.families.make import given
 from tests.golden import AGREEING_FRACTION, MODELS
 from workers.engines import load_engine
 from workers.engines.base import Engine
@@ -93,6 +99,32 @@ def test_a_failed_batch_leaves_no_hooks_behind(engine: Engine, monkeypatch: pyte
     with pytest.raises(RuntimeError, match="on purpose"):
         engine.compute(spec, [1])
     assert all(not module._forward_hooks for module in engine.__dict__["_model"].modules())
+
+
+def test_experts_chosen_by_token_get_the_ids_of_the_protocol(tmp_path: Path) -> None:
+    """As if the model had been asked for those tokens and had looked up a proof's inputs for them."""
+    fields = {name: value for name, value in given("deepseek-v4").items() if name != "quantization_config"}
+    smaller = {"dtype": "float32", "hidden_size": 256, "num_hidden_layers": 3, "compress_ratios": [0, 4, 128]}
+    config = AutoConfig.for_model(**fields | smaller)
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith("tid2eid"):
+            buffer.copy_(torch.rand(len(buffer), config.n_routed_experts).topk(buffer.shape[1]).indices)
+    model.save_pretrained(tmp_path)
+    spec, nonces = ProofSpec(block_hash="block", public_key="key", seq_len=40), range(3)
+    engine = load(str(tmp_path), dtype="float32")
+    scheme = load_scheme(spec, hidden_size=256, n_layers=3, device=torch.device("cpu"), dtype=torch.float32)
+    assert isinstance(scheme, PrefillScheme)
+    model.embed_tokens.forward = lambda ids: scheme.inputs(nonces)
+    for index, layer in enumerate(model.layers):
+        layer.register_forward_hook(lambda *given, index=index: scheme.transform_layer(index, given[-1]))
+    with torch.inference_mode():
+        states = model.eval()(input_ids=scheme.token_ids(nonces, config.vocab_size).long(), use_cache=False)
+        expected = scheme.finish(nonces, states.last_hidden_state[:, -1])
+    assert golden.l2(engine.compute(spec, nonces), expected, 12).max() < 1e-5
+    with pytest.raises(SpecError, match="chooses experts by token"):
+        engine.compute(spec.model_copy(update={"scheme": "decode", "options": {"max_tokens": 5}}), nonces)
 
 
 def test_bfloat16_lies_near_float32() -> None:

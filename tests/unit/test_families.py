@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pydantic import JsonValue
 
 from poc_core.encoding import encode_vectors
 from poc_core.records import ProofSpec
-from tests.families import checks, look
+from tests.families import checks, look, make
 from tests.families.differences import Answer, Difference, of_answers, of_values
 from workers.engines.base import Tick, TickResult
 from workers.slice_plan import SlicePlan
@@ -163,3 +164,17 @@ def test_a_router_may_flip_and_the_mean_of_others_counts(
 
 def test_those_that_flipped_are_told() -> None:
     assert look.agree(FLIPPED, "bfloat16", True)[1] == "mean 0.0465 median 0.0074 largest 0.2046, 80% within 0.05"
+
+
+def test_a_model_in_8_bits_is_asked_of_transformers_with_the_same_numbers() -> None:
+    name, other = "layers.0.attn.wo_b.weight", "layers.0.ffn.gate.weight"
+    weights = {name: torch.randn(256, 128).bfloat16(), other: torch.randn(8, 128).bfloat16()}
+    in_8_bits = make.in_8_bits(weights)
+    assert (in_8_bits[name].dtype, in_8_bits[other].dtype) == (torch.float8_e4m3fn, torch.bfloat16)
+    back = make.from_8_bits(in_8_bits)
+    assert back.keys() == weights.keys()
+    assert torch.equal(back[other], weights[other])
+    largest = weights[name].float().abs().max()
+    torch.testing.assert_close(back[name].float(), weights[name].float(), rtol=2**-4, atol=float(largest) * 2**-9)
+    again = make.from_8_bits(make.in_8_bits(back))  # they are numbers of 8 bits now
+    torch.testing.assert_close(again[name].float(), back[name].float(), rtol=2**-7, atol=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -28,6 +29,12 @@ def find_decoder_layers(model: nn.Module, n_layers: int, reflections: LayerRefle
     modules = _at(model, path)
     assert modules is not None
     return DecoderLayers(modules, path, reflections == "all" or path in FLEET_PATHS)
+
+
+def n_routed_tokens(text_config: Any) -> int | None:
+    """The vocabulary of a model whose first layers choose their experts by token id, which proofs then need beside
+    their inputs (protocol.md, section 2.1). None: it chooses none so."""
+    return int(text_config.vocab_size) if text_config.model_type == "deepseek_v4" else None
 
 
 def _path(model: nn.Module, n_layers: int) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from cachetools import LRUCache
@@ -16,7 +17,7 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import PrefillScheme, Scheme, SteppedBatch, SteppedScheme
 from workers.engines.base import EngineLostError, EngineMemoryError, WholeBatchEngine
-from workers.engines.decoder_layers import find_decoder_layers
+from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.options import EngineOptions
 from workers.engines.seeded_routing import gates, seeded
 
@@ -26,6 +27,8 @@ _MAX_BATCH_TOKENS = 8192
 
 # Specs whose scheme is kept: a scheme holds a vector per layer, or for distances a matrix (8192, hidden).
 _MAX_SCHEMES = 4
+
+_NO_CHAINS = "Decode proofs cannot be computed with this model by transformers yet: it chooses experts by token."
 
 _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -39,7 +42,7 @@ class TransformersEngine(WholeBatchEngine):
         try:
             config = AutoConfig.from_pretrained(options.model).get_text_config()
             loaded = AutoModel.from_pretrained(options.model, dtype=_DTYPES.get(options.dtype, "auto"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError) as error:  # the last where a number format wants another library
             raise ProoflineError(f"Cannot load the model {options.model!r}: {error}") from error
         self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)
         try:
@@ -49,6 +52,7 @@ class TransformersEngine(WholeBatchEngine):
         self._layers = list(found.modules)
         self._reflected = found.reflected
         self._gates = gates(self._layers)
+        self._vocab_size = n_routed_tokens(config)
         self._top_k = int(getattr(config, "num_experts_per_tok", None) or 0)
         self._dtype: torch.dtype = loaded.dtype
         self._schemes: MutableMapping[str, Scheme] = LRUCache(_MAX_SCHEMES)
@@ -62,6 +66,7 @@ class TransformersEngine(WholeBatchEngine):
             layers=found.path,
             layers_reflected=found.reflected,
             codebook=choose_codebook(options.codebook, options.codebook_sha256),
+            no_chains="" if self._vocab_size is None else _NO_CHAINS,
         )
 
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
@@ -109,7 +114,8 @@ class TransformersEngine(WholeBatchEngine):
             torch.cuda.empty_cache()
 
     def _finish(self, scheme: PrefillScheme, nonces: Sequence[int]) -> list[JsonValue]:
-        with _transformed_layers(self._layers if self._reflected else (), scheme):
+        ids = None if self._vocab_size is None else scheme.token_ids(nonces, self._vocab_size)
+        with _given_token_ids(self._layers, ids), _transformed_layers(self._layers if self._reflected else (), scheme):
             state = self._model(inputs_embeds=scheme.inputs(nonces), use_cache=False).last_hidden_state
         return scheme.finish(nonces, state[:, -1])
 
@@ -127,6 +133,21 @@ class TransformersEngine(WholeBatchEngine):
             )
             self._schemes[key] = scheme
         return scheme
+
+
+@contextmanager
+def _given_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator[None]:
+    """Within: each layer is told these, as transformers' models take either ids or inputs."""
+
+    def tell(
+        module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, others | {"input_ids": ids}
+
+    with ExitStack() as exits:
+        for layer in layers if ids is not None else ():
+            exits.callback(layer.register_forward_pre_hook(tell, with_kwargs=True).remove)
+        yield
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.base import PrefillScheme, SteppedScheme
-from workers.engines.decoder_layers import find_decoder_layers
+from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.kinds import LayerReflections
 from workers.engines.ticks import Slice
 from workers.vllm import cache_compat, compat, profile
@@ -52,8 +52,7 @@ class ProofRunner:
             raise NotIsolatableError(why_not)
         self._found = find_decoder_layers(self._model, text_config.num_hidden_layers, reflections)
         self._layers = self._found.modules
-        # Its first layers choose their experts by token id.
-        self._vocab_size: int | None = text_config.vocab_size if text_config.model_type == "deepseek_v4" else None
+        self._vocab_size = n_routed_tokens(text_config)
         self._own = compat.own_layers(self._layers)
         self._reports = self._own.stop == len(self._layers) and compat.is_first_tensor_rank()
         self._caches = ScratchCaches(runner, self._config.compilation_config.static_forward_context)
