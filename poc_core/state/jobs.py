@@ -43,9 +43,6 @@ _UPLOAD_CHUNK = 2000
 # Jobs cancelled in one call of a script, for the same reason: some 5 ms of its time.
 _CANCEL_CHUNK = 500
 
-# Seconds over which the rate of nonces is averaged.
-RATE_WINDOW_S = 10
-
 # Batches that are not to be had, in a row, after which a worker with room looks no further in a job; and jobs it looks
 # at.
 _MOST_MISSES = 64
@@ -196,12 +193,6 @@ class JobStore:
     def total_processed(self) -> int:
         """Nonces done so far (counted anew after job_ttl_sec without any)."""
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
-
-    def nonces_per_second(self) -> float:
-        """Mean over the last RATE_WINDOW_S whole seconds, over all workers."""
-        now = int(self._clock())
-        counts = self._redis.mget([keys.stats_second(now - age) for age in range(1, RATE_WINDOW_S + 1)])
-        return sum(int(count or 0) for count in counts) / RATE_WINDOW_S
 
     # Workers: claim, then complete or release; whoever completes the last batch finishes.
 

@@ -177,9 +177,6 @@ class Outbox:
         """The payload is given up (POC_CALLBACK_MAX_RETRIES, where an operator has set it); the next one is not."""
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
-    def status(self, outbox_id: str) -> OutboxStatus:
-        return OutboxStatus.of(self._redis.hgetall(keys.outbox(outbox_id)))
-
     def _end_with(self, delivery: Delivery, end: str, next_in_s: float, error: str = "") -> bool:
         now, ttl_s = self._clock(), self._settings.callback_retention_sec
         args: list[Any] = [delivery.token, end, now + next_in_s, error[:500], now, ttl_s, *self._most]
@@ -189,10 +186,6 @@ class Outbox:
     def _most(self) -> tuple[int, int]:
         """Artifacts and bytes of a payload."""
         return self._settings.callback_max_artifacts, self._settings.callback_max_bytes
-
-    def n_waiting(self) -> int:
-        """Rounds and jobs, ended or not, whose receiver has not got everything."""
-        return int(self._redis.zcard(keys.OUTBOX_DUE))
 
     def n_jobs(self) -> int:
         """Jobs whose callback is not delivered, those among them that are not computed yet."""

@@ -46,7 +46,7 @@ class Overview:
 
     round: CurrentRound | None  # None when there was none or it expired
     workers: Sequence[WorkerRecord]  # alive, starting or ready, by id
-    silent: Sequence[SilentReceiver]  # as Receivers.spared
+    silent: Sequence[SilentReceiver]  # tried with one payload of jobs at a time; of many the last
     callbacks_waiting: int  # rounds and jobs, ended or not, whose receiver has not got everything
     queued_nonces: int  # accepted and not done yet, over all jobs
     total_processed: int  # nonces of jobs and rounds

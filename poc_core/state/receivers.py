@@ -51,14 +51,6 @@ class Receivers:
         args: list[Any] = [receiver, self._clock(), BREAKS_AT, FIRST_BACKOFF_S, LAST_BACKOFF_S, jitter, _REMEMBERED_S]
         return int(self._silence([keys.receiver(receiver), keys.RECEIVERS], args))
 
-    def spared(self) -> list[SilentReceiver]:
-        """Those that are tried with one payload of jobs at a time now; of many those that were silent last."""
-        names = [name.decode() for name in self._redis.zrevrange(keys.RECEIVERS, 0, MOST_LOOKED_AT - 1)]
-        with self._redis.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hmget(keys.receiver(name), "failures", "next_at")
-            return spared((name.encode(), *hash) for name, hash in zip(names, pipe.execute(), strict=True))
-
 
 def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
     """Of receivers as Redis has them (name, failures, next_at) those that are spared, in their order; at most 20."""

@@ -10,9 +10,10 @@ from redis import Redis
 
 from poc_core.records import RoundState
 from poc_core.settings import Settings
-from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.rounds import Lease
 from tests.samples import MODEL, Clock, new_job, round_config, worker_record
+from tests.stored import outbox_status
 from workers.chat_gate import GateStats
 
 
@@ -91,9 +92,7 @@ def round_id(rounds: RoundStore, workers: WorkerRegistry, clock: Clock) -> str:
     return round_id
 
 
-def test_a_round_per_worker_and_its_outbox(
-    client: TestClient, round_id: str, outbox: Outbox, settings: Settings
-) -> None:
+def test_a_round_per_worker_and_its_outbox(client: TestClient, round_id: str, settings: Settings, redis: Redis) -> None:
     scraped = Scraped(client)
     assert scraped("round_state", state="GENERATING") == 1
     assert scraped("round_state", state="IDLE") == 0
@@ -105,7 +104,7 @@ def test_a_round_per_worker_and_its_outbox(
     assert scraped("round_seconds") == pytest.approx(2)
     assert scraped("outbox_waiting") == 5
     assert scraped("outbox_limit") == settings.outbox_max_artifacts
-    assert scraped("outbox_bytes") == outbox.status(round_id).waiting_bytes > 0
+    assert scraped("outbox_bytes") == outbox_status(redis, round_id).waiting_bytes > 0
     assert scraped("outbox_full") == 0
     assert scraped("outbox_failures") == 0
 

@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import pytest
 from pydantic import JsonValue
+from redis import Redis
 
 from poc_core.records import RoundState, WorkerRecord
-from poc_core.state import Outbox, RoundStore, entries
+from poc_core.state import RoundStore, entries
 from poc_core.state.rounds import Lease
 from tests.samples import round_config
+from tests.stored import outbox_status
 
 PAIRS: list[tuple[int, JsonValue]] = [(0, "v|0"), (2**63 - 1, [1, 2]), (5, 1.25)]
 
@@ -28,7 +30,7 @@ def test_the_count_that_lua_put_before_it_is_taken_off() -> None:
     assert entries.without_count(b'2|[0,"v|0"],[1,"w"]') == b'[0,"v|0"],[1,"w"]'
 
 
-def test_lua_counts_what_python_packed(rounds: RoundStore, outbox: Outbox, serve: Callable[..., WorkerRecord]) -> None:
+def test_lua_counts_what_python_packed(rounds: RoundStore, serve: Callable[..., WorkerRecord], redis: Redis) -> None:
     serve("w1")
     round_id = rounds.store(round_config(), RoundState.GENERATING)
     record = rounds.read(round_id)
@@ -36,4 +38,4 @@ def test_lua_counts_what_python_packed(rounds: RoundStore, outbox: Outbox, serve
     lease = rounds.lease(record, "w1", 3)
     assert isinstance(lease, Lease)
     rounds.complete(lease, "w1", ["a|b", "c", None])
-    assert outbox.status(round_id).waiting == 2
+    assert outbox_status(redis, round_id).waiting == 2

@@ -13,6 +13,7 @@ from poc_core.records import JobStatus, NewJob
 from poc_core.state import Claim, JobStore, Outbox
 from poc_core.state import jobs as jobs_module
 from tests.samples import MODEL, REQUEST, SPEC, new_job, result_body
+from tests.stored import outbox_status
 from workers.jobs import finish_or_fail
 
 PIECE = 100
@@ -97,7 +98,7 @@ def test_the_callback_of_an_answer_is_whole_and_one_payload(
     nonces = list(range(n))
     job_id = done(jobs, nonces, URL)
     jobs.finish(job_id)
-    assert outbox.status(job_id).waiting == 1
+    assert outbox_status(redis, job_id).waiting == 1
     delivery = outbox.take(job_id)
     assert delivery is not None
     about = {"block_hash": "block", "block_height": 7, "public_key": "key", "node_id": 0}
@@ -105,7 +106,7 @@ def test_the_callback_of_an_answer_is_whole_and_one_payload(
     del answer["status"]
     assert json.loads(delivery.body) == about | answer | {"payload_id": f"{job_id}-0"}
     assert outbox.delivered(delivery)
-    assert (outbox.status(job_id).waiting, outbox.status(job_id).delivered, outbox.n_jobs()) == (0, 1, 0)
+    assert (outbox_status(redis, job_id).waiting, outbox_status(redis, job_id).delivered, outbox.n_jobs()) == (0, 1, 0)
     assert redis.llen(f"poc:outbox:{job_id}:entries") == 0
 
 

@@ -18,6 +18,7 @@ from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Refusal, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
 from poc_core.state.jobs import MAX_LOSSES
+from poc_core.state.overview import Overviews
 from tests.samples import MODEL, REQUEST, SPEC, Clock, new_job, result_body, round_config, worker_record
 
 Serve = Callable[..., Any]
@@ -641,14 +642,14 @@ def test_recounting_passes_over_a_record_that_cannot_be_read(jobs: JobStore, red
     assert alive in jobs.active_jobs(MODEL)
 
 
-def test_the_rate_is_that_of_the_last_ten_seconds(jobs: JobStore, clock: Clock) -> None:
+def test_the_rate_is_that_of_the_last_ten_seconds(jobs: JobStore, clock: Clock, redis: Redis) -> None:
     job_id = jobs.create(new_job(list(range(100)), batch_size=20))
     compute(jobs, job_id, 0)
     clock.now += 9
     compute(jobs, job_id, 1)
     clock.now += 1
-    assert (jobs.nonces_per_second(), jobs.total_processed()) == (4.0, 40)
+    assert (Overviews(redis, clock).read().nonces_per_second, jobs.total_processed()) == (4.0, 40)
     clock.now += 1
-    assert jobs.nonces_per_second() == 2.0
+    assert Overviews(redis, clock).read().nonces_per_second == 2.0
     clock.now += 9
-    assert (jobs.nonces_per_second(), jobs.total_processed()) == (0.0, 40)
+    assert (Overviews(redis, clock).read().nonces_per_second, jobs.total_processed()) == (0.0, 40)

@@ -17,6 +17,7 @@ from poc_core.state.outbox import Delivery, OutboxExpiredError
 from poc_core.state.receivers import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.samples import DISTANCE_SPEC, K_DIM, MODEL, REQUEST, SPEC, Clock, due_now, round_config
+from tests.stored import n_outboxes, outbox_status
 
 URL = "http://receiver:9000/poc"
 VECTOR = "A" * 32  # 24 bytes of zeros
@@ -198,18 +199,18 @@ def test_delivered_removes_exactly_what_was_taken(
 
 
 def test_the_status_counts_what_waits_and_what_was_delivered(
-    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, redis: Redis
 ) -> None:
     delivery = take(outbox, waiting.round_id)
     compute(rounds, waiting, places=3)
     outbox.delivered(delivery)
-    status = outbox.status(waiting.round_id)
+    status = outbox_status(redis, waiting.round_id)
     assert (status.waiting, status.delivered, status.dropped, status.failures) == (3, 4, 0, 0)
 
 
-def test_an_unknown_outbox_has_nothing(outbox: Outbox) -> None:
+def test_an_unknown_outbox_has_nothing(outbox: Outbox, redis: Redis) -> None:
     assert outbox.take("0" * 32) is None
-    assert outbox.status("0" * 32).waiting == 0
+    assert outbox_status(redis, "0" * 32).waiting == 0
 
 
 # When.
@@ -274,7 +275,7 @@ def test_the_last_values_of_a_stopped_round_do_not_wait_for_an_interval(
     assert nonces_of(take(outbox, waiting.round_id)) == [4, 5, 6, 7]
 
 
-def test_a_full_payload_follows_at_once(rounds: RoundStore, outbox: Outbox, waiting: RoundRecord) -> None:
+def test_a_full_payload_follows_at_once(rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, redis: Redis) -> None:
     for _ in range(5):
         compute(rounds, waiting)
     arrived = []
@@ -282,7 +283,9 @@ def test_a_full_payload_follows_at_once(rounds: RoundStore, outbox: Outbox, wait
         arrived.append(len(nonces_of(delivery)))
         outbox.delivered(delivery)
     assert arrived == [8, 8]
-    assert outbox.status(waiting.round_id).waiting == 8  # less than callback_max_artifacts: it fills up for an interval
+    assert (
+        outbox_status(redis, waiting.round_id).waiting == 8
+    )  # less than callback_max_artifacts: it fills up for an interval
 
 
 def test_a_stop_does_not_cut_a_backoff_short(rounds: RoundStore, outbox: Outbox, waiting: RoundRecord) -> None:
@@ -314,14 +317,14 @@ def test_after_thousands_of_failures_the_wait_is_still_30_seconds(outbox: Outbox
     assert outbox.failed(many, "500") <= LAST_BACKOFF_S
 
 
-def test_failures_are_shown_until_a_delivery(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
+def test_failures_are_shown_until_a_delivery(outbox: Outbox, waiting: RoundRecord, clock: Clock, redis: Redis) -> None:
     wait_s = outbox.failed(take(outbox, waiting.round_id), "answered 500")
-    status = outbox.status(waiting.round_id)
+    status = outbox_status(redis, waiting.round_id)
     assert (status.failures, status.last_error) == (1, "answered 500")
     assert status.next_at == pytest.approx(clock.now + wait_s)
     clock.now += wait_s
     outbox.delivered(take(outbox, waiting.round_id))
-    status = outbox.status(waiting.round_id)
+    status = outbox_status(redis, waiting.round_id)
     assert (status.failures, status.last_error) == (0, None)
 
 
@@ -359,20 +362,20 @@ def test_a_lost_lock_cannot_be_renewed(outbox: Outbox, waiting: RoundRecord, clo
     assert not outbox.renew(late)
 
 
-def test_who_lost_the_lock_changes_nothing(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
+def test_who_lost_the_lock_changes_nothing(outbox: Outbox, waiting: RoundRecord, clock: Clock, redis: Redis) -> None:
     late = take(outbox, waiting.round_id)
     clock.now += outbox.lock_s
     take(outbox, waiting.round_id)
     assert not outbox.delivered(late)
     outbox.failed(late, "500")
-    status = outbox.status(waiting.round_id)
+    status = outbox_status(redis, waiting.round_id)
     assert (status.waiting, status.delivered, status.failures) == (4, 0, 0)
 
 
-def test_delivered_counts_once(outbox: Outbox, waiting: RoundRecord) -> None:
+def test_delivered_counts_once(outbox: Outbox, waiting: RoundRecord, redis: Redis) -> None:
     delivery = take(outbox, waiting.round_id)
     assert [outbox.delivered(delivery), outbox.delivered(delivery)] == [True, False]
-    assert outbox.status(waiting.round_id).delivered == 4
+    assert outbox_status(redis, waiting.round_id).delivered == 4
 
 
 def test_dropping_a_payload_leaves_the_next_one(
@@ -386,9 +389,9 @@ def test_dropping_a_payload_leaves_the_next_one(
     assert (nonces_of(following), following.failures) == ([4, 5, 6, 7], 0)
 
 
-def test_dropped_artifacts_are_counted_with_the_reason(outbox: Outbox, waiting: RoundRecord) -> None:
+def test_dropped_artifacts_are_counted_with_the_reason(outbox: Outbox, waiting: RoundRecord, redis: Redis) -> None:
     outbox.dropped(take(outbox, waiting.round_id), "answered 500")
-    status = outbox.status(waiting.round_id)
+    status = outbox_status(redis, waiting.round_id)
     assert (status.waiting, status.delivered, status.dropped) == (0, 0, 4)
     assert status.last_error == "answered 500"
 
@@ -554,12 +557,12 @@ def test_a_jobs_retention_counts_from_its_end_whatever_is_tried(jobs: JobStore, 
 
 def test_a_job_whose_retention_ended_no_longer_counts(jobs: JobStore, outbox: Outbox, redis: Redis) -> None:
     job_id = finish(jobs)
-    assert (outbox.n_waiting(), outbox.n_jobs()) == (1, 1)
+    assert (n_outboxes(redis), outbox.n_jobs()) == (1, 1)
     redis.delete(f"poc:outbox:{job_id}", f"poc:outbox:{job_id}:entries")
     with pytest.raises(OutboxExpiredError, match=f"what {job_id} still had for its receiver is gone"):
         outbox.take(job_id)
     assert outbox.take(job_id) is None
-    assert (due_now(outbox), outbox.n_waiting(), outbox.n_jobs()) == ([], 0, 0)
+    assert (due_now(outbox), n_outboxes(redis), outbox.n_jobs()) == ([], 0, 0)
 
 
 def test_a_round_that_was_delivered_to_the_end_expires_in_silence(
@@ -592,7 +595,7 @@ def bounded(redis: Redis, settings: Settings, clock: Clock) -> tuple[RoundStore,
     return RoundStore(redis, settings, clock), Outbox(redis, settings, clock)
 
 
-def test_a_payload_is_bounded_by_its_bytes(bounded: tuple[RoundStore, Outbox]) -> None:
+def test_a_payload_is_bounded_by_its_bytes(bounded: tuple[RoundStore, Outbox], redis: Redis) -> None:
     rounds, outbox = bounded
     record = start(rounds)
     for _ in range(4):
@@ -606,7 +609,7 @@ def test_a_payload_is_bounded_by_its_bytes(bounded: tuple[RoundStore, Outbox]) -
         outbox.delivered(delivery)
     assert max(sizes) < 101_000
     assert arrived == list(range(32))
-    assert outbox.status(record.round_id).waiting_bytes == 0
+    assert outbox_status(redis, record.round_id).waiting_bytes == 0
 
 
 def test_an_artifact_larger_than_a_payloads_bytes_goes_alone(bounded: tuple[RoundStore, Outbox]) -> None:
@@ -623,12 +626,12 @@ def test_an_artifact_larger_than_a_payloads_bytes_goes_alone(bounded: tuple[Roun
 
 
 def test_a_round_pauses_at_outbox_max_bytes_and_goes_on_below(
-    bounded: tuple[RoundStore, Outbox], clock: Clock, settings: Settings
+    bounded: tuple[RoundStore, Outbox], clock: Clock, settings: Settings, redis: Redis
 ) -> None:
     rounds, outbox = bounded
     record = start(rounds)
     compute_large(rounds, record, places=67)
-    assert outbox.status(record.round_id).waiting_bytes > 1_000_000
+    assert outbox_status(redis, record.round_id).waiting_bytes > 1_000_000
     assert rounds.lease(record, "w1", 1) is LeaseRefusal.FULL
     interval_passes(clock, settings)
     outbox.delivered(take(outbox, record.round_id))
@@ -653,7 +656,7 @@ def deliver_below(outbox: Outbox, outbox_id: str, most: int) -> list[Delivery]:
 
 @pytest.mark.parametrize("most", [1, 3, 5, 8])
 def test_what_is_too_large_goes_in_smaller_ones_and_nothing_is_lost_or_doubled(
-    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, most: int
+    rounds: RoundStore, outbox: Outbox, waiting: RoundRecord, most: int, redis: Redis
 ) -> None:
     for places in (4, 4, 1, 7, 4, 9):  # entries that must be divided, and some that need not
         compute(rounds, waiting, places)
@@ -662,7 +665,7 @@ def test_what_is_too_large_goes_in_smaller_ones_and_nothing_is_lost_or_doubled(
     assert [nonce for delivery in taken for nonce in nonces_of(delivery)] == list(range(33))
     numbers = [int(delivery.payload_id.rpartition("-")[2]) for delivery in taken]
     assert numbers == sorted(set(numbers))
-    status = outbox.status(waiting.round_id)
+    status = outbox_status(redis, waiting.round_id)
     assert (status.waiting, status.waiting_bytes, status.delivered, status.last_error) == (0, 0, 33, None)
 
 
@@ -697,7 +700,7 @@ def test_a_receiver_that_found_one_too_large_gets_slowly_larger_ones_again(
 
 
 def test_a_single_artifact_that_is_too_large_is_still_its_deliverers_to_end(
-    outbox: Outbox, rounds: RoundStore, clock: Clock, settings: Settings
+    outbox: Outbox, rounds: RoundStore, clock: Clock, settings: Settings, redis: Redis
 ) -> None:
     record = start(rounds)
     compute(rounds, record, places=1)
@@ -705,17 +708,17 @@ def test_a_single_artifact_that_is_too_large_is_still_its_deliverers_to_end(
     delivery = take(outbox, record.round_id)
     assert not outbox.halved(delivery, "answered 413")
     outbox.failed(delivery, "answered 413")
-    status = outbox.status(record.round_id)
+    status = outbox_status(redis, record.round_id)
     assert (status.waiting, status.failures, status.last_error) == (1, 1, "answered 413")
 
 
-def test_who_lost_the_lock_halves_nothing(outbox: Outbox, waiting: RoundRecord, clock: Clock) -> None:
+def test_who_lost_the_lock_halves_nothing(outbox: Outbox, waiting: RoundRecord, clock: Clock, redis: Redis) -> None:
     late = take(outbox, waiting.round_id)
     clock.now += outbox.lock_s
     holder = take(outbox, waiting.round_id)
     outbox.halved(late, "answered 413")
     assert outbox.delivered(holder)
-    assert outbox.status(waiting.round_id).delivered == 4
+    assert outbox_status(redis, waiting.round_id).delivered == 4
 
 
 def test_a_jobs_answer_that_is_too_large_goes_in_halves(jobs: JobStore, outbox: Outbox, redis: Redis) -> None:
@@ -759,13 +762,13 @@ def test_an_outbox_is_announced_once_until_whoever_was_told_must_be_dead(
 
 
 def test_an_announcement_says_for_whom_it_is_and_keeps_the_secret(
-    rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings
+    rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings, redis: Redis
 ) -> None:
     compute(rounds, start(rounds, url="http://user:secret@receiver:9000/x"))
     interval_passes(clock, settings)
     (due,) = outbox.announce()
     assert due.receiver == "receiver:9000"
-    assert due.waiting_bytes == outbox.status(due.outbox_id).waiting_bytes > 0
+    assert due.waiting_bytes == outbox_status(redis, due.outbox_id).waiting_bytes > 0
 
 
 # Places of jobs.
@@ -857,7 +860,7 @@ class FickleReceiver:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_any_order_of_events_loses_nothing_doubles_nothing_and_keeps_the_order(
-    rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings, seed: int
+    rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings, seed: int, redis: Redis
 ) -> None:
     rng = random.Random(seed)
     receiver = FickleReceiver(outbox, rng)
@@ -875,11 +878,11 @@ def test_any_order_of_events_loses_nothing_doubles_nothing_and_keeps_the_order(
         elif event == "time passes":
             clock.now += rng.choice([0.5, settings.callback_interval_sec, outbox.lock_s])
     rounds.switch(record, RoundState.STOPPED)
-    while outbox.n_waiting():
+    while n_outboxes(redis):
         clock.now += LAST_BACKOFF_S
         for delivery in [*held, *filter(None, [outbox.take(record.round_id)])]:
             receiver.answer(delivery)
         held.clear()
     assert [nonce for nonces in receiver.taken.values() for nonce in nonces] == list(range(n_computed))
-    status = outbox.status(record.round_id)
+    status = outbox_status(redis, record.round_id)
     assert (status.waiting, status.waiting_bytes, status.delivered) == (0, 0, n_computed)

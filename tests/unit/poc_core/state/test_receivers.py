@@ -12,6 +12,7 @@ from poc_core.state import Claim, JobStore, Outbox, RoundStore
 from poc_core.state.receivers import BREAKS_AT, LAST_BACKOFF_S, PROBE_S, Receivers
 from poc_core.state.rounds import Lease
 from tests.samples import MODEL, REQUEST, SPEC, Clock, due_now, round_config
+from tests.stored import spared_receivers
 
 URL = "http://receiver:9000/poc"
 RECEIVER = "receiver:9000"
@@ -41,29 +42,29 @@ def falls_silent(receivers: Receivers) -> None:
         receivers.silent(RECEIVER)
 
 
-def test_few_silences_change_nothing(jobs: JobStore, outbox: Outbox, receivers: Receivers) -> None:
+def test_few_silences_change_nothing(jobs: JobStore, outbox: Outbox, receivers: Receivers, redis: Redis) -> None:
     for _ in range(BREAKS_AT - 1):
         receivers.silent(RECEIVER)
     assert outbox.take(finished_job(jobs)) is not None
-    assert receivers.spared() == []
+    assert spared_receivers(redis) == []
 
 
 def test_a_receiver_that_is_silent_again_and_again_is_spared_for_a_while(
-    jobs: JobStore, outbox: Outbox, receivers: Receivers, clock: Clock
+    jobs: JobStore, outbox: Outbox, receivers: Receivers, clock: Clock, redis: Redis
 ) -> None:
     falls_silent(receivers)
     job_id, other = finished_job(jobs), finished_job(jobs, "http://other:9000")
     assert outbox.take(job_id) is None
     assert due_now(outbox) == [other]  # so it is not looked at again and again
     assert outbox.take(other) is not None
-    (spared,) = receivers.spared()
+    (spared,) = spared_receivers(redis)
     assert (spared.receiver, spared.failures) == (RECEIVER, BREAKS_AT)
     clock.now = spared.next_try_at
     assert due_now(outbox) == [job_id]
 
 
 def test_then_one_payload_probes_and_the_others_wait_for_what_comes_of_it(
-    jobs: JobStore, outbox: Outbox, receivers: Receivers, clock: Clock
+    jobs: JobStore, outbox: Outbox, receivers: Receivers, clock: Clock, redis: Redis
 ) -> None:
     falls_silent(receivers)
     first, second = finished_job(jobs), finished_job(jobs)
@@ -73,7 +74,7 @@ def test_then_one_payload_probes_and_the_others_wait_for_what_comes_of_it(
     assert outbox.take(second) is None
     receivers.answered(probe.receiver)
     outbox.delivered(probe)
-    assert receivers.spared() == []
+    assert spared_receivers(redis) == []
     assert outbox.take(second) is not None
 
 
@@ -88,11 +89,11 @@ def test_a_probe_that_died_with_its_courier_is_followed_by_another(
     assert outbox.take(second) is not None
 
 
-def test_the_pause_doubles_to_30_seconds(receivers: Receivers, clock: Clock) -> None:
+def test_the_pause_doubles_to_30_seconds(receivers: Receivers, clock: Clock, redis: Redis) -> None:
     falls_silent(receivers)
     waits = []
     for _ in range(20):
-        (spared,) = receivers.spared()
+        (spared,) = spared_receivers(redis)
         waits.append(spared.next_try_at - clock.now)
         receivers.silent(RECEIVER)
     assert 1 <= waits[0] <= 2
@@ -100,7 +101,7 @@ def test_the_pause_doubles_to_30_seconds(receivers: Receivers, clock: Clock) -> 
 
 
 def test_a_round_is_not_held_up_by_what_jobs_found_silent(
-    rounds: RoundStore, outbox: Outbox, receivers: Receivers, clock: Clock, settings: Settings
+    rounds: RoundStore, outbox: Outbox, receivers: Receivers, clock: Clock, settings: Settings, redis: Redis
 ) -> None:
     for _ in range(BREAKS_AT + 10):
         receivers.silent(RECEIVER)
@@ -110,7 +111,7 @@ def test_a_round_is_not_held_up_by_what_jobs_found_silent(
     assert isinstance(lease, Lease)
     rounds.complete(lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
     clock.now += settings.callback_interval_sec
-    assert receivers.spared()[0].next_try_at > clock.now + 1
+    assert spared_receivers(redis)[0].next_try_at > clock.now + 1
     assert outbox.take(record.round_id) is not None
 
 
@@ -119,9 +120,9 @@ def test_what_is_known_of_receivers_expires(receivers: Receivers, redis: Redis) 
     assert [key for key in redis.scan_iter() if redis.ttl(key) == -1] == []
 
 
-def test_of_very_many_silent_receivers_the_latest_are_listed(receivers: Receivers, clock: Clock) -> None:
+def test_of_very_many_silent_receivers_the_latest_are_listed(receivers: Receivers, clock: Clock, redis: Redis) -> None:
     for number in range(30):
         clock.now += 1
         for _ in range(BREAKS_AT):
             receivers.silent(f"receiver{number}:80")
-    assert [spared.receiver for spared in receivers.spared()] == [f"receiver{n}:80" for n in range(29, 9, -1)]
+    assert [spared.receiver for spared in spared_receivers(redis)] == [f"receiver{n}:80" for n in range(29, 9, -1)]

@@ -16,6 +16,7 @@ from poc_core.state.overview import Overviews
 from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.forgetful import forgetting
 from tests.samples import DISTANCE_SPEC, Clock, due_now, round_config
+from tests.stored import outbox_status
 
 Serve = Callable[..., Any]
 
@@ -430,20 +431,20 @@ def test_a_round_without_a_url_never_fills_up(redis: Redis, clock: Clock, settin
 # Completing.
 
 
-def test_a_completed_lease_is_counted_and_waits_for_delivery(rounds: RoundStore, outbox: Outbox) -> None:
+def test_a_completed_lease_is_counted_and_waits_for_delivery(rounds: RoundStore, redis: Redis) -> None:
     record = start(rounds)
     assert complete(rounds, take(rounds, record))
     counted = read(rounds, record.round_id)
     assert (counted.n_processed, counted.n_valid, counted.n_excluded) == (4, 4, 0)
-    assert outbox.status(record.round_id).waiting == 4
+    assert outbox_status(redis, record.round_id).waiting == 4
 
 
-def test_a_lease_completed_twice_counts_once(rounds: RoundStore, outbox: Outbox) -> None:
+def test_a_lease_completed_twice_counts_once(rounds: RoundStore, redis: Redis) -> None:
     record = start(rounds)
     lease = take(rounds, record)
     assert [complete(rounds, lease), complete(rounds, lease)] == [True, False]
     assert read(rounds, record.round_id).n_processed == 4
-    assert outbox.status(record.round_id).waiting == 4
+    assert outbox_status(redis, record.round_id).waiting == 4
 
 
 def test_a_lease_completed_by_its_first_and_its_second_holder_counts_once(
@@ -478,13 +479,13 @@ def test_a_lease_that_was_split_meanwhile_is_not_taken_whole(rounds: RoundStore,
     assert read(rounds, record.round_id).n_processed == 4
 
 
-def test_what_is_completed_after_the_stop_is_counted_and_delivered(rounds: RoundStore, outbox: Outbox) -> None:
+def test_what_is_completed_after_the_stop_is_counted_and_delivered(rounds: RoundStore, redis: Redis) -> None:
     record = start(rounds)
     lease = take(rounds, record)
     rounds.switch(record, RoundState.STOPPED)
     assert complete(rounds, lease)
     assert read(rounds, record.round_id).n_processed == 4
-    assert outbox.status(record.round_id).waiting == 4
+    assert outbox_status(redis, record.round_id).waiting == 4
 
 
 def test_a_round_without_a_url_keeps_nothing_to_deliver(rounds: RoundStore, redis: Redis) -> None:

@@ -22,6 +22,7 @@ from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
 from poc_core.state.rounds import Lease
 from tests.samples import MODEL, REQUEST, SPEC, Clock, round_config, worker_record
+from tests.stored import outbox_status, spared_receivers
 from tests.waiting import wait_until
 from workers import patience
 from workers.courier import courier as courier_module
@@ -128,11 +129,11 @@ def test_a_payload_is_posted_as_json_with_its_id(courier: Courier, receiver: Rec
 
 @pytest.mark.parametrize("status", [200, 201, 204])
 def test_a_success_is_a_delivery(
-    courier: Courier, receiver: Receiver, outbox: Outbox, record: RoundRecord, status: int
+    courier: Courier, receiver: Receiver, record: RoundRecord, status: int, redis: Redis
 ) -> None:
     receiver.answers = [status]
     deliver(courier, record.round_id)
-    assert (outbox.status(record.round_id).delivered, outbox.status(record.round_id).waiting) == (4, 0)
+    assert (outbox_status(redis, record.round_id).delivered, outbox_status(redis, record.round_id).waiting) == (4, 0)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +150,11 @@ def test_a_success_is_a_delivery(
     ids=str,
 )
 def test_a_failure_keeps_the_payload_and_says_why(
-    courier: Courier, receiver: Receiver, outbox: Outbox, record: RoundRecord, answer: Answer, said: str
+    courier: Courier, receiver: Receiver, record: RoundRecord, answer: Answer, said: str, redis: Redis
 ) -> None:
     receiver.answers = [answer]
     deliver(courier, record.round_id)
-    status = outbox.status(record.round_id)
+    status = outbox_status(redis, record.round_id)
     assert (status.waiting, status.delivered, status.failures) == (4, 0, 1)
     assert said in str(status.last_error)
 
@@ -261,7 +262,7 @@ def test_payloads_that_wait_are_delivered_one_after_the_other(
 
 
 def test_a_payload_on_a_slow_line_is_not_sent_twice(
-    receiver: Receiver, outbox: Outbox, receivers: Receivers, record: RoundRecord, clock: Clock
+    receiver: Receiver, outbox: Outbox, receivers: Receivers, record: RoundRecord, clock: Clock, redis: Redis
 ) -> None:
     answer = receiver.answer
 
@@ -274,7 +275,7 @@ def test_a_payload_on_a_slow_line_is_not_sent_twice(
 
     slow = Courier(outbox, receivers, poster(slowly))
     deliver(slow, record.round_id)
-    assert (len(receiver.requests), outbox.status(record.round_id).delivered) == (1, 4)
+    assert (len(receiver.requests), outbox_status(redis, record.round_id).delivered) == (1, 4)
 
 
 def test_tries_do_not_end_by_default(courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock) -> None:
@@ -293,6 +294,7 @@ def test_after_max_retries_the_payload_is_dropped_and_the_next_one_delivered(
     record: RoundRecord,
     clock: Clock,
     caplog: pytest.LogCaptureFixture,
+    redis: Redis,
 ) -> None:
     courier = Courier(outbox, receivers, receiver.poster, max_retries=2)
     receiver.answers = [500, 500]
@@ -301,7 +303,7 @@ def test_after_max_retries_the_payload_is_dropped_and_the_next_one_delivered(
         compute(rounds, record)
         clock.now += LAST_BACKOFF_S
     assert receiver.nonces == [4, 5, 6, 7, 8, 9, 10, 11]
-    assert outbox.status(record.round_id).dropped == 4
+    assert outbox_status(redis, record.round_id).dropped == 4
     assert "is dropped after 2 tries" in caplog.text
 
 
@@ -312,6 +314,7 @@ def test_a_delivery_is_remembered_also_when_redis_was_away_at_its_answer(
     record: RoundRecord,
     server: fakeredis.FakeServer,
     monkeypatch: pytest.MonkeyPatch,
+    redis: Redis,
 ) -> None:
     monkeypatch.setattr(patience, "PAUSE_S", 0.01)
     answer = receiver.answer
@@ -322,11 +325,11 @@ def test_a_delivery_is_remembered_also_when_redis_was_away_at_its_answer(
         return answer(request)
 
     deliver(Courier(outbox, receivers, poster(redis_goes)), record.round_id)
-    assert (outbox.status(record.round_id).delivered, len(receiver.requests)) == (4, 1)
+    assert (outbox_status(redis, record.round_id).delivered, len(receiver.requests)) == (4, 1)
 
 
 def test_a_body_without_end_does_not_hold_the_courier(
-    outbox: Outbox, receivers: Receivers, record: RoundRecord
+    outbox: Outbox, receivers: Receivers, record: RoundRecord, redis: Redis
 ) -> None:
     read: list[bytes] = []
 
@@ -339,11 +342,11 @@ def test_a_body_without_end_does_not_hold_the_courier(
 
     endless = poster(lambda _: httpx.Response(200, stream=Endless()))
     deliver(Courier(outbox, receivers, endless), record.round_id)
-    assert outbox.status(record.round_id).delivered == 4
+    assert outbox_status(redis, record.round_id).delivered == 4
 
 
 def test_the_couriers_process_follows_no_redirect(
-    redis: Redis, outbox: Outbox, record: RoundRecord, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, record: RoundRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
@@ -359,7 +362,7 @@ def test_the_couriers_process_follows_no_redirect(
 
         def start(self) -> None:
             tasks.deliver(record.round_id, "receiver:9000", True, 100)
-            wait_until(lambda: outbox.status(record.round_id).failures == 1)
+            wait_until(lambda: outbox_status(redis, record.round_id).failures == 1)
 
         def send_task(self, *_: object, **_options: object) -> None: ...
 
@@ -371,7 +374,7 @@ def test_the_couriers_process_follows_no_redirect(
     monkeypatch.setattr(courier_module, "_current", None)
     main_module.run_courier()
     assert asked == [f"http://{ADDRESS}:9000/poc/generated"]
-    assert (outbox.status(record.round_id).delivered, outbox.status(record.round_id).waiting) == (0, 4)
+    assert (outbox_status(redis, record.round_id).delivered, outbox_status(redis, record.round_id).waiting) == (0, 4)
 
 
 def test_deliver_is_harmless_for_an_outbox_that_is_gone(courier: Courier, receiver: Receiver) -> None:
@@ -473,6 +476,7 @@ def test_a_round_is_delivered_while_60_jobs_receivers_hang(
     receivers: Receivers,
     clock: Clock,
     settings: Settings,
+    redis: Redis,
 ) -> None:
     hanging = 0
     hung_when_it_came: list[int] = []
@@ -507,7 +511,7 @@ def test_a_round_is_delivered_while_60_jobs_receivers_hang(
             courier.offer(due)
         wait_until(lambda: bool(hung_when_it_came))
     assert hung_when_it_came[0] <= JOB_PLACES  # before any of these was given up: then another one would have begun
-    assert outbox.status(record.round_id).delivered == 4
+    assert outbox_status(redis, record.round_id).delivered == 4
 
 
 def test_an_outbox_has_one_message_however_long_it_waits_for_its_turn(
@@ -527,7 +531,7 @@ def test_an_outbox_has_one_message_however_long_it_waits_for_its_turn(
 
 
 def test_a_receiver_that_answers_413_gets_the_same_in_halves(
-    outbox: Outbox, receivers: Receivers, rounds: RoundStore, record: RoundRecord
+    outbox: Outbox, receivers: Receivers, rounds: RoundStore, record: RoundRecord, redis: Redis
 ) -> None:
     taken: list[dict[str, Any]] = []
 
@@ -544,42 +548,42 @@ def test_a_receiver_that_answers_413_gets_the_same_in_halves(
     deliver(Courier(outbox, receivers, poster(at_most_three)), record.round_id)
     assert [artifact["nonce"] for payload in taken for artifact in payload["artifacts"]] == list(range(16))
     assert len({payload["payload_id"] for payload in taken}) == len(taken)
-    assert outbox.status(record.round_id).failures == 0
+    assert outbox_status(redis, record.round_id).failures == 0
 
 
 def test_a_single_artifact_that_is_answered_413_failed(
-    courier: Courier, receiver: Receiver, jobs: JobStore, workers: WorkerRegistry, outbox: Outbox
+    courier: Courier, receiver: Receiver, jobs: JobStore, workers: WorkerRegistry, redis: Redis
 ) -> None:
     workers.heartbeat(worker_record("w1"))
     job_id = finished_job(jobs, "http://receiver:9000")
     receiver.answers = [413]
     deliver(courier, job_id)
-    status = outbox.status(job_id)
+    status = outbox_status(redis, job_id)
     assert (status.waiting, status.failures) == (1, 1)
     assert "answered 413" in str(status.last_error)
 
 
 def test_a_receiver_that_does_not_answer_is_remembered_and_one_that_refuses_is_not(
-    courier: Courier, receiver: Receiver, receivers: Receivers, record: RoundRecord, clock: Clock
+    courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock, redis: Redis
 ) -> None:
     receiver.answers = [*[httpx.ConnectError("refused") for _ in range(BREAKS_AT)], 500]
     for _ in range(BREAKS_AT):
         deliver(courier, record.round_id)
         clock.now += LAST_BACKOFF_S
-    assert [spared.receiver for spared in receivers.spared()] == ["receiver:9000"]
+    assert [spared.receiver for spared in spared_receivers(redis)] == ["receiver:9000"]
     deliver(courier, record.round_id)
-    assert receivers.spared() == []
+    assert spared_receivers(redis) == []
 
 
 def test_a_callback_urls_secret_is_in_no_log_and_no_error(
     rounds: RoundStore,
     workers: WorkerRegistry,
-    outbox: Outbox,
     courier: Courier,
     receiver: Receiver,
     clock: Clock,
     settings: Settings,
     caplog: pytest.LogCaptureFixture,
+    redis: Redis,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     workers.heartbeat(worker_record("w1"))
@@ -592,7 +596,7 @@ def test_a_callback_urls_secret_is_in_no_log_and_no_error(
         clock.now += LAST_BACKOFF_S
         receiver.answers = [answer]
         deliver(courier, record.round_id)
-        assert "s3cret" not in str(outbox.status(record.round_id).last_error)
+        assert "s3cret" not in str(outbox_status(redis, record.round_id).last_error)
     assert "http://***@receiver:9000/poc/generated" in caplog.text
     assert "s3cret" not in caplog.text
     assert all(request.headers["Authorization"].startswith("Basic ") for request in receiver.requests)
