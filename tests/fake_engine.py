@@ -52,8 +52,7 @@ class FakeEngine(Engine):
         for flight in tick.drop:
             self._flights.pop(flight, None)
             self._done.pop(flight, None)
-        there = [] if self.slow and not tick.fetch else [*self._done.items()]
-        done = dict(there[: 1 if tick.fetch else None])
+        done = {one: found for one, found in self._done.items() if tick.fetch == one or not self.slow}
         self._done = {flight: found for flight, found in self._done.items() if flight not in done}
         try:
             refused = self._begin(tick)

@@ -94,9 +94,10 @@ class Pipeline:
 
     def fetch(self) -> None:
         """Waits for the first of those micro-batches that are launched, if there is any, and takes its values."""
-        if self._drop or any(flight.launched for flight in self._flying.values()):
+        first = next((flight.id for flight in self._flying.values() if flight.launched), None)
+        if self._drop or first is not None:
             drop, self._drop = self._drop, []
-            self._call(Tick(drop=drop, fetch=True))
+            self._call(Tick(drop=drop, fetch=first))
 
     def run(self, wait: bool) -> float:
         """One tick: launches the next slice of every stage. Returns the seconds of device time that it heard of.

@@ -83,10 +83,10 @@ class Proofs:
     def depth(self) -> int:
         """Micro-batches to be in hand so that no stage of the engine ever waits for one.
 
-        Where they run whole, two are on a GPU at a time: a third has to be there when the first of them ends.
+        Without chat they run whole, and two are on a GPU at a time: a third has to be there when the first ends. Chat
+        would wait for all three.
         """
-        whole = self.gate is None or not self.engine.sliceable
-        return len(self.engine.stages) + (self.engine.slices_in_flight if whole else 1)
+        return len(self.engine.stages) + (self.engine.slices_in_flight if self.gate is None else 1)
 
     def batch_size(self, spec: ProofSpec) -> int:
         """Nonces that a micro-batch holds best now."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.alone.speed import SeqLenSpeeds, Speeds
+from cli.alone.speed import SeqLenSpeeds, Speed, Speeds
 from cli.alone.time_parts import COMMUNICATION
 
 # A smaller micro-batch is as good as the fastest when it loses no more than this: it leaves chat more memory.
@@ -97,19 +97,22 @@ def batch_tokens(speeds: Speeds) -> tuple[int, str]:
     seq_len."""
     tokens, grows = 0, False
     for one in speeds.seq_lens:
-        best_sliced = max(sliced.nonces_per_s for _, sliced in one.sizes)
-        enough = min(
-            whole.n
-            for whole, sliced in one.sizes
-            if min(whole.nonces_per_s / one.best, sliced.nonces_per_s / best_sliced) >= 1 - _NEARLY
-        )
+        enough = max(fewest([whole for whole, _ in one.sizes]), fewest([sliced for _, sliced in one.sizes]))
         tokens = max(tokens, enough * one.seq_len)
         grows |= len(one.sizes) > 1 and enough == max(whole.n for whole, _ in one.sizes)
     if grows:
-        why = f"The largest micro-batch measured is the fastest by more than {100 * _NEARLY:.0f} %: more may gain more."
+        why = f"The largest micro-batch measured gains more than {100 * _NEARLY:.0f} %: more may gain more."
+    elif all(len(one.sizes) == 1 for one in speeds.seq_lens):
+        why = "No other was measured."
     else:
         why = f"More tokens gain less than {100 * _NEARLY:.0f} %."
     return tokens, why
+
+
+def fewest(measured: Sequence[Speed]) -> int:
+    """The fewest nonces of a micro-batch that are nearly as fast as the fastest."""
+    best = max(one.nonces_per_s for one in measured)
+    return min(one.n for one in measured if one.nonces_per_s >= (1 - _NEARLY) * best)
 
 
 def step_ms(seq_lens: Sequence[SeqLenSpeeds]) -> tuple[float, str]:

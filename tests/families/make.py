@@ -53,8 +53,8 @@ _SCALED_BY_NORMS = ("gemma4_text", "gemma3n_text")
 # What of DeepSeek-V4 is published in 8 bits, and in which blocks.
 _IN_8_BITS = re.compile(r"(\.attn|\.indexer|experts\.\d+|shared_experts)\.(wq_a|wq_b|wkv|wo_a|wo_b|w[123])\.weight$")
 _BLOCK = 128
-# Within a model of 8 bits: what transformers reads, which has no kernels for these on CPUs.
-_FOR_TRANSFORMERS = "unquantized"
+# Within a model of 8 bits: a copy with the same numbers for transformers, which has no kernels for these on CPUs.
+FOR_TRANSFORMERS = "unquantized"
 # Written when all else is: what has none is made again.
 _DONE = "made-from.sha256"
 
@@ -97,11 +97,6 @@ def make(family: str, folder: Path) -> Path:
     return model
 
 
-def for_transformers(model: Path) -> Path:
-    """What transformers is asked about a model that `make` made: the same; of one in 8 bits a copy with its numbers."""
-    return found if (found := model / _FOR_TRANSFORMERS).is_dir() else model
-
-
 def _save_weights(config: dict[str, object], model: Path) -> None:
     import transformers
 
@@ -126,19 +121,23 @@ def _save_weights(config: dict[str, object], model: Path) -> None:
     if "quantization_config" in config:
         rounded = in_8_bits(load_file(path))
         save_file(rounded, path, {"format": "pt"})
-        _save_for_transformers(from_8_bits(rounded), config, model / _FOR_TRANSFORMERS)
+        _save_for_transformers(from_8_bits(rounded), config, model / FOR_TRANSFORMERS)
     for old, new in _RENAMED.get(str(config["model_type"]), ()):
         save_file({name.replace(old, new): weight for name, weight in load_file(path).items()}, path, {"format": "pt"})
 
 
 def in_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same in float8_e4m3fn with a float32 scale for each block of 128 x 128, where DeepSeek-V4 is published so."""
+    """The same in float8_e4m3fn with a float32 scale for each block of 128 x 128, where DeepSeek-V4 is published so.
+
+    Scales are powers of two, as vLLM's kernels on an H200 would make them, and bfloat16 has all such numbers.
+    """
     found = dict(weights)
     for name, weight in weights.items():
         if _IN_8_BITS.search(name):
             rows, columns = (size // _BLOCK for size in weight.shape)
             blocks = weight.float().view(rows, _BLOCK, columns, _BLOCK)
-            scale = blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+            largest = blocks.abs().amax((1, 3), keepdim=True)
+            scale = torch.exp2(torch.ceil(torch.log2(largest / torch.finfo(torch.float8_e4m3fn).max)))
             found[name] = (blocks / scale).view(weight.shape).to(torch.float8_e4m3fn)
             found[name.removesuffix("weight") + "scale"] = scale.view(rows, columns)
     return found

@@ -54,18 +54,22 @@ class TestFloat32:
         errors = golden.l2(together, alone, 12)
         assert np.mean(errors <= 0.003) >= golden.AGREEING_FRACTION[vllm_engine.info.name], np.sort(errors)[-5:]
 
-    def test_a_fetch_brings_the_first_micro_batch_and_loses_none_behind_it(self, vllm_engine: Engine) -> None:
+    def test_a_fetch_brings_a_micro_batch_and_loses_none_behind_it(self, vllm_engine: Engine) -> None:
         specs = {10_000 + n: ProofSpec(block_hash=f"block{n}", public_key="key", seq_len=64) for n in range(3)}
-        values: dict[int, Sequence[JsonValue]] = {}
+        answers = []
         for flight, spec in specs.items():
             for stage in vllm_engine.stages:
                 begin = [Begin(flight, spec, range(9))] if stage.start == 0 else []
-                values |= vllm_engine.tick(Tick(begin, [Slice(flight, stage.start, stage.stop)])).values
+                answers.append(vllm_engine.tick(Tick(begin, [Slice(flight, stage.start, stage.stop)])))
         for flight in specs:
-            if flight not in values:
-                values |= vllm_engine.tick(Tick(fetch=True)).values
-            assert flight in values
+            answers.append(vllm_engine.tick(Tick(fetch=flight)))
+            assert any(flight in answer.values for answer in answers)
+        values = {flight: found for answer in answers for flight, found in answer.values.items()}
         assert values == {flight: vllm_engine.compute(spec, range(9)) for flight, spec in specs.items()}
+        told = [one for answer in answers for one, _seconds in answer.ran]
+        assert sorted(told) == [
+            Slice(flight, stage.start, stage.stop) for flight in specs for stage in vllm_engine.stages
+        ]
 
     def test_a_batch_beyond_the_token_budget_is_split(self, vllm_engine: Engine) -> None:
         spec = ProofSpec(block_hash="block", public_key="key", seq_len=1025)

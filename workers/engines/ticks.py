@@ -71,7 +71,7 @@ class Tick:
     slices: Sequence[Slice] = ()
     drop: Sequence[int] = ()  # micro-batches that are given up
     wait: bool = False  # until all that was launched is done
-    fetch: bool = False  # until the values are there of the micro-batch that was launched first
+    fetch: int | None = None  # a micro-batch of which all is launched: until its values are there
 
 
 @dataclass(frozen=True)

@@ -36,15 +36,13 @@ class Arrivals:
             numbers = host
         self._underway.append(_Arrival(flight_id, batch, numbers, copied))
 
-    def take(self, at_least: int = 0) -> dict[int, list[JsonValue]]:
-        """The values of those that are there, by micro-batch; waits for `at_least` of those that are under way."""
+    def take(self) -> dict[int, list[JsonValue]]:
+        """The values of those that are there, by micro-batch."""
         values: dict[int, list[JsonValue]] = {}
         while self._underway:
             first = self._underway[0]
             if first.copied is not None and not first.copied.query():
-                if len(values) >= at_least:
-                    break
-                first.copied.synchronize()
+                break
             values[first.flight_id] = first.batch.values(first.numbers)
             self._underway.pop(0)
         return values

@@ -53,6 +53,7 @@ class VllmEngine(Engine):
         self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
         self._calls = 0  # under way
         self._stepping: set[int] = set()  # micro-batches that go on step by step
+        self._heard: dict[Slice, list[float]] = {}  # seconds of slices, of those ranks that have told theirs
         self._probe: concurrent.futures.Future[Any] | None = None
         self._probed_at = 0.0
         # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an undefined state.
@@ -118,18 +119,22 @@ class VllmEngine(Engine):
             told = (begin, slices, list(tick.drop), tick.wait, tick.fetch)
             answers = self._rpc("proof_tick", told, self._rpc_timeout_s)
         except (EngineMemoryError, EngineFailedError) as error:
+            self._heard.clear()
             if any(map(self._hands_over, tick.slices)):
                 # What one stage sent and the other did not take would be taken for the next micro-batch.
                 raise EngineLostError(f"A pipeline stage failed while another waited for it: {error}.") from error
             raise
-        busy_s: dict[Slice, float] = {}  # of the slowest rank of its stage
         values: dict[int, Sequence[JsonValue]] = {}
         for answer in answers:
             values |= answer["values"]
             self._stepping -= answer["values"].keys()
             for one, seconds in answer["ran"]:
-                busy_s[Slice(*one)] = max(seconds, busy_s.get(Slice(*one), 0.0))
-        return TickResult(answers[0]["refused"], list(busy_s.items()), values)
+                self._heard.setdefault(Slice(*one), []).append(seconds)
+        n_ranks = len(answers) // len(self.stages)  # that run a slice
+        ran = [(one, max(heard)) for one, heard in self._heard.items() if len(heard) == n_ranks]
+        for one, _ in ran:
+            del self._heard[one]
+        return TickResult(answers[0]["refused"], ran, values)
 
     def _hands_over(self, one: Slice) -> bool:
         """Whether a pipeline stage waits for what another has of this slice: activations, or points for the next

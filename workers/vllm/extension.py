@@ -70,7 +70,7 @@ class ProofExtension:
         return {"value": None}
 
     def proof_tick(
-        self, begin: list[Any], slices: list[Any], drop: list[int], wait: bool, fetch: bool
+        self, begin: list[Any], slices: list[Any], drop: list[int], wait: bool, fetch: int | None
     ) -> dict[str, Any]:
         """One slice of each pipeline stage, see ProofRunner.tick."""
         return _answer(lambda: self._proof_runner().tick(begin, slices, drop, wait, fetch))

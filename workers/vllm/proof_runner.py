@@ -123,7 +123,7 @@ class ProofRunner:
         slices: Sequence[Sequence[int]],
         drop: Sequence[int],
         wait: bool,
-        fetch: bool,
+        fetch: int | None,
     ) -> dict[str, Any]:
         """Runs at most one of `slices` (see Slice), the one of this rank's own layers.
 
@@ -145,10 +145,9 @@ class ProofRunner:
                     self._receive(one.flight, one.step)
             for one in wanted:  # last, as every stage does: two of them wait for each other else
                 self._hand_points_back(one)
-            if wait:
-                self._stopwatch.wait()
-            values = self._arrivals.take(at_least=int(fetch))
-            return {"refused": refused, "ran": self._stopwatch.take(), "values": values}
+            if wait or fetch is not None:
+                self._stopwatch.wait(None if wait else fetch)
+            return {"refused": refused, "ran": self._stopwatch.take(), "values": self._arrivals.take()}
         except BaseException:
             self._forget_all()
             raise

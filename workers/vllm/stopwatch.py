@@ -22,8 +22,8 @@ class Stopwatch(Protocol):
     def end(self, tag: tuple[int, ...]) -> None:
         """All of the run's work is launched."""
 
-    def wait(self) -> None:
-        """Until no run is on the device."""
+    def wait(self, first: int | None = None) -> None:
+        """Until no run is on the device; `first`: none whose tag begins with it."""
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         """(tag, seconds) of the runs that ended since the last call, in order."""
@@ -42,7 +42,7 @@ class ClockStopwatch:
     def end(self, tag: tuple[int, ...]) -> None:
         self._done.append((tag, time.perf_counter() - self._began))
 
-    def wait(self) -> None:
+    def wait(self, first: int | None = None) -> None:
         return
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
@@ -70,8 +70,8 @@ class EventStopwatch:
         ended.record()
         self._running.append((tag, self._began, ended))
 
-    def wait(self) -> None:
-        while self._running:
+    def wait(self, first: int | None = None) -> None:
+        while any(first is None or tag[0] == first for tag, _, _ in self._running):
             self._retire()
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:

@@ -202,7 +202,7 @@ def test_values_that_are_late_are_waited_for_only_when_nothing_is_to_be_launched
     assert (ends.order, pipeline.is_launched, pipeline.is_empty) == ([0], True, False)
     pipeline.fetch()
     assert (ends.order, pipeline.is_empty) == ([0, 1], True)
-    assert [fetch.fetch for fetch in engine.fetches] == [True]
+    assert [fetch.fetch for fetch in engine.fetches] == [1]
 
 
 def test_a_fetch_does_not_wait_for_what_was_launched_behind_the_first(ends: Ends) -> None:

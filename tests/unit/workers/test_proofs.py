@@ -91,8 +91,6 @@ def test_of_whole_micro_batches_on_a_gpu_a_third_is_in_hand_for_when_the_first_e
     engine.slices_in_flight = 2
     in_slices = start("yield")
     assert (in_slices.depth, start().depth) == (2, 3)
-    engine.sliceable = False
-    assert in_slices.depth == 3
 
 
 def test_micro_batches_are_what_the_engine_holds_and_less_beside_chat_where_layers_are_long(

@@ -71,6 +71,16 @@ def test_tokens_that_are_enough_whole_but_not_in_slices_are_not_enough() -> None
     assert advise(speeds(dataclasses.replace(found, sizes=sizes))).max_batch_tokens == 32_768
 
 
+def test_no_size_need_be_the_fastest_both_whole_and_in_slices() -> None:
+    sizes = [(speed(16, 40.0), speed(16, 39.5)), (speed(32, 39.5), speed(32, 40.0))]
+    assert advise(speeds(dataclasses.replace(seq_len_speeds(), sizes=sizes))).max_batch_tokens == 32_768
+
+
+def test_one_size_says_nothing_of_others() -> None:
+    advice = advise(speeds(seq_len_speeds({32: 38.0})))
+    assert (advice.max_batch_tokens, advice.reasons[1]) == (32_768, "No other was measured.")
+
+
 def test_tokens_are_enough_at_every_seq_len() -> None:
     short = seq_len_speeds({128: 1000.0, 512: 5000.0}, seq_len=64)
     assert advise(speeds(short, seq_len_speeds())).max_batch_tokens == 512 * 64

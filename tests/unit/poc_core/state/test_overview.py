@@ -13,6 +13,7 @@ from poc_core.state.overview import CurrentRound, Overviews
 from poc_core.state.receivers import BREAKS_AT, Receivers
 from poc_core.state.rounds import Lease
 from tests.samples import Clock, new_job, round_config
+from tests.stored import outbox_status
 
 Serve = Callable[..., Any]
 
@@ -80,6 +81,7 @@ def test_it_is_what_the_stores_tell_one_by_one(
     seen = overviews.read()
     assert seen.round is not None
     assert seen.round.record == rounds.current()
+    assert seen.round.outbox == outbox_status(redis, record.round_id)
     assert (seen.round.outbox.failures, seen.round.outbox.waiting) == (1, 4)
     assert seen.workers == workers.live()
     assert [worker.id for worker in seen.workers] == ["w1", "w2"]
