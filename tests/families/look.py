@@ -9,7 +9,7 @@ import numpy as np
 from poc_core.records import ProofSpec
 from tests.families import checks
 from tests.families.differences import Difference
-from tests.families.make import FOR_TRANSFORMERS, given, make, text_config
+from tests.families.make import FOR_TRANSFORMERS, given, is_quantized, make, text_config
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "families"
 
@@ -59,7 +59,7 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
         return {"right": "\n" not in str(error), "refused": str(error)}
     try:
         # A cache in 8 bits has none: transformers keeps no such. DeepSeek-V4 has no other, so its opinion counts.
-        return checked(engine, options, family, with_opinion=variant != "fp8" or "quantization_config" in given(family))
+        return checked(engine, options, family, with_opinion=variant != "fp8" or is_quantized(family))
     finally:
         engine.close()
 
@@ -117,15 +117,14 @@ def second_opinion(engine: Any, options: Any, family: str) -> tuple[bool, str]:
     config = text_config(family)
     # Sparse attention chooses by scores in 8 bits, transformers by exact ones: they agree where it takes all tokens.
     spec = checks.SPEC.model_copy(update={"seq_len": min(checks.SPEC.seq_len, config.get("index_topk", 1 << 30))})
-    in_8_bits = "quantization_config" in given(family)
     plain = options.model_copy(update={"engine": "transformers", "vllm_args": (), "max_batch_tokens": None})
-    if in_8_bits:
+    if is_quantized(family):
         copy = Path(options.model, FOR_TRANSFORMERS)
         plain = plain.model_copy(update={"model": str(copy), "dtype": "float32"})
     try:
         errors = checks.against(engine, load_engine(plain), spec, _OPINIONS)
     except Exception as error:  # whatever a model of another library raises: then there is no second opinion
-        return not in_8_bits, f"none ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+        return not is_quantized(family), f"none ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
     return agree(errors, options.dtype, with_experts="experts" in json.dumps(config))
 
 

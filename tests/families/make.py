@@ -76,6 +76,10 @@ def text_config(family: str) -> dict[str, Any]:
     return found
 
 
+def is_quantized(family: str) -> bool:
+    return "quantization_config" in given(family)
+
+
 def make(family: str, folder: Path) -> Path:
     """The family's model in a folder of its own within `folder`, made unless it is there already."""
     text = (FOLDER / f"{family}.json").read_text()
