@@ -1,12 +1,17 @@
 """What is seen of one family's tiny model on one real engine."""
 
 import json
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import JsonValue
 
 from poc_core.records import ProofSpec
+from tests import golden
 from tests.families import checks
 from tests.families.differences import Difference
 from tests.families.make import FOR_TRANSFORMERS, given, is_quantized, make, text_config
@@ -112,8 +117,6 @@ def differences_of(engine: Any, spec: ProofSpec, prompt: int) -> dict[str, Diffe
 
 def second_opinion(engine: Any, options: Any, family: str) -> tuple[bool, str]:
     """Whether transformers agrees, and in which words."""
-    from workers.engines import load_engine
-
     config = text_config(family)
     # Sparse attention chooses by scores in 8 bits, transformers by exact ones: they agree where it takes all tokens.
     spec = checks.SPEC.model_copy(update={"seq_len": min(checks.SPEC.seq_len, config.get("index_topk", 1 << 30))})
@@ -122,10 +125,21 @@ def second_opinion(engine: Any, options: Any, family: str) -> tuple[bool, str]:
         copy = Path(options.model, FOR_TRANSFORMERS)
         plain = plain.model_copy(update={"model": str(copy), "dtype": "float32"})
     try:
-        errors = checks.against(engine, load_engine(plain), spec, _OPINIONS)
+        # In a process without vLLM, whose own readings of some configurations transformers would take for its.
+        with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+            theirs = processes.submit(opinion, plain, spec).result()
     except Exception as error:  # whatever a model of another library raises: then there is no second opinion
         return not is_quantized(family), f"none ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+    errors = golden.l2(engine.compute(spec, _OPINIONS), theirs, 12)
     return agree(errors, options.dtype, with_experts="experts" in json.dumps(config))
+
+
+def opinion(options: Any, spec: ProofSpec) -> list[JsonValue]:
+    """Artifacts by the engine of these options, on the processor: no GPU rounds there."""
+    from workers.engines import load_engine
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return load_engine(options).compute(spec, _OPINIONS)
 
 
 def agree(errors: np.ndarray, dtype: str, with_experts: bool) -> tuple[bool, str]:

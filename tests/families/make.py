@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def _save_weights(config: dict[str, object], model: Path) -> None:
     import transformers
 
     fields = {name: value for name, value in config.items() if name not in ("model_type", "quantization_config")}
-    read = transformers.AutoConfig.for_model(str(config["model_type"]), **fields)
+    read = transformers.AutoConfig.for_model(str(config["model_type"]), **deepcopy(fields))  # it writes into them
     kind = transformers.AutoModelForImageTextToText if "text_config" in config else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     loaded = kind.from_config(read)
