@@ -7,7 +7,6 @@ the one before it has left it, so that no stage waits for another while there is
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -65,7 +64,7 @@ class Pipeline:
     def __init__(self, engine: Ticking, plan: SlicePlan) -> None:
         self._engine = engine
         self.plan = plan
-        self._ids = itertools.count()
+        self._ids = engine.flight_ids
         self._waiting: deque[Flight] = deque()
         self._flying: dict[int, Flight] = {}  # begun on the engine, oldest first
         self._measured: dict[int, Flight] = {}  # those whose times may still come

@@ -66,7 +66,8 @@ class TestFloat32:
             assert any(flight in answer.values for answer in answers)
         values = {flight: found for answer in answers for flight, found in answer.values.items()}
         assert values == {flight: vllm_engine.compute(spec, range(9)) for flight, spec in specs.items()}
-        told = [one for answer in answers for one, _seconds in answer.ran]
+        # A rank may tell only now how long something took that ended before.
+        told = [one for answer in answers for one, _seconds in answer.ran if one.flight in specs]
         assert sorted(told) == [
             Slice(flight, stage.start, stage.stop) for flight in specs for stage in vllm_engine.stages
         ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -36,6 +38,11 @@ class Engine(ABC):
     slices_in_flight: int = 1
     # What the API passes on to the chat server, once it serves (openai_paths.passed_on).
     chat_paths: Sequence[str] = ()
+
+    @cached_property
+    def flight_ids(self) -> Iterator[int]:
+        """For micro-batches: each has its own, as times of one that ended may come with the next one's."""
+        return itertools.count()
 
     @abstractmethod
     def tick(self, tick: Tick) -> TickResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -89,6 +89,9 @@ class Ticking(Protocol):
     info: ModelInfo
     stages: Sequence[range]
     sliceable: bool
+
+    @property
+    def flight_ids(self) -> Iterator[int]: ...
 
     def tick(self, tick: Tick) -> TickResult: ...
 

@@ -458,6 +458,13 @@ def test_compute_cuts_nothing_unless_asked() -> None:
     assert engine.slices == [Slice(0, 0, 4)]
 
 
+def test_no_two_micro_batches_of_an_engine_have_one_id_as_times_may_come_late() -> None:
+    engine = FakeEngine()
+    for _ in range(2):
+        engine.compute(SPEC, [0])
+    assert [one.flight for tick in engine.ticks for one in tick.begin] == [0, 1]
+
+
 def test_compute_asks_nothing_of_the_engine_for_no_nonces() -> None:
     engine = FakeEngine()
     assert engine.compute(SPEC, []) == []

@@ -1,10 +1,13 @@
 """What vLLM is started with, as far as it can be seen without it."""
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from poc_core.errors import ProoflineError
+from workers.engines.base import Slice, Tick
 from workers.engines.options import EngineOptions
 from workers.vllm import engine, lifeline
 
@@ -24,3 +27,31 @@ def test_finding_13_vllms_paths_for_developers_are_off(monkeypatch: pytest.Monke
     with pytest.raises(ProoflineError, match="This is enough"):
         engine.VllmEngine(EngineOptions(model="m"), rpc_timeout_s=1)
     assert seen == [None]
+
+
+class Ranks(engine.VllmEngine):
+    """An engine of which only the answers of its ranks are there."""
+
+    def __init__(self, n_stages: int, *answers: Sequence[Sequence[tuple[Slice, float]]]) -> None:
+        """`answers`: of each call, what each rank tells of its slices."""
+        self.stages = [range(stage, stage + 1) for stage in range(n_stages)]
+        self._rpc_timeout_s = 1.0
+        self._heard = {}
+        self._stepping = set()
+        self._waiting = iter(answers)
+
+    def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+        assert method == "proof_tick"
+        return [{"refused": {}, "ran": ran, "values": {}} for ran in next(self._waiting)]
+
+
+def test_a_slice_is_told_with_the_time_of_its_slowest_rank_once_that_has_told_it() -> None:
+    first, second = Slice(7, 0, 1), Slice(8, 0, 1)
+    ranks = Ranks(1, [[(first, 1.0)], []], [[(second, 2.0)], [(first, 3.0)]], [[], [(second, 1.0)]], [[], []])
+    assert [ranks.tick(Tick()).ran for _ in range(4)] == [[], [(first, 3.0)], [(second, 2.0)], []]
+
+
+def test_a_slice_of_a_stage_is_told_without_the_other_stages_ranks() -> None:
+    first, second = Slice(7, 0, 1), Slice(7, 1, 2)
+    ranks = Ranks(2, [[(first, 1.0)], []], [[], [(second, 2.0)]])
+    assert [ranks.tick(Tick()).ran for _ in range(2)] == [[(first, 1.0)], [(second, 2.0)]]
