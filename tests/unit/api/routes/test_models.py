@@ -24,6 +24,11 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Download]:
     """The downloads whose processes would have been started."""
     begun: list[Download] = []
     monkeypatch.setattr(Downloads, "begin", lambda _, download: begun.append(download))
+
+    async def run(_: Downloads) -> None:
+        """Tests look themselves."""
+
+    monkeypatch.setattr(Downloads, "run", run)
     return begun
 
 
