@@ -2,7 +2,8 @@
 
     python -m tests.families.make FOLDER [FAMILY ...]
 
-Weights are never committed: the same configuration gives the same weights, bfloat16 numbers from a fixed seed.
+Weights are never committed: on one release of torch the same configuration gives the same weights, bfloat16 numbers
+from a fixed seed.
 """
 
 import hashlib
