@@ -135,7 +135,7 @@ def second_opinion(engine: Any, options: Any, family: str) -> tuple[bool, str]:
 
 
 def opinion(options: Any, spec: ProofSpec) -> list[JsonValue]:
-    """Artifacts by the engine of these options, on the processor: no GPU rounds there."""
+    """Artifacts by the engine of these options, on the processor, where nothing rounds float32 to TF32."""
     from workers.engines import load_engine
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
