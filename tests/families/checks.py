@@ -61,9 +61,9 @@ def batch_against_alone(engine: Engine) -> np.ndarray:
     return golden.l2(engine.compute(SPEC, NONCES), [engine.compute(SPEC, [nonce])[0] for nonce in NONCES], 12)
 
 
-def against(engine: Engine, other: Engine, spec: ProofSpec = SPEC, nonces: Sequence[int] = NONCES) -> np.ndarray:
+def against(engine: Engine, other: Engine) -> np.ndarray:
     """L2 of the artifacts of two engines."""
-    return golden.l2(engine.compute(spec, nonces), other.compute(spec, nonces), 12)
+    return golden.l2(engine.compute(SPEC, NONCES), other.compute(SPEC, NONCES), 12)
 
 
 def chat_beside_proofs(engine: Engine, spec: ProofSpec = SPEC, prompt: int = PROMPT) -> dict[str, Difference]:

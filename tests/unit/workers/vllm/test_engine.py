@@ -1,4 +1,4 @@
-"""What vLLM is started with, as far as it can be seen without it."""
+"""What vLLM is started with and what its ranks tell, as far as it can be seen without it."""
 
 import os
 from collections.abc import Sequence
