@@ -8,8 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # What depends on vLLM's release: the proofs' numbers, KV isolation, and its OpenAI server; of decode proofs one engine.
 MATRIX ?= 0.28 0.32
-MATRIX_TESTS := tests/integration/test_vllm_engine.py tests/integration/test_kv_isolation.py \
-	tests/integration/test_chat.py::TestOpenAiClient
+MATRIX_TESTS := tests/integration/engines/test_vllm_engine.py tests/integration/engines/test_kv_isolation.py \
+	tests/integration/chat/test_chat.py::TestOpenAiClient
 
 # One process more than small machines have cores: a third of the time most tests wait. Each needs up to 4 GiB of memory.
 PYTEST := pytest -n 3 --dist loadgroup --no-loadscope-reorder -m
@@ -67,7 +67,7 @@ fuzz: setup ## what hypothesis and schemathesis try in `make test`, ever new and
 
 patience: export PROOFLINE_TIMES := real
 patience: setup ## an engine under too much chat and one that stands still, with the times of production: 20 minutes
-	@$(BIN)/python -m pytest -s tests/integration/test_hung_engine.py
+	@$(BIN)/python -m pytest -s tests/integration/engines/test_hung_engine.py
 
 slow: setup ## what `make test` leaves out: further engines, larger jobs
 	@$(BIN)/python -m $(PYTEST) slow tests
@@ -77,7 +77,7 @@ test-matrix: ## golden tests on several releases of vLLM, each in an environment
 		PROOFLINE_VLLM=$$version $(PYTHON) scripts/setup_env.py cpu || exit 1; \
 		echo "vLLM $$version:"; \
 		.venv-vllm-$$version/bin/python -m pytest $(MATRIX_TESTS) || exit 1; \
-		.venv-vllm-$$version/bin/python -m pytest -m "not slow" tests/integration/test_decode_vllm.py || exit 1; \
+		.venv-vllm-$$version/bin/python -m pytest -m "not slow" tests/integration/engines/test_decode_vllm.py || exit 1; \
 	done
 
 models: setup ## the model matrix: tiny models of every family the network runs (FAMILIES="qwen3 gpt-oss" VARIANTS=float32)

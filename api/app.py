@@ -1,4 +1,6 @@
-"""The application. `uvicorn --factory api.app:create_app` runs it with the settings of the environment."""
+"""The application. `uvicorn --factory api.app:create_app` runs it with the settings of the
+environment.
+"""
 
 import asyncio
 import socket
@@ -8,16 +10,29 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from api import errors, openapi
-from api.bodies import batch_bodies, job_bodies, round_bodies
-from api.body_limit import BodyLimit
-from api.doorkeeper import Doorkeeper, keys_wanted
-from api.head import HeadAsGet
-from api.perimeter import Perimeter
-from api.routes import aggregator, console, gpus, health, metrics, models, node, openai, pow, rounds, validate
+from api import errors
+from api.edge.body_limit import BodyLimit
+from api.edge.doorkeeper import Doorkeeper, keys_wanted
+from api.edge.head import HeadAsGet
+from api.edge.perimeter import Perimeter
+from api.edge.version_segment import VersionSegment
+from api.routes import (
+    aggregator,
+    console,
+    gpus,
+    health,
+    metrics,
+    models,
+    node,
+    openai,
+    pow,
+    rounds,
+    validate,
+)
+from api.schema import openapi
+from api.schema.bodies import batch_bodies, job_bodies, round_bodies
 from api.services import Services
 from api.version import VERSION
-from api.version_segment import VersionSegment
 from poc_core.settings import Settings, listed, load_settings
 
 _DESCRIPTION = """\
@@ -29,11 +44,14 @@ After`.
 
 
 def create_app(
-    settings: Settings | None = None, services: Services | None = None, listens_on: str = "127.0.0.1"
+    settings: Settings | None = None,
+    services: Services | None = None,
+    listens_on: str = "127.0.0.1",
 ) -> FastAPI:
     """An app of its own. Needs no Redis to start: while that is away, requests get 503.
 
-    `listens_on`: address or name that the server is told to listen on; beyond loopback clients need a key.
+    `listens_on`: address or name that the server is told to listen on; beyond loopback clients need
+    a key.
     """
     settings = settings or (services.settings if services else load_settings())
 
@@ -47,12 +65,18 @@ def create_app(
 
     app = FastAPI(title="Proofline", version=VERSION, description=_DESCRIPTION, lifespan=lifespan)
     app.state.services = services or Services.create(settings)
-    # From the innermost to the outermost. Who may use a path is asked last, when the path is what routes know.
+    # From the innermost to the outermost. Who may use a path is asked last, when the path is what
+    # routes know.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(
-        Doorkeeper, settings=settings, wants_keys=keys_wanted(settings, listens_on), routes=app.router.routes
+        Doorkeeper,
+        settings=settings,
+        wants_keys=keys_wanted(settings, listens_on),
+        routes=app.router.routes,
     )
-    app.add_middleware(Perimeter, settings=settings, own_names=(listens_on, settings.host, socket.gethostname()))
+    app.add_middleware(
+        Perimeter, settings=settings, own_names=(listens_on, settings.host, socket.gethostname())
+    )
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -61,7 +85,9 @@ def create_app(
             allow_headers=["authorization", "content-type"],
         )
     app.add_middleware(HeadAsGet)
-    app.add_middleware(VersionSegment)  # the last is the outermost: all others see the path without its version
+    app.add_middleware(
+        VersionSegment
+    )  # the last is the outermost: all others see the path without its version
     errors.install(app)
     app.include_router(health.router)
     app.include_router(pow.router)
@@ -74,5 +100,7 @@ def create_app(
     app.include_router(openai.router)
     app.include_router(metrics.router)
     app.include_router(console.router)
-    openapi.describe(app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()])
+    openapi.describe(
+        app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()]
+    )
     return app

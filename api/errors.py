@@ -1,4 +1,6 @@
-"""How errors look to a client: {"detail": ...}, or OpenAI's form where vLLM answers; never its own input in them."""
+"""How errors look to a client: {"detail": ...}, or OpenAI's form where vLLM answers; never its
+own input in them.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -12,16 +14,17 @@ from redis.exceptions import ResponseError
 from starlette.requests import ClientDisconnect
 
 from poc_core.errors import AnswerTooLargeError, BodyError, ClaimsError, QueueFullError
-from poc_core.openai_errors import error_body
+from poc_core.serving.openai_errors import error_body
 from poc_core.state.client import TRANSIENT, is_transient
 
 log = logging.getLogger(__name__)
 
-# Seconds after which a client may try again: a Redis or a worker that restarts is back, a batch or two are
-# done.
+# Seconds after which a client may try again: a Redis or a worker that restarts is back, a batch or
+# two are done.
 RETRY_AFTER_S = 5
 
-# Problems listed for one body, and characters of a field's name: enough to mend it, little enough to log.
+# Problems listed for one body, and characters of a field's name: enough to mend it, little enough
+# to log.
 _MAX_PROBLEMS = 10
 _MAX_NAME = 64
 
@@ -82,7 +85,9 @@ async def _answer_too_large(_: Request, error: Exception) -> JSONResponse:
 
 async def _bad_body(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, BodyError)
-    return _answer(malformed([{"loc": ("body", *error.loc), "msg": str(error), "type": error.kind}]))
+    return _answer(
+        malformed([{"loc": ("body", *error.loc), "msg": str(error), "type": error.kind}])
+    )
 
 
 async def _other_claims(_: Request, error: Exception) -> JSONResponse:

@@ -10,21 +10,22 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 from redis import Redis
 
-from api.chat_workers import ChatWorkers
-from api.dispatch import Dispatcher
-from api.gateway import Gateway
-from api.live import Live
-from api.model_cache import ModelCache
-from api.model_downloads import Downloads
-from api.together import Together
+from api.chat.chat_workers import ChatWorkers
+from api.chat.gateway import Gateway
+from api.models.cache import ModelCache
+from api.models.downloads import Downloads
+from api.proofs.dispatch import Dispatcher
+from api.reading.live import Live
+from api.reading.together import Together
 from poc_core.gpus import GpuWatch
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry, connect
+from poc_core.state.delivery.receivers import Receivers
 from poc_core.state.downloads import DownloadStore
 from poc_core.state.overview import Overviews
-from poc_core.state.receivers import Receivers
 
-# Large requests parsed and stored at the same time: one of 100,000 artifacts takes 100 MB and a second meanwhile.
+# Large requests parsed and stored at the same time: one of 100,000 artifacts takes 100 MB and a
+# second meanwhile.
 _LARGE_BODIES = 1
 
 
@@ -79,7 +80,9 @@ class Services:
         dispatcher: Dispatcher | None = None,
         clock: Callable[[], float] = time.time,
     ) -> "Services":
-        """The services for `settings`; tests bring a Redis, a dispatcher and a clock of their own."""
+        """The services for `settings`; tests bring a Redis, a dispatcher and a clock of their
+        own.
+        """
         redis = redis or connect(settings, patient=False)
         workers = WorkerRegistry(redis, settings, clock)
         jobs = JobStore(redis, settings, clock)

@@ -1,4 +1,5 @@
-"""What an honest client sees while a thousand bad ones hold connections to the API, and what they cost it.
+"""What an honest client sees while a thousand bad ones hold connections to the API, and what they
+cost it.
 
 .venv/bin/python -m bench.bad_clients                 # all kinds, one after the other
 .venv/bin/python -m bench.bad_clients --kind silent --connections 1000 --seconds 20
@@ -83,7 +84,8 @@ async def keep_open(port: int, kind: str, until: float) -> None:
     """One bad client, which comes again when it is thrown out."""
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
-            # Reads nothing that it does not ask for: limit is what the reader takes before it stops.
+            # Reads nothing that it does not ask for: limit is what the reader takes before it
+            # stops.
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
             if kind == "unread":
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -99,15 +101,21 @@ async def keep_open(port: int, kind: str, until: float) -> None:
         await asyncio.sleep(0.1)
 
 
-async def honest(url: str, until: float, memory: Callable[[], float]) -> tuple[list[float], int, float]:
+async def honest(
+    url: str, until: float, memory: Callable[[], float]
+) -> tuple[list[float], int, float]:
     """Milliseconds of each answer to /health, failures, and the API's largest memory in MB."""
     took_ms: list[float] = []
     failed, largest = 0, 0.0
     while time.monotonic() < until:
         began = time.perf_counter()
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False, verify=False) as client:
-                began = time.perf_counter()  # a connection of its own each time, as the hardest case
+            async with httpx.AsyncClient(
+                base_url=url, timeout=10, trust_env=False, verify=False
+            ) as client:
+                began = (
+                    time.perf_counter()
+                )  # a connection of its own each time, as the hardest case
                 answer = await client.get("/health")
             failed += answer.status_code != 200
         except httpx.HTTPError:
@@ -122,7 +130,11 @@ async def one_job(url: str) -> float | None:
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as client:
         began = time.perf_counter()
         answer = await client.post("/api/v1/pow/generate", json=JOB)
-        return time.perf_counter() - began if answer.status_code == 200 and answer.json()["artifacts"] else None
+        return (
+            time.perf_counter() - began
+            if answer.status_code == 200 and answer.json()["artifacts"]
+            else None
+        )
 
 
 async def run(stack: Stack, kind: str, connections: int, seconds: float) -> Seen:
@@ -131,18 +143,30 @@ async def run(stack: Stack, kind: str, connections: int, seconds: float) -> Seen
     until = time.monotonic() + seconds
     bad = [asyncio.create_task(keep_open(stack.port, kind, until)) for _ in range(connections)]
     await asyncio.sleep(2)  # until they are there
-    looking = asyncio.create_task(honest(stack.base_url, until, lambda: process.memory_info().rss / 1e6))
+    looking = asyncio.create_task(
+        honest(stack.base_url, until, lambda: process.memory_info().rss / 1e6)
+    )
     job_s = await one_job(stack.base_url)
     took_ms, failed, memory_mb = await looking
     await asyncio.gather(*bad, return_exceptions=True)
     p99 = statistics.quantiles(took_ms, n=100)[98]
     return Seen(
-        kind, connections, len(took_ms), failed, statistics.median(took_ms), p99, max(took_ms), job_s, memory_mb
+        kind,
+        connections,
+        len(took_ms),
+        failed,
+        statistics.median(took_ms),
+        p99,
+        max(took_ms),
+        job_s,
+        memory_mb,
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kind", choices=[*KINDS], action="append")
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20)
@@ -153,7 +177,12 @@ def main() -> None:
     with Stack(engine, workers=2) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         for kind in options.kind or KINDS:
-            print(json.dumps(asdict(asyncio.run(run(stack, kind, options.connections, options.seconds)))), flush=True)
+            print(
+                json.dumps(
+                    asdict(asyncio.run(run(stack, kind, options.connections, options.seconds)))
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

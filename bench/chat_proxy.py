@@ -1,9 +1,10 @@
-"""What the API adds to a chat request, with and without its memory of the workers (POC_WORKER_CACHE_S).
+"""What the API adds to a chat request, with and without its memory of the workers
+(POC_WORKER_CACHE_S).
 
     .venv/bin/python -m bench.chat_proxy
 
-A real Redis, one API process and a worker's server that answers at once: the CPU time that a request takes the API and
-Redis, and how long its client waits. The two kinds of API take turns.
+A real Redis, one API process and a worker's server that answers at once: the CPU time that a
+request takes the API and Redis, and how long its client waits. The two kinds of API take turns.
 """
 
 import os
@@ -24,8 +25,8 @@ import uvicorn
 from rich.table import Table
 from starlette.types import Receive, Scope, Send
 
-from bench import machine
-from bench.report import console, exit_with
+from bench.harness import machine
+from bench.harness.report import console, exit_with
 from cli.supervise.processes import command_of_proofline
 from cli.supervise.redis_server import find_redis_server, free_port, wait_for_redis
 from poc_core.errors import ProoflineError
@@ -55,7 +56,9 @@ class Node:
     def __init__(self, stack: ExitStack, workers: int, caches_s: list[float]) -> None:
         port = free_port()
         url = f"redis://127.0.0.1:{port}/0"
-        self.redis = stack.enter_context(_process([str(find_redis_server()), "--port", str(port), "--save", ""]))
+        self.redis = stack.enter_context(
+            _process([str(find_redis_server()), "--port", str(port), "--save", ""])
+        )
         wait_for_redis(url)
         settings = load_settings(redis_url=url, worker_ttl_s=3600)
         _register(settings, workers, stack.enter_context(_worker_server()))
@@ -64,7 +67,9 @@ class Node:
             port = free_port()
             command = command_of_proofline("api", "--port", str(port), "--redis-url", url)
             api = stack.enter_context(_process(command, POC_WORKER_CACHE_S=str(cache_s)))
-            client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=START_TIMEOUT_S, trust_env=False)
+            client = httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", timeout=START_TIMEOUT_S, trust_env=False
+            )
             self.apis[cache_s] = api, stack.enter_context(client)
             _wait_until_up(client)
 
@@ -80,7 +85,9 @@ class Node:
         with ThreadPoolExecutor(CLIENTS) as pool:
             waits_ms = list(pool.map(ask, range(n)))
         after = [machine.cpu_s(api), machine.cpu_s(self.redis)]
-        api_ms, redis_ms = (1000 * (now - then) / n for now, then in zip(after, before, strict=True))
+        api_ms, redis_ms = (
+            1000 * (now - then) / n for now, then in zip(after, before, strict=True)
+        )
         return Run(api_ms, redis_ms, statistics.median(waits_ms))
 
 
@@ -88,14 +95,20 @@ def main(
     workers: Annotated[str, typer.Option(help="Numbers of workers, in turn.")] = "1,16",
     requests: Annotated[int, typer.Option(min=100, help="Chat requests of a run.")] = 2000,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of each kind; medians count.")] = 5,
-    cache_s: Annotated[float, typer.Option(min=0.01, help="The cache time to compare with none.")] = 0.25,
+    cache_s: Annotated[
+        float, typer.Option(min=0.01, help="The cache time to compare with none.")
+    ] = 0.25,
 ) -> None:
-    """Compares an API that asks Redis for each chat request with one that remembers its workers for a moment."""
+    """Compares an API that asks Redis for each chat request with one that remembers its workers
+    for a moment.
+    """
     exit_with(lambda: measure([int(n) for n in workers.split(",")], requests, repeat, cache_s))
 
 
 def measure(counts: list[int], requests: int, repeat: int, cache_s: float) -> bool:
-    console.print(f"{machine.describe()}; {requests} requests a run, {CLIENTS} at a time", highlight=False)
+    console.print(
+        f"{machine.describe()}; {requests} requests a run, {CLIENTS} at a time", highlight=False
+    )
     table = Table(title="A chat request through the API")
     for heading in ("workers", "cache s", "API CPU ms", "Redis CPU ms", "wait ms"):
         table.add_column(heading, justify="right")
@@ -114,7 +127,13 @@ def measure(counts: list[int], requests: int, repeat: int, cache_s: float) -> bo
             cpu_ms[kind] = statistics.median(run.api_cpu_ms for run in found)
             redis_ms = statistics.median(run.redis_cpu_ms for run in found)
             wait_ms = statistics.median(run.wait_ms for run in found)
-            table.add_row(str(n_workers), f"{kind:g}", f"{cpu_ms[kind]:.3f}", f"{redis_ms:.3f}", f"{wait_ms:.2f}")
+            table.add_row(
+                str(n_workers),
+                f"{kind:g}",
+                f"{cpu_ms[kind]:.3f}",
+                f"{redis_ms:.3f}",
+                f"{wait_ms:.2f}",
+            )
         passed &= cpu_ms[cache_s] <= TARGET * cpu_ms[0.0]
     console.print(table)
     return passed
@@ -123,9 +142,25 @@ def measure(counts: list[int], requests: int, repeat: int, cache_s: float) -> bo
 def _register(settings: Settings, workers: int, port: int) -> None:
     registry = WorkerRegistry(connect(settings), settings)
     info = ModelInfo(MODEL, 128, 4, 1024, 8192, "bfloat16")
-    stats = {"chat_active": 0, "chat_total": 1000, "chat_refused": 0, "skips": 0, "proof_busy_s": 1.5}
+    stats = {
+        "chat_active": 0,
+        "chat_total": 1000,
+        "chat_refused": 0,
+        "skips": 0,
+        "proof_busy_s": 1.5,
+    }
     worker = WorkerRecord(
-        "", MODEL, "vllm", "here", 1, "ready", time.time(), info, port, chat_host="127.0.0.1", stats=stats
+        "",
+        MODEL,
+        "vllm",
+        "here",
+        1,
+        "ready",
+        time.time(),
+        info,
+        port,
+        chat_host="127.0.0.1",
+        stats=stats,
     )
     for index in range(workers):
         registry.heartbeat(replace(worker, id=f"w{index}"))
@@ -146,7 +181,10 @@ def _worker_server() -> Iterator[int]:
     answer = b'{"id":"chat-1","object":"chat.completion","choices":[{"index":0,"message":{"content":"Hello"}}]}'
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(answer)).encode()),
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 

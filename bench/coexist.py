@@ -2,11 +2,12 @@
 
     .venv/bin/python -m bench.coexist
     .venv/bin/python -m bench.coexist --part soak --soak-minutes 10
-    python -m bench.coexist --dimensions qwen3-8b --seq-len 1024 --per-second 1 --per-second 8     # on a GPU host
+    python -m bench.coexist --dimensions qwen3-8b --seq-len 1024 --per-second 1 --per-second 8 # on
+    a GPU host
 
-Every situation is measured beside its counterpart (alone and beside a round; with and without a chat server) on the
-same engine, taking turns, so that whatever else changes on the machine meets both. Turns during which other programs
-were busy are repeated.
+Every situation is measured beside its counterpart (alone and beside a round; with and without a
+chat server) on the same engine, taking turns, so that whatever else changes on the machine meets
+both. Turns during which other programs were busy are repeated.
 """
 
 from contextlib import ExitStack
@@ -14,50 +15,76 @@ from typing import Annotated
 
 import typer
 
-from bench import machine
-from bench.chat_node import Work, chat_node
-from bench.coexist_parts import PARTS, SHARE, Options
-from bench.report import console, exit_with
-from cli.alone import dimensions as dummies
+from bench.harness import machine
+from bench.harness.chat_node import Work, chat_node
+from bench.harness.coexist_parts import PARTS, SHARE, Options
+from bench.harness.report import console, exit_with
+from cli.measure import dimensions as dummies
 from poc_core.settings import Settings
 from workers.engines.kinds import DecodeGraphs, Dtype
 from workers.engines.options import EngineOptions
 
 
 def main(
-    part: Annotated[list[str] | None, typer.Option(help=f"Only this, may be repeated: {', '.join(PARTS)}.")] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="Only under this POC_CHAT_POLICY, may be repeated.")] = None,
-    model: Annotated[str, typer.Option(help="A shipped model, a directory or a name on the hub.")] = "tiny-qwen3",
+    part: Annotated[
+        list[str] | None, typer.Option(help=f"Only this, may be repeated: {', '.join(PARTS)}.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Only under this POC_CHAT_POLICY, may be repeated.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="A shipped model, a directory or a name on the hub.")
+    ] = "tiny-qwen3",
     dimensions: Annotated[
         str | None, typer.Option(help=f"Instead, dummy weights: {', '.join(dummies.DIMENSIONS)}.")
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     seq_len: Annotated[int, typer.Option(min=1, help="Positions of a nonce.")] = 256,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Rounds of decode proofs with so many steps.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of decode proofs with so many steps.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=1024, help="batch_size of requests.")] = 32,
-    max_step_ms: Annotated[float, typer.Option(min=1, help="POC_MAX_STEP_MS.")] = Settings.model_fields[
-        "max_step_ms"
-    ].default,
+    max_step_ms: Annotated[
+        float, typer.Option(min=1, help="POC_MAX_STEP_MS.")
+    ] = Settings.model_fields["max_step_ms"].default,
     requests: Annotated[int, typer.Option(min=5, help="Chat requests in each situation.")] = 60,
     per_second: Annotated[
         list[float] | None,
-        typer.Option(help="They come at random, so many a second; may be repeated. Without it, one after the other."),
+        typer.Option(
+            help=(
+                "They come at random, so many a second; may be repeated. Without it, one after the"
+                " other."
+            )
+        ),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Turns of each measurement.")] = 5,
-    seconds: Annotated[float, typer.Option(min=1, help="Length of a measurement of rates and shares.")] = 10.0,
-    soak_minutes: Annotated[int, typer.Option(min=0, help="Minutes of the soak, for each policy; 0: none.")] = 0,
-    soak_per_second: Annotated[float, typer.Option(min=0.01, help="Requests a second in the soak.")] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Length of a measurement of rates and shares.")
+    ] = 10.0,
+    soak_minutes: Annotated[
+        int, typer.Option(min=0, help="Minutes of the soak, for each policy; 0: none.")
+    ] = 0,
+    soak_per_second: Annotated[
+        float, typer.Option(min=0.01, help="Requests a second in the soak.")
+    ] = 1.0,
     quiet_wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait before each turn until other programs are quiet.")
+        float,
+        typer.Option(
+            min=0, help="Seconds to wait before each turn until other programs are quiet."
+        ),
     ] = 30.0,
     quiet: Annotated[
         float, typer.Option(min=0, help="Cores that others may use in a turn that counts.")
     ] = machine.QUIET,
     tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
     pipeline_parallel: Annotated[int, typer.Option(min=1)] = 1,
-    decode_memory_gb: Annotated[float | None, typer.Option(help="As of `proofline workers`.")] = None,
+    decode_memory_gb: Annotated[
+        float | None, typer.Option(help="As of `proofline workers`.")
+    ] = None,
     decode_graphs: Annotated[DecodeGraphs, typer.Option(help="As POC_DECODE_GRAPHS.")] = "auto",
-    engine_arg: Annotated[list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")] = None,
+    engine_arg: Annotated[
+        list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
+    ] = None,
 ) -> None:
     """Chat beside proofs and proofs beside chat. Exits with 1 when a target is missed."""
     for name in part or ():
@@ -66,7 +93,11 @@ def main(
     with ExitStack() as exits:
         dummy = () if dimensions is None else dummies.ENGINE_ARGS
         engine = EngineOptions(
-            model=model if dimensions is None else exits.enter_context(dummies.model_directory(dimensions)),
+            model=(
+                model
+                if dimensions is None
+                else exits.enter_context(dummies.model_directory(dimensions))
+            ),
             dtype=dtype,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
@@ -76,9 +107,21 @@ def main(
         )
         work = Work(engine, seq_len, batch_size, max_step_ms, max_tokens)
         options = Options(
-            work, requests, per_second or [], repeat, seconds, quiet_wait, quiet, soak_minutes, soak_per_second
+            work,
+            requests,
+            per_second or [],
+            repeat,
+            seconds,
+            quiet_wait,
+            quiet,
+            soak_minutes,
+            soak_per_second,
         )
-        exit_with(lambda: measure(options, part or list(PARTS), policy or ["yield", f"share:{SHARE}", "off"]))
+        exit_with(
+            lambda: measure(
+                options, part or list(PARTS), policy or ["yield", f"share:{SHARE}", "off"]
+            )
+        )
 
 
 def measure(options: Options, parts: list[str], policies: list[str]) -> bool:
@@ -86,10 +129,16 @@ def measure(options: Options, parts: list[str], policies: list[str]) -> bool:
     console.print(f"{machine.describe()}; model {engine.model}, {engine.dtype}", highlight=False)
     verdicts = []
     for policy in policies:
-        wanted = [PARTS[name] for name in PARTS if name in parts and policy.split(":")[0] in PARTS[name].policies]
+        wanted = [
+            PARTS[name]
+            for name in PARTS
+            if name in parts and policy.split(":")[0] in PARTS[name].policies
+        ]
         if wanted:
             with chat_node(options.work, policy) as node:
-                verdicts += [one.run(node, options) for one in wanted]  # all of them, also after a miss
+                verdicts += [
+                    one.run(node, options) for one in wanted
+                ]  # all of them, also after a miss
     return all(verdicts)
 
 

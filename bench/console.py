@@ -3,7 +3,8 @@
 .venv/bin/python -m bench.console                        # 0, 1 and 50 pages while a round runs
 .venv/bin/python -m bench.console --pages 0 1 200 --seconds 30
 
-Targets: the most pages cost the API less than 5 % of a core, and Redis no more commands than one page does.
+Targets: the most pages cost the API less than 5 % of a core, and Redis no more commands than one
+page does.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import httpx
 import psutil
 import redis
 
-from bench.machine import cpu_s, describe
+from bench.harness.machine import cpu_s, describe
 from cli.supervise.stack import Stack
 from workers.engines.options import EngineOptions
 
@@ -48,7 +49,9 @@ class Pages:
 
     def __init__(self, base_url: str, n: int) -> None:
         limits = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(base_url=base_url, limits=limits, timeout=60, trust_env=False)
+        self._client = httpx.AsyncClient(
+            base_url=base_url, limits=limits, timeout=60, trust_env=False
+        )
         self._tasks = [asyncio.create_task(self._listen()) for _ in range(n)]
         self.n_bytes = 0
 
@@ -92,26 +95,35 @@ def _commands(connection: redis.Redis) -> int:
 
 
 def verdict(costs: list[Cost]) -> str | None:
-    """What missed its target; None when nothing did. `costs`: by pages, without any and of one page first."""
+    """What missed its target; None when nothing did. `costs`: by pages, without any and of one
+    page first.
+    """
     none, one, many = costs[0], costs[1], costs[-1]
     if many.api_cores - none.api_cores >= MOST_CORES:
         return f"{many.pages} pages take {many.api_cores - none.api_cores:.3f} of a core"
     if many.redis_commands_per_s > MOST_COMMANDS * one.redis_commands_per_s:
         return (
-            f"Redis has {many.redis_commands_per_s:.0f} commands a second, with one page {one.redis_commands_per_s:.0f}"
+            f"Redis has {many.redis_commands_per_s:.0f} commands a second, with one page"
+            f" {one.redis_commands_per_s:.0f}"
         )
     return None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pages", type=int, nargs=3, default=[0, 1, 50])
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
     print(describe())
-    with Stack(EngineOptions(model="tiny-qwen3", engine="synthetic", synthetic_step_ms=100), workers=2) as stack:
+    with Stack(
+        EngineOptions(model="tiny-qwen3", engine="synthetic", synthetic_step_ms=100), workers=2
+    ) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
-        httpx.post(f"{stack.base_url}/api/v1/pow/init/generate", json=ROUND, timeout=60).raise_for_status()
+        httpx.post(
+            f"{stack.base_url}/api/v1/pow/init/generate", json=ROUND, timeout=60
+        ).raise_for_status()
         costs = []
         for n in options.pages:
             costs.append(asyncio.run(measure(stack, n, options.seconds)))

@@ -1,11 +1,15 @@
-"""What decode proofs cost on one engine, beside vLLM's own generation, and what looking ahead saves a validator.
+"""What decode proofs cost on one engine, beside vLLM's own generation, and what looking ahead saves
+a validator.
 
     python -m bench.decode_speed --model tiny-qwen3-256 --seq-len 32 --max-tokens 32      # anywhere
-    python -m bench.decode_speed --dimensions qwen3-8b --batch 128 --batch 256 --decode-memory-gb 40   # on a GPU
-    python -m bench.decode_speed ... --graphs both --part chains     # steps as CUDA graphs beside steps without
+    python -m bench.decode_speed --dimensions qwen3-8b --batch 128 --batch 256 --decode-memory-gb 40
+    # on a GPU
+    python -m bench.decode_speed ... --graphs both --part chains # steps as CUDA graphs beside steps
+    without
 
-Every figure is printed as soon as it is there, the validator's first. Proofs and vLLM's `generate` run in turns on the
-same engine, with as many sequences and tokens each. Chat and Redis are not there: one process, one engine.
+Every figure is printed as soon as it is there, the validator's first. Proofs and vLLM's `generate`
+run in turns on the same engine, with as many sequences and tokens each. Chat and Redis are not
+there: one process, one engine.
 """
 
 import json
@@ -21,10 +25,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from bench import machine
-from bench.report import console, exit_with, verdict
-from cli.alone import dimensions as dummies
-from cli.alone.local_engine import local_engine, stdout_kept_clean
+from bench.harness import machine
+from bench.harness.report import console, exit_with, verdict
+from cli.local_engine import local_engine, stdout_kept_clean
+from cli.measure import dimensions as dummies
 from cli.model_choice import with_chosen_model
 from poc_core.records import ProofSpec
 from workers.engines.base import Engine
@@ -50,33 +54,54 @@ class Graphs(StrEnum):
 
 
 def main(
-    model: Annotated[str | None, typer.Option(help="A model that is there, with its weights.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model that is there, with its weights.")
+    ] = None,
     dimensions: Annotated[
-        str | None, typer.Option(help=f"Or one with dummy weights: {', '.join(dummies.DIMENSIONS)}.")
+        str | None,
+        typer.Option(help=f"Or one with dummy weights: {', '.join(dummies.DIMENSIONS)}."),
     ] = None,
     seq_len: Annotated[int, typer.Option(min=1, help="Positions of a nonce's prefill.")] = 256,
     max_tokens: Annotated[int, typer.Option(min=1, help="Steps after it.")] = 256,
-    batch: Annotated[list[int] | None, typer.Option(help="Nonces of a micro-batch; may be repeated.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Nonces of a micro-batch; may be repeated.")
+    ] = None,
     judged: Annotated[int, typer.Option(min=1, help="Nonces of the validation.")] = 200,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
     tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
     pipeline_parallel: Annotated[int, typer.Option(min=1)] = 1,
-    decode_memory_gb: Annotated[float | None, typer.Option(help="As of `proofline workers`.")] = None,
+    decode_memory_gb: Annotated[
+        float | None, typer.Option(help="As of `proofline workers`.")
+    ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Turns; their medians are compared.")] = 2,
-    part: Annotated[list[Part] | None, typer.Option(help="What is measured; both by default.")] = None,
-    graphs: Annotated[Graphs, typer.Option(help="Steps as CUDA graphs, without, or both in turns.")] = Graphs.OFF,
-    engine_arg: Annotated[list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")] = None,
+    part: Annotated[
+        list[Part] | None, typer.Option(help="What is measured; both by default.")
+    ] = None,
+    graphs: Annotated[
+        Graphs, typer.Option(help="Steps as CUDA graphs, without, or both in turns.")
+    ] = Graphs.OFF,
+    engine_arg: Annotated[
+        list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
+    ] = None,
     target: Annotated[float, typer.Option(help="Least ratio of tokens/s to vLLM's own.")] = 0.9,
-    validation_target: Annotated[float, typer.Option(help="Least times that one forward is faster.")] = 10.0,
+    validation_target: Annotated[
+        float, typer.Option(help="Least times that one forward is faster.")
+    ] = 10.0,
 ) -> None:
-    """Nonces/min of chains beside vLLM's own loop, and one forward against step by step. Exit 1: a target is missed."""
+    """Nonces/min of chains beside vLLM's own loop, and one forward against step by step. Exit
+    1: a target is missed.
+    """
     if (model is None) == (dimensions is None):
         raise typer.BadParameter("give --model or --dimensions")
 
     def run() -> bool:
         with ExitStack() as exits:
             dummy = dimensions is not None
-            directory = exits.enter_context(dummies.model_directory(dimensions)) if dimensions else str(model)
+            directory = (
+                exits.enter_context(dummies.model_directory(dimensions))
+                if dimensions
+                else str(model)
+            )
             options = EngineOptions(
                 model=directory,
                 dtype=dtype,
@@ -88,12 +113,18 @@ def main(
             exits.enter_context(stdout_kept_clean())
             engine = exits.enter_context(local_engine(with_chosen_model(options)))
             console.print(
-                f"{machine.describe()}; {engine.info.name}, {engine.info.dtype}, {engine.info.kept_tokens} tokens kept",
+                f"{machine.describe()}; {engine.info.name}, {engine.info.dtype},"
+                f" {engine.info.kept_tokens} tokens kept",
                 highlight=False,
             )
-            passed, ways = True, {Graphs.OFF: [False], Graphs.ON: [True], Graphs.BOTH: [False, True]}[graphs]
+            passed, ways = (
+                True,
+                {Graphs.OFF: [False], Graphs.ON: [True], Graphs.BOTH: [False, True]}[graphs],
+            )
             if Part.VALIDATION in (part or Part):
-                passed &= validation(engine, seq_len, max_tokens, judged, repeat, ways, validation_target)
+                passed &= validation(
+                    engine, seq_len, max_tokens, judged, repeat, ways, validation_target
+                )
             if Part.CHAINS in (part or Part):
                 passed &= best_of(engine, seq_len, max_tokens, batch or [32], repeat, ways, target)
             return passed
@@ -102,17 +133,35 @@ def main(
 
 
 def best_of(
-    engine: Engine, seq_len: int, max_tokens: int, batches: list[int], repeat: int, ways: list[bool], target: float
+    engine: Engine,
+    seq_len: int,
+    max_tokens: int,
+    batches: list[int],
+    repeat: int,
+    ways: list[bool],
+    target: float,
 ) -> bool:
-    """Chains of micro-batches of several sizes, in turns with vLLM's own generation. `ways`: with graphs or not."""
+    """Chains of micro-batches of several sizes, in turns with vLLM's own generation. `ways`:
+    with graphs or not.
+    """
     table = Table(title=f"Chains, seq_len {seq_len}, max_tokens {max_tokens}")
-    for heading in ("nonces", "steps", "nonces/min", "tokens/s", "vLLM's own\ntokens/s", "ratio", "MiB taken"):
+    for heading in (
+        "nonces",
+        "steps",
+        "nonces/min",
+        "tokens/s",
+        "vLLM's own\ntokens/s",
+        "ratio",
+        "MiB taken",
+    ):
         table.add_column(heading, justify="right")
     best = 0.0
     for n in batches:
         room = engine.info.max_batch(seq_len, max_tokens)
         if n > room:
-            console.print(f"[yellow]{n} nonces have no room ({room} have); see --decode-memory-gb[/]")
+            console.print(
+                f"[yellow]{n} nonces have no room ({room} have); see --decode-memory-gb[/]"
+            )
             continue
         for on in ways:
             use_graphs(engine, on)
@@ -124,20 +173,35 @@ def best_of(
             for on in ways:
                 use_graphs(engine, on)
                 with memory_grown() as mib:
-                    seconds = timed(partial(chains, engine, seq_len, max_tokens, n, f"turn-{index}"))
+                    seconds = timed(
+                        partial(chains, engine, seq_len, max_tokens, n, f"turn-{index}")
+                    )
                 grown[_said(on)] = max(mib(), grown.get(_said(on), 0))
                 took.setdefault(_said(on), []).append(seconds)
                 _tell(n, steps=_said(on), seconds=seconds)
-            took.setdefault("own", []).append(timed(partial(generate, engine, seq_len, max_tokens, n)))
+            took.setdefault("own", []).append(
+                timed(partial(generate, engine, seq_len, max_tokens, n))
+            )
             _tell(n, steps="vLLM's own", seconds=took["own"][-1])
         tokens, own_s = n * (seq_len + max_tokens), statistics.median(took.pop("own"))
         for way, seconds_of in took.items():
             proof_s = statistics.median(seconds_of)
             best = max(best, own_s / proof_s)
             figures = (60 * n / proof_s, tokens / proof_s, tokens / own_s)
-            table.add_row(f"{n}", way, *(f"{x:,.1f}" for x in figures), f"{own_s / proof_s:.3f}", f"{grown[way]}")
+            table.add_row(
+                f"{n}",
+                way,
+                *(f"{x:,.1f}" for x in figures),
+                f"{own_s / proof_s:.3f}",
+                f"{grown[way]}",
+            )
             _tell(
-                n, steps=way, nonces_per_min=figures[0], tokens_per_s=figures[1], own=figures[2], ratio=own_s / proof_s
+                n,
+                steps=way,
+                nonces_per_min=figures[0],
+                tokens_per_s=figures[1],
+                own=figures[2],
+                ratio=own_s / proof_s,
             )
     console.print(table)
     return verdict("tokens/s over vLLM's own, the best size", best, target)
@@ -158,7 +222,10 @@ def _said(on: bool) -> str:
 
 def _tell(n: int, **figures: Any) -> None:
     """One line of JSON."""
-    plain = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
+    plain = {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in figures.items()
+    }
     console.print(json.dumps({"nonces": n} | plain), highlight=False, soft_wrap=True)
 
 
@@ -177,19 +244,25 @@ def spec_of(seq_len: int, max_tokens: int, block_hash: str, **options: Any) -> P
 
 
 def generate(engine: Any, seq_len: int, max_tokens: int, n: int) -> None:
-    """vLLM's own loop: as many prompts that it has never seen, all at once, greedy, to the last token."""
+    """vLLM's own loop: as many prompts that it has never seen, all at once, greedy, to the last
+    token.
+    """
     import asyncio
 
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+    sampling = SamplingParams(
+        temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+    )
 
     async def one(index: int) -> int:
         prompt = {
             "prompt_token_ids": [(index * 31 + place * 7) % 50 + 10 for place in range(seq_len)],
             "cache_salt": uuid.uuid4().hex,
         }
-        last = [output async for output in engine._llm.generate(prompt, sampling, uuid.uuid4().hex)][-1]
+        last = [
+            output async for output in engine._llm.generate(prompt, sampling, uuid.uuid4().hex)
+        ][-1]
         return len(last.outputs[0].token_ids)
 
     async def every() -> list[int]:
@@ -200,12 +273,19 @@ def generate(engine: Any, seq_len: int, max_tokens: int, n: int) -> None:
 
 
 def validation(
-    engine: Engine, seq_len: int, max_tokens: int, n: int, repeat: int, ways: list[bool], target: float
+    engine: Engine,
+    seq_len: int,
+    max_tokens: int,
+    n: int,
+    repeat: int,
+    ways: list[bool],
+    target: float,
 ) -> bool:
-    """How many times one forward is as fast as steps of USUAL_BATCH nonces, and how their margins differ.
+    """How many times one forward is as fast as steps of USUAL_BATCH nonces, and how their margins
+    differ.
 
-    Claims of an honest node, but for every tenth nonce, whose first point is another. `ways`: steps with graphs or not;
-    the first one's are what is compared.
+    Claims of an honest node, but for every tenth nonce, whose first point is another. `ways`: steps
+    with graphs or not; the first one's are what is compared.
     """
     use_graphs(engine, ways[-1])
     claimed = chains(engine, seq_len, max_tokens, n, "claimed")
@@ -217,12 +297,18 @@ def validation(
         return spec_of(seq_len, length, "claimed", enforced=enforced, **options)
 
     def judge(judged: ProofSpec, batch: int) -> list[Any]:
-        return [one for low in range(0, n, batch) for one in engine.compute(judged, range(n)[low : low + batch])]
+        return [
+            one
+            for low in range(0, n, batch)
+            for one in engine.compute(judged, range(n)[low : low + batch])
+        ]
 
     stepwise = {"stepwise": True}
     turns: list[tuple[str, dict[str, Any], int, bool]] = [("in one forward", {}, n, False)]
     for on in ways:
-        turns.append((f"step by step ({_said(on)}), {USUAL_BATCH} at a time", stepwise, USUAL_BATCH, on))
+        turns.append(
+            (f"step by step ({_said(on)}), {USUAL_BATCH} at a time", stepwise, USUAL_BATCH, on)
+        )
         turns.append((f"step by step ({_said(on)}), as many as there is room for", stepwise, n, on))
     found, took = [], []
     for way, options, batch, on in turns:
@@ -239,8 +325,13 @@ def validation(
     at_once, usual, *_ = found
     off = max(abs(one[1] - other[1]) for one, other in zip(at_once, usual, strict=True))
     limit = SAME_MARGIN.get(engine.info.dtype, 0.005)
-    console.print(f"margins of the two ways differ by at most {off:.2g}, allowed {limit:g}", highlight=False)
-    what = f"{n} nonces judged in one forward, times as fast as in steps of {USUAL_BATCH} ({_said(ways[0])})"
+    console.print(
+        f"margins of the two ways differ by at most {off:.2g}, allowed {limit:g}", highlight=False
+    )
+    what = (
+        f"{n} nonces judged in one forward, times as fast as in steps of {USUAL_BATCH}"
+        f" ({_said(ways[0])})"
+    )
     return verdict(what, took[1] / took[0], target) and off <= limit
 
 

@@ -1,9 +1,10 @@
 """What an operator who keeps the defaults gets, through the whole stack, of what his engine can do.
 
-    python -m bench.full_speed --dimensions qwen3-8b --seq-len 1024 --what round        # on a GPU host
+    python -m bench.full_speed --dimensions qwen3-8b --seq-len 1024 --what round # on a GPU host
 
-Policy `yield` unless another is named, chat server running and idle, dummy weights. The bare loop on the very same
-engine computes whole full micro-batches, one behind the other, with nothing between.
+Policy `yield` unless another is named, chat server running and idle, dummy weights. The bare loop
+on the very same engine computes whole full micro-batches, one behind the other, with nothing
+between.
 """
 
 import json
@@ -15,12 +16,12 @@ import httpx
 import typer
 from rich.table import Table
 
-from bench import machine
-from bench.open_worker import OpenStack
-from bench.report import console, exit_with, verdict
-from bench.timed_job import body_of, run_job
-from bench.timed_round import RoundError, Sink, run_round
-from cli.alone import dimensions as dummies
+from bench.harness import machine
+from bench.harness.open_worker import OpenStack
+from bench.harness.report import console, exit_with, verdict
+from bench.harness.timed_job import body_of, run_job
+from bench.harness.timed_round import RoundError, Sink, run_round
+from cli.measure import dimensions as dummies
 from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
 
@@ -37,28 +38,48 @@ class What(StrEnum):
 
 
 def main(
-    dimensions: Annotated[str, typer.Option(help=f"Of the model: {', '.join(dummies.DIMENSIONS)}.")] = "qwen3-0.6b",
-    seq_len: Annotated[list[int] | None, typer.Option(help="Positions of a nonce; may be repeated.")] = None,
+    dimensions: Annotated[
+        str, typer.Option(help=f"Of the model: {', '.join(dummies.DIMENSIONS)}.")
+    ] = "qwen3-0.6b",
+    seq_len: Annotated[
+        list[int] | None, typer.Option(help="Positions of a nonce; may be repeated.")
+    ] = None,
     what: Annotated[list[What] | None, typer.Option(help="job or round; may be repeated.")] = None,
     tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
     pipeline_parallel: Annotated[int, typer.Option(min=1)] = 1,
     seconds: Annotated[float, typer.Option(min=1, help="How long each side computes.")] = 10.0,
     repeat: Annotated[int, typer.Option(min=1, help="Pairs; their medians are compared.")] = 2,
-    engine_arg: Annotated[list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")] = None,
-    chat_policy: Annotated[str, typer.Option(help="POC_CHAT_POLICY. With off, micro-batches run whole.")] = "yield",
+    engine_arg: Annotated[
+        list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
+    ] = None,
+    chat_policy: Annotated[
+        str, typer.Option(help="POC_CHAT_POLICY. With off, micro-batches run whole.")
+    ] = "yield",
     target: Annotated[float, typer.Option(help="Least ratio.")] = 0.98,
 ) -> None:
-    """Nonces/s through API, Redis, Celery and outbox over nonces/s of a bare loop of the same engine, in turns.
+    """Nonces/s through API, Redis, Celery and outbox over nonces/s of a bare loop of the same
+    engine, in turns.
 
     A round's are those between its first and its last progress, as it goes on for minutes.
     """
     args = (*dummies.ENGINE_ARGS, *(engine_arg or ()))
     with dummies.model_directory(dimensions) as model:
         options = EngineOptions(
-            model=model, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel, vllm_args=args
+            model=model,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
+            vllm_args=args,
         )
         exit_with(
-            lambda: measure(options, seq_len or [1024], what or [What.ROUND], seconds, repeat, chat_policy, target)
+            lambda: measure(
+                options,
+                seq_len or [1024],
+                what or [What.ROUND],
+                seconds,
+                repeat,
+                chat_policy,
+                target,
+            )
         )
 
 
@@ -75,35 +96,55 @@ def measure(
     with OpenStack(options, env={"POC_CHAT_POLICY": chat_policy}, max_fast_crashes=0) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         parallel = f"TP{options.tensor_parallel} PP{options.pipeline_parallel}"
-        console.print(f"{machine.describe()}; {stack.model_name}, {parallel}, policy {chat_policy}", highlight=False)
+        console.print(
+            f"{machine.describe()}; {stack.model_name}, {parallel}, policy {chat_policy}",
+            highlight=False,
+        )
         table = Table(title=f"Whole stack, policy {chat_policy}: {stack.model_name}, {parallel}")
         for heading in ("what", "seq_len", "stack\nnonces/s", "bare loop\nnonces/s", "ratio"):
             table.add_column(heading, justify="right")
         passed = []
         with (
-            httpx.Client(base_url=stack.base_url, timeout=HTTP_TIMEOUT_S, trust_env=False) as client,
+            httpx.Client(
+                base_url=stack.base_url, timeout=HTTP_TIMEOUT_S, trust_env=False
+            ) as client,
             Sink() as sink,
         ):
             for seq_len in seq_lens:
                 for what in whats:
                     rates = measure_row(stack, client, sink, what, seq_len, seconds, repeat)
-                    of_stack, of_loop = (statistics.median(side) for side in zip(*rates, strict=True))
+                    of_stack, of_loop = (
+                        statistics.median(side) for side in zip(*rates, strict=True)
+                    )
                     ratio = of_stack / of_loop
-                    table.add_row(what, f"{seq_len}", f"{of_stack:.1f}", f"{of_loop:.1f}", f"{ratio:.3f}")
-                    console.print(json.dumps({"what": what, "seq_len": seq_len, "pairs": rates}), highlight=False)
+                    table.add_row(
+                        what, f"{seq_len}", f"{of_stack:.1f}", f"{of_loop:.1f}", f"{ratio:.3f}"
+                    )
+                    console.print(
+                        json.dumps({"what": what, "seq_len": seq_len, "pairs": rates}),
+                        highlight=False,
+                    )
                     passed.append(verdict(f"{what} at seq_len {seq_len}", ratio, target))
         console.print(table)
     return all(passed)
 
 
 def measure_row(
-    stack: OpenStack, client: httpx.Client, sink: Sink, what: What, seq_len: int, seconds: float, repeat: int
+    stack: OpenStack,
+    client: httpx.Client,
+    sink: Sink,
+    what: What,
+    seq_len: int,
+    seconds: float,
+    repeat: int,
 ) -> list[tuple[float, float]]:
     """(nonces/s of the stack, of the bare loop) of each pair."""
 
     def spec(block_hash: str) -> ProofSpec:
         options = {"k_dim": K_DIM, "stronger_rng": False}
-        return ProofSpec(block_hash=block_hash, public_key="bench", seq_len=seq_len, options=options)
+        return ProofSpec(
+            block_hash=block_hash, public_key="bench", seq_len=seq_len, options=options
+        )
 
     warm = 2 * max(1, 32_768 // seq_len)
     stack.loop(spec("warm-up"), range(warm), warm)  # compiles, fills caches
@@ -113,14 +154,23 @@ def measure_row(
     rates = []
     for index in range(repeat):
         if what is What.ROUND:
-            run = run_round(client, sink, spec(f"round-{index}"), stack.model_name, BATCH_SIZE, seconds)
+            run = run_round(
+                client, sink, spec(f"round-{index}"), stack.model_name, BATCH_SIZE, seconds
+            )
             if run.steady is None:
-                raise RoundError(f"The round made no progress twice in {seconds:g} s; give it longer.")
+                raise RoundError(
+                    f"The round made no progress twice in {seconds:g} s; give it longer."
+                )
             rate = run.steady
-            console.print(f"with start and end: {run.n_nonces / run.seconds:.2f} nonces/s in {run.seconds:.0f} s")
+            console.print(
+                f"with start and end: {run.n_nonces / run.seconds:.2f} nonces/s in"
+                f" {run.seconds:.0f} s"
+            )
         else:
             nonces = range(min(n, MOST_JOB_NONCES))
-            job = run_job(client, body_of(spec(f"job-{index}"), stack.model_name, nonces, BATCH_SIZE))
+            job = run_job(
+                client, body_of(spec(f"job-{index}"), stack.model_name, nonces, BATCH_SIZE)
+            )
             rate = len(nonces) / job.seconds
         loop_s, _ = stack.loop(spec(f"loop-{index}"), range(n), n)
         rates.append((rate, n / loop_s))

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m bench.many_jobs
 
-Two synthetic workers are given far more jobs than they can do; meanwhile heartbeats must come in time, and /metrics,
-/status and /stop must answer soon.
+Two synthetic workers are given far more jobs than they can do; meanwhile heartbeats must come in
+time, and /metrics, /status and /stop must answer soon.
 """
 
 import statistics
@@ -17,7 +17,7 @@ import redis
 import typer
 from rich.table import Table
 
-from bench.report import console, exit_with
+from bench.harness.report import console, exit_with
 from cli.supervise.stack import Stack
 from poc_core.queues import model_queue
 from poc_core.state import keys
@@ -61,20 +61,29 @@ class HeartbeatWatch:
 def main(
     jobs: Annotated[int, typer.Option(min=1, help="One-nonce jobs.")] = 20_000,
     workers: Annotated[int, typer.Option(min=1, help="Workers with the synthetic engine.")] = 2,
-    watch_s: Annotated[float, typer.Option(min=0, help="Seconds to look on once all jobs wait.")] = 30.0,
+    watch_s: Annotated[
+        float, typer.Option(min=0, help="Seconds to look on once all jobs wait.")
+    ] = 30.0,
 ) -> None:
-    """Exits with 1 when a heartbeat came later than 5 s after the one before, or an answer later than 1 s."""
+    """Exits with 1 when a heartbeat came later than 5 s after the one before, or an answer
+    later than 1 s.
+    """
     exit_with(lambda: measure(jobs, workers, watch_s))
 
 
 def measure(n_jobs: int, n_workers: int, watch_s: float) -> bool:
-    env = {"POC_MAX_QUEUED_NONCES": str(max(100_000, n_jobs)), "POC_MAX_JOBS": str(max(100_000, n_jobs))}
+    env = {
+        "POC_MAX_QUEUED_NONCES": str(max(100_000, n_jobs)),
+        "POC_MAX_JOBS": str(max(100_000, n_jobs)),
+    }
     options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=STEP_MS)
     with Stack(options, workers=n_workers, env=env) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         watch = HeartbeatWatch(str(stack.redis_url))
         limits = httpx.Limits(max_connections=CLIENTS + 2)
-        with httpx.Client(base_url=stack.base_url, timeout=120, trust_env=False, limits=limits) as client:
+        with httpx.Client(
+            base_url=stack.base_url, timeout=120, trust_env=False, limits=limits
+        ) as client:
             began = time.monotonic()
             with ThreadPoolExecutor(CLIENTS) as pool:
                 codes = list(pool.map(lambda nonce: submit(client, nonce), range(n_jobs)))
@@ -91,7 +100,14 @@ def measure(n_jobs: int, n_workers: int, watch_s: float) -> bool:
             time.sleep(3)
         gap_s = watch.close()
     table = Table(title=f"{n_jobs} one-nonce jobs, {n_workers} workers")
-    for heading in ("accepted", "in s", "longest heartbeat gap s", "/metrics s, median max", "/status s", "/stop s"):
+    for heading in (
+        "accepted",
+        "in s",
+        "longest heartbeat gap s",
+        "/metrics s, median max",
+        "/status s",
+        "/stop s",
+    ):
         table.add_column(heading, justify="right")
     table.add_column("messages left", justify="right")
     table.add_row(
@@ -107,7 +123,11 @@ def measure(n_jobs: int, n_workers: int, watch_s: float) -> bool:
     refused = {code: codes.count(code) for code in set(codes) - {200}}
     if refused:
         console.print(f"refused: {refused}", highlight=False)
-    return gap_s < HEARTBEAT_LIMIT_S and max(*scrapes, statuses_s, stop_s) < ANSWER_LIMIT_S and left == 0
+    return (
+        gap_s < HEARTBEAT_LIMIT_S
+        and max(*scrapes, statuses_s, stop_s) < ANSWER_LIMIT_S
+        and left == 0
+    )
 
 
 def submit(client: httpx.Client, nonce: int) -> int:

@@ -1,9 +1,11 @@
-"""How long a thousand clients that poll wait for their answers, over a bare FastAPI route in the same run.
+"""How long a thousand clients that poll wait for their answers, over a bare FastAPI route in the
+same run.
 
     .venv/bin/python -m bench.pollers
 
-Each polls a job of its own, which waits for the end of a round, or the node's status, once every few seconds. Turns of
-the bare route and of ours alternate; the ratio of their median p99 counts. The target is 5.
+Each polls a job of its own, which waits for the end of a round, or the node's status, once every
+few seconds. Turns of the bare route and of ours alternate; the ratio of their median p99 counts.
+The target is 5.
 """
 
 import asyncio
@@ -22,7 +24,7 @@ import httpx
 import typer
 from rich.table import Table
 
-from bench.report import console, exit_with
+from bench.harness.report import console, exit_with
 from cli.supervise.ports import reserve_port
 from cli.supervise.stack import Stack
 from workers.engines.options import EngineOptions
@@ -43,14 +45,21 @@ JOB = ROUND | {"nonces": [0]}
 
 
 def main(
-    pollers: Annotated[int, typer.Option(min=1, help="Clients, each with a connection of its own.")] = 1000,
+    pollers: Annotated[
+        int, typer.Option(min=1, help="Clients, each with a connection of its own.")
+    ] = 1000,
     pause: Annotated[
-        float, typer.Option(min=0, help="Seconds from an answer to the client's next question; uvicorn closes at 5.")
+        float,
+        typer.Option(
+            min=0, help="Seconds from an answer to the client's next question; uvicorn closes at 5."
+        ),
     ] = 4.0,
     seconds: Annotated[float, typer.Option(min=1, help="How long each turn takes.")] = 12.0,
     repeat: Annotated[int, typer.Option(min=1, help="Turns of each kind.")] = 3,
 ) -> None:
-    """Exits with 1 when pollers of jobs or of the status wait more than 5 times as long as a bare route's, by p99."""
+    """Exits with 1 when pollers of jobs or of the status wait more than 5 times as long as a
+    bare route's, by p99.
+    """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
     exit_with(lambda: measure(pollers, pause, seconds, repeat))
@@ -65,7 +74,10 @@ def measure(n_pollers: int, pause_s: float, seconds: float, repeat: int) -> bool
             ids = [submit(client) for _ in range(n_pollers)]
         kinds = {
             "a bare route": (bare_port, [f"/{request_id}" for request_id in ids]),
-            "a job of its own": (stack.port, [f"/api/v1/pow/generate/{request_id}" for request_id in ids]),
+            "a job of its own": (
+                stack.port,
+                [f"/api/v1/pow/generate/{request_id}" for request_id in ids],
+            ),
             "the status": (stack.port, ["/api/v1/pow/status"] * n_pollers),
         }
         turns: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
@@ -75,14 +87,25 @@ def measure(n_pollers: int, pause_s: float, seconds: float, repeat: int) -> bool
         for _ in range(repeat):
             for kind, (port, paths) in kinds.items():
                 turns[kind].append(asyncio.run(poll(port, paths, pause_s, seconds)))
-    return report(turns, f"{n_pollers} pollers, {pause_s:g} s between two polls, {repeat} turns of {seconds:g} s")
+    return report(
+        turns,
+        f"{n_pollers} pollers, {pause_s:g} s between two polls, {repeat} turns of {seconds:g} s",
+    )
 
 
 def report(turns: dict[str, list[list[float]]], title: str) -> bool:
-    """`turns`: of each kind, milliseconds of the answers of each turn. The first kind is what the others are held
-    against."""
+    """`turns`: of each kind, milliseconds of the answers of each turn. The first kind is what
+    the others are held against.
+    """
     table = Table(title=title)
-    for heading in ("polls", "answers", "median ms", "p99 ms of each turn", "median p99", "over the bare route"):
+    for heading in (
+        "polls",
+        "answers",
+        "median ms",
+        "p99 ms of each turn",
+        "median p99",
+        "over the bare route",
+    ):
         table.add_column(heading, justify="right")
     bare, worst = 0.0, 0.0
     for kind, answers in turns.items():
@@ -100,18 +123,24 @@ def report(turns: dict[str, list[list[float]]], title: str) -> bool:
         )
     console.print(table)
     passed = worst <= TARGET
-    console.print(f"{'PASS' if passed else 'FAIL'}: p99 at most {TARGET:g} times a bare route's: {worst:.2f}")
+    console.print(
+        f"{'PASS' if passed else 'FAIL'}: p99 at most {TARGET:g} times a bare route's: {worst:.2f}"
+    )
     return passed
 
 
 async def poll(port: int, paths: Sequence[str], pause_s: float, seconds: float) -> list[float]:
     """Milliseconds of every answer after the warm-up."""
     began = time.monotonic()
-    took = await asyncio.gather(*(one_poller(port, path, pause_s, began, began + seconds) for path in paths))
+    took = await asyncio.gather(
+        *(one_poller(port, path, pause_s, began, began + seconds) for path in paths)
+    )
     return [ms for one in took for ms in one]
 
 
-async def one_poller(port: int, path: str, pause_s: float, began: float, until: float) -> list[float]:
+async def one_poller(
+    port: int, path: str, pause_s: float, began: float, until: float
+) -> list[float]:
     # Clients that came at the same moment would be one burst after the other.
     await asyncio.sleep(random.uniform(0, max(pause_s, 0.2)))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -141,8 +170,18 @@ async def one_poller(port: int, path: str, pause_s: float, began: float, until: 
 def bare_route() -> Iterator[int]:
     """The port of a server of its own, by uvicorn as the API is."""
     port = reserve_port("127.0.0.1", 0)
-    command = [sys.executable, "-m", "uvicorn", "bench.bare_route:app", "--port", str(port), "--no-access-log"]
-    with subprocess.Popen([*command, "--http", "httptools", "--ws", "none", "--log-level", "warning"]) as server:
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "bench.harness.bare_route:app",
+        "--port",
+        str(port),
+        "--no-access-log",
+    ]
+    with subprocess.Popen(
+        [*command, "--http", "httptools", "--ws", "none", "--log-level", "warning"]
+    ) as server:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
                 until = time.monotonic() + 60

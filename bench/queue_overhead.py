@@ -3,8 +3,8 @@
     .venv/bin/python bench/queue_overhead.py
     .venv/bin/python bench/queue_overhead.py --dimensions qwen3-8b      # on a GPU host
 
-Both sides run the same nonces in the same batches on one and the same engine, real vLLM in a worker. They take turns,
-so that whatever else changes on the machine meets both.
+Both sides run the same nonces in the same batches on one and the same engine, real vLLM in a
+worker. They take turns, so that whatever else changes on the machine meets both.
 """
 
 import statistics
@@ -17,11 +17,11 @@ import httpx
 import typer
 from rich.table import Table
 
-from bench import machine
-from bench.open_worker import CHAT_POLICY_HELP, OpenStack
-from bench.report import LEGEND, console, exit_with, verdict, warn_of_noise
-from bench.timed_job import TIMEOUT_S, body_of, run_job
-from cli.alone import dimensions as dummies
+from bench.harness import machine
+from bench.harness.open_worker import CHAT_POLICY_HELP, OpenStack
+from bench.harness.report import LEGEND, console, exit_with, verdict, warn_of_noise
+from bench.harness.timed_job import TIMEOUT_S, body_of, run_job
+from cli.measure import dimensions as dummies
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.terms import StatTest
@@ -33,8 +33,8 @@ READY_TIMEOUT_S = 600.0  # the first start compiles kernels
 K_DIM = 12
 WARM_UP_BATCHES = 4  # of each side, before its first timed run
 
-# A worker splits batches so that chat need not wait long, the loop does not, and in bfloat16 that may show. Nearly all
-# vectors must agree within this L2 distance.
+# A worker splits batches so that chat need not wait long, the loop does not, and in bfloat16 that
+# may show. Nearly all vectors must agree within this L2 distance.
 SAME_WITHIN = 0.05
 DIFFERING_SHARE = 0.01
 
@@ -96,15 +96,21 @@ class Sides:
 
     def queue(self, case: Case, block_hash: str, n_nonces: int) -> Run:
         def work() -> tuple[float, dict[int, str]]:
-            body = body_of(spec_of(case, block_hash), self.stack.model_name, range(n_nonces), case.batch_size)
+            body = body_of(
+                spec_of(case, block_hash), self.stack.model_name, range(n_nonces), case.batch_size
+            )
             job = run_job(self.client, body)
-            return job.seconds, {artifact["nonce"]: artifact["vector_b64"] for artifact in job.artifacts}
+            return job.seconds, {
+                artifact["nonce"]: artifact["vector_b64"] for artifact in job.artifacts
+            }
 
         return self._observed(work)
 
     def loop(self, case: Case, block_hash: str, n_nonces: int) -> Run:
         def work() -> tuple[float, dict[int, str]]:
-            seconds, values = self.stack.loop(spec_of(case, block_hash), range(n_nonces), case.batch_size)
+            seconds, values = self.stack.loop(
+                spec_of(case, block_hash), range(n_nonces), case.batch_size
+            )
             return seconds, {nonce: str(value) for nonce, value in enumerate(values)}
 
         return self._observed(work)
@@ -115,7 +121,9 @@ class Sides:
         first, second = (side(case, f"block-{index}", case.n_nonces) for side in sides)
         compared = compare(first.values, second.values, K_DIM, StatTest(dist_threshold=SAME_WITHIN))
         if compared.n_mismatch > DIFFERING_SHARE * case.n_nonces:
-            raise MismatchError("The queue's artifacts are not those of the bare loop; their speeds do not compare.")
+            raise MismatchError(
+                "The queue's artifacts are not those of the bare loop; their speeds do not compare."
+            )
         return Pair(first, second) if index % 2 == 0 else Pair(second, first)
 
     def _observed(self, work: Callable[[], tuple[float, dict[int, str]]]) -> Run:
@@ -126,25 +134,39 @@ class Sides:
 
 
 def main(
-    repeat: Annotated[int, typer.Option(min=1, help="Pairs of runs that count; their medians are compared.")] = 5,
-    model: Annotated[str, typer.Option(help="A shipped model, a directory or a name on the hub.")] = "tiny-qwen3",
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Pairs of runs that count; their medians are compared.")
+    ] = 5,
+    model: Annotated[
+        str, typer.Option(help="A shipped model, a directory or a name on the hub.")
+    ] = "tiny-qwen3",
     engine: Annotated[EngineKind, typer.Option(help="vllm or transformers.")] = "vllm",
     dimensions: Annotated[
         str,
         typer.Option(
-            help=f"Instead of --model dummy weights of these dimensions, in cases for a GPU: {', '.join(DUMMY_CASES)}."
+            help=(
+                "Instead of --model dummy weights of these dimensions, in cases for a GPU:"
+                f" {', '.join(DUMMY_CASES)}."
+            )
         ),
     ] = "",
-    case: Annotated[int, typer.Option(min=0, max=len(CASES), help="Only this case, counted from 1; 0: all.")] = 0,
+    case: Annotated[
+        int, typer.Option(min=0, max=len(CASES), help="Only this case, counted from 1; 0: all.")
+    ] = 0,
     chat_policy: Annotated[str, typer.Option(help=CHAT_POLICY_HELP)] = "off",
     quiet_wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait before each run until other programs are quiet.")
+        float,
+        typer.Option(min=0, help="Seconds to wait before each run until other programs are quiet."),
     ] = 60.0,
-    engine_arg: Annotated[list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")] = None,
+    engine_arg: Annotated[
+        list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
+    ] = None,
 ) -> None:
-    """Nonces/s through API, Redis and Celery over nonces/s of a bare loop of the same engine, one after the other.
+    """Nonces/s through API, Redis and Celery over nonces/s of a bare loop of the same engine, one
+    after the other.
 
-    Pairs of runs that other programs disturbed are repeated, at most twice. Exits with 1 when a case misses its target.
+    Pairs of runs that other programs disturbed are repeated, at most twice. Exits with 1 when a
+    case misses its target.
     """
     if dimensions and dimensions not in DUMMY_CASES:
         raise typer.BadParameter(f"one of {', '.join(DUMMY_CASES)}", param_hint="--dimensions")
@@ -157,12 +179,19 @@ def main(
         exit_with(lambda: measure(cases, repeat, options, chat_policy, quiet_wait))
 
 
-def measure(cases: Sequence[Case], repeat: int, options: EngineOptions, chat_policy: str, quiet_wait_s: float) -> bool:
+def measure(
+    cases: Sequence[Case],
+    repeat: int,
+    options: EngineOptions,
+    chat_policy: str,
+    quiet_wait_s: float,
+) -> bool:
     """Prints a table per case; True when all reach their targets."""
     env = {"POC_CHAT_POLICY": chat_policy}
     with OpenStack(options, max_fast_crashes=0, env=env) as stack:
         console.print(
-            f"{machine.describe()}; engine {options.engine}, model {stack.model_name}, chat policy {chat_policy}",
+            f"{machine.describe()}; engine {options.engine}, model {stack.model_name}, chat policy"
+            f" {chat_policy}",
             highlight=False,
         )
         stack.wait_ready(READY_TIMEOUT_S)
@@ -205,7 +234,12 @@ def report(case: Case, pairs: list[machine.Observed[Pair]]) -> bool:
     loop_s = statistics.median(pair.loop.seconds for pair in counted)
     ratio = loop_s / queue_s
     table.add_section()
-    table.add_row("median", f"{case.n_nonces / queue_s:.1f}", f"{case.n_nonces / loop_s:.1f}", f"[bold]{ratio:.3f}[/]")
+    table.add_row(
+        "median",
+        f"{case.n_nonces / queue_s:.1f}",
+        f"{case.n_nonces / loop_s:.1f}",
+        f"[bold]{ratio:.3f}[/]",
+    )
     console.print(table)
     console.print(f"{LEGEND} The queue's figure comes first.", style="dim")
     warn_of_noise(pairs)

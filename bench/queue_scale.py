@@ -2,8 +2,9 @@
 
     .venv/bin/python bench/queue_scale.py
 
-The synthetic engine sleeps 50 ms a batch and uses no CPU to speak of, so what is measured is the queue: 16 workers take
-320 batches a second through one Redis, one API and however many cores there are.
+The synthetic engine sleeps 50 ms a batch and uses no CPU to speak of, so what is measured is the
+queue: 16 workers take 320 batches a second through one Redis, one API and however many cores there
+are.
 """
 
 import statistics
@@ -14,9 +15,9 @@ import httpx
 import typer
 from rich.table import Table
 
-from bench import machine
-from bench.report import LEGEND, console, exit_with, verdict, warn_of_noise
-from bench.timed_job import TIMEOUT_S, JobRun, body_of, run_job
+from bench.harness import machine
+from bench.harness.report import LEGEND, console, exit_with, verdict, warn_of_noise
+from bench.harness.timed_job import TIMEOUT_S, JobRun, body_of, run_job
 from cli.supervise.stack import Stack
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
@@ -48,20 +49,31 @@ class Run:
 
 
 def main(
-    workers: Annotated[str, typer.Option(help="Numbers of workers, the smallest first.")] = "1,2,4,8,16",
-    repeat: Annotated[int, typer.Option(min=1, help="Jobs for each number of workers; their median counts.")] = 3,
+    workers: Annotated[
+        str, typer.Option(help="Numbers of workers, the smallest first.")
+    ] = "1,2,4,8,16",
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Jobs for each number of workers; their median counts.")
+    ] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="How long each job should take.")] = 9.5,
     batch_size: Annotated[
-        int, typer.Option(min=1, max=1024, help="Nonces per batch. What is measured is batches; large ones add JSON.")
+        int,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Nonces per batch. What is measured is batches; large ones add JSON.",
+        ),
     ] = 8,
     quiet_wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait before each job until other programs are quiet.")
+        float,
+        typer.Option(min=0, help="Seconds to wait before each job until other programs are quiet."),
     ] = 60.0,
 ) -> None:
-    """Throughput of N workers over N times what one worker should do, with the synthetic engine at 50 ms a batch.
+    """Throughput of N workers over N times what one worker should do, with the synthetic engine at
+    50 ms a batch.
 
-    Runs that other programs disturbed are repeated, at most twice. Exits with 1 when any number of workers stays below
-    0.95 of linear.
+    Runs that other programs disturbed are repeated, at most twice. Exits with 1 when any number of
+    workers stays below 0.95 of linear.
     """
     try:
         counts = [int(part) for part in workers.split(",")]
@@ -72,9 +84,12 @@ def main(
     exit_with(lambda: measure(counts, repeat, seconds, batch_size, quiet_wait))
 
 
-def measure(counts: list[int], repeat: int, seconds: float, batch_size: int, quiet_wait_s: float) -> bool:
+def measure(
+    counts: list[int], repeat: int, seconds: float, batch_size: int, quiet_wait_s: float
+) -> bool:
     console.print(
-        f"{machine.describe()}; synthetic engine, {STEP_MS:g} ms a batch of {batch_size} nonces, jobs of {seconds:g} s",
+        f"{machine.describe()}; synthetic engine, {STEP_MS:g} ms a batch of {batch_size} nonces,"
+        f" jobs of {seconds:g} s",
         highlight=False,
     )
     runs = {n: measure_workers(n, repeat, seconds, batch_size, quiet_wait_s) for n in counts}
@@ -86,20 +101,28 @@ def measure_workers(
 ) -> list[machine.Observed[Run]]:
     """A stack of `n` workers, and `repeat` jobs on it."""
     n_batches = round(n * seconds * 1000 / STEP_MS)
-    # Long jobs on many workers have more nonces than one request may, which is not what is measured here.
+    # Long jobs on many workers have more nonces than one request may, which is not what is measured
+    # here.
     env = {"POC_MAX_QUEUED_NONCES": str(max(100_000, n_batches * batch_size))}
-    # One batch a micro-batch: a worker would take several together, and 50 ms would be those of all of them.
+    # One batch a micro-batch: a worker would take several together, and 50 ms would be those of all
+    # of them.
     tokens = SEQ_LEN * batch_size
-    options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=STEP_MS, max_batch_tokens=tokens)
+    options = EngineOptions(
+        model=MODEL, engine="synthetic", synthetic_step_ms=STEP_MS, max_batch_tokens=tokens
+    )
     with Stack(options, workers=n, max_fast_crashes=0, env=env) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         with httpx.Client(base_url=stack.base_url, timeout=TIMEOUT_S, trust_env=False) as client:
             warm_up = round(n * WARM_UP_S * 1000 / STEP_MS)
-            run_job(client, body_of(spec_of("warm-up"), MODEL, range(warm_up * batch_size), batch_size))
+            run_job(
+                client, body_of(spec_of("warm-up"), MODEL, range(warm_up * batch_size), batch_size)
+            )
 
             def measure_run(index: int) -> tuple[Run, float]:
                 machine.wait_until_quiet(quiet_wait_s)
-                body = body_of(spec_of(f"block-{index}"), MODEL, range(n_batches * batch_size), batch_size)
+                body = body_of(
+                    spec_of(f"block-{index}"), MODEL, range(n_batches * batch_size), batch_size
+                )
                 run = one_run(stack, client, body, n_batches)
                 return run, run.usage.others
 
@@ -112,8 +135,12 @@ def one_run(stack: Stack, client: httpx.Client, body: dict[str, object], n_batch
     meter = machine.UsageMeter()
     job = run_job(client, body)
     usage = meter.read()
-    if [*stack.worker_pids(), stack.redis_pid, stack.api_pid] != [pid for pids in groups for pid in pids]:
-        raise ProoflineError("A process of the stack crashed and was restarted; see whether it has enough memory.")
+    if [*stack.worker_pids(), stack.redis_pid, stack.api_pid] != [
+        pid for pids in groups for pid in pids
+    ]:
+        raise ProoflineError(
+            "A process of the stack crashed and was restarted; see whether it has enough memory."
+        )
     workers_s, redis_s, api_s = (
         machine.trees_cpu_s(pids) - earlier for pids, earlier in zip(groups, before, strict=True)
     )
@@ -124,7 +151,13 @@ def report(found: dict[int, list[machine.Observed[Run]]]) -> bool:
     """True when every number of workers reaches the target."""
     smallest = min(found)
     table = Table(title="Queue scale")
-    for heading in ("workers", "batches/s\nof each run", "median", "of\nN x 20", f"of\nN x {smallest}"):
+    for heading in (
+        "workers",
+        "batches/s\nof each run",
+        "median",
+        "of\nN x 20",
+        f"of\nN x {smallest}",
+    ):
         table.add_column(heading, justify="right")
     for heading in ("CPU ms a batch\nworkers Redis API", "cores\nours others", "load\naverage"):
         table.add_column(heading, justify="right", style="dim")
@@ -132,11 +165,17 @@ def report(found: dict[int, list[machine.Observed[Run]]]) -> bool:
     rates = {n: statistics.median(run.rate for run in runs) for n, runs in counted.items()}
     least = 1.0
     for n, runs in counted.items():
-        over_ideal, over_smallest = rates[n] * STEP_MS / 1000 / n, rates[n] / n / (rates[smallest] / smallest)
+        over_ideal, over_smallest = (
+            rates[n] * STEP_MS / 1000 / n,
+            rates[n] / n / (rates[smallest] / smallest),
+        )
         least = min(least, over_ideal, over_smallest)
         table.add_row(
             str(n),
-            " ".join(f"{run.result.rate:.1f}" if run.counts else f"({run.result.rate:.1f})" for run in found[n]),
+            " ".join(
+                f"{run.result.rate:.1f}" if run.counts else f"({run.result.rate:.1f})"
+                for run in found[n]
+            ),
             f"{rates[n]:.1f}",
             f"[bold]{over_ideal:.3f}[/]",
             f"{over_smallest:.3f}",
@@ -154,7 +193,9 @@ def median_cpu_ms(runs: list[Run]) -> list[float]:
     """CPU time a batch of workers, Redis and API."""
     seconds = [(run.workers_cpu_s, run.redis_cpu_s, run.api_cpu_s) for run in runs]
     return [
-        statistics.median(1000 * part[index] / run.n_batches for run, part in zip(runs, seconds, strict=True))
+        statistics.median(
+            1000 * part[index] / run.n_batches for run, part in zip(runs, seconds, strict=True)
+        )
         for index in range(3)
     ]
 

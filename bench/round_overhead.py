@@ -2,8 +2,9 @@
 
     .venv/bin/python bench/round_overhead.py
 
-The round runs for a set time on one real vLLM worker and delivers to a receiver; a bare loop on the very same engine
-then computes as many of the same nonces. The sides take turns, so that whatever else changes on the machine meets both.
+The round runs for a set time on one real vLLM worker and delivers to a receiver; a bare loop on the
+very same engine then computes as many of the same nonces. The sides take turns, so that whatever
+else changes on the machine meets both.
 """
 
 import statistics
@@ -16,11 +17,11 @@ import typer
 from pydantic import JsonValue
 from rich.table import Table
 
-from bench import machine
-from bench.open_worker import CHAT_POLICY_HELP, OpenStack
-from bench.report import console, exit_with, verdict
-from bench.timed_round import RoundRun, Sink, run_round
-from poc_core.encoding import decode_vector
+from bench.harness import machine
+from bench.harness.open_worker import CHAT_POLICY_HELP, OpenStack
+from bench.harness.report import console, exit_with, verdict
+from bench.harness.timed_round import RoundRun, Sink, run_round
+from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from workers.engines.kinds import EngineKind
@@ -32,9 +33,11 @@ K_DIM = 12
 BATCH_SIZE = 32
 SEQ_LEN = 256
 TARGET = 0.95
-# Seconds of a round before the first that counts: micro-batches grow to the size that POC_MAX_STEP_MS allows.
+# Seconds of a round before the first that counts: micro-batches grow to the size that
+# POC_MAX_STEP_MS allows.
 WARM_UP_S = 6.0
-# The two sides batch differently, which in bfloat16 shows: L2 distance within which nearly all vectors must agree.
+# The two sides batch differently, which in bfloat16 shows: L2 distance within which nearly all
+# vectors must agree.
 SAME_WITHIN = 0.05
 SAME_SHARE = 0.99
 
@@ -71,16 +74,24 @@ class Sides:
     quiet_wait_s: float
 
     def pair(self, index: int, seconds: float) -> Pair:
-        # The loop needs to know how many nonces the round computes, so it cannot go first. Instead it goes between two
-        # rounds: a drift of the machine's speed meets the one before and the one after it.
+        # The loop needs to know how many nonces the round computes, so it cannot go first. Instead
+        # it goes between two rounds: a drift of the machine's speed meets the one before and the
+        # one after it.
         spec = spec_of(f"block-{index}")
         round_run, round_usage = self._round(spec, seconds / 2)
         loop_s, values, loop_usage = self._loop(spec, 2 * round_run.n_nonces)
         second, second_usage = self._round(spec, seconds / 2)
         check_same(second.vectors, values)
-        both = RoundRun(round_run.seconds + second.seconds, round_run.n_nonces + second.n_nonces, second.vectors)
+        both = RoundRun(
+            round_run.seconds + second.seconds, round_run.n_nonces + second.n_nonces, second.vectors
+        )
         scaled_s = loop_s * both.n_nonces / (2 * round_run.n_nonces)
-        return Pair(both, scaled_s, max(round_usage, second_usage, key=lambda usage: usage.others), loop_usage)
+        return Pair(
+            both,
+            scaled_s,
+            max(round_usage, second_usage, key=lambda usage: usage.others),
+            loop_usage,
+        )
 
     def warm_up(self) -> None:
         spec = spec_of("warm-up")
@@ -101,34 +112,47 @@ class Sides:
 
 
 def main(
-    repeat: Annotated[int, typer.Option(min=1, help="Pairs of runs that count; their medians are compared.")] = 5,
-    seconds: Annotated[float, typer.Option(min=10, help="How long each side computes for a pair.")] = 50.0,
-    model: Annotated[str, typer.Option(help="A shipped model, a directory or a name on the hub.")] = "tiny-qwen3",
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Pairs of runs that count; their medians are compared.")
+    ] = 5,
+    seconds: Annotated[
+        float, typer.Option(min=10, help="How long each side computes for a pair.")
+    ] = 50.0,
+    model: Annotated[
+        str, typer.Option(help="A shipped model, a directory or a name on the hub.")
+    ] = "tiny-qwen3",
     engine: Annotated[EngineKind, typer.Option(help="vllm or transformers.")] = "vllm",
     chat_policy: Annotated[str, typer.Option(help=CHAT_POLICY_HELP)] = "off",
     quiet_wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait before each run until other programs are quiet.")
+        float,
+        typer.Option(min=0, help="Seconds to wait before each run until other programs are quiet."),
     ] = 60.0,
 ) -> None:
     """Nonces/s of a round over nonces/s of a bare loop of the same engine, one after the other.
 
-    Pairs of runs that other programs disturbed are repeated, at most twice. Exits with 1 when the target is missed.
+    Pairs of runs that other programs disturbed are repeated, at most twice. Exits with 1 when the
+    target is missed.
     """
     options = EngineOptions(model=model, engine=engine)
     exit_with(lambda: measure(repeat, seconds, options, chat_policy, quiet_wait))
 
 
-def measure(repeat: int, seconds: float, options: EngineOptions, chat_policy: str, quiet_wait_s: float) -> bool:
+def measure(
+    repeat: int, seconds: float, options: EngineOptions, chat_policy: str, quiet_wait_s: float
+) -> bool:
     """Prints a table; True when the target is reached."""
     env = {"POC_CHAT_POLICY": chat_policy}
     with OpenStack(options, max_fast_crashes=0, env=env) as stack:
         console.print(
-            f"{machine.describe()}; engine {options.engine}, model {stack.model_name}, chat policy {chat_policy}",
+            f"{machine.describe()}; engine {options.engine}, model {stack.model_name}, chat policy"
+            f" {chat_policy}",
             highlight=False,
         )
         stack.wait_ready(READY_TIMEOUT_S)
         with (
-            httpx.Client(base_url=stack.base_url, timeout=HTTP_TIMEOUT_S, trust_env=False) as client,
+            httpx.Client(
+                base_url=stack.base_url, timeout=HTTP_TIMEOUT_S, trust_env=False
+            ) as client,
             Sink() as sink,
         ):
             sides = Sides(stack, client, sink, quiet_wait_s)
@@ -168,8 +192,8 @@ def report(pairs: list[machine.Observed[Pair]]) -> bool:
     table.add_row("median", "", f"{round_rate:.1f}", f"{loop_rate:.1f}", f"[bold]{ratio:.3f}[/]")
     console.print(table)
     console.print(
-        "others: programs that are not the benchmark's. Figures of the round come first. Runs in parentheses were "
-        "disturbed and do not count.",
+        "others: programs that are not the benchmark's. Figures of the round come first. Runs in"
+        " parentheses were disturbed and do not count.",
         style="dim",
     )
     return verdict(title, ratio, TARGET)
@@ -178,12 +202,14 @@ def report(pairs: list[machine.Observed[Pair]]) -> bool:
 def check_same(vectors: dict[int, str], values: list[JsonValue]) -> None:
     shared = [(vectors[nonce], value) for nonce, value in enumerate(values) if nonce in vectors]
     of_round, of_loop = (
-        np.stack([decode_vector(str(each), K_DIM) for each in side]) for side in zip(*shared, strict=True)
+        np.stack([decode_vector(str(each), K_DIM) for each in side])
+        for side in zip(*shared, strict=True)
     )
     agree = np.mean(np.linalg.norm(of_round - of_loop, axis=1) <= SAME_WITHIN)
     if agree < SAME_SHARE:
         raise MismatchError(
-            f"Only {agree:.1%} of the round's artifacts are the bare loop's; their speeds do not compare."
+            f"Only {agree:.1%} of the round's artifacts are the bare loop's; their speeds do not"
+            " compare."
         )
 
 

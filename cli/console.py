@@ -69,7 +69,10 @@ def progress_bar(unit: str) -> "Progress":
 def check_output(output: Path | None, option: str = "--output") -> None:
     """Refuses an --output that cannot be written before hours of work are lost to it."""
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise UsageError(f"{output} cannot be written: it is a directory or lies in none; choose another {option}.")
+        raise UsageError(
+            f"{output} cannot be written: it is a directory or lies in none; choose another"
+            f" {option}."
+        )
 
 
 def write_json(document: Any, output: Path | None) -> None:
@@ -82,4 +85,6 @@ def write_json(document: Any, output: Path | None) -> None:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"Cannot write {output} ({error.strerror}); choose another --output.") from error
+        raise UsageError(
+            f"Cannot write {output} ({error.strerror}); choose another --output."
+        ) from error

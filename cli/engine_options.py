@@ -16,15 +16,20 @@ if TYPE_CHECKING:
 # Where the numbers are meant as a proof: synthetic's are not.
 ProofEngine = Annotated[
     Literal["vllm", "transformers"],
-    typer.Option("--engine", help="What computes: vllm, or transformers, the slower second opinion."),
+    typer.Option(
+        "--engine", help="What computes: vllm, or transformers, the slower second opinion."
+    ),
 ]
 # Of commands that can wait for one.
 FirstModel = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="What is served first: a model's directory, a name on the Hugging Face hub, or a shipped model: "
-        "tiny-qwen3, tiny-llama, tiny-qwen3-moe. Default: what is deployed, or will be.",
+        help=(
+            "What is served first: a model's directory, a name on the Hugging Face hub, or a"
+            " shipped model: tiny-qwen3, tiny-llama, tiny-qwen3-moe. Default: what is deployed, or"
+            " will be."
+        ),
         show_default=False,
     ),
 ]
@@ -42,25 +47,34 @@ def from_command_line(
     served_model_name: Annotated[
         str | None,
         typer.Option(
-            help="The name clients use for the model. Default: the directory's last part, or the name given.",
+            help=(
+                "The name clients use for the model. Default: the directory's last part, or the"
+                " name given."
+            ),
             show_default=False,
         ),
     ] = None,
     engine: Annotated[
         EngineKind,
         typer.Option(
-            help="What computes: vllm; transformers, the slower second opinion; synthetic, which only sleeps and "
-            "invents vectors, for load tests."
+            help=(
+                "What computes: vllm; transformers, the slower second opinion; synthetic, which"
+                " only sleeps and "
+                "invents vectors, for load tests."
+            )
         ),
     ] = "vllm",
     dtype: Annotated[
-        Dtype, typer.Option(help="Number format of the weights; auto takes the one they are stored in.")
+        Dtype,
+        typer.Option(help="Number format of the weights; auto takes the one they are stored in."),
     ] = "auto",
     tensor_parallel: Annotated[
-        int, typer.Option(min=1, help="GPUs (on a CPU: processes) that share each layer. vllm only.")
+        int,
+        typer.Option(min=1, help="GPUs (on a CPU: processes) that share each layer. vllm only."),
     ] = 1,
     pipeline_parallel: Annotated[
-        int, typer.Option(min=1, help="GPUs (on a CPU: processes) that divide the layers. vllm only.")
+        int,
+        typer.Option(min=1, help="GPUs (on a CPU: processes) that divide the layers. vllm only."),
     ] = 1,
     max_batch_tokens: Annotated[
         int | None,
@@ -74,8 +88,11 @@ def from_command_line(
         float | None,
         typer.Option(
             min=0,
-            help="GB of each GPU in which the steps of decode proofs keep keys and values. Default: half of what is "
-            "free when the engine has started. vllm only.",
+            help=(
+                "GB of each GPU in which the steps of decode proofs keep keys and values. Default:"
+                " half of what is "
+                "free when the engine has started. vllm only."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -84,23 +101,33 @@ def from_command_line(
     ] = 50.0,
     vllm_args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- VLLM_ARGS", help="After --: further arguments of `vllm serve`.", show_default=False),
+        typer.Argument(
+            metavar="-- VLLM_ARGS",
+            help="After --: further arguments of `vllm serve`.",
+            show_default=False,
+        ),
     ] = None,
 ) -> "EngineOptions":
-    """`model` None: options without one, for whoever waits for a deployment. OptionsError or UsageError: there is no
-    such model, or the options do not go together. SettingsError."""
+    """`model` None: options without one, for whoever waits for a deployment. OptionsError or
+    UsageError: there is no such model, or the options do not go together. SettingsError.
+    """
     from cli.model_choice import with_chosen_model
-    from poc_core.decode.codebook_file import read_codebook_file
+    from poc_core.schemes.decode.codebook_file import read_codebook_file
     from poc_core.settings import load_settings
     from workers.engines.options import EngineOptions
 
     settings = load_settings()
-    read_codebook_file(settings.decode_codebook, settings.decode_codebook_sha256)  # before an engine is loaded
+    read_codebook_file(
+        settings.decode_codebook, settings.decode_codebook_sha256
+    )  # before an engine is loaded
     if model is None and served_model_name is not None:
         raise UsageError("--served-model-name is for a --model; a deployment brings its own name.")
-    # The parser has dropped the `--` itself; but a word that does not follow an option cannot have been meant for vLLM.
+    # The parser has dropped the `--` itself; but a word that does not follow an option cannot have
+    # been meant for vLLM.
     if vllm_args and not vllm_args[0].startswith("-"):
-        raise UsageError(f"{vllm_args[0]!r} is not an option; vLLM's own arguments go to the end, after --.")
+        raise UsageError(
+            f"{vllm_args[0]!r} is not an option; vLLM's own arguments go to the end, after --."
+        )
     options = EngineOptions(
         model=model or "",
         served_model_name=served_model_name,
@@ -123,14 +150,17 @@ def from_command_line(
 def takes_engine_options(
     *, for_proofs: bool = False, needs_model: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command's parameter `engine_options` becomes the options above; it is called with what they amount to.
+    """A command's parameter `engine_options` becomes the options above; it is called with what they
+    amount to.
 
-    In its help --model comes first, the others where `engine_options` stands. Without `needs_model` --model may be left
-    out, and is empty then.
+    In its help --model comes first, the others where `engine_options` stands. Without `needs_model`
+    --model may be left out, and is empty then.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:
-        shared = {name: parameter for name, parameter in shared.items() if name not in NOT_FOR_PROOFS}
+        shared = {
+            name: parameter for name, parameter in shared.items() if name not in NOT_FOR_PROOFS
+        }
         shared["engine"] = shared["engine"].replace(annotation=ProofEngine)
 
     if not needs_model:
@@ -147,9 +177,13 @@ def takes_engine_options(
         for name, parameter in inspect.signature(command).parameters.items():
             parameters += others if name == "engine_options" else [parameter]
         # Typer reads both. By keyword only: those with a default may come before those without.
-        by_keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        by_keyword = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters
+        ]
         vars(with_options)["__signature__"] = inspect.Signature(by_keyword)
-        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in by_keyword}
+        with_options.__annotations__ = {
+            parameter.name: parameter.annotation for parameter in by_keyword
+        }
         return with_options
 
     return decorate

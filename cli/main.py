@@ -8,10 +8,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cli.alone.bench import bench
-from cli.alone.calibrate import calibrate
-from cli.alone.compute import compute
-from cli.alone.report import report
 from cli.ask.deploy import deploy, undeploy
 from cli.ask.generate import generate
 from cli.ask.round import app as round_app
@@ -19,6 +15,10 @@ from cli.ask.validate import validate
 from cli.console import EXIT_INTERRUPTED, exit_code_of, show_error
 from cli.examine.config import config
 from cli.examine.doctor import doctor
+from cli.judge.calibrate import calibrate
+from cli.judge.compute import compute
+from cli.judge.report import report
+from cli.measure.bench import bench
 from cli.run.api import api
 from cli.run.courier import courier
 from cli.run.demo import demo
@@ -73,7 +73,10 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def proofline(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     pass

@@ -1,4 +1,6 @@
-"""What people give as --model: a shipped model's name, a directory, or a name on the Hugging Face hub."""
+"""What people give as --model: a shipped model's name, a directory, or a name on the Hugging
+Face hub.
+"""
 
 from pathlib import Path
 
@@ -14,8 +16,8 @@ class ModelChoiceError(UsageError):
 def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
     """(what the engine loads, the name clients use).
 
-    Without `served_model_name`, clients use the directory's last part or the hub's name. Raises ModelChoiceError for a
-    directory that holds no model.
+    Without `served_model_name`, clients use the directory's last part or the hub's name. Raises
+    ModelChoiceError for a directory that holds no model.
     """
     shipped = shipped_models()
     directory = Path(model).expanduser()
@@ -23,19 +25,24 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
         return str(shipped[model]), served_model_name or model
     if model and directory.is_dir():
         if not (directory / "config.json").is_file():
-            raise ModelChoiceError(f"The directory {model} has no config.json; give the directory of a model.")
-        # Absolute: workers may run elsewhere. Not resolved: a link's name is the one its owner chose.
+            raise ModelChoiceError(
+                f"The directory {model} has no config.json; give the directory of a model."
+            )
+        # Absolute: workers may run elsewhere. Not resolved: a link's name is the one its owner
+        # chose.
         return str(directory.absolute()), served_model_name or directory.absolute().name
     # The hub's names are NAME or OWNER/NAME.
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or not model.strip():
         raise ModelChoiceError(
-            f"There is no directory {model!r}; give a model's directory, a name on the Hugging Face hub, "
-            f"or one of the shipped models: {', '.join(shipped)}."
+            f"There is no directory {model!r}; give a model's directory, a name on the Hugging Face"
+            f" hub, or one of the shipped models: {', '.join(shipped)}."
         )
     return model, served_model_name or model
 
 
 def with_chosen_model(options: EngineOptions) -> EngineOptions:
-    """The options with what the engine loads and the name clients use; those that have both stay as they are."""
+    """The options with what the engine loads and the name clients use; those that have both
+    stay as they are.
+    """
     path, name = choose_model(options.model, options.served_model_name)
     return options.model_copy(update={"model": path, "served_model_name": name})

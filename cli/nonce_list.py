@@ -5,7 +5,9 @@ import re
 from cli.console import UsageError
 
 MAX_NONCE = 2**63 - 1  # protocol.md, section 4
-MAX_COUNT = 1_000_000  # more than any job may hold; "0-9999999999" is a slip of the finger, not a wish
+MAX_COUNT = (
+    1_000_000  # more than any job may hold; "0-9999999999" is a slip of the finger, not a wish
+)
 ITEM = re.compile(r"(-?[0-9]+)(?:\s*-\s*(-?[0-9]+))?")
 
 
@@ -16,8 +18,8 @@ class NonceListError(UsageError):
 def parse_nonces(text: str, max_count: int = MAX_COUNT) -> list[int]:
     """The nonces of `text` in the order given; a range "a-b" includes both ends.
 
-    Raises NonceListError for anything but whole numbers and ranges, for numbers outside 0 .. 2**63-1, a range that
-    runs backwards, a nonce given twice, none at all or more than `max_count`.
+    Raises NonceListError for anything but whole numbers and ranges, for numbers outside 0 ..
+    2**63-1, a range that runs backwards, a nonce given twice, none at all or more than `max_count`.
     """
     if not text.strip():
         raise NonceListError("No nonces given; write for example 0,1,2 or 0-99.")
@@ -28,7 +30,9 @@ def parse_nonces(text: str, max_count: int = MAX_COUNT) -> list[int]:
             raise NonceListError(f'"{text}" holds more than {max_count:,} nonces; split it up.')
         nonces.extend(range(first, last + 1))
     if len(set(nonces)) < len(nonces):
-        raise NonceListError(f"Nonce {first_repeated(nonces)} is given twice; give each nonce once.")
+        raise NonceListError(
+            f"Nonce {first_repeated(nonces)} is given twice; give each nonce once."
+        )
     return nonces
 
 
@@ -36,7 +40,11 @@ def parse_item(item: str) -> tuple[int, int]:
     """First and last nonce of one item."""
     match = ITEM.fullmatch(item)
     if match is None:
-        what = f'"{shortened(item)}" is no nonce' if item else "There is an empty place between two commas"
+        what = (
+            f'"{shortened(item)}" is no nonce'
+            if item
+            else "There is an empty place between two commas"
+        )
         raise NonceListError(f"{what}; write whole numbers and ranges, for example 0,1,2 or 0-99.")
     ends = [part for part in match.groups() if part is not None]
     # Longer than any 63-bit number, and int() refuses thousands of digits with an error of its own.

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-DEFAULT_SEQ_LEN = 256  # what the network asks for, and a distance round that names none (protocol.md, section 5)
+DEFAULT_SEQ_LEN = (
+    256  # what the network asks for, and a distance round that names none (protocol.md, section 5)
+)
 DEFAULT_K_DIM = 12
 
 
@@ -22,24 +24,37 @@ BLOCK_HASH_HELP = "Hash of the block that the proof is for; any text that is not
 PUBLIC_KEY_HELP = "Public key of the node that proves; any text that is not empty."
 SEQ_LEN_HELP = "Tokens of one nonce's input."
 K_DIM_HELP = "Numbers in one artifact, at most the model's hidden size."
-STRONGER_RNG_HELP = "Seed the inputs with the whole digest (poc_stronger_rng) instead of its first 4 bytes."
-MAX_TOKENS_HELP = "Decode proofs instead of vectors: chains of points, of so many steps after the prefill."
+STRONGER_RNG_HELP = (
+    "Seed the inputs with the whole digest (poc_stronger_rng) instead of its first 4 bytes."
+)
+MAX_TOKENS_HELP = (
+    "Decode proofs instead of vectors: chains of points, of so many steps after the prefill."
+)
 OUTPUT_HELP = "Write the JSON to this file instead of stdout."
 
 Url = Annotated[str, typer.Option("--url", help="Where the API runs.", envvar="PROOFLINE_URL")]
 Nonces = Annotated[str, typer.Option("--nonces", help=NONCES_HELP)]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help=OUTPUT_HELP, show_default=False)]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help=MAX_TOKENS_HELP, show_default=False)]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help=OUTPUT_HELP, show_default=False)
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, help=MAX_TOKENS_HELP, show_default=False)
+]
 ServedModel = Annotated[
     str | None,
     typer.Option(
-        "--model", help="The model by the name it is served under. Default: the only one served.", show_default=False
+        "--model",
+        help="The model by the name it is served under. Default: the only one served.",
+        show_default=False,
     ),
 ]
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        "--batch-size", min=1, help="Nonces per task. Default: the API's POC_BATCH_SIZE_DEFAULT.", show_default=False
+        "--batch-size",
+        min=1,
+        help="Nonces per task. Default: the API's POC_BATCH_SIZE_DEFAULT.",
+        show_default=False,
     ),
 ]
 

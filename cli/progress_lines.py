@@ -1,4 +1,6 @@
-"""How far a command is, for who reads it later or from elsewhere: docker logs, nohup, a CI's log."""
+"""How far a command is, for who reads it later or from elsewhere: docker logs, nohup, a CI's
+log.
+"""
 
 import math
 from collections.abc import Callable
@@ -12,7 +14,9 @@ _EVERY_S = 10.0
 
 
 class ProgressLines(Progress):
-    """Lines on stderr where a terminal would show a bar: as a task begins, every 10 s while it goes on, as it ends."""
+    """Lines on stderr where a terminal would show a bar: as a task begins, every 10 s while it
+    goes on, as it ends.
+    """
 
     def __init__(self, unit: str, get_time: Callable[[], float] | None = None) -> None:
         """`unit` names what is counted."""
@@ -44,5 +48,8 @@ class ProgressLines(Progress):
         total = "" if task.total is None else f" of {task.total:,.0f}"
         left = None if task.finished else task.time_remaining
         rest = "" if left is None else f", about {left:.0f} s to go"
-        text = f"{task.description}: {task.completed:,.0f}{total} {self._unit} in {task.elapsed or 0:.0f} s{rest}"
+        text = (
+            f"{task.description}: {task.completed:,.0f}{total} {self._unit} in"
+            f" {task.elapsed or 0:.0f} s{rest}"
+        )
         typer.echo(text, err=True)

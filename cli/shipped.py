@@ -16,7 +16,9 @@ class NotShippedError(ProoflineError):
 def shipped_models() -> dict[str, Path]:
     """Name -> directory of every shipped model."""
     for place in _PLACES:
-        found = {config.parent.name: config.parent for config in sorted(place.glob("*/config.json"))}
+        found = {
+            config.parent.name: config.parent for config in sorted(place.glob("*/config.json"))
+        }
         if found:
             return found
     return {}
@@ -30,5 +32,7 @@ def shipped_model(name: str) -> Path:
     models = shipped_models()
     if name not in models:
         there_are = ", ".join(models) or "none"
-        raise NotShippedError(f"No model named {name!r} ships with Proofline; there are: {there_are}.")
+        raise NotShippedError(
+            f"No model named {name!r} ships with Proofline; there are: {there_are}."
+        )
     return models[name]

@@ -1,4 +1,6 @@
-"""Callback urls: what may be shown of one, whom it names, and which addresses a callback may go to."""
+"""Callback urls: what may be shown of one, whom it names, and which addresses a callback may go
+to.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # Kinds of addresses that POC_CALLBACK_ALLOW may name beside hosts and networks.
 KINDS: Final = ("public", "private", "loopback")
 
-# Where clouds tell a machine its own secrets, beside 169.254.169.254: AWS over IPv6, Google over IPv6, Alibaba, Azure.
+# Where clouds tell a machine its own secrets, beside 169.254.169.254: AWS over IPv6, Google over
+# IPv6, Alibaba, Azure.
 _METADATA = frozenset(
-    ipaddress.ip_address(text) for text in ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16")
+    ipaddress.ip_address(text)
+    for text in ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16")
 )
 # IPv6 addresses that stand for IPv4 ones, which lie in their last 32 bits.
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
@@ -31,11 +35,17 @@ def redacted(url: str | None) -> str | None:
     if not url or "@" not in url:
         return url
     parts = urlsplit(url)
-    return parts._replace(netloc=f"***@{parts.netloc.rpartition('@')[2]}").geturl() if "@" in parts.netloc else url
+    return (
+        parts._replace(netloc=f"***@{parts.netloc.rpartition('@')[2]}").geturl()
+        if "@" in parts.netloc
+        else url
+    )
 
 
 def receiver_of(url: str) -> str:
-    """host:port: what is tried and spared as one, whatever the path; empty for a url that names nobody."""
+    """host:port: what is tried and spared as one, whatever the path; empty for a url that names
+    nobody.
+    """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", port_of(parts)
@@ -67,7 +77,9 @@ def plain(address: Address) -> Address:
 
 
 def literal_address(host: str) -> Address | None:
-    """The address that a url's host is, also as 127.1 or 2130706433, which resolvers take for one; None for a name."""
+    """The address that a url's host is, also as 127.1 or 2130706433, which resolvers take for
+    one; None for a name.
+    """
     try:
         address = ipaddress.ip_address(host)
         # Without a scope (%eth0), which makes an address another one for whoever compares.
@@ -93,7 +105,9 @@ def is_of_this_machine(address: Address) -> bool:
 
 @dataclass(frozen=True)
 class CallbackPolicy:
-    """Which addresses callbacks go to (POC_CALLBACK_ALLOW), but for the node's own ports on its own machine."""
+    """Which addresses callbacks go to (POC_CALLBACK_ALLOW), but for the node's own ports on its
+    own machine.
+    """
 
     kinds: frozenset[str]
     hosts: frozenset[str]
@@ -101,8 +115,9 @@ class CallbackPolicy:
 
     @classmethod
     def of(cls, text: str) -> CallbackPolicy:
-        """From POC_CALLBACK_ALLOW: kinds, host names, addresses and networks, with commas between. ValueError says what
-        is allowed."""
+        """From POC_CALLBACK_ALLOW: kinds, host names, addresses and networks, with commas
+        between. ValueError says what is allowed.
+        """
         kinds, hosts, networks = set(), set(), []
         for entry in filter(None, (part.strip().lower() for part in text.split(","))):
             if entry in KINDS:
@@ -113,14 +128,16 @@ class CallbackPolicy:
             except ValueError:
                 if "/" in entry or ":" in entry or "@" in entry:
                     raise ValueError(
-                        f"must list {', '.join(KINDS)}, host names, addresses or networks such as 10.0.0.0/8, with "
-                        f"commas between; {entry!r} is none"
+                        f"must list {', '.join(KINDS)}, host names, addresses or networks such as"
+                        f" 10.0.0.0/8, with commas between; {entry!r} is none"
                     ) from None
                 hosts.add(entry)
         return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
 
     def check_url(self, url: str, own_ports: Iterable[int]) -> None:
-        """What can be said before a name is resolved. ForbiddenReceiverError: no callback may go there."""
+        """What can be said before a name is resolved. ForbiddenReceiverError: no callback may
+        go there.
+        """
         parts = urlsplit(url)
         host = (parts.hostname or "").lower()
         address = literal_address(host)
@@ -139,11 +156,14 @@ class CallbackPolicy:
         own_ports: Iterable[int],
         is_own: Callable[[Address], bool] = is_of_this_machine,
     ) -> None:
-        """ForbiddenReceiverError unless a callback for `host` may connect to this address and port."""
+        """ForbiddenReceiverError unless a callback for `host` may connect to this address and
+        port.
+        """
         address = plain(address)
         if port in own_ports and (address.is_loopback or address.is_unspecified or is_own(address)):
             raise ForbiddenReceiverError(
-                f"Port {port} of this machine is the node's own; a callback's url names its receiver."
+                f"Port {port} of this machine is the node's own; a callback's url names its"
+                " receiver."
             )
         if host.lower() in self.hosts or any(address in network for network in self.networks):
             return
@@ -152,7 +172,12 @@ class CallbackPolicy:
 
 
 def _kind_of(address: Address) -> str:
-    if address.is_link_local or address.is_unspecified or address.is_multicast or address in _METADATA:
+    if (
+        address.is_link_local
+        or address.is_unspecified
+        or address.is_multicast
+        or address in _METADATA
+    ):
         return "never unless named"
     if address.is_loopback:
         return "loopback"
@@ -160,4 +185,7 @@ def _kind_of(address: Address) -> str:
 
 
 def _not_allowed(host: str) -> str:
-    return f"Callbacks to {host} are not allowed here; the operator can allow it with POC_CALLBACK_ALLOW."
+    return (
+        f"Callbacks to {host} are not allowed here; the operator can allow it with"
+        " POC_CALLBACK_ALLOW."
+    )

@@ -2,7 +2,9 @@
 
 
 class ProoflineError(Exception):
-    """Base of all errors that Proofline raises on purpose; its text tells the user what to do next."""
+    """Base of all errors that Proofline raises on purpose; its text tells the user what to do
+    next.
+    """
 
 
 class SpecError(ProoflineError):
@@ -14,7 +16,9 @@ class VectorError(ProoflineError):
 
 
 class SettingsError(ProoflineError):
-    """A POC_ environment variable that cannot be used; the text names each one and what it may be."""
+    """A POC_ environment variable that cannot be used; the text names each one and what it may
+    be.
+    """
 
 
 class OptionsError(ProoflineError):
@@ -38,7 +42,9 @@ class RoundError(ProoflineError):
 
 
 class QueueFullError(ProoflineError):
-    """More nonces, jobs or callbacks than POC_MAX_QUEUED_NONCES, POC_MAX_JOBS or POC_OUTBOX_MAX_JOBS would wait."""
+    """More nonces, jobs or callbacks than POC_MAX_QUEUED_NONCES, POC_MAX_JOBS or
+    POC_OUTBOX_MAX_JOBS would wait.
+    """
 
 
 class AnswerTooLargeError(ProoflineError):
@@ -50,7 +56,9 @@ class ForbiddenReceiverError(ProoflineError):
 
 
 class BodyError(ProoflineError):
-    """A request's body that cannot be followed. `loc`: the path to the fault within it, `kind`: what it is called."""
+    """A request's body that cannot be followed. `loc`: the path to the fault within it, `kind`:
+    what it is called.
+    """
 
     def __init__(self, message: str, loc: tuple[str | int, ...], kind: str) -> None:
         super().__init__(message)

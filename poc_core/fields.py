@@ -1,4 +1,6 @@
-"""The values that requests bring, each with its bounds: for the bodies of all schemes and the settings."""
+"""The values that requests bring, each with its bounds: for the bodies of all schemes and the
+settings.
+"""
 
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -6,10 +8,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, FailFast, Field, Strict
 from pydantic_core import PydanticCustomError
 
-from poc_core.nonces import MAX_NONCE
+from poc_core.arithmetic.nonces import MAX_NONCE
 
-# The largest batch_size a request may ask for. Engines split batches into micro-batches, so more would only
-# make tasks long and the loss of a worker expensive.
+# The largest batch_size a request may ask for. Engines split batches into micro-batches, so more
+# would only make tasks long and the loss of a worker expensive.
 MAX_BATCH_SIZE = 1024
 # Longest name, hash or key. The network's are below 130 characters.
 _MAX_TEXT = 256
@@ -21,7 +23,9 @@ def _distinct(nonces: list[int]) -> list[int]:
         seen: set[int] = set()
         twice = next(nonce for nonce in nonces if nonce in seen or seen.add(nonce))  # type: ignore[func-returns-value]
         raise PydanticCustomError(
-            "duplicate_nonces", "Nonce {nonce} is listed twice; list each nonce once", {"nonce": twice}
+            "duplicate_nonces",
+            "Nonce {nonce} is listed twice; list each nonce once",
+            {"nonce": twice},
         )
     return nonces
 
@@ -32,23 +36,35 @@ def _http_url(url: str | None) -> str | None:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        # What other parsers may read otherwise is refused, as the one that is asked last is not this one.
-        usable = usable and not any(char.isspace() or not char.isprintable() or char == "\\" for char in url)
+        # What other parsers may read otherwise is refused, as the one that is asked last is not
+        # this one.
+        usable = usable and not any(
+            char.isspace() or not char.isprintable() or char == "\\" for char in url
+        )
     except ValueError:  # a bad port or bracket
         usable = False
     if usable and ("?" in url or "#" in url):
         raise PydanticCustomError(
-            "url", "The url is a base to which a path is added: leave out the query and fragment (? and #)"
+            "url",
+            "The url is a base to which a path is added: leave out the query and fragment (?"
+            " and #)",
         )
     if not usable:
-        raise PydanticCustomError("url", "The url must look like http://host:port/path or https://host/path")
+        raise PydanticCustomError(
+            "url", "The url must look like http://host:port/path or https://host/path"
+        )
     return url
 
 
 Text = Annotated[str, Field(min_length=1, max_length=_MAX_TEXT)]
 Count = Annotated[int, Strict(), Field(le=MAX_NONCE)]
 Nonce = Annotated[int, Strict(), Field(ge=0, le=MAX_NONCE)]
-Nonces = Annotated[list[Nonce], FailFast(), AfterValidator(_distinct), Field(json_schema_extra={"uniqueItems": True})]
+Nonces = Annotated[
+    list[Nonce],
+    FailFast(),
+    AfterValidator(_distinct),
+    Field(json_schema_extra={"uniqueItems": True}),
+]
 HttpUrl = Annotated[str | None, Field(max_length=_MAX_URL), AfterValidator(_http_url)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 

@@ -1,4 +1,6 @@
-"""This machine's GPUs as NVIDIA's management library tells of them, without torch. Empty where there are none."""
+"""This machine's GPUs as NVIDIA's management library tells of them, without torch. Empty where
+there are none.
+"""
 
 import contextlib
 import time
@@ -9,7 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 
 _MIB = 1024 * 1024
-# Seconds for which a reading serves: NVML takes some milliseconds a GPU, and temperatures change slowly.
+# Seconds for which a reading serves: NVML takes some milliseconds a GPU, and temperatures change
+# slowly.
 _FRESH_S = 10.0
 
 
@@ -94,13 +97,22 @@ def _device(library: Any, index: int, host: str) -> Gpu:
             total_memory_mb=memory.total // _MIB,
             free_memory_mb=memory.free // _MIB,
             used_memory_mb=memory.used // _MIB,
-            utilization_percent=_told(library, lambda: library.nvmlDeviceGetUtilizationRates(handle).gpu),
+            utilization_percent=_told(
+                library, lambda: library.nvmlDeviceGetUtilizationRates(handle).gpu
+            ),
             temperature_c=_told(
-                library, lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)
+                library,
+                lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU),
             ),
         )
     except library.NVMLError as error:  # one that fell off the bus does not hide the others
-        return Gpu(index=index, uuid=f"{host}-{index}", host=host, is_available=False, error_message=str(error))
+        return Gpu(
+            index=index,
+            uuid=f"{host}-{index}",
+            host=host,
+            is_available=False,
+            error_message=str(error),
+        )
 
 
 def _told(library: Any, ask: Callable[[], int]) -> int | None:

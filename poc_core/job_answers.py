@@ -1,4 +1,6 @@
-"""The HTTP answer of a completed job (protocol.md, section 5): made once, when the job ends, and sent as it is."""
+"""The HTTP answer of a completed job (protocol.md, section 5): made once, when the job ends,
+and sent as it is.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,22 +12,28 @@ from poc_core.schemes import contract_of
 from poc_core.schemes.contract import load_all
 
 _EXCLUDED = b"null"
-# Share of a validation's nonces that may stay uncomputed, one of them in any case (protocol.md, section 2, Validation).
+# Share of a validation's nonces that may stay uncomputed, one of them in any case (protocol.md,
+# section 2, Validation).
 _MOST_EXCLUDED = 0.1
 
 
 class Part(NamedTuple):
-    """Some of a job's nonces, in their order, as texts, and the JSON of their values; null = excluded."""
+    """Some of a job's nonces, in their order, as texts, and the JSON of their values; null =
+    excluded.
+    """
 
     nonces: Sequence[bytes]
     values: Sequence[bytes]
 
 
-def answer_texts(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]) -> Iterator[bytes]:
-    """The JSON that GET /generate/{id} sends, text by text: of artifacts one for each part, so that no more of them
-    than a part has are in memory.
+def answer_texts(
+    record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]
+) -> Iterator[bytes]:
+    """The JSON that GET /generate/{id} sends, text by text: of artifacts one for each part, so that
+    no more of them than a part has are in memory.
 
-    claimed, of a validation: nonce -> JSON of what its value is said to be. NoVerdictError: too few values to judge by.
+    claimed, of a validation: nonce -> JSON of what its value is said to be. NoVerdictError: too few
+    values to judge by.
     """
     if record.kind is JobKind.VALIDATE:
         yield _verdict(record, parts, claimed)
@@ -36,9 +44,13 @@ def answer_texts(record: JobRecord, parts: Iterable[Part], claimed: Mapping[byte
     is_first = True
     for nonces, values in parts:
         computed = [pair for pair in zip(nonces, values, strict=True) if pair[1] != _EXCLUDED]
-        excluded += [int(nonce) for nonce, value in zip(nonces, values, strict=True) if value == _EXCLUDED]
+        excluded += [
+            int(nonce) for nonce, value in zip(nonces, values, strict=True) if value == _EXCLUDED
+        ]
         if computed:
-            artifacts = contract.artifacts_json([nonce for nonce, _ in computed], [value for _, value in computed])
+            artifacts = contract.artifacts_json(
+                [nonce for nonce, _ in computed], [value for _, value in computed]
+            )
             text += artifacts[1:-1] if is_first else b"," + artifacts[1:-1]
             is_first = False
         yield text
@@ -50,8 +62,9 @@ def answer_texts(record: JobRecord, parts: Iterable[Part], claimed: Mapping[byte
 
 
 def callback_opening(record: JobRecord, answer: bytes) -> bytes:
-    """What the job's url is sent (protocol.md, section 6): the answer without its status, and whose it is. `answer`:
-    its first text, whose followers stay as they are."""
+    """What the job's url is sent (protocol.md, section 6): the answer without its status, and
+    whose it is. `answer`: its first text, whose followers stay as they are.
+    """
     opening, rest = answer.split(b", ", 1)
     assert opening.startswith(b'{"status": ')
     about = {
@@ -72,8 +85,8 @@ def _verdict(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, b
     n_excluded = values.count(_EXCLUDED)
     if n_excluded > max(1, _MOST_EXCLUDED * len(nonces)):
         raise NoVerdictError(
-            f"This node could not compute {n_excluded} of {len(nonces)} nonces (its model gave no finite state), "
-            "too many for a verdict; ask another node."
+            f"This node could not compute {n_excluded} of {len(nonces)} nonces (its model gave no"
+            " finite state), too many for a verdict; ask another node."
         )
     verdict = contract_of(record.spec.scheme).verdict(
         record.spec,

@@ -21,7 +21,10 @@ def payload_head(config: RoundConfig) -> dict[str, Any]:
         "block_height": config.block_height,
         "node_id": config.node_id,
     }
-    return {"scheme": spec.scheme, "shared": shared | contract_of(spec.scheme).about(spec, config.terms)}
+    return {
+        "scheme": spec.scheme,
+        "shared": shared | contract_of(spec.scheme).about(spec, config.terms),
+    }
 
 
 def payload(head: dict[str, Any], pairs: list[Pair]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Names of queues and tasks, and the Celery configuration of producers and workers. No Celery import here."""
+"""Names of queues and tasks, and the Celery configuration of producers and workers. No Celery
+import here.
+"""
 
 from typing import Any, Literal
 
@@ -8,15 +10,15 @@ from poc_core.settings import Settings
 
 RUN_BATCH_TASK = "proofline.run_batch"  # args: [job_id, batch_index]
 ROUND_STEP_TASK = "proofline.round_step"  # args: [round_id]; on the queue of one worker
-DELIVER_TASK = "proofline.deliver"  # args: the fields of poc_core.state.outbox.Due
+DELIVER_TASK = "proofline.deliver"  # args: the fields of poc_core.state.delivery.outbox.Due
 CALLBACK_QUEUE = "poc.callbacks"
 
 Consumer = Literal["worker", "courier", "monitor"]
 """Who takes messages. Each kind brings back its own that were never acknowledged, so that none needs others'
 queues."""
 
-# Batches a worker process has in hand: one computes while the other's results are written and its successor
-# is claimed.
+# Batches a worker process has in hand: one computes while the other's results are written and its
+# successor is claimed.
 WORKER_CONCURRENCY = 2
 
 
@@ -31,12 +33,16 @@ def worker_queue(worker_id: str) -> str:
 
 
 def bindings(queue: str) -> str:
-    """The key in which kombu keeps that a queue exists; without a TTL, unlike what the queue holds."""
+    """The key in which kombu keeps that a queue exists; without a TTL, unlike what the queue
+    holds.
+    """
     return f"_kombu.binding.{queue}"
 
 
 def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[str, Any]:
-    """Celery's configuration as plain data: JSON only, tasks acknowledged when done, results kept elsewhere."""
+    """Celery's configuration as plain data: JSON only, tasks acknowledged when done, results
+    kept elsewhere.
+    """
     return {
         "broker_url": settings.redis_url.partition("?")[0],
         "broker_use_ssl": _tls(settings.redis_url) or False,
@@ -70,7 +76,8 @@ def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[st
 def _tls(redis_url: str) -> dict[str, Any] | None:
     """What redis-py makes of the url for TLS; None: without.
 
-    Said in full: of a url that names no option kombu takes any certificate, and Flower reads no options there.
+    Said in full: of a url that names no option kombu takes any certificate, and Flower reads no
+    options there.
     """
     if not redis_url.startswith("rediss://"):
         return None

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, JsonValue
 
-from poc_core.nonces import NonceSequence
-from poc_core.openai_paths import USUAL
+from poc_core.arithmetic.nonces import NonceSequence
+from poc_core.serving.openai_paths import USUAL
 
 
 class ProofSpec(BaseModel, frozen=True):
@@ -23,7 +23,9 @@ class ProofSpec(BaseModel, frozen=True):
 
 
 class Passes(NamedTuple):
-    """What an engine runs of each nonce: one forward of `rows` positions, then `steps` of one position each."""
+    """What an engine runs of each nonce: one forward of `rows` positions, then `steps` of one
+    position each.
+    """
 
     rows: int
     steps: int = 0
@@ -51,7 +53,9 @@ class JobKind(StrEnum):
 
 
 class JobRequest(BaseModel, frozen=True):
-    """What a job remembers of its request beside spec and nonces, for its answer and its callback."""
+    """What a job remembers of its request beside spec and nonces, for its answer and its
+    callback.
+    """
 
     block_height: int
     node_id: int
@@ -62,7 +66,9 @@ class JobRequest(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class NewJob:
-    """A checked request, ready to be stored. With `claimed` (nonce -> the value it is to have) it is a validation."""
+    """A checked request, ready to be stored. With `claimed` (nonce -> the value it is to have)
+    it is a validation.
+    """
 
     model: str
     spec: ProofSpec
@@ -101,12 +107,16 @@ class JobRecord:
     started_at: float | None = None
     finished_at: float | None = None
     error: str | None = None
-    unavailable: bool = False  # it failed for want of this node's numbers: another node may be asked
+    unavailable: bool = (
+        False  # it failed for want of this node's numbers: another node may be asked
+    )
     waiting_for: str | None = None  # what keeps the job's batches from running: "chat"
 
 
 class RoundState(StrEnum):
-    """What a round does (protocol.md, section 5, States). IDLE: stored by /init, not running yet."""
+    """What a round does (protocol.md, section 5, States). IDLE: stored by /init, not running
+    yet.
+    """
 
     IDLE = "IDLE"
     GENERATING = "GENERATING"
@@ -126,7 +136,9 @@ class RoundConfig(BaseModel, frozen=True):
     n_groups: int = 1
     batch_size: int  # as the client counts; micro-batches are the node's own business
     url: str | None = None
-    terms: dict[str, JsonValue] = {}  # by what nonces are reported and claims judged (Contract.terms)
+    terms: dict[
+        str, JsonValue
+    ] = {}  # by what nonces are reported and claims judged (Contract.terms)
 
     @property
     def nonces(self) -> NonceSequence:
@@ -167,17 +179,24 @@ class ModelInfo:
     )
     no_chains: str = ""  # why decode proofs cannot be computed with it; empty: they can
     codebook: str = ""  # sha256 of the points of decode proofs; empty: this engine computes none
-    # Positions whose keys and values the steps of one micro-batch can keep; None: as many as max_batch_tokens.
+    # Positions whose keys and values the steps of one micro-batch can keep; None: as many as
+    # max_batch_tokens.
     kept_tokens: int | None = None
     kept_block: int = 1  # of these a nonce takes a multiple
-    caches: str = ""  # of proofs: "shared" by layers that never need one at the same time, or "private" to each layer
+    # of proofs: "shared" by layers that never need one at the same time, or "private" to each layer
+    caches: str = ""
 
     def max_batch(self, rows: int, steps: int = 0) -> int:
-        """Nonces that one micro-batch holds, of `rows` tokens in its first forward and one in each of its `steps`; at
-        least one. What is kept from step to step may be of more nonces than one forward of all rows holds."""
+        """Nonces that one micro-batch holds, of `rows` tokens in its first forward and one in
+        each of its `steps`; at least one. What is kept from step to step may be of more nonces
+        than one forward of all rows holds.
+        """
         tokens, by_nonce = self.max_batch_tokens, rows
         if steps:
-            tokens, by_nonce = self.kept_tokens or self.max_batch_tokens, self.kept_by_nonce(rows + steps)
+            tokens, by_nonce = (
+                self.kept_tokens or self.max_batch_tokens,
+                self.kept_by_nonce(rows + steps),
+            )
         return max(1, min(tokens // by_nonce, self.max_sequences))
 
     def kept_by_nonce(self, positions: int) -> int:
@@ -185,7 +204,8 @@ class ModelInfo:
         return -(-positions // self.kept_block) * self.kept_block
 
 
-# Of a chat answer in which a worker says that its engine is gone: another worker may answer the request.
+# Of a chat answer in which a worker says that its engine is gone: another worker may answer the
+# request.
 ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 
 # Of a chat request: by what a worker knows that it comes from an API of its node.
@@ -194,7 +214,9 @@ GATEWAY_SECRET_HEADER = "x-proofline-gateway-secret"
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """One worker process, by its heartbeat. Every process needs an `id` of its own: leases are bound to it."""
+    """One worker process, by its heartbeat. Every process needs an `id` of its own: leases are
+    bound to it.
+    """
 
     id: str
     model: str  # as clients request it
@@ -208,12 +230,19 @@ class WorkerRecord:
     chat_host: str | None = None  # by which the API reaches that server
     chat_paths: tuple[str, ...] = USUAL  # what of that server the API passes on, see openai_paths
     stats: Mapping[str, JsonValue] = field(default_factory=dict)
-    chat_secret: str | None = field(default=None, repr=False)  # made at its start; what its OpenAI server wants
-    gpus: Mapping[str, JsonValue] = field(default_factory=dict)  # of its machine: MachineGpus of poc_core/gpus.py
+    chat_secret: str | None = field(
+        default=None, repr=False
+    )  # made at its start; what its OpenAI server wants
+    gpus: Mapping[str, JsonValue] = field(
+        default_factory=dict
+    )  # of its machine: MachineGpus of poc_core/gpus.py
     visible_gpus: str = ""  # CUDA_VISIBLE_DEVICES of its process; empty: all of its machine
-    machine: str = ""  # as the machine or container names itself, by which its other processes know their workers
+    # as the machine or container names itself, by which its other processes know their workers
+    machine: str = ""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes new work: not while it loads its model, nor when it is about to end or its engine hangs."""
+        """Whether it takes new work: not while it loads its model, nor when it is about to end
+        or its engine hangs.
+        """
         return self.state == "ready"

@@ -16,112 +16,157 @@ from poc_core.work_settings import WorkSettings
 
 
 class ChatPolicy(NamedTuple):
-    """Who has the engine when chat and proofs both want it. `fraction`: the proofs' share of the time, for `share`."""
+    """Who has the engine when chat and proofs both want it. `fraction`: the proofs' share of
+    the time, for `share`.
+    """
 
     mode: Literal["yield", "share", "exclusive", "off"]
     fraction: float = 0.0
 
 
 class Settings(WorkSettings):
-    """The settings of all processes. _sec and _s are seconds, _ms milliseconds; names without a unit count."""
+    """The settings of all processes. _sec and _s are seconds, _ms milliseconds; names without a
+    unit count.
+    """
 
     # Who may speak to the API, and how much of it (SECURITY.md).
     require_keys: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether the API answers only to a key (Authorization: Bearer): auto (where it listens beyond "
-        "loopback), always, never. /livez and the console's page need none.",
+        description=(
+            "Whether the API answers only to a key (Authorization: Bearer): auto (where it listens"
+            " beyond loopback), always, never. /livez and the console's page need none."
+        ),
     )
     api_keys_file: Path = Field(
         Path("~/.proofline/keys.json"),
-        description="The API's keys, hashed; `proofline key` writes the file, and the API reads it again when it "
-        "changes.",
+        description=(
+            "The API's keys, hashed; `proofline key` writes the file, and the API reads it again"
+            " when it changes."
+        ),
     )
     api_key: SecretStr | None = Field(
         None,
         min_length=16,
-        description="A key of the API: what commands that ask an API send, and what an API takes beside those of its "
-        "file, for everything.",
+        description=(
+            "A key of the API: what commands that ask an API send, and what an API takes beside"
+            " those of its file, for everything."
+        ),
     )
     trusted_networks: str = Field(
         "",
-        description="Addresses and networks (CIDR, after commas) whose clients need no key: where the network's own "
-        "client comes from.",
+        description=(
+            "Addresses and networks (CIDR, after commas) whose clients need no key: where the"
+            " network's own client comes from."
+        ),
     )
     allowed_hosts: str = Field(
         "",
-        description="Names by which clients may call the API (after commas; .example.org for all below it, * for "
-        "any) besides IP addresses, this host's name, the --host it was started for, and names that no stranger can "
-        "own: without a dot, .localhost, .local, .internal.",
+        description=(
+            "Names by which clients may call the API (after commas; .example.org for all below it,"
+            " * for any) besides IP addresses, this host's name, the --host it was started for, and"
+            " names that no stranger can own: without a dot, .localhost, .local, .internal."
+        ),
     )
     allowed_origins: str = Field(
         "",
-        description="Origins (https://ui.example.org, after commas) whose web pages may use the API besides its own; "
-        "others are refused.",
+        description=(
+            "Origins (https://ui.example.org, after commas) whose web pages may use the API besides"
+            " its own; others are refused."
+        ),
     )
     max_connections: int = Field(
         4096,
         ge=8,
-        description="Connections the API holds at a time, fewer where the process may open fewer files; then the one "
-        "that has waited longest for its client is closed.",
+        description=(
+            "Connections the API holds at a time, fewer where the process may open fewer files;"
+            " then the one that has waited longest for its client is closed."
+        ),
     )
     request_timeout_s: float = Field(
-        60, gt=0, description="Seconds a client has to send a request, or to take the next 64 KiB of an answer."
+        60,
+        gt=0,
+        description=(
+            "Seconds a client has to send a request, or to take the next 64 KiB of an answer."
+        ),
     )
     max_requests_per_s: float | None = Field(
         None,
         gt=0,
-        description="Requests a second that the API answers each client (key, else address), with bursts of ten times "
-        "as many; more get 429. Unset: any number.",
+        description=(
+            "Requests a second that the API answers each client (key, else address), with bursts of"
+            " ten times as many; more get 429. Unset: any number."
+        ),
     )
     max_waiting_requests: int = Field(
-        256, ge=1, description="Requests with wait=true that may wait at a time; more are refused with 429."
+        256,
+        ge=1,
+        description="Requests with wait=true that may wait at a time; more are refused with 429.",
     )
 
     flower_url: str = Field(
         "",
         pattern=r"^(https?://\S+)?$",
-        description="Where the console's link to Flower leads; unset: to port 5555 of the host it came from.",
+        description=(
+            "Where the console's link to Flower leads; unset: to port 5555 of the host it came"
+            " from."
+        ),
     )
 
     # Of no use to operators: tests shorten them.
     reap_interval_s: float = Field(
         5,
         gt=0,
-        description="For experts. Seconds between a worker's looks for stuck jobs: a dead worker's batches are back "
-        "after POC_WORKER_TTL_S and this.",
+        description=(
+            "For experts. Seconds between a worker's looks for stuck jobs: a dead worker's batches"
+            " are back after POC_WORKER_TTL_S and this."
+        ),
     )
     round_step_s: float = Field(
         10,
         gt=0,
-        description="For experts. Seconds of one task of a round: far below POC_VISIBILITY_TIMEOUT_S, and so long that "
-        "the few ms between two tasks do not show.",
+        description=(
+            "For experts. Seconds of one task of a round: far below POC_VISIBILITY_TIMEOUT_S, and"
+            " so long that the few ms between two tasks do not show."
+        ),
     )
     delivery_lock_s: float = Field(
         20,
         gt=0,
-        description="For experts. Seconds that a callback's delivery holds its outbox without being renewed: so long "
-        "it stands still when a courier is killed. More than it takes to put the largest payload together.",
+        description=(
+            "For experts. Seconds that a callback's delivery holds its outbox without being"
+            " renewed: so long it stands still when a courier is killed. More than it takes to put"
+            " the largest payload together."
+        ),
     )
 
     @model_validator(mode="before")
     @classmethod
     def _password_from_file(cls, given: dict[str, Any]) -> dict[str, Any]:
-        file, url = given.get("redis_password_file"), given.get("redis_url", cls.model_fields["redis_url"].default)
+        file, url = (
+            given.get("redis_password_file"),
+            given.get("redis_url", cls.model_fields["redis_url"].default),
+        )
         if not file or not isinstance(url, str) or urlsplit(url).password:
             return given
         try:
             password = Path(file).read_text().strip()
         except OSError as error:
-            raise ValueError(f"POC_REDIS_PASSWORD_FILE {file} cannot be read ({error.strerror})") from None
+            raise ValueError(
+                f"POC_REDIS_PASSWORD_FILE {file} cannot be read ({error.strerror})"
+            ) from None
         parts = urlsplit(url)
         user, host = parts.username or "", parts.netloc.rpartition("@")[2]
-        return given | {"redis_url": parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()}
+        return given | {
+            "redis_url": parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
+        }
 
     @field_validator("redis_url")
     @classmethod
     def _redis_scheme(cls, url: str) -> str:
         try:
-            if not url.startswith(("redis://", "rediss://")):  # not unix://: Celery names it differently
+            if not url.startswith(
+                ("redis://", "rediss://")
+            ):  # not unix://: Celery names it differently
                 raise ValueError
             parse_url(url)
         except ValueError:
@@ -151,7 +196,9 @@ class Settings(WorkSettings):
     def _real_origins(cls, text: str) -> str:
         for origin in listed(text):
             if not re.fullmatch(r"https?://[^/?#@\s]+", origin):
-                raise ValueError("must be origins such as https://ui.example.org, without a path, after commas")
+                raise ValueError(
+                    "must be origins such as https://ui.example.org, without a path, after commas"
+                )
         return text
 
     @property
@@ -178,10 +225,13 @@ class Settings(WorkSettings):
     @model_validator(mode="after")
     def _timeouts_fit(self) -> "Settings":
         if self.heartbeat_s * 2 > self.worker_ttl_s:
-            raise ValueError("POC_HEARTBEAT_S must be at most half of POC_WORKER_TTL_S: one may come late")
+            raise ValueError(
+                "POC_HEARTBEAT_S must be at most half of POC_WORKER_TTL_S: one may come late"
+            )
         if self.visibility_timeout_s * 1000 <= self.rpc_timeout_ms:
             raise ValueError(
-                "POC_VISIBILITY_TIMEOUT_S must exceed POC_RPC_TIMEOUT_MS: else live workers' batches run twice"
+                "POC_VISIBILITY_TIMEOUT_S must exceed POC_RPC_TIMEOUT_MS: else live workers'"
+                " batches run twice"
             )
         return self
 
@@ -197,7 +247,9 @@ def parse_chat_policy(text: str) -> ChatPolicy:
             return ChatPolicy("share", float(fraction))
     except ValueError:
         pass
-    raise ValueError("must be yield, exclusive, off, or share:F with F between 0 and 1, such as share:0.3")
+    raise ValueError(
+        "must be yield, exclusive, off, or share:F with F between 0 and 1, such as share:0.3"
+    )
 
 
 def listed(text: str) -> list[str]:
@@ -214,7 +266,9 @@ def parse_networks(text: str) -> list[IPv4Network | IPv6Network]:
 
 
 def load_settings(**overrides: object) -> Settings:
-    """The environment's settings under `overrides` (those not None). SettingsError names every bad value."""
+    """The environment's settings under `overrides` (those not None). SettingsError names every
+    bad value.
+    """
     try:
         given = {name: value for name, value in overrides.items() if value is not None}
         return Settings(**given)  # type: ignore[arg-type]
@@ -222,7 +276,10 @@ def load_settings(**overrides: object) -> Settings:
         # Not the input itself: POC_REDIS_URL may hold a password.
         problems = [
             ": ".join(
-                [*(f"POC_{str(part).upper()}" for part in problem["loc"]), problem["msg"].removeprefix("Value error, ")]
+                [
+                    *(f"POC_{str(part).upper()}" for part in problem["loc"]),
+                    problem["msg"].removeprefix("Value error, "),
+                ]
             )
             for problem in error.errors(include_input=False, include_url=False)
         ]

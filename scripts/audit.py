@@ -1,6 +1,8 @@
-"""Known holes in what is installed and locked, and secrets in what is checked in, without a network: `make audit`.
+"""Known holes in what is installed and locked, and secrets in what is checked in, without a
+network: `make audit`.
 
-Both are a net with wide meshes. The holes are those of locks/advisories.toml, and a secret is found by its form alone.
+Both are a net with wide meshes. The holes are those of locks/advisories.toml, and a secret is found
+by its form alone.
 """
 
 import re
@@ -20,7 +22,8 @@ LOCKS = ROOT / "locks"
 PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
 # Larger files are weights and pictures.
 _MOST_BYTES = 2_000_000
-# A value that nobody chose, in the forms that services give theirs; each begins as only a secret does.
+# A value that nobody chose, in the forms that services give theirs; each begins as only a secret
+# does.
 SECRETS = {
     "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{32}",
     "a key of Proofline's API": r"\bproofline_[A-Za-z0-9_-]{43}\b",
@@ -46,7 +49,10 @@ class Advisory:
 
 def advisories() -> list[Advisory]:
     found = tomllib.loads((LOCKS / "advisories.toml").read_text())["advisory"]
-    return [Advisory(canonicalize_name(one["package"]), Version(one["fixed"]), one["what"]) for one in found]
+    return [
+        Advisory(canonicalize_name(one["package"]), Version(one["fixed"]), one["what"])
+        for one in found
+    ]
 
 
 def installed() -> Iterator[tuple[str, str]]:
@@ -81,19 +87,26 @@ def secrets_in(text: str) -> list[str]:
 
 def secrets() -> list[str]:
     """A sentence for each checked-in file that seems to hold one."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     found = []
     for name in sorted(filter(None, listed.decode().split("\0"))):
         path = ROOT / name
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             continue
-        found += [f"{name} seems to hold {kind}." for kind in secrets_in(path.read_text(errors="replace"))]
+        found += [
+            f"{name} seems to hold {kind}." for kind in secrets_in(path.read_text(errors="replace"))
+        ]
     return found
 
 
 def main() -> int:
     problems = [*holes([*installed(), *locked()]), *secrets()]
-    print("\n".join(problems) or f"No hole of the {len(advisories())} that are listed, and no secret seen.")
+    print(
+        "\n".join(problems)
+        or f"No hole of the {len(advisories())} that are listed, and no secret seen."
+    )
     return 1 if problems else 0
 
 

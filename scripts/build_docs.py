@@ -1,7 +1,9 @@
-"""Builds the documentation site: `scripts/build_docs.py [--serve]`, what `make docs` and `make docs-serve` run.
+"""Builds the documentation site: `scripts/build_docs.py [--serve]`, what `make docs` and `make
+docs-serve` run.
 
-The pages are the Markdown files as they stand: those of docs/, and of the top what GitHub shows there. They keep their
-places, so links between them hold here as on GitHub. Without --serve any warning is an error. Needs no network.
+The pages are the Markdown files as they stand: those of docs/, and of the top what GitHub shows
+there. They keep their places, so links between them hold here as on GitHub. Without --serve any
+warning is an error. Needs no network.
 """
 
 import os
@@ -25,7 +27,9 @@ def sources() -> list[Path]:
 
 
 def put_together() -> None:
-    """Copies what has changed into the one folder that zensical takes; it would not see links' targets change."""
+    """Copies what has changed into the one folder that zensical takes; it would not see links'
+    targets change.
+    """
     for source in sources():
         page = PAGES / source.relative_to(ROOT)
         if not page.exists() or page.stat().st_mtime_ns != source.stat().st_mtime_ns:

@@ -1,4 +1,6 @@
-"""`scripts/draw_distances.py` draws docs/pictures/distances.svg from the reference's artifacts in tests/data/golden."""
+"""`scripts/draw_distances.py` draws docs/pictures/distances.svg from the reference's artifacts
+in tests/data/golden.
+"""
 
 import base64
 import itertools
@@ -21,10 +23,19 @@ Artifacts = dict[tuple[Any, ...], np.ndarray[Any, np.dtype[np.float32]]]
 def artifacts(file: Path) -> Artifacts:
     """The vectors of K_DIM numbers in a golden file, by all that they depend on."""
     return {
-        (case["block_hash"], case["public_key"], case["seq_len"], case["poc_stronger_rng"], artifact["nonce"]): vector
+        (
+            case["block_hash"],
+            case["public_key"],
+            case["seq_len"],
+            case["poc_stronger_rng"],
+            artifact["nonce"],
+        ): vector
         for case in json.loads(file.read_text())["artifact"]
         for artifact in case["artifacts"]
-        if len(vector := np.frombuffer(base64.b64decode(artifact["vector_b64"]), "<f2").astype("f4")) == K_DIM
+        if len(
+            vector := np.frombuffer(base64.b64decode(artifact["vector_b64"]), "<f2").astype("f4")
+        )
+        == K_DIM
     }
 
 
@@ -32,7 +43,9 @@ def distances(model: str) -> tuple[list[float], list[float]]:
     """L2 between any two of the devices: of the same nonces, and of different ones."""
     same: list[float] = []
     other: list[float] = []
-    for one, two in itertools.combinations([artifacts(GOLDEN / f"{name.format(model)}.json") for name in DEVICES], 2):
+    for one, two in itertools.combinations(
+        [artifacts(GOLDEN / f"{name.format(model)}.json") for name in DEVICES], 2
+    ):
         for a, b in itertools.product(sorted(one.keys() & two.keys()), repeat=2):
             (same if a == b else other).append(float(np.linalg.norm(one[a] - two[b])))
     return same, other
@@ -49,12 +62,23 @@ def main() -> None:
     figure, axes = plt.subplots(figsize=(8.6, 3.4), layout="constrained")
     edges = np.geomspace(0.001, 2.5, 60)
     measured = [distances(model) for model in MODELS]
-    for place, (label, colour) in enumerate([("the same nonce", "#0969da"), ("different nonces", "#cf222e")]):
+    for place, (label, colour) in enumerate(
+        [("the same nonce", "#0969da"), ("different nonces", "#cf222e")]
+    ):
         values = np.concatenate([pair[place] for pair in measured])
-        axes.hist(values, list(edges), weights=np.full(len(values), 100 / len(values)), color=colour, label=label)
+        axes.hist(
+            values,
+            list(edges),
+            weights=np.full(len(values), 100 / len(values)),
+            color=colour,
+            label=label,
+        )
     axes.axvline(0.02, color="#1f2328", linestyle="--", label="dist_threshold 0.02")
     axes.set(xscale="log", xlabel="L2 distance of two artifacts", ylabel="% of pairs")
-    axes.set_title("Three tiny models, between CPU in float32, CPU in bfloat16 and H200 in bfloat16", fontsize=11)
+    axes.set_title(
+        "Three tiny models, between CPU in float32, CPU in bfloat16 and H200 in bfloat16",
+        fontsize=11,
+    )
     axes.legend()
     figure.savefig(PICTURE, metadata={"Date": None})
 

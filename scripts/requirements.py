@@ -1,4 +1,5 @@
-"""Prints what Proofline needs, one requirement a line: `python3 scripts/requirements.py [EXTRA...]`.
+"""Prints what Proofline needs, one requirement a line: `python3 scripts/requirements.py
+[EXTRA...]`.
 
 An image installs these in a layer of their own, which a change of our code leaves as it is.
 """
@@ -14,7 +15,9 @@ OWN_EXTRA = re.compile(r"proofline\[([\w-]+)\]")
 
 
 def extra(name: str) -> list[str]:
-    """The requirements of one extra, those of extras within it included. KeyError: there is none of that name."""
+    """The requirements of one extra, those of extras within it included. KeyError: there is
+    none of that name.
+    """
     found: list[str] = []
     for requirement in _project()["optional-dependencies"][name]:
         own = OWN_EXTRA.fullmatch(requirement)
@@ -24,7 +27,10 @@ def extra(name: str) -> list[str]:
 
 def requirements(extras: list[str]) -> list[str]:
     """The project's dependencies and those of the extras. KeyError: no such extra."""
-    found = [*_project()["dependencies"], *(requirement for name in extras for requirement in extra(name))]
+    found = [
+        *_project()["dependencies"],
+        *(requirement for name in extras for requirement in extra(name)),
+    ]
     return list(dict.fromkeys(found))
 
 

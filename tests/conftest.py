@@ -1,4 +1,6 @@
-"""What every kind of test shares: which are skipped here, and how `make test` deals them out to its processes."""
+"""What every kind of test shares: which are skipped here, and how `make test` deals them out to
+its processes.
+"""
 
 import os
 from collections.abc import Iterator
@@ -6,16 +8,18 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.chat_client import vllm_args
-from tests.round_client import FAST, RoundClient
-from tests.up import PATIENCE_S, Up
+from tests.harness.chat_client import vllm_args
+from tests.stacks.round_client import FAST, RoundClient
+from tests.stacks.up import PATIENCE_S, Up
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Threads of OpenMP wait for each other with their CPU in hand, which the other processes of `make test` want.
+    # Threads of OpenMP wait for each other with their CPU in hand, which the other processes of
+    # `make test` want.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests that share an engine or a stack run in one process, in this order: `make test` begins with what takes longest,
-# and what is quick fills the gaps. A module that is not named here and has no mark xdist_group is a group of its own.
+# Tests that share an engine or a stack run in one process, in this order: `make test` begins with
+# what takes longest, and what is quick fills the gaps. A module that is not named here and has no
+# mark xdist_group is a group of its own.
 LONGEST_FIRST = ("engines", "two-workers", "up", "node", "sharing", "test_rounds", "broker")
 
 
@@ -50,9 +54,25 @@ def skip_without_gpu(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def up() -> Iterator[Up]:
-    """`proofline up` with one real engine in float32, for all that only asks it; chat goes first (yield)."""
-    settings = {**FAST, "POC_GENERATE_CHUNK_TIMEOUT_SEC": str(PATIENCE_S), "POC_STARVATION_SHARE": "0.3"}
-    up = Up("--model", "tiny-qwen3", "--dtype", "float32", "--port", "0", "--", *vllm_args(), env=settings)
+    """`proofline up` with one real engine in float32, for all that only asks it; chat goes
+    first (yield).
+    """
+    settings = {
+        **FAST,
+        "POC_GENERATE_CHUNK_TIMEOUT_SEC": str(PATIENCE_S),
+        "POC_STARVATION_SHARE": "0.3",
+    }
+    up = Up(
+        "--model",
+        "tiny-qwen3",
+        "--dtype",
+        "float32",
+        "--port",
+        "0",
+        "--",
+        *vllm_args(),
+        env=settings,
+    )
     yield up
     up.end()
 

@@ -1,4 +1,6 @@
-"""The chat gate: decides before each slice whether proofs or chat have the engine now (POC_CHAT_POLICY)."""
+"""The chat gate: decides before each slice whether proofs or chat have the engine now
+(POC_CHAT_POLICY).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from dataclasses import dataclass
 
 from poc_core.settings import ChatPolicy
 
-# Seconds between two looks at the engine while chat has it: proofs go on that much later than they could.
+# Seconds between two looks at the engine while chat has it: proofs go on that much later than they
+# could.
 _POLL_S = 0.005
 # Seconds without a question after which nobody waits for chat to end.
 _GIVEN_UP_S = 5.0
@@ -17,8 +20,9 @@ _GIVEN_UP_S = 5.0
 
 @dataclass(frozen=True)
 class Starvation:
-    """What proofs get under constant chat, by policy `yield`: after `after_s` seconds without any, `share` of the
-    time."""
+    """What proofs get under constant chat, by policy `yield`: after `after_s` seconds without
+    any, `share` of the time.
+    """
 
     after_s: float = 60.0
     share: float = 0.05
@@ -38,10 +42,10 @@ class GateStats:
 class ChatGate:
     """Asked by the thread that computes proofs, before each slice.
 
-    `yield`: a slice runs only while the engine has no unfinished chat request; under constant chat it is as `share`
-    with the starvation's share, until chat is idle again. `share`: also beside chat, but then so seldom that proofs
-    have the fraction F of the time. `exclusive`: proofs never wait, chat is refused while a round runs; without a
-    round, as `yield`.
+    `yield`: a slice runs only while the engine has no unfinished chat request; under constant chat
+    it is as `share` with the starvation's share, until chat is idle again. `share`: also beside
+    chat, but then so seldom that proofs have the fraction F of the time. `exclusive`: proofs never
+    wait, chat is refused while a round runs; without a round, as `yield`.
     """
 
     def __init__(
@@ -51,8 +55,9 @@ class ChatGate:
         starvation: Starvation = Starvation(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unfinished`: how many chat requests the engine has to work on. What a client has yet to read does not
-        count."""
+        """`unfinished`: how many chat requests the engine has to work on. What a client has yet
+        to read does not count.
+        """
         self._policy = policy
         self._unfinished = unfinished
         self._starvation = starvation
@@ -65,7 +70,9 @@ class ChatGate:
         self._proof_busy_s = 0.0
         self._computes_round = False
         self._not_before = 0.0  # beside chat: when the next slice may begin
-        self._denied_since: float | None = None  # `yield`: when chat took the engine from proofs that want it
+        self._denied_since: float | None = (
+            None  # `yield`: when chat took the engine from proofs that want it
+        )
         self._asked_at = 0.0
 
     # The chat server's side.
@@ -100,8 +107,9 @@ class ChatGate:
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until a slice may run, at most `timeout_s`; False: it may not. With 0 it only asks, which does not
-        count as a skip."""
+        """Waits until a slice may run, at most `timeout_s`; False: it may not. With 0 it only
+        asks, which does not count as a skip.
+        """
         deadline = self._clock() + timeout_s
         with self._changed:
             if timeout_s > 0 and self._wait_s() > 0:
@@ -117,14 +125,19 @@ class ChatGate:
         """Slices that began at `started` (this gate's clock) kept the engine busy for `busy_s`."""
         with self._changed:
             self._proof_busy_s += busy_s
-            # From when it should have begun, so that the fraction holds although each one begins a little late;
-            # but never more than one period back, and time that chat did not want is not held against proofs.
-            period_s = busy_s / (self._policy.fraction if self._policy.mode == "share" else self._starvation.share)
+            # From when it should have begun, so that the fraction holds although each one begins a
+            # little late; but never more than one period back, and time that chat did not want is
+            # not held against proofs.
+            period_s = busy_s / (
+                self._policy.fraction if self._policy.mode == "share" else self._starvation.share
+            )
             self._not_before = min(started, max(self._not_before, started - period_s)) + period_s
 
     def stats(self) -> GateStats:
         with self._changed:
-            return GateStats(self._active, self._total, self._refused, self._skips, self._proof_busy_s)
+            return GateStats(
+                self._active, self._total, self._refused, self._skips, self._proof_busy_s
+            )
 
     def _is_exclusive_now(self) -> bool:
         return self._policy.mode == "exclusive" and self._computes_round

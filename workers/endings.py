@@ -1,4 +1,6 @@
-"""How processes end that have loaded vLLM: the interpreter itself would look through all of it for garbage first."""
+"""How processes end that have loaded vLLM: the interpreter itself would look through all of it
+for garbage first.
+"""
 
 import atexit
 import multiprocessing
@@ -16,9 +18,13 @@ def end_process() -> None:
 
 
 def end_like_this() -> None:
-    """Has this process, one of multiprocessing's, end so when it has done its work; one that fails ends as before."""
+    """Has this process, one of multiprocessing's, end so when it has done its work; one that
+    fails ends as before.
+    """
     if multiprocessing.parent_process() is not None:
-        util.Finalize(None, _end_unless_failed, exitpriority=-1)  # after all others, which have none or more
+        util.Finalize(
+            None, _end_unless_failed, exitpriority=-1
+        )  # after all others, which have none or more
 
 
 def _end_unless_failed() -> None:

@@ -1,4 +1,6 @@
-"""A worker's heartbeat, on a thread that does nothing else: whatever takes long elsewhere, the worker stays alive."""
+"""A worker's heartbeat, on a thread that does nothing else: whatever takes long elsewhere, the
+worker stays alive.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ logger = logging.getLogger(__name__)
 class Heartbeat:
     """Keeps one worker registered, and tells what it serves, counts and has in hand."""
 
-    def __init__(self, record: WorkerRecord, registry: WorkerRegistry, hand: Hand, interval_s: float) -> None:
+    def __init__(
+        self, record: WorkerRecord, registry: WorkerRegistry, hand: Hand, interval_s: float
+    ) -> None:
         self._record = record
         self._registry = registry
         self._hand = hand
@@ -44,11 +48,15 @@ class Heartbeat:
         """From now on clients may use this worker."""
         self._proofs = proofs
         paths = tuple(proofs.engine.chat_paths)
-        self._record = dataclasses.replace(self._record, state="ready", port=chat_port, chat_paths=paths)
+        self._record = dataclasses.replace(
+            self._record, state="ready", port=chat_port, chat_paths=paths
+        )
         self.beat()
 
     def drain(self) -> None:
-        """Nobody sends this worker anything new from the next heartbeat on. For signal handlers; does not wait."""
+        """Nobody sends this worker anything new from the next heartbeat on. For signal
+        handlers; does not wait.
+        """
         self._draining.set()
 
     def hung(self) -> None:
@@ -63,7 +71,9 @@ class Heartbeat:
         try:
             self._registry.remove(self._record.id)
         except RedisError as error:
-            logger.warning("could not leave the registry (%s); this worker's entry expires by itself", error)
+            logger.warning(
+                "could not leave the registry (%s); this worker's entry expires by itself", error
+            )
 
     def beat(self) -> None:
         """Says at once what it would say with the next heartbeat."""

@@ -1,5 +1,6 @@
-"""What a worker does beside its tasks and its heartbeat: joining the current round, and bringing back what dead workers
-and lost messages left behind."""
+"""What a worker does beside its tasks and its heartbeat: joining the current round, and
+bringing back what dead workers and lost messages left behind.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +30,13 @@ from workers.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-# Messages of one job published again at a time: a large job's own may still be on their way. And of all jobs.
+# Messages of one job published again at a time: a large job's own may still be on their way. And of
+# all jobs.
 _MOST_REPUBLISHED = 1000
 _MOST_REPUBLISHED_IN_ALL = 4000
 
-# Seconds after which waiting nonces are counted anew though no job was seen to have expired: those of a model whose
-# workers are all gone are seen by nobody else.
+# Seconds after which waiting nonces are counted anew though no job was seen to have expired: those
+# of a model whose workers are all gone are seen by nobody else.
 _RECOUNT_S = 60.0
 
 # Jobs that trouble was logged of, so that it is logged once.
@@ -42,7 +44,9 @@ _MOST_REMEMBERED = 1000
 
 
 class Housekeeper:
-    """A thread that keeps this worker's model moving, beside the one that keeps the worker registered."""
+    """A thread that keeps this worker's model moving, beside the one that keeps the worker
+    registered.
+    """
 
     def __init__(
         self,
@@ -79,7 +83,9 @@ class Housekeeper:
         self._thread.start()
 
     def ready(self, proofs: Proofs, runner: RoundRunner, chat_port: int | None) -> None:
-        """The engine is loaded: from now on clients may use this worker, and it joins the current round."""
+        """The engine is loaded: from now on clients may use this worker, and it joins the
+        current round.
+        """
         self._runner = runner
         self._proofs = proofs
         self._heartbeat.ready(proofs, chat_port)
@@ -89,7 +95,9 @@ class Housekeeper:
         self._heartbeat.beat()
 
     def drain(self) -> None:
-        """Nobody sends this worker anything new from the next heartbeat on. For signal handlers; does not wait."""
+        """Nobody sends this worker anything new from the next heartbeat on. For signal
+        handlers; does not wait.
+        """
         self._heartbeat.drain()
 
     def stop(self) -> None:
@@ -121,29 +129,39 @@ class Housekeeper:
                 self._reap()
 
     def _check_engine(self, proofs: Proofs) -> None:
-        """A worker that has nothing to do would not see that its engine died, and offer it to clients for ever."""
+        """A worker that has nothing to do would not see that its engine died, and offer it to
+        clients for ever.
+        """
         try:
             proofs.engine.check()
         except EngineLostError as error:
             proofs.exit_without_engine(error)
         if self._watchdog.is_hung(proofs.engine.pulse()):
             self._heartbeat.hung()
-            hung = f"The engine hangs: it has not gone on for {self._hung_after_s:g} s (POC_ENGINE_HUNG_S)"
+            hung = (
+                f"The engine hangs: it has not gone on for {self._hung_after_s:g} s"
+                " (POC_ENGINE_HUNG_S)"
+            )
             proofs.exit_without_engine(EngineLostError(f"{hung} while requests wait for it."))
 
     def _join_round(self, proofs: Proofs, runner: RoundRunner) -> None:
-        """Queue this worker's next step when a round generates and no step runs: it begins, or its message was lost."""
+        """Queue this worker's next step when a round generates and no step runs: it begins, or
+        its message was lost.
+        """
         round_id = self._rounds.generating(self._model)
         if runner.is_in_step:
             return
         if round_id is None:
-            proofs.set_computes_round(False)  # it ended between two steps, and the message of the next was lost
+            proofs.set_computes_round(
+                False
+            )  # it ended between two steps, and the message of the next was lost
         elif self._steps.is_empty():
             self._steps.publish(round_id)
 
     def _reap(self) -> None:
-        """Bring this model's stuck jobs on: batches of dead workers and those that were forgotten, lost messages, a
-        finish that never came."""
+        """Bring this model's stuck jobs on: batches of dead workers and those that were
+        forgotten, lost messages, a finish that never came.
+        """
         waiting: list[str] = []
         n_dropped = 0
         for found in self._jobs.survey.slices(self._model):
@@ -151,7 +169,10 @@ class Housekeeper:
                 return
             n_dropped += found.n_dropped
             for job_id in found.broken:
-                self._guarded(job_id, lambda job_id: self._jobs.fail(job_id, "Its record in Redis cannot be read."))
+                self._guarded(
+                    job_id,
+                    lambda job_id: self._jobs.fail(job_id, "Its record in Redis cannot be read."),
+                )
             for job_id in found.unfinished:
                 self._guarded(job_id, lambda job_id: finish_or_fail(self._jobs, job_id))
             for job_id in found.orphaned:
@@ -161,8 +182,9 @@ class Housekeeper:
         if n_dropped or time.monotonic() >= self._next_recount_s:
             self._next_recount_s = time.monotonic() + _RECOUNT_S
             self._jobs.recount()
-        # Jobs wait for a round's end. Else an empty queue beside waiting batches: their messages were lost, or are in
-        # some worker's hands this very moment and then come twice, which does no harm.
+        # Jobs wait for a round's end. Else an empty queue beside waiting batches: their messages
+        # were lost, or are in some worker's hands this very moment and then come twice, which does
+        # no harm.
         if not waiting or self._rounds.generating(self._model) is not None:
             self._jobs.survey.note_drained(self._model)
         elif self._queue.is_empty():
@@ -174,7 +196,11 @@ class Housekeeper:
     def _bring_back(self, job_id: str) -> None:
         lost = self._jobs.orphans(job_id)
         if lost:
-            logger.warning("job %s: %d batches that nobody computes any more are queued again", job_id, len(lost))
+            logger.warning(
+                "job %s: %d batches that nobody computes any more are queued again",
+                job_id,
+                len(lost),
+            )
             self._queue.publish(job_id, lost)
 
     def _publish_again(self, job_ids: list[str], most: int) -> None:

@@ -1,5 +1,6 @@
-"""A worker's part in jobs: claims batches, as many as its engine holds at a time, and brings their values to the
-jobs."""
+"""A worker's part in jobs: claims batches, as many as its engine holds at a time, and brings
+their values to the jobs.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from workers.queue.job_queue import JobQueue
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks whether what is computed is still wanted: so much later than it could does /stop take
-# effect.
+# Seconds between two looks whether what is computed is still wanted: so much later than it could
+# does /stop take effect.
 _LOOK_S = 0.05
 # Seconds that chat keeps the engine before clients are told that their job waits for it.
 _CHAT_WAIT_S = 1.0
@@ -33,7 +34,9 @@ _CHAT_WAIT_S = 1.0
 class JobRunner:
     """Runs batches of jobs, on whichever thread a task comes."""
 
-    def __init__(self, proofs: Proofs, worker_id: str, jobs: JobStore, queue: JobQueue, hand: Hand) -> None:
+    def __init__(
+        self, proofs: Proofs, worker_id: str, jobs: JobStore, queue: JobQueue, hand: Hand
+    ) -> None:
         """`hand`: of this worker, as its heartbeats tell."""
         self._proofs = proofs
         self._worker_id = worker_id
@@ -43,12 +46,16 @@ class JobRunner:
         self._leaving = threading.Event()
 
     def leave(self) -> None:
-        """The worker is to end: batches that wait for chat go back. For signal handlers; does not wait."""
+        """The worker is to end: batches that wait for chat go back. For signal handlers; does
+        not wait.
+        """
         self._leaving.set()
 
     def run_batch(self, job_id: str, batch_index: int) -> None:
-        """Compute a batch of a job, unless somebody else has it, a round has the engine or the job has ended; and
-        beside it as many further batches of the same spec as the engine holds."""
+        """Compute a batch of a job, unless somebody else has it, a round has the engine or the
+        job has ended; and beside it as many further batches of the same spec as the engine
+        holds.
+        """
         if not self._chat_allows(job_id):
             if self._leaving.is_set():
                 self._queue.publish(job_id, [batch_index])
@@ -80,18 +87,24 @@ class JobRunner:
             self._complete(claims, values)
 
     def _chat_allows(self, job_id: str) -> bool:
-        """Waits before anything is claimed, so that a worker whose chat is idle may take it. False: it is not to be run
-        here."""
+        """Waits before anything is claimed, so that a worker whose chat is idle may take it.
+        False: it is not to be run here.
+        """
         if self._proofs.chat_allows(_CHAT_WAIT_S):
             return True
-        while until_redis_answers(lambda: self._jobs.note_waiting(job_id, "chat")) and not self._leaving.is_set():
+        while (
+            until_redis_answers(lambda: self._jobs.note_waiting(job_id, "chat"))
+            and not self._leaving.is_set()
+        ):
             if self._proofs.chat_allows(_CHAT_WAIT_S):
                 until_redis_answers(lambda: self._jobs.note_waiting(job_id, ""))
                 return True
         return False
 
     def _claim(self, job_id: str, batch_index: int, lease: str) -> list[Claim]:
-        claim = until_redis_answers(lambda: self._jobs.claim(job_id, batch_index, self._worker_id, lease))
+        claim = until_redis_answers(
+            lambda: self._jobs.claim(job_id, batch_index, self._worker_id, lease)
+        )
         if not isinstance(claim, Claim):
             logger.debug("batch %d of job %s not run here: %s", batch_index, job_id, claim)
             return []
@@ -99,7 +112,9 @@ class JobRunner:
         return [claim, *until_redis_answers(lambda: self._jobs.claim_more(claim, lease, room))]
 
     def _compute(self, claims: Sequence[Claim]) -> list[JsonValue] | None:
-        """The values of all their nonces, in order. None: they are not wanted any more, or the worker is to end."""
+        """The values of all their nonces, in order. None: they are not wanted any more, or the
+        worker is to end.
+        """
         spec, nonces = claims[0].spec, [nonce for claim in claims for nonce in claim.nonces]
         values: list[JsonValue] = []
         parts: deque[Computation] = deque()
@@ -157,7 +172,9 @@ class JobRunner:
             own = values[first : first + len(claim.nonces)]
             first += len(claim.nonces)
             try:
-                if until_redis_answers(partial(self._jobs.complete, claim.job_id, claim.batch_index, own)):
+                if until_redis_answers(
+                    partial(self._jobs.complete, claim.job_id, claim.batch_index, own)
+                ):
                     finish_or_fail(self._jobs, claim.job_id)
             except Exception as error:  # of this batch, not of the others
                 self._not_completed(claim.job_id, error)
@@ -168,26 +185,34 @@ class JobRunner:
             return
         logger.error("a batch of job %s cannot be stored", job_id, exc_info=error)
         try:
-            self._jobs.fail(job_id, f"A batch cannot be stored: {error!r}. Report this with the worker's log.")
+            self._jobs.fail(
+                job_id, f"A batch cannot be stored: {error!r}. Report this with the worker's log."
+            )
         except RedisError as again:
             logger.error("job %s cannot even be failed: %s", job_id, again)
 
     def _give_back(self, claims: Sequence[Claim], lost_engine: bool = False) -> None:
         for claim in claims:
-            if self._jobs.release(claim.job_id, claim.batch_index, self._worker_id, lost_engine=lost_engine):
+            if self._jobs.release(
+                claim.job_id, claim.batch_index, self._worker_id, lost_engine=lost_engine
+            ):
                 self._queue.publish(claim.job_id, [claim.batch_index])
 
 
 def finish_or_fail(jobs: JobStore, job_id: str) -> None:
-    """Build the answer of a job whose batches are all done. What would go wrong again with every try fails the job;
-    while Redis is in trouble its error is raised, and housekeeping tries again."""
+    """Build the answer of a job whose batches are all done. What would go wrong again with
+    every try fails the job; while Redis is in trouble its error is raised, and housekeeping
+    tries again.
+    """
     try:
         jobs.finish(job_id)
     except Exception as error:
         if is_transient(error):
             raise
         logger.exception("the answer of job %s cannot be built", job_id)
-        jobs.fail(job_id, f"The answer cannot be built: {error!r}. Report this with the worker's log.")
+        jobs.fail(
+            job_id, f"The answer cannot be built: {error!r}. Report this with the worker's log."
+        )
 
 
 def _jobs_of(claims: Sequence[Claim]) -> list[str]:

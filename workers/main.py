@@ -1,4 +1,6 @@
-"""The worker process: loads an engine, registers, and consumes its model's queue until it is told to stop."""
+"""The worker process: loads an engine, registers, and consumes its model's queue until it is
+told to stop.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +43,22 @@ CHAT_GRACE_S = 20.0
 _CHAT_POLL_S = 0.1
 
 
-def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None) -> None:
-    """Runs until SIGTERM or SIGINT (batches in hand are finished first). ProoflineError: the engine cannot be loaded.
+def run_worker(
+    options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None
+) -> None:
+    """Runs until SIGTERM or SIGINT (batches in hand are finished first). ProoflineError: the engine
+    cannot be loaded.
 
-    `worker_id`: None for host, GPUs or pid, and a random part; must be new for every process. `redis_url`: None for
-    POC_REDIS_URL. Everything else comes from the settings (POC_...).
+    `worker_id`: None for host, GPUs or pid, and a random part; must be new for every process.
+    `redis_url`: None for POC_REDIS_URL. Everything else comes from the settings (POC_...).
 
-    Don't run two in one process: Celery's signal handlers and the engine belong to the whole process.
+    Don't run two in one process: Celery's signal handlers and the engine belong to the whole
+    process.
     """
-    for name in ("celery.worker.strategy", "celery.app.trace"):  # two lines a batch would bury what matters
+    for name in (
+        "celery.worker.strategy",
+        "celery.app.trace",
+    ):  # two lines a batch would bury what matters
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = load_settings(redis_url=redis_url)
     name, worker_id = _names(worker_id, settings.host)
@@ -75,7 +84,9 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
         chat_secret=secrets.token_urlsafe(32),
     )
     hand = Hand(partial(jobs.new_lease, worker_id))
-    housekeeper = Housekeeper(record, WorkerRegistry(redis, settings), jobs, queue, rounds, steps, hand, settings)
+    housekeeper = Housekeeper(
+        record, WorkerRegistry(redis, settings), jobs, queue, rounds, steps, hand, settings
+    )
     housekeeper.start()
     try:
         engine = load_engine(options, settings.rpc_timeout_ms / 1000)
@@ -83,12 +94,15 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
             gate, chat_port = _serve_chat(engine, settings, record.chat_secret)
             proofs = Proofs(engine, gate, settings.max_step_ms)
             job_runner = JobRunner(proofs, worker_id, jobs, queue, hand)
-            round_runner = RoundRunner(proofs, worker_id, rounds, steps.publish, settings.round_step_s)
+            round_runner = RoundRunner(
+                proofs, worker_id, rounds, steps.publish, settings.round_step_s
+            )
             runtime.install(Runtime(job_runner, round_runner))
             began_to_leave: list[float] = []
 
             def leave(**_: object) -> None:
-                # Else SIGTERM would wait for the rest of a round's task, or for chat, longer than some supervisors do.
+                # Else SIGTERM would wait for the rest of a round's task, or for chat, longer than
+                # some supervisors do.
                 round_runner.leave()
                 job_runner.leave()
                 housekeeper.drain()
@@ -97,8 +111,12 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
             worker_shutting_down.connect(leave, weak=False)
             housekeeper.ready(proofs, round_runner, chat_port)
             logger.info("worker %s serves %s: %s", worker_id, model, engine.info)
-            app.conf.task_queues = [broker.queue(model_queue(model)), broker.queue_of_one(worker_queue(worker_id))]
-            # Threads, because vLLM starts child processes, which the daemonic children of prefork may not.
+            app.conf.task_queues = [
+                broker.queue(model_queue(model)),
+                broker.queue_of_one(worker_queue(worker_id)),
+            ]
+            # Threads, because vLLM starts child processes, which the daemonic children of prefork
+            # may not.
             app.Worker(
                 pool="threads",
                 concurrency=proofs.depth,
@@ -111,7 +129,9 @@ def run_worker(options: EngineOptions, worker_id: str | None = None, redis_url: 
             proofs.stop()
             if gate is not None and began_to_leave:
                 housekeeper.beat()
-                time.sleep(settings.worker_cache_s)  # until no API remembers this worker as one that takes chat
+                time.sleep(
+                    settings.worker_cache_s
+                )  # until no API remembers this worker as one that takes chat
                 _let_chat_end(gate, began_to_leave[0] + CHAT_GRACE_S)
         finally:
             engine.close()
@@ -124,13 +144,16 @@ def _let_chat_end(gate: ChatGate, deadline: float) -> None:
     while (active := gate.stats().chat_active) and time.monotonic() < deadline:
         time.sleep(_CHAT_POLL_S)
     if active:
-        logger.warning("%d chat requests are cut off: they took longer than %g s", active, CHAT_GRACE_S)
+        logger.warning(
+            "%d chat requests are cut off: they took longer than %g s", active, CHAT_GRACE_S
+        )
 
 
 def _names(given: str | None, host: str) -> tuple[str, str]:
     """What Flower shows before the host's name, and the worker's id.
 
-    By its GPUs where it is pinned to some, else by its pid; and by chance, as every start needs a new id.
+    By its GPUs where it is pinned to some, else by its pid; and by chance, as every start needs a
+    new id.
     """
     if given:
         return given, given
@@ -139,8 +162,12 @@ def _names(given: str | None, host: str) -> tuple[str, str]:
     return name, f"{host}-{name}"
 
 
-def _serve_chat(engine: Engine, settings: Settings, secret: str | None) -> tuple[ChatGate | None, int | None]:
-    """Starts the engine's chat server, if it has one and shall have one, and returns its gate and port."""
+def _serve_chat(
+    engine: Engine, settings: Settings, secret: str | None
+) -> tuple[ChatGate | None, int | None]:
+    """Starts the engine's chat server, if it has one and shall have one, and returns its gate
+    and port.
+    """
     if settings.chat.mode == "off":
         return None, None
     starvation = Starvation(settings.generate_chunk_timeout_sec, settings.starvation_share)

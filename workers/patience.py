@@ -1,4 +1,6 @@
-"""Waiting out a Redis that is away: what an engine computed must not be lost because of a restart."""
+"""Waiting out a Redis that is away: what an engine computed must not be lost because of a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _LOG_INTERVAL_S = 10.0
 
 
 def until_redis_answers(step: Callable[[], T]) -> T:
-    """The result of `step`, tried again for as long as Redis is away. A step must be repeatable without harm."""
+    """The result of `step`, tried again for as long as Redis is away. A step must be repeatable
+    without harm.
+    """
     logged_at = 0.0
     while True:
         try:

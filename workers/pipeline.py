@@ -1,7 +1,8 @@
 """Micro-batches on their way through an engine's pipeline stages, one slice of each stage a tick.
 
-With one stage that is simply one slice after the other. With several, a micro-batch enters the first stage as soon as
-the one before it has left it, so that no stage waits for another while there is work.
+With one stage that is simply one slice after the other. With several, a micro-batch enters the
+first stage as soon as the one before it has left it, so that no stage waits for another while there
+is work.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from pydantic import JsonValue
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import Passes, ProofSpec
 from poc_core.schemes import contract_of
-from workers.engines.ticks import Begin, EngineMemoryError, PassOrder, Slice, Tick, Ticking, TickResult
+from workers.engines.ticks import (
+    Begin,
+    EngineMemoryError,
+    PassOrder,
+    Slice,
+    Tick,
+    Ticking,
+    TickResult,
+)
 from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
@@ -92,17 +101,20 @@ class Pipeline:
             self._waiting.remove(flight)
 
     def fetch(self) -> None:
-        """Waits for the first of those micro-batches that are launched, if there is any, and takes its values."""
+        """Waits for the first of those micro-batches that are launched, if there is any, and
+        takes its values.
+        """
         first = next((flight.id for flight in self._flying.values() if flight.launched), None)
         if self._drop or first is not None:
             drop, self._drop = self._drop, []
             self._call(Tick(drop=drop, fetch=first))
 
     def run(self, wait: bool) -> float:
-        """One tick: launches the next slice of every stage. Returns the seconds of device time that it heard of.
+        """One tick: launches the next slice of every stage. Returns the seconds of device time that
+        it heard of.
 
-        `wait`: until all that was launched is done. The engine's errors pass through, after the flights were told of
-        those that are the end of them.
+        `wait`: until all that was launched is done. The engine's errors pass through, after the
+        flights were told of those that are the end of them.
         """
         begin: list[Flight] = []
         slices: list[Slice] = []
@@ -119,7 +131,9 @@ class Pipeline:
             begin.append(flight)
             slices += self._next_slice(flight, busy)
         drop, self._drop = self._drop, []
-        started = [Begin(flight.id, flight.spec, list(flight.nonces), flight.part) for flight in begin]
+        started = [
+            Begin(flight.id, flight.spec, list(flight.nonces), flight.part) for flight in begin
+        ]
         for one in slices:
             self._move_on(self._flying[one.flight], one)
         return self._call(Tick(started, slices, drop, wait))
@@ -159,7 +173,9 @@ class Pipeline:
         return [flight.slices.popleft()]
 
     def _cut(self, flight: Flight) -> list[Slice]:
-        """What its stage runs of the pass that it is in, or of several passes where there is no other stage."""
+        """What its stage runs of the pass that it is in, or of several passes where there is no
+        other stage.
+        """
         stage, order, first = self._engine.stages[flight.stage], flight.order, flight.step
         n, measured = len(order.members(first)), stage if self._engine.sliceable else range(1)
         if first < order.n_parts:
@@ -168,7 +184,9 @@ class Pipeline:
             cut, n_passes = self.plan.cut_steps(flight.spec, n, measured)
         if not self._engine.sliceable:
             cut = [stage]
-        until = min(first + n_passes, order.n_passes) if len(self._engine.stages) == 1 else first + 1
+        until = (
+            min(first + n_passes, order.n_passes) if len(self._engine.stages) == 1 else first + 1
+        )
         return [Slice(flight.id, layers.start, layers.stop, first, until) for layers in cut]
 
     def _move_on(self, flight: Flight, ran: Slice) -> None:
@@ -188,9 +206,13 @@ class Pipeline:
         return min(most, len(flight.nonces)) if flight.passes.steps else len(flight.nonces)
 
     def _has_place(self) -> bool:
-        """Whether another micro-batch may begin: what a stage keeps for the steps of some is for one each."""
+        """Whether another micro-batch may begin: what a stage keeps for the steps of some is
+        for one each.
+        """
         going = [flight for flight in self._flying.values() if not flight.launched]
-        return len(going) < len(self._engine.stages) or not any(f.passes.steps for f in [*going, self._waiting[0]])
+        return len(going) < len(self._engine.stages) or not any(
+            f.passes.steps for f in [*going, self._waiting[0]]
+        )
 
     def _take(self, result: TickResult) -> float:
         for flight_id, why in result.refused.items():
@@ -209,12 +231,17 @@ class Pipeline:
                 n, are_steps = len(flight.order.members(one.step)), one.step >= flight.order.n_parts
                 self.plan.ran(flight.spec, n, layers * (one.until - one.step), seconds, are_steps)
         oldest = min(self._flying, default=max(self._measured, default=0))
-        self._measured = {key: kept for key, kept in self._measured.items() if key >= oldest - len(self._engine.stages)}
+        self._measured = {
+            key: kept
+            for key, kept in self._measured.items()
+            if key >= oldest - len(self._engine.stages)
+        }
         return busy_s
 
     def _begin_anew(self, error: EngineMemoryError) -> None:
-        """The engine has forgotten its micro-batches: they begin again, of half the size from now on. A single nonce
-        that does not fit has no smaller size: it ends."""
+        """The engine has forgotten its micro-batches: they begin again, of half the size from
+        now on. A single nonce that does not fit has no smaller size: it ends.
+        """
         flights = self._forget_flying()
         largest = max(flights, key=_n_tokens)
         if len(largest.nonces) == 1:
@@ -228,16 +255,21 @@ class Pipeline:
         self._engine.info = dataclasses.replace(info, max_batch_tokens=most)
         if largest.passes.steps and info.kept_tokens is not None:
             kept = len(largest.nonces) // 2 * info.kept_by_nonce(largest.passes.positions)
-            self._engine.info = dataclasses.replace(self._engine.info, kept_tokens=min(info.kept_tokens, kept))
+            self._engine.info = dataclasses.replace(
+                self._engine.info, kept_tokens=min(info.kept_tokens, kept)
+            )
         logger.warning(
-            "the device has too little memory for %d tokens at a time; from now on micro-batches hold %d: %s",
+            "the device has too little memory for %d tokens at a time; from now on micro-batches"
+            " hold %d: %s",
             _n_tokens(largest),
             most,
             error,
         )
 
     def _forget_flying(self) -> list[Flight]:
-        """After an error: the engine's process that met it has forgotten all flights; the others are told to."""
+        """After an error: the engine's process that met it has forgotten all flights; the
+        others are told to.
+        """
         flights = [*self._flying.values()]
         self._drop = [flight.id for flight in flights]
         self._flying.clear()

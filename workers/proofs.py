@@ -1,4 +1,6 @@
-"""The proofs of a worker process: its engine, the chat gate before it, and the thread that runs slice after slice."""
+"""The proofs of a worker process: its engine, the chat gate before it, and the thread that runs
+slice after slice.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
 
-# Exit status of a worker whose engine died (EX_SOFTWARE), so that its supervisor and its log tell it from a crash.
+# Exit status of a worker whose engine died (EX_SOFTWARE), so that its supervisor and its log tell
+# it from a crash.
 ENGINE_LOST_STATUS = 70
 # Failures in a row, without a micro-batch that succeeds, after which an engine is replaced.
 _MOST_FAILURES = 3
@@ -33,13 +36,17 @@ _LOOK_S = 0.1
 class Computation:
     """A micro-batch that was asked for; `result` as soon as it is there."""
 
-    def __init__(self, spec: ProofSpec, nonces: Sequence[int], on_success: Callable[[], None]) -> None:
+    def __init__(
+        self, spec: ProofSpec, nonces: Sequence[int], on_success: Callable[[], None]
+    ) -> None:
         self._future: Future[list[JsonValue]] = Future()
         self._on_success = on_success
         self.flight = Flight(spec, nonces, self._end)
 
     def result(self, timeout_s: float) -> list[JsonValue] | None:
-        """One value per nonce, in order; None: not within `timeout_s`. The engine's error, or SpecError."""
+        """One value per nonce, in order; None: not within `timeout_s`. The engine's error, or
+        SpecError.
+        """
         try:
             return self._future.result(timeout_s)
         except TimeoutError:
@@ -54,9 +61,13 @@ class Computation:
 
 
 class Proofs:
-    """Runs micro-batches on the engine, slice by slice, whenever chat lets them. For many threads."""
+    """Runs micro-batches on the engine, slice by slice, whenever chat lets them. For many
+    threads.
+    """
 
-    def __init__(self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0) -> None:
+    def __init__(
+        self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0
+    ) -> None:
         """See `admit_chat`."""
         self.engine = engine
         self._pipeline = Pipeline(engine, SlicePlan(None, 1))
@@ -72,29 +83,36 @@ class Proofs:
         self._thread.start()
 
     def admit_chat(self, gate: ChatGate | None, max_step_ms: float) -> None:
-        """`gate`: None where the engine has no chat. `max_step_ms`: what chat may wait for slices launched already.
+        """`gate`: None where the engine has no chat. `max_step_ms`: what chat may wait for slices
+        launched already.
 
         Not while anything is computed.
         """
         self.gate = gate
-        self._pipeline.plan = SlicePlan(None if gate is None else max_step_ms, self.engine.slices_in_flight)
+        self._pipeline.plan = SlicePlan(
+            None if gate is None else max_step_ms, self.engine.slices_in_flight
+        )
 
     @property
     def depth(self) -> int:
         """Micro-batches to be in hand so that no stage of the engine ever waits for one.
 
-        Without chat they run whole, and two are on a GPU at a time: a third has to be there when the first ends. Chat
-        would wait for all three.
+        Without chat they run whole, and two are on a GPU at a time: a third has to be there when
+        the first ends. Chat would wait for all three.
         """
         return len(self.engine.stages) + (self.engine.slices_in_flight if self.gate is None else 1)
 
     def batch_size(self, spec: ProofSpec) -> int:
         """Nonces that a micro-batch holds best now."""
         passes = contract_of(spec.scheme).passes(spec)
-        return self._pipeline.plan.batch_size(spec, self.engine.info.max_batch(*passes), passes.steps > 0)
+        return self._pipeline.plan.batch_size(
+            spec, self.engine.info.max_batch(*passes), passes.steps > 0
+        )
 
     def submit(self, spec: ProofSpec, nonces: Sequence[int]) -> Computation:
-        """Computes them as one micro-batch, after those submitted before. SpecError: the model cannot."""
+        """Computes them as one micro-batch, after those submitted before. SpecError: the model
+        cannot.
+        """
         self.engine.check_spec(spec)
         computation = Computation(spec, nonces, self._succeeded)
         with self._changed:
@@ -118,15 +136,18 @@ class Proofs:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, JsonValue]:
-        """For the heartbeat: how many slices ran (of each pipeline stage), and what the gate counted."""
+        """For the heartbeat: how many slices ran (of each pipeline stage), and what the gate
+        counted.
+        """
         counted: dict[str, JsonValue] = {"slices": self._slices}
         return counted | vars(self.gate.stats()) if self.gate is not None else counted
 
     def judge(self, error: ProoflineError) -> bool:
-        """What is to happen to work that ended with `error`, of a job or a round alike. True: another try, here or
-        elsewhere. False: no engine could do it, so it fails.
+        """What is to happen to work that ended with `error`, of a job or a round alike. True:
+        another try, here or elsewhere. False: no engine could do it, so it fails.
 
-        To be called when the work was given back: does not return when this process needs another engine.
+        To be called when the work was given back: does not return when this process needs another
+        engine.
         """
         if isinstance(error, SpecError):
             return False
@@ -137,13 +158,21 @@ class Proofs:
                 self._last_error = error
                 self._failures += 1
         if self._failures >= _MOST_FAILURES:
-            self.exit_without_engine(EngineLostError(f"The engine failed {self._failures} times in a row: {error}."))
+            self.exit_without_engine(
+                EngineLostError(f"The engine failed {self._failures} times in a row: {error}.")
+            )
         logger.warning("a micro-batch failed and is tried again: %s", error)
         return True
 
     def exit_without_engine(self, error: EngineLostError) -> NoReturn:
-        """End this process, so that its supervisor starts a fresh one; its batches go to other workers."""
-        logger.critical("%s This worker exits with status %d; its batches run elsewhere.", error, ENGINE_LOST_STATUS)
+        """End this process, so that its supervisor starts a fresh one; its batches go to other
+        workers.
+        """
+        logger.critical(
+            "%s This worker exits with status %d; its batches run elsewhere.",
+            error,
+            ENGINE_LOST_STATUS,
+        )
         try:
             self.engine.close()
         finally:
@@ -165,7 +194,11 @@ class Proofs:
                 logger.error("%s", error)
             except Exception as error:
                 logger.exception("proofs cannot be computed")
-                self._pipeline.fail(ProoflineError(f"The worker failed: {error!r}. Report this with the worker's log."))
+                self._pipeline.fail(
+                    ProoflineError(
+                        f"The worker failed: {error!r}. Report this with the worker's log."
+                    )
+                )
 
     def _take_orders(self) -> bool:
         """Waits until there is something to do. False: not any more."""
@@ -181,8 +214,9 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """One slice of every stage; or, when there is none or chat has the engine, what earlier ones left to be
-        fetched."""
+        """One slice of every stage; or, when there is none or chat has the engine, what earlier
+        ones left to be fetched.
+        """
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S):

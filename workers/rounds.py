@@ -1,4 +1,6 @@
-"""A worker's part in a round: lease nonces, compute them, put the values into the outbox, over and over."""
+"""A worker's part in a round: lease nonces, compute them, put the values into the outbox, over
+and over.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two looks at a full outbox.
 _FULL_PAUSE_S = 0.2
-# Seconds between two looks whether the round goes on: so much later than it could does /stop take effect.
+# Seconds between two looks whether the round goes on: so much later than it could does /stop take
+# effect.
 _LOOK_S = 0.02
 # Seconds to wait for chat before looking at the clock and the round again.
 _CHAT_WAIT_S = 0.5
@@ -40,9 +43,16 @@ class RoundRunner:
     """Computes for the current round on this process's engine; one step at a time, whoever asks."""
 
     def __init__(
-        self, proofs: Proofs, worker_id: str, rounds: RoundStore, publish_step: Callable[[str], None], step_s: float
+        self,
+        proofs: Proofs,
+        worker_id: str,
+        rounds: RoundStore,
+        publish_step: Callable[[str], None],
+        step_s: float,
     ) -> None:
-        """`publish_step(round_id)` queues the next step for this worker; each takes about `step_s` seconds."""
+        """`publish_step(round_id)` queues the next step for this worker; each takes about
+        `step_s` seconds.
+        """
         self._proofs = proofs
         self._worker_id = worker_id
         self._rounds = rounds
@@ -50,7 +60,9 @@ class RoundRunner:
         self._step_s = step_s
         self._in_step = threading.Lock()
         self._leaving = threading.Event()
-        self._in_hand: deque[_InHand] = deque()  # of one round, oldest first; kept from step to step
+        self._in_hand: deque[_InHand] = (
+            deque()
+        )  # of one round, oldest first; kept from step to step
         self._full_logged_at = 0.0
         self._n_done = 0  # nonces since the last line in the log
         self._logged_at = time.monotonic()
@@ -60,11 +72,15 @@ class RoundRunner:
         return self._in_step.locked()
 
     def leave(self) -> None:
-        """The worker is to end: no further micro-batch begins. For signal handlers; does not wait."""
+        """The worker is to end: no further micro-batch begins. For signal handlers; does not
+        wait.
+        """
         self._leaving.set()
 
     def step(self, round_id: str) -> None:
-        """Compute for about `step_s`, then queue the next step; returns at once when a step is under way."""
+        """Compute for about `step_s`, then queue the next step; returns at once when a step is
+        under way.
+        """
         if not self._in_step.acquire(blocking=False):
             return
         goes_on = False
@@ -85,11 +101,15 @@ class RoundRunner:
             self._publish_step(round_id)
 
     def _run(self, record: RoundRecord, deadline: float) -> bool:
-        """Leases and computes until the deadline (True) or until there is nothing more to do (False).
+        """Leases and computes until the deadline (True) or until there is nothing more to do
+        (False).
 
-        As many micro-batches are in hand as keep every stage of the engine busy while values go to Redis.
+        As many micro-batches are in hand as keep every stage of the engine busy while values go to
+        Redis.
         """
-        self._proofs.set_computes_round(True)  # before the first look at the gate: `exclusive` does not wait for chat
+        self._proofs.set_computes_round(
+            True
+        )  # before the first look at the gate: `exclusive` does not wait for chat
         if not self._in_hand:
             self._n_done, self._logged_at = 0, time.monotonic()
         more = True
@@ -99,7 +119,9 @@ class RoundRunner:
             if self._in_hand:
                 if not self._wait_for_oldest(record):
                     return False
-            elif not more or not (self._proofs.chat_allows(_CHAT_WAIT_S) or self._generates(record)):
+            elif not more or not (
+                self._proofs.chat_allows(_CHAT_WAIT_S) or self._generates(record)
+            ):
                 return False
         if self._leaving.is_set():
             while self._in_hand and self._proofs.chat_allows(0) and self._wait_for_oldest(record):
@@ -109,11 +131,15 @@ class RoundRunner:
         return True
 
     def _lease_more(self, record: RoundRecord) -> bool:
-        """Fills the hand while chat lets it be computed. False: the round has nothing more to lease."""
+        """Fills the hand while chat lets it be computed. False: the round has nothing more to
+        lease.
+        """
         while len(self._in_hand) < self._proofs.depth and self._proofs.chat_allows(0):
             size = self._proofs.batch_size(record.config.spec)
             held = [in_hand.lease for in_hand in self._in_hand]
-            lease = until_redis_answers(partial(self._rounds.lease, record, self._worker_id, size, held))
+            lease = until_redis_answers(
+                partial(self._rounds.lease, record, self._worker_id, size, held)
+            )
             if lease is LeaseRefusal.FULL:
                 if not self._in_hand:
                     self._wait_for_room(record.round_id)
@@ -121,7 +147,9 @@ class RoundRunner:
             if not isinstance(lease, Lease):
                 return False
             try:
-                self._in_hand.append(_InHand(lease, self._proofs.submit(record.config.spec, lease.nonces)))
+                self._in_hand.append(
+                    _InHand(lease, self._proofs.submit(record.config.spec, lease.nonces))
+                )
             except ProoflineError as error:
                 self._release(lease)
                 self._fail(record, error)
@@ -129,7 +157,9 @@ class RoundRunner:
         return True
 
     def _wait_for_oldest(self, record: RoundRecord) -> bool:
-        """Brings the oldest micro-batch home when it ends within _LOOK_S. False: the round is over."""
+        """Brings the oldest micro-batch home when it ends within _LOOK_S. False: the round is
+        over.
+        """
         lease, computation = self._in_hand[0]
         try:
             values = computation.result(_LOOK_S)
@@ -151,12 +181,15 @@ class RoundRunner:
     def _complete(self, lease: Lease, values: list[JsonValue]) -> None:
         taken = until_redis_answers(lambda: self._rounds.complete(lease, self._worker_id, values))
         if not taken:
-            logger.info("places %d .. of the round were computed by another worker too", lease.first)
+            logger.info(
+                "places %d .. of the round were computed by another worker too", lease.first
+            )
         self._n_done += len(values)
 
     def _fail(self, record: RoundRecord, error: ProoflineError) -> bool:
-        """True: try again. What no engine can compute ends the round; one engine's failure does not, for the round has
-        others: they go on while this one tries again or is replaced."""
+        """True: try again. What no engine can compute ends the round; one engine's failure does
+        not, for the round has others: they go on while this one tries again or is replaced.
+        """
         if self._proofs.judge(error):
             return True
         logger.error("the round stops: %s", error)
@@ -177,8 +210,8 @@ class RoundRunner:
         if time.monotonic() - self._full_logged_at > _FULL_LOG_S:
             self._full_logged_at = time.monotonic()
             logger.error(
-                "the outbox of round %s is full (POC_OUTBOX_MAX_ARTIFACTS): generation pauses until the receiver takes "
-                "what waits",
+                "the outbox of round %s is full (POC_OUTBOX_MAX_ARTIFACTS): generation pauses until"
+                " the receiver takes what waits",
                 round_id,
             )
         self._leaving.wait(_FULL_PAUSE_S)

@@ -1,4 +1,6 @@
-"""Tells an engine that hangs from one that is busy: by whether it goes on, not by how long a request takes."""
+"""Tells an engine that hangs from one that is busy: by whether it goes on, not by how long a
+request takes.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,16 @@ from workers.engines.pulse import Pulse
 class Watchdog:
     """Looked through every so often by one thread."""
 
-    def __init__(self, hung_after_s: float, longest_look_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`longest_look_s`: what one look counts for at most. A process that was itself stopped, or had no core to run
-        on, saw nothing meanwhile and must not hold that against its engine."""
+    def __init__(
+        self,
+        hung_after_s: float,
+        longest_look_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`longest_look_s`: what one look counts for at most. A process that was itself
+        stopped, or had no core to run on, saw nothing meanwhile and must not hold that against
+        its engine.
+        """
         self._hung_after_s = hung_after_s
         self._longest_look_s = longest_look_s
         self._clock = clock

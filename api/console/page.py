@@ -1,4 +1,6 @@
-"""The files of the console's page, as they lie beside this module: no build, and nothing from elsewhere."""
+"""The files of the console's page, as they lie beside this module: no build, and nothing from
+elsewhere.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,9 +18,12 @@ _TYPES = {
 
 INDEX = "index.html"
 HEADERS = {
-    # Scripts and styles are files of ours, and nothing is asked of anybody else. No page may frame this one.
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    # Scripts and styles are files of ours, and nothing is asked of anybody else. No page may frame
+    # this one.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -40,5 +45,7 @@ def load() -> dict[str, PageFile]:
         if path.is_file():
             content = path.read_bytes()
             etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            found[path.relative_to(_FOLDER).as_posix()] = PageFile(content, _TYPES[path.suffix], etag)
+            found[path.relative_to(_FOLDER).as_posix()] = PageFile(
+                content, _TYPES[path.suffix], etag
+            )
     return found

@@ -5,12 +5,12 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from api import round_control
-from api.live import Sections
+from api.proofs import round_control
+from api.reading.live import Sections
 from api.services import Services
 from api.version import VERSION
-from poc_core.deployments import DeploymentState, HostLogs
 from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord, RoundState, WorkerRecord
+from poc_core.serving.deployments import DeploymentState, HostLogs
 from poc_core.state.client import TRANSIENT
 from poc_core.state.overview import CurrentRound, Overview
 from poc_core.state.rounds import PACE_STEP_S
@@ -32,13 +32,17 @@ _VERDICT = (
 
 
 class View:
-    """Reads it again and again, and remembers what does not change any more. For one thread at a time."""
+    """Reads it again and again, and remembers what does not change any more. For one thread at
+    a time.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._ended: dict[str, dict[str, JsonValue]] = {}  # jobs that are over, by id
         self._pace_of = ""  # id of the round of
-        self._children: set[tuple[str, int]] = set()  # host and pid of processes that a supervisor has or had
+        self._children: set[tuple[str, int]] = (
+            set()
+        )  # host and pid of processes that a supervisor has or had
         self._pace: dict[int, int] = {}  # beginning of each step of PACE_STEP_S -> nonces
 
     def read(self) -> Sections:
@@ -46,7 +50,9 @@ class View:
         try:
             return {"problem": None} | self._sections()
         except TRANSIENT:
-            return {"problem": "The node's Redis does not answer. What is shown is what it said last."}
+            return {
+                "problem": "The node's Redis does not answer. What is shown is what it said last."
+            }
 
     def _sections(self) -> dict[str, JsonValue]:
         services = self._services
@@ -70,7 +76,10 @@ class View:
             "jobs": self._jobs(),
         }
         if seen.round is not None:
-            found |= {"round": self._round(seen.round), "pace": self._pace_until(seen.round.record, now)}
+            found |= {
+                "round": self._round(seen.round),
+                "pace": self._pace_until(seen.round.record, now),
+            }
         return found
 
     def _node(self, seen: Overview, workers: list[WorkerRecord]) -> dict[str, Any]:
@@ -92,7 +101,9 @@ class View:
     def _deployment(self, workers: list[WorkerRecord]) -> dict[str, Any]:
         status = self._services.deployments.status()
         state = status.state
-        if not status.hosts and state is not DeploymentState.FAILED:  # workers that were started one by one
+        if (
+            not status.hosts and state is not DeploymentState.FAILED
+        ):  # workers that were started one by one
             states = {worker.state for worker in workers}
             state = DeploymentState.STARTING if "starting" in states else DeploymentState.IDLE
             state = DeploymentState.RUNNING if "ready" in states else state
@@ -102,7 +113,10 @@ class View:
             "by": status.record.by if status.record else None,
             "asked_at": status.record.asked_at if status.record else None,
             "error": status.record.error if status.record else None,
-            "hosts": [report.model_dump(mode="json", exclude={"id", "generation"}) for report in status.hosts],
+            "hosts": [
+                report.model_dump(mode="json", exclude={"id", "generation"})
+                for report in status.hosts
+            ],
         }
 
     def _round(self, seen: CurrentRound) -> dict[str, Any]:
@@ -160,9 +174,15 @@ class View:
             for worker in workers
         ]
 
-    def _without_gone(self, workers: list[WorkerRecord], logs: list[HostLogs]) -> list[WorkerRecord]:
-        """Those of which no supervisor says that their process has ended: long before their heartbeats expire."""
-        run = {(one.host, child.pid) for one in logs for child in one.workers if child.pid is not None}
+    def _without_gone(
+        self, workers: list[WorkerRecord], logs: list[HostLogs]
+    ) -> list[WorkerRecord]:
+        """Those of which no supervisor says that their process has ended: long before their
+        heartbeats expire.
+        """
+        run = {
+            (one.host, child.pid) for one in logs for child in one.workers if child.pid is not None
+        }
         hosts = {one.host for one in logs}
         gone = {(host, pid) for host, pid in self._children - run if host in hosts}
         self._children = run | (self._children & {(worker.host, worker.pid) for worker in workers})
@@ -173,8 +193,14 @@ class View:
         listed = jobs.survey.newest(_MOST_JOBS, _MOST_OLD)
         known = {job_id: job for job_id, job in self._ended.items() if job_id in listed}
         asked = [job_id for job_id in listed if job_id not in known]
-        found = {record.job_id: self._job(record) for record in jobs.read_all(asked) if record is not None}
-        self._ended = known | {job_id: job for job_id, job in found.items() if JobStatus(str(job["status"])).is_final}
+        found = {
+            record.job_id: self._job(record)
+            for record in jobs.read_all(asked)
+            if record is not None
+        }
+        self._ended = known | {
+            job_id: job for job_id, job in found.items() if JobStatus(str(job["status"])).is_final
+        }
         every = known | found
         return [every[job_id] for job_id in listed if job_id in every]
 
@@ -217,7 +243,9 @@ def _machines(workers: list[WorkerRecord]) -> dict[str, JsonValue]:
 
 
 def _devices(worker: WorkerRecord) -> list[JsonValue]:
-    """Names of the GPUs that the worker may use; those of its machine where it is not pinned to some."""
+    """Names of the GPUs that the worker may use; those of its machine where it is not pinned to
+    some.
+    """
     devices = worker.gpus.get("devices")
     if not isinstance(devices, list):
         return []

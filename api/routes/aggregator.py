@@ -1,4 +1,6 @@
-"""What aggregators of the network speak to: the same jobs and rounds, answered with one entry per worker."""
+"""What aggregators of the network speak to: the same jobs and rounds, answered with one entry
+per worker.
+"""
 
 import zlib
 from typing import Any
@@ -6,10 +8,11 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api import examples, round_control
-from api.bodies import parse_round, round_bodies, whole_body
-from api.openapi import json_body
+from api.proofs import round_control
 from api.routes import pow
+from api.schema import examples
+from api.schema.bodies import parse_round, round_bodies, whole_body
+from api.schema.openapi import json_body
 from api.services import AppServices
 from poc_core.records import RoundRecord, RoundState, WorkerRecord
 
@@ -23,7 +26,9 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"])
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, services: AppServices) -> dict[str, Any]:
-    """As /api/v1/pow/init/generate. The workers share the nonces among themselves, whatever their number."""
+    """As /api/v1/pow/init/generate. The workers share the nonces among themselves, whatever
+    their number.
+    """
     body = parse_round(await whole_body(request), round_bodies())
     workers = await to_thread.run_sync(round_control.start, body, services, RoundState.GENERATING)
     return {
@@ -35,8 +40,12 @@ async def init_generate(request: Request, services: AppServices) -> dict[str, An
     }
 
 
-router.add_api_route("/inference/pow/generate", pow.generate, methods=["POST"], **pow.GENERATE_ROUTE)
-router.add_api_route("/inference/pow/generate/{request_id}", pow.read_job, methods=["GET"], **pow.READ_ROUTE)
+router.add_api_route(
+    "/inference/pow/generate", pow.generate, methods=["POST"], **pow.GENERATE_ROUTE
+)
+router.add_api_route(
+    "/inference/pow/generate/{request_id}", pow.read_job, methods=["GET"], **pow.READ_ROUTE
+)
 
 
 @router.get("/inference/pow/status", summary="What each worker does", responses=examples.REDIS_AWAY)
@@ -44,32 +53,50 @@ def status(services: AppServices) -> dict[str, Any]:
     """GENERATING or IDLE when all workers are, MIXED when they differ, NO_BACKENDS without any."""
     seen = services.overviews.read()
     current = seen.round.record if seen.round is not None else None
-    stats = round_control.stats_of(services, seen.round)["workers"] if seen.round is not None else {}
-    backends = [_backend(worker, current, stats.get(worker.id, {})) for worker in seen.workers if worker.is_ready]
+    stats = (
+        round_control.stats_of(services, seen.round)["workers"] if seen.round is not None else {}
+    )
+    backends = [
+        _backend(worker, current, stats.get(worker.id, {}))
+        for worker in seen.workers
+        if worker.is_ready
+    ]
     states = {backend["status"] for backend in backends}
     overall = "NO_BACKENDS" if not states else "MIXED" if len(states) > 1 else states.pop()
     return {"status": overall, "backends": backends}
 
 
-@router.post("/inference/pow/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)
+@router.post(
+    "/inference/pow/stop",
+    summary="Stop the round and cancel the jobs",
+    responses=examples.REDIS_AWAY,
+)
 def stop(services: AppServices) -> dict[str, Any]:
     round_control.stop(services)
-    results = [{"port": backend_number(worker), "status": "stopped"} for worker in services.workers.ready()]
+    results = [
+        {"port": backend_number(worker), "status": "stopped"} for worker in services.workers.ready()
+    ]
     return {"status": "OK", "results": results, "errors": None}
 
 
 def backend_number(worker: WorkerRecord) -> int:
-    """A number that stays the same for a worker's life and tells it from the others, as aggregators expect."""
+    """A number that stays the same for a worker's life and tells it from the others, as
+    aggregators expect.
+    """
     return worker.port or 10_000 + zlib.crc32(worker.id.encode()) % 50_000
 
 
-def _backend(worker: WorkerRecord, current: RoundRecord | None, stats: dict[str, Any]) -> dict[str, Any]:
+def _backend(
+    worker: WorkerRecord, current: RoundRecord | None, stats: dict[str, Any]
+) -> dict[str, Any]:
     """A worker as aggregators read it; `stats`: its own of the current round."""
     serves = current is not None and current.config.model == worker.model
     generates = serves and current is not None and current.state is RoundState.GENERATING
     return {
         "port": backend_number(worker),
         "status": "GENERATING" if generates else "IDLE",
-        "config": round_control.config_of(current.config) if serves and current is not None else None,
+        "config": round_control.config_of(current.config)
+        if serves and current is not None
+        else None,
         "stats": {"total_processed": 0, "nonces_per_second": 0.0} | stats,
     }

@@ -1,4 +1,6 @@
-"""/console: a page for people, and the stream of what it shows. The page needs no key, what it shows does."""
+"""/console: a page for people, and the stream of what it shows. The page needs no key, what it
+shows does.
+"""
 
 from functools import cache, partial
 
@@ -9,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from api.console import page
 from api.console.view import View
 from api.errors import unavailable
-from api.live import MOST_PAGES, Live
+from api.reading.live import MOST_PAGES, Live
 from api.services import AppServices
 
 router = APIRouter(include_in_schema=False)
@@ -56,7 +58,9 @@ class _Events(StreamingResponse):
 
     def __init__(self, live: Live, begin: partial[View]) -> None:
         self._stream = live.follow(lambda: begin().read)
-        super().__init__(self._stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        super().__init__(
+            self._stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from api import examples
+from api.schema import examples
 from api.services import AppServices, Services
 from poc_core.gpus import Gpu, GpuDriver, MachineGpus
 
@@ -17,8 +17,9 @@ class Gpus(BaseModel):
 
 @router.get("/devices", summary="The node's GPUs", responses=examples.REDIS_AWAY)
 def devices(services: AppServices) -> Gpus:
-    """Those of the API's own machine, then those of every further host, as its workers say with their heartbeats; each
-    once. `index` counts them all. Empty without a GPU."""
+    """Those of the API's own machine, then those of every further host, as its workers say with
+    their heartbeats; each once. `index` counts them all. Empty without a GPU.
+    """
     found: dict[str, Gpu] = {}
     for machine in _machines(services):
         for gpu in machine.devices:
@@ -30,7 +31,10 @@ def devices(services: AppServices) -> Gpus:
 @router.get("/driver", summary="The versions of the GPUs' driver", responses=examples.REDIS_AWAY)
 def driver(services: AppServices) -> GpuDriver:
     """Of the API's own machine, else of the first host that has one; null without a GPU."""
-    return next((machine.driver for machine in _machines(services) if machine.driver is not None), GpuDriver())
+    return next(
+        (machine.driver for machine in _machines(services) if machine.driver is not None),
+        GpuDriver(),
+    )
 
 
 def _machines(services: Services) -> list[MachineGpus]:

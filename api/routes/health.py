@@ -2,22 +2,27 @@
 
 from fastapi import APIRouter
 
-from api import answers, examples
 from api.errors import unavailable
+from api.schema import examples
 from api.services import AppServices, Services
+from poc_core import answers
 
 router = APIRouter(tags=["health"])
 
 
 @router.get("/livez", summary="This process lives")
 async def livez() -> answers.Health:
-    """Always 200; asks neither Redis nor workers, so that a supervisor does not restart the API for their sake."""
+    """Always 200; asks neither Redis nor workers, so that a supervisor does not restart the API
+    for their sake.
+    """
     return answers.Health()
 
 
 @router.get("/health", summary="An engine can answer", responses=examples.REDIS_AWAY)
 def health(services: AppServices) -> answers.Health:
-    """200 while a worker with an engine that goes on is ready, else 503. Supervisors of the API ask /livez."""
+    """200 while a worker with an engine that goes on is ready, else 503. Supervisors of the API
+    ask /livez.
+    """
     _models(services)
     return answers.Health()
 
@@ -34,7 +39,11 @@ def _models(services: Services) -> list[str]:
     workers = services.workers.live()
     models = sorted({worker.model for worker in workers if worker.is_ready})
     if not models and any(worker.state == "hung" for worker in workers):
-        raise unavailable("No worker is ready: an engine hangs, and its worker ends to be started again.")
+        raise unavailable(
+            "No worker is ready: an engine hangs, and its worker ends to be started again."
+        )
     if not models:
-        raise unavailable("No worker is ready: none is started yet, or they still load their model.")
+        raise unavailable(
+            "No worker is ready: none is started yet, or they still load their model."
+        )
     return models

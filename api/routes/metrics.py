@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import choose_encoder
 
-from api import examples
 from api.metrics import NodeMetrics
+from api.schema import examples
 from api.services import AppServices
 
 router = APIRouter(tags=["health"])
@@ -23,6 +23,8 @@ router = APIRouter(tags=["health"])
     },
 )
 def metrics(request: Request, services: AppServices) -> Response:
-    """Round, outbox, jobs, workers and chat as Redis holds them now, whichever process of the API is asked."""
+    """Round, outbox, jobs, workers and chat as Redis holds them now, whichever process of the
+    API is asked.
+    """
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(NodeMetrics(services)), headers={"content-type": content_type})

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, HTTPException
 from pydantic import AfterValidator, BaseModel, Field
 
-from api import examples
 from api.errors import unavailable
+from api.schema import examples
 from api.services import AppServices, Services
 from poc_core.state.downloads import MOST_AT_A_TIME
 
@@ -28,7 +28,9 @@ def _repository(name: str) -> str:
 
 
 class HubModel(BaseModel):
-    hf_repo: Annotated[str, Field(max_length=96, examples=["Qwen/Qwen3-8B"]), AfterValidator(_repository)]
+    hf_repo: Annotated[
+        str, Field(max_length=96, examples=["Qwen/Qwen3-8B"]), AfterValidator(_repository)
+    ]
     hf_commit: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$")] | None = None
 
 
@@ -83,39 +85,55 @@ def status(model: HubModel, services: AppServices) -> OneStatus:
     return OneStatus(model=model, status=stage, error_message=error)
 
 
-@router.post("/download", summary="Download a model", status_code=202, responses=examples.DOWNLOAD_ERRORS)
+@router.post(
+    "/download", summary="Download a model", status_code=202, responses=examples.DOWNLOAD_ERRORS
+)
 def download(model: HubModel, services: AppServices) -> Task:
-    """In a process of its own, which goes on when this API restarts; a second try goes on where the first ended. 409
-    while it is under way, 429 when three are."""
+    """In a process of its own, which goes on when this API restarts; a second try goes on where
+    the first ended. 409 while it is under way, 429 when three are.
+    """
     if services.model_cache.stage(model.hf_repo, model.hf_commit) == "DOWNLOADED":
         return Task(task_id="", status="DOWNLOADED", model=model)
     downloads = services.downloads
     started = downloads.store.start(model.hf_repo, model.hf_commit, downloads.machine)
     if started == "running":
         raise HTTPException(
-            409, f"{model.hf_repo} is being downloaded already; /api/v1/models/status tells how it goes."
+            409,
+            f"{model.hf_repo} is being downloaded already; /api/v1/models/status tells how it"
+            " goes.",
         )
     if started == "full":
-        raise unavailable(f"{MOST_AT_A_TIME} models are being downloaded, as many as may; try again later.", 429)
+        raise unavailable(
+            f"{MOST_AT_A_TIME} models are being downloaded, as many as may; try again later.", 429
+        )
     downloads.begin(started)
     return Task(task_id=started.task_id, status="DOWNLOADING", model=model)
 
 
-@router.delete("", summary="Delete a model from disk, or cancel its download", responses=examples.DELETE_ERRORS)
+@router.delete(
+    "", summary="Delete a model from disk, or cancel its download", responses=examples.DELETE_ERRORS
+)
 def delete(model: HubModel, services: AppServices) -> Deleted:
-    """Without hf_commit all its revisions. 409 while a worker serves it, 404 when it is not there."""
+    """Without hf_commit all its revisions. 409 while a worker serves it, 404 when it is not
+    there.
+    """
     if services.downloads.store.forget(model.hf_repo, model.hf_commit):
         return Deleted(status="cancelled", model=model)
     if _is_served(model.hf_repo, services):
         raise HTTPException(409, f"Workers serve {model.hf_repo}; deploy another model first.")
     if not services.model_cache.delete(model.hf_repo, model.hf_commit):
-        raise HTTPException(404, f"{model.hf_repo} is not in the cache {services.model_cache.path}.")
+        raise HTTPException(
+            404, f"{model.hf_repo} is not in the cache {services.model_cache.path}."
+        )
     return Deleted(status="deleted", model=model)
 
 
 @router.get("/list", summary="The models on disk", responses=examples.REDIS_AWAY)
 def listed(services: AppServices) -> AllListed:
-    running = [HubModel(hf_repo=one.hf_repo, hf_commit=one.hf_commit) for one in services.downloads.store.running()]
+    running = [
+        HubModel(hf_repo=one.hf_repo, hf_commit=one.hf_commit)
+        for one in services.downloads.store.running()
+    ]
     found = [Listed(model=model, status="DOWNLOADING") for model in running]
     for hf_repo, hf_commit, stage in services.model_cache.models():
         found.append(Listed(model=HubModel(hf_repo=hf_repo, hf_commit=hf_commit), status=stage))

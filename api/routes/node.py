@@ -1,23 +1,29 @@
-"""The node as the network's client manages it: what it is there for, which model it serves, and another one instead."""
+"""The node as the network's client manages it: what it is there for, which model it serves, and
+another one instead.
+"""
 
 from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
-from api import answers, deployments, examples
-from api.bodies import DeployBody
+from api.models import deployments
+from api.schema import examples
+from api.schema.bodies import DeployBody
 from api.services import AppServices, Services
 from api.version import VERSION
-from poc_core.deployments import DeploymentState, HostReport
+from poc_core import answers
 from poc_core.records import RoundState
+from poc_core.serving.deployments import DeploymentState, HostReport
 
 router = APIRouter(prefix="/api/v1", tags=["node"])
 
 
 @router.get("/state", summary="What the node is there for right now", responses=examples.REDIS_AWAY)
 def state(services: AppServices) -> answers.NodeState:
-    """INFERENCE while a model is deployed and served, also during a round; STOPPED without one and while it loads."""
+    """INFERENCE while a model is deployed and served, also during a round; STOPPED without one
+    and while it loads.
+    """
     status, current = services.deployments.status(), services.rounds.current()
     ready = sorted({worker.model for worker in services.workers.ready()})
     if status.hosts:
@@ -29,7 +35,8 @@ def state(services: AppServices) -> answers.NodeState:
         state="INFERENCE" if serves else "STOPPED",
         version=VERSION,
         poc_status=(current.state if current is not None else RoundState.IDLE).value,
-        inference_healthy=serves and (not status.hosts or status.wanted is None or status.wanted.name in ready),
+        inference_healthy=serves
+        and (not status.hosts or status.wanted is None or status.wanted.name in ready),
         loaded_model=loaded,
         poc_validation_inference=_chats_beside_proofs(services),
     )
@@ -37,30 +44,49 @@ def state(services: AppServices) -> answers.NodeState:
 
 @router.post("/stop", summary="End the round and the engines", responses=examples.STOP_ERRORS)
 async def stop(services: AppServices) -> answers.Done:
-    """Answers when the engines are gone. What the round computed is still delivered; jobs are cancelled."""
+    """Answers when the engines are gone. What the round computed is still delivered; jobs are
+    cancelled.
+    """
     generation = await to_thread.run_sync(deployments.withdraw, services)
     return await deployments.until_gone(services, generation)
 
 
 router.add_api_route(
-    "/inference/down", stop, methods=["POST"], summary="As /api/v1/stop", responses=examples.STOP_ERRORS
+    "/inference/down",
+    stop,
+    methods=["POST"],
+    summary="As /api/v1/stop",
+    responses=examples.STOP_ERRORS,
 )
 
 
-@router.post("/inference/up", summary="Deploy a model", response_model=answers.Done, responses=examples.DEPLOY_ERRORS)
+@router.post(
+    "/inference/up",
+    summary="Deploy a model",
+    response_model=answers.Done,
+    responses=examples.DEPLOY_ERRORS,
+)
 async def up(body: DeployBody, request: Request, services: AppServices) -> Response | answers.Done:
-    """Answers when the model serves on one host; the others follow. A client that hangs up changes nothing."""
+    """Answers when the model serves on one host; the others follow. A client that hangs up
+    changes nothing.
+    """
     generation = await to_thread.run_sync(deployments.deploy, body, services)
     return await deployments.until_served(request, services, generation)
 
 
-@router.post("/inference/up/async", summary="Deploy a model, without waiting", responses=examples.DEPLOY_ERRORS)
+@router.post(
+    "/inference/up/async",
+    summary="Deploy a model, without waiting",
+    responses=examples.DEPLOY_ERRORS,
+)
 def up_async(body: DeployBody, services: AppServices) -> answers.Done:
     deployments.deploy(body, services)
     return answers.Done()
 
 
-@router.get("/inference/up/status", summary="How far the deployment is", responses=examples.REDIS_AWAY)
+@router.get(
+    "/inference/up/status", summary="How far the deployment is", responses=examples.REDIS_AWAY
+)
 def up_status(services: AppServices) -> answers.UpStatus:
     """`status` is idle, starting, running or failed; `hosts` tells it of each host."""
     status = services.deployments.status()
@@ -68,12 +94,22 @@ def up_status(services: AppServices) -> answers.UpStatus:
     running = [worker for worker in workers if worker.is_ready]
     starting = [worker for worker in workers if worker.state == "starting"]
     found, record = status.state, status.record
-    if not status.hosts and found is not DeploymentState.FAILED:  # workers that were started one by one
-        found = DeploymentState.RUNNING if running else DeploymentState.STARTING if starting else DeploymentState.IDLE
+    if (
+        not status.hosts and found is not DeploymentState.FAILED
+    ):  # workers that were started one by one
+        found = (
+            DeploymentState.RUNNING
+            if running
+            else DeploymentState.STARTING
+            if starting
+            else DeploymentState.IDLE
+        )
     return answers.UpStatus(
         is_running=found is DeploymentState.RUNNING,
         status=found.value,
-        elapsed_seconds=services.deployments.elapsed_s(record) if record and record.wanted else None,
+        elapsed_seconds=services.deployments.elapsed_s(record)
+        if record and record.wanted
+        else None,
         error=record.error if record else None,
         model=status.wanted.model if status.wanted else None,
         hosts=[answers.HostStatus(**_host(host)) for host in status.hosts],
@@ -86,7 +122,9 @@ def up_status(services: AppServices) -> answers.UpStatus:
 
 @router.get("/versions", summary="What runs here", responses=examples.REDIS_AWAY)
 def versions(services: AppServices) -> answers.Versions:
-    found = sorted({host.vllm_version for host in services.deployments.hosts() if host.vllm_version})
+    found = sorted(
+        {host.vllm_version for host in services.deployments.hosts() if host.vllm_version}
+    )
     return answers.Versions(
         version=VERSION,
         vllm_version=", ".join(found) or None,

@@ -1,4 +1,6 @@
-"""/v1: OpenAI's API over all workers. The workers' vLLM answers; this side only chooses which of them."""
+"""/v1: OpenAI's API over all workers. The workers' vLLM answers; this side only chooses which
+of them.
+"""
 
 from typing import Any
 
@@ -8,12 +10,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from api.bodies import whole_body
+from api.chat.gateway import ProxiedAnswer, ProxyRequest
+from api.chat.named_model import model_in
 from api.errors import openai_error
-from api.gateway import ProxiedAnswer, ProxyRequest
-from api.named_model import model_in
+from api.schema.bodies import whole_body
 from api.services import AppServices, Services
-from poc_core.openai_paths import ELSEWHERE, FOLDERS, is_among
+from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS, is_among
 
 router = APIRouter(tags=["chat"])
 
@@ -24,7 +26,11 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
     413: {"description": "The body is over the limit, in bytes or items."},
     "4XX": {"description": "What else vLLM refuses, in its words."},
     "5XX": {"description": "What vLLM could not do, in its words."},
-    503: {"description": "The model's workers are away, or compute a round under POC_CHAT_POLICY=exclusive."},
+    503: {
+        "description": (
+            "The model's workers are away, or compute a round under POC_CHAT_POLICY=exclusive."
+        )
+    },
 }
 _BODY = {
     "requestBody": {
@@ -37,7 +43,10 @@ _BODY = {
                     "properties": {
                         "model": {
                             "type": "string",
-                            "description": "One that is served (GET /v1/models); needed where there are several.",
+                            "description": (
+                                "One that is served (GET /v1/models); needed where there are"
+                                " several."
+                            ),
                         }
                     },
                 },
@@ -45,14 +54,18 @@ _BODY = {
         },
     }
 }
-# Commas of a chat body. Parsing holds the event loop for the time of the items, not of the bytes: 33 MB of text or of a
-# picture take 3 ms, half a million items 50 ms, and 33 MB of nothing but short items 260 ms and 550 MB.
+# Commas of a chat body. Parsing holds the event loop for the time of the items, not of the bytes:
+# 33 MB of text or of a picture take 3 ms, half a million items 50 ms, and 33 MB of nothing but
+# short items 260 ms and 550 MB.
 _MAX_COMMAS = 500_000
 
 
 async def proxy(request: Request, services: AppServices) -> Response:
-    """Passed on to the least busy worker of the body's `model`; see vLLM's documentation of this path."""
-    # The route's own path: what request.url makes of a Host header with a # or a / in it may be any other.
+    """Passed on to the least busy worker of the body's `model`; see vLLM's documentation of
+    this path.
+    """
+    # The route's own path: what request.url makes of a Host header with a # or a / in it may be any
+    # other.
     return await _pass_on(request, services, str(request.scope["route"].path))
 
 
@@ -64,34 +77,55 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     try:
         model = await to_thread.run_sync(model_in, request.headers.get("content-type", ""), body)
     except ValueError:
-        return openai_error(400, "The body must be a JSON object whose `model` is a string.", "invalid_request_error")
+        return openai_error(
+            400,
+            "The body must be a JSON object whose `model` is a string.",
+            "invalid_request_error",
+        )
     gateway = services.gateway
     workers = await gateway.workers.remembered()
     if model not in {worker.model for worker in workers}:
         workers = await gateway.workers.now()  # before anybody is refused
     chosen = [worker for worker in workers if model is None or worker.model == model]
-    chosen = [worker for worker in chosen if is_among(worker.chat_paths, request.method, path)] or chosen
+    chosen = [
+        worker for worker in chosen if is_among(worker.chat_paths, request.method, path)
+    ] or chosen
     models = sorted({worker.model for worker in workers})
     if model is None and len(models) > 1:
         return openai_error(400, f"Name a model: {', '.join(models)}.", "invalid_request_error")
     if not chosen:
         return await to_thread.run_sync(_nobody, model, models, services)
     query = request.scope["query_string"]
-    sent = ProxyRequest(request.method, path.encode() + (b"?" + query if query else b""), request.headers.raw, body)
+    sent = ProxyRequest(
+        request.method, path.encode() + (b"?" + query if query else b""), request.headers.raw, body
+    )
     return ProxiedAnswer(gateway, gateway.by_load(chosen), sent)
 
 
 # What a worker of an earlier release serves too.
-for _path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"):
-    router.add_api_route(_path, proxy, methods=["POST"], response_model=None, responses=_ANSWER, openapi_extra=_BODY)
+for _path in (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+):
+    router.add_api_route(
+        _path, proxy, methods=["POST"], response_model=None, responses=_ANSWER, openapi_extra=_BODY
+    )
 
 
-@router.get("/v1/models", summary="The models of all workers", response_model=None, responses=_ANSWER)
+@router.get(
+    "/v1/models", summary="The models of all workers", response_model=None, responses=_ANSWER
+)
 async def models(request: Request, services: AppServices) -> Response:
     """One entry per served model, as its worker's vLLM describes it."""
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
-    key = [header for header in request.headers.raw if header[0] == b"authorization"]  # vLLM's --api-key
+    key = [
+        header for header in request.headers.raw if header[0] == b"authorization"
+    ]  # vLLM's --api-key
     for worker in await services.gateway.workers.now():
         if worker.model in entries:
             continue
@@ -109,10 +143,14 @@ async def models(request: Request, services: AppServices) -> Response:
 
 
 async def other(request: Request, services: AppServices) -> Response:
-    """Whatever else a worker's vLLM has for clients, such as /v1/messages or /score; never what administers it."""
+    """Whatever else a worker's vLLM has for clients, such as /v1/messages or /score; never what
+    administers it.
+    """
     workers = await services.gateway.workers.remembered() or await services.gateway.workers.now()
     wanted: str = request.scope["path"]
-    if workers and not any(is_among(worker.chat_paths, request.method, wanted) for worker in workers):
+    if workers and not any(
+        is_among(worker.chat_paths, request.method, wanted) for worker in workers
+    ):
         return openai_error(404, "No model that is served here has this path.", "NotFoundError")
     if not workers:
         return await to_thread.run_sync(_nobody, None, [], services)
@@ -121,7 +159,9 @@ async def other(request: Request, services: AppServices) -> Response:
 
 for _path in (*ELSEWHERE, *(f"{folder}{{path:path}}" for folder in FOLDERS)):
     _methods = ["POST"] if _path in ELSEWHERE else ["GET", "POST", "DELETE"]
-    router.add_api_route(_path, other, methods=_methods, include_in_schema=False, response_model=None)
+    router.add_api_route(
+        _path, other, methods=_methods, include_in_schema=False, response_model=None
+    )
 
 
 def _nobody(model: str | None, models: list[str], services: Services) -> Response:
@@ -129,6 +169,12 @@ def _nobody(model: str | None, models: list[str], services: Services) -> Respons
     known = services.workers.known_models()
     if (model is None and not models) or model in known:
         who = f"the model {model}" if model else "a model"
-        return openai_error(503, f"No worker serves chat for {who} right now; try again later.", "service_unavailable")
+        return openai_error(
+            503,
+            f"No worker serves chat for {who} right now; try again later.",
+            "service_unavailable",
+        )
     served = f"; ask for one of {', '.join(models)}" if models else ""
-    return openai_error(404, f"The model `{model}` is not served here{served}.", "NotFoundError", "model")
+    return openai_error(
+        404, f"The model `{model}` is not served here{served}.", "NotFoundError", "model"
+    )

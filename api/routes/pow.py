@@ -6,15 +6,17 @@ from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel
 
-from api import answers, examples, round_control
-from api.bodies import job_bodies, whole_body
-from api.openapi import json_body, json_examples
-from api.results import result_response
+from api.proofs import round_control
+from api.proofs.results import result_response
+from api.proofs.submission import submit
+from api.proofs.waiting import answer_when_ended
+from api.schema import examples
+from api.schema.bodies import job_bodies, whole_body
+from api.schema.openapi import json_body, json_examples
 from api.services import AppServices, Services
-from api.submission import submit
 from api.version import VERSION
-from api.waiting import answer_when_ended
-from poc_core.nonces import MAX_NONCE
+from poc_core import answers
+from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobRecord, JobStatus
 from poc_core.state.rounds import MOST_LISTED
 
@@ -23,7 +25,11 @@ router = APIRouter(prefix="/api/v1/pow", tags=["proof of compute"])
 # Which of a round's reported nonces /status lists, where it does.
 ValidFrom = Annotated[
     int | None,
-    Query(ge=0, le=MAX_NONCE, description="Place of the first valid nonce to be listed, from 0; absent: the newest."),
+    Query(
+        ge=0,
+        le=MAX_NONCE,
+        description="Place of the first valid nonce to be listed, from 0; absent: the newest.",
+    ),
 ]
 ValidLimit = Annotated[int, Query(ge=1, le=MOST_LISTED, description="Valid nonces listed at most.")]
 
@@ -60,8 +66,8 @@ READ_ROUTE: dict[str, Any] = {
 async def generate(request: Request, services: AppServices) -> Response | answers.Queued:
     """Queues a job: its nonces are split into batches that all workers of the model compute.
 
-    Everything is checked before anything is queued. With `wait` the answer is the result. A client that hangs
-    up does not end its job.
+    Everything is checked before anything is queued. With `wait` the answer is the result. A client
+    that hangs up does not end its job.
     """
     submitted = await submit(await whole_body(request), services)
     if submitted.wait:
@@ -71,7 +77,9 @@ async def generate(request: Request, services: AppServices) -> Response | answer
 
 @router.get("/generate/{request_id}", **READ_ROUTE)
 async def read_job(request_id: str, services: AppServices) -> Response:
-    """Results are kept for POC_GENERATE_RESULT_TTL_SEC after the job's end; afterwards the request_id is unknown."""
+    """Results are kept for POC_GENERATE_RESULT_TTL_SEC after the job's end; afterwards the
+    request_id is unknown.
+    """
     record = await services.together.get(("job", request_id), lambda: _find(request_id, services))
     if record is not None and record.status is JobStatus.COMPLETED:
         response = await to_thread.run_sync(result_response, services.jobs, request_id)
@@ -80,7 +88,9 @@ async def read_job(request_id: str, services: AppServices) -> Response:
         record = None  # expired in between
     if record is None:
         raise _unknown(services)
-    return Response(_progress(record).model_dump_json(exclude_none=True), media_type="application/json")
+    return Response(
+        _progress(record).model_dump_json(exclude_none=True), media_type="application/json"
+    )
 
 
 def _progress(record: JobRecord) -> answers.Progress:
@@ -99,23 +109,31 @@ def _progress(record: JobRecord) -> answers.Progress:
 
 
 @router.delete(
-    "/generate/{request_id}", summary="Cancel a job", responses={**examples.UNKNOWN_JOB, **examples.REDIS_AWAY}
+    "/generate/{request_id}",
+    summary="Cancel a job",
+    responses={**examples.UNKNOWN_JOB, **examples.REDIS_AWAY},
 )
 def cancel_job(request_id: str, services: AppServices) -> answers.Cancelled:
-    """Also one under way: what its workers compute right now is dropped. One that had ended stays as it is."""
+    """Also one under way: what its workers compute right now is dropped. One that had ended
+    stays as it is.
+    """
     if _find(request_id, services) is None:
         raise _unknown(services)
     return answers.Cancelled(cancelled=services.jobs.cancel(request_id))
 
 
 def _find(request_id: str, services: Services) -> JobRecord | None:
-    return services.jobs.read(request_id) if len(request_id) == 32 and request_id.isalnum() else None
+    return (
+        services.jobs.read(request_id) if len(request_id) == 32 and request_id.isalnum() else None
+    )
 
 
 def _unknown(services: Services) -> HTTPException:
     kept_s = services.settings.generate_result_ttl_sec
     return HTTPException(
-        404, f"No job has this request_id; results are kept for {kept_s} s (POC_GENERATE_RESULT_TTL_SEC)."
+        404,
+        f"No job has this request_id; results are kept for {kept_s} s"
+        " (POC_GENERATE_RESULT_TTL_SEC).",
     )
 
 
@@ -169,7 +187,8 @@ def _status(services: Services, valid_from: int | None, valid_limit: int) -> byt
 
 @router.post("/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)
 def stop(services: AppServices) -> answers.Stopped:
-    """The round stops within one micro-batch; what it computed is still delivered. Jobs that wait in the queue are
-    cancelled; those whose client waits (wait=true), and those under way, are computed. DELETE /generate/{request_id}
-    ends one of them."""
+    """The round stops within one micro-batch; what it computed is still delivered. Jobs that
+    wait in the queue are cancelled; those whose client waits (wait=true), and those under way,
+    are computed. DELETE /generate/{request_id} ends one of them.
+    """
     return answers.Stopped(cancelled_jobs=round_control.stop(services))

@@ -3,10 +3,12 @@
 from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from api import answers, examples, round_control
-from api.bodies import parse_round, phased_round_bodies, round_bodies, whole_body
-from api.openapi import json_body
+from api.proofs import round_control
+from api.schema import examples
+from api.schema.bodies import parse_round, phased_round_bodies, round_bodies, whole_body
+from api.schema.openapi import json_body
 from api.services import AppServices
+from poc_core import answers
 from poc_core.records import RoundState
 
 router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
@@ -21,13 +23,20 @@ _PHASED_BODY = json_body(phased_round_bodies())
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, services: AppServices) -> answers.RoundChanged:
-    """All workers of the model compute nonces until /stop. `r_target` in the body makes it a distance round."""
+    """All workers of the model compute nonces until /stop. `r_target` in the body makes it a
+    distance round.
+    """
     body = parse_round(await whole_body(request), round_bodies())
     await to_thread.run_sync(round_control.start, body, services, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
 
-@router.post("/init", summary="Store a distance round", openapi_extra=_PHASED_BODY, responses=examples.ROUND_ERRORS)
+@router.post(
+    "/init",
+    summary="Store a distance round",
+    openapi_extra=_PHASED_BODY,
+    responses=examples.ROUND_ERRORS,
+)
 async def init(request: Request, services: AppServices) -> answers.RoundChanged:
     """The round does not run before /phase/generate."""
     body = parse_round(await whole_body(request), phased_round_bodies())
@@ -48,14 +57,22 @@ async def init_validate(request: Request, services: AppServices) -> answers.Roun
     return answers.round_changed(RoundState.VALIDATING)
 
 
-@router.post("/phase/generate", summary="Switch the stored round to generating", responses=examples.PHASE_ERRORS)
+@router.post(
+    "/phase/generate",
+    summary="Switch the stored round to generating",
+    responses=examples.PHASE_ERRORS,
+)
 def phase_generate(services: AppServices) -> answers.RoundChanged:
     """Goes on where an earlier generation phase of the round ended."""
     round_control.switch(services, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 
 
-@router.post("/phase/validate", summary="Switch the stored round to validating", responses=examples.PHASE_ERRORS)
+@router.post(
+    "/phase/validate",
+    summary="Switch the stored round to validating",
+    responses=examples.PHASE_ERRORS,
+)
 def phase_validate(services: AppServices) -> answers.RoundChanged:
     """Workers stop generating within one micro-batch, and serve /validate and jobs."""
     round_control.switch(services, RoundState.VALIDATING)

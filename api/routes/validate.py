@@ -1,17 +1,19 @@
-"""/api/v1/pow/validate: judging a batch that somebody reported in a round (protocol.md, section 3)."""
+"""/api/v1/pow/validate: judging a batch that somebody reported in a round (protocol.md, section
+3).
+"""
 
 from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from api import examples
-from api.answers import one_of
-from api.bodies import batch_bodies, parse_body, whole_body
-from api.openapi import json_body
+from api.proofs.submission import queue_to_wait
+from api.proofs.waiting import answer_when_ended
+from api.schema import examples
+from api.schema.bodies import batch_bodies, parse_body, whole_body
+from api.schema.openapi import json_body
 from api.services import AppServices, Services
-from api.submission import queue_to_wait
-from api.waiting import answer_when_ended
+from poc_core.answers import one_of
 from poc_core.records import RoundConfig, RoundState
 from poc_core.schemes import contract_of
 
@@ -31,9 +33,12 @@ _ANSWERS = [body.answer for body in batch_bodies().values()]
     },
 )
 async def validate(request: Request, services: AppServices) -> Response | dict[str, Any]:
-    """Judged by the r_target, fraud_threshold, seq_len and randomization of the round that validates; sent to its
-    callback_url too."""
-    scheme, body = parse_body(await whole_body(request), services.settings.max_queued_nonces, batch_bodies())
+    """Judged by the r_target, fraud_threshold, seq_len and randomization of the round that
+    validates; sent to its callback_url too.
+    """
+    scheme, body = parse_body(
+        await whole_body(request), services.settings.max_queued_nonces, batch_bodies()
+    )
     job = await to_thread.run_sync(lambda: body.job(_validating_round(services, scheme)))
     if not job.nonces:
         return contract_of(scheme).verdict(job.spec, job.request, [], [], [])
@@ -45,7 +50,9 @@ def _validating_round(services: Services, scheme: str) -> RoundConfig:
     """HTTPException 400 says which step is missing."""
     current = services.rounds.current()
     if current is None or current.config.spec.scheme != scheme:
-        raise HTTPException(400, f"No {scheme} round was initialised; send POST /init/validate first.")
+        raise HTTPException(
+            400, f"No {scheme} round was initialised; send POST /init/validate first."
+        )
     if current.state is RoundState.STOPPED:
         raise HTTPException(400, "The round was stopped; send POST /init/validate first.")
     if current.state is not RoundState.VALIDATING:

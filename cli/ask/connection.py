@@ -3,7 +3,8 @@
 from cli.console import UsageError, note
 from proofline.client import ApiError, Client, UrlError
 
-# Seconds that a command does what Retry-After says before it gives up. Its user sees why, and may press Ctrl-C.
+# Seconds that a command does what Retry-After says before it gives up. Its user sees why, and may
+# press Ctrl-C.
 PATIENCE_S = 15.0
 
 
@@ -16,12 +17,18 @@ def connect(url: str) -> Client:
 
 
 def only_model(client: Client) -> str:
-    """The one model that is served. ApiError when there is none, UsageError when there are several, naming them."""
+    """The one model that is served. ApiError when there is none, UsageError when there are
+    several, naming them.
+    """
     models = sorted({worker.model for worker in client.status().workers})
     if not models:
-        raise ApiError("No worker serves a model yet; start one, wait for it, or name its model with --model.")
+        raise ApiError(
+            "No worker serves a model yet; start one, wait for it, or name its model with --model."
+        )
     if len(models) > 1:
-        raise UsageError(f"Several models are served; choose one with --model: {', '.join(models)}.")
+        raise UsageError(
+            f"Several models are served; choose one with --model: {', '.join(models)}."
+        )
     return models[0]
 
 

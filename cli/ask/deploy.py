@@ -1,4 +1,6 @@
-"""`proofline deploy` and `proofline undeploy`: what the network's client does with a node, by hand."""
+"""`proofline deploy` and `proofline undeploy`: what the network's client does with a node, by
+hand.
+"""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -24,23 +26,29 @@ def deploy(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A name on the Hugging Face hub, a shipped model's, or a directory on every host.", show_default=False
+            help="A name on the Hugging Face hub, a shipped model's, or a directory on every host.",
+            show_default=False,
         ),
     ] = None,
     vllm_args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- VLLM_ARGS", help="After --: arguments of `vllm serve`.", show_default=False),
+        typer.Argument(
+            metavar="-- VLLM_ARGS", help="After --: arguments of `vllm serve`.", show_default=False
+        ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Number format of the weights: auto, float32 or bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Number format of the weights: auto, float32 or bfloat16.")
+    ] = "auto",
     status: Annotated[
         bool, typer.Option("--status", help="Deploy nothing; show what is deployed, host by host.")
     ] = False,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
-    """Have all hosts serve another model, and wait until it does; the one before ends first, and a round with it.
+    """Have all hosts serve another model, and wait until it does; the one before ends first, and a
+    round with it.
 
-    What the round computed is still delivered, jobs are cancelled, chat under way has 20 s to end. Ctrl-C ends the
-    waiting, not the deployment.
+    What the round computed is still delivered, jobs are cancelled, chat under way has 20 s to end.
+    Ctrl-C ends the waiting, not the deployment.
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
@@ -49,7 +57,9 @@ def deploy(
     if status is (model is not None):
         raise UsageError("Name a model to deploy, or give --status to see what is deployed.")
     if vllm_args and not vllm_args[0].startswith("-"):
-        raise UsageError(f"{vllm_args[0]!r} is not an option; arguments of `vllm serve` go to the end, after --.")
+        raise UsageError(
+            f"{vllm_args[0]!r} is not an option; arguments of `vllm serve` go to the end, after --."
+        )
     with connect(url) as client:
         if model is None:
             show(client.deployment())
@@ -97,5 +107,7 @@ def show(found: "UpStatus") -> None:
     seconds = f", {found.elapsed_seconds:.0f} s" if found.elapsed_seconds is not None else ""
     typer.echo(f"{what}{found.status}{seconds}{': ' + found.error if found.error else ''}")
     for host in found.hosts:
-        serves = f" {host.model}, {host.ready} of {host.workers} workers ready" if host.model else ""
+        serves = (
+            f" {host.model}, {host.ready} of {host.workers} workers ready" if host.model else ""
+        )
         typer.echo(f"  {host.host}: {host.state}{serves}{': ' + host.error if host.error else ''}")

@@ -13,20 +13,30 @@ FOR_A_NEW_JOB = "Needed unless --request-id is given."
 def generate(
     block_hash: Annotated[
         str | None,
-        typer.Option("--block-hash", help=f"{options.BLOCK_HASH_HELP} {FOR_A_NEW_JOB}", show_default=False),
+        typer.Option(
+            "--block-hash", help=f"{options.BLOCK_HASH_HELP} {FOR_A_NEW_JOB}", show_default=False
+        ),
     ] = None,
     public_key: Annotated[
         str | None,
-        typer.Option("--public-key", help=f"{options.PUBLIC_KEY_HELP} {FOR_A_NEW_JOB}", show_default=False),
+        typer.Option(
+            "--public-key", help=f"{options.PUBLIC_KEY_HELP} {FOR_A_NEW_JOB}", show_default=False
+        ),
     ] = None,
     nonces: Annotated[
         str | None,
         typer.Option("--nonces", help=f"{options.NONCES_HELP} {FOR_A_NEW_JOB}", show_default=False),
     ] = None,
-    block_height: Annotated[int, typer.Option(min=0, help="Height of the block; told to callbacks only.")] = 0,
-    seq_len: Annotated[int, typer.Option(min=1, help=options.SEQ_LEN_HELP)] = options.DEFAULT_SEQ_LEN,
+    block_height: Annotated[
+        int, typer.Option(min=0, help="Height of the block; told to callbacks only.")
+    ] = 0,
+    seq_len: Annotated[
+        int, typer.Option(min=1, help=options.SEQ_LEN_HELP)
+    ] = options.DEFAULT_SEQ_LEN,
     k_dim: Annotated[int, typer.Option(min=1, help=options.K_DIM_HELP)] = options.DEFAULT_K_DIM,
-    stronger_rng: Annotated[bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)] = False,
+    stronger_rng: Annotated[
+        bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)
+    ] = False,
     max_tokens: options.MaxTokens = None,
     model: options.ServedModel = None,
     batch_size: options.BatchSize = None,
@@ -34,16 +44,22 @@ def generate(
     output: options.Output = None,
     request_id: Annotated[
         str | None,
-        typer.Option("--request-id", help="Wait for this job, submitted earlier, instead.", show_default=False),
+        typer.Option(
+            "--request-id",
+            help="Wait for this job, submitted earlier, instead.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Compute artifacts on a running API, wait for them and print them as JSON.
 
-    The JSON is the API's answer, {"artifacts": [...], "encoding": {...}, ...}, and under "request" what was asked for,
-    so that `proofline validate --artifacts FILE` needs no further options. Ctrl-C stops the waiting, not the job.
-    With --max-tokens they are chains of points, the network's coming scheme.
+    The JSON is the API's answer, {"artifacts": [...], "encoding": {...}, ...}, and under "request"
+    what was asked for, so that `proofline validate --artifacts FILE` needs no further options.
+    Ctrl-C stops the waiting, not the job. With --max-tokens they are chains of points, the
+    network's coming scheme.
 
-    **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o proof.json
+    **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o
+    proof.json
     """
     from cli.ask.connection import connect, only_model
     from cli.ask.jobs import await_job, job_body
@@ -57,7 +73,9 @@ def generate(
             given = {"--block-hash": block_hash, "--public-key": public_key, "--nonces": nonces}
             missing = [name for name, value in given.items() if value is None]
             if block_hash is None or public_key is None or nonces is None:
-                raise UsageError(f"Give {' and '.join(missing)}, or --request-id of a job to wait for.")
+                raise UsageError(
+                    f"Give {' and '.join(missing)}, or --request-id of a job to wait for."
+                )
             wanted = parse_nonces(nonces)
             n_nonces = len(wanted)
             body = job_body(
@@ -77,6 +95,8 @@ def generate(
         resume = f"proofline generate --url {client.base} --request-id {request_id}"
         result = await_job(client, request_id, "Generating", n_nonces, resume)
     write_json(result if request is None else {**result, "request": request}, output)
-    excluded = result.get("n_excluded") or (n_nonces - len(result["artifacts"]) if n_nonces is not None else 0)
+    excluded = result.get("n_excluded") or (
+        n_nonces - len(result["artifacts"]) if n_nonces is not None else 0
+    )
     if excluded:
         note(f"{excluded} nonces gave no finite state and are left out.")

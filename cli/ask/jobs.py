@@ -20,7 +20,9 @@ def job_body(
     stronger_rng: bool,
     max_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """The body of POST /generate (protocol.md, section 5); with `max_tokens` of decode proofs (section 8)."""
+    """The body of POST /generate (protocol.md, section 5); with `max_tokens` of decode proofs
+    (section 8).
+    """
     body: dict[str, Any] = {
         "block_hash": block_hash,
         "block_height": block_height,
@@ -39,19 +41,28 @@ def job_body(
     return body
 
 
-def await_job(client: Client, request_id: str, title: str, n_nonces: int | None, how_to_resume: str) -> Document:
-    """The job's result, with a progress bar while it runs. Ctrl-C leaves the job running and says how to get at it."""
+def await_job(
+    client: Client, request_id: str, title: str, n_nonces: int | None, how_to_resume: str
+) -> Document:
+    """The job's result, with a progress bar while it runs. Ctrl-C leaves the job running and
+    says how to get at it.
+    """
     try:
         with progress_bar("nonces") as bar:
             task = bar.add_task(title, total=n_nonces)
             result = client.wait(
-                request_id, Document, lambda done, total: bar.update(task, completed=done, total=total)
+                request_id,
+                Document,
+                lambda done, total: bar.update(task, completed=done, total=total),
             )
             total = n_nonces if n_nonces is not None else bar.tasks[0].total
             bar.update(task, completed=total, total=total)
             return result
     except KeyboardInterrupt:
-        note(f"Not waiting any longer; job {request_id} goes on. Fetch its result within minutes of its end:")
+        note(
+            f"Not waiting any longer; job {request_id} goes on. Fetch its result within minutes of"
+            " its end:"
+        )
         note(f"  {how_to_resume}")
         note(f"  curl {client.base}{job_path(request_id)}")
         raise

@@ -20,7 +20,10 @@ RUNNING = ("GENERATING", "VALIDATING")
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Rounds: every worker of a model computes nonces, one after the other, until the round is stopped.",
+    help=(
+        "Rounds: every worker of a model computes nonces, one after the other, until the round is"
+        " stopped."
+    ),
 )
 
 
@@ -33,47 +36,75 @@ def start(
     block_hash: Annotated[str, typer.Option("--block-hash", help=options.BLOCK_HASH_HELP)],
     public_key: Annotated[str, typer.Option("--public-key", help=options.PUBLIC_KEY_HELP)],
     block_height: Annotated[
-        int, typer.Option("--block-height", min=0, help="Height of the block; told to the receiver only.")
+        int,
+        typer.Option(
+            "--block-height", min=0, help="Height of the block; told to the receiver only."
+        ),
     ] = 0,
     callback_url: Annotated[
         str | None,
         typer.Option(
             "--callback-url",
-            help="The artifacts are POSTed to CALLBACK_URL/generated. Without it they are only counted.",
+            help=(
+                "The artifacts are POSTed to CALLBACK_URL/generated. Without it they are only"
+                " counted."
+            ),
             show_default=False,
         ),
     ] = None,
-    node_id: Annotated[int, typer.Option("--node-id", min=0, help="This node, from 0 to NODE_COUNT - 1.")] = 0,
-    node_count: Annotated[int, typer.Option("--node-count", min=1, help="Nodes that share the nonces.")] = 1,
-    group_id: Annotated[
-        int, typer.Option("--group-id", min=0, help="This group of the node's workers, from 0 to N_GROUPS - 1.")
+    node_id: Annotated[
+        int, typer.Option("--node-id", min=0, help="This node, from 0 to NODE_COUNT - 1.")
     ] = 0,
-    n_groups: Annotated[int, typer.Option("--n-groups", min=1, help="Groups that share the node's nonces.")] = 1,
+    node_count: Annotated[
+        int, typer.Option("--node-count", min=1, help="Nodes that share the nonces.")
+    ] = 1,
+    group_id: Annotated[
+        int,
+        typer.Option(
+            "--group-id", min=0, help="This group of the node's workers, from 0 to N_GROUPS - 1."
+        ),
+    ] = 0,
+    n_groups: Annotated[
+        int, typer.Option("--n-groups", min=1, help="Groups that share the node's nonces.")
+    ] = 1,
     batch_size: Annotated[
         int | None,
         typer.Option(
             "--batch-size",
             min=1,
-            help="Nonces a worker computes at a time, at most. Default: as many as fit, up to the API's "
-            "POC_BATCH_SIZE_DEFAULT.",
+            help=(
+                "Nonces a worker computes at a time, at most. Default: as many as fit, up to the"
+                " API's "
+                "POC_BATCH_SIZE_DEFAULT."
+            ),
             show_default=False,
         ),
     ] = None,
-    seq_len: Annotated[int, typer.Option("--seq-len", min=1, help=options.SEQ_LEN_HELP)] = options.DEFAULT_SEQ_LEN,
+    seq_len: Annotated[
+        int, typer.Option("--seq-len", min=1, help=options.SEQ_LEN_HELP)
+    ] = options.DEFAULT_SEQ_LEN,
     k_dim: Annotated[
         int | None,
         typer.Option(
-            "--k-dim", min=1, help=f"{options.K_DIM_HELP} Default: {options.DEFAULT_K_DIM}.", show_default=False
+            "--k-dim",
+            min=1,
+            help=f"{options.K_DIM_HELP} Default: {options.DEFAULT_K_DIM}.",
+            show_default=False,
         ),
     ] = None,
-    stronger_rng: Annotated[bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)] = False,
+    stronger_rng: Annotated[
+        bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)
+    ] = False,
     max_tokens: options.MaxTokens = None,
     r_target: Annotated[
         float | None,
         typer.Option(
             "--r-target",
-            help="Distances instead of artifacts: nonces below this one, up to 2, are valid. `proofline calibrate` "
-            "finds one.",
+            help=(
+                "Distances instead of artifacts: nonces below this one, up to 2, are valid."
+                " `proofline calibrate` "
+                "finds one."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -83,22 +114,29 @@ def start(
             "--fraud-threshold",
             min=0,
             max=1,
-            help="Of distances: below this probability of honesty a batch is a fraud. Default: 0.01.",
+            help=(
+                "Of distances: below this probability of honesty a batch is a fraud. Default: 0.01."
+            ),
             show_default=False,
         ),
     ] = None,
     layer_hooks: Annotated[
-        bool, typer.Option("--layer-hooks", help="Of distances: randomize after every layer instead of by signs.")
+        bool,
+        typer.Option(
+            "--layer-hooks", help="Of distances: randomize after every layer instead of by signs."
+        ),
     ] = False,
     model: options.ServedModel = None,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
-    """Start a round on a running API; it goes on until `proofline round stop`, also without this command.
+    """Start a round on a running API; it goes on until `proofline round stop`, also without this
+    command.
 
-    Node I of N computes the nonces I, I + N, I + 2N, ... on all its workers together, each nonce once. While one round
-    generates there can be no second, and jobs wait for its end.
+    Node I of N computes the nonces I, I + N, I + 2N, ... on all its workers together, each nonce
+    once. While one round generates there can be no second, and jobs wait for its end.
 
-    **Example:** proofline round start --block-hash 0xabc --public-key node-1 --callback-url http://127.0.0.1:9100
+    **Example:** proofline round start --block-hash 0xabc --public-key node-1 --callback-url
+    http://127.0.0.1:9100
 
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --r-target 1.405
     """
@@ -141,8 +179,12 @@ def start(
             note("Without --callback-url its artifacts are counted and sent to nobody.")
 
 
-def check_scheme(r_target: float | None, of_artifacts: dict[str, Any], of_distances: dict[str, Any]) -> None:
-    """UsageError for options of the scheme that is not asked for. The dicts: option -> what was given."""
+def check_scheme(
+    r_target: float | None, of_artifacts: dict[str, Any], of_distances: dict[str, Any]
+) -> None:
+    """UsageError for options of the scheme that is not asked for. The dicts: option -> what was
+    given.
+    """
     if r_target is not None and not 0 < r_target <= 2:
         raise UsageError(f"--r-target is a distance above 0, up to 2, not {r_target:g}.")
     strangers = of_artifacts if r_target is not None else of_distances
@@ -150,12 +192,16 @@ def check_scheme(r_target: float | None, of_artifacts: dict[str, Any], of_distan
     if given and r_target is not None:
         raise UsageError(f"{' and '.join(given)} is for artifacts; leave it out, or --r-target.")
     if given:
-        raise UsageError(f"{' and '.join(given)} is for distances; give --r-target too, or leave it out.")
+        raise UsageError(
+            f"{' and '.join(given)} is for distances; give --r-target too, or leave it out."
+        )
 
 
 @app.command()
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="The API's answer as one line of JSON instead.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The API's answer as one line of JSON instead.")
+    ] = False,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
     """Show the round that runs or ran last: rates, workers, and what is delivered."""
@@ -178,7 +224,8 @@ def status(
 def stop(url: options.Url = options.DEFAULT_URL) -> None:
     """Stop the round within one micro-batch, and cancel the jobs that wait in the queue.
 
-    What was computed is still delivered: undelivered artifacts are kept and tried for POC_CALLBACK_RETENTION_SEC.
+    What was computed is still delivered: undelivered artifacts are kept and tried for
+    POC_CALLBACK_RETENTION_SEC.
     """
     from cli.ask.connection import connect
 
@@ -192,10 +239,13 @@ def stop(url: options.Url = options.DEFAULT_URL) -> None:
 
 @app.command()
 def watch(
-    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")
+    ] = 1.0,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
-    """Watch the round until it stops: rates, totals, every worker, the outbox. Ctrl-C ends the watching only.
+    """Watch the round until it stops: rates, totals, every worker, the outbox. Ctrl-C ends the
+    watching only.
 
     On a terminal the picture is redrawn; elsewhere, such as in a log, it is one line per look.
     """
@@ -207,18 +257,28 @@ def watch(
     with connect(url) as client:
         state = client.status().state
         if state not in RUNNING:
-            raise NoRoundError(f"No round is running (the node is {state}); start one with `proofline round start`.")
+            raise NoRoundError(
+                f"No round is running (the node is {state}); start one with `proofline round"
+                " start`."
+            )
         try:
             last = show(follow(client, interval_s), console)
         except KeyboardInterrupt:
-            note(f"No longer watching; the round goes on. Stop it with: proofline round stop{_same(url)}")
+            note(
+                "No longer watching; the round goes on. Stop it with: proofline round"
+                f" stop{_same(url)}"
+            )
             return
     waiting = last.get("stats", {}).get("artifacts_waiting")
-    note(f"The round is {last.get('state')}." + (f" {waiting:,} artifacts still wait for delivery." if waiting else ""))
+    note(
+        f"The round is {last.get('state')}."
+        + (f" {waiting:,} artifacts still wait for delivery." if waiting else "")
+    )
 
 
 def follow(client: "Client", interval_s: float) -> "Iterator[Document | ApiError]":
-    """The status every `interval_s`, the last one when the round has ended; an error while the API is away.
+    """The status every `interval_s`, the last one when the round has ended; an error while the API
+    is away.
 
     Raises the ApiError when that lasts for POLL_PATIENCE_S.
     """

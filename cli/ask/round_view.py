@@ -1,4 +1,6 @@
-"""How a round looks to people: the API's status as a picture for terminals, and as a line for logs."""
+"""How a round looks to people: the API's status as a picture for terminals, and as a line for
+logs.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -36,7 +38,9 @@ def picture(status: dict[str, Any], now: float) -> RenderableType:
     parts: list[RenderableType] = [_head(status)]
     if status.get("config") is not None:
         parts.append(_outbox(status, now))
-    return Group(*parts, "", _workers(status))  # last: of very many a low terminal cuts off the rest
+    return Group(
+        *parts, "", _workers(status)
+    )  # last: of very many a low terminal cuts off the rest
 
 
 def _head(status: dict[str, Any]) -> Table:
@@ -109,7 +113,9 @@ def _troubles(stats: dict[str, Any], with_error: bool = True) -> list[str]:
     if outbox.get("full"):
         troubles.append("FULL: the round pauses until the receiver takes some")
     if outbox.get("failures"):
-        troubles.append(f"FAILING (tries in a row: {outbox['failures']}): {outbox.get('last_error')}")
+        troubles.append(
+            f"FAILING (tries in a row: {outbox['failures']}): {outbox.get('last_error')}"
+        )
     if outbox.get("dropped"):
         troubles.append(f"{outbox['dropped']:,} DROPPED after POC_CALLBACK_MAX_RETRIES")
     if with_error and stats.get("error"):
@@ -132,7 +138,8 @@ def _described(config: dict[str, Any]) -> str:
     params = config.get("params") or config
     scheme = recognised(config, contracts())
     return (
-        f"{params['model']}, seq_len {params['seq_len']}, {scheme.described(config)}, batches of {config['batch_size']}"
+        f"{params['model']}, seq_len {params['seq_len']}, {scheme.described(config)}, batches of"
+        f" {config['batch_size']}"
     )
 
 

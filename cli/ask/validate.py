@@ -18,30 +18,40 @@ def validate(
     artifacts: Annotated[
         Path,
         typer.Option(
-            "--artifacts", help="JSON file as `proofline generate` or `compute --json` writes it; - for stdin."
+            "--artifacts",
+            help="JSON file as `proofline generate` or `compute --json` writes it; - for stdin.",
         ),
     ],
     block_hash: Annotated[
         str | None,
-        typer.Option("--block-hash", help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False),
+        typer.Option(
+            "--block-hash", help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False
+        ),
     ] = None,
     public_key: Annotated[
         str | None,
-        typer.Option("--public-key", help=f"{options.PUBLIC_KEY_HELP} {FROM_FILE}", show_default=False),
+        typer.Option(
+            "--public-key", help=f"{options.PUBLIC_KEY_HELP} {FROM_FILE}", show_default=False
+        ),
     ] = None,
     block_height: Annotated[
-        int | None, typer.Option(min=0, help=f"Height of the block. {FROM_FILE}", show_default=False)
+        int | None,
+        typer.Option(min=0, help=f"Height of the block. {FROM_FILE}", show_default=False),
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(min=1, help=f"{options.SEQ_LEN_HELP} {FROM_FILE}", show_default=False)
+        int | None,
+        typer.Option(min=1, help=f"{options.SEQ_LEN_HELP} {FROM_FILE}", show_default=False),
     ] = None,
     k_dim: Annotated[
-        int | None, typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}", show_default=False)
+        int | None,
+        typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}", show_default=False),
     ] = None,
     stronger_rng: Annotated[
         bool | None,
         typer.Option(
-            "--stronger-rng/--no-stronger-rng", help=f"{options.STRONGER_RNG_HELP} {FROM_FILE}", show_default=False
+            "--stronger-rng/--no-stronger-rng",
+            help=f"{options.STRONGER_RNG_HELP} {FROM_FILE}",
+            show_default=False,
         ),
     ] = None,
     max_tokens: Annotated[
@@ -55,19 +65,27 @@ def validate(
     ] = None,
     nonces: Annotated[
         str | None,
-        typer.Option("--nonces", help="Check only these of the file's nonces. Default: all.", show_default=False),
+        typer.Option(
+            "--nonces",
+            help="Check only these of the file's nonces. Default: all.",
+            show_default=False,
+        ),
     ] = None,
     dist_threshold: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help=f"Largest L2 distance at which two vectors still agree ({DIST_THRESHOLD:g}), or margin of "
-            f"a claimed point ({MARGIN:g}).",
+            help=(
+                f"Largest L2 distance at which two vectors still agree ({DIST_THRESHOLD:g}), or"
+                " margin of "
+                f"a claimed point ({MARGIN:g})."
+            ),
             show_default=False,
         ),
     ] = None,
     p_mismatch: Annotated[
-        float, typer.Option(min=0, max=1, help="How likely an honest artifact lies further than that.")
+        float,
+        typer.Option(min=0, max=1, help="How likely an honest artifact lies further than that."),
     ] = P_MISMATCH,
     fraud_threshold: Annotated[
         float, typer.Option(min=0, max=1, help="p-value below which the artifacts are a fraud.")
@@ -76,7 +94,10 @@ def validate(
         str | None,
         typer.Option(
             "--model",
-            help="The model by the name it is served under. Default: what the file says, or the only one served.",
+            help=(
+                "The model by the name it is served under. Default: what the file says, or the only"
+                " one served."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -104,7 +125,9 @@ def validate(
     block_hash = block_hash if block_hash is not None else noted.get("block_hash")
     public_key = public_key if public_key is not None else noted.get("public_key")
     if block_hash is None or public_key is None:
-        raise UsageError("The file does not say what it was made for; give --block-hash and --public-key.")
+        raise UsageError(
+            "The file does not say what it was made for; give --block-hash and --public-key."
+        )
     n_steps = max_tokens or params.get("max_tokens") or steps_of(claimed)
     usual = DIST_THRESHOLD if n_steps is None else MARGIN
     with connect(url) as client:
@@ -117,7 +140,9 @@ def validate(
             seq_len=seq_len or params.get("seq_len") or options.DEFAULT_SEQ_LEN,
             k_dim=k_dim or params.get("k_dim") or noted_k_dim or options.DEFAULT_K_DIM,
             batch_size=batch_size,
-            stronger_rng=stronger_rng if stronger_rng is not None else bool(noted.get("poc_stronger_rng")),
+            stronger_rng=(
+                stronger_rng if stronger_rng is not None else bool(noted.get("poc_stronger_rng"))
+            ),
             max_tokens=n_steps,
         )
         body["validation"] = {"artifacts": claimed}
@@ -138,19 +163,28 @@ def validate(
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
     """(the artifacts, what `generate` noted under "request", the encoding's k_dim) of a file."""
     try:
-        text = typer.get_text_stream("stdin").read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        text = (
+            typer.get_text_stream("stdin").read()
+            if str(path) == "-"
+            else path.read_text(encoding="utf-8")
+        )
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read {path} ({error}); give the file that `proofline generate` wrote.") from error
+        raise UsageError(
+            f"Cannot read {path} ({error}); give the file that `proofline generate` wrote."
+        ) from error
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{path} is not JSON ({error}); give the file that `proofline generate` wrote.") from error
+        raise UsageError(
+            f"{path} is not JSON ({error}); give the file that `proofline generate` wrote."
+        ) from error
     if isinstance(document, list):
         document = {"artifacts": document}
     artifacts = document.get("artifacts") if isinstance(document, dict) else None
     if not isinstance(artifacts, list) or not all(is_artifact(item) for item in artifacts):
         raise UsageError(
-            f'{path} holds no artifacts; it must be {{"artifacts": [{{"nonce": 0, "vector_b64": "..."}}, ...]}}.'
+            f'{path} holds no artifacts; it must be {{"artifacts": [{{"nonce": 0, "vector_b64":'
+            ' "..."}, ...]}.'
         )
     noted = document.get("request")
     encoding = document.get("encoding")
@@ -159,12 +193,20 @@ def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], in
 
 
 def is_artifact(item: Any) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("nonce"), int) and isinstance(item.get("vector_b64"), str)
+    return (
+        isinstance(item, dict)
+        and isinstance(item.get("nonce"), int)
+        and isinstance(item.get("vector_b64"), str)
+    )
 
 
 def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
     """Those that most chains have after the prefill; None: the artifacts are no chains."""
-    lengths = [len(points) for item in artifacts if isinstance(points := item.get("k_points_steps"), list) and points]
+    lengths = [
+        len(points)
+        for item in artifacts
+        if isinstance(points := item.get("k_points_steps"), list) and points
+    ]
     return max(max(set(lengths), key=lengths.count) - 1, 1) if lengths else None
 
 
@@ -173,14 +215,18 @@ def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict
     by_nonce = {item["nonce"]: item for item in artifacts}
     missing = [nonce for nonce in nonces if nonce not in by_nonce]
     if missing:
-        raise UsageError(f"The file has no artifact of nonce {missing[0]}; leave it out of --nonces.")
+        raise UsageError(
+            f"The file has no artifact of nonce {missing[0]}; leave it out of --nonces."
+        )
     return [by_nonce[nonce] for nonce in nonces]
 
 
 def describe_verdict(verdict: dict[str, Any]) -> str:
     """The verdict in one line."""
     word = "FRAUD" if verdict["fraud_detected"] else "No fraud"
-    excluded = f", {verdict['n_excluded']} could not be computed here" if verdict.get("n_excluded") else ""
+    excluded = (
+        f", {verdict['n_excluded']} could not be computed here" if verdict.get("n_excluded") else ""
+    )
     return (
         f"{word}: {verdict['n_mismatch']} of {verdict['n_total']} artifacts mismatch, "
         f"p-value {verdict['p_value']:.3g}{excluded}."

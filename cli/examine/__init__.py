@@ -1,1 +1,3 @@
-"""The commands that look at this machine and its settings: `doctor` and `config`; a module for each thing looked at."""
+"""The commands that look at this machine and its settings: `doctor` and `config`; a module for
+each thing looked at.
+"""

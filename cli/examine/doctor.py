@@ -26,34 +26,51 @@ _COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "problem":
 def doctor(
     model: Annotated[
         str | None,
-        typer.Option(help="Look at this model too: its files, its room, its family.", show_default=False),
+        typer.Option(
+            help="Look at this model too: its files, its room, its family.", show_default=False
+        ),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Number format of its weights, as a worker would be told.")] = "auto",
+    dtype: Annotated[
+        Dtype, typer.Option(help="Number format of its weights, as a worker would be told.")
+    ] = "auto",
     tensor_parallel: Annotated[int, typer.Option(min=1, help="As a worker would be told.")] = 1,
     pipeline_parallel: Annotated[int, typer.Option(min=1, help="As a worker would be told.")] = 1,
     redis_url: options.RedisUrl = None,
     host: Annotated[str, typer.Option(help="Where the API is to listen.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="The API's port. Default: POC_API_PORT.", show_default=False)] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The API's port. Default: POC_API_PORT.", show_default=False)
+    ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="As `proofline up` would be told: where its Redis writes.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="As `proofline up` would be told: where its Redis writes.", show_default=False
+        ),
     ] = None,
     callback_url: Annotated[
         str | None,
         typer.Option(
-            "--callback-url", help="A receiver of callbacks: is it allowed, does it answer?", show_default=False
+            "--callback-url",
+            help="A receiver of callbacks: is it allowed, does it answer?",
+            show_default=False,
         ),
     ] = None,
     without_workers: Annotated[
-        bool, typer.Option("--without-workers", help="This host runs the API and the courier alone: no vLLM, no GPUs.")
+        bool,
+        typer.Option(
+            "--without-workers",
+            help="This host runs the API and the courier alone: no vLLM, no GPUs.",
+        ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="As JSON: {ok, findings: [{about, level, says, remedy}]}.")
+        bool,
+        typer.Option("--json", help="As JSON: {ok, findings: [{about, level, says, remedy}]}."),
     ] = False,
 ) -> None:
-    """Look at Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and say what to do about what is wrong.
+    """Look at Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and say what to do about
+    what is wrong.
 
-    It changes nothing, and needs no running node; torch and vLLM are imported in a process of their own, which takes
-    some seconds. Redis is looked at where --redis-url or POC_REDIS_URL names one.
+    It changes nothing, and needs no running node; torch and vLLM are imported in a process of their
+    own, which takes some seconds. Redis is looked at where --redis-url or POC_REDIS_URL names one.
 
     **Exit code:** 0 when nothing is wrong (a line may still be worth a look), 1 when something is.
 
@@ -73,7 +90,9 @@ def doctor(
             _show(finding)
     n_problems = sum(finding.level == "problem" for finding in found)
     if as_json:
-        typer.echo(json.dumps({"ok": not n_problems, "findings": [asdict(finding) for finding in found]}))
+        typer.echo(
+            json.dumps({"ok": not n_problems, "findings": [asdict(finding) for finding in found]})
+        )
     else:
         note(f"{n_problems} wrong." if n_problems else "Nothing is wrong.")
     if n_problems:
@@ -91,17 +110,29 @@ def _settings() -> "tuple[Settings, Iterable[Finding]]":
     try:
         settings = load_settings()
     except SettingsError as error:
-        found.append(problem("settings", str(error), "Correct the variable; docs/settings.md says what it may be."))
+        found.append(
+            problem(
+                "settings",
+                str(error),
+                "Correct the variable; docs/settings.md says what it may be.",
+            )
+        )
         settings = Settings.model_construct()
     for name, meant in strangers(os.environ).items():
-        found.append(warning("settings", stranger_text(name, meant), "Correct the name, or unset it."))
+        found.append(
+            warning("settings", stranger_text(name, meant), "Correct the name, or unset it.")
+        )
     return settings, found or [ok("settings", "all can be read; `proofline config` shows them")]
 
 
 def _of_workers(
-    settings: "Settings", model: str | None, dtype: Dtype, tensor_parallel: int, pipeline_parallel: int
+    settings: "Settings",
+    model: str | None,
+    dtype: Dtype,
+    tensor_parallel: int,
+    pipeline_parallel: int,
 ) -> "list[Check]":
-    from api.model_cache import ModelCache
+    from api.models.cache import ModelCache
     from cli.examine import hardware, machine, packages
     from poc_core.gpus import read
 
@@ -116,7 +147,12 @@ def _of_workers(
     ]
     if model is not None:
         size = tensor_parallel * pipeline_parallel
-        checks.append(("model", lambda: _of_the_model(settings, model, dtype, hardware.group_of(gpus, size), size)))
+        checks.append(
+            (
+                "model",
+                lambda: _of_the_model(settings, model, dtype, hardware.group_of(gpus, size), size),
+            )
+        )
     return checks
 
 
@@ -152,14 +188,21 @@ def _of_the_node(
         ("port", lambda: machine.port(host, port)),
     ]
     if not has_redis or data_dir is not None:
-        checks.append(("disk", lambda: machine.disk("Redis", place, machine.LEAST_DATA_GIB, machine.SOME_DATA_GIB)))
+        checks.append(
+            (
+                "disk",
+                lambda: machine.disk("Redis", place, machine.LEAST_DATA_GIB, machine.SOME_DATA_GIB),
+            )
+        )
     if callback_url is not None:
         checks.append(("receiver", lambda: receiver.receiver(callback_url, settings)))
     return checks
 
 
 def _show(finding: "Finding") -> None:
-    sign = typer.style(f"{_SIGNS[finding.level]:<6}", fg=_COLOURS[finding.level], bold=finding.level != "ok")
+    sign = typer.style(
+        f"{_SIGNS[finding.level]:<6}", fg=_COLOURS[finding.level], bold=finding.level != "ok"
+    )
     typer.echo(f"{sign}{finding.about:<12}{finding.says}")
     if finding.remedy:
         typer.echo(f"{'':<18}Do: {finding.remedy}")

@@ -48,5 +48,6 @@ def findings_of(checks: Iterable[Check]) -> Iterator[Finding]:
             yield problem(
                 about,
                 f"Could not be looked at: {type(error).__name__}: {error}",
-                "Look at it by hand; if it is in order, this is a mistake of `proofline doctor`: please report it.",
+                "Look at it by hand; if it is in order, this is a mistake of `proofline doctor`:"
+                " please report it.",
             )

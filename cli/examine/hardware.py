@@ -18,15 +18,23 @@ def gpus(machine: MachineGpus) -> Iterator[Finding]:
             yield problem(
                 "gpu",
                 "None is to be seen, and the vLLM installed here needs one.",
-                "Look at nvidia-smi and, in a container, at its GPU reservation; or install the CPU build: make setup.",
+                "Look at nvidia-smi and, in a container, at its GPU reservation; or install the CPU"
+                " build: make setup.",
             )
         else:
             yield ok("gpu", "none: proofs and chat are computed on the CPU")
         return
     if machine.driver is not None:
-        yield ok("driver", f"{machine.driver.driver_version}, for CUDA up to {machine.driver.cuda_driver_version}")
+        yield ok(
+            "driver",
+            f"{machine.driver.driver_version}, for CUDA up to {machine.driver.cuda_driver_version}",
+        )
     if vllm_runs_on_cpu():
-        yield warning("gpu", "The vLLM installed here is a CPU build, which leaves them alone.", "make setup-gpu")
+        yield warning(
+            "gpu",
+            "The vLLM installed here is a CPU build, which leaves them alone.",
+            "make setup-gpu",
+        )
     for device in machine.devices:
         yield _gpu(device)
     shown = visible_gpus()
@@ -41,14 +49,19 @@ def gpus(machine: MachineGpus) -> Iterator[Finding]:
 def _gpu(device: Gpu) -> Finding:
     about = f"gpu {device.index}"
     if not device.is_available:
-        return problem(about, f"Does not answer: {device.error_message}", "nvidia-smi tells more; restart the machine.")
+        return problem(
+            about,
+            f"Does not answer: {device.error_message}",
+            "nvidia-smi tells more; restart the machine.",
+        )
     free, total = device.free_memory_mb or 0, device.total_memory_mb or 0
     text = f"{device.name}, {free / 1024:.0f} of {total / 1024:.0f} GiB free"
     if total and free < total * (1 - _BUSY):
         return warning(
             about,
             f"{text}: something uses it.",
-            "nvidia-smi shows what; a worker of Proofline is meant to. A new one wants nearly all of its memory.",
+            "nvidia-smi shows what; a worker of Proofline is meant to. A new one wants nearly all"
+            " of its memory.",
         )
     return ok(about, text)
 
@@ -66,7 +79,8 @@ def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
         yield warning(
             "nvlink",
             "There is none between all GPUs, so what tensor parallelism sends goes over PCIe.",
-            "--pipeline-parallel instead, or one worker for each GPU where the model fits: `proofline bench` tells.",
+            "--pipeline-parallel instead, or one worker for each GPU where the model fits:"
+            " `proofline bench` tells.",
         )
     else:
         yield ok("nvlink", "none; one worker for each GPU needs none")

@@ -17,8 +17,12 @@ SOME_DATA_GIB = 10.0
 
 
 def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[Finding]:
-    """Room where `what` lies or will lie: below `least_gib` a problem, below `some_gib` a warning."""
-    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    """Room where `what` lies or will lie: below `least_gib` a problem, below `some_gib` a
+    warning.
+    """
+    existing = next(
+        folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
+    )
     free = shutil.disk_usage(existing).free / _GIB
     text = f"{free:.1f} GiB are free for {what} ({path})"
     if free < least_gib:
@@ -35,7 +39,11 @@ def port(host: str, number: int) -> Iterator[Finding]:
         reserve_port(host, number)
     except AddressError as error:
         if _is_a_node(host, number):
-            yield ok("port", f"A node answers at {host} port {number} already; a second one needs another --port")
+            yield ok(
+                "port",
+                f"A node answers at {host} port {number} already; a second one needs another"
+                " --port",
+            )
             return
         yield problem("port", str(error), f"`ss -ltnp 'sport = :{number}'` shows what uses it.")
         return
@@ -43,7 +51,9 @@ def port(host: str, number: int) -> Iterator[Finding]:
 
 
 def _is_a_node(host: str, number: int) -> bool:
-    loopback = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+        host, f"[{host}]" if ":" in host else host
+    )
     try:
         answer = httpx.get(f"http://{loopback}:{number}/livez", timeout=_LOOK_S, trust_env=False)
         return answer.status_code == 200 and answer.json() == {"status": "ok"}

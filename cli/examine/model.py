@@ -1,4 +1,6 @@
-"""The model that is to be served: its files, its room, and what its family means for proofs (docs/models.md)."""
+"""The model that is to be served: its files, its room, and what its family means for proofs
+(docs/models.md).
+"""
 
 import json
 import os
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.model_cache import ModelCache, is_whole
+from api.models.cache import ModelCache, is_whole
 from cli.examine.findings import Finding, ok, problem, warning
 from cli.machine.cpu_memory import available_bytes
 from cli.machine.model_memory import weights_bytes
@@ -48,7 +50,9 @@ class Model:
 
 
 def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list[Finding]]:
-    """The model that --model names, and what is to be said of its files. None: there is no such model."""
+    """The model that --model names, and what is to be said of its files. None: there is no such
+    model.
+    """
     try:
         path, _ = choose_model(name, None)
     except ModelChoiceError as error:
@@ -61,11 +65,16 @@ def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list
 def _files(folder: Path) -> Finding:
     if is_whole(folder):
         return ok(
-            "model", f"{folder}: configuration and weights are there, {weights_bytes(folder, 'auto') / 1e9:.1f} GB"
+            "model",
+            f"{folder}: configuration and weights are there,"
+            f" {weights_bytes(folder, 'auto') / 1e9:.1f} GB",
         )
     missing = _missing_shards(folder)
     if missing:
-        says = f"{folder}: {len(missing)} of the files that its index names are missing, such as {missing[0]}."
+        says = (
+            f"{folder}: {len(missing)} of the files that its index names are missing, such as"
+            f" {missing[0]}."
+        )
     else:
         says = f"{folder} has a configuration and no weights (*.safetensors, *.bin or *.pt)."
     return problem("model", says, "Download or copy the model again, whole.")
@@ -73,7 +82,9 @@ def _files(folder: Path) -> Finding:
 
 def _missing_shards(folder: Path) -> list[str]:
     listed = {
-        shard for index in folder.glob("*.index.json") for shard in json.loads(index.read_text())["weight_map"].values()
+        shard
+        for index in folder.glob("*.index.json")
+        for shard in json.loads(index.read_text())["weight_map"].values()
     }
     return sorted(shard for shard in listed if not (folder / shard).exists())
 
@@ -82,14 +93,28 @@ def _on_hub(name: str, cache: ModelCache) -> tuple[Model, list[Finding]]:
     stage = cache.stage(name, None)
     folder = _snapshot(name, cache)
     if stage == "DOWNLOADED":
-        return Model(name, folder), [ok("model", f"{name} is in the Hugging Face cache, {cache.path}")]
-    here = "is in the Hugging Face cache in part" if stage == "PARTIAL" else "is not in the Hugging Face cache"
+        return Model(name, folder), [
+            ok("model", f"{name} is in the Hugging Face cache, {cache.path}")
+        ]
+    here = (
+        "is in the Hugging Face cache in part"
+        if stage == "PARTIAL"
+        else "is not in the Hugging Face cache"
+    )
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         says = f"{name} {here} ({cache.path}), and HF_HUB_OFFLINE forbids to ask the hub."
-        finding = problem("model", says, "Unset HF_HUB_OFFLINE for the first start, or give the model's directory.")
+        finding = problem(
+            "model",
+            says,
+            "Unset HF_HUB_OFFLINE for the first start, or give the model's directory.",
+        )
     else:
         says = f"{name} {here} ({cache.path}): the first start downloads it."
-        finding = warning("model", says, f"hf download {name}, to have it before; HF_TOKEN where it wants a licence.")
+        finding = warning(
+            "model",
+            says,
+            f"hf download {name}, to have it before; HF_TOKEN where it wants a licence.",
+        )
     return Model(name, folder), [finding]
 
 
@@ -100,8 +125,12 @@ def _snapshot(name: str, cache: ModelCache) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def room(model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool) -> Iterator[Finding]:
-    """Whether the weights fit into the GPUs of one worker, or into the memory of a machine without."""
+def room(
+    model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool
+) -> Iterator[Finding]:
+    """Whether the weights fit into the GPUs of one worker, or into the memory of a machine
+    without.
+    """
     weights = weights_bytes(model.folder, dtype) if model.folder else 0
     if not weights:
         return
@@ -120,7 +149,11 @@ def room(model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gp
     if needs <= free:
         yield ok("memory", text)
     elif uses_gpus and needs <= total:
-        yield problem("memory", f"{text} of {total / _GIB:.1f}.", "End what uses the GPU: nvidia-smi shows it.")
+        yield problem(
+            "memory",
+            f"{text} of {total / _GIB:.1f}.",
+            "End what uses the GPU: nvidia-smi shows it.",
+        )
     else:
         remedy = (
             "More --tensor-parallel or --pipeline-parallel, or a smaller model."
@@ -130,8 +163,12 @@ def room(model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gp
         yield problem("memory", f"{text}.", remedy)
 
 
-def family(model: Model, reflections: LayerReflections, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
-    """Which of its layers are reflected in proofs, and what is known to be amiss with its family."""
+def family(
+    model: Model, reflections: LayerReflections, on_cpu: bool, has_torchvision: bool
+) -> Iterator[Finding]:
+    """Which of its layers are reflected in proofs, and what is known to be amiss with its
+    family.
+    """
     config = model.config
     if not config:
         return
@@ -144,17 +181,26 @@ def family(model: Model, reflections: LayerReflections, on_cpu: bool, has_torchv
     elif reflections == "fleet":
         yield ok(
             "family",
-            f"{architecture} wraps a language model, whose layers ({path}) the network's nodes do not find: none of "
-            f"its {n_layers} layers is reflected, as in the fleet (POC_LAYER_REFLECTIONS=fleet, {_SEEN})",
+            f"{architecture} wraps a language model, whose layers ({path}) the network's nodes do"
+            f" not find: none of its {n_layers} layers is reflected, as in the fleet"
+            f" (POC_LAYER_REFLECTIONS=fleet, {_SEEN})",
         )
     else:
         yield warning(
             "family",
-            f"{architecture} wraps a language model; POC_LAYER_REFLECTIONS=all reflects its layers, unlike the fleet.",
-            "Unset POC_LAYER_REFLECTIONS until the network changes it: other nodes would call these proofs a fraud.",
+            f"{architecture} wraps a language model; POC_LAYER_REFLECTIONS=all reflects its layers,"
+            " unlike the fleet.",
+            "Unset POC_LAYER_REFLECTIONS until the network changes it: other nodes would call these"
+            " proofs a fraud.",
         )
     kind = str(config.get("model_type", ""))
     if on_cpu and kind in _NOT_ON_CPU:
-        yield problem("family", f"{kind} on a CPU: {_NOT_ON_CPU[kind]}.", f"GPUs, or another model: {_SEEN}.")
+        yield problem(
+            "family", f"{kind} on a CPU: {_NOT_ON_CPU[kind]}.", f"GPUs, or another model: {_SEEN}."
+        )
     if kind in _NEED_TORCHVISION and not has_torchvision:
-        yield problem("family", f"{kind} needs torchvision.", "pip install the build of torchvision for this torch.")
+        yield problem(
+            "family",
+            f"{kind} needs torchvision.",
+            "pip install the build of torchvision for this torch.",
+        )

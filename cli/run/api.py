@@ -12,8 +12,9 @@ from cli.addresses import receiver_settings
 from cli.console import note
 
 GRACEFUL_SHUTDOWN_S = 10  # for answers under way, such as a /generate with wait=true
-# Seconds that a thread which has read from Redis waits for the event loop's to let it go on, where that is busy, as
-# often as there are commands. Python's own 5 ms, some ten times, were most of what an answer took that reads so.
+# Seconds that a thread which has read from Redis waits for the event loop's to let it go on, where
+# that is busy, as often as there are commands. Python's own 5 ms, some ten times, were most of what
+# an answer took that reads so.
 _SWITCH_S = 0.0005
 
 
@@ -23,26 +24,32 @@ def api(
     redis_url: options.RedisUrl = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
 ) -> None:
-    """Run the API alone, for compose and for several hosts; `proofline up` runs everything on one machine.
+    """Run the API alone, for compose and for several hosts; `proofline up` runs everything on one
+    machine.
 
-    Beyond loopback it answers only to keys (`proofline key`) and to POC_TRUSTED_NETWORKS, unless POC_REQUIRE_KEYS says
-    otherwise. Further settings come from environment variables that begin with POC_.
+    Beyond loopback it answers only to keys (`proofline key`) and to POC_TRUSTED_NETWORKS, unless
+    POC_REQUIRE_KEYS says otherwise. Further settings come from environment variables that begin
+    with POC_.
     """
     import uvicorn
 
     os.environ.update(receiver_settings(host, port, os.environ))
     from api.app import create_app
-    from api.connections import Limits, connections_for, limited, raise_file_limit
-    from api.doorkeeper import keys_wanted
+    from api.edge.connections import Limits, connections_for, limited, raise_file_limit
+    from api.edge.doorkeeper import keys_wanted
     from poc_core.settings import load_settings
 
     sys.setswitchinterval(_SWITCH_S)
     settings = load_settings()
     if keys_wanted(settings, host):
-        note(f"api: clients need a key of {settings.api_keys_file.expanduser()}; `proofline key new` makes one")
+        note(
+            f"api: clients need a key of {settings.api_keys_file.expanduser()}; `proofline key new`"
+            " makes one"
+        )
     connections = connections_for(settings.max_connections, raise_file_limit())
     app = create_app(settings, listens_on=host)
-    # What is there by now stays to the end: looking through all of it for garbage held up every request for 0.1 s.
+    # What is there by now stays to the end: looking through all of it for garbage held up every
+    # request for 0.1 s.
     gc.collect()
     gc.freeze()
     uvicorn.run(

@@ -4,9 +4,11 @@ from cli import options
 
 
 def courier(redis_url: options.RedisUrl = None) -> None:
-    """Deliver the callbacks of rounds and jobs until SIGTERM. Needs no GPU; one is enough, more do no harm.
+    """Deliver the callbacks of rounds and jobs until SIGTERM. Needs no GPU; one is enough, more do
+    no harm.
 
-    What cannot be delivered is kept and tried again for POC_CALLBACK_RETENTION_SEC, over restarts of any process.
+    What cannot be delivered is kept and tried again for POC_CALLBACK_RETENTION_SEC, over restarts
+    of any process.
     """
     from workers.courier.main import run_courier
 

@@ -41,9 +41,12 @@ class Figures:
 
 
 def demo(
-    engine: Annotated[EngineKind, typer.Option(help="What computes; synthetic invents its vectors.")] = "vllm",
+    engine: Annotated[
+        EngineKind, typer.Option(help="What computes; synthetic invents its vectors.")
+    ] = "vllm",
 ) -> None:
-    """Show it all: start the stack with a tiny model, compute 256 artifacts, validate them, catch a forgery, stop.
+    """Show it all: start the stack with a tiny model, compute 256 artifacts, validate them, catch a
+    forgery, stop.
 
     Takes about a minute on 2 cores. Needs no GPU, no network and no running Redis.
     """
@@ -72,7 +75,10 @@ def demo(
             raise DemoError(f"{error}\n  {tail}") from error
         show(figures)
         note("Stopping.")
-    note(f"Everything has stopped; the demo took {time.monotonic() - began:.0f} s. Next: proofline up --model {MODEL}")
+    note(
+        f"Everything has stopped; the demo took {time.monotonic() - began:.0f} s. Next: proofline"
+        f" up --model {MODEL}"
+    )
 
 
 def prove(stack: "Stack", figures: Figures) -> None:
@@ -88,12 +94,16 @@ def prove(stack: "Stack", figures: Figures) -> None:
         if sorted(item["nonce"] for item in artifacts) != body["nonces"]:
             raise DemoError(f"{len(artifacts)} artifacts came back for {N_NONCES} nonces.")
         figures.rows.append(("artifacts generated", f"{len(artifacts)}"))
-        figures.rows.append(("nonces/s from the request to its result", f"{N_NONCES / figures.generate_s:.0f}"))
+        figures.rows.append(
+            ("nonces/s from the request to its result", f"{N_NONCES / figures.generate_s:.0f}")
+        )
 
         honest = run_job(client, {**body, "validation": {"artifacts": artifacts}}, "Validating")
         check_verdict(honest, n_mismatch=0, figures=figures, what="honest copy")
         forged = tampered(artifacts)
-        verdict = run_job(client, {**body, "validation": {"artifacts": forged}}, "Validating a tampered copy")
+        verdict = run_job(
+            client, {**body, "validation": {"artifacts": forged}}, "Validating a tampered copy"
+        )
         n_forged = sum(a != b for a, b in zip(artifacts, forged, strict=True))
         check_verdict(verdict, n_mismatch=n_forged, figures=figures, what="tampered copy")
 
@@ -118,11 +128,15 @@ def run_job(client: "Client", body: dict[str, Any], title: str) -> Any:
     from cli.ask.jobs import await_job
 
     request_id = client.submit(body)
-    return await_job(client, request_id, title, len(body["nonces"]), "the stack of the demo ends with it")
+    return await_job(
+        client, request_id, title, len(body["nonces"]), "the stack of the demo ends with it"
+    )
 
 
 def tampered(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A copy in which every TAMPERED_EVERY-th artifact carries its neighbour's vector: well-formed, but not its own."""
+    """A copy in which every TAMPERED_EVERY-th artifact carries its neighbour's vector:
+    well-formed, but not its own.
+    """
     copy = [dict(item) for item in artifacts]
     for index in range(0, len(copy) - 1, TAMPERED_EVERY):
         copy[index]["vector_b64"] = artifacts[index + 1]["vector_b64"]
@@ -133,11 +147,16 @@ def check_verdict(verdict: dict[str, Any], *, n_mismatch: int, figures: Figures,
     fraud_expected = n_mismatch > 0
     if (verdict["n_mismatch"], verdict["fraud_detected"]) != (n_mismatch, fraud_expected):
         raise DemoError(
-            f"The {what} should show {n_mismatch} mismatches and {'fraud' if fraud_expected else 'no fraud'}, "
-            f"but the verdict is {verdict}."
+            f"The {what} should show {n_mismatch} mismatches and"
+            f" {'fraud' if fraud_expected else 'no fraud'}, but the verdict is {verdict}."
         )
     word = "fraud found" if verdict["fraud_detected"] else "no fraud"
-    figures.rows.append((f"{what}: mismatches, p-value", f"{verdict['n_mismatch']}, {verdict['p_value']:.3g}: {word}"))
+    figures.rows.append(
+        (
+            f"{what}: mismatches, p-value",
+            f"{verdict['n_mismatch']}, {verdict['p_value']:.3g}: {word}",
+        )
+    )
 
 
 def show(figures: Figures) -> None:
@@ -156,8 +175,8 @@ def show(figures: Figures) -> None:
 def check_installed(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise DemoError(
-            f"The package {package} is not installed here: run `make setup` in the checkout for the CPU engine, "
-            "or `make setup-gpu` on a machine with an NVIDIA GPU."
+            f"The package {package} is not installed here: run `make setup` in the checkout for the"
+            " CPU engine, or `make setup-gpu` on a machine with an NVIDIA GPU."
         )
 
 

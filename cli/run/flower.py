@@ -25,13 +25,19 @@ def flower(
         typer.Option(
             "--password-file",
             envvar="PROOFLINE_FLOWER_PASSWORD_FILE",
-            help=f"File with the password of the user {USER}. Default: FLOWER_BASIC_AUTH (USER:PASSWORD), else one "
-            "that is made up and shown.",
+            help=(
+                f"File with the password of the user {USER}. Default: FLOWER_BASIC_AUTH"
+                " (USER:PASSWORD), else one "
+                "that is made up and shown."
+            ),
             show_default=False,
         ),
     ] = None,
     control: Annotated[
-        bool, typer.Option("--control", help="Let its users stop workers and revoke tasks, not only look.")
+        bool,
+        typer.Option(
+            "--control", help="Let its users stop workers and revoke tasks, not only look."
+        ),
     ] = False,
 ) -> None:
     """Run Flower: queues, tasks and workers in a browser, for whoever has the password.
@@ -41,8 +47,22 @@ def flower(
     # In the environment, not on a command line that everybody on the machine can read.
     os.environ[AUTH] = credentials(password_file)
     os.environ.pop("FLOWER_UNAUTHENTICATED_API", None)
-    flags = [f"--address={host}", f"--port={port}", f"--max_tasks={MAX_TASKS}", f"--read_only={not control}"]
-    celery = [sys.executable, "-P", "-m", "workers.queue.monitor", "-A", "workers.queue.app", "flower", *flags]
+    flags = [
+        f"--address={host}",
+        f"--port={port}",
+        f"--max_tasks={MAX_TASKS}",
+        f"--read_only={not control}",
+    ]
+    celery = [
+        sys.executable,
+        "-P",
+        "-m",
+        "workers.queue.monitor",
+        "-A",
+        "workers.queue.app",
+        "flower",
+        *flags,
+    ]
     os.execv(sys.executable, celery)
 
 
@@ -57,7 +77,9 @@ def credentials(password_file: Path | None) -> str:
     try:
         password = password_file.read_text().strip()
     except OSError as error:
-        raise UsageError(f"The password file {password_file} cannot be read: {error.strerror}.") from error
+        raise UsageError(
+            f"The password file {password_file} cannot be read: {error.strerror}."
+        ) from error
     if not password or "," in password:
         raise UsageError(f"{password_file} must hold one password, without commas.")
     return f"{USER}:{password}"

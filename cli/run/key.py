@@ -5,30 +5,41 @@ from typing import Annotated
 
 import typer
 
-from api.keys import KeyFile, Role
+from api.edge.keys import KeyFile, Role
 from cli.console import note
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Keys of the API. Their hashes are in the file POC_API_KEYS_FILE, which a running API reads again when it "
-    "changes.",
+    help=(
+        "Keys of the API. Their hashes are in the file POC_API_KEYS_FILE, which a running API reads"
+        " again when it changes."
+    ),
 )
 
-KeyName = Annotated[str, typer.Argument(help="Whose key it is, such as `aggregator`.", show_default=False)]
+KeyName = Annotated[
+    str, typer.Argument(help="Whose key it is, such as `aggregator`.", show_default=False)
+]
 
 
 @app.command()
 def new(
     name: KeyName,
-    roles: Annotated[list[Role], typer.Option("--role", help="What it may be used for; may be given several times.")],
+    roles: Annotated[
+        list[Role],
+        typer.Option("--role", help="What it may be used for; may be given several times."),
+    ],
 ) -> None:
-    """Make a key and show it, this once. Clients send it as `Authorization: Bearer KEY`, our commands as POC_API_KEY.
+    """Make a key and show it, this once. Clients send it as `Authorization: Bearer KEY`, our
+    commands as POC_API_KEY.
 
     **Example:** proofline key new aggregator --role proofs --role chat
     """
     file = _file()
     key = file.add(name, roles)
-    note(f"key: {name} may be used for {', '.join(sorted(roles))}; it is shown only now, {file.path} has its hash:")
+    note(
+        f"key: {name} may be used for {', '.join(sorted(roles))}; it is shown only now, {file.path}"
+        " has its hash:"
+    )
     typer.echo(key)
 
 

@@ -22,7 +22,9 @@ def ready(redis_url: options.RedisUrl = None) -> None:
     try:
         own = WorkerRegistry(connect(settings), settings).here()
     except RedisError as error:
-        raise ProoflineError(f"Redis does not answer ({error}); check POC_REDIS_URL and that it runs.") from error
+        raise ProoflineError(
+            f"Redis does not answer ({error}); check POC_REDIS_URL and that it runs."
+        ) from error
     at_work = sum(worker.is_ready for worker in own)
     message = f"{at_work} of {len(own)} worker(s) on {socket.gethostname()} are ready."
     if not at_work:

@@ -1,4 +1,6 @@
-"""What a receiver of callbacks has got: which payloads and nonces came, which of them twice, and which never."""
+"""What a receiver of callbacks has got: which payloads and nonces came, which of them twice,
+and which never.
+"""
 
 import hashlib
 import json
@@ -31,8 +33,9 @@ class Sender:
     gapless: bool = False  # every nonce of its sequence is to come
 
     def missing(self) -> list[int]:
-        """Nonces between the first and the last that have not come. The sequence's step is what all differences have in
-        common: a payload does not tell the number of nodes."""
+        """Nonces between the first and the last that have not come. The sequence's step is what
+        all differences have in common: a payload does not tell the number of nodes.
+        """
         if not self.gapless or len(self.nonces) < 2:
             return []
         first, last = min(self.nonces), max(self.nonces)
@@ -76,7 +79,9 @@ class Receipts:
         if twice:
             receipt.faults.append(f"{len(twice):,} nonces came TWICE: {_some(twice)}")
         if number is not None and number != len(sender.digests):
-            receipt.faults.append(f"{payload_id} came OUT OF ORDER: number {len(sender.digests)} was to come")
+            receipt.faults.append(
+                f"{payload_id} came OUT OF ORDER: number {len(sender.digests)} was to come"
+            )
         sender.digests[payload_id or f"(number {len(sender.digests)})"] = digest
         sender.nonces.update(nonces)
         sender.gapless = "artifacts" in body and "request_id" not in body
@@ -122,7 +127,8 @@ def _described(body: dict[str, Any], nonces: list[int]) -> str:
     if "fraud_detected" in body:
         wrong = body.get("n_mismatch", body.get("n_invalid"))
         return (
-            f"{'FRAUD' if body['fraud_detected'] else 'no fraud'}, {wrong} of {body.get('n_total', len(nonces))} wrong"
+            f"{'FRAUD' if body['fraud_detected'] else 'no fraud'}, {wrong} of"
+            f" {body.get('n_total', len(nonces))} wrong"
         )
     return f"{len(nonces)} {'artifacts' if 'artifacts' in body else 'valid nonces'}"
 

@@ -14,21 +14,29 @@ from cli.run.receipts import Receipts
 
 
 def receive(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 for a free one.")] = 9100,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 for a free one.")
+    ] = 9100,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     answer: Annotated[
-        int, typer.Option(min=200, max=599, help="HTTP status to answer with, to see what a node makes of it.")
+        int,
+        typer.Option(
+            min=200, max=599, help="HTTP status to answer with, to see what a node makes of it."
+        ),
     ] = 200,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Every payload as it came, one a line, on stdout; what is said of it on stderr."),
+        typer.Option(
+            "--json",
+            help="Every payload as it came, one a line, on stdout; what is said of it on stderr.",
+        ),
     ] = False,
 ) -> None:
     """Receive callbacks of rounds and jobs: print each payload, and check that none is wrong.
 
-    Nonces that came twice, payloads out of order or changed are shown at once; at the end (Ctrl-C or SIGTERM), for each
-    round and job, how many nonces came and which are missing. A payload that comes again is none of these: its answer
-    was late, or lost.
+    Nonces that came twice, payloads out of order or changed are shown at once; at the end (Ctrl-C
+    or SIGTERM), for each round and job, how many nonces came and which are missing. A payload that
+    comes again is none of these: its answer was late, or lost.
 
     **Exit code:** 0 all is there, once; 1 something is missing, doubled or changed.
 
@@ -39,7 +47,8 @@ def receive(
         server = _Server((host, port), _handler(receipts, answer, as_json))
     except OSError as error:
         raise UsageError(
-            f"Cannot listen on {host} port {port} ({error.strerror}): stop what uses it, or choose another --port."
+            f"Cannot listen on {host} port {port} ({error.strerror}): stop what uses it, or choose"
+            " another --port."
         ) from error
 
     def end(*_: object) -> None:
@@ -87,7 +96,9 @@ def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPReq
                 _say(f"{self.path} is no payload: {error}", as_json)
                 return self._answer(400)
             if as_json:
-                sys.stdout.write(json.dumps({"path": self.path, "body": body}, separators=(",", ":")) + "\n")
+                sys.stdout.write(
+                    json.dumps({"path": self.path, "body": body}, separators=(",", ":")) + "\n"
+                )
                 sys.stdout.flush()
             _say(receipt.line, as_json)
             for fault in receipt.faults:

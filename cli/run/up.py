@@ -26,13 +26,20 @@ def up(
         int | None,
         typer.Option(
             min=1,
-            help="Workers, each with an engine; with GPUs, each gets its own. Default: 1 for --model; "
-            "of what is deployed, as many as there are GPUs for, or 1.",
+            help=(
+                "Workers, each with an engine; with GPUs, each gets its own. Default: 1 for"
+                " --model; "
+                "of what is deployed, as many as there are GPUs for, or 1."
+            ),
             show_default=False,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address the API listens on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port of the API; 0 for a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address the API listens on; 0.0.0.0 for all.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port of the API; 0 for a free one.")
+    ] = 8000,
     redis_url: Annotated[
         str | None,
         typer.Option(
@@ -46,20 +53,24 @@ def up(
         Path | None,
         typer.Option(
             "--data-dir",
-            help="Where our own Redis keeps its data, over restarts. Default: a temporary one, removed at the end.",
+            help=(
+                "Where our own Redis keeps its data, over restarts. Default: a temporary one,"
+                " removed at the end."
+            ),
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Run the whole stack on this machine, in the foreground: Redis, the API, the courier and workers.
+    """Run the whole stack on this machine, in the foreground: Redis, the API, the courier and
+    workers.
 
-    Says when it is ready and restarts what crashes. Ctrl-C or SIGTERM stops API, workers, courier and Redis, in this
-    order, and leaves nothing running; a second Ctrl-C does not wait for them.
+    Says when it is ready and restarts what crashes. Ctrl-C or SIGTERM stops API, workers, courier
+    and Redis, in this order, and leaves nothing running; a second Ctrl-C does not wait for them.
 
     Worker 0 gets the first tensor-parallel x pipeline-parallel GPUs, worker 1 the next, and so on.
 
-    Without --model it serves what is deployed (`proofline deploy`, POST /api/v1/inference/up), or waits for that. What
-    was deployed so goes before --model at the next start with the same Redis.
+    Without --model it serves what is deployed (`proofline deploy`, POST /api/v1/inference/up), or
+    waits for that. What was deployed so goes before --model at the next start with the same Redis.
 
     **Example:** proofline up --model tiny-qwen3
     """
@@ -81,11 +92,20 @@ def up(
         exits.enter_context(stack)
         exits.callback(hurry_on_signals, stack.kill, "up: stopping API, workers, courier and Redis")
         if stack.waits_for_a_model:
-            note("up: no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up starts one")
+            note(
+                "up: no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up"
+                " starts one"
+            )
         else:
-            note(f"up: starting {len(stack.worker_pids()) or workers or 1} worker(s) for {stack.model_name}")
+            note(
+                f"up: starting {len(stack.worker_pids()) or workers or 1} worker(s) for"
+                f" {stack.model_name}"
+            )
         stack.wait_ready(READY_TIMEOUT_S)
-        note(f"up: ready at {stack.base_url} (documentation: {stack.base_url}/docs); Ctrl-C stops everything")
+        note(
+            f"up: ready at {stack.base_url} (documentation: {stack.base_url}/docs); Ctrl-C stops"
+            " everything"
+        )
         watch(stack)
 
 

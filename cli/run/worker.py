@@ -17,14 +17,17 @@ def worker(
     engine_options: "EngineOptions",
     worker_id: Annotated[
         str | None,
-        typer.Option("--worker-id", help="Must be new for every start. Default: made up.", show_default=False),
+        typer.Option(
+            "--worker-id", help="Must be new for every start. Default: made up.", show_default=False
+        ),
     ] = None,
     redis_url: options.RedisUrl = None,
 ) -> None:
     """Run one worker: load the model, take batches from the model's queue until SIGTERM.
 
-    It uses the GPUs that CUDA_VISIBLE_DEVICES shows it. SIGTERM lets the running batch finish. When the engine is lost
-    the process exits, so that whatever supervises it can start another; its batches are run elsewhere.
+    It uses the GPUs that CUDA_VISIBLE_DEVICES shows it. SIGTERM lets the running batch finish. When
+    the engine is lost the process exits, so that whatever supervises it can start another; its
+    batches are run elsewhere.
     """
     from cli.machine.cpu_memory import kv_cache_environment
 
@@ -38,7 +41,9 @@ def worker(
 
 
 def supervised_worker(engine_options: Annotated[str, typer.Argument(help="As JSON.")]) -> None:
-    """Run one worker of `proofline up` or `workers`, which also say what it finds in its environment."""
+    """Run one worker of `proofline up` or `workers`, which also say what it finds in its
+    environment.
+    """
     from workers.endings import end_process
     from workers.engines.options import EngineOptions
     from workers.main import run_worker

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 # More than `up` allows: nobody looks on, and a driver that hangs may take minutes to come back.
 MAX_FAST_CRASHES = 8
-FAILED_STARTS = 1  # of a worker of a deployment by request; the second one is told to whoever waits for it
+FAILED_STARTS = (
+    1  # of a worker of a deployment by request; the second one is told to whoever waits for it
+)
 WATCH_S = 0.5
 
 
@@ -25,7 +27,10 @@ WATCH_S = 0.5
 def workers(
     engine_options: "EngineOptions",
     gpus: Annotated[
-        str, typer.Option(help="GPUs to use: all, or their ids as CUDA_VISIBLE_DEVICES takes them, such as 0,1.")
+        str,
+        typer.Option(
+            help="GPUs to use: all, or their ids as CUDA_VISIBLE_DEVICES takes them, such as 0,1."
+        ),
     ] = "all",
     n_workers: Annotated[
         int | None,
@@ -38,14 +43,16 @@ def workers(
     ] = None,
     redis_url: options.RedisUrl = None,
 ) -> None:
-    """Run the workers of this machine in the foreground: one for every tensor-parallel x pipeline-parallel GPUs.
+    """Run the workers of this machine in the foreground: one for every tensor-parallel x
+    pipeline-parallel GPUs.
 
-    Each sees just its GPUs. One that dies is started again, after 1 s, then 2, 4, ... 30 s; after nine ends in a row
-    it is given up, and with the last worker this command. SIGTERM or Ctrl-C lets them finish the batches in hand; what
-    they had not begun goes to others. On further hosts: the same command with the same --redis-url.
+    Each sees just its GPUs. One that dies is started again, after 1 s, then 2, 4, ... 30 s; after
+    nine ends in a row it is given up, and with the last worker this command. SIGTERM or Ctrl-C lets
+    them finish the batches in hand; what they had not begun goes to others. On further hosts: the
+    same command with the same --redis-url.
 
-    Without --model they serve what is deployed (`proofline deploy`, POST /api/v1/inference/up), or wait for that. What
-    was deployed so goes before --model.
+    Without --model they serve what is deployed (`proofline deploy`, POST /api/v1/inference/up), or
+    wait for that. What was deployed so goes before --model.
 
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
@@ -62,7 +69,10 @@ def workers(
     settings = load_settings()
     found = chosen_gpus(gpus) if placement.wants_gpus(engine_options) or gpus != "all" else []
     if found and n_workers is not None:
-        raise UsageError("--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how many.")
+        raise UsageError(
+            "--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how"
+            " many."
+        )
     own_places: list[dict[str, str]] = []
     if engine_options.model:
         groups = groups_of_all(found, engine_options.n_devices) if found else []
@@ -73,12 +83,20 @@ def workers(
         note(f"workers: {message}")
 
     def start_fleet(options: "EngineOptions", own: bool) -> "Fleet":
-        places = own_places if own else placement.environments_of_most(options, found, None, n_workers or 1)
+        places = (
+            own_places
+            if own
+            else placement.environments_of_most(options, found, None, n_workers or 1)
+        )
         failed_starts = None if own else FAILED_STARTS
-        fleet = Fleet(lambda: worker_command(options), places, MAX_FAST_CRASHES, log, announce, failed_starts)
+        fleet = Fleet(
+            lambda: worker_command(options), places, MAX_FAST_CRASHES, log, announce, failed_starts
+        )
         gpus_of = [place.get("CUDA_VISIBLE_DEVICES") for place in places]
         where = "; ".join(f"worker-{i} on GPU {ids}" for i, ids in enumerate(gpus_of) if ids)
-        announce(f"starting {len(places)} worker(s) for {options.name}{': ' if where else ''}{where}")
+        announce(
+            f"starting {len(places)} worker(s) for {options.name}{': ' if where else ''}{where}"
+        )
         fleet.start({"POC_REDIS_URL": settings.redis_url})
         return fleet
 
@@ -90,7 +108,10 @@ def workers(
         follower.begin()
         exits.callback(hurry_on_signals, follower.kill, "workers: finishing what is in hand")
         if follower.waits:
-            announce("no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up starts one")
+            announce(
+                "no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up"
+                " starts one"
+            )
         watch_workers(follower)
 
 

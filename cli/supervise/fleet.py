@@ -5,11 +5,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cli.supervise.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
-from poc_core.deployments import ChildLog
+from cli.supervise.processes import (
+    Child,
+    ChildSpec,
+    LineSink,
+    command_of_proofline,
+    environment_of_proofline,
+)
 from poc_core.errors import ProoflineError
+from poc_core.serving.deployments import ChildLog
 from workers.engines.options import EngineOptions
-from workers.vllm import log_patterns
+from workers.vllm.start import log_patterns
 
 WORKER_GRACE_S = 30.0  # to finish the running batch and take the engine down
 # Secrets of others, which a worker has no use for.
@@ -52,7 +58,9 @@ class Fleet:
         self.children: list[Child] = []
 
     def start(self, env: Mapping[str, str]) -> None:
-        """`env`: for every worker, over its own environment; the Redis url, say, which no command line may show."""
+        """`env`: for every worker, over its own environment; the Redis url, say, which no
+        command line may show.
+        """
         for index, own in enumerate(self._environments):
             spec = ChildSpec(
                 f"worker-{index}",
@@ -108,13 +116,19 @@ class Fleet:
         return bool(kept) and all(child.was_ready for child in kept)
 
     def reason(self) -> str | None:
-        """Why no worker is left, in a sentence and what its log ends with; None as long as one is."""
+        """Why no worker is left, in a sentence and what its log ends with; None as long as one
+        is.
+        """
         if self.failure() is None:
             return None
         log = self.children[0].tail
-        told = next((i for i in reversed(range(len(log))) if log_patterns.TELLING.search(log[i])), len(log))
+        told = next(
+            (i for i in reversed(range(len(log))) if log_patterns.TELLING.search(log[i])), len(log)
+        )
         # The last error may have several lines.
-        return " ".join([f"{self.children[0].gave_up}.", *map(str.strip, log[told : told + ERROR_CAUSES])])
+        return " ".join(
+            [f"{self.children[0].gave_up}.", *map(str.strip, log[told : told + ERROR_CAUSES])]
+        )
 
     def failure(self) -> str | None:
         """Why no worker is left; None as long as one is."""
@@ -122,7 +136,11 @@ class Fleet:
             return None
         last = self.children[-1]
         why = f"No worker is left: {last.gave_up}."
-        return why if any(text in why for text in log_patterns.HOPELESS.values()) else with_tail(why, last)
+        return (
+            why
+            if any(text in why for text in log_patterns.HOPELESS.values())
+            else with_tail(why, last)
+        )
 
 
 def with_tail(message: str, child: Child) -> str:
@@ -132,8 +150,11 @@ def with_tail(message: str, child: Child) -> str:
 
 
 def telling_lines(log: Sequence[str]) -> list[str]:
-    """The end of a log, and before it the errors that led there: an engine's process logs the cause of its end long
-    before the traceback of those who waited for it."""
+    """The end of a log, and before it the errors that led there: an engine's process logs the
+    cause of its end long before the traceback of those who waited for it.
+    """
     earlier, end = log[:-ERROR_TAIL_LINES], list(log[-ERROR_TAIL_LINES:])
-    causes = list(dict.fromkeys(line for line in earlier if log_patterns.ERROR.search(line)))[-ERROR_CAUSES:]
+    causes = list(dict.fromkeys(line for line in earlier if log_patterns.ERROR.search(line)))[
+        -ERROR_CAUSES:
+    ]
     return [*causes, "...", *end] if causes else end

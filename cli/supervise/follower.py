@@ -1,7 +1,8 @@
-"""Makes this machine run what the node's deployment says: the workers of one model end, those of another start.
+"""Makes this machine run what the node's deployment says: the workers of one model end, those of
+another start.
 
-`proofline up` and `proofline workers` each have one. It looks at the record in Redis and reports back with each look;
-while Redis is away it changes nothing.
+`proofline up` and `proofline workers` each have one. It looks at the record in Redis and reports
+back with each look; while Redis is away it changes nothing.
 """
 
 import contextlib
@@ -17,13 +18,20 @@ from redis.exceptions import RedisError
 
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
-from poc_core.deployments import Deployment, DeploymentRecord, HostLogs, HostReport, HostState
 from poc_core.errors import ProoflineError
+from poc_core.serving.deployments import (
+    Deployment,
+    DeploymentRecord,
+    HostLogs,
+    HostReport,
+    HostState,
+)
 from poc_core.state.deployments import DeploymentStore
 from workers.engines.options import EngineOptions
 
 LAST_LOOK_S = 5.0  # that a look under way gets to end
-LOGS_S = 2.0  # between two tellings of what the workers' logs end with; a process that ended is told at once
+# between two tellings of what the workers' logs end with; a process that ended is told at once
+LOGS_S = 2.0
 LOOK_S = 0.5  # between two looks at the record: a change of model takes seconds at least
 MOST_ERROR_CHARS = 4000  # of a reason that is told to clients
 
@@ -53,7 +61,9 @@ class Plan:
 
 
 class Follower:
-    """Start it once. `begin` makes the first look, so that what it raises ends the command; a thread goes on."""
+    """Start it once. `begin` makes the first look, so that what it raises ends the command; a
+    thread goes on.
+    """
 
     def __init__(
         self,
@@ -63,8 +73,9 @@ class Follower:
         start_fleet: StartFleet,
         announce: Callable[[str], None],
     ) -> None:
-        """`options`: the command's own; without a model it waits for one, and they are the defaults of any. `host`:
-        the name by which people know this machine."""
+        """`options`: the command's own; without a model it waits for one, and they are the
+        defaults of any. `host`: the name by which people know this machine.
+        """
         self._store = store
         self._host = host
         self._id = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
@@ -99,19 +110,27 @@ class Follower:
     def waits(self) -> bool:
         """Whether there is nothing to be started: nothing is deployed, or it has failed."""
         plan = self._plan
-        return plan is not None and (plan.options is None or (self._error is not None and not plan.own))
+        return plan is not None and (
+            plan.options is None or (self._error is not None and not plan.own)
+        )
 
     def failure(self) -> str | None:
-        """Why the command's own --model has no worker left. What a request deployed fails for itself."""
+        """Why the command's own --model has no worker left. What a request deployed fails for
+        itself.
+        """
         return self._fleet.failure() if self._fleet is not None and self.runs_own else None
 
     def begin(self) -> None:
-        """The first look, and the thread. RedisError; ProoflineError: the command's own workers have no place here."""
+        """The first look, and the thread. RedisError; ProoflineError: the command's own workers
+        have no place here.
+        """
         self.look()
         self._thread.start()
 
     def stop(self) -> None:
-        """Lets all workers finish what they have in hand, and waits until they are gone. May be called twice."""
+        """Lets all workers finish what they have in hand, and waits until they are gone. May be
+        called twice.
+        """
         is_first = not self._stop.is_set()
         self._stop.set()
         with self._lock:  # from here on nothing is started
@@ -132,7 +151,9 @@ class Follower:
             self._fleet.kill()
 
     def look(self) -> None:
-        """Looks at the record once, takes the next step towards it, and reports. RedisError: nothing was changed."""
+        """Looks at the record once, takes the next step towards it, and reports. RedisError:
+        nothing was changed.
+        """
         record = self._read()
         with self._lock:
             if self._stop.is_set():
@@ -162,8 +183,12 @@ class Follower:
             self._store.deploy_first(self._own, self._id)
             record = self._store.read()
             if not self._offered and record is not None and record.by == "request":
-                what = f"{record.wanted.name} is deployed" if record.wanted else "the node was stopped"
-                self._announce(f"{what}, and that counts more than --model; `proofline deploy` changes it")
+                what = (
+                    f"{record.wanted.name} is deployed" if record.wanted else "the node was stopped"
+                )
+                self._announce(
+                    f"{what}, and that counts more than --model; `proofline deploy` changes it"
+                )
             self._offered = True
         return record
 
@@ -182,7 +207,11 @@ class Follower:
 
     def _step(self, plan: Plan) -> None:
         before, self._plan = self._plan, plan
-        if before is not None and before.key == plan.key and (before.options is None) == (plan.options is None):
+        if (
+            before is not None
+            and before.key == plan.key
+            and (before.options is None) == (plan.options is None)
+        ):
             self._watch(plan)
             return
         if self._fleet is not None and self._ending is None:
@@ -246,17 +275,25 @@ class Follower:
 
 
 def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptions:
-    """What a worker of this host is told for a deployment. ProoflineError: there is no such model here.
+    """What a worker of this host is told for a deployment. ProoflineError: there is no such model
+    here.
 
-    What it does not say is as in `defaults`; what those say beside a --model of its parallelism, memory and number
-    format belongs to that model alone. Engines other than vLLM take neither its arguments nor parallelism.
+    What it does not say is as in `defaults`; what those say beside a --model of its parallelism,
+    memory and number format belongs to that model alone. Engines other than vLLM take neither its
+    arguments nor parallelism.
     """
-    kept = defaults.model_dump(exclude=_OF_A_MODEL if defaults.model else {"model", "served_model_name"})
-    said = wanted.model_dump(exclude_none=True, exclude={"vllm_args"}) | {"served_model_name": wanted.name}
+    kept = defaults.model_dump(
+        exclude=_OF_A_MODEL if defaults.model else {"model", "served_model_name"}
+    )
+    said = wanted.model_dump(exclude_none=True, exclude={"vllm_args"}) | {
+        "served_model_name": wanted.name
+    }
     # Of two arguments that contradict each other vLLM takes the last.
     said["vllm_args"] = (*kept.get("vllm_args", ()), *wanted.vllm_args)
     if defaults.engine != "vllm":
-        said = {name: said[name] for name in ("model", "served_model_name", "dtype") if name in said}
+        said = {
+            name: said[name] for name in ("model", "served_model_name", "dtype") if name in said
+        }
     return with_chosen_model(EngineOptions(**kept | said))
 
 

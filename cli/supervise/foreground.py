@@ -1,4 +1,6 @@
-"""What commands share that supervise others in the foreground: their logs on stderr, and their end by signals."""
+"""What commands share that supervise others in the foreground: their logs on stderr, and their
+end by signals.
+"""
 
 import signal
 import sys
@@ -15,7 +17,9 @@ COLORS = (36, 33, 32, 35, 34)  # ANSI, one after the other for each process; red
 
 @contextmanager
 def stopped_by_signals(command: str) -> Iterator[None]:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly end of the block, which then counts as done."""
+    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly end of the block, which then
+    counts as done.
+    """
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

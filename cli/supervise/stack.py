@@ -1,6 +1,8 @@
-"""The whole of Proofline on one machine: Redis, API and workers as supervised children of this process.
+"""The whole of Proofline on one machine: Redis, API and workers as supervised children of this
+process.
 
-Which model the workers serve is the deployment's to say (`follower.py`), and first that of the options.
+Which model the workers serve is the deployment's to say (`follower.py`), and first that of the
+options.
 
 `proofline up` and `proofline demo` run on it, and tests and benchmarks use it as a context manager:
 
@@ -29,7 +31,13 @@ from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import ERROR_TAIL_LINES, Fleet, with_tail, worker_command
 from cli.supervise.follower import Follower
 from cli.supervise.ports import reserve_port
-from cli.supervise.processes import Child, ChildSpec, LineSink, command_of_proofline, environment_of_proofline
+from cli.supervise.processes import (
+    Child,
+    ChildSpec,
+    LineSink,
+    command_of_proofline,
+    environment_of_proofline,
+)
 from cli.supervise.redis_server import OwnRedis, RedisServerError, wait_for_redis
 from poc_core.errors import ProoflineError
 from poc_core.settings import Settings, load_settings
@@ -41,7 +49,9 @@ API_GRACE_S = 15.0  # for answers under way; uvicorn itself gives up on them aft
 COURIER_GRACE_S = 15.0  # for payloads on their way: a receiver has 10 s to answer
 REDIS_GRACE_S = 15.0  # to write its append-only file
 READY_POLL_S = 0.1
-FAILED_STARTS = 1  # of a worker of a deployment by request; the second one is told to whoever waits for it
+FAILED_STARTS = (
+    1  # of a worker of a deployment by request; the second one is told to whoever waits for it
+)
 HTTP_TIMEOUT_S = 5.0
 # Secrets of others, which API and courier have no use for.
 NOT_FOR_SERVICES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "FLOWER_BASIC_AUTH", "POC_API_KEY")
@@ -53,19 +63,28 @@ class StackError(ProoflineError):
 
 @dataclass
 class Stack:
-    """Configuration, then the running processes. Start it once; `stop` leaves nothing running and nothing on disk."""
+    """Configuration, then the running processes. Start it once; `stop` leaves nothing running
+    and nothing on disk.
+    """
 
-    options: EngineOptions  # of every worker; `model` may be a shipped model's name too, or empty: a deployment's
+    # of every worker; `model` may be a shipped model's name too, or empty: a deployment's
+    options: EngineOptions
     workers: int = 1  # of the options' model, and of any on a machine without a GPU
-    deployed_workers: int | None = None  # at most, of another model on GPUs; None: as many as there are GPUs for
+    deployed_workers: int | None = (
+        None  # at most, of another model on GPUs; None: as many as there are GPUs for
+    )
     host: str = "127.0.0.1"
     port: int = 0  # 0: one that is free
     redis_url: str | None = None  # None: a Redis of our own
     data_dir: Path | None = None  # of our own Redis; None: a temporary directory
-    env: Mapping[str, str] = field(default_factory=dict)  # for API and workers, beside this process's own
+    env: Mapping[str, str] = field(
+        default_factory=dict
+    )  # for API and workers, beside this process's own
     max_fast_crashes: int = 5  # of one process in a row, then it is given up
     on_line: LineSink = lambda name, line: None  # every line of every log
-    announce: Callable[[str], None] = lambda message: None  # crashes and restarts, one sentence each
+    announce: Callable[[str], None] = lambda message: (
+        None
+    )  # crashes and restarts, one sentence each
 
     def __post_init__(self) -> None:
         self._api: Child | None = None
@@ -74,11 +93,17 @@ class Stack:
         self._own_redis: OwnRedis | None = None
         self._temporary_dir: Path | None = None
         # Of this run: an API that asks for keys must answer us too.
-        self._api_key = self.env.get("POC_API_KEY") or os.environ.get("POC_API_KEY") or secrets.token_urlsafe(32)
+        self._api_key = (
+            self.env.get("POC_API_KEY")
+            or os.environ.get("POC_API_KEY")
+            or secrets.token_urlsafe(32)
+        )
         if self.workers < 1:
             raise UsageError(f"A stack needs at least one worker, not {self.workers}.")
         if self.redis_url is not None and self.data_dir is not None:
-            raise UsageError("--data-dir is for the Redis that the stack starts; leave it out with --redis-url.")
+            raise UsageError(
+                "--data-dir is for the Redis that the stack starts; leave it out with --redis-url."
+            )
         self._follower: Follower | None = None
         self._connection: Redis | None = None  # the follower's
         self._own_places: list[dict[str, str]] = []
@@ -111,24 +136,31 @@ class Stack:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> None:
-        """Starts everything and returns once Redis answers; engines go on loading. Raises StackError,
-        AddressError or RedisServerError, with nothing left running."""
+        """Starts everything and returns once Redis answers; engines go on loading. Raises
+        StackError, AddressError or RedisServerError, with nothing left running.
+        """
         self.port = reserve_port(self.host, self.port)
         try:
             self._start_redis()
-            self._api = self._start_child("api", self.api_command(), API_GRACE_S, {"POC_API_KEY": self._api_key})
+            self._api = self._start_child(
+                "api", self.api_command(), API_GRACE_S, {"POC_API_KEY": self._api_key}
+            )
             self._courier = self._start_child("courier", self.courier_command(), COURIER_GRACE_S)
             settings = self._settings()
             self._connection = connect(settings)
             store = DeploymentStore(self._connection, settings)
-            self._follower = Follower(store, settings.host, self.options, self._start_fleet, self.announce)
+            self._follower = Follower(
+                store, settings.host, self.options, self._start_fleet, self.announce
+            )
             self._follower.begin()
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Stops API, workers, courier and Redis, in this order, and waits until they are gone. May be called twice."""
+        """Stops API, workers, courier and Redis, in this order, and waits until they are gone.
+        May be called twice.
+        """
         if self._api is not None:
             self._api.stop()
         if self._follower is not None:
@@ -147,33 +179,44 @@ class Stack:
             self._temporary_dir = None
 
     def kill(self) -> None:
-        """Hurries a `stop` under way: SIGKILL for all that still runs. For signal handlers; does not wait."""
+        """Hurries a `stop` under way: SIGKILL for all that still runs. For signal handlers;
+        does not wait.
+        """
         for child in self._children():
             child.kill()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the API is ready and all our workers have loaded the model, or there is none to be loaded.
+        """Waits until the API is ready and all our workers have loaded the model, or there is none
+        to be loaded.
 
-        Raises StackError with the end of the log when a process was given up, or after `timeout_s` seconds.
+        Raises StackError with the end of the log when a process was given up, or after `timeout_s`
+        seconds.
         """
         import httpx
 
         deadline = time.monotonic() + timeout_s
         missing = "the API does not answer"
         key = {"Authorization": f"Bearer {self._api_key}"}
-        with httpx.Client(base_url=self.base_url, headers=key, timeout=HTTP_TIMEOUT_S, trust_env=False) as client:
+        with httpx.Client(
+            base_url=self.base_url, headers=key, timeout=HTTP_TIMEOUT_S, trust_env=False
+        ) as client:
             while time.monotonic() < deadline:
                 for child in self._children():
                     if child.gave_up is not None and (child not in self._workers or self._runs_own):
                         raise StackError(with_tail(f"{child.gave_up}.", child))
                 try:
-                    if self.waits_for_a_model and client.get("/api/v1/pow/status").status_code == 200:
+                    if (
+                        self.waits_for_a_model
+                        and client.get("/api/v1/pow/status").status_code == 200
+                    ):
                         return
                     ready = client.get("/ready")
                     missing = f"/ready answers {ready.status_code} {ready.text[:200]}"
                     if ready.status_code == 200:
                         workers = client.get("/api/v1/pow/status").json().get("workers", [])
-                        at_work = {worker["pid"] for worker in workers if worker["state"] == "ready"}
+                        at_work = {
+                            worker["pid"] for worker in workers if worker["state"] == "ready"
+                        }
                         waiting_for = [child for child in self._workers if child.pid not in at_work]
                         if self._workers and not waiting_for:
                             return
@@ -186,9 +229,12 @@ class Stack:
         raise StackError(with_tail(message, slow[0]) if slow else message)
 
     def failure(self) -> str | None:
-        """Why the stack cannot work any more: Redis, the API, the courier or every worker of its model was given up.
-        Else None."""
-        essential = [child for child in (self._redis, self._api, self._courier) if child is not None]
+        """Why the stack cannot work any more: Redis, the API, the courier or every worker of
+        its model was given up. Else None.
+        """
+        essential = [
+            child for child in (self._redis, self._api, self._courier) if child is not None
+        ]
         for child in essential:
             if child.gave_up is not None:
                 return with_tail(f"{child.gave_up}.", child)
@@ -209,7 +255,12 @@ class Stack:
 
     def log_tail(self, name: str, lines: int = ERROR_TAIL_LINES) -> list[str]:
         """The last lines that "api", "redis" or "worker-0" wrote."""
-        return [line for child in self._children() if child.spec.name == name for line in child.tail[-lines:]]
+        return [
+            line
+            for child in self._children()
+            if child.spec.name == name
+            for line in child.tail[-lines:]
+        ]
 
     def api_command(self) -> list[str]:
         return command_of_proofline("api", "--host", self.host, "--port", str(self.port))
@@ -231,16 +282,29 @@ class Stack:
 
     def _settings(self) -> Settings:
         """Those that our children have."""
-        own = {name.removeprefix("POC_").lower(): value for name, value in self.env.items() if name.startswith("POC_")}
+        own = {
+            name.removeprefix("POC_").lower(): value
+            for name, value in self.env.items()
+            if name.startswith("POC_")
+        }
         return load_settings(**own | {"redis_url": self.redis_url})
 
     def _start_fleet(self, options: EngineOptions, own: bool) -> Fleet:
         places = self._own_places
         if not own:
-            places = placement.environments_of_most(options, visible_gpus(), self.deployed_workers, self.workers)
+            places = placement.environments_of_most(
+                options, visible_gpus(), self.deployed_workers, self.workers
+            )
         self.options = options
         failed_starts = None if own else FAILED_STARTS
-        fleet = Fleet(self.worker_command, places, self.max_fast_crashes, self.on_line, self.announce, failed_starts)
+        fleet = Fleet(
+            self.worker_command,
+            places,
+            self.max_fast_crashes,
+            self.on_line,
+            self.announce,
+            failed_starts,
+        )
         fleet.start({**self.env, "POC_REDIS_URL": self.redis_url or ""})
         return fleet
 
@@ -256,7 +320,8 @@ class Stack:
                 "redis",
                 redis.command,
                 grace_s=REDIS_GRACE_S,
-                # Its clients end first, or their last words would be complaints about the missing Redis.
+                # Its clients end first, or their last words would be complaints about the missing
+                # Redis.
                 orphan_grace_s=5.0,
                 inherited_fds=(redis.lock_fd,),
                 remove_when_orphaned=self._temporary_dir,
@@ -268,13 +333,17 @@ class Stack:
         except RedisServerError as error:
             raise StackError(with_tail(f"Our own {error}", self._redis)) from error
 
-    def _start_child(self, name: str, command: list[str], grace_s: float, own: Mapping[str, str] = {}) -> Child:
+    def _start_child(
+        self, name: str, command: list[str], grace_s: float, own: Mapping[str, str] = {}
+    ) -> Child:
         # The url holds a password: the environment is private, a command line is not.
         settings = receiver_settings(self.host, self.port, {**os.environ, **self.env})
         env = environment_of_proofline(
             {**settings, **self.env, "POC_REDIS_URL": self.redis_url or "", **own}, NOT_FOR_SERVICES
         )
-        return self._add_child(ChildSpec(name, command, env, grace_s, max_fast_crashes=self.max_fast_crashes))
+        return self._add_child(
+            ChildSpec(name, command, env, grace_s, max_fast_crashes=self.max_fast_crashes)
+        )
 
     def _add_child(self, spec: ChildSpec) -> Child:
         child = Child(spec, self.on_line, self.announce)
@@ -282,4 +351,8 @@ class Stack:
         return child
 
     def _children(self) -> list[Child]:
-        return [child for child in (self._api, *self._workers, self._courier, self._redis) if child is not None]
+        return [
+            child
+            for child in (self._api, *self._workers, self._courier, self._redis)
+            if child is not None
+        ]

@@ -1,4 +1,5 @@
-"""Fused kernels for GPUs, each the same numbers as the plain expression beside which it stands (POC_FUSED=off: none).
+"""Fused kernels for GPUs, each the same numbers as the plain expression beside which it stands
+(POC_FUSED=off: none).
 
 Triton comes with torch's CUDA build and compiles a kernel when it is first called.
 """

@@ -1,5 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-"""Standard normal numbers from hashes in one pass: nothing but the result is written (protocol.md, section 1)."""
+"""Standard normal numbers from hashes in one pass: nothing but the result is written
+(protocol.md, section 1).
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,17 @@ def _normal_kernel(out, seeds, n, half, row_stride, BLOCK: tl.constexpr):
     at = out + row.to(tl.int64) * row_stride + first
     tl.store(at, (libdevice.cos(angle) * radius).to(out.dtype.element_ty), inside)
     # An odd n leaves out the last of the second half.
-    tl.store(at + half, (libdevice.sin(angle) * radius).to(out.dtype.element_ty), inside & (first + half < n))
+    tl.store(
+        at + half,
+        (libdevice.sin(angle) * radius).to(out.dtype.element_ty),
+        inside & (first + half < n),
+    )
 
 
 def normal_(out: Tensor, seeds: Tensor) -> None:
-    """Fills out (rows, n), whose rows are contiguous, from int32 seeds (rows,) with the bits of the uint32 ones."""
+    """Fills out (rows, n), whose rows are contiguous, from int32 seeds (rows,) with the bits of
+    the uint32 ones.
+    """
     rows, n = out.shape
     half = (n + 1) // 2
     # The row is the grid's second dimension, which holds 65,535.

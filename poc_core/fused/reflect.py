@@ -1,10 +1,12 @@
-"""Householder reflection of a layer's outputs in one kernel (protocol.md, section 2.2), to the plain expression's bits.
+"""Householder reflection of a layer's outputs in one kernel (protocol.md, section 2.2), to the
+plain expression's bits.
 
-The sum of the products is where an own kernel could differ: it adds in the order in which torch 2.11's reduction of
-16-bit rows does, a warp for each row, as was found by summing numbers that swallow others. Lane l of 32 takes the eight
-columns from 8 l on, and from 8 l + 256 on, and so forth, into eight sums and adds these up in order; then lanes 16
-apart are added, then 8 apart, down to neighbours. Elsewhere a sum may differ in float32's last bits, which shows in
-one row of ten thousand.
+The sum of the products is where an own kernel could differ: it adds in the order in which torch
+2.11's reduction of 16-bit rows does, a warp for each row, as was found by summing numbers that
+swallow others. Lane l of 32 takes the eight columns from 8 l on, and from 8 l + 256 on, and so
+forth, into eight sums and adds these up in order; then lanes 16 apart are added, then 8 apart, down
+to neighbours. Elsewhere a sum may differ in float32's last bits, which shows in one row of ten
+thousand.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -33,12 +35,15 @@ def _reflect_kernel(first, second, v, n_rows, hidden, ROWS: tl.constexpr, STRIDE
     inside_rows = (rows < n_rows)[:, None]
     row_at = x + rows[:, None] * hidden
 
-    # Every step is rounded to the model's dtype, as torch's operations are; the sum is taken in float32.
+    # Every step is rounded to the model's dtype, as torch's operations are; the sum is taken in
+    # float32.
     sums = tl.zeros([ROWS, STRIDE], tl.float32)
     for low in range(0, hidden, STRIDE):
         inside = low + columns < hidden
         unit = tl.load(v + low + columns, inside, other=0.0).to(tl.float32)
-        value = tl.load(row_at + (low + columns)[None, :], inside_rows & inside[None, :], other=0.0).to(tl.float32)
+        value = tl.load(
+            row_at + (low + columns)[None, :], inside_rows & inside[None, :], other=0.0
+        ).to(tl.float32)
         sums += (value * unit[None, :]).to(dtype).to(tl.float32)
     even, odd = tl.split(tl.reshape(sums, [ROWS, 32, 2, 2, 2]))
     sum04, sum26 = tl.split(even)
@@ -49,11 +54,19 @@ def _reflect_kernel(first, second, v, n_rows, hidden, ROWS: tl.constexpr, STRIDE
     sum3, sum7 = tl.split(sum37)
     lanes = sum0 + sum1 + sum2 + sum3 + sum4 + sum5 + sum6 + sum7
     low_half, high_half = tl.split(tl.permute(tl.reshape(lanes, [ROWS, 2, 16]), [0, 2, 1]))
-    low_half, high_half = tl.split(tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 8]), [0, 2, 1]))
-    low_half, high_half = tl.split(tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 4]), [0, 2, 1]))
-    low_half, high_half = tl.split(tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 2]), [0, 2, 1]))
+    low_half, high_half = tl.split(
+        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 8]), [0, 2, 1])
+    )
+    low_half, high_half = tl.split(
+        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 4]), [0, 2, 1])
+    )
+    low_half, high_half = tl.split(
+        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 2]), [0, 2, 1])
+    )
     low_half, high_half = tl.split(low_half + high_half)
-    twice = (2.0 * (low_half + high_half).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)[:, None]
+    twice = (
+        (2.0 * (low_half + high_half).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)[:, None]
+    )
 
     for low in range(0, hidden, STRIDE):
         inside = low + columns < hidden
@@ -66,13 +79,23 @@ def _reflect_kernel(first, second, v, n_rows, hidden, ROWS: tl.constexpr, STRIDE
 
 
 def reflect_(terms: list[Tensor], v: Tensor) -> None:
-    """One or two tensors (..., hidden), reflected by the unit vector v (hidden,) in place; see `can_reflect`."""
+    """One or two tensors (..., hidden), reflected by the unit vector v (hidden,) in place; see
+    `can_reflect`.
+    """
     hidden = v.shape[0]
     rows = terms[0].numel() // hidden
     grid = (triton.cdiv(rows, _ROWS), len(terms))
     # No fusion of the product and the difference: each is rounded.
     _reflect_kernel[grid](
-        terms[0], terms[-1], v, rows, hidden, ROWS=_ROWS, STRIDE=_STRIDE, num_warps=1, enable_fp_fusion=False
+        terms[0],
+        terms[-1],
+        v,
+        rows,
+        hidden,
+        ROWS=_ROWS,
+        STRIDE=_STRIDE,
+        num_warps=1,
+        enable_fp_fusion=False,
     )
 
 
@@ -86,5 +109,8 @@ def can_reflect(terms: list[Tensor], v: Tensor) -> bool:
         and v.element_size() == 2
         and terms[0].numel() >= _LEAST_ROWS * hidden
         and len({x.data_ptr() for x in terms}) == len(terms)
-        and all(x.dtype is v.dtype and x.is_contiguous() and x.numel() == terms[0].numel() for x in terms)
+        and all(
+            x.dtype is v.dtype and x.is_contiguous() and x.numel() == terms[0].numel()
+            for x in terms
+        )
     )

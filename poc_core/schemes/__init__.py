@@ -1,8 +1,9 @@
 """The proof schemes. Each is a folder of this package; nothing registers it.
 
-A scheme has two halves. `contract.py`, without torch, says what its requests, options, payloads, answers and verdicts
-are: its `CONTRACT` is a `contract.Contract`. `proof.py`, with torch, computes its values for the engines: its `SCHEME`
-is a subclass of `base.PrefillScheme` or `base.SteppedScheme`.
+A scheme has two halves. `contract.py`, without torch, says what its requests, options, payloads,
+answers and verdicts are: its `CONTRACT` is a `contract.Contract`. `proof.py`, with torch, computes
+its values for the engines: its `SCHEME` is a subclass of `base.PrefillScheme` or
+`base.SteppedScheme`.
 """
 
 import importlib
@@ -39,18 +40,29 @@ def contracts() -> list["Contract"]:
 
 
 def recognised(marks: Mapping[str, Any], candidates: "Sequence[Contract]") -> "Contract":
-    """The scheme that a body speaks of: one that knows its marks, else one that needs none, else the first."""
+    """The scheme that a body speaks of: one that knows its marks, else one that needs none,
+    else the first.
+    """
     by_marks = (contract for contract in candidates if contract.recognises(marks))
     without = (contract for contract in candidates if not contract.marks)
     return next(by_marks, None) or next(without, candidates[0])
 
 
 def load_scheme(
-    spec: "ProofSpec", *, hidden_size: int, n_layers: int, device: "torch.device", dtype: "torch.dtype"
+    spec: "ProofSpec",
+    *,
+    hidden_size: int,
+    n_layers: int,
+    device: "torch.device",
+    dtype: "torch.dtype",
 ) -> "Scheme":
-    """The scheme that `spec` names, ready for a model on a device. SpecError: unknown scheme or options."""
+    """The scheme that `spec` names, ready for a model on a device. SpecError: unknown scheme or
+    options.
+    """
     module = importlib.import_module(f"{__name__}.{_known(spec.scheme)}.proof")
-    scheme: Scheme = module.SCHEME(spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype)
+    scheme: Scheme = module.SCHEME(
+        spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
+    )
     return scheme
 
 

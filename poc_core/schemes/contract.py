@@ -1,7 +1,7 @@
 """What a scheme agrees with everyone who does not compute it: the half that needs no torch.
 
-The API, the stores, the courier, the synthetic engine and the command ask a scheme's contract wherever two schemes
-differ, so that none of them knows any scheme by name.
+The API, the stores, the courier, the synthetic engine and the command ask a scheme's contract
+wherever two schemes differ, so that none of them knows any scheme by name.
 """
 
 import json
@@ -43,22 +43,29 @@ class Options(BaseModel):
 
     @classmethod
     def checked(cls, spec: ProofSpec, hidden_size: int) -> Self:
-        """The options for a model of that hidden size. SpecError: unknown ones, or a value it cannot follow."""
+        """The options for a model of that hidden size. SpecError: unknown ones, or a value it
+        cannot follow.
+        """
         try:
             return cls.model_validate(spec.options, context={"hidden_size": hidden_size})
         except ValidationError as error:
             problems = error.errors(include_url=False, include_context=False)
-        unknown = sorted(str(problem["loc"][0]) for problem in problems if problem["type"] == "extra_forbidden")
+        unknown = sorted(
+            str(problem["loc"][0]) for problem in problems if problem["type"] == "extra_forbidden"
+        )
         if unknown:
             known = ", ".join(sorted(cls.model_fields))
-            raise SpecError(f"The {spec.scheme} scheme has no option {', '.join(unknown)}; it knows {known}.")
+            raise SpecError(
+                f"The {spec.scheme} scheme has no option {', '.join(unknown)}; it knows {known}."
+            )
         name = str(problems[0]["loc"][0])
         wanted = (cls.model_fields[name].description or "different").format(hidden_size=hidden_size)
         raise SpecError(f"{name} must be {wanted}, not {repr(problems[0]['input'])[:80]}.")
 
 
 class Terms(BaseModel):
-    """By what values are judged, or reported: what JobRequest.terms and RoundConfig.terms hold, typed.
+    """By what values are judged, or reported: what JobRequest.terms and RoundConfig.terms hold,
+    typed.
 
     Other than Options they change no value.
     """
@@ -67,7 +74,9 @@ class Terms(BaseModel):
 
 
 class Contract(ABC):
-    """One scheme, as all but the engines see it. A module `contract` of its folder has one as `CONTRACT`."""
+    """One scheme, as all but the engines see it. A module `contract` of its folder has one as
+    `CONTRACT`.
+    """
 
     name: ClassVar[str]  # of its folder
     options: ClassVar[type[Options]] = Options
@@ -78,11 +87,14 @@ class Contract(ABC):
     job_body: ClassVar[type[JobBody] | None] = None
     round_body: ClassVar[type[RoundBody] | None] = None
     batch_body: ClassVar[type[BatchBody] | None] = None  # with it the scheme's rounds have phases
-    # Fields by which a body says that it speaks of this scheme. Empty: it is what no other scheme recognises.
+    # Fields by which a body says that it speaks of this scheme. Empty: it is what no other scheme
+    # recognises.
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
-        """Whether a body is one of this scheme. `marks`: those of all schemes that it has, unchecked."""
+        """Whether a body is one of this scheme. `marks`: those of all schemes that it has,
+        unchecked.
+        """
         return any(name in marks for name in self.marks)
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
@@ -111,8 +123,12 @@ class Contract(ABC):
         """Whether a round's receiver gets a nonce with this value."""
         return True
 
-    def status(self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float) -> dict[str, Any]:
-        """`status_fields` of a round. `reported`: see lists_reported; `rate`: nonces a second since its start."""
+    def status(
+        self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float
+    ) -> dict[str, Any]:
+        """`status_fields` of a round. `reported`: see lists_reported; `rate`: nonces a second
+        since its start.
+        """
         return {}
 
     # Answers and callbacks (protocol.md, sections 5 and 6).
@@ -140,7 +156,9 @@ class Contract(ABC):
     def artifacts_json(self, nonces: Sequence[bytes], values: Sequence[bytes]) -> bytes:
         """The list of artifacts in an answer, from the JSON of each nonce and value."""
         loaded = load_all(values)
-        artifacts = [self.artifact(int(nonce), value) for nonce, value in zip(nonces, loaded, strict=True)]
+        artifacts = [
+            self.artifact(int(nonce), value) for nonce, value in zip(nonces, loaded, strict=True)
+        ]
         return json.dumps(artifacts, separators=(",", ":")).encode()
 
     @abstractmethod
@@ -157,9 +175,12 @@ class Contract(ABC):
     # Engines without a model, and people.
 
     @abstractmethod
-    def synthetic_values(self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int) -> list[JsonValue]:
-        """Invented values for load tests: they look right and follow from spec and nonce alone. SpecError: see
-        Options.checked."""
+    def synthetic_values(
+        self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
+    ) -> list[JsonValue]:
+        """Invented values for load tests: they look right and follow from spec and nonce alone.
+        SpecError: see Options.checked.
+        """
 
     # The heading of values in a table.
     column: ClassVar[str] = "value"
@@ -173,7 +194,9 @@ class Contract(ABC):
         return self.name
 
     def reported_of(self, status: Mapping[str, Any]) -> str:
-        """Which of a round's nonces are reported, where not all are. `status`: what /status answers."""
+        """Which of a round's nonces are reported, where not all are. `status`: what /status
+        answers.
+        """
         return ""
 
 

@@ -1,6 +1,7 @@
 """The bodies that clients send (protocol.md, section 5), as far as all schemes share them.
 
-A scheme's own bodies are subclasses. The order of fields is that in which a wrong body's problems are listed.
+A scheme's own bodies are subclasses. The order of fields is that in which a wrong body's problems
+are listed.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +17,13 @@ from poc_core.records import NewJob, ProofSpec, RoundConfig
 # Examples for OpenAPI: name -> {"summary": ..., "value": a body or an answer}.
 Examples = dict[str, dict[str, Any]]
 # With what a body's example begins.
-PLACE_EXAMPLE = {"block_hash": "block-1", "block_height": 1, "public_key": "key-1", "node_id": 0, "node_count": 1}
+PLACE_EXAMPLE = {
+    "block_hash": "block-1",
+    "block_height": 1,
+    "public_key": "key-1",
+    "node_id": 0,
+    "node_count": 1,
+}
 REQUEST_ID_EXAMPLE = "0f2b6c1d9e4a4f0d8a7c5b3e1f2d4c6a"
 
 
@@ -25,23 +32,28 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: Text = Field(description="The model's name as the workers serve it.", examples=["tiny-qwen3"])
+    model: Text = Field(
+        description="The model's name as the workers serve it.", examples=["tiny-qwen3"]
+    )
     seq_len: Count = Field(ge=1, description="Positions of a nonce's prefill.", examples=[256])
 
 
 class JobBody(BaseModel, ABC):
-    """POST /generate: given nonces are to be computed or, with claims, somebody's values for them are to be judged.
+    """POST /generate: given nonces are to be computed or, with claims, somebody's values for them
+    are to be judged.
 
     Unknown fields are ignored, but for those in `params`.
     """
 
     examples: ClassVar[Examples] = {}
 
-    block_hash: Text = Field(description="Seeds the layers' reflections and, with public_key, the inputs.")
+    block_hash: Text = Field(
+        description="Seeds the layers' reflections and, with public_key, the inputs."
+    )
     block_height: Count = Field(ge=0, description="Handed back in callbacks.")
     public_key: Text = Field(description="Whose proofs these are.")
-    # Not held against each other, unlike a round's: the nonces are given, and validators pass on others'
-    # node_id.
+    # Not held against each other, unlike a round's: the nonces are given, and validators pass on
+    # others' node_id.
     node_id: Count = Field(ge=0, description="Handed back in callbacks.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
     nonces: Nonces = Field(min_length=1, description="The nonces to compute, each once.")
@@ -50,24 +62,33 @@ class JobBody(BaseModel, ABC):
         None,
         ge=1,
         le=MAX_BATCH_SIZE,
-        description="Nonces per task; POC_BATCH_SIZE_DEFAULT where absent. A worker that can hold fewer gets fewer.",
+        description=(
+            "Nonces per task; POC_BATCH_SIZE_DEFAULT where absent. A worker that can hold fewer"
+            " gets fewer."
+        ),
     )
-    wait: bool = Field(False, description="True: the answer is the result. False: a request_id to ask for it.")
-    url: HttpUrl = Field(None, description="Where the result is sent as well: to {url}/generated or {url}/validated.")
+    wait: bool = Field(
+        False, description="True: the answer is the result. False: a request_id to ask for it."
+    )
+    url: HttpUrl = Field(
+        None, description="Where the result is sent as well: to {url}/generated or {url}/validated."
+    )
 
     @abstractmethod
     def spec(self) -> ProofSpec:
         """What determines the values."""
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
-        """By what claims are judged (Contract.terms). True: as the chain says (Settings.honour_p_value_threshold)."""
+        """By what claims are judged (Contract.terms). True: as the chain says
+        (Settings.honour_p_value_threshold).
+        """
         return {}
 
     def claims(self) -> dict[int, JsonValue] | None:
         """nonce -> what somebody claims its value to be; None where nothing is to be judged.
 
-        ClaimsError: they are not those of `nonces`. A claim that cannot be read is a wrong one, not an error: else a
-        cheat could make the request that would convict it fail.
+        ClaimsError: they are not those of `nonces`. A claim that cannot be read is a wrong one, not
+        an error: else a cheat could make the request that would convict it fail.
         """
         return None
 
@@ -77,7 +98,9 @@ class RoundBody(BaseModel, ABC):
 
     examples: ClassVar[Examples] = {}
 
-    block_hash: Text = Field(description="Seeds the inputs, with public_key, and the layers' reflections.")
+    block_hash: Text = Field(
+        description="Seeds the inputs, with public_key, and the layers' reflections."
+    )
     block_height: Count = Field(ge=0, description="Handed back in callbacks.")
     public_key: Text = Field(description="Whose proofs these are.")
 
@@ -182,7 +205,9 @@ class SequenceRoundBody(RoundBody):
 
 
 class BatchBody(BaseModel, ABC):
-    """POST /validate: values that somebody reported in a round of this scheme, to be judged by the round's terms."""
+    """POST /validate: values that somebody reported in a round of this scheme, to be judged by
+    the round's terms.
+    """
 
     examples: ClassVar[Examples] = {}
     answer: ClassVar[type[BaseModel]]  # as OpenAPI shows it
@@ -194,7 +219,10 @@ class BatchBody(BaseModel, ABC):
 
 def check_claimed(artifacts: Sequence[Mapping[str, object]], nonces: Sequence[int]) -> None:
     """ClaimsError unless the `nonce`s of the artifacts are `nonces`, each once, in any order."""
-    if len(artifacts) != len(nonces) or {artifact["nonce"] for artifact in artifacts} != set(nonces):
+    if len(artifacts) != len(nonces) or {artifact["nonce"] for artifact in artifacts} != set(
+        nonces
+    ):
         raise ClaimsError(
-            "validation.artifacts must hold exactly one artifact for each of nonces, and no others; they differ."
+            "validation.artifacts must hold exactly one artifact for each of nonces, and no others;"
+            " they differ."
         )

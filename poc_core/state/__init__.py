@@ -2,15 +2,25 @@
 
 One module per structure; each multi-step change is one Lua script.
 
-Every key starts with `poc:` and has a TTL, but for the deployment (deployments.py). The scripts derive key names from
-the job's key, so a Redis cluster, which wants all keys named in advance, is not supported.
+Every key starts with `poc:` and has a TTL, but for the deployment (deployments.py). The scripts
+derive key names from the job's key, so a Redis cluster, which wants all keys named in advance, is
+not supported.
 """
 
 from poc_core.state.client import connect
+from poc_core.state.delivery.outbox import Outbox
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.jobs import Claim, JobStore, Refusal
-from poc_core.state.outbox import Outbox
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 
-__all__ = ["Claim", "DeploymentStore", "JobStore", "Outbox", "Refusal", "RoundStore", "WorkerRegistry", "connect"]
+__all__ = [
+    "Claim",
+    "DeploymentStore",
+    "JobStore",
+    "Outbox",
+    "Refusal",
+    "RoundStore",
+    "WorkerRegistry",
+    "connect",
+]

@@ -2,16 +2,24 @@
 
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, ResponseError, TimeoutError
+from redis.exceptions import (
+    ConnectionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TimeoutError,
+)
 from redis.retry import Retry
 
 from poc_core.settings import Settings
 
-# Tries after a failed command. Every script may run twice without harm, so a command is simply repeated: this
-# outlives a broken connection, not a Redis that is away, which the caller must see within seconds.
+# Tries after a failed command. Every script may run twice without harm, so a command is simply
+# repeated: this outlives a broken connection, not a Redis that is away, which the caller must see
+# within seconds.
 _RETRIES = 3
 
-# Redis away or restarting, its memory or disk full: errors by type, and by the text of a script's error.
+# Redis away or restarting, its memory or disk full: errors by type, and by the text of a script's
+# error.
 TRANSIENT = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
 _TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ")
 
@@ -24,9 +32,11 @@ def is_transient(error: Exception) -> bool:
 
 
 def connect(settings: Settings, patient: bool = True) -> Redis:
-    """A client with a connection pool, for any number of threads. Connects on first use; answers are bytes.
+    """A client with a connection pool, for any number of threads. Connects on first use; answers
+    are bytes.
 
-    `patient`: a Redis that keeps silent is asked again too; else that is an error after redis_timeout_s.
+    `patient`: a Redis that keeps silent is asked again too; else that is an error after
+    redis_timeout_s.
     """
     again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
     return Redis.from_url(

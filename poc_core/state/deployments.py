@@ -1,7 +1,8 @@
 """What the node shall run, in Redis, and the hosts that see to it.
 
-The record outlives every process and has no TTL: a node that was off for a month comes back with its model. It is one
-key, written over by each change. Hosts live while their reports do: worker_ttl_s after the last one they are gone.
+The record outlives every process and has no TTL: a node that was off for a month comes back with
+its model. It is one key, written over by each change. Hosts live while their reports do:
+worker_ttl_s after the last one they are gone.
 """
 
 import time
@@ -11,16 +12,26 @@ from typing import Any, Literal
 
 from redis import Redis
 
-from poc_core.deployments import Deployment, DeploymentRecord, DeploymentStatus, HostLogs, HostReport
 from poc_core.errors import DeployedError, NoHostError
+from poc_core.serving.deployments import (
+    Deployment,
+    DeploymentRecord,
+    DeploymentStatus,
+    HostLogs,
+    HostReport,
+)
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 
 
 class DeploymentStore:
-    """All operations on the deployment. Each changes Redis in one atomic step and may be repeated without harm."""
+    """All operations on the deployment. Each changes Redis in one atomic step and may be
+    repeated without harm.
+    """
 
-    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
         self._clock = clock
@@ -39,7 +50,10 @@ class DeploymentStore:
         if outcome == "deployed":
             raise DeployedError("A model is deployed already; send POST /api/v1/stop first.")
         if outcome == "no_host":
-            raise NoHostError("No host is here to run a model: start `proofline up` or `proofline workers` on one.")
+            raise NoHostError(
+                "No host is here to run a model: start `proofline up` or `proofline workers` on"
+                " one."
+            )
         return generation
 
     def withdraw(self) -> int:
@@ -50,7 +64,10 @@ class DeploymentStore:
         return DeploymentStatus(self.read(), self.hosts())
 
     def read(self) -> DeploymentRecord | None:
-        raw = {name.decode(): value.decode() for name, value in self._redis.hgetall(keys.DEPLOYMENT).items()}
+        raw = {
+            name.decode(): value.decode()
+            for name, value in self._redis.hgetall(keys.DEPLOYMENT).items()
+        }
         if not raw:
             return None
         return DeploymentRecord(
@@ -68,13 +85,17 @@ class DeploymentStore:
         with self._redis.pipeline(transaction=False) as pipe:
             for host_id in ids:
                 pipe.hget(keys.host(host_id), "report")
-            found = [HostReport.model_validate_json(raw) for raw in pipe.execute() if raw is not None]
+            found = [
+                HostReport.model_validate_json(raw) for raw in pipe.execute() if raw is not None
+            ]
         return sorted(found, key=lambda report: (report.host, report.id))
 
     def logs(self) -> list[HostLogs]:
         """What the workers of the hosts that live wrote last, by the host's name."""
         ids = self._redis.zrange(keys.HOSTS, 0, -1)
-        found = self._redis.mget([keys.host_logs(host_id.decode()) for host_id in ids]) if ids else []
+        found = (
+            self._redis.mget([keys.host_logs(host_id.decode()) for host_id in ids]) if ids else []
+        )
         logs = [HostLogs.model_validate_json(raw) for raw in found if raw is not None]
         return sorted(logs, key=lambda one: one.host)
 
@@ -85,22 +106,32 @@ class DeploymentStore:
     # Hosts: begin, report, leave.
 
     def deploy_first(self, wanted: Deployment, host_id: str) -> bool:
-        """The --model with which a host begins becomes the deployment, and True, where nothing else counts more.
+        """The --model with which a host begins becomes the deployment, and True, where nothing else
+        counts more.
 
-        What was deployed by a request does, until it is withdrawn or failed and no other host lives; and what another
-        host that lives began with.
+        What was deployed by a request does, until it is withdrawn or failed and no other host
+        lives; and what another host that lives began with.
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
 
     def report(self, report: HostReport) -> None:
-        """How far a host is. When all hosts that live have failed, so has the deployment, with the last one's error."""
+        """How far a host is. When all hosts that live have failed, so has the deployment, with
+        the last one's error.
+        """
         args: list[Any] = [report.id, report.generation, report.state.value, report.error or ""]
-        args += [report.model_dump_json(), self._clock(), self._settings.worker_ttl_s, self._settings.job_ttl_sec]
+        args += [
+            report.model_dump_json(),
+            self._clock(),
+            self._settings.worker_ttl_s,
+            self._settings.job_ttl_sec,
+        ]
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 
     def tell_logs(self, host_id: str, logs: HostLogs) -> None:
         """What its workers wrote last; gone with the host's reports."""
-        self._redis.set(keys.host_logs(host_id), logs.model_dump_json(), ex=self._settings.worker_ttl_s)
+        self._redis.set(
+            keys.host_logs(host_id), logs.model_dump_json(), ex=self._settings.worker_ttl_s
+        )
 
     def leave(self, host_id: str) -> None:
         """A host ends, and nobody waits for it."""
@@ -109,7 +140,9 @@ class DeploymentStore:
             pipe.zrem(keys.HOSTS, host_id)
             pipe.execute()
 
-    def _set(self, wanted: Deployment, by: Literal["start", "request"], host_id: str = "") -> tuple[str, int]:
+    def _set(
+        self, wanted: Deployment, by: Literal["start", "request"], host_id: str = ""
+    ) -> tuple[str, int]:
         args: list[Any] = [wanted.model_dump_json(), by, self._clock(), uuid.uuid4().hex, host_id]
         outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
         return outcome.decode(), int(generation)

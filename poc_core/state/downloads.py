@@ -1,4 +1,6 @@
-"""Downloads of models: jobs that outlive the API's process, each computed by a process of its own."""
+"""Downloads of models: jobs that outlive the API's process, each computed by a process of its
+own.
+"""
 
 import json
 import time
@@ -13,7 +15,8 @@ from poc_core.state import keys, scripts
 
 # At a time over the whole node, as the network's client expects (mlnode).
 MOST_AT_A_TIME = 3
-# Seconds without a sign of life after which a download's process is dead; it gives one every third of them.
+# Seconds without a sign of life after which a download's process is dead; it gives one every third
+# of them.
 ALIVE_S = 15
 # Seconds that a download is remembered, counted anew with each change.
 _KEPT_S = 7 * 24 * 3600
@@ -42,7 +45,9 @@ class DownloadStore:
         self._clock = clock
         self._start = scripts.load(redis, "start_download")
 
-    def start(self, hf_repo: str, hf_commit: str | None, machine: str) -> Download | Literal["running", "full"]:
+    def start(
+        self, hf_repo: str, hf_commit: str | None, machine: str
+    ) -> Download | Literal["running", "full"]:
         """Stores a download as running, or says why not."""
         new = Download(uuid.uuid4().hex, hf_repo, hf_commit, machine, self._clock())
         args: list[Any] = [new.name, json.dumps(asdict(new)), MOST_AT_A_TIME, _KEPT_S]
@@ -58,7 +63,11 @@ class DownloadStore:
 
     def running(self) -> list[Download]:
         names = sorted(name.decode() for name in self._redis.smembers(keys.DOWNLOADS_RUNNING))
-        return [found for name in names if (found := self.by_name(name)) is not None and found.state == "running"]
+        return [
+            found
+            for name in names
+            if (found := self.by_name(name)) is not None and found.state == "running"
+        ]
 
     def end(self, download: Download, error: str | None = None) -> None:
         """It is done, or failed with `error`."""
@@ -81,7 +90,9 @@ class DownloadStore:
 
     def claim(self, download: Download) -> bool:
         """One process at a time downloads it."""
-        return bool(self._redis.set(keys.download_alive(download.task_id), "1", nx=True, ex=ALIVE_S))
+        return bool(
+            self._redis.set(keys.download_alive(download.task_id), "1", nx=True, ex=ALIVE_S)
+        )
 
     def renew(self, download: Download) -> bool:
         """Says that the process lives. Whether it is still wanted."""

@@ -1,7 +1,8 @@
-"""A job's answer in Redis: built part by part from the values of its batches, kept in pieces where it is large.
+"""A job's answer in Redis: built part by part from the values of its batches, kept in pieces where
+it is large.
 
-So neither the worker that builds it nor the API that sends it holds all of a large answer, and no value in Redis comes
-near the 512 MB that it can hold.
+So neither the worker that builds it nor the API that sends it holds all of a large answer, and no
+value in Redis comes near the 512 MB that it can hold.
 """
 
 import uuid
@@ -18,7 +19,8 @@ from poc_core.schemes import contract_of
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 
-# Bytes of one value: an answer that has more is kept in pieces of so many. 50,000 artifacts of k_dim 12 are one piece.
+# Bytes of one value: an answer that has more is kept in pieces of so many. 50,000 artifacts of
+# k_dim 12 are one piece.
 PIECE_BYTES = 4 * 1024 * 1024
 
 # Values read in one call of a script: a few milliseconds of Redis' time.
@@ -26,7 +28,8 @@ _READ_CHUNK = 4000
 
 # Seconds that pieces live which no job has adopted: each is written well within them.
 _STAGING_TTL_S = 120
-# Seconds that the pieces of an answer outlive its job, for a client that began to read them at its end.
+# Seconds that the pieces of an answer outlive its job, for a client that began to read them at its
+# end.
 _READING_S = 600
 
 
@@ -58,13 +61,17 @@ class JobResults:
         return StoredAnswer(int(n_bytes), self._pieces(job_id, int(n_bytes)), is_in_pieces=True)
 
     def complete(self, record: JobRecord, now: float, lock_s: int) -> bool:
-        """Builds and stores the answer of a job whose batches are all done. False: somebody else did, or it ended.
+        """Builds and stores the answer of a job whose batches are all done. False: somebody else
+        did, or it ended.
 
-        To be called by the one that holds the job's lock :finishing, which is renewed with each part.
+        To be called by the one that holds the job's lock :finishing, which is renewed with each
+        part.
         """
         key = keys.job(record.job_id)
         draft = f"{key}:draft:{uuid.uuid4().hex}"
-        url = callback_url(record.request.url, "generated" if record.kind is JobKind.GENERATE else "validated")
+        url = callback_url(
+            record.request.url, "generated" if record.kind is JobKind.GENERATE else "validated"
+        )
         claimed = self._redis.hgetall(key + ":claimed") if record.kind is JobKind.VALIDATE else {}
         body: list[bytes] = []  # of the callback: one payload, so it is in memory as a whole
         waiting, n_pieces, n_bytes = b"", 0, 0
@@ -82,12 +89,19 @@ class JobResults:
             waiting, n_pieces = b"", n_pieces + 1
         ttl_s = self._settings.generate_result_ttl_sec
         callback: list[Any] = [url, b"".join(body), self._settings.callback_retention_sec]
-        return bool(self._finish([key, draft], [waiting, n_pieces, n_bytes, now, ttl_s, ttl_s + _READING_S, *callback]))
+        return bool(
+            self._finish(
+                [key, draft],
+                [waiting, n_pieces, n_bytes, now, ttl_s, ttl_s + _READING_S, *callback],
+            )
+        )
 
     def _parts(self, record: JobRecord, lock_s: int) -> Iterator[Part]:
         """The job's nonces and values, of about PIECE_BYTES at a time."""
         key = keys.job(record.job_id)
-        per_part = max(1, PIECE_BYTES // contract_of(record.spec.scheme).bytes_per_artifact(record.spec))
+        per_part = max(
+            1, PIECE_BYTES // contract_of(record.spec.scheme).bytes_per_artifact(record.spec)
+        )
         step = max(1, per_part * record.n_batches // record.n_total)
         call = max(1, min(per_part, _READ_CHUNK) * record.n_batches // record.n_total)
         for first in range(0, record.n_batches, step):

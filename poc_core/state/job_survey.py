@@ -1,4 +1,5 @@
-"""Looking over all jobs of a model: what dead workers and lost messages left behind, and how many there are.
+"""Looking over all jobs of a model: what dead workers and lost messages left behind, and how many
+there are.
 
 In slices, a script for each: with tens of thousands of jobs Redis answers others in between.
 """
@@ -16,8 +17,8 @@ from poc_core.state import keys, scripts
 # Jobs looked at in one call of a script: some 3 ms of Redis' time.
 _SLICE = 500
 
-# Of the time between two looks, for how long a worker that looked keeps others from it: a little less than the shortest
-# pause, so that it is not in its own way.
+# Of the time between two looks, for how long a worker that looked keeps others from it: a little
+# less than the shortest pause, so that it is not in its own way.
 _TURN = 0.75
 
 
@@ -44,7 +45,9 @@ class Slice:
 class JobSurvey:
     """Looks at all active jobs of a model, oldest first."""
 
-    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
         self._clock = clock
@@ -57,10 +60,14 @@ class JobSurvey:
         return bool(self._redis.set(keys.reaper(model), worker_id, nx=True, px=turn_ms))
 
     def slices(self, model: str) -> Iterator[Slice]:
-        """All of the model's active jobs; one that ends meanwhile may hide another until the next look."""
+        """All of the model's active jobs; one that ends meanwhile may hide another until the
+        next look.
+        """
         first, oldest_s = 0, int(self._clock()) - self._settings.visibility_timeout_s
         while True:
-            n_kept, n_dropped, *lists = self._survey([keys.active(model)], [first, _SLICE, oldest_s])
+            n_kept, n_dropped, *lists = self._survey(
+                [keys.active(model)], [first, _SLICE, oldest_s]
+            )
             yield Slice(n_dropped, *([job_id.decode() for job_id in found] for found in lists))
             if n_kept + n_dropped < _SLICE:
                 return
@@ -71,17 +78,23 @@ class JobSurvey:
         self._redis.set(keys.drained(model), self._clock(), ex=self._settings.job_ttl_sec)
 
     def is_overdue(self, model: str) -> bool:
-        """Whether some have waited so at every look for visibility_timeout_s: a message may have been lost meanwhile,
-        and an empty queue that would show it may never come. Once in that time."""
+        """Whether some have waited so at every look for visibility_timeout_s: a message may
+        have been lost meanwhile, and an empty queue that would show it may never come. Once in
+        that time.
+        """
         since = self._redis.get(keys.drained(model))
-        if since is not None and self._clock() - float(since) <= self._settings.visibility_timeout_s:
+        if (
+            since is not None
+            and self._clock() - float(since) <= self._settings.visibility_timeout_s
+        ):
             return False
         self.note_drained(model)
         return since is not None
 
     def newest(self, most: int, most_old: int) -> list[str]:
-        """The ids of the jobs created last, the newest first, whether they have ended or not (of 100 at most); then, of
-        those that have not ended, the oldest of each model."""
+        """The ids of the jobs created last, the newest first, whether they have ended or not
+        (of 100 at most); then, of those that have not ended, the oldest of each model.
+        """
         models = sorted(model.decode() for model in self._redis.smembers(keys.ACTIVE_MODELS))
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.lrange(keys.NEWEST_JOBS, 0, most - 1)

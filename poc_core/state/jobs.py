@@ -1,8 +1,8 @@
 """Jobs in Redis: created by the API, computed batch by batch by workers, finished exactly once.
 
-The job record is the truth; a Celery message only says where to look. So a message may come twice, late or
-never: a claim refuses what is done or in hand, and the reaper publishes again what waits (`pending`) or lost
-its worker (`orphans`).
+The job record is the truth; a Celery message only says where to look. So a message may come twice,
+late or never: a claim refuses what is done or in hand, and the reaper publishes again what waits
+(`pending`) or lost its worker (`orphans`).
 """
 
 import json
@@ -25,16 +25,17 @@ from poc_core.state import keys, scripts
 from poc_core.state.job_results import JobEndedError, JobResults, StoredAnswer
 from poc_core.state.job_survey import ActiveJobs, JobSurvey
 
-# Losses of an engine or a worker on one batch after which the batch is taken to be their cause and its job
-# fails.
+# Losses of an engine or a worker on one batch after which the batch is taken to be their cause and
+# its job fails.
 MAX_LOSSES = 3
 
-# Tries to build a job's answer that end with their worker or without Redis, after which the job fails. Seconds without
-# progress after which a try is taken to have ended so.
+# Tries to build a job's answer that end with their worker or without Redis, after which the job
+# fails. Seconds without progress after which a try is taken to have ended so.
 MAX_FINISHES = 5
 _FINISH_LOCK_S = 20
 
-# Seconds the nonces of a request may lie in Redis before the job exists: uploading 100,000 takes one.
+# Seconds the nonces of a request may lie in Redis before the job exists: uploading 100,000 takes
+# one.
 _STAGING_TTL_S = 120
 
 # Hash fields sent in one command while a job is uploaded: keeps Redis responsive to others.
@@ -43,8 +44,8 @@ _UPLOAD_CHUNK = 2000
 # Jobs cancelled in one call of a script, for the same reason: some 5 ms of its time.
 _CANCEL_CHUNK = 500
 
-# Batches that are not to be had, in a row, after which a worker with room looks no further in a job; and jobs it looks
-# at.
+# Batches that are not to be had, in a row, after which a worker with room looks no further in a
+# job; and jobs it looks at.
 _MOST_MISSES = 64
 _MOST_JOBS_BESIDE = 16
 
@@ -77,9 +78,13 @@ class Claim:
 
 
 class JobStore:
-    """All operations on jobs. Each changes Redis in one atomic step and may be repeated without harm."""
+    """All operations on jobs. Each changes Redis in one atomic step and may be repeated without
+    harm.
+    """
 
-    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
         self._clock = clock
@@ -100,10 +105,13 @@ class JobStore:
     # Clients: create, read, end.
 
     def create(self, job: NewJob) -> str:
-        """Stores a job as queued and returns its id. QueueFullError when too many nonces, jobs or callbacks would wait,
-        AnswerTooLargeError when its answer would not fit."""
+        """Stores a job as queued and returns its id. QueueFullError when too many nonces, jobs
+        or callbacks would wait, AnswerTooLargeError when its answer would not fit.
+        """
         self._check_answer(job)
-        self._check_room(len(job.nonces), self.queued_nonces())  # before megabytes are uploaded in vain
+        self._check_room(
+            len(job.nonces), self.queued_nonces()
+        )  # before megabytes are uploaded in vain
         job_id = uuid.uuid4().hex
         key = keys.job(job_id)
         self._stage(key, job)
@@ -121,22 +129,27 @@ class JobStore:
             "created_at": now,
         }
         limits: list[Any] = [self._settings.max_queued_nonces, self._settings.max_jobs]
-        limits += [self._settings.outbox_max_jobs if job.request.url else "", self._settings.outbox_max_bytes]
+        limits += [
+            self._settings.outbox_max_jobs if job.request.url else "",
+            self._settings.outbox_max_bytes,
+        ]
         limits += [now, self._settings.job_ttl_sec]
         pairs = [part for item in fields.items() for part in item]
-        what, *number = self._create([key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs])
+        what, *number = self._create(
+            [key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs]
+        )
         if what == b"nonces":
             self._check_room(len(job.nonces), number[0])
         if what == b"jobs":
             raise QueueFullError(
-                f"{number[0]} jobs have not ended, as many as may (POC_MAX_JOBS); wait for some to end, and send more "
-                "nonces in one request."
+                f"{number[0]} jobs have not ended, as many as may (POC_MAX_JOBS); wait for some to"
+                " end, and send more nonces in one request."
             )
         if what == b"callbacks":
             raise QueueFullError(
-                f"The callbacks of {self._settings.outbox_max_jobs} jobs (POC_OUTBOX_MAX_JOBS) or "
-                f"{self._settings.outbox_max_bytes} bytes of them (POC_OUTBOX_MAX_BYTES) wait for their receivers "
-                "already; try again later, or leave out the url and poll."
+                f"The callbacks of {self._settings.outbox_max_jobs} jobs (POC_OUTBOX_MAX_JOBS) or"
+                f" {self._settings.outbox_max_bytes} bytes of them (POC_OUTBOX_MAX_BYTES) wait for"
+                " their receivers already; try again later, or leave out the url and poll."
             )
         return job_id
 
@@ -149,7 +162,10 @@ class JobStore:
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.hmget(keys.job(job_id), _RECORD_FIELDS)
-            return [_record(job_id, values) for job_id, values in zip(job_ids, pipe.execute(), strict=True)]
+            return [
+                _record(job_id, values)
+                for job_id, values in zip(job_ids, pipe.execute(), strict=True)
+            ]
 
     def result(self, job_id: str) -> StoredAnswer | None:
         """The answer of a completed job as JSON, ready to be sent; None when there is none."""
@@ -160,16 +176,24 @@ class JobStore:
         return self._end_job(job_id, JobStatus.CANCELLED, "")
 
     def cancel_queued(self) -> int:
-        """Cancels every job of which nothing is computed yet and whose client does not wait for the answer: others come
-        back for theirs later, and a job under way is worth its end. Returns how many.
+        """Cancels every job of which nothing is computed yet and whose client does not wait for the
+        answer: others come back for theirs later, and a job under way is worth its end. Returns how
+        many.
 
-        The messages of their models are gone too; a worker sends those of the jobs that stay again (`pending`).
+        The messages of their models are gone too; a worker sends those of the jobs that stay again
+        (`pending`).
         """
         n_cancelled = 0
         for model in self._models():
             n_seen, n_here, n_stay = _CANCEL_CHUNK, 0, 0
             while n_seen == _CANCEL_CHUNK:
-                args = [n_stay, _CANCEL_CHUNK, self._clock(), self._settings.generate_result_ttl_sec, n_here]
+                args = [
+                    n_stay,
+                    _CANCEL_CHUNK,
+                    self._clock(),
+                    self._settings.generate_result_ttl_sec,
+                    n_here,
+                ]
                 n_seen, n, stay = self._cancel([keys.active(model), model_queue(model)], args)
                 n_here, n_stay = n_here + n, n_stay + stay
             n_cancelled += n_here
@@ -197,29 +221,48 @@ class JobStore:
     # Workers: claim, then complete or release; whoever completes the last batch finishes.
 
     def new_lease(self, worker_id: str, number: int | None = None) -> str:
-        """Names one claim, so that a claim that Redis did not answer may be repeated: it may have been granted.
+        """Names one claim, so that a claim that Redis did not answer may be repeated: it may have
+        been granted.
 
         `number`: under which the worker's heartbeats tell of it (Hand); None: they do not.
         """
         return f"{worker_id}|{int(self._clock())}|{uuid.uuid4().hex if number is None else f'n{number}'}"
 
-    def claim(self, job_id: str, batch_index: int, worker_id: str, lease: str | None = None) -> Claim | Refusal:
+    def claim(
+        self, job_id: str, batch_index: int, worker_id: str, lease: str | None = None
+    ) -> Claim | Refusal:
         """Leases a batch to a worker; the first claim of a job sets it running.
 
-        The lease ends with the worker's heartbeat, with one that has it not in hand any more, or after
-        visibility_timeout_s. For a worker that lives may have forgotten it, and so may Redis that it was completed.
+        The lease ends with the worker's heartbeat, with one that has it not in hand any more, or
+        after visibility_timeout_s. For a worker that lives may have forgotten it, and so may Redis
+        that it was completed.
         """
         lease = lease or self.new_lease(worker_id)
-        limits = [self._settings.job_ttl_sec, MAX_LOSSES, self._settings.generate_result_ttl_sec, self._oldest_lease()]
-        reason, *found = self._claim([keys.job(job_id)], [batch_index, lease, self._clock(), *limits])
+        limits = [
+            self._settings.job_ttl_sec,
+            MAX_LOSSES,
+            self._settings.generate_result_ttl_sec,
+            self._oldest_lease(),
+        ]
+        reason, *found = self._claim(
+            [keys.job(job_id)], [batch_index, lease, self._clock(), *limits]
+        )
         if reason != b"ok":
             return Refusal(reason.decode())
         model, spec, nonces = found
-        return Claim(job_id, batch_index, model.decode(), ProofSpec.model_validate_json(spec), json.loads(nonces))
+        return Claim(
+            job_id,
+            batch_index,
+            model.decode(),
+            ProofSpec.model_validate_json(spec),
+            json.loads(nonces),
+        )
 
     def claim_more(self, beside: Claim, lease: str, room: int) -> list[Claim]:
-        """Leases batches of the same spec, of at most `room` nonces together, that a worker computes with `beside`: the
-        next ones of its job, then those of other jobs. `lease`: that of `beside`."""
+        """Leases batches of the same spec, of at most `room` nonces together, that a worker
+        computes with `beside`: the next ones of its job, then those of other jobs. `lease`:
+        that of `beside`.
+        """
         found: list[Claim] = []
         spec = beside.spec.model_dump_json()
         places = [(beside.job_id, beside.batch_index + 1)]
@@ -247,40 +290,54 @@ class JobStore:
     def complete(self, job_id: str, batch_index: int, values: Sequence[JsonValue]) -> bool:
         """Stores one value per nonce of the batch, in its order; None excludes a nonce.
 
-        True when now every batch is done and the job waits for `finish`. Repeating changes nothing, nor does
-        completing a batch of a job that has ended.
+        True when now every batch is done and the job waits for `finish`. Repeating changes nothing,
+        nor does completing a batch of a job that has ended.
         """
         args: list[Any] = [batch_index, int(self._clock()), self._settings.job_ttl_sec]
         args += [json.dumps(value, allow_nan=False) for value in values]
         return bool(self._complete([keys.job(job_id)], args))
 
     def note_waiting(self, job_id: str, what: str) -> bool:
-        """Shows clients what a batch in hand waits for, until it goes on ("") or the job's next batch is done.
+        """Shows clients what a batch in hand waits for, until it goes on ("") or the job's next
+        batch is done.
 
         False: the batch is not wanted now, because the job has ended or a round has the workers.
         """
         return bool(self._note_waiting([keys.job(job_id)], [what, self._settings.job_ttl_sec]))
 
-    def release(self, job_id: str, batch_index: int, worker_id: str, lost_engine: bool = False) -> bool:
-        """Gives a lease back uncomputed. True when the batch now waits and its message should be published
-        again.
+    def release(
+        self, job_id: str, batch_index: int, worker_id: str, lost_engine: bool = False
+    ) -> bool:
+        """Gives a lease back uncomputed. True when the batch now waits and its message should be
+        published again.
 
         The job fails when MAX_LOSSES engines were lost on this batch.
         """
         limits = [MAX_LOSSES, self._clock(), self._settings.generate_result_ttl_sec]
-        return bool(self._release([keys.job(job_id)], [batch_index, worker_id, int(lost_engine), *limits]))
+        return bool(
+            self._release([keys.job(job_id)], [batch_index, worker_id, int(lost_engine), *limits])
+        )
 
     def finish(self, job_id: str) -> bool:
-        """Builds and stores the answer of a job whose batches are all done. True for the call that completed it.
+        """Builds and stores the answer of a job whose batches are all done. True for the call that
+        completed it.
 
-        One caller at a time builds it. The job fails when MAX_FINISHES began and did not come to an end.
+        One caller at a time builds it. The job fails when MAX_FINISHES began and did not come to an
+        end.
         """
-        limits = [_FINISH_LOCK_S, MAX_FINISHES, self._clock(), self._settings.generate_result_ttl_sec]
+        limits = [
+            _FINISH_LOCK_S,
+            MAX_FINISHES,
+            self._clock(),
+            self._settings.generate_result_ttl_sec,
+        ]
         if not self._begin_finish([keys.job(job_id)], [uuid.uuid4().hex, *limits]):
             return False
         record = self.read(job_id)
         try:
-            return record is not None and self._results.complete(record, self._clock(), _FINISH_LOCK_S)
+            return record is not None and self._results.complete(
+                record, self._clock(), _FINISH_LOCK_S
+            )
         except NoVerdictError as error:
             self._end_job(job_id, JobStatus.FAILED, str(error), unavailable=True)
             return False
@@ -291,17 +348,23 @@ class JobStore:
             return False
 
     def fail(self, job_id: str, error: str) -> bool:
-        """Fails a job that is queued or running, with a sentence for its client. False when it had ended."""
+        """Fails a job that is queued or running, with a sentence for its client. False when it
+        had ended.
+        """
         return self._end_job(job_id, JobStatus.FAILED, error)
 
     # The reaper: what a lost message, a dead worker or a restarted Redis left behind.
 
     def active_jobs(self, model: str, most: int = 0) -> list[str]:
-        """The ids of the model's jobs that are queued or running, oldest first; at most so many, 0 for all."""
+        """The ids of the model's jobs that are queued or running, oldest first; at most so
+        many, 0 for all.
+        """
         return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
 
     def pending(self, job_id: str, limit: int | None = None) -> list[int]:
-        """The batches that are neither done nor leased, lowest first: queued, or their message was lost."""
+        """The batches that are neither done nor leased, lowest first: queued, or their message
+        was lost.
+        """
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.smembers(keys.job(job_id) + ":todo")
             pipe.hkeys(keys.job(job_id) + ":leases")
@@ -309,15 +372,24 @@ class JobStore:
         return sorted(int(index) for index in set(todo).difference(leased))[:limit]
 
     def orphans(self, job_id: str) -> list[int]:
-        """Frees the leases that ended uncompleted (see `claim`) and returns their batches, to be published again.
+        """Frees the leases that ended uncompleted (see `claim`) and returns their batches, to be
+        published again.
 
-        A dead worker counts as a lost engine (see `release`): a batch that kills every worker must not do so for ever.
+        A dead worker counts as a lost engine (see `release`): a batch that kills every worker must
+        not do so for ever.
         """
-        args = [MAX_LOSSES, self._clock(), self._settings.generate_result_ttl_sec, self._oldest_lease()]
+        args = [
+            MAX_LOSSES,
+            self._clock(),
+            self._settings.generate_result_ttl_sec,
+            self._oldest_lease(),
+        ]
         return sorted(int(index) for index in self._free_orphans([keys.job(job_id)], args))
 
     def recount(self) -> int:
-        """Sets the counter behind `queued_nonces` right and returns it: expired jobs count until then."""
+        """Sets the counter behind `queued_nonces` right and returns it: expired jobs count
+        until then.
+        """
         return int(self._recount([], [self._settings.job_ttl_sec]))
 
     def _models(self) -> list[str]:
@@ -331,29 +403,36 @@ class JobStore:
         each = contract_of(job.spec.scheme).bytes_per_artifact(job.spec)
         if n * each > most:
             raise AnswerTooLargeError(
-                f"The values of {n} nonces take {each} bytes each, {n * each} together, and an answer has at most "
-                f"{most} (POC_MAX_RESULT_BYTES); send at most {most // each} nonces in one request."
+                f"The values of {n} nonces take {each} bytes each, {n * each} together, and an"
+                f" answer has at most {most} (POC_MAX_RESULT_BYTES); send at most {most // each}"
+                " nonces in one request."
             )
 
     def _check_room(self, n: int, queued: int) -> None:
         most = self._settings.max_queued_nonces
         if n > most:
             raise QueueFullError(
-                f"{n} nonces are more than the {most} that may wait (POC_MAX_QUEUED_NONCES); split the request."
+                f"{n} nonces are more than the {most} that may wait (POC_MAX_QUEUED_NONCES); split"
+                " the request."
             )
         if queued + n > most:
             raise QueueFullError(
-                f"{queued} nonces wait already and {n} more would exceed the {most} that may (POC_MAX_QUEUED_NONCES); "
-                f"send at most {max(0, most - queued)} now, or try again later."
+                f"{queued} nonces wait already and {n} more would exceed the {most} that may"
+                f" (POC_MAX_QUEUED_NONCES); send at most {max(0, most - queued)} now, or try again"
+                " later."
             )
 
     def _stage(self, key: str, job: NewJob) -> None:
-        """Uploads what is large, with a short TTL; the script that creates the job then only adopts it."""
+        """Uploads what is large, with a short TTL; the script that creates the job then only
+        adopts it.
+        """
         uploads: list[tuple[str, list[Any]]] = [
             (":nonces", [(i, json.dumps(list(job.batch(i)))) for i in range(job.n_batches)])
         ]
         if job.claimed is not None:
-            uploads.append((":claimed", [(nonce, json.dumps(claim)) for nonce, claim in job.claimed.items()]))
+            uploads.append(
+                (":claimed", [(nonce, json.dumps(claim)) for nonce, claim in job.claimed.items()])
+            )
         with self._redis.pipeline(transaction=False) as pipe:
             for suffix, entries in uploads:
                 for first in range(0, len(entries), _UPLOAD_CHUNK):
@@ -361,8 +440,16 @@ class JobStore:
                 pipe.expire(key + suffix, _STAGING_TTL_S)
             pipe.execute()
 
-    def _end_job(self, job_id: str, status: JobStatus, error: str, unavailable: bool = False) -> bool:
-        args = [status.value, error, self._clock(), self._settings.generate_result_ttl_sec, int(unavailable)]
+    def _end_job(
+        self, job_id: str, status: JobStatus, error: str, unavailable: bool = False
+    ) -> bool:
+        args = [
+            status.value,
+            error,
+            self._clock(),
+            self._settings.generate_result_ttl_sec,
+            int(unavailable),
+        ]
         return bool(self._end([keys.job(job_id)], args))
 
 

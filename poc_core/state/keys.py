@@ -1,4 +1,6 @@
-"""The names of the keys in Redis. The scripts in lua/ spell out those that they make from an id, and the suffixes."""
+"""The names of the keys in Redis. The scripts in lua/ spell out those that they make from an
+id, and the suffixes.
+"""
 
 NEWEST_JOBS = "poc:jobs:newest"  # list of the ids of the jobs created last, the newest first
 QUEUED_NONCES = "poc:queued_nonces"  # counter: accepted and not yet done
@@ -9,7 +11,8 @@ WORKER_PREFIX = "poc:worker:"
 WORKERS = "poc:workers"  # zset worker id -> last heartbeat
 MODELS = "poc:models"  # hash model -> json {"info", "seen_at"}
 
-DEPLOYMENT = "poc:deployment"  # hash: what the node shall run. Without a TTL: a node that was off for long finds it
+# hash: what the node shall run. Without a TTL: a node that was off for long finds it
+DEPLOYMENT = "poc:deployment"
 HOSTS = "poc:hosts"  # zset host id -> last report
 
 
@@ -17,17 +20,22 @@ CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
 OUTBOX_JOBS = "poc:outbox:jobs"  # set of the jobs with a url that are not computed or not delivered
 RECEIVERS = "poc:receivers"  # zset receiver -> when it last did not answer
-OUTBOX_JOB_BYTES = "poc:outbox:job_bytes"  # counter: bytes of jobs' callbacks that are not delivered
+OUTBOX_JOB_BYTES = (
+    "poc:outbox:job_bytes"  # counter: bytes of jobs' callbacks that are not delivered
+)
 
 
 def round(round_id: str) -> str:
-    """The hash of a round; its working keys are this plus :leases :free :workers :excluded :valid :rate:{second}
-    :pace:{minute}."""
+    """The hash of a round; its working keys are this plus :leases :free :workers :excluded
+    :valid :rate:{second} :pace:{minute}.
+    """
     return f"poc:round:{round_id}"
 
 
 def generating(model: str) -> str:
-    """Holds the id of the round that all workers of the model compute for; absent while they serve jobs."""
+    """Holds the id of the round that all workers of the model compute for; absent while they
+    serve jobs.
+    """
     return f"poc:round:generating:{model}"
 
 
@@ -42,8 +50,9 @@ def receiver(name: str) -> str:
 
 
 def job(job_id: str) -> str:
-    """The hash of a job; its working keys are this plus :nonces :todo :leases :attempts :values :claimed :finishing.
-    This plus :result has the pieces of a large answer."""
+    """The hash of a job; its working keys are this plus :nonces :todo :leases :attempts :values
+    :claimed :finishing. This plus :result has the pieces of a large answer.
+    """
     return f"poc:job:{job_id}"
 
 
@@ -67,7 +76,9 @@ def reaper(model: str) -> str:
 
 
 def drained(model: str) -> str:
-    """When the model's batches last did not wait behind others' messages, or were queued again although they did."""
+    """When the model's batches last did not wait behind others' messages, or were queued again
+    although they did.
+    """
     return f"poc:jobs:drained:{model}"
 
 
@@ -82,7 +93,9 @@ def worker(worker_id: str) -> str:
 
 
 def host(host_id: str) -> str:
-    """The hash of a host that runs workers as the deployment says; it exists while the host lives."""
+    """The hash of a host that runs workers as the deployment says; it exists while the host
+    lives.
+    """
     return f"poc:host:{host_id}"
 
 

@@ -1,7 +1,8 @@
-"""What the node does: its round, its queue, its receivers and its workers, read from Redis in one step.
+"""What the node does: its round, its queue, its receivers and its workers, read from Redis in one
+step.
 
-Many clients poll it. A thread waits for Python's lock after each answer of Redis, where requests keep the event loop
-busy: that was most of what reading one after the other took.
+Many clients poll it. A thread waits for Python's lock after each answer of Redis, where requests
+keep the event loop busy: that was most of what reading one after the other took.
 """
 
 import time
@@ -13,8 +14,8 @@ from redis import Redis
 
 from poc_core.records import RoundRecord, WorkerRecord
 from poc_core.state import keys, scripts
-from poc_core.state.outbox import OutboxStatus
-from poc_core.state.receivers import MOST_LOOKED_AT, SilentReceiver, spared
+from poc_core.state.delivery.outbox import OutboxStatus
+from poc_core.state.delivery.receivers import MOST_LOOKED_AT, SilentReceiver, spared
 from poc_core.state.registry import worker_record
 from poc_core.state.rounds import round_record
 
@@ -24,7 +25,9 @@ RATE_WINDOW_S = 10
 
 @dataclass(frozen=True)
 class RoundRates:
-    """Nonces computed by each worker: in total, and per second over the last RATE_WINDOW_S (or since its start)."""
+    """Nonces computed by each worker: in total, and per second over the last RATE_WINDOW_S (or
+    since its start).
+    """
 
     totals: Mapping[str, int]
     per_second: Mapping[str, float]
@@ -36,7 +39,9 @@ class CurrentRound:
 
     record: RoundRecord
     rates: RoundRates
-    excluded: Sequence[int]  # nonces without a finite state, the latest at the end; of very many the last ones
+    excluded: Sequence[
+        int
+    ]  # nonces without a finite state, the latest at the end; of very many the last ones
     outbox: OutboxStatus
 
 
@@ -96,12 +101,15 @@ def _current(
     record = round_record(round_id.decode(), _hash(round))
     if record is None:
         return None
-    # Of a round that began within the window, the time before must not count. At least a second: less says little.
+    # Of a round that began within the window, the time before must not count. At least a second:
+    # less says little.
     began = record.started_at if record.started_at is not None else second
     window_s = min(RATE_WINDOW_S, max(1.0, second - began))
     return CurrentRound(
         record,
-        RoundRates(_counts(totals), {worker: n / window_s for worker, n in _counts(lately).items()}),
+        RoundRates(
+            _counts(totals), {worker: n / window_s for worker, n in _counts(lately).items()}
+        ),
         [int(nonce) for nonce in excluded],
         OutboxStatus.of(_hash(outbox)),
     )

@@ -20,16 +20,22 @@ _INFO = TypeAdapter(ModelInfo)
 
 
 class WorkerRegistry:
-    """A worker is alive while its key exists; the key expires worker_ttl_s after the last heartbeat."""
+    """A worker is alive while its key exists; the key expires worker_ttl_s after the last
+    heartbeat.
+    """
 
-    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
         self._clock = clock
 
     def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
-        """Says that the worker lives, what it serves and which leases it has in hand (Hand.told; None: all that Redis
-        knows of). Comes before its first claim: the dead hold no lease."""
+        """Says that the worker lives, what it serves and which leases it has in hand
+        (Hand.told; None: all that Redis knows of). Comes before its first claim: the dead hold
+        no lease.
+        """
         fields = asdict(worker)
         info = fields["info"]
         mapping = {name: json.dumps(value) for name, value in fields.items()}
@@ -55,7 +61,9 @@ class WorkerRegistry:
             pipe.execute()
 
     def last_beats(self) -> dict[str, float]:
-        """When each worker's heart beat last, in seconds since the epoch; also of some that are dead."""
+        """When each worker's heart beat last, in seconds since the epoch; also of some that are
+        dead.
+        """
         beats = self._redis.zrange(keys.WORKERS, 0, -1, withscores=True)
         return {worker_id.decode(): at for worker_id, at in beats}
 
@@ -76,14 +84,18 @@ class WorkerRegistry:
             for worker_id in self._redis.zrangebyscore(keys.WORKERS, "-inf", silent_since):
                 self.remove(worker_id.decode())
         workers = [worker_record(found) for found in hashes if found]
-        return sorted((w for w in workers if model is None or w.model == model), key=lambda worker: worker.id)
+        return sorted(
+            (w for w in workers if model is None or w.model == model), key=lambda worker: worker.id
+        )
 
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
         """Those of `live` that take new work."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
     def ports(self) -> set[int]:
-        """Those on which the workers alive serve chat. Reads nothing else, and cleans nothing up."""
+        """Those on which the workers alive serve chat. Reads nothing else, and cleans nothing
+        up.
+        """
         with self._redis.pipeline(transaction=False) as pipe:
             for worker_id in self._redis.zrange(keys.WORKERS, 0, -1):
                 pipe.hget(keys.worker(worker_id.decode()), "port")
@@ -98,12 +110,18 @@ class WorkerRegistry:
     def known_models(self) -> dict[str, ModelInfo]:
         """The models that a worker served within the last job_ttl_sec, also when none does now."""
         oldest = self._clock() - self._settings.job_ttl_sec
-        known = {name.decode(): json.loads(raw) for name, raw in self._redis.hgetall(keys.MODELS).items()}
+        known = {
+            name.decode(): json.loads(raw) for name, raw in self._redis.hgetall(keys.MODELS).items()
+        }
         return {
-            name: _INFO.validate_python(entry["info"]) for name, entry in known.items() if entry["seen_at"] >= oldest
+            name: _INFO.validate_python(entry["info"])
+            for name, entry in known.items()
+            if entry["seen_at"] >= oldest
         }
 
 
 def worker_record(found: Mapping[bytes, bytes]) -> WorkerRecord:
     """The worker of a hash that a heartbeat wrote."""
-    return _WORKER.validate_python({name.decode(): json.loads(value) for name, value in found.items()})
+    return _WORKER.validate_python(
+        {name.decode(): json.loads(value) for name, value in found.items()}
+    )

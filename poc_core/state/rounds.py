@@ -1,7 +1,8 @@
-"""Rounds in Redis: places of a nonce sequence leased to workers, each computed once, and what came of it counted.
+"""Rounds in Redis: places of a nonce sequence leased to workers, each computed once, and what came
+of it counted.
 
-The record outlives every process. A lease that is not completed goes to the next worker that asks, so the nonces of a
-worker that died arrive all the same; a lease completed twice counts once.
+The record outlives every process. A lease that is not completed goes to the next worker that asks,
+so the nonces of a worker that died arrive all the same; a lease completed twice counts once.
 """
 
 import json
@@ -21,14 +22,15 @@ from poc_core.records import RoundConfig, RoundRecord, RoundState
 from poc_core.schemes import contract_of
 from poc_core.schemes.contract import Reported
 from poc_core.settings import Settings
-from poc_core.state import entries, keys, scripts
+from poc_core.state import keys, scripts
+from poc_core.state.delivery import entries
 
 # Seconds of a step of a round's pace, which is kept for an hour; a divisor of 60.
 PACE_STEP_S = 5
 # Places that Redis counts exactly: Lua's numbers are doubles.
 _MOST_PLACES = 2**53 - 1
-# Reported nonces that are kept for /status, for schemes where it lists them: some 5 MB of Redis' memory. Receivers of
-# callbacks get all of them.
+# Reported nonces that are kept for /status, for schemes where it lists them: some 5 MB of Redis'
+# memory. Receivers of callbacks get all of them.
 _MOST_KEPT = 100_000
 # Of these, in one answer: 0.4 MB of JSON, and more than most rounds have.
 MOST_LISTED = 10_000
@@ -57,9 +59,13 @@ class Lease:
 
 
 class RoundStore:
-    """All operations on rounds. Each changes Redis in one atomic step and may be repeated without harm."""
+    """All operations on rounds. Each changes Redis in one atomic step and may be repeated
+    without harm.
+    """
 
-    def __init__(self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
         self._clock = clock
@@ -73,7 +79,9 @@ class RoundStore:
     # Clients: start, look, switch, stop.
 
     def store(self, config: RoundConfig, state: RoundState) -> str:
-        """Makes a new round the current one, in `state`, and returns its id. RoundError: another one generates."""
+        """Makes a new round the current one, in `state`, and returns its id. RoundError:
+        another one generates.
+        """
         round_id = uuid.uuid4().hex
         ends_with: list[Any] = [
             self._clock(),
@@ -83,13 +91,19 @@ class RoundStore:
         ]
         places = min(config.nonces.count, _MOST_PLACES)
         running = self._store(
-            [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND, keys.generating(config.model)],
+            [
+                keys.round(round_id),
+                keys.outbox(round_id),
+                keys.CURRENT_ROUND,
+                keys.generating(config.model),
+            ],
             [round_id, state.value, config.model_dump_json(), places, *ends_with],
         )
         if running:
             raise RoundError(
-                "A round is generating already: end it with POST /api/v1/pow/stop, or let a distance round validate "
-                "with POST /api/v1/pow/phase/validate, before you start or store another."
+                "A round is generating already: end it with POST /api/v1/pow/stop, or let a"
+                " distance round validate with POST /api/v1/pow/phase/validate, before you start or"
+                " store another."
             )
         return round_id
 
@@ -102,7 +116,8 @@ class RoundStore:
         return round_record(round_id, self._redis.hgetall(keys.round(round_id)))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
-        """Sets the state of a round that is not STOPPED, and returns the state it had; None when it expired.
+        """Sets the state of a round that is not STOPPED, and returns the state it had; None when it
+        expired.
 
         Workers notice before their next slice but one. `error`: why it stopped by itself.
         """
@@ -128,18 +143,25 @@ class RoundStore:
         return (round.stopped_at or self._clock()) - round.started_at
 
     def pace(self, round_id: str, since: int, until: int) -> dict[int, int]:
-        """Nonces computed in each step of PACE_STEP_S that begins from `since` on and before `until` (seconds since the
-        epoch), by its beginning; those without any are left out, and those of more than an hour ago forgotten."""
+        """Nonces computed in each step of PACE_STEP_S that begins from `since` on and before
+        `until` (seconds since the epoch), by its beginning; those without any are left out, and
+        those of more than an hour ago forgotten.
+        """
         with self._redis.pipeline(transaction=False) as pipe:
             for minute in range(since // 60, -(-until // 60)):
                 pipe.hgetall(f"{keys.round(round_id)}:pace:{minute}")
             steps = [(int(begin), int(n)) for found in pipe.execute() for begin, n in found.items()]
         return {begin: n for begin, n in steps if since <= begin < until}
 
-    def reported(self, round_id: str, first: int | None = None, most: int = MOST_LISTED) -> Reported:
-        """At most `most` of the reported nonces and their values, of schemes that list them: those from place `first`
-        on, or the newest. Of very many the last ones are kept."""
-        place, *found = self._read_reported([keys.round(round_id)], ["" if first is None else first, most])
+    def reported(
+        self, round_id: str, first: int | None = None, most: int = MOST_LISTED
+    ) -> Reported:
+        """At most `most` of the reported nonces and their values, of schemes that list them:
+        those from place `first` on, or the newest. Of very many the last ones are kept.
+        """
+        place, *found = self._read_reported(
+            [keys.round(round_id)], ["" if first is None else first, most]
+        )
         return Reported(int(place), entries.unpack(found))
 
     # Workers: lease, compute, complete.
@@ -147,10 +169,11 @@ class RoundStore:
     def lease(
         self, round: RoundRecord, worker_id: str, places: int, in_hand: Sequence[Lease] = ()
     ) -> Lease | LeaseRefusal:
-        """Up to `places` nonces for a worker whose heart beats: lost ones first, then the next of the sequence.
+        """Up to `places` nonces for a worker whose heart beats: lost ones first, then the next of
+        the sequence.
 
-        `in_hand`: the leases that the worker computes. Others that it held are taken from it: it never got them because
-        an answer was lost, or an error made it forget them.
+        `in_hand`: the leases that the worker computes. Others that it held are taken from it: it
+        never got them because an answer was lost, or an error made it forget them.
         """
         now = self._clock()
         until = now + self._settings.round_lease_sec
@@ -178,14 +201,18 @@ class RoundStore:
         return Lease(round.round_id, round.config, int(found[0]), int(found[1]))
 
     def complete(self, lease: Lease, worker_id: str, values: Sequence[JsonValue]) -> bool:
-        """Stores the values of a lease's nonces, in their order, and puts the valid ones into the outbox.
+        """Stores the values of a lease's nonces, in their order, and puts the valid ones into the
+        outbox.
 
-        False: another worker had completed it. Works after the round's end too: what was computed is delivered.
+        False: another worker had completed it. Works after the round's end too: what was computed
+        is delivered.
         """
         pairs = list(zip(lease.nonces, values, strict=True))
         contract, terms = contract_of(lease.config.spec.scheme), lease.config.terms
         excluded = [nonce for nonce, value in pairs if value is None]
-        valid = [pair for pair in pairs if pair[1] is not None and contract.is_reported(pair[1], terms)]
+        valid = [
+            pair for pair in pairs if pair[1] is not None and contract.is_reported(pair[1], terms)
+        ]
         args: list[Any] = [lease.round_id, lease.first, lease.places, worker_id]
         args += [json.dumps(excluded) if excluded else "", len(excluded)]
         args += [self._clock(), self._settings.callback_interval_sec, self._ttl_s]
@@ -196,7 +223,11 @@ class RoundStore:
         for n, entry in entries.packed(valid, most, most_bytes):
             args += [n, entry]
         generating = keys.generating(lease.config.model)
-        return bool(self._complete([keys.round(lease.round_id), keys.outbox(lease.round_id), generating], args))
+        return bool(
+            self._complete(
+                [keys.round(lease.round_id), keys.outbox(lease.round_id), generating], args
+            )
+        )
 
     def release(self, lease: Lease, worker_id: str) -> bool:
         """Gives a lease back uncomputed, to whoever asks next."""

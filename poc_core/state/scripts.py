@@ -8,7 +8,9 @@ from redis.commands.core import Script
 
 
 def load(redis: "Redis", name: str) -> Script:
-    """The script lua/{name}.lua, callable with keys and args; it reloads itself into a restarted Redis."""
+    """The script lua/{name}.lua, callable with keys and args; it reloads itself into a
+    restarted Redis.
+    """
     return redis.register_script(source("common") + source(name))
 
 

@@ -1,11 +1,26 @@
-"""A client of a running node (docs/client.md): `Client`, `AsyncClient`, what they send and what they answer.
+"""A client of a running node (docs/client.md): `Client`, `AsyncClient`, what they send and what
+they answer.
 
 Bodies and answers are the API's own models. Importing this brings neither torch nor FastAPI.
 """
 
-from api.answers import HostStatus, NodeState, Progress, Stats, Status, UpStatus, Versions, Worker
+from poc_core.answers import (
+    HostStatus,
+    NodeState,
+    Progress,
+    Stats,
+    Status,
+    UpStatus,
+    Versions,
+    Worker,
+)
 from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
-from poc_core.schemes.artifact.requests import Artifact, ArtifactParams, ArtifactRoundBody, GenerateBody
+from poc_core.schemes.artifact.requests import (
+    Artifact,
+    ArtifactParams,
+    ArtifactRoundBody,
+    GenerateBody,
+)
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.answers import DecodeResult, DecodeValidationResult
 from poc_core.schemes.decode.requests import DecodeBody, DecodeParams

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from api.answers import NodeState, Status, UpStatus, Versions
+from poc_core.answers import NodeState, Status, UpStatus, Versions
 from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
 from proofline.client import calls, exchange
 from proofline.client.calls import Body, Call
@@ -22,13 +22,13 @@ OnProgress = Callable[[int, int], None]  # (nonces done, nonces in all)
 class AsyncClient:
     """A node's API, as `Client` is.
 
-    What the API asks to be sent again (429 and 503 with Retry-After), and what can be sent twice without harm, is tried
-    again for `patience_s` seconds; `on_wait` is told the error and for how many seconds is waited. A node that has
-    never answered is not waited for: see `wait_ready`.
+    What the API asks to be sent again (429 and 503 with Retry-After), and what can be sent twice
+    without harm, is tried again for `patience_s` seconds; `on_wait` is told the error and for how
+    many seconds is waited. A node that has never answered is not waited for: see `wait_ready`.
 
-    `url`: None takes PROOFLINE_URL of the environment, else port 8000 of this machine; `api_key`: None takes
-    POC_API_KEY. `transport` stands in for the network in tests.
-    Its methods raise ApiError; one client may be used by several tasks.
+    `url`: None takes PROOFLINE_URL of the environment, else port 8000 of this machine; `api_key`:
+    None takes POC_API_KEY. `transport` stands in for the network in tests. Its methods raise
+    ApiError; one client may be used by several tasks.
     """
 
     def __init__(
@@ -44,13 +44,18 @@ class AsyncClient:
         self._patience_s = patience_s
         self._on_wait = on_wait
         self._has_answered = False
-        self._http = httpx.AsyncClient(base_url=self.base, headers=exchange.headers(api_key), transport=transport)
+        self._http = httpx.AsyncClient(
+            base_url=self.base, headers=exchange.headers(api_key), transport=transport
+        )
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         await self.aclose()
 
@@ -61,11 +66,17 @@ class AsyncClient:
         """Queues a job; returns its request_id."""
         return (await self.call(calls.submit(body))).request_id
 
-    async def wait(self, request_id: str, answer: type[T], on_progress: OnProgress | None = None) -> T:
-        """A job's result, read as `answer` (a model, or Document for its JSON). JobFailedError: there will be none."""
+    async def wait(
+        self, request_id: str, answer: type[T], on_progress: OnProgress | None = None
+    ) -> T:
+        """A job's result, read as `answer` (a model, or Document for its JSON). JobFailedError:
+        there will be none.
+        """
         pause_s = exchange.FIRST_POLL_S
         while True:
-            job = await self.call(calls.job(request_id), patience_s=max(self._patience_s, exchange.POLL_PATIENCE_S))
+            job = await self.call(
+                calls.job(request_id), patience_s=max(self._patience_s, exchange.POLL_PATIENCE_S)
+            )
             if exchange.result_in(job, request_id):
                 return exchange.read_as(answer, job)
             progress = exchange.progress_in(job)
@@ -90,7 +101,9 @@ class AsyncClient:
         on_progress: OnProgress | None = None,
     ) -> ValidationResult:
         """The verdict on artifacts, one for each nonce of the body that asked for them."""
-        return await self.run(calls.validation(body, artifacts, stat_test), ValidationResult, on_progress)
+        return await self.run(
+            calls.validation(body, artifacts, stat_test), ValidationResult, on_progress
+        )
 
     async def cancel(self, request_id: str) -> bool:
         """False: the job had ended before."""
@@ -128,7 +141,9 @@ class AsyncClient:
         """What is deployed and how far each host is."""
         return await self.call(calls.deployment())
 
-    async def deploy(self, model: str, dtype: str = "auto", additional_args: Sequence[str] = ()) -> None:
+    async def deploy(
+        self, model: str, dtype: str = "auto", additional_args: Sequence[str] = ()
+    ) -> None:
         """Has all hosts serve a model; returns at once. `deployment` says how far they are."""
         await self.call(calls.deploy(model, dtype, additional_args))
 
@@ -143,7 +158,9 @@ class AsyncClient:
             try:
                 return await self._send(call)
             except ApiError as error:
-                pause_s = patience.pause_s(error, call.is_repeatable, waits_for_start=self._has_answered)
+                pause_s = patience.pause_s(
+                    error, call.is_repeatable, waits_for_start=self._has_answered
+                )
                 if self._on_wait:
                     self._on_wait(error, pause_s)
             await asyncio.sleep(pause_s)

@@ -9,7 +9,18 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from api.answers import Cancelled, Done, NodeState, Queued, Ready, RoundChanged, Status, Stopped, UpStatus, Versions
+from poc_core.answers import (
+    Cancelled,
+    Done,
+    NodeState,
+    Queued,
+    Ready,
+    RoundChanged,
+    Status,
+    Stopped,
+    UpStatus,
+    Versions,
+)
 
 NODE = "/api/v1"
 PREFIX = f"{NODE}/pow"
@@ -25,7 +36,8 @@ Body = BaseModel | Mapping[str, Any]
 class Call(Generic[T]):
     """One request. `answer`: what its JSON is read as, a model or Document.
 
-    `is_repeatable`: to do it twice is to do it once, so it may be sent again when nobody knows whether it was done.
+    `is_repeatable`: to do it twice is to do it once, so it may be sent again when nobody knows
+    whether it was done.
     """
 
     method: str
@@ -42,12 +54,19 @@ def as_json(body: Body | None) -> Any:
 
 
 def submit(body: Body) -> Call[Queued]:
-    return Call("POST", f"{PREFIX}/generate", Queued, {**as_json(body), "wait": False}, is_repeatable=False)
+    return Call(
+        "POST", f"{PREFIX}/generate", Queued, {**as_json(body), "wait": False}, is_repeatable=False
+    )
 
 
-def validation(body: Body, artifacts: Sequence[Mapping[str, Any]], stat_test: Body | None) -> Document:
+def validation(
+    body: Body, artifacts: Sequence[Mapping[str, Any]], stat_test: Body | None
+) -> Document:
     """The body that has `artifacts` judged, of one that would have them computed."""
-    judged = {**as_json(body), "validation": {"artifacts": [dict(artifact) for artifact in artifacts]}}
+    judged = {
+        **as_json(body),
+        "validation": {"artifacts": [dict(artifact) for artifact in artifacts]},
+    }
     return judged if stat_test is None else {**judged, "stat_test": as_json(stat_test)}
 
 

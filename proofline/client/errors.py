@@ -14,11 +14,17 @@ class ApiError(ProoflineError):
     """The API refused a request or could not be reached. Its text is the API's own reason."""
 
     def __init__(
-        self, message: str, status: int | None = None, retry_after_s: float | None = None, was_sent: bool = True
+        self,
+        message: str,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+        was_sent: bool = True,
     ) -> None:
         super().__init__(message)
         self.status = status  # of the answer; None without one
-        self.retry_after_s = retry_after_s  # when the API wants to be asked again; None where it does not say
+        self.retry_after_s = (
+            retry_after_s  # when the API wants to be asked again; None where it does not say
+        )
         self.was_sent = was_sent  # False: nobody was there to get the request
 
     @property
@@ -47,5 +53,9 @@ def describe_detail(detail: Any) -> str:
     if isinstance(detail, dict):
         message = detail.get("message") or detail.get("error")
         rest = {name: value for name, value in detail.items() if name not in ("message", "error")}
-        return f"{message} {json.dumps(rest)}" if message and rest else str(message or json.dumps(rest))
+        return (
+            f"{message} {json.dumps(rest)}"
+            if message and rest
+            else str(message or json.dumps(rest))
+        )
     return "The API gives no reason"

@@ -16,7 +16,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 30.0
 FIRST_POLL_S = 0.1
 MAX_POLL_S = 0.5
-POLL_PATIENCE_S = 60.0  # how long the API may be away while we wait or watch: long enough for its restart
+POLL_PATIENCE_S = (
+    60.0  # how long the API may be away while we wait or watch: long enough for its restart
+)
 # Errors before anything was sent.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
@@ -41,7 +43,8 @@ def headers(api_key: str | None) -> dict[str, str]:
 
 def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
     return ApiError(
-        f"No answer from {base} ({error or type(error).__name__}); is `proofline up` running there?",
+        f"No answer from {base} ({error or type(error).__name__}); is `proofline up` running"
+        " there?",
         was_sent=not isinstance(error, _NOT_SENT),
     )
 
@@ -65,7 +68,9 @@ def read(call: Call[T], base: str, answer: httpx.Response) -> T:
         why = f" ({place}: {problem['msg']}); is it of another version?"
     else:
         why = "; check the url."
-    raise ApiError(f"{base}{call.path} answers something that is not Proofline's{why}", answer.status_code)
+    raise ApiError(
+        f"{base}{call.path} answers something that is not Proofline's{why}", answer.status_code
+    )
 
 
 def read_as(model: type[T], document: dict[str, Any]) -> T:
@@ -77,13 +82,19 @@ def result_in(document: dict[str, Any], request_id: str) -> bool:
     status = document.get("status")
     if status in ("failed", "cancelled"):
         why = f": {document['error']}" if document.get("error") else ""
-        raise JobFailedError(f"Job {request_id} {status if status == 'failed' else 'was cancelled'}{why}")
+        raise JobFailedError(
+            f"Job {request_id} {status if status == 'failed' else 'was cancelled'}{why}"
+        )
     return status in ("completed", "OK")  # the latter of distances
 
 
 def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:
     """(nonces done, nonces in all), once known."""
-    return (int(document.get("n_done", 0)), int(document["n_total"])) if document.get("n_total") else None
+    return (
+        (int(document.get("n_done", 0)), int(document["n_total"]))
+        if document.get("n_total")
+        else None
+    )
 
 
 def next_poll_s(pause_s: float) -> float:

@@ -16,7 +16,9 @@ _MOST_DOUBLINGS = 10
 
 
 class Patience:
-    """How long one call may be tried again: `patience_s` from now, with what the API asks for in Retry-After."""
+    """How long one call may be tried again: `patience_s` from now, with what the API asks for
+    in Retry-After.
+    """
 
     def __init__(self, patience_s: float) -> None:
         self._ends_at = time.monotonic() + patience_s
@@ -25,8 +27,8 @@ class Patience:
     def pause_s(self, error: ApiError, is_repeatable: bool, waits_for_start: bool) -> float:
         """Seconds until the next try; `error` itself where there is none.
 
-        `waits_for_start`: an address where nobody listens is tried again, as that of a node that restarts. Else it is
-        taken for a wrong one.
+        `waits_for_start`: an address where nobody listens is tried again, as that of a node that
+        restarts. Else it is taken for a wrong one.
         """
         pause_s = _pause_s(error, is_repeatable, waits_for_start, self._tries)
         if pause_s is None or time.monotonic() + pause_s > self._ends_at:
@@ -35,7 +37,9 @@ class Patience:
         return pause_s
 
 
-def _pause_s(error: ApiError, is_repeatable: bool, waits_for_start: bool, tries: int) -> float | None:
+def _pause_s(
+    error: ApiError, is_repeatable: bool, waits_for_start: bool, tries: int
+) -> float | None:
     if error.retry_after_s is not None and error.status in ASKED_TO_WAIT:
         return error.retry_after_s
     if not error.was_sent:
@@ -44,7 +48,9 @@ def _pause_s(error: ApiError, is_repeatable: bool, waits_for_start: bool, tries:
         again = is_repeatable and (error.status is None or error.status in PERHAPS_AWAY)
     # At random, so that many clients of one node do not come back together.
     return (
-        random.uniform(0.5, 1) * min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, _MOST_DOUBLINGS)) if again else None
+        random.uniform(0.5, 1) * min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, _MOST_DOUBLINGS))
+        if again
+        else None
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from api.answers import NodeState, Status, UpStatus, Versions
+from poc_core.answers import NodeState, Status, UpStatus, Versions
 from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
 from proofline.client import calls, exchange
 from proofline.client.calls import Body, Call
@@ -21,13 +21,13 @@ OnProgress = Callable[[int, int], None]  # (nonces done, nonces in all)
 class Client:
     """A node's API.
 
-    What the API asks to be sent again (429 and 503 with Retry-After), and what can be sent twice without harm, is tried
-    again for `patience_s` seconds; `on_wait` is told the error and for how many seconds is waited. A node that has
-    never answered is not waited for: see `wait_ready`.
+    What the API asks to be sent again (429 and 503 with Retry-After), and what can be sent twice
+    without harm, is tried again for `patience_s` seconds; `on_wait` is told the error and for how
+    many seconds is waited. A node that has never answered is not waited for: see `wait_ready`.
 
-    `url`: None takes PROOFLINE_URL of the environment, else port 8000 of this machine; `api_key`: None takes
-    POC_API_KEY. `transport` stands in for the network in tests.
-    Its methods raise ApiError; one client may be used by several threads.
+    `url`: None takes PROOFLINE_URL of the environment, else port 8000 of this machine; `api_key`:
+    None takes POC_API_KEY. `transport` stands in for the network in tests. Its methods raise
+    ApiError; one client may be used by several threads.
     """
 
     def __init__(
@@ -43,13 +43,18 @@ class Client:
         self._patience_s = patience_s
         self._on_wait = on_wait
         self._has_answered = False
-        self._http = httpx.Client(base_url=self.base, headers=exchange.headers(api_key), transport=transport)
+        self._http = httpx.Client(
+            base_url=self.base, headers=exchange.headers(api_key), transport=transport
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -61,10 +66,14 @@ class Client:
         return self.call(calls.submit(body)).request_id
 
     def wait(self, request_id: str, answer: type[T], on_progress: OnProgress | None = None) -> T:
-        """A job's result, read as `answer` (a model, or Document for its JSON). JobFailedError: there will be none."""
+        """A job's result, read as `answer` (a model, or Document for its JSON). JobFailedError:
+        there will be none.
+        """
         pause_s = exchange.FIRST_POLL_S
         while True:
-            job = self.call(calls.job(request_id), patience_s=max(self._patience_s, exchange.POLL_PATIENCE_S))
+            job = self.call(
+                calls.job(request_id), patience_s=max(self._patience_s, exchange.POLL_PATIENCE_S)
+            )
             if exchange.result_in(job, request_id):
                 return exchange.read_as(answer, job)
             progress = exchange.progress_in(job)
@@ -142,14 +151,18 @@ class Client:
             try:
                 return self._send(call)
             except ApiError as error:
-                pause_s = patience.pause_s(error, call.is_repeatable, waits_for_start=self._has_answered)
+                pause_s = patience.pause_s(
+                    error, call.is_repeatable, waits_for_start=self._has_answered
+                )
                 if self._on_wait:
                     self._on_wait(error, pause_s)
             time.sleep(pause_s)
 
     def _send(self, call: Call[T]) -> T:
         try:
-            answer = self._http.request(call.method, call.path, json=calls.as_json(call.body), timeout=call.timeout_s)
+            answer = self._http.request(
+                call.method, call.path, json=calls.as_json(call.body), timeout=call.timeout_s
+            )
         except httpx.HTTPError as error:
             raise exchange.no_answer(self.base, error) from error
         self._has_answered = True

@@ -1,9 +1,11 @@
 """Requests made from the API's own description, against a real node with synthetic engines.
 
     .venv/bin/python -m tests.described --cases 10000          # what `make fuzz` does
-    .venv/bin/python -m tests.described --in-process --seed 7  # in this process: more situations, no engines
+    .venv/bin/python -m tests.described --in-process --seed 7 # in this process: more situations, no
+    engines
 
-An answer that is not described, or a 5xx other than 503 with Retry-After, ends it with the request that got it.
+An answer that is not described, or a 5xx other than 503 with Retry-After, ends it with the request
+that got it.
 """
 
 import argparse
@@ -18,14 +20,19 @@ from tests.described.node import Node
 from tests.described.requests import Target, ask_all
 from tests.described.stack import RealNode
 
-# An operation that takes nothing is asked once a turn and situation, however many cases there shall be.
+# An operation that takes nothing is asked once a turn and situation, however many cases there shall
+# be.
 _CASES_A_TURN = 40
 
 
 def campaign(target: Target, n_cases: int, seed: int, until: float) -> dict[str, Counter[int]]:
-    """How often each operation answered with each status. Ends after `n_cases`, or at the time `until`."""
+    """How often each operation answered with each status. Ends after `n_cases`, or at the time
+    `until`.
+    """
     seen: dict[str, Counter[int]] = {}
-    while sum(statuses.total() for statuses in seen.values()) < n_cases and time.monotonic() < until:
+    while (
+        sum(statuses.total() for statuses in seen.values()) < n_cases and time.monotonic() < until
+    ):
         for label, statuses in ask_all(target, _CASES_A_TURN, seed).items():
             seen.setdefault(label, Counter()).update(statuses)
         seed += 1
@@ -33,16 +40,28 @@ def campaign(target: Target, n_cases: int, seed: int, until: float) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=int, default=10_000, help="over all operations")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--minutes", type=float, default=60.0, help="at most, and the turn that has begun")
-    parser.add_argument("--in-process", action="store_true", help="the API alone, in front of a Redis in this process")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="at most, and the turn that has begun"
+    )
+    parser.add_argument(
+        "--in-process",
+        action="store_true",
+        help="the API alone, in front of a Redis in this process",
+    )
     options = parser.parse_args()
     logging.disable(logging.ERROR)
     with ExitStack() as exits:
-        folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="proofline-described-")))
-        target: Target = Node(folder) if options.in_process else exits.enter_context(RealNode(folder))
+        folder = Path(
+            exits.enter_context(tempfile.TemporaryDirectory(prefix="proofline-described-"))
+        )
+        target: Target = (
+            Node(folder) if options.in_process else exits.enter_context(RealNode(folder))
+        )
         began = time.monotonic()
         seen = campaign(target, options.cases, options.seed, began + 60 * options.minutes)
         took_s = time.monotonic() - began

@@ -9,21 +9,28 @@ from typing import Any, cast
 
 import fakeredis
 
-from api.admission import admit
 from api.app import create_app
-from api.dispatch import Dispatcher
-from api.keys import KeyFile, Role
-from api.model_cache import ModelCache
-from api.model_downloads import Downloads
+from api.edge.keys import KeyFile, Role
+from api.models.cache import ModelCache
+from api.models.downloads import Downloads
+from api.proofs.admission import admit
+from api.proofs.dispatch import Dispatcher
 from api.services import Services, Waiting
-from poc_core.deployments import Deployment, HostReport, HostState
 from poc_core.records import NewJob, RoundState
 from poc_core.schemes.artifact.requests import GenerateBody
+from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore
 from poc_core.state.downloads import Download, DownloadStore
 from poc_core.state.rounds import Lease
-from tests.samples import DISTANCE_SPEC, MODEL, RecordingDispatcher, body, round_config, worker_record
+from tests.harness.samples import (
+    DISTANCE_SPEC,
+    MODEL,
+    RecordingDispatcher,
+    body,
+    round_config,
+    worker_record,
+)
 
 REPO = "acme/small"
 VECTOR = "A" * 32  # of twelve zeros
@@ -56,16 +63,23 @@ class Node:
     def __init__(self, folder: Path) -> None:
         """`folder`: for models and keys, of which there are none at first."""
         settings = Settings(
-            generate_chunk_timeout_sec=0.02, worker_ttl_s=86_400, max_queued_nonces=1_000, api_keys_file=folder / "keys"
+            generate_chunk_timeout_sec=0.02,
+            worker_ttl_s=86_400,
+            max_queued_nonces=1_000,
+            api_keys_file=folder / "keys",
         )
         self._server = fakeredis.FakeServer()
         redis = fakeredis.FakeRedis(server=self._server)
         self._redis: Any = redis
         services = Services.create(settings, redis, cast(Dispatcher, RecordingDispatcher()))
         downloads = _NoDownloads(DownloadStore(redis), settings)
-        self._services = replace(services, model_cache=ModelCache(folder / "hub"), downloads=downloads)
+        self._services = replace(
+            services, model_cache=ModelCache(folder / "hub"), downloads=downloads
+        )
         self._open = create_app(settings, self._services)
-        strict = settings.model_copy(update={"require_keys": "always", "api_key": None, "max_body_bytes": 150})
+        strict = settings.model_copy(
+            update={"require_keys": "always", "api_key": None, "max_body_bytes": 150}
+        )
         self._strict = create_app(strict, self._services)
         looks = KeyFile(strict.api_keys_file).add("looks", [Role.READ])
         does = KeyFile(strict.api_keys_file).add("does", list(Role))
@@ -105,7 +119,11 @@ class Node:
         self._asked, self._headers = self._open, {}
         if situation in self._keys:
             self._asked = self._strict
-            self._headers = {"Authorization": f"Bearer {self._keys[situation]}"} if self._keys[situation] else {}
+            self._headers = (
+                {"Authorization": f"Bearer {self._keys[situation]}"}
+                if self._keys[situation]
+                else {}
+            )
         return {**KNOWN, "url": None, "callback_url": None, **self._enter[situation]()}
 
     def send(self, case: Any) -> Any:
@@ -129,7 +147,9 @@ class Node:
         jobs = JobStore(self._redis, settings)
         self._use(settings=settings, jobs=jobs, waiting=Waiting(0))
         for n in range(3):
-            self._services.downloads.store.start(f"acme/{n}", None, self._services.downloads.machine)
+            self._services.downloads.store.start(
+                f"acme/{n}", None, self._services.downloads.machine
+            )
         return {"request_id": jobs.create(self._new_job())}
 
     def _job(self) -> dict[str, Any]:
@@ -171,7 +191,9 @@ class Node:
         deployments = self._services.deployments
         deployments.report(HostReport(id="h1", host="h1", state=HostState.IDLE, generation=0))
         generation = deployments.deploy(Deployment(model="acme/other"))
-        deployments.report(HostReport(id="h1", host="h1", state=HostState.STARTING, generation=generation))
+        deployments.report(
+            HostReport(id="h1", host="h1", state=HostState.STARTING, generation=generation)
+        )
         return {}
 
     def _downloading(self) -> dict[str, Any]:
@@ -182,7 +204,11 @@ class Node:
         self._open.state.services = replace(self._services, **changed)
 
     def _new_job(self, **changes: Any) -> NewJob:
-        return admit(GenerateBody.model_validate(body(**changes)), self._services.settings, self._services.workers)
+        return admit(
+            GenerateBody.model_validate(body(**changes)),
+            self._services.settings,
+            self._services.workers,
+        )
 
     def _computed(self, job: NewJob) -> str:
         jobs = self._services.jobs

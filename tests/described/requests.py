@@ -1,4 +1,6 @@
-"""Makes requests of every operation, right ones and wrong ones, and judges each answer by the description."""
+"""Makes requests of every operation, right ones and wrong ones, and judges each answer by the
+description.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-CHECKS = [status_code_conformance, content_type_conformance, response_headers_conformance, response_schema_conformance]
+CHECKS = [
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
 # The seconds after which a client may come again are said with these.
 _COME_AGAIN = (429, 503)
 
@@ -31,7 +38,9 @@ class Target(Protocol):
     def situations(self) -> Sequence[str]: ...
 
     def enter(self, situation: str, operation: str) -> Mapping[str, Any]:
-        """Puts the node into a situation in which the operation can be asked; values of fields that it knows then."""
+        """Puts the node into a situation in which the operation can be asked; values of fields
+        that it knows then.
+        """
 
     def send(self, case: Any) -> Any:
         """schemathesis' answer to its case."""
@@ -41,12 +50,19 @@ class Target(Protocol):
 
 
 def ask_all(target: Target, cases_each: int, seed: int) -> dict[str, Counter[int]]:
-    """How often each operation answered with each status. AssertionError or schemathesis' Failure: the request that was
-    answered wrongly."""
+    """How often each operation answered with each status. AssertionError or schemathesis'
+    Failure: the request that was answered wrongly.
+    """
     seen: dict[str, Counter[int]] = {}
     for operation in operations(target.document):
         seen[operation.label] = Counter()
-        _ask(target, operation, seen[operation.label], max(1, int(cases_each * target.share(operation.label))), seed)
+        _ask(
+            target,
+            operation,
+            seen[operation.label],
+            max(1, int(cases_each * target.share(operation.label))),
+            seed,
+        )
     return seen
 
 
@@ -70,9 +86,13 @@ def _ask(target: Target, operation: Any, statuses: Counter[int], n_cases: int, s
         database=None,
         derandomize=False,
         suppress_health_check=list(hypothesis.HealthCheck),
-        phases=[hypothesis.Phase.generate],  # what fails is shown as it was sent; to shrink it would ask hundreds more
+        phases=[
+            hypothesis.Phase.generate
+        ],  # what fails is shown as it was sent; to shrink it would ask hundreds more
     )
-    @hypothesis.given(case=cases, situation=st.sampled_from(target.situations), names_known=st.booleans())
+    @hypothesis.given(
+        case=cases, situation=st.sampled_from(target.situations), names_known=st.booleans()
+    )
     def ask(case: Any, situation: str, names_known: bool) -> None:
         known = target.enter(situation, operation.label)
         if names_known:
@@ -80,7 +100,10 @@ def _ask(target: Target, operation: Any, statuses: Counter[int], n_cases: int, s
         hypothesis.note(f"situation: {situation}")
         answer = target.send(case)
         statuses[answer.status_code] += 1
-        said = f"{situation}: {case.as_curl_command()} is answered {answer.status_code} {answer.text[:500]}"
+        said = (
+            f"{situation}: {case.as_curl_command()} is answered {answer.status_code}"
+            f" {answer.text[:500]}"
+        )
         assert answer.status_code < 500 or answer.status_code == 503, said
         assert answer.status_code not in _COME_AGAIN or "retry-after" in answer.headers, said
         case.validate_response(answer, checks=CHECKS)
@@ -89,7 +112,9 @@ def _ask(target: Target, operation: Any, statuses: Counter[int], n_cases: int, s
 
 
 def put_known(case: Any, known: Mapping[str, Any]) -> None:
-    """Gives fields the values that the node knows: hardly a request else would be refused for anything but a name."""
+    """Gives fields the values that the node knows: hardly a request else would be refused for
+    anything but a name.
+    """
     if isinstance(case.body, dict):
         _put(case.body, known)
     for name in case.path_parameters or {}:

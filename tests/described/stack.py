@@ -1,4 +1,6 @@
-"""A real node that is asked: `proofline up` with synthetic engines, all its processes and its own Redis."""
+"""A real node that is asked: `proofline up` with synthetic engines, all its processes and its
+own Redis.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 import requests
 
 from tests.described.node import KNOWN
-from tests.samples import MODEL, body, distance_body, round_body
-from tests.up import Up
+from tests.harness.samples import MODEL, body, distance_body, round_body
+from tests.stacks.up import Up
 
 POW = "/api/v1/pow"
 # Nothing listens there; callbacks go nowhere else, so that a made-up name is never looked up.
@@ -30,7 +32,13 @@ _PROCESSES = {
 class RealNode:
     """A Target, and a context manager. Between requests it goes on with what they began."""
 
-    situations = ("as the last request left it", "idle", "a job", "a round generates", "a distance round validates")
+    situations = (
+        "as the last request left it",
+        "idle",
+        "a job",
+        "a round generates",
+        "a distance round validates",
+    )
 
     def __init__(self, folder: Path) -> None:
         """`folder`: for models."""
@@ -41,7 +49,9 @@ class RealNode:
             "POC_CALLBACK_MAX_RETRIES": "3",
             "POC_OUTBOX_MAX_JOBS": "100000",
         }
-        self._up = Up("--model", MODEL, "--engine", "synthetic", "--workers", "2", "--port", "0", env=env)
+        self._up = Up(
+            "--model", MODEL, "--engine", "synthetic", "--workers", "2", "--port", "0", env=env
+        )
         self._url = self._up.base_url
         self._session = requests.Session()
         self._session.trust_env = False
@@ -56,7 +66,9 @@ class RealNode:
 
     def enter(self, situation: str, operation: str) -> Mapping[str, Any]:
         known = {**KNOWN, "url": NOWHERE, "callback_url": NOWHERE}
-        if self._get("/api/v1/state")["loaded_model"] != MODEL:  # a request has stopped it, or deployed another
+        if (
+            self._get("/api/v1/state")["loaded_model"] != MODEL
+        ):  # a request has stopped it, or deployed another
             self._post("/api/v1/stop", None)
             self._post("/api/v1/inference/up", {"model": MODEL})
         if situation != "as the last request left it":
@@ -93,5 +105,7 @@ class RealNode:
 
     @staticmethod
     def _answer(answer: requests.Response) -> Any:
-        assert answer.status_code == 200, f"{answer.request.url}: {answer.status_code} {answer.text[:500]}"
+        assert answer.status_code == 200, (
+            f"{answer.request.url}: {answer.status_code} {answer.text[:500]}"
+        )
         return answer.json()

@@ -1,4 +1,6 @@
-"""The command as a user runs it: `up` with a real vLLM engine, `generate` and `validate` against it, and `compute`."""
+"""The command as a user runs it: `up` with a real vLLM engine, `generate` and `validate`
+against it, and `compute`.
+"""
 
 import json
 from pathlib import Path
@@ -7,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import golden
+from tests.harness import golden
+from tests.harness.marks import needs_vllm
+from tests.harness.samples import body
+from tests.harness.waiting import wait_until
 from tests.integration.node import PREFIX, synthetic_artifacts, tampered
 from tests.integration.processes import assert_all_gone, command_of, is_running
-from tests.marks import needs_vllm
-from tests.samples import body
-from tests.up import Up, proofline
-from tests.waiting import wait_until
+from tests.stacks.up import Up, proofline
 from workers.proofs import ENGINE_LOST_STATUS
 
 pytestmark = [
@@ -40,7 +42,11 @@ def proof(up: Up, golden_case: dict[str, Any], tmp_path_factory: pytest.TempPath
 
 
 def nonces_of(case: dict[str, Any]) -> list[int]:
-    return [artifact["nonce"] for artifact in case["artifacts"]] if "artifacts" in case else case["nonces"]
+    return (
+        [artifact["nonce"] for artifact in case["artifacts"]]
+        if "artifacts" in case
+        else case["nonces"]
+    )
 
 
 def case_options(case: dict[str, Any]) -> list[object]:
@@ -52,14 +58,18 @@ def case_options(case: dict[str, Any]) -> list[object]:
 
 def assert_golden(document: dict[str, Any], case: dict[str, Any]) -> None:
     assert [artifact["nonce"] for artifact in document["artifacts"]] == nonces_of(case)
-    ours, theirs = ([artifact["vector_b64"] for artifact in found["artifacts"]] for found in (document, case))
+    ours, theirs = (
+        [artifact["vector_b64"] for artifact in found["artifacts"]] for found in (document, case)
+    )
     errors = golden.l2(ours, theirs, case["k_dim"])
     assert errors.max() <= 0.003, errors
 
 
 @pytest.mark.xdist_group("up")
 class TestUp:
-    def test_computes_the_references_artifacts(self, proof: Path, golden_case: dict[str, Any]) -> None:
+    def test_computes_the_references_artifacts(
+        self, proof: Path, golden_case: dict[str, Any]
+    ) -> None:
         assert_golden(json.loads(proof.read_text()), golden_case)
 
     def test_prints_only_json_to_stdout(self, up: Up, golden_case: dict[str, Any]) -> None:
@@ -76,7 +86,10 @@ class TestUp:
         forged = tmp_path / "forged.json"
         forged.write_text(json.dumps(document))
         done = proofline("validate", "--artifacts", forged, "--url", up.base_url)
-        assert (done.returncode, json.loads(done.stdout)["mismatch_nonces"]) == (EXIT_FRAUD, changed)
+        assert (done.returncode, json.loads(done.stdout)["mismatch_nonces"]) == (
+            EXIT_FRAUD,
+            changed,
+        )
 
     @pytest.mark.ends_its_stack
     def test_restarts_a_worker_whose_engine_died_while_it_had_nothing_to_do(self, up: Up) -> None:
@@ -97,7 +110,9 @@ class TestCompute:
         [
             # Without parallelism, `up` has shown the same above.
             pytest.param(
-                ["--engine", "vllm", "--tensor-parallel", "2"], id="vllm, tensor parallel 2", marks=pytest.mark.slow
+                ["--engine", "vllm", "--tensor-parallel", "2"],
+                id="vllm, tensor parallel 2",
+                marks=pytest.mark.slow,
             ),
             pytest.param(["--engine", "transformers"], id="transformers"),
         ],
@@ -106,19 +121,45 @@ class TestCompute:
         self, golden_case: dict[str, Any], options: Any
     ) -> None:
         done = proofline(
-            "compute", "--model", MODEL, "--dtype", "float32", "--json", *options, *case_options(golden_case)
+            "compute",
+            "--model",
+            MODEL,
+            "--dtype",
+            "float32",
+            "--json",
+            *options,
+            *case_options(golden_case),
         )
         assert done.returncode == 0
         document = json.loads(done.stdout)
-        assert document["encoding"] == {"dtype": "f16", "k_dim": golden_case["k_dim"], "endian": "le"}
+        assert document["encoding"] == {
+            "dtype": "f16",
+            "k_dim": golden_case["k_dim"],
+            "endian": "le",
+        }
         assert_golden(document, golden_case)
 
     @pytest.mark.slow
     def test_prints_the_references_distances(self) -> None:
         case = golden.cases(MODEL, "distance")[0]
         done = proofline(
-            *("compute", "--model", MODEL, "--dtype", "float32", "--json", "--engine", "transformers"),
-            *("--scheme", "distance", "--randomization", case["randomization"], *case_options(case)),
+            *(
+                "compute",
+                "--model",
+                MODEL,
+                "--dtype",
+                "float32",
+                "--json",
+                "--engine",
+                "transformers",
+            ),
+            *(
+                "--scheme",
+                "distance",
+                "--randomization",
+                case["randomization"],
+                *case_options(case),
+            ),
         )
         document = json.loads(done.stdout)
         assert document["nonces"] == case["nonces"]
@@ -126,12 +167,23 @@ class TestCompute:
 
 
 def test_a_job_that_sigterm_interrupts_completes_after_the_next_start(tmp_path: Path) -> None:
-    options = ("--model", MODEL, "--engine", "synthetic", "--port", "0", "--data-dir", str(tmp_path))
+    options = (
+        "--model",
+        MODEL,
+        "--engine",
+        "synthetic",
+        "--port",
+        "0",
+        "--data-dir",
+        str(tmp_path),
+    )
     up = Up(*options, "--synthetic-step-ms", "100")
     try:
         below = up.below
         with httpx.Client(base_url=up.base_url, timeout=60, trust_env=False) as http:
-            job = http.post(f"{PREFIX}/generate", json=body(nonces=list(range(1000)), batch_size=10)).json()
+            job = http.post(
+                f"{PREFIX}/generate", json=body(nonces=list(range(1000)), batch_size=10)
+            ).json()
             path = f"{PREFIX}/generate/{job['request_id']}"
             wait_until(lambda: http.get(path).json()["n_done"] >= 50, "the job's middle")
         assert up.terminate() == 0

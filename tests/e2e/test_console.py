@@ -1,4 +1,6 @@
-"""The console in a real browser, before a node with two synthetic workers. Writes its pictures into docs."""
+"""The console in a real browser, before a node with two synthetic workers. Writes its pictures
+into docs.
+"""
 
 import os
 import shutil
@@ -10,19 +12,29 @@ from pathlib import Path
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, LocatorAssertions, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    Locator,
+    LocatorAssertions,
+    Page,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from cli.supervise.processes import command_of_proofline, environment_of_proofline
 from cli.supervise.stack import reserve_port
+from tests.harness.samples import round_body
+from tests.harness.waiting import wait_until
 from tests.integration.node import Node, run_node
-from tests.round_client import FAST
-from tests.samples import round_body
-from tests.waiting import wait_until
+from tests.stacks.round_client import FAST
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("console")]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PATIENCE_MS = 60_000
 DESK = ViewportSize(width=1100, height=900)
@@ -57,7 +69,10 @@ class Opened:
         self.asked: list[str] = []
         self._base_url = base_url
         page.set_default_timeout(PATIENCE_MS)
-        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: self.errors.append(message.text) if message.type == "error" else None,
+        )
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self.asked.append(request.url))
 
@@ -132,7 +147,9 @@ def test_a_job_that_is_refused_says_why_and_nothing_is_lost(page: Page, console:
     page.get_by_role("button", name="Send the job").click()
     soon(page.get_by_role("alert")).to_contain_text("block_hash")
     soon(page.get_by_label("Nonces")).to_have_value("3")
-    console.errors[:] = [text for text in console.errors if "422 (" not in text]  # the browser's own word of it
+    console.errors[:] = [
+        text for text in console.errors if "422 (" not in text
+    ]  # the browser's own word of it
 
 
 def test_a_job_is_cancelled(page: Page, node: Node) -> None:
@@ -143,14 +160,18 @@ def test_a_job_is_cancelled(page: Page, node: Node) -> None:
 
 
 def test_a_round_is_started_watched_and_stopped(page: Page, console: Opened) -> None:
-    if not page.get_by_role("button", name="Start the round").is_visible():  # there was a round before
+    if not page.get_by_role(
+        "button", name="Start the round"
+    ).is_visible():  # there was a round before
         page.get_by_text("Start a round").click()
     page.get_by_role("button", name="Start the round").click()
     soon(page.locator("#node-state")).to_have_text("GENERATING")
     soon(page.locator("#said")).to_contain_text("A round generates.")
     wait_until(lambda: number(page.locator("#round-total")) > 0, "the first nonces")
     before = number(page.locator("#round-total"))
-    wait_until(lambda: number(page.locator("#round-total")) > before > 0, "the number to grow by itself")
+    wait_until(
+        lambda: number(page.locator("#round-total")) > before > 0, "the number to grow by itself"
+    )
     soon(page.locator("figcaption")).to_contain_text("mean")
     soon(page.locator("#workers .card").first).to_contain_text("nonces/s")
     wait_until(lambda: len(page.locator(".pace td").all()) >= 2, "the pace in numbers")
@@ -163,7 +184,9 @@ def test_a_round_is_started_watched_and_stopped(page: Page, console: Opened) -> 
 
 
 def test_a_worker_that_is_killed_is_seen_to_go_and_to_come_back(page: Page, node: Node) -> None:
-    kill_a_worker(node)  # its successor is started a second later, the next one's after two: long enough to be seen
+    kill_a_worker(
+        node
+    )  # its successor is started a second later, the next one's after two: long enough to be seen
     node.wait_whole()
     soon(page.locator("#n-ready")).to_have_text("2 ready")
     page.evaluate(RECORD)
@@ -223,7 +246,9 @@ def test_the_keyboard_is_enough(page: Page, node: Node) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(page: Page, node: Node, theme: str) -> None:
     page.emulate_media(color_scheme="dark" if theme == "light" else "light")
-    page.get_by_label("Theme").select_option(theme)  # what is chosen counts more than what the system says
+    page.get_by_label("Theme").select_option(
+        theme
+    )  # what is chosen counts more than what the system says
     node.result(node.submit([1, 2, 3]))
     start_round(node, url="http://127.0.0.1:1/nobody")
     node.submit([4, 5, 6])
@@ -257,7 +282,11 @@ def test_it_is_painted_within_a_second(browser: Browser, node: Node) -> None:
     for _ in range(5):
         with opened(browser, node.stack.base_url) as one:
             soon(one.page.locator("#n-ready")).to_be_visible()
-            paints.append(one.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            paints.append(
+                one.page.evaluate(
+                    "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+                )
+            )
     print("first contentful paint, ms:", paints)
     assert min(paints) < FIRST_PAINT_MS
 
@@ -276,9 +305,15 @@ def test_an_api_that_dies_is_told_and_followed_again(console: Opened, node: Node
 def guarded_url(node: Node) -> Iterator[str]:
     """Another API of the same node, which asks for a key."""
     port = reserve_port("127.0.0.1", 0)
-    keys = {"POC_REQUIRE_KEYS": "always", "POC_API_KEY": KEY, "POC_REDIS_URL": str(node.stack.redis_url)}
+    keys = {
+        "POC_REQUIRE_KEYS": "always",
+        "POC_API_KEY": KEY,
+        "POC_REDIS_URL": str(node.stack.redis_url),
+    }
     api = subprocess.Popen(
-        command_of_proofline("api", "--port", str(port)), env=environment_of_proofline(keys), stderr=subprocess.DEVNULL
+        command_of_proofline("api", "--port", str(port)),
+        env=environment_of_proofline(keys),
+        stderr=subprocess.DEVNULL,
     )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -296,7 +331,9 @@ def answers(node: Node, url: str) -> bool:
         return False
 
 
-def test_it_asks_for_the_key_where_one_is_wanted(browser: Browser, node: Node, guarded_url: str) -> None:
+def test_it_asks_for_the_key_where_one_is_wanted(
+    browser: Browser, node: Node, guarded_url: str
+) -> None:
     node.wait_whole()
     with opened(browser, guarded_url) as one:
         page = one.page

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from cli.supervise.processes import command_of_proofline, environment_of_proofline
+from tests.harness.marks import needs_vllm
 from tests.integration.processes import assert_all_gone, command_of, descendants
-from tests.marks import needs_vllm
 
 pytestmark = [
     pytest.mark.integration,
@@ -22,11 +22,19 @@ LIMIT_S = 90.0  # after set-up, on 2 cores; and of CPU time, which beside other 
 
 def test_the_demo_shows_a_proof_and_a_fraud_within_90_s_and_leaves_nothing_running() -> None:
     set_by_user = ("POC_", "VLLM_", "OMP_")
-    env = {name: value for name, value in environment_of_proofline({}).items() if not name.startswith(set_by_user)}
+    env = {
+        name: value
+        for name, value in environment_of_proofline({}).items()
+        if not name.startswith(set_by_user)
+    }
     machine_is_ours = os.getloadavg()[0] < (os.cpu_count() or 1)
     began = time.monotonic()
     demo = subprocess.Popen(
-        command_of_proofline("demo"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        command_of_proofline("demo"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
     )
     below: dict[psutil.Process, str] = {}
     cpu_s: dict[psutil.Process, float] = {}

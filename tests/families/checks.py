@@ -1,4 +1,6 @@
-"""What must hold of every model on a real engine: caches, slices, a second opinion, and chat beside proofs."""
+"""What must hold of every model on a real engine: caches, slices, a second opinion, and chat
+beside proofs.
+"""
 
 import asyncio
 import itertools
@@ -11,8 +13,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from poc_core.records import ProofSpec
-from tests import golden
 from tests.families.differences import Answer, Difference, of_answers, of_values
+from tests.harness import golden
 from workers.engines.base import Begin, Engine, Slice, Tick
 from workers.slice_plan import SlicePlan
 
@@ -44,21 +46,29 @@ def slices_against_whole(engine: Engine, spec: ProofSpec = SPEC) -> Difference:
 
 
 def _against_repeats(engine: Engine, spec: ProofSpec, seen: Sequence[JsonValue]) -> Difference:
-    """Of what was seen from a whole micro-batch; where there is one, also of such micro-batches from each other."""
+    """Of what was seen from a whole micro-batch; where there is one, also of such micro-batches
+    from each other.
+    """
     expected = engine.compute(spec, NONCES)
     return _told(engine, spec, expected, of_values(seen, expected))
 
 
-def _told(engine: Engine, spec: ProofSpec, expected: Sequence[JsonValue], seen: float) -> Difference:
+def _told(
+    engine: Engine, spec: ProofSpec, expected: Sequence[JsonValue], seen: float
+) -> Difference:
     """Where something was seen, also how far the engine lies from itself."""
     if seen == 0.0:
         return Difference(0.0, 0.0)
-    return Difference(seen, max(of_values(engine.compute(spec, NONCES), expected) for _ in range(_REPEATS)))
+    return Difference(
+        seen, max(of_values(engine.compute(spec, NONCES), expected) for _ in range(_REPEATS))
+    )
 
 
 def batch_against_alone(engine: Engine) -> np.ndarray:
     """L2 of artifacts of a batch from those of batches of one."""
-    return golden.l2(engine.compute(SPEC, NONCES), [engine.compute(SPEC, [nonce])[0] for nonce in NONCES], 12)
+    return golden.l2(
+        engine.compute(SPEC, NONCES), [engine.compute(SPEC, [nonce])[0] for nonce in NONCES], 12
+    )
 
 
 def against(engine: Engine, other: Engine) -> np.ndarray:
@@ -66,9 +76,13 @@ def against(engine: Engine, other: Engine) -> np.ndarray:
     return golden.l2(engine.compute(SPEC, NONCES), other.compute(SPEC, NONCES), 12)
 
 
-def chat_beside_proofs(engine: Engine, spec: ProofSpec = SPEC, prompt: int = PROMPT) -> dict[str, Difference]:
-    """Greedy answers between any two slices of proofs, and one between whose steps they run, from answers without
-    proofs ("chat"); the proofs' values from those without chat ("beside chat")."""
+def chat_beside_proofs(
+    engine: Engine, spec: ProofSpec = SPEC, prompt: int = PROMPT
+) -> dict[str, Difference]:
+    """Greedy answers between any two slices of proofs, and one between whose steps they run,
+    from answers without proofs ("chat"); the proofs' values from those without chat ("beside
+    chat").
+    """
     expected, alone = engine.compute(spec, NONCES), answered(engine, prompt)
     values, answers = _beside(engine, spec, prompt)
     apart = max(of_values(one, expected) for one in values)
@@ -90,7 +104,9 @@ def _beside(
     """Values of proofs, and answers beside them."""
     values: list[Sequence[JsonValue]] = []
     answers: list[Answer] = []
-    others = spec.model_copy(update={"block_hash": "other"})  # which a wrong cache or buffer would mix with these
+    others = spec.model_copy(
+        update={"block_hash": "other"}
+    )  # which a wrong cache or buffer would mix with these
     engine.compute(others, NONCES)
     for one in slices_of_a_flight(engine, spec):
         values += [] if one is None else [one]
@@ -110,29 +126,41 @@ def slices_of_a_flight(engine: Engine, spec: ProofSpec) -> Iterator[Sequence[Jso
         for first in stage if engine.sliceable else [stage.start]:
             begin = [Begin(flight, spec, NONCES)] if first == 0 else []
             end = first + 1 if engine.sliceable else stage.stop
-            yield engine.tick(Tick(begin, [Slice(flight, first, end)], wait=True)).values.get(flight)
+            yield engine.tick(Tick(begin, [Slice(flight, first, end)], wait=True)).values.get(
+                flight
+            )
 
 
 def greedy(engine: Engine, n_tokens: int = ANSWER) -> list[int]:
-    """Tokens of an answer that the engine gives to a prompt of several blocks, which it has not cached."""
+    """Tokens of an answer that the engine gives to a prompt of several blocks, which it has not
+    cached.
+    """
     return answered(engine, n_tokens=n_tokens).tokens
 
 
-def answered(engine: Engine, prompt: int = PROMPT, n_tokens: int = ANSWER, logprobs: bool = False) -> Answer:
+def answered(
+    engine: Engine, prompt: int = PROMPT, n_tokens: int = ANSWER, logprobs: bool = False
+) -> Answer:
     """The same, with a prompt of so many tokens."""
     return ask(engine, prompt, n_tokens, logprobs).result(_TIMEOUT_S)
 
 
-def ask(engine: Any, prompt: int = PROMPT, n_tokens: int = ANSWER, logprobs: bool = False) -> "Future[Answer]":
+def ask(
+    engine: Any, prompt: int = PROMPT, n_tokens: int = ANSWER, logprobs: bool = False
+) -> "Future[Answer]":
     """The same without waiting for it."""
     from vllm import SamplingParams
 
     name = uuid.uuid4().hex
     request = {"prompt_token_ids": [index % 50 + 10 for index in range(prompt)], "cache_salt": name}
-    sampling = SamplingParams(temperature=0, max_tokens=n_tokens, ignore_eos=True, logprobs=0 if logprobs else None)
+    sampling = SamplingParams(
+        temperature=0, max_tokens=n_tokens, ignore_eos=True, logprobs=0 if logprobs else None
+    )
 
     async def answer() -> Answer:
-        said = [output async for output in engine._llm.generate(request, sampling, name)][-1].outputs[0]
+        said = [output async for output in engine._llm.generate(request, sampling, name)][
+            -1
+        ].outputs[0]
         tokens = list(said.token_ids)
         steps = zip(tokens, said.logprobs or (), strict=bool(said.logprobs))
         return Answer(tokens, [float(step[token].logprob) for token, step in steps])

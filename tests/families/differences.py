@@ -1,15 +1,15 @@
-"""How far what was done in another way lies from what it should be, told apart from how far an engine lies from
-itself.
+"""How far what was done in another way lies from what it should be, told apart from how far an
+engine lies from itself.
 
-Kernels that add in the order in which their threads arrive (sparse attention's choice of tokens, some mixtures of
-experts) give other bits each time. A difference that two runs show which were alike is no fault of what was done
-between them.
+Kernels that add in the order in which their threads arrive (sparse attention's choice of tokens,
+some mixtures of experts) give other bits each time. A difference that two runs show which were
+alike is no fault of what was done between them.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tests import golden
+from tests.harness import golden
 
 # As many times as an engine lies from itself in a few runs another few may lie apart.
 _MARGIN = 3.0
@@ -56,8 +56,10 @@ def of_values(seen: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 def of_answers(seen: Answer, expected: Answer) -> float:
-    """The largest difference of tokens' log probabilities up to the first token that is another one, as what follows
-    it has another context. Without log probabilities: the share of tokens from that one on."""
+    """The largest difference of tokens' log probabilities up to the first token that is another
+    one, as what follows it has another context. Without log probabilities: the share of tokens
+    from that one on.
+    """
     pairs = zip(seen.tokens, expected.tokens, strict=True)
     other = next((index for index, (one, two) in enumerate(pairs) if one != two), None)
     if not (seen.logprobs and expected.logprobs):

@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import JsonValue
 
 from poc_core.records import ProofSpec
-from tests import golden
 from tests.families import checks
 from tests.families.differences import Difference
 from tests.families.make import FOR_TRANSFORMERS, given, is_quantized, make, text_config
+from tests.harness import golden
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "families"
 
@@ -28,12 +28,13 @@ VARIANTS = {
     "float32": Variant("float32"),
     "bfloat16": Variant("bfloat16"),
     "fp8": Variant("bfloat16", ("--kv-cache-dtype", "fp8")),
-    # Of a GPU: latent attention by kernels that are not vLLM's first choice there (see `arguments`).
+    # Of a GPU: latent attention by kernels that are not vLLM's first choice there (see
+    # `arguments`).
     "flashmla": Variant("bfloat16"),
 }
-# L2 of artifacts from transformers': the largest, of float32, and the mean, of bfloat16. A mixture of experts flips
-# a router now and then (docs/protocol.md, "Golden data"), two number formats of transformers itself too: of these so
-# many have to be as near.
+# L2 of artifacts from transformers': the largest, of float32, and the mean, of bfloat16. A mixture
+# of experts flips a router now and then (docs/protocol.md, "Golden data"), two number formats of
+# transformers itself too: of these so many have to be as near.
 FLOAT32_MOST, BFLOAT16_MEAN, MOST_OF_THEM = 0.003, 0.05, 0.75
 # Nonces of which transformers is asked.
 _OPINIONS = range(20)
@@ -63,8 +64,11 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     except ProoflineError as error:
         return {"right": "\n" not in str(error), "refused": str(error)}
     try:
-        # A cache in 8 bits has none: transformers keeps no such. DeepSeek-V4 has no other, so its opinion counts.
-        return checked(engine, options, family, with_opinion=variant != "fp8" or is_quantized(family))
+        # A cache in 8 bits has none: transformers keeps no such. DeepSeek-V4 has no other, so its
+        # opinion counts.
+        return checked(
+            engine, options, family, with_opinion=variant != "fp8" or is_quantized(family)
+        )
     finally:
         engine.close()
 
@@ -72,9 +76,19 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
 def arguments(family: str, variant: str) -> list[str]:
     """Of `vllm serve`."""
     config = text_config(family)
-    found = ["--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16", *VARIANTS[variant].arguments]
+    found = [
+        "--enforce-eager",
+        "--max-model-len",
+        "512",
+        "--max-num-seqs",
+        "16",
+        *VARIANTS[variant].arguments,
+    ]
     if variant == "flashmla":
-        found += ["--attention-backend", "FLASHMLA_SPARSE" if "index_topk" in config else "FLASHMLA"]
+        found += [
+            "--attention-backend",
+            "FLASHMLA_SPARSE" if "index_topk" in config else "FLASHMLA",
+        ]
     return [*found, *_TEXT_ONLY] if "text_config" in given(family) else found
 
 
@@ -88,7 +102,11 @@ def checked(engine: Any, options: Any, family: str, with_opinion: bool) -> dict[
     }
     differences = all_differences(engine, family)
     # Of caches that the engine shares no more, the difference only tells why.
-    judged = (name for name in differences if engine.info.caches == "shared" or not name.startswith("shared"))
+    judged = (
+        name
+        for name in differences
+        if engine.info.caches == "shared" or not name.startswith("shared")
+    )
     right = all(differences[name].right for name in judged)
     seen |= {name: str(one) for name, one in differences.items()}
     if with_opinion:
@@ -98,12 +116,15 @@ def checked(engine: Any, options: Any, family: str, with_opinion: bool) -> dict[
 
 
 def all_differences(engine: Any, family: str) -> dict[str, Difference]:
-    """Of an engine from itself; where attention is sparse, of as many tokens as it takes without choosing, and of
-    more."""
+    """Of an engine from itself; where attention is sparse, of as many tokens as it takes
+    without choosing, and of more.
+    """
     spec, most = checks.SPEC, text_config(family).get("index_topk", 1 << 30)
     if most >= spec.seq_len:
         return differences_of(engine, spec, checks.PROMPT)
-    all_taken = differences_of(engine, spec.model_copy(update={"seq_len": most}), most - checks.ANSWER)
+    all_taken = differences_of(
+        engine, spec.model_copy(update={"seq_len": most}), most - checks.ANSWER
+    )
     chosen = differences_of(engine, spec, checks.PROMPT)
     return all_taken | {f"{name}, choosing": one for name, one in chosen.items()}
 
@@ -118,24 +139,36 @@ def differences_of(engine: Any, spec: ProofSpec, prompt: int) -> dict[str, Diffe
 def second_opinion(engine: Any, options: Any, family: str) -> tuple[bool, str]:
     """Whether transformers agrees, and in which words."""
     config = text_config(family)
-    # Sparse attention chooses by scores in 8 bits, transformers by exact ones: they agree where it takes all tokens.
-    spec = checks.SPEC.model_copy(update={"seq_len": min(checks.SPEC.seq_len, config.get("index_topk", 1 << 30))})
-    plain = options.model_copy(update={"engine": "transformers", "vllm_args": (), "max_batch_tokens": None})
+    # Sparse attention chooses by scores in 8 bits, transformers by exact ones: they agree where it
+    # takes all tokens.
+    spec = checks.SPEC.model_copy(
+        update={"seq_len": min(checks.SPEC.seq_len, config.get("index_topk", 1 << 30))}
+    )
+    plain = options.model_copy(
+        update={"engine": "transformers", "vllm_args": (), "max_batch_tokens": None}
+    )
     if is_quantized(family):
         copy = Path(options.model, FOR_TRANSFORMERS)
         plain = plain.model_copy(update={"model": str(copy), "dtype": "float32"})
     try:
-        # In a process without vLLM, whose own readings of some configurations transformers would take for its.
+        # In a process without vLLM, whose own readings of some configurations transformers would
+        # take for its.
         with ProcessPoolExecutor(1, get_context("spawn")) as processes:
             theirs = processes.submit(opinion, plain, spec).result()
-    except Exception as error:  # whatever a model of another library raises: then there is no second opinion
-        return not is_quantized(family), f"none ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+    except (
+        Exception
+    ) as error:  # whatever a model of another library raises: then there is no second opinion
+        return not is_quantized(
+            family
+        ), f"none ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
     errors = golden.l2(engine.compute(spec, _OPINIONS), theirs, 12)
     return agree(errors, options.dtype, with_experts="experts" in json.dumps(config))
 
 
 def opinion(options: Any, spec: ProofSpec) -> list[JsonValue]:
-    """Artifacts by the engine of these options, on the processor, where nothing rounds float32 to TF32."""
+    """Artifacts by the engine of these options, on the processor, where nothing rounds float32
+    to TF32.
+    """
     from workers.engines import load_engine
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -143,7 +176,9 @@ def opinion(options: Any, spec: ProofSpec) -> list[JsonValue]:
 
 
 def agree(errors: np.ndarray, dtype: str, with_experts: bool) -> tuple[bool, str]:
-    """Whether L2 of artifacts from another engine's are what two right ones may have, and in which words."""
+    """Whether L2 of artifacts from another engine's are what two right ones may have, and in
+    which words.
+    """
     most = FLOAT32_MOST if dtype == "float32" else BFLOAT16_MEAN
     near = float(np.mean(errors <= most))
     if with_experts:

@@ -1,9 +1,10 @@
-"""Tiny models of the families that the network runs, with random weights, from the configurations beside this file.
+"""Tiny models of the families that the network runs, with random weights, from the configurations
+beside this file.
 
     python -m tests.families.make FOLDER [FAMILY ...]
 
-Weights are never committed: on one release of torch the same configuration gives the same weights, bfloat16 numbers
-from a fixed seed.
+Weights are never committed: on one release of torch the same configuration gives the same weights,
+bfloat16 numbers from a fixed seed.
 """
 
 import hashlib
@@ -22,7 +23,12 @@ from torch import Tensor
 FOLDER = Path(__file__).resolve().parent
 # Whose tokenizer they get: all have its vocabulary of 512.
 _TOKENIZER = FOLDER.parents[1] / "models" / "tiny-qwen3"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 # What vLLM wants to know of a wrapper's pictures, also where it takes none.
 _PROCESSORS = {
     "kimi_k25": {
@@ -49,13 +55,17 @@ _RENAMED = {
         ("model.mm_projector.", "mm_projector."),
     ),
 }
-# Model types whose attention does not divide by the square root of the head size: weights of the norm of queries do.
-# With ones there, scores are so far apart that bfloat16 alone moves artifacts by 0.08.
+# Model types whose attention does not divide by the square root of the head size: weights of the
+# norm of queries do. With ones there, scores are so far apart that bfloat16 alone moves artifacts
+# by 0.08.
 _SCALED_BY_NORMS = ("gemma4_text", "gemma3n_text")
 # What of DeepSeek-V4 is published in 8 bits, and in which blocks.
-_IN_8_BITS = re.compile(r"(\.attn|\.indexer|experts\.\d+|shared_experts)\.(wq_a|wq_b|wkv|wo_a|wo_b|w[123])\.weight$")
+_IN_8_BITS = re.compile(
+    r"(\.attn|\.indexer|experts\.\d+|shared_experts)\.(wq_a|wq_b|wkv|wo_a|wo_b|w[123])\.weight$"
+)
 _BLOCK = 128
-# Within a model of 8 bits: a copy with the same numbers for transformers, which has no kernels for these on CPUs.
+# Within a model of 8 bits: a copy with the same numbers for transformers, which has no kernels for
+# these on CPUs.
 FOR_TRANSFORMERS = "unquantized"
 # Written when all else is: what has none is made again.
 _DONE = "made-from.sha256"
@@ -83,7 +93,9 @@ def is_quantized(family: str) -> bool:
 
 
 def make(family: str, folder: Path) -> Path:
-    """The family's model in a folder of its own within `folder`, made unless it is there already."""
+    """The family's model in a folder of its own within `folder`, made unless it is there
+    already.
+    """
     text = (FOLDER / f"{family}.json").read_text()
     stamp = hashlib.sha256((text + Path(__file__).read_text()).encode()).hexdigest()
     model = folder / family
@@ -106,9 +118,19 @@ def make(family: str, folder: Path) -> Path:
 def _save_weights(config: dict[str, object], model: Path) -> None:
     import transformers
 
-    fields = {name: value for name, value in config.items() if name not in ("model_type", "quantization_config")}
-    read = transformers.AutoConfig.for_model(str(config["model_type"]), **deepcopy(fields))  # it writes into them
-    kind = transformers.AutoModelForImageTextToText if "text_config" in config else transformers.AutoModelForCausalLM
+    fields = {
+        name: value
+        for name, value in config.items()
+        if name not in ("model_type", "quantization_config")
+    }
+    read = transformers.AutoConfig.for_model(
+        str(config["model_type"]), **deepcopy(fields)
+    )  # it writes into them
+    kind = (
+        transformers.AutoModelForImageTextToText
+        if "text_config" in config
+        else transformers.AutoModelForCausalLM
+    )
     torch.manual_seed(0)
     loaded = kind.from_config(read)
     spread = read.get_text_config().initializer_range
@@ -121,7 +143,9 @@ def _save_weights(config: dict[str, object], model: Path) -> None:
             if name.endswith("q_norm.weight") and config["model_type"] in _SCALED_BY_NORMS:
                 weight.fill_(len(weight) ** -0.5)
             if name.endswith("tid2eid"):  # a token's experts
-                weight.copy_(torch.rand(len(weight), read.n_routed_experts).topk(weight.shape[1]).indices)
+                weight.copy_(
+                    torch.rand(len(weight), read.n_routed_experts).topk(weight.shape[1]).indices
+                )
     loaded.to(torch.bfloat16).save_pretrained(model)
     path = model / "model.safetensors"
     if "quantization_config" in config:
@@ -129,13 +153,19 @@ def _save_weights(config: dict[str, object], model: Path) -> None:
         save_file(rounded, path, {"format": "pt"})
         _save_for_transformers(from_8_bits(rounded), config, model / FOR_TRANSFORMERS)
     for old, new in _RENAMED.get(str(config["model_type"]), ()):
-        save_file({name.replace(old, new): weight for name, weight in load_file(path).items()}, path, {"format": "pt"})
+        save_file(
+            {name.replace(old, new): weight for name, weight in load_file(path).items()},
+            path,
+            {"format": "pt"},
+        )
 
 
 def in_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same in float8_e4m3fn with a float32 scale for each block of 128 x 128, where DeepSeek-V4 is published so.
+    """The same in float8_e4m3fn with a float32 scale for each block of 128 x 128, where DeepSeek-V4
+    is published so.
 
-    Scales are powers of two, as vLLM's kernels on an H200 would make them, and bfloat16 has all such numbers.
+    Scales are powers of two, as vLLM's kernels on an H200 would make them, and bfloat16 has all
+    such numbers.
     """
     found = dict(weights)
     for name, weight in weights.items():
@@ -143,7 +173,9 @@ def in_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             rows, columns = (size // _BLOCK for size in weight.shape)
             blocks = weight.float().view(rows, _BLOCK, columns, _BLOCK)
             largest = blocks.abs().amax((1, 3), keepdim=True)
-            scale = torch.exp2(torch.ceil(torch.log2(largest / torch.finfo(torch.float8_e4m3fn).max)))
+            scale = torch.exp2(
+                torch.ceil(torch.log2(largest / torch.finfo(torch.float8_e4m3fn).max))
+            )
             found[name] = (blocks / scale).view(weight.shape).to(torch.float8_e4m3fn)
             found[name.removesuffix("weight") + "scale"] = scale.view(rows, columns)
     return found
@@ -162,8 +194,12 @@ def from_8_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _save_for_transformers(weights: dict[str, Tensor], config: dict[str, object], folder: Path) -> None:
-    """The last norm is not found again under the name that transformers gave it, and becomes ones: which it was."""
+def _save_for_transformers(
+    weights: dict[str, Tensor], config: dict[str, object], folder: Path
+) -> None:
+    """The last norm is not found again under the name that transformers gave it, and becomes
+    ones: which it was.
+    """
     folder.mkdir()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     plain = {name: value for name, value in config.items() if name != "quantization_config"}

@@ -2,8 +2,8 @@
 
     python -m tests.families.matrix [--variants float32,bfloat16,fp8] [--jobs 4] [FAMILY ...]
 
-Each engine has a process of its own, and a log in build/families. What is neither right nor refused with a sentence is
-wrong: exit code 1. docs/models.md keeps what was seen.
+Each engine has a process of its own, and a log in build/families. What is neither right nor refused
+with a sentence is wrong: exit code 1. docs/models.md keeps what was seen.
 """
 
 import argparse
@@ -37,19 +37,33 @@ _FOR_GPUS = (
     "deepseek-v3",
 )
 # Where vLLM's processes write why one of them ended; what the others then say of it tells nothing.
-_CAUSE = re.compile(r"\b(\w*(?:Error|Exception): (?!Engine core init|Engine process failed|WorkerProc init).+)")
+_CAUSE = re.compile(
+    r"\b(\w*(?:Error|Exception): (?!Engine core init|Engine process failed|WorkerProc init).+)"
+)
 _CAUSE_LENGTH = 300
 
 
 def main() -> None:
     on_gpu = bool(visible_gpus())
     variants = ["bfloat16", "fp8", "flashmla"] if on_gpu else ["float32", "bfloat16", "fp8"]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(families())}; default: all")
-    parser.add_argument("--variants", default="", help=f"of {','.join(VARIANTS)}; default here: {','.join(variants)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "families", nargs="*", metavar="FAMILY", help=f"of {', '.join(families())}; default: all"
+    )
+    parser.add_argument(
+        "--variants",
+        default="",
+        help=f"of {','.join(VARIANTS)}; default here: {','.join(variants)}",
+    )
     parser.add_argument("--jobs", type=int, default=4 if on_gpu else 1, help="engines at a time")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds that one engine may take")
-    parser.add_argument("--results", type=Path, default=FOLDER / "results.json", help="what was seen, as JSON")
+    parser.add_argument(
+        "--limit", type=float, default=300.0, help="seconds that one engine may take"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=FOLDER / "results.json", help="what was seen, as JSON"
+    )
     parser.add_argument("--one", action="store_true", help="in this process, as JSON")
     options = parser.parse_args()
     if options.one:
@@ -74,16 +88,24 @@ def in_turn(on_gpu: bool) -> list[str]:
     return [*first, *(name for name in families() if name not in first)]
 
 
-def run(pairs: Sequence[tuple[str, str]], jobs: int, limit_s: float, results: Path) -> list[dict[str, Any]]:
-    """Looks at families and variants, `jobs` at a time; prints a line of each as soon as it is known, and keeps all
-    that are known in the file `results`."""
+def run(
+    pairs: Sequence[tuple[str, str]], jobs: int, limit_s: float, results: Path
+) -> list[dict[str, Any]]:
+    """Looks at families and variants, `jobs` at a time; prints a line of each as soon as it is
+    known, and keeps all that are known in the file `results`.
+    """
     rows: list[dict[str, Any]] = []
     results.parent.mkdir(parents=True, exist_ok=True)
     for family in dict.fromkeys(family for family, _variant in pairs):
-        with suppress(Exception):  # here, as several processes would make it at a time; they tell what is wrong with it
+        with suppress(
+            Exception
+        ):  # here, as several processes would make it at a time; they tell what is wrong with it
             make(family, FOLDER)
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(in_a_process, family, variant, limit_s): (family, variant) for family, variant in pairs}
+        waiting = {
+            pool.submit(in_a_process, family, variant, limit_s): (family, variant)
+            for family, variant in pairs
+        }
         for done in as_completed(waiting):
             family, variant = waiting[done]
             seen = done.result()
@@ -97,16 +119,32 @@ def run(pairs: Sequence[tuple[str, str]], jobs: int, limit_s: float, results: Pa
 
 def in_a_process(family: str, variant: str, limit_s: float) -> dict[str, Any]:
     """See `look`; also what ends the process, or takes too long, is told and ends nothing else."""
-    command = [sys.executable, "-m", "tests.families.matrix", "--one", "--variants", variant, family]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.families.matrix",
+        "--one",
+        "--variants",
+        variant,
+        family,
+    ]
     log = FOLDER / f"{family}-{variant}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     # As in `make test`: a small cache for chat, and no core that two engines would both take.
-    small = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    small = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
     small["VLLM_DEEP_GEMM_WARMUP"] = "skip"  # shapes that tiny models have no use for
     began = time.monotonic()
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, env=small | {**os.environ}, process_group=0
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=small | {**os.environ},
+            process_group=0,
         )
         try:
             said, _ = process.communicate(timeout=limit_s)
@@ -121,7 +159,12 @@ def in_a_process(family: str, variant: str, limit_s: float) -> dict[str, Any]:
     took = {"seconds": round(time.monotonic() - began)}
     lines = [line for line in said.decode(errors="replace").splitlines() if line.startswith("{")]
     if not lines:
-        return {"right": False, "error": f"it ended with {process.returncode}, see {log}", **cause(log), **took}
+        return {
+            "right": False,
+            "error": f"it ended with {process.returncode}, see {log}",
+            **cause(log),
+            **took,
+        }
     seen: dict[str, Any] = json.loads(lines[-1])
     return seen | (cause(log) if "root cause above" in seen.get("refused", "") else {}) | took
 

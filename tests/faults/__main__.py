@@ -10,12 +10,23 @@ from tests.faults.campaign import run
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0, help="how long faults are done (20)")
-    parser.add_argument("--seed", type=int, default=None, help="draws the faults; of the clock, unless given")
-    parser.add_argument("--engine", choices=("synthetic", "vllm"), default="synthetic", help="of both workers")
-    parser.add_argument("--no-faults", action="store_true", help="only work, and whether anything grows")
-    parser.add_argument("--pause", type=float, help="seconds between two faults, on average (2; 20 with --engine vllm)")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="draws the faults; of the clock, unless given"
+    )
+    parser.add_argument(
+        "--engine", choices=("synthetic", "vllm"), default="synthetic", help="of both workers"
+    )
+    parser.add_argument(
+        "--no-faults", action="store_true", help="only work, and whether anything grows"
+    )
+    parser.add_argument(
+        "--pause",
+        type=float,
+        help="seconds between two faults, on average (2; 20 with --engine vllm)",
+    )
     given = parser.parse_args()
-    # An engine of vLLM's takes longer to come back than a synthetic one: no second fault before that.
+    # An engine of vLLM's takes longer to come back than a synthetic one: no second fault before
+    # that.
     pause_s = {"synthetic": 2.0, "vllm": 20.0}[given.engine] if given.pause is None else given.pause
     seed = int(time.time()) if given.seed is None else given.seed
     log = lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: E731

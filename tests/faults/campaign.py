@@ -18,7 +18,7 @@ import numpy as np
 import redis
 
 from cli.model_choice import with_chosen_model
-from poc_core.encoding import decode_vector
+from poc_core.arithmetic.encoding import decode_vector
 from poc_core.settings import Settings
 from poc_core.state import RoundStore, keys
 from tests.faults.faults import FAULTS, Victims
@@ -26,23 +26,24 @@ from tests.faults.reference import K_DIM, Reference
 from tests.faults.stack import FaultyStack, MovedClock, small_disk
 from tests.faults.usage import Usage, uses_of
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
-from tests.receiver import Receiver
-from tests.round_client import FAST, LOG_LINES, MODEL, RoundClient, uncomputed
+from tests.peers.receiver import Receiver
+from tests.stacks.round_client import FAST, LOG_LINES, MODEL, RoundClient, uncomputed
 from workers.engines import load_engine
 from workers.engines.kinds import EngineKind
 from workers.engines.options import EngineOptions
 
 # A fault's end to the next nonce that a client sees.
 MOST_RECOVERY_S = 30.0
-# L2 distance of vectors of one nonce from another engine or another composition of micro-batches, in float32.
+# L2 distance of vectors of one nonce from another engine or another composition of micro-batches,
+# in float32.
 TOLERANCE = 0.003
 # Seconds after which a process that was started again has what it needs, a model too.
 _SETTLE_S = 120.0
 _READY_S = 300.0
 # Everything delivered, after the last work was submitted.
 _DELIVERY_S = 120.0
-# Of computing the rounds' nonces again, where the work took no longer: a quiet core makes some 500 a second of the tiny
-# model's.
+# Of computing the rounds' nonces again, where the work took no longer: a quiet core makes some 500
+# a second of the tiny model's.
 _AGAIN_S = 300.0
 
 
@@ -68,17 +69,26 @@ class Report:
         lines.append(f"the check at the end took {self.check_s:.0f} s")
         if self.counts[ROUND_NONCES_AGAIN] < self.counts[ROUND_NONCES]:
             lines.append(
-                "not all nonces of the rounds were computed again, but as many as time allowed, drawn by the seed"
+                "not all nonces of the rounds were computed again, but as many as time allowed,"
+                " drawn by the seed"
             )
-        lines += [f"PROBLEM: {problem} ({n} times)" for problem, n in Counter(self.problems).items()]
+        lines += [
+            f"PROBLEM: {problem} ({n} times)" for problem, n in Counter(self.problems).items()
+        ]
         return "\n".join([*lines, f"{len(self.problems)} problems"])
 
 
 def run(
-    minutes: float, seed: int, engine: EngineKind, faults: bool, pause_s: float, log: Callable[[str], None]
+    minutes: float,
+    seed: int,
+    engine: EngineKind,
+    faults: bool,
+    pause_s: float,
+    log: Callable[[str], None],
 ) -> Report:
-    """One campaign. `engine`: "synthetic" or "vllm", two workers of it; `pause_s`: between a recovery and the next
-    fault, on average."""
+    """One campaign. `engine`: "synthetic" or "vllm", two workers of it; `pause_s`: between a
+    recovery and the next fault, on average.
+    """
     report = Report(seed)
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="proofline-faults-")))
@@ -87,7 +97,9 @@ def run(
         lines: deque[str] = deque(maxlen=LOG_LINES)
         args = ("--enforce-eager",) if engine == "vllm" else ()
         options = with_chosen_model(
-            EngineOptions(model=MODEL, engine=engine, dtype="float32", synthetic_step_ms=40.0, vllm_args=args)
+            EngineOptions(
+                model=MODEL, engine=engine, dtype="float32", synthetic_step_ms=40.0, vllm_args=args
+            )
         )
         stack = FaultyStack(
             options,
@@ -99,21 +111,37 @@ def run(
             announce=lambda message: lines.append(f"stack | {message}"),
         )
         receiver = exits.enter_context(Receiver())
-        # At the end all nonces of all rounds are computed again: not at the pace of a synthetic engine.
-        second: dict[str, object] = {"synthetic_step_ms": 0.0} if engine == "synthetic" else {"engine": "transformers"}
-        reference = exits.enter_context(Reference(partial(load_engine, options.model_copy(update=second))))
+        # At the end all nonces of all rounds are computed again: not at the pace of a synthetic
+        # engine.
+        second: dict[str, object] = (
+            {"synthetic_step_ms": 0.0} if engine == "synthetic" else {"engine": "transformers"}
+        )
+        reference = exits.enter_context(
+            Reference(partial(load_engine, options.model_copy(update=second)))
+        )
         exits.enter_context(stack)
         stack.wait_ready(_READY_S)
         size = 400 if engine == "synthetic" else 100
-        work = Work(stack.base_url, receiver, reference.artifacts, _same, seed, chat=engine == "vllm", size=size)
+        work = Work(
+            stack.base_url,
+            receiver,
+            reference.artifacts,
+            _same,
+            seed,
+            chat=engine == "vllm",
+            size=size,
+        )
         began = time.monotonic()
-        # What hung, and was cut, leaves connections and their buffers in pools. Without faults nothing does.
+        # What hung, and was cut, leaves connections and their buffers in pools. Without faults
+        # nothing does.
         limits = (_SETTLE_S, 256, 200) if faults else (minutes * 6, 64, 20)
         usage = Usage(partial(uses_of, stack), *limits)
         work.start()
         try:
             until = began + minutes * 60
-            victims = Victims(stack, receiver, clock, folder / "disk" if has_disk else None, random.Random(seed))
+            victims = Victims(
+                stack, receiver, clock, folder / "disk" if has_disk else None, random.Random(seed)
+            )
             while time.monotonic() < until:
                 if faults:
                     _one_fault(victims, work, report, pause_s, log)
@@ -124,7 +152,10 @@ def run(
             work.stop()
         report.seconds = time.monotonic() - began
         ended = time.monotonic()
-        log("the work has ended; what is under way is awaited, and the rounds' nonces are computed again")
+        log(
+            "the work has ended; what is under way is awaited, and the rounds' nonces are computed"
+            " again"
+        )
         _check_end(stack, receiver, work, report, max(_AGAIN_S, report.seconds))
         report.check_s = time.monotonic() - ended
         report.usage = usage.text()
@@ -135,7 +166,9 @@ def run(
     return report
 
 
-def _one_fault(victims: Victims, work: Work, report: Report, pause_s: float, log: Callable[[str], None]) -> None:
+def _one_fault(
+    victims: Victims, work: Work, report: Report, pause_s: float, log: Callable[[str], None]
+) -> None:
     fault = victims.rng.choice(FAULTS)
     done = fault(victims)
     ended, before = time.monotonic(), work.progress
@@ -150,24 +183,34 @@ def _one_fault(victims: Victims, work: Work, report: Report, pause_s: float, log
     time.sleep(victims.rng.expovariate(1 / pause_s) if pause_s else 0)
 
 
-def _check_end(stack: FaultyStack, receiver: Receiver, work: Work, report: Report, again_s: float) -> None:
+def _check_end(
+    stack: FaultyStack, receiver: Receiver, work: Work, report: Report, again_s: float
+) -> None:
     with (
         httpx.Client(base_url=stack.base_url, timeout=30, trust_env=False) as http,
         redis.Redis.from_url(stack.own_url) as connection,
     ):
         client = RoundClient(http)
         try:
-            client.wait(lambda: client.status()["callbacks_waiting"] == 0, _DELIVERY_S, "all callbacks delivered")
+            client.wait(
+                lambda: client.status()["callbacks_waiting"] == 0,
+                _DELIVERY_S,
+                "all callbacks delivered",
+            )
         except AssertionError as error:
             report.problems.append(str(error))
-        work.check_rounds(RoundStore(connection, Settings()), partial(uncomputed, connection), again_s)
+        work.check_rounds(
+            RoundStore(connection, Settings()), partial(uncomputed, connection), again_s
+        )
         work.check_callbacks()
-        eternal = {key.decode() for key in connection.scan_iter("poc:*") if connection.ttl(key) == -1} - {
-            keys.DEPLOYMENT
-        }
+        eternal = {
+            key.decode() for key in connection.scan_iter("poc:*") if connection.ttl(key) == -1
+        } - {keys.DEPLOYMENT}
         if eternal:
             report.problems.append(f"{len(eternal)} keys have no TTL: {sorted(eternal)[:10]}")
-        messages = {queue: connection.llen(queue) for queue in (f"poc.model.{MODEL}", "poc.callbacks")}
+        messages = {
+            queue: connection.llen(queue) for queue in (f"poc.model.{MODEL}", "poc.callbacks")
+        }
         if sum(messages.values()) > 100:
             report.problems.append(f"messages are left: {messages}")
 
@@ -177,5 +220,8 @@ def _same(found: Artifacts, expected: Artifacts) -> bool:
         return False
     if found == expected:
         return True
-    vectors = [np.stack([decode_vector(one["vector_b64"], K_DIM) for one in some]) for some in (found, expected)]
+    vectors = [
+        np.stack([decode_vector(one["vector_b64"], K_DIM) for one in some])
+        for some in (found, expected)
+    ]
     return bool(np.linalg.norm(vectors[0] - vectors[1], axis=1).max() <= TOLERANCE)

@@ -1,4 +1,6 @@
-"""The faults of a campaign. Each does its harm, waits as long as it lasts, and leaves nothing of it behind."""
+"""The faults of a campaign. Each does its harm, waits as long as it lasts, and leaves nothing
+of it behind.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import redis
 
 from tests.faults.stack import FaultyStack, MovedClock, fill
 from tests.integration.processes import engine_cores
-from tests.receiver import Receiver
+from tests.peers.receiver import Receiver
 
 # Longest that anything stands still or is away: worker heartbeats of a campaign last 4 s.
 _LONGEST_S = 8.0
@@ -37,7 +39,9 @@ class Victims:
     def any_pid(self) -> tuple[str, int | None]:
         """A process of the stack: each kind is as likely, of each kind each one."""
         kind = self.rng.choice(["worker", "worker", "api", "courier", "redis"])
-        child = self.rng.choice(self.stack.children(kind) or self.stack.children())  # it may be between two starts
+        child = self.rng.choice(
+            self.stack.children(kind) or self.stack.children()
+        )  # it may be between two starts
         return child.spec.name, child.pid
 
 
@@ -87,7 +91,10 @@ def cut_connections(victims: Victims) -> str:
 
 def slow_network(victims: Victims) -> str:
     with _proxy(victims, "delay") as seconds:
-        return f"every packet to and from Redis {victims.stack.proxy.delay_s * 1000:.0f} ms late for {seconds:.1f} s"
+        return (
+            f"every packet to and from Redis {victims.stack.proxy.delay_s * 1000:.0f} ms late for"
+            f" {seconds:.1f} s"
+        )
 
 
 def silent_network(victims: Victims) -> str:
@@ -147,7 +154,9 @@ def no_memory(victims: Victims) -> str:
 
 
 def full_disk(victims: Victims) -> str:
-    if victims.disk is None or shutil.disk_usage(victims.disk).free < 2**28:  # really full, it would stay so
+    if (
+        victims.disk is None or shutil.disk_usage(victims.disk).free < 2**28
+    ):  # really full, it would stay so
         return no_memory(victims)
     seconds = victims.rng.uniform(1, _LONGEST_S)
     filler = fill(victims.disk)

@@ -1,4 +1,6 @@
-"""A TCP proxy on loopback that delays, hangs, cuts, or ends connections in the middle of what they carry."""
+"""A TCP proxy on loopback that delays, hangs, cuts, or ends connections in the middle of what
+they carry.
+"""
 
 from __future__ import annotations
 

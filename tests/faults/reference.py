@@ -1,7 +1,8 @@
-"""The right artifacts of a campaign, from the plain model code: an engine for each core, one thread each.
+"""The right artifacts of a campaign, from the plain model code: an engine for each core, one thread
+each.
 
-Two threads that share each operation of so small a model are slower than one; so batches are what is shared out. An
-engine runs for one thread at a time, whoever asks.
+Two threads that share each operation of so small a model are slower than one; so batches are what
+is shared out. An engine runs for one thread at a time, whoever asks.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class Reference:
     def artifacts(self, block_hash: str, nonces: Sequence[int]) -> Artifacts:
         """Those of the campaign's spec with this block hash, in the order of the nonces."""
         spec = ProofSpec(
-            block_hash=block_hash, public_key="key", seq_len=64, options={"k_dim": K_DIM, "stronger_rng": False}
+            block_hash=block_hash,
+            public_key="key",
+            seq_len=64,
+            options={"k_dim": K_DIM, "stronger_rng": False},
         )
         parts = [nonces[start : start + _BATCH] for start in range(0, len(nonces), _BATCH)]
         found = self._pool.map(partial(self._compute, spec), parts)
@@ -59,4 +63,7 @@ class Reference:
             values = engine.compute(spec, nonces)
         finally:
             self._idle.put(engine)
-        return [{"nonce": nonce, "vector_b64": value} for nonce, value in zip(nonces, values, strict=True)]
+        return [
+            {"nonce": nonce, "vector_b64": value}
+            for nonce, value in zip(nonces, values, strict=True)
+        ]

@@ -1,4 +1,6 @@
-"""The stack of a campaign: its Redis behind a proxy, on a small disk where one can be mounted, its clock moveable."""
+"""The stack of a campaign: its Redis behind a proxy, on a small disk where one can be mounted,
+its clock moveable.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ class FaultyStack(Stack):
         self.redis_url = self.own_url.replace(f":{parts.port}/", f":{self.proxy.port}/")
 
     def children(self, kind: str = "") -> list[Child]:
-        """Those that run, called "api", "redis", "courier" or "worker"; all of them without a name."""
-        return [child for child in self._children() if child.spec.name.startswith(kind) and child.pid]
+        """Those that run, called "api", "redis", "courier" or "worker"; all of them without a
+        name.
+        """
+        return [
+            child for child in self._children() if child.spec.name.startswith(kind) and child.pid
+        ]
 
     def stop(self) -> None:
         super().stop()
@@ -62,7 +68,15 @@ class MovedClock:
 def small_disk(folder: Path) -> Iterator[bool]:
     """Mounts one of DISK_MIB at `folder` and yields whether that was allowed."""
     folder.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "proofline-faults", str(folder)]
+    command = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={DISK_MIB}m,mode=700",
+        "proofline-faults",
+        str(folder),
+    ]
     mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
     try:
         yield mounted

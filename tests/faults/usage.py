@@ -1,4 +1,6 @@
-"""Memory and descriptors of a stack's processes over a campaign: a node that needs ever more of them does not last."""
+"""Memory and descriptors of a stack's processes over a campaign: a node that needs ever more of
+them does not last.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def uses_of(stack: FaultyStack) -> Iterator[Use]:
 
 
 class Usage:
-    """Holds what each process has against what it had when it had run for a while. One that ended counts to its end."""
+    """Holds what each process has against what it had when it had run for a while. One that
+    ended counts to its end.
+    """
 
     def __init__(
         self,
@@ -43,8 +47,10 @@ class Usage:
         free_descriptors: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`settle_s`: from when a process is seen to the first look that counts. The others: what it may take besides
-        growing by half, as for connections that it opens when some hang."""
+        """`settle_s`: from when a process is seen to the first look that counts. The others:
+        what it may take besides growing by half, as for connections that it opens when some
+        hang.
+        """
         self._measure = measure
         self._settle_s = settle_s
         self._free_bytes = free_mib * _MIB
@@ -67,9 +73,15 @@ class Usage:
         for pid, last in self._last.items():
             first = self._first[pid]
             if last.rss > first.rss * MOST_GROWTH and last.rss - first.rss > self._free_bytes:
-                found.append(f"memory of {last.name} grew from {first.rss / _MIB:.0f} to {last.rss / _MIB:.0f} MiB")
+                found.append(
+                    f"memory of {last.name} grew from {first.rss / _MIB:.0f} to"
+                    f" {last.rss / _MIB:.0f} MiB"
+                )
             if last.descriptors > first.descriptors * MOST_GROWTH + self._free_descriptors:
-                found.append(f"descriptors of {last.name} grew from {first.descriptors} to {last.descriptors}")
+                found.append(
+                    f"descriptors of {last.name} grew from {first.descriptors} to"
+                    f" {last.descriptors}"
+                )
         return found
 
     def text(self) -> list[str]:
@@ -79,7 +91,8 @@ class Usage:
             if use.name not in largest or use.rss > largest[use.name].rss:
                 largest[use.name] = use
         return [
-            f"{use.name}: {use.rss / _MIB:.0f} MiB and {use.descriptors} descriptors at the last look, "
-            f"{self._first[use.pid].rss / _MIB:.0f} and {self._first[use.pid].descriptors} at the first"
+            f"{use.name}: {use.rss / _MIB:.0f} MiB and {use.descriptors} descriptors at the last"
+            f" look, {self._first[use.pid].rss / _MIB:.0f} and {self._first[use.pid].descriptors}"
+            " at the first"
             for _, use in sorted(largest.items())
         ]

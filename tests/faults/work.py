@@ -1,4 +1,6 @@
-"""What a stack does in a campaign: jobs, validations, rounds and chat at the same time, all of it checked."""
+"""What a stack does in a campaign: jobs, validations, rounds and chat at the same time, all of
+it checked.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import httpx
 
 from poc_core.records import RoundRecord
 from poc_core.state import RoundStore
-from tests.receiver import Payload, Receiver, gaps_and_repeats, unrepeated
-from tests.round_client import RoundClient, round_body
+from tests.peers.receiver import Payload, Receiver, gaps_and_repeats, unrepeated
+from tests.stacks.round_client import RoundClient, round_body
 
 PREFIX = "/api/v1/pow"
 # A job ends within this, whatever happens; a campaign that waits longer has lost it.
@@ -32,10 +34,19 @@ Same = Callable[[Artifacts, Artifacts], bool]
 
 
 class Work:
-    """Threads that submit and check until they are told to stop; `problems` is what they found wrong."""
+    """Threads that submit and check until they are told to stop; `problems` is what they found
+    wrong.
+    """
 
     def __init__(
-        self, base_url: str, receiver: Receiver, expected: Expected, same: Same, seed: int, chat: bool, size: int
+        self,
+        base_url: str,
+        receiver: Receiver,
+        expected: Expected,
+        same: Same,
+        seed: int,
+        chat: bool,
+        size: int,
     ) -> None:
         """`size`: nonces of the largest job."""
         self._base_url = base_url
@@ -45,7 +56,10 @@ class Work:
         self._seed = seed
         self._size = size
         self._stop = threading.Event()
-        kinds: list[tuple[str, Callable[[int], None], int]] = [("jobs", self._jobs, 3), ("rounds", self._rounds, 1)]
+        kinds: list[tuple[str, Callable[[int], None], int]] = [
+            ("jobs", self._jobs, 3),
+            ("rounds", self._rounds, 1),
+        ]
         kinds += [("chat", self._chat, 2)] if chat else []
         self._threads = [
             threading.Thread(target=self._ended, args=(does, number), name=f"{name}-{number}")
@@ -97,7 +111,9 @@ class Work:
             while not self._stop.is_set():
                 first, n = rng.randrange(10**6), rng.randint(1, self._size)
                 nonces = list(range(first, first + n))
-                body = round_body(None, nonces=nonces, batch_size=rng.choice([1, 8, 32]), wait=False)
+                body = round_body(
+                    None, nonces=nonces, batch_size=rng.choice([1, 8, 32]), wait=False
+                )
                 if rng.random() < 0.3:
                     body["url"] = self._receiver.url
                 wrong: set[int] = set()
@@ -105,13 +121,17 @@ class Work:
                     claims = self._expected("block", nonces)
                     wrong = set(rng.sample(range(n), k=n // 10))
                     for place in wrong:
-                        claims[place] = claims[place] | {"vector_b64": claims[place - 1]["vector_b64"]}
+                        claims[place] = claims[place] | {
+                            "vector_b64": claims[place - 1]["vector_b64"]
+                        }
                     body["validation"] = {"artifacts": claims}
                 submitted_at = time.monotonic()
                 request_id = self._submit(http, body)
                 if request_id is not None:
                     job = self._wait(http, request_id)
-                    if job["status"] == "cancelled" and any(at >= submitted_at for at in self._stops):
+                    if job["status"] == "cancelled" and any(
+                        at >= submitted_at for at in self._stops
+                    ):
                         self.count("jobs cancelled by the end of a round")
                     else:
                         self._check_job(request_id, nonces, wrong, body, job)
@@ -151,12 +171,19 @@ class Work:
                 self.count("nonces of jobs", max(0, done - seen))
                 seen = max(seen, done)
             elif answer.status_code not in (503,):
-                self.problem(f"job {request_id} was answered {answer.status_code} {answer.text[:200]}")
+                self.problem(
+                    f"job {request_id} was answered {answer.status_code} {answer.text[:200]}"
+                )
             time.sleep(0.1)
         return {"status": f"not ended within {JOB_TIMEOUT_S:g} s"}
 
     def _check_job(
-        self, request_id: str, nonces: list[int], wrong: set[int], body: dict[str, Any], job: dict[str, Any]
+        self,
+        request_id: str,
+        nonces: list[int],
+        wrong: set[int],
+        body: dict[str, Any],
+        job: dict[str, Any],
     ) -> None:
         self.count("nonces of jobs", len(nonces))
         self.count(f"jobs {job['status']}")
@@ -165,7 +192,9 @@ class Work:
         elif "validation" in body:
             if (job["n_mismatch"], job["n_total"]) != (len(wrong), len(nonces)):
                 told = f"{job['n_mismatch']} of {job['n_total']}"
-                self.problem(f"job {request_id}: {told} mismatches instead of {len(wrong)} of {len(nonces)}")
+                self.problem(
+                    f"job {request_id}: {told} mismatches instead of {len(wrong)} of {len(nonces)}"
+                )
         elif not self._same(job["artifacts"], self._expected("block", nonces)):
             self.problem(f"job {request_id}: artifacts are missing, doubled or wrong")
         if "url" in body and "validation" not in body:
@@ -199,7 +228,9 @@ class Work:
         self._insistent(client.http, "/stop", {})
         self._stops.append(time.monotonic())
 
-    def _insistent(self, http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    def _insistent(
+        self, http: httpx.Client, path: str, body: dict[str, Any]
+    ) -> dict[str, Any] | None:
         """POSTs until the API takes it, as an aggregator does."""
         until = time.monotonic() + 60
         while time.monotonic() < until:
@@ -211,7 +242,9 @@ class Work:
             if answer.status_code == 200:
                 found: dict[str, Any] = answer.json()
                 return found
-            if answer.status_code == 409 and path.startswith("/init"):  # an answer that got lost: it runs
+            if answer.status_code == 409 and path.startswith(
+                "/init"
+            ):  # an answer that got lost: it runs
                 return {}
             if answer.status_code != 503:
                 self.problem(f"{path} was answered {answer.status_code} {answer.text[:200]}")
@@ -234,10 +267,11 @@ class Work:
     def check_rounds(
         self, store: RoundStore, places_left: Callable[[RoundRecord], set[int]], most_seconds: float
     ) -> None:
-        """Every nonce that a round's record counts came once and right, and none is missing but those that nobody had
-        computed when it was stopped: `places_left`.
+        """Every nonce that a round's record counts came once and right, and none is missing but
+        those that nobody had computed when it was stopped: `places_left`.
 
-        The values are computed again for `most_seconds`: all of them, or as many as that allows, drawn by the seed.
+        The values are computed again for `most_seconds`: all of them, or as many as that allows,
+        drawn by the seed.
         """
         by_round: dict[str, list[Payload]] = {}
         for payload in self._receiver.round_payloads():
@@ -255,14 +289,18 @@ class Work:
             nonces = [artifact["nonce"] for artifact in artifacts]
             self.count(ROUND_NONCES, len(nonces))
             if record is None or record.n_processed != len(nonces):
-                self.problem(f"round {round_id}: {len(nonces)} nonces came, its record is {record}"[:400])
+                self.problem(
+                    f"round {round_id}: {len(nonces)} nonces came, its record is {record}"[:400]
+                )
             missing, repeated = gaps_and_repeats(nonces, range(2**62))
             left = set() if record is None else places_left(record)
             if repeated or set(missing) - left:
                 self.problem(f"round {round_id}: missing {missing[:10]}, repeated {repeated[:10]}")
             rng.shuffle(artifacts)
             for start in range(0, len(artifacts), _PART):
-                parts.append((round_id, payloads[0].body["block_hash"], artifacts[start : start + _PART]))
+                parts.append(
+                    (round_id, payloads[0].body["block_hash"], artifacts[start : start + _PART])
+                )
         rng.shuffle(parts)
         until = time.monotonic() + most_seconds
         for round_id, block_hash, artifacts in parts:

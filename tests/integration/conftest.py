@@ -8,13 +8,13 @@ import pytest
 import redis
 
 from cli.machine import cpu_memory
-from tests.deployments import Deployment
-from tests.forked_engines import forked
 from tests.integration.node import Node, run_node
-from tests.round_client import FAST
+from tests.stacks.deployments import Deployment
+from tests.stacks.forked_engines import forked
+from tests.stacks.round_client import FAST
 from workers.engines.base import Engine
-from workers.vllm import cpu_threads
-from workers.vllm.launch import garbage_may_wait
+from workers.vllm.start import cpu_threads
+from workers.vllm.start.launch import garbage_may_wait
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -22,7 +22,8 @@ def no_settings_from_outside() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("POC_", "VLLM_CPU_"))]:
             patch.delenv(name)
-        # Two engines that know nothing of each other, in two processes of `make test`, would take the same core each.
+        # Two engines that know nothing of each other, in two processes of `make test`, would take
+        # the same core each.
         patch.setenv(cpu_threads.VARIABLE, "nobind")
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv(cpu_memory.VARIABLE, "1")
@@ -41,14 +42,19 @@ def forked_engines() -> Iterator[None]:
         return
     with forked(), pytest.MonkeyPatch.context() as patch:
         with garbage_may_wait():
-            # Where it meets a model's class for the first time, it would import all of itself once more to look at it.
-            patch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda look: look())
+            # Where it meets a model's class for the first time, it would import all of itself once
+            # more to look at it.
+            patch.setattr(
+                "vllm.model_executor.models.registry._run_in_subprocess", lambda look: look()
+            )
         yield
 
 
 @pytest.fixture(scope="session")
 def vllm_engine(request: pytest.FixtureRequest, forked_engines: None) -> Iterator[Engine]:
-    """A real engine in this process, of the Deployment that tests are parametrized with: one for all that name it."""
+    """A real engine in this process, of the Deployment that tests are parametrized with: one
+    for all that name it.
+    """
     import torch
 
     deployment: Deployment = request.param
@@ -61,17 +67,23 @@ def vllm_engine(request: pytest.FixtureRequest, forked_engines: None) -> Iterato
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
-    """Two workers at 50 ms a batch, for all tests of the group "node": leave it as you found it, and whole."""
+    """Two workers at 50 ms a batch, for all tests of the group "node": leave it as you found
+    it, and whole.
+    """
     with ExitStack() as exits:
         settings = {**FAST, "POC_REDIS_TIMEOUT_S": "1"}
-        yield run_node(exits, workers=2, synthetic_step_ms=50.0, env=settings, max_fast_crashes=1000)
+        yield run_node(
+            exits, workers=2, synthetic_step_ms=50.0, env=settings, max_fast_crashes=1000
+        )
 
 
 @pytest.fixture(scope="session")
 def quick_node() -> Iterator[Node]:
     """Two workers that compute in no time, and an API that forgets results after 3 s."""
     with ExitStack() as exits:
-        yield run_node(exits, workers=2, synthetic_step_ms=0, env={**FAST, "POC_GENERATE_RESULT_TTL_SEC": "3"})
+        yield run_node(
+            exits, workers=2, synthetic_step_ms=0, env={**FAST, "POC_GENERATE_RESULT_TTL_SEC": "3"}
+        )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""interrupted.py COMMAND...: runs it, presses Ctrl-C once it has shown something, and ends with its exit code."""
+"""interrupted.py COMMAND...: runs it, presses Ctrl-C once it has shown something, and ends with
+its exit code.
+"""
 
 import signal
 import subprocess

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 
 from cli.supervise.stack import Stack
-from tests.samples import MODEL, SPEC, body
-from tests.waiting import wait_until
+from tests.harness.samples import MODEL, SPEC, body
+from tests.harness.waiting import wait_until
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
 
@@ -27,7 +27,7 @@ class Node:
         self.http = httpx.Client(base_url=stack.base_url, timeout=TIMEOUT_S, trust_env=False)
 
     def generate(self, nonces: Iterable[int], **changes: Any) -> httpx.Response:
-        """POST /generate with a right body, changed (see tests.samples.body)."""
+        """POST /generate with a right body, changed (see tests.harness.samples.body)."""
         return self.http.post(f"{PREFIX}/generate", json=body(nonces=list(nonces), **changes))
 
     def submit(self, nonces: Iterable[int], **changes: Any) -> str:
@@ -66,11 +66,15 @@ class Node:
         return self.http.post(f"{PREFIX}/stop")
 
     def wait_progress(self, request_id: str, n_done: int = 1, timeout_s: float = 60) -> None:
-        """Waits until the job is under way, and fails when it was too quick for what the test wants to do to it."""
+        """Waits until the job is under way, and fails when it was too quick for what the test
+        wants to do to it.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             job = self.job(request_id)
-            assert job.get("status") in (None, "queued", "running"), f"over before its middle: {job['status']}"
+            assert job.get("status") in (None, "queued", "running"), (
+                f"over before its middle: {job['status']}"
+            )
             if job.get("n_done", 0) >= n_done:
                 return
             time.sleep(POLL_S)
@@ -115,7 +119,9 @@ class Node:
 
 
 def run_node(exits: ExitStack, **options: Any) -> Node:
-    """A node with synthetic engines that is ready, until `exits` ends. Its log is shown for a test that fails."""
+    """A node with synthetic engines that is ready, until `exits` ends. Its log is shown for a
+    test that fails.
+    """
     engine = {name: options.pop(name) for name in EngineOptions.model_fields if name in options}
     stack = Stack(
         EngineOptions(**{"model": "tiny-qwen3", "engine": "synthetic"} | engine),
@@ -134,12 +140,21 @@ def run_node(exits: ExitStack, **options: Any) -> Node:
 
 def synthetic_artifacts(nonces: Sequence[int]) -> list[dict[str, Any]]:
     """What the synthetic engine answers to the samples' body."""
-    vectors = SyntheticEngine(EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=0)).compute(SPEC, nonces)
-    return [{"nonce": nonce, "vector_b64": vector} for nonce, vector in zip(nonces, vectors, strict=True)]
+    vectors = SyntheticEngine(
+        EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=0)
+    ).compute(SPEC, nonces)
+    return [
+        {"nonce": nonce, "vector_b64": vector}
+        for nonce, vector in zip(nonces, vectors, strict=True)
+    ]
 
 
-def tampered(artifacts: Sequence[dict[str, Any]], every: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """(a copy in which every `every`-th artifact carries its successor's vector, the nonces so changed)."""
+def tampered(
+    artifacts: Sequence[dict[str, Any]], every: int
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """(a copy in which every `every`-th artifact carries its successor's vector, the nonces so
+    changed).
+    """
     copy = [dict(artifact) for artifact in artifacts]
     changed = list(range(0, len(copy) - 1, every))
     for index in changed:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.waiting import wait_until
+from tests.harness.waiting import wait_until
 
 MIB = 1024 * 1024
 
@@ -13,13 +13,19 @@ MIB = 1024 * 1024
 def descendants(root: int) -> list[psutil.Process]:
     """Everything that runs below `root`, whatever session or group it put itself in."""
     try:
-        return [process for process in psutil.Process(root).children(recursive=True) if is_running(process)]
+        return [
+            process
+            for process in psutil.Process(root).children(recursive=True)
+            if is_running(process)
+        ]
     except psutil.NoSuchProcess:
         return []
 
 
 def is_running(process: psutil.Process | int | None) -> bool:
-    """Whether it is neither gone nor a zombie. A pid may be given anew; a Process is that very one."""
+    """Whether it is neither gone nor a zombie. A pid may be given anew; a Process is that very
+    one.
+    """
     try:
         found = process if isinstance(process, psutil.Process) else psutil.Process(process or 0)
         return bool(found.is_running() and found.status() != psutil.STATUS_ZOMBIE)
@@ -42,7 +48,9 @@ def engine_cores(root: int) -> list[psutil.Process]:
 
 def peak_rss(pid: int) -> int:
     """Bytes of memory that the process held at most so far (VmHWM, which psutil does not tell)."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    fields = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
     return int(fields["VmHWM"].split()[0]) * 1024
 
 

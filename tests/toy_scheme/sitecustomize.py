@@ -1,4 +1,6 @@
-"""Python imports this when it starts with this folder in PYTHONPATH: then there is a scheme more."""
+"""Python imports this when it starts with this folder in PYTHONPATH: then there is a scheme
+more.
+"""
 
 from pathlib import Path
 

@@ -13,16 +13,17 @@ from fastapi.testclient import TestClient
 from redis import Redis
 
 from api.app import create_app
-from api.dispatch import Dispatcher
+from api.proofs.dispatch import Dispatcher
 from api.services import Services
 from poc_core.records import WorkerRecord
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
-from tests.samples import Clock, RecordingDispatcher, worker_record
+from tests.harness.samples import Clock, RecordingDispatcher, worker_record
 
 
 def pytest_collection_finish() -> None:
-    # What is imported by now stays to the end: looking through it for garbage again and again took a sixth of the time.
+    # What is imported by now stays to the end: looking through it for garbage again and again took
+    # a sixth of the time.
     gc.freeze()
 
 
@@ -104,5 +105,7 @@ def client(
 
 @cache
 def app_with_limit(max_body_bytes: int) -> FastAPI:
-    """Its routes take longer to build than most tests take; what differs from test to test are its services."""
+    """Its routes take longer to build than most tests take; what differs from test to test are
+    its services.
+    """
     return create_app(Settings(max_body_bytes=max_body_bytes))

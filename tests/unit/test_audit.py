@@ -1,4 +1,6 @@
-"""What is installed, locked and checked in (scripts/audit.py), and that the locks are those of pyproject.toml."""
+"""What is installed, locked and checked in (scripts/audit.py), and that the locks are those of
+pyproject.toml.
+"""
 
 import re
 import string
@@ -32,7 +34,11 @@ PLANTED = {
 
 def lines_of(lock: Path) -> list[str]:
     """One requirement with its hashes a line."""
-    return [line for line in lock.read_text().replace("\\\n", "").splitlines() if not line.startswith("#")]
+    return [
+        line
+        for line in lock.read_text().replace("\\\n", "").splitlines()
+        if not line.startswith("#")
+    ]
 
 
 def pins(lock: Path) -> dict[str, set[Version]]:
@@ -56,19 +62,25 @@ class TestLocks:
         for requirement in map(Requirement, CONTENTS[lock.stem]):
             if canonicalize_name(requirement.name) != "torch":
                 versions = found[canonicalize_name(requirement.name)]
-                assert any(requirement.specifier.contains(version) for version in versions), requirement
+                assert any(requirement.specifier.contains(version) for version in versions), (
+                    requirement
+                )
 
     def test_everything_in_it_has_a_hash(self, lock: Path) -> None:
         assert all(re.search(r" --hash=sha256:[0-9a-f]{64}", line) for line in lines_of(lock))
 
     def test_no_cuda_build_is_in_it(self, lock: Path) -> None:
         assert pins(lock).keys() & {"torch", *UNWANTED_ON_CPU} == set()
-        assert not [name for name in pins(lock) if name.startswith("nvidia-") and name != "nvidia-ml-py"]
+        assert not [
+            name for name in pins(lock) if name.startswith("nvidia-") and name != "nvidia-ml-py"
+        ]
         assert "torch==" in CONSTRAINTS.read_text()
 
     def test_images_and_ci_have_the_same_versions(self, lock: Path) -> None:
         dev = pins(LOCKS / "dev.txt")
-        assert {package: dev.get(package, versions) for package, versions in pins(lock).items()} == pins(lock)
+        assert {
+            package: dev.get(package, versions) for package, versions in pins(lock).items()
+        } == pins(lock)
 
 
 class TestHoles:
@@ -77,10 +89,14 @@ class TestHoles:
 
     def test_an_old_version_is_found_whatever_its_name_looks_like(self) -> None:
         (found,) = audit.holes([("Python_Multipart", "0.0.26"), ("python-multipart", "0.0.27")])
-        assert found.startswith("Python_Multipart 0.0.26 has a known hole, mended in 0.0.27: CVE-2026-42561")
+        assert found.startswith(
+            "Python_Multipart 0.0.26 has a known hole, mended in 0.0.27: CVE-2026-42561"
+        )
 
     def test_every_advisory_is_of_something_that_a_node_runs(self) -> None:
-        ours = {canonicalize_name(name) for name, _ in [*audit.installed(), *audit.locked()]} | {"vllm"}
+        ours = {canonicalize_name(name) for name, _ in [*audit.installed(), *audit.locked()]} | {
+            "vllm"
+        }
         assert {one.package for one in audit.advisories()} <= ours
 
 
@@ -92,6 +108,8 @@ class TestSecrets:
     def test_one_is_found_by_its_form(self, kind: str) -> None:
         assert audit.secrets_in(f"before {PLANTED[kind]} after") == [kind]
 
-    @pytest.mark.parametrize("harmless", ["password: ${REDIS_PASSWORD:-}", "sk-learn", "hf_token", "ghp_short"])
+    @pytest.mark.parametrize(
+        "harmless", ["password: ${REDIS_PASSWORD:-}", "sk-learn", "hf_token", "ghp_short"]
+    )
     def test_what_only_looks_like_one_is_none(self, harmless: str) -> None:
         assert audit.secrets_in(harmless) == []

@@ -4,10 +4,11 @@ import os
 
 import pytest
 
-from bench import console, machine, pollers, queue_overhead, queue_scale, timed_job
-from bench.machine import Observed, Usage
+from bench import console, pollers, queue_overhead, queue_scale
+from bench.harness import machine, timed_job
+from bench.harness.machine import Observed, Usage
+from bench.harness.timed_job import JobRun
 from bench.queue_overhead import CASES, Pair
-from bench.timed_job import JobRun
 
 
 def usage(others: float = 0.0) -> Usage:
@@ -43,7 +44,9 @@ def test_a_process_tree_holds_this_process_and_its_cpu_time() -> None:
     ("elapsed_s", "n_done", "expected_s"),
     [(1, 0, 0.25), (10, 50, 0.5), (10, 99, 0.0505), (10, 100, 0.01)],
 )
-def test_a_job_is_looked_at_more_often_towards_its_end(elapsed_s: int, n_done: int, expected_s: float) -> None:
+def test_a_job_is_looked_at_more_often_towards_its_end(
+    elapsed_s: int, n_done: int, expected_s: float
+) -> None:
     assert timed_job.pause_s(elapsed_s, n_done, 100) == pytest.approx(expected_s, rel=0.01)
 
 
@@ -73,9 +76,12 @@ def test_the_scale_is_judged_by_its_smallest_ratio(
 
 
 @pytest.mark.parametrize(
-    ("cores", "commands", "missed"), [(0.049, 109, None), (0.06, 100, "0.060 of a core"), (0.01, 150, "150 commands")]
+    ("cores", "commands", "missed"),
+    [(0.049, 109, None), (0.06, 100, "0.060 of a core"), (0.01, 150, "150 commands")],
 )
-def test_what_pages_of_the_console_may_cost(cores: float, commands: float, missed: str | None) -> None:
+def test_what_pages_of_the_console_may_cost(
+    cores: float, commands: float, missed: str | None
+) -> None:
     costs = [
         console.Cost(0, 0.0, 50, 9, 0),
         console.Cost(1, 0.01, 100, 10, 1),

@@ -1,4 +1,6 @@
-"""compose.yaml, its overrides and the Dockerfiles, as far as they can be checked without a Docker engine."""
+"""compose.yaml, its overrides and the Dockerfiles, as far as they can be checked without a
+Docker engine.
+"""
 
 import hashlib
 import re
@@ -16,8 +18,8 @@ from cli.supervise.fleet import WORKER_GRACE_S
 from cli.supervise.processes import GUARD_MARGIN_S
 from poc_core.settings import Settings
 from scripts.requirements import requirements
-from tests import compose_file
-from tests.compose_file import ROOT, command_of
+from tests.harness import compose_file
+from tests.harness.compose_file import ROOT, command_of
 
 FILES = ["compose.yaml", "compose.hosts.yaml", "compose.workers.yaml"]
 ON_A_FURTHER_HOST = {
@@ -42,7 +44,9 @@ def seconds(duration: str) -> float:
 
 
 def options_of(service: dict[str, Any]) -> dict[str, Any]:
-    """What our command line makes of a service's command; an option that does not exist is an error."""
+    """What our command line makes of a service's command; an option that does not exist is an
+    error.
+    """
     program, command, *arguments = command_of(service)
     assert program == "proofline"
     with COMMANDS.commands[command].make_context(command, arguments) as context:
@@ -52,13 +56,22 @@ def options_of(service: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_files_follow_the_compose_specification(file: str) -> None:
-    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(ROOT / file)]
+    check = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(ROOT / file),
+    ]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 class TestServices:
-    def test_a_clone_starts_a_whole_node_without_a_gpu(self, services: dict[str, dict[str, Any]]) -> None:
+    def test_a_clone_starts_a_whole_node_without_a_gpu(
+        self, services: dict[str, dict[str, Any]]
+    ) -> None:
         started = {name for name, service in services.items() if not service.get("profiles")}
         assert started == {"secrets", "redis", "api", "courier", "flower", "worker"}
         assert options_of(services["worker"])["model"] == "tiny-qwen3"
@@ -66,7 +79,9 @@ class TestServices:
     def test_the_env_file_replaces_the_worker_by_one_on_gpus(self) -> None:
         lines = (ROOT / ".env.example").read_text().splitlines()
         section = lines[: next(i for i, line in enumerate(lines) if line.startswith("# --- CPU"))]
-        chosen = dict(line.removeprefix("#").split("=", 1) for line in section if re.match(r"#[A-Z_]+=", line))
+        chosen = dict(
+            line.removeprefix("#").split("=", 1) for line in section if re.match(r"#[A-Z_]+=", line)
+        )
         services = compose_file.services(chosen)
         assert services["worker"]["scale"] == "0"
         assert chosen["COMPOSE_PROFILES"] in services["worker-gpu"]["profiles"]
@@ -75,15 +90,23 @@ class TestServices:
         assert options["vllm_args"] == shlex.split(chosen["PROOFLINE_ENGINE_ARGS"])
 
     def test_every_variable_is_in_the_example(self) -> None:
-        known = set(re.findall(r"^#([A-Z_]+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE))
-        used = {name for file in FILES for name in re.findall(r"(?<!\$)\$\{(\w+)", (ROOT / file).read_text())}
+        known = set(
+            re.findall(r"^#([A-Z_]+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE)
+        )
+        used = {
+            name
+            for file in FILES
+            for name in re.findall(r"(?<!\$)\$\{(\w+)", (ROOT / file).read_text())
+        }
         assert used <= known
         assert {name for name in known if name.startswith("POC_")} <= {
             f"POC_{name.upper()}" for name in Settings.model_fields
         }
 
     @pytest.mark.parametrize("name", ["api", "courier", "flower", "worker", "worker-gpu"])
-    def test_commands_and_their_options_exist(self, services: dict[str, dict[str, Any]], name: str) -> None:
+    def test_commands_and_their_options_exist(
+        self, services: dict[str, dict[str, Any]], name: str
+    ) -> None:
         assert options_of(services[name])
 
     def test_a_further_host_has_workers_that_find_redis(self) -> None:
@@ -97,7 +120,9 @@ class TestServices:
         with pytest.raises(LookupError, match=f"^{name}: set {name} "):
             compose_file.services(without, "compose.workers.yaml")
 
-    def test_both_files_start_the_same_worker_on_gpus(self, services: dict[str, dict[str, Any]]) -> None:
+    def test_both_files_start_the_same_worker_on_gpus(
+        self, services: dict[str, dict[str, Any]]
+    ) -> None:
         (further,) = compose_file.services(ON_A_FURTHER_HOST, "compose.workers.yaml").values()
         first = compose_file.services(ON_A_FURTHER_HOST)["worker-gpu"]
         assert command_of(further) == command_of(first)
@@ -125,7 +150,9 @@ class TestServices:
         for name in ("worker", "worker-gpu"):
             assert seconds(services[name]["stop_grace_period"]) > WORKER_GRACE_S + GUARD_MARGIN_S
 
-    def test_what_runs_for_long_is_watched_and_restarted(self, services: dict[str, dict[str, Any]]) -> None:
+    def test_what_runs_for_long_is_watched_and_restarted(
+        self, services: dict[str, dict[str, Any]]
+    ) -> None:
         for name in services.keys() - {"secrets"}:
             assert services[name]["healthcheck"]["test"], name
             assert services[name]["restart"] == "unless-stopped", name
@@ -138,11 +165,15 @@ class TestServices:
         for name in services.keys() - {"secrets", "redis", *MONITORING}:
             assert services[name]["depends_on"] == {"redis": {"condition": "service_healthy"}}, name
         for name in ("redis", *MONITORING):
-            assert services[name]["depends_on"] == {"secrets": {"condition": "service_completed_successfully"}}
+            assert services[name]["depends_on"] == {
+                "secrets": {"condition": "service_completed_successfully"}
+            }
 
 
 class TestSafety:
-    def test_nothing_is_published_beyond_loopback(self, services: dict[str, dict[str, Any]]) -> None:
+    def test_nothing_is_published_beyond_loopback(
+        self, services: dict[str, dict[str, Any]]
+    ) -> None:
         ports = [port for service in services.values() for port in service.get("ports", [])]
         assert len(ports) == 4
         assert all(port.startswith("127.0.0.1:") for port in ports)
@@ -153,20 +184,31 @@ class TestSafety:
         (further,) = compose_file.services(ON_A_FURTHER_HOST, "compose.workers.yaml").values()
         every = {f"POC_{name.upper()}" for name in Settings.model_fields}
         of_the_api = set(services["api"]["environment"])
-        assert of_the_api == every - {"POC_CHAT_HOST"}, "list the new settings under x-environment in compose.yaml"
+        assert of_the_api == every - {"POC_CHAT_HOST"}, (
+            "list the new settings under x-environment in compose.yaml"
+        )
         for name in ("worker", "worker-gpu", "courier", "flower"):
             assert "env_file" not in services[name]
             assert "POC_API_KEY" not in services[name]["environment"]
             assert ("HF_TOKEN" in services[name]["environment"]) == name.startswith("worker"), name
-        same = {key for key in further["environment"] if key.startswith("POC_")} | {"POC_REDIS_PASSWORD_FILE"}
-        assert same == {key for key in services["worker-gpu"]["environment"] if key.startswith("POC_")}
+        same = {key for key in further["environment"] if key.startswith("POC_")} | {
+            "POC_REDIS_PASSWORD_FILE"
+        }
+        assert same == {
+            key for key in services["worker-gpu"]["environment"] if key.startswith("POC_")
+        }
 
-    def test_an_api_that_is_published_on_loopback_alone_needs_no_key(self, services: dict[str, dict[str, Any]]) -> None:
+    def test_an_api_that_is_published_on_loopback_alone_needs_no_key(
+        self, services: dict[str, dict[str, Any]]
+    ) -> None:
         api = services["api"]
         assert api["environment"]["POC_REQUIRE_KEYS"] == "never"
         assert all(port.startswith("127.0.0.1:") for port in api["ports"])
         assert (
-            compose_file.services({"POC_REQUIRE_KEYS": "always"})["api"]["environment"]["POC_REQUIRE_KEYS"] == "always"
+            compose_file.services({"POC_REQUIRE_KEYS": "always"})["api"]["environment"][
+                "POC_REQUIRE_KEYS"
+            ]
+            == "always"
         )
 
     def test_logs_files_and_memory_have_limits(self, services: dict[str, dict[str, Any]]) -> None:
@@ -176,14 +218,18 @@ class TestSafety:
             assert service["mem_limit"] is not None, name
         assert "--maxmemory" in services["redis"]["command"]
 
-    def test_redis_is_on_the_internal_network_only(self, services: dict[str, dict[str, Any]]) -> None:
+    def test_redis_is_on_the_internal_network_only(
+        self, services: dict[str, dict[str, Any]]
+    ) -> None:
         assert services["redis"]["networks"] == ["internal"]
         assert "ports" not in services["redis"]
 
     def test_a_private_address_is_needed_to_open_redis(self) -> None:
         with pytest.raises(LookupError, match="PRIVATE_ADDRESS"):
             compose_file.services({}, "compose.hosts.yaml")
-        opened = compose_file.services({"PRIVATE_ADDRESS": "10.0.0.1"}, "compose.hosts.yaml")["redis"]
+        opened = compose_file.services({"PRIVATE_ADDRESS": "10.0.0.1"}, "compose.hosts.yaml")[
+            "redis"
+        ]
         assert opened["ports"] == ["10.0.0.1:6379:6379"]
 
     def test_containers_may_do_little(self, services: dict[str, dict[str, Any]]) -> None:
@@ -195,8 +241,13 @@ class TestSafety:
     def test_no_password_is_in_the_files(self) -> None:
         for file in [*FILES, ".env.example"]:
             found = re.findall(r"(?:PASSWORD|TOKEN|AUTH)\w*[=:] *(\S+)", (ROOT / file).read_text())
-            assert [value for value in found if not value.startswith(("$", "?", "/run/", "#"))] == [], file
-        assert subprocess.run(["git", "check-ignore", "-q", ".env"], cwd=ROOT).returncode in (0, 128)
+            assert [
+                value for value in found if not value.startswith(("$", "?", "/run/", "#"))
+            ] == [], file
+        assert subprocess.run(["git", "check-ignore", "-q", ".env"], cwd=ROOT).returncode in (
+            0,
+            128,
+        )
 
 
 def make_secrets(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -215,7 +266,11 @@ def make_secrets(folder: Path, **environment: str) -> subprocess.CompletedProces
 
 def texts(folder: Path) -> dict[str, str]:
     """What is in its files."""
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def hash_of(password: str) -> str:
@@ -228,8 +283,16 @@ class TestSecrets:
         first = texts(tmp_path)
         users = ("api", "worker", "courier", "flower")
         own = {f"all/{name}_redis_password": f"each/{name}/redis_password" for name in users}
-        own |= {f"all/{name}_password": f"each/{name}/{name}_password" for name in ("flower", "grafana")}
-        assert first.keys() >= {*own, *own.values(), "all/redis_password", "all/redis.conf", "all/users.acl"}
+        own |= {
+            f"all/{name}_password": f"each/{name}/{name}_password" for name in ("flower", "grafana")
+        }
+        assert first.keys() >= {
+            *own,
+            *own.values(),
+            "all/redis_password",
+            "all/redis.conf",
+            "all/users.acl",
+        }
         passwords = [first[name] for name in (*own, "all/redis_password")]
         assert {len(password) for password in passwords} == {48}
         assert len(set(passwords)) == len(passwords)
@@ -241,14 +304,21 @@ class TestSecrets:
     def test_each_user_gets_its_rights_under_its_password(self, tmp_path: Path) -> None:
         make_secrets(tmp_path)
         found = texts(tmp_path)
-        users = dict(line.removeprefix("user ").split(" ", 1) for line in found["all/users.acl"].splitlines())
+        users = dict(
+            line.removeprefix("user ").split(" ", 1) for line in found["all/users.acl"].splitlines()
+        )
         assert users.keys() == {"default", "api", "worker", "courier", "flower"}
         rights = (ROOT / "docker" / "users.acl").read_text().splitlines()
         for user, line in users.items():
             file = "redis_password" if user == "default" else f"{user}_redis_password"
             words = line.split()
             assert words[:2] == ["on", hash_of(found[f"all/{file}"])]
-            given = [word for right in rights if right.startswith(f"user {user} ") for word in right.split()[2:]]
+            given = [
+                word
+                for right in rights
+                if right.startswith(f"user {user} ")
+                for word in right.split()[2:]
+            ]
             assert words[len(words) - len(given) :] == given
             assert user == "default" or {"-@all", "resetchannels", "-@dangerous"} <= set(words)
 
@@ -261,14 +331,20 @@ class TestSecrets:
         own = {name: [f"secrets-{name.removesuffix('-gpu')}:/run/proofline:ro"] for name in seen}
         assert seen == own
         for name, service in services.items():
-            user = re.match(r"redis://(\w+)@", str(service.get("environment", {}).get("POC_REDIS_URL", "")))
+            user = re.match(
+                r"redis://(\w+)@", str(service.get("environment", {}).get("POC_REDIS_URL", ""))
+            )
             without = name in ("secrets", "redis", "prometheus", "grafana")
             assert without or (user and user[1] == name.removesuffix("-gpu")), name
 
     def test_prometheus_and_grafana_see_their_own_alone(self, tmp_path: Path) -> None:
         make_secrets(tmp_path)
         found = texts(tmp_path)
-        seen = {name: text for name, text in found.items() if name.startswith(("each/prom", "each/graf"))}
+        seen = {
+            name: text
+            for name, text in found.items()
+            if name.startswith(("each/prom", "each/graf"))
+        }
         assert seen == {
             "each/prometheus/flower_password": found["all/flower_password"],
             "each/prometheus/metrics_key": "",
@@ -288,7 +364,11 @@ class TestSecrets:
     def test_a_further_host_with_the_operators_password_is_a_worker(self, tmp_path: Path) -> None:
         """As they had it before there were users."""
         make_secrets(tmp_path, REDIS_PASSWORD="chosen")
-        (worker,) = [line for line in texts(tmp_path)["all/users.acl"].splitlines() if line.startswith("user worker ")]
+        (worker,) = [
+            line
+            for line in texts(tmp_path)["all/users.acl"].splitlines()
+            if line.startswith("user worker ")
+        ]
         assert f" {hash_of('chosen')} " in worker
 
     @pytest.mark.parametrize("password", ["a b", 'quo"te', "new\nline", "$(id)"])
@@ -304,7 +384,11 @@ class TestDockerfiles:
         copied = re.findall(r"^COPY (?!--from)(.+)$", path.read_text(), flags=re.MULTILINE)
         sources = [word for line in copied for word in line.split()[:-1]]
         assert sources
-        sent = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
+        sent = {
+            line.removeprefix("!")
+            for line in (ROOT / ".dockerignore").read_text().splitlines()
+            if line[0] == "!"
+        }
         for source in sources:
             assert (ROOT / source).exists(), source
             assert source.split("/")[0] in sent, source
@@ -323,13 +407,17 @@ class TestDockerfiles:
         assert ("constraints-cpu.txt" in path.read_text()) == (path.name == "worker-cpu.Dockerfile")
 
     def test_a_change_of_our_code_installs_no_dependency_anew(self, path: Any) -> None:
-        """Dependencies are installed before our packages are there, and those without dependencies."""
+        """Dependencies are installed before our packages are there, and those without
+        dependencies.
+        """
         text = path.read_text()
         stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
         for stage in stages:
             if installs := re.search(r"-r \S+\.txt", stage):
                 before = stage[: installs.start()]
-                assert not re.search(r"^COPY (api|cli|workers|poc_core)\b", before, flags=re.MULTILINE)
+                assert not re.search(
+                    r"^COPY (api|cli|workers|poc_core)\b", before, flags=re.MULTILINE
+                )
         assert len(re.findall(r"pip install .*--no-deps /wheels/", text)) == 1
 
     def test_they_do_not_run_as_root(self, path: Any) -> None:

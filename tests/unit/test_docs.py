@@ -1,4 +1,6 @@
-"""What comments, docstrings and documents cite is there: sections of the protocol, files, headings, modules."""
+"""What comments, docstrings and documents cite is there: sections of the protocol, files,
+headings, modules.
+"""
 
 import ast
 import io
@@ -29,7 +31,9 @@ FILES = repository()
 
 
 def prose(path: Path) -> str:
-    """What a file says to its readers: a document's text, a program's comments and docstrings, each as one line."""
+    """What a file says to its readers: a document's text, a program's comments and docstrings,
+    each as one line.
+    """
     text = path.read_text()
     match path.suffix:
         case ".md":
@@ -46,7 +50,9 @@ def joined(lines: list[str]) -> str:
 
 
 def comments(text: str) -> Iterator[str]:
-    """Comments, those on lines that follow each other as one: a citation may go on in the next line."""
+    """Comments, those on lines that follow each other as one: a citation may go on in the next
+    line.
+    """
     last_row = 0
     block: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -65,7 +71,17 @@ def docstrings(text: str) -> Iterator[str]:
             yield re.sub(r"\s*\n\s*", " ", ast.get_docstring(node) or "")
 
 
-WITH_PROSE = {".py", ".lua", ".sh", ".md", ".toml", ".yaml", ".Dockerfile", "Makefile", ".env.example"}
+WITH_PROSE = {
+    ".py",
+    ".lua",
+    ".sh",
+    ".md",
+    ".toml",
+    ".yaml",
+    ".Dockerfile",
+    "Makefile",
+    ".env.example",
+}
 
 
 @cache  # and not at import: every process of `make test` imports this module, one runs its tests
@@ -112,7 +128,10 @@ def test_cited_sections_of_the_protocol_exist() -> None:
     ]
     assert len(cited) > 30
     wrong = [
-        (file, section) for file, sections in cited for section in sections if section and section not in protocol()
+        (file, section)
+        for file, sections in cited
+        for section in sections
+        if section and section not in protocol()
     ]
     assert wrong == []
 
@@ -125,7 +144,9 @@ def test_cited_parts_of_a_section_exist() -> None:
 
 
 def cited_files() -> list[tuple[str, str]]:
-    cited = found(r"(?<![\w./<{*-])((?:\.\./)?[\w][\w./-]*\.(?:py|lua|sh|md|toml|yaml|Dockerfile))\b")
+    cited = found(
+        r"(?<![\w./<{*-])((?:\.\./)?[\w][\w./-]*\.(?:py|lua|sh|md|toml|yaml|Dockerfile))\b"
+    )
     return [(file, name) for file, (name,) in cited]
 
 
@@ -137,18 +158,23 @@ def test_cited_files_exist() -> None:
     wrong = [
         (file, name)
         for file, name in cited
-        if not any(path.endswith(f"/{name}") for path in known) and not ((ROOT / file).parent / name).is_file()
+        if not any(path.endswith(f"/{name}") for path in known)
+        and not ((ROOT / file).parent / name).is_file()
     ]
     assert wrong == []
 
 
 def test_cited_headings_exist() -> None:
-    """As in: docs/operating.md, "Many hosts"; also without quotes, as far as one can tell where such a heading ends."""
+    """As in: docs/operating.md, "Many hosts"; also without quotes, as far as one can tell where
+    such a heading ends.
+    """
     cited = [*found(r'([\w/]+\.md), "([^"]+)"'), *found(r"([\w/]+\.md), ([A-Z][\w ]*\w)[).;:]")]
     assert cited
     for file, (name, heading) in cited:
         documents = [path for path in FILES if f"/{path.relative_to(ROOT)}".endswith(f"/{name}")]
-        assert any(heading in headings(document) for document in documents), f"{file} cites {name}, {heading}"
+        assert any(heading in headings(document) for document in documents), (
+            f"{file} cites {name}, {heading}"
+        )
 
 
 def test_cited_folders_and_paths_exist() -> None:
@@ -171,6 +197,9 @@ def test_cited_modules_exist(package: str) -> None:
         place = ROOT
         for part in re.split("[.:]", name):
             if place.is_dir():
-                place = next((p for p in (place / f"{part}.py", place / part) if p.exists()), place / "__init__.py")
+                place = next(
+                    (p for p in (place / f"{part}.py", place / part) if p.exists()),
+                    place / "__init__.py",
+                )
             if place.is_file() and place.stem != part:
                 assert re.search(rf"\b{part}\b", place.read_text()), f"{file} cites {name}"

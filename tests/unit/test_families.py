@@ -1,4 +1,6 @@
-"""How the model matrix judges: a fault told apart from an engine that gives other bits each time."""
+"""How the model matrix judges: a fault told apart from an engine that gives other bits each
+time.
+"""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -11,7 +13,7 @@ import pytest
 import torch
 from pydantic import JsonValue
 
-from poc_core.encoding import encode_vectors
+from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import ProofSpec
 from tests.families import checks, look, make
 from tests.families.differences import Answer, Difference, of_answers, of_values
@@ -27,8 +29,10 @@ def artifacts(off: float) -> list[JsonValue]:
 
 
 class Engine:
-    """One whose values lie off by one of `offs` after the other, by `sliced` layer by layer, by `private` with private
-    caches and by `beside` beside chat; its answers have a token with one of `logprobs` after the other."""
+    """One whose values lie off by one of `offs` after the other, by `sliced` layer by layer, by
+    `private` with private caches and by `beside` beside chat; its answers have a token with one
+    of `logprobs` after the other.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,9 @@ class Engine:
     def settle(self, private: bool, replicated: bool) -> None:
         self._is_private = private
 
-    def compute(self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None) -> list[JsonValue]:
+    def compute(
+        self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
+    ) -> list[JsonValue]:
         return self._artifacts(next(self._offs) if plan is None else self._sliced)
 
     def _artifacts(self, off: float) -> list[JsonValue]:
@@ -55,16 +61,22 @@ class Engine:
 
     def tick(self, tick: Tick) -> TickResult:
         (one,) = tick.slices
-        return TickResult({}, [], {one.flight: self._artifacts(self._beside)} if one.end == 2 else {})
+        return TickResult(
+            {}, [], {one.flight: self._artifacts(self._beside)} if one.end == 2 else {}
+        )
 
-    def ask(self, _engine: Any, prompt: int = 0, n_tokens: int = 8, logprobs: bool = False) -> "Future[Answer]":
+    def ask(
+        self, _engine: Any, prompt: int = 0, n_tokens: int = 8, logprobs: bool = False
+    ) -> "Future[Answer]":
         done: Future[Answer] = Future()
         number = next(self._logprobs)
         done.set_result(Answer([1 + (number < -1.5)], [number] if logprobs else []))
         return done
 
 
-def seen_of(engine: Engine, monkeypatch: pytest.MonkeyPatch, family: str = "qwen3") -> dict[str, Any]:
+def seen_of(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, family: str = "qwen3"
+) -> dict[str, Any]:
     monkeypatch.setattr(checks, "ask", engine.ask)
     return look.checked(engine, SimpleNamespace(), family, with_opinion=False)
 
@@ -96,26 +108,34 @@ def test_a_difference_of_an_engine_that_repeats_itself_is_a_fault(
 
 
 def test_one_that_does_not_is_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = seen_of(Engine([0.0, 0.01], sliced=0.02, beside=0.02, logprobs=[-1.0, -2.0, -1.4]), monkeypatch)
+    seen = seen_of(
+        Engine([0.0, 0.01], sliced=0.02, beside=0.02, logprobs=[-1.0, -2.0, -1.4]), monkeypatch
+    )
     assert seen["right"]
     assert seen["slices"] == "0.02 (not deterministic, again 0.01)"
     assert "not deterministic" in seen["chat"]
     assert "not deterministic" in seen["beside chat"]
 
 
-def test_what_is_further_off_than_that_is_a_fault_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_further_off_than_that_is_a_fault_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = seen_of(Engine([0.0, 0.01], sliced=0.5), monkeypatch)
     assert not seen["right"]
     assert "DIFFERENT" in seen["slices"]
 
 
-def test_sharing_that_the_engine_has_ended_is_told_and_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_that_the_engine_has_ended_is_told_and_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = seen_of(Engine(private=0.5, caches="private"), monkeypatch)
     assert seen["right"]
     assert "DIFFERENT" in seen["shared"]
 
 
-def test_sparse_attention_is_seen_with_and_without_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_attention_is_seen_with_and_without_choosing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lengths: list[tuple[int, int]] = []
     one = Difference(0.0, 0.0)
 
@@ -138,7 +158,9 @@ def test_answers_are_compared_up_to_the_first_other_token() -> None:
     alone = Answer([5, 6, 7, 8], [-1.0, -2.0, -3.0, -4.0])
     assert of_answers(alone, alone) == 0.0
     assert of_answers(Answer([5, 9, 9, 9], [-1.0, -2.25, -9.0, -9.0]), alone) == 0.25
-    assert of_answers(Answer([5, 9, 7, 8], [-1.0, -2.0, -3.0, -4.0]), alone) > 0  # as likely, and another one
+    assert (
+        of_answers(Answer([5, 9, 7, 8], [-1.0, -2.0, -3.0, -4.0]), alone) > 0
+    )  # as likely, and another one
     assert of_answers(Answer([5, 9, 9, 9], []), alone) == 0.75
 
 
@@ -163,7 +185,10 @@ def test_a_router_may_flip_and_the_mean_of_others_counts(
 
 
 def test_those_that_flipped_are_told() -> None:
-    assert look.agree(FLIPPED, "bfloat16", True)[1] == "mean 0.0465 median 0.0074 largest 0.2046, 80% within 0.05"
+    assert (
+        look.agree(FLIPPED, "bfloat16", True)[1]
+        == "mean 0.0465 median 0.0074 largest 0.2046, 80% within 0.05"
+    )
 
 
 def test_a_model_in_8_bits_is_asked_of_transformers_with_the_same_numbers() -> None:
@@ -175,6 +200,8 @@ def test_a_model_in_8_bits_is_asked_of_transformers_with_the_same_numbers() -> N
     assert back.keys() == weights.keys()
     assert torch.equal(back[other], weights[other])
     largest = weights[name].float().abs().max()
-    torch.testing.assert_close(back[name].float(), weights[name].float(), rtol=2**-4, atol=float(largest) * 2**-9)
+    torch.testing.assert_close(
+        back[name].float(), weights[name].float(), rtol=2**-4, atol=float(largest) * 2**-9
+    )
     again = make.from_8_bits(make.in_8_bits(back))  # they are numbers of 8 bits now
     torch.testing.assert_close(again[name].float(), back[name].float(), rtol=2**-7, atol=0)

@@ -16,14 +16,16 @@ from tests.faults.campaign import Report
 from tests.faults.reference import Reference
 from tests.faults.usage import Usage, Use
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
-from tests.receiver import Payload, Receiver
+from tests.peers.receiver import Payload, Receiver
 from workers.engines.base import EngineLostError, WholeBatchEngine
 
 
 class Engine(WholeBatchEngine):
     """Says which nonces it computed, and whether two threads had it compute at once."""
 
-    info = ModelInfo(name="m", hidden_size=8, n_layers=1, max_seq_len=64, max_batch_tokens=2**20, dtype="float32")
+    info = ModelInfo(
+        name="m", hidden_size=8, n_layers=1, max_seq_len=64, max_batch_tokens=2**20, dtype="float32"
+    )
 
     def __init__(self) -> None:
         self.busy = threading.Lock()
@@ -59,7 +61,9 @@ def reference(engines: list[Engine]) -> Iterator[Reference]:
     assert all(engine.is_closed for engine in engines)
 
 
-def test_the_artifacts_of_many_threads_are_each_nonces_own(reference: Reference, engines: list[Engine]) -> None:
+def test_the_artifacts_of_many_threads_are_each_nonces_own(
+    reference: Reference, engines: list[Engine]
+) -> None:
     found: dict[str, list[dict[str, object]]] = {}
 
     def ask(block: str) -> None:
@@ -71,8 +75,12 @@ def test_the_artifacts_of_many_threads_are_each_nonces_own(reference: Reference,
     for thread in threads:
         thread.join()
     for block in ("block-0", "block-1", "block-2", "block-3"):
-        assert found[block] == [{"nonce": n, "vector_b64": f"{block} {n}"} for n in range(200, 0, -1)]
-    assert Counter(n for engine in engines for n in engine.computed) == dict.fromkeys(range(1, 201), 4)
+        assert found[block] == [
+            {"nonce": n, "vector_b64": f"{block} {n}"} for n in range(200, 0, -1)
+        ]
+    assert Counter(n for engine in engines for n in engine.computed) == dict.fromkeys(
+        range(1, 201), 4
+    )
 
 
 def test_what_an_engine_cannot_is_told_and_it_goes_on(reference: Reference) -> None:
@@ -102,7 +110,9 @@ def checked(artifacts: Artifacts, most_seconds: float = 60.0, n_processed: int =
     for number, half in enumerate(halves):
         body = {"payload_id": f"r-{number}", "block_hash": "block", "artifacts": half}
         receiver.payloads.append(Payload(0.0, "/generated", body, 200))
-    work = Work("http://nobody", receiver, right, lambda some, others: some == others, 1, chat=False, size=1)
+    work = Work(
+        "http://nobody", receiver, right, lambda some, others: some == others, 1, chat=False, size=1
+    )
     work.check_rounds(cast(RoundStore, Rounds(n_processed)), lambda _record: {5}, most_seconds)
     return work
 
@@ -126,11 +136,15 @@ def test_one_wrong_value_of_a_round_is_found() -> None:
         ([*range(1999), 3], "round r: missing [], repeated [3]"),
     ],
 )
-def test_what_is_missing_or_came_twice_is_found_without_time_for_values(nonces: list[int], problem: str) -> None:
+def test_what_is_missing_or_came_twice_is_found_without_time_for_values(
+    nonces: list[int], problem: str
+) -> None:
     work = checked(right("block", nonces), most_seconds=-1)
     assert work.problems == [problem]
     assert (work.counts[ROUND_NONCES], work.counts[ROUND_NONCES_AGAIN]) == (2000, 0)
-    assert "not all nonces of the rounds were computed again" in Report(1, counts=work.counts).text()
+    assert (
+        "not all nonces of the rounds were computed again" in Report(1, counts=work.counts).text()
+    )
 
 
 def test_a_round_whose_record_counts_other_nonces_is_found() -> None:
@@ -149,12 +163,20 @@ MIB = 2**20
         (Use(1, "api", 149 * MIB, 66), ["descriptors of api grew from 30 to 66"]),
     ],
 )
-def test_what_grows_is_found_also_of_a_process_that_was_started_meanwhile(at_the_end: Use, grew: list[str]) -> None:
-    looks = iter([[], [Use(1, "api", 9 * MIB, 3)], [Use(1, "api", 100 * MIB, 30)], [at_the_end], []])
+def test_what_grows_is_found_also_of_a_process_that_was_started_meanwhile(
+    at_the_end: Use, grew: list[str]
+) -> None:
+    looks = iter(
+        [[], [Use(1, "api", 9 * MIB, 3)], [Use(1, "api", 100 * MIB, 30)], [at_the_end], []]
+    )
     seconds = iter([0.0, 50.0, 60.0, 70.0, 80.0])
-    usage = Usage(lambda: next(looks), 10, free_mib=40, free_descriptors=20, clock=lambda: next(seconds))
+    usage = Usage(
+        lambda: next(looks), 10, free_mib=40, free_descriptors=20, clock=lambda: next(seconds)
+    )
     for _ in range(5):
         usage.look()
     assert usage.growth() == grew
     (line,) = usage.text()
-    assert line.startswith(f"api: {at_the_end.rss // MIB} MiB and {at_the_end.descriptors} descriptors")
+    assert line.startswith(
+        f"api: {at_the_end.rss // MIB} MiB and {at_the_end.descriptors} descriptors"
+    )

@@ -1,4 +1,6 @@
-"""Imports point one way (docs/architecture.md): api -> poc_core <- workers, commands on top, vLLM only in workers/."""
+"""Imports point one way (docs/architecture.md): api -> poc_core <- workers, commands on top,
+vLLM only in workers/.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -29,15 +31,37 @@ FORBIDDEN = {
     }
     | TEST_CODE,
     "workers": {"api", "cli", "proofline", "fastapi", "typer"} | TEST_CODE,
-    "proofline": {"workers", "cli", "fastapi", "starlette", "uvicorn", "celery", "kombu", "redis", "torch", "vllm"}
+    "proofline": {
+        "workers",
+        "cli",
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "celery",
+        "kombu",
+        "redis",
+        "torch",
+        "vllm",
+    }
     | {"transformers", "numpy"}
     | TEST_CODE,
     "cli": {"vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE,
 }
 # What depends on vLLM's version is in the first three of these, what starts it in the fourth.
-USE_VLLM = {f"workers/vllm/{name}.py" for name in ("compat", "cache_compat", "known_faults", "launch")}
+USE_VLLM = {
+    f"workers/vllm/{name}.py" for name in ("compat", "cache_compat", "known_faults", "launch")
+}
 # The proof arithmetic knows nothing of Redis, of settings or of what is stored.
-ARITHMETIC = {"calibration", "encoding", "nonces", "power", "reflections", "rng", "schemes", "statistics"}
+ARITHMETIC = {
+    "calibration",
+    "encoding",
+    "nonces",
+    "power",
+    "reflections",
+    "rng",
+    "schemes",
+    "statistics",
+}
 
 
 def imported(path: Path) -> set[str]:
@@ -73,7 +97,8 @@ def arrows(path: Path, ours: set[str], when_loaded: bool) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             names |= {name if name in ours else node.module for name in full}
-    if when_loaded:  # the packages around a module are loaded before it; those around the file itself already are
+    # the packages around a module are loaded before it; those around the file itself already are
+    if when_loaded:
         names = {package for name in names for package in around(name)} - set(around(name_of(path)))
     return names & ours
 
@@ -82,7 +107,9 @@ def run_when_loaded(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes below this one without those in functions and under TYPE_CHECKING."""
     for child in ast.iter_child_nodes(node):
         later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        if not later and not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+        if not later and not (
+            isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        ):
             yield child
             yield from run_when_loaded(child)
 
@@ -110,27 +137,41 @@ def test_no_modules_import_each_other(when_loaded: bool) -> None:
 
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_no_module_imports_against_the_arrows(package: str) -> None:
-    wrong = {str(path.relative_to(ROOT)): packages(path) & FORBIDDEN[package] for path in modules(package)}
+    wrong = {
+        str(path.relative_to(ROOT)): packages(path) & FORBIDDEN[package]
+        for path in modules(package)
+    }
     assert {name: found for name, found in wrong.items() if found} == {}
 
 
 def test_vllm_is_imported_by_four_modules_only() -> None:
     users = {
-        str(path.relative_to(ROOT)) for package in FORBIDDEN for path in modules(package) if "vllm" in packages(path)
+        str(path.relative_to(ROOT))
+        for package in FORBIDDEN
+        for path in modules(package)
+        if "vllm" in packages(path)
     }
     assert users == USE_VLLM
 
 
 def test_the_arithmetic_knows_nothing_of_redis() -> None:
     files = [
-        path for path in modules("poc_core") if path.relative_to(ROOT / "poc_core").parts[0].split(".")[0] in ARITHMETIC
+        path
+        for path in modules("poc_core")
+        if path.relative_to(ROOT / "poc_core").parts[0].split(".")[0] in ARITHMETIC
     ]
     assert len(files) > len(ARITHMETIC)  # each exists, and schemes/ is a package
     for path in files:
-        strange = {name for name in imported(path) if name.startswith(("redis", "poc_core.state", "poc_core.settings"))}
+        strange = {
+            name
+            for name in imported(path)
+            if name.startswith(("redis", "poc_core.state", "poc_core.settings"))
+        }
         assert strange == set(), path
 
 
 def test_the_client_shares_only_what_the_api_answers() -> None:
     of_the_api = {name_of(path) for path in modules("api")}
-    assert set().union(*(arrows(path, of_the_api, False) for path in modules("proofline"))) == {"api.answers"}
+    assert set().union(*(arrows(path, of_the_api, False) for path in modules("proofline"))) == {
+        "poc_core.answers"
+    }

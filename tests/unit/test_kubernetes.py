@@ -1,4 +1,6 @@
-"""docker/k8s/proofline.yaml, as far as it can be checked without a cluster: its schema, and against compose.yaml."""
+"""docker/k8s/proofline.yaml, as far as it can be checked without a cluster: its schema, and
+against compose.yaml.
+"""
 
 import subprocess
 import sys
@@ -11,18 +13,24 @@ import pytest
 import typer
 import yaml
 
-from api.perimeter import Perimeter
+from api.edge.perimeter import Perimeter
 from cli.main import app
 from cli.supervise.fleet import WORKER_GRACE_S
 from cli.supervise.processes import GUARD_MARGIN_S
 from poc_core.settings import Settings
-from tests import compose_file
-from tests.documents import ROOT, blocks
+from tests.harness import compose_file
+from tests.harness.documents import ROOT, blocks
 
 pytestmark = pytest.mark.xdist_group("kubernetes")  # one process reads the schemas
 
-OBJECTS: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "docker" / "k8s" / "proofline.yaml").read_text()))
-RUN = {found["metadata"]["name"]: found for found in OBJECTS if found["kind"] in ("Deployment", "StatefulSet")}
+OBJECTS: list[dict[str, Any]] = list(
+    yaml.safe_load_all((ROOT / "docker" / "k8s" / "proofline.yaml").read_text())
+)
+RUN = {
+    found["metadata"]["name"]: found
+    for found in OBJECTS
+    if found["kind"] in ("Deployment", "StatefulSet")
+}
 COMMANDS: Any = typer.main.get_command(app)
 # The oldest Kubernetes that still gets patches when this was written, and the newest.
 VERSIONS = ("1.34", "1.37")
@@ -41,20 +49,31 @@ def container(name: str) -> dict[str, Any]:
 
 def environment(name: str) -> dict[str, Any]:
     """What a container's processes find: values, or where Kubernetes takes them from."""
-    shared: dict[str, Any] = next(found["data"] for found in OBJECTS if found["kind"] == "ConfigMap")
-    own = {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container(name)["env"]}
+    shared: dict[str, Any] = next(
+        found["data"] for found in OBJECTS if found["kind"] == "ConfigMap"
+    )
+    own = {
+        entry["name"]: entry.get("value", entry.get("valueFrom"))
+        for entry in container(name)["env"]
+    }
     return shared | own
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("object_", OBJECTS, ids=lambda found: f"{found['kind']}/{found['metadata']['name']}")
+@pytest.mark.parametrize(
+    "object_", OBJECTS, ids=lambda found: f"{found['kind']}/{found['metadata']['name']}"
+)
 def test_objects_follow_the_schema(object_: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(object_, version, strict=True)
 
 
 def test_all_of_a_node_is_there() -> None:
     assert RUN.keys() == IN_COMPOSE.keys()
-    assert all(found["metadata"].get("namespace") == "proofline" for found in OBJECTS if found["kind"] != "Namespace")
+    assert all(
+        found["metadata"].get("namespace") == "proofline"
+        for found in OBJECTS
+        if found["kind"] != "Namespace"
+    )
 
 
 @pytest.mark.parametrize("name", ["api", "courier", "worker"])
@@ -95,7 +114,9 @@ def test_the_script_of_redis_hands_its_arguments_on() -> None:
         "/tmp/redis.conf", "/dev/stdout"
     )
     script = script.replace("exec redis-server", "exec echo redis-server")
-    done = subprocess.run([shell, flag, script, name, "--save", "", "--dir", "/data"], capture_output=True, text=True)
+    done = subprocess.run(
+        [shell, flag, script, name, "--save", "", "--dir", "/data"], capture_output=True, text=True
+    )
     assert done.stdout == "requirepass secret\nredis-server /dev/stdout --save  --dir /data\n"
 
 
@@ -121,7 +142,9 @@ def test_containers_may_do_little(name: str) -> None:
 
 def test_memory_of_redis_is_above_what_it_may_hold() -> None:
     limit = container("redis")["args"][container("redis")["args"].index("--maxmemory") + 1]
-    assert int(container("redis")["resources"]["limits"]["memory"].removesuffix("Gi")) > int(limit.removesuffix("gb"))
+    assert int(container("redis")["resources"]["limits"]["memory"].removesuffix("Gi")) > int(
+        limit.removesuffix("gb")
+    )
 
 
 class TestProbes:
@@ -160,24 +183,38 @@ class TestProbes:
 
     def test_the_courier_is_asked_as_under_compose(self) -> None:
         (_, asks) = compose_file.services()["courier"]["healthcheck"]["test"]
-        assert container("courier")["livenessProbe"]["exec"]["command"] == ["sh", "-c", asks.replace("$$", "$")]
+        assert container("courier")["livenessProbe"]["exec"]["command"] == [
+            "sh",
+            "-c",
+            asks.replace("$$", "$"),
+        ]
 
     def test_a_worker_is_ready_as_under_compose_and_has_the_time_to_load(self) -> None:
         healthcheck = compose_file.services()["worker-gpu"]["healthcheck"]
         worker = container("worker")
         assert ["CMD", *worker["readinessProbe"]["exec"]["command"]] == healthcheck["test"]
         starting = worker["startupProbe"]
-        assert starting["periodSeconds"] * starting["failureThreshold"] >= 60 * int(healthcheck["start_period"][:-1])
+        assert starting["periodSeconds"] * starting["failureThreshold"] >= 60 * int(
+            healthcheck["start_period"][:-1]
+        )
         assert "livenessProbe" not in worker
 
 
 def test_only_the_nodes_own_processes_reach_redis() -> None:
-    policies = {found["metadata"]["name"]: found["spec"] for found in OBJECTS if found["kind"] == "NetworkPolicy"}
+    policies = {
+        found["metadata"]["name"]: found["spec"]
+        for found in OBJECTS
+        if found["kind"] == "NetworkPolicy"
+    }
     ((expression,),) = [
-        source["podSelector"]["matchExpressions"] for rule in policies["redis"]["ingress"] for source in rule["from"]
+        source["podSelector"]["matchExpressions"]
+        for rule in policies["redis"]["ingress"]
+        for source in rule["from"]
     ]
     assert sorted(expression["values"]) == sorted(RUN.keys() - {"redis"})
-    assert policies["worker"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": {"app": "api"}}}]}]
+    assert policies["worker"]["ingress"] == [
+        {"from": [{"podSelector": {"matchLabels": {"app": "api"}}}]}
+    ]
 
 
 def test_the_page_makes_the_secret_that_the_objects_ask_for() -> None:

@@ -1,4 +1,6 @@
-"""What compose.yaml's profile `monitoring` asks of Prometheus exists: metrics, labels, files; alerts are documented."""
+"""What compose.yaml's profile `monitoring` asks of Prometheus exists: metrics, labels, files;
+alerts are documented.
+"""
 
 import json
 import re
@@ -17,20 +19,24 @@ from prometheus_client.parser import text_string_to_metric_families
 from poc_core.records import RoundState
 from poc_core.state import RoundStore, WorkerRegistry
 from poc_core.state.rounds import Lease
-from tests import compose_file
-from tests.compose_file import ROOT
-from tests.samples import round_config, worker_record
+from tests.harness import compose_file
+from tests.harness.compose_file import ROOT
+from tests.harness.samples import round_config, worker_record
 from workers.chat_gate import GateStats
 
 HERE = ROOT / "docker" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((HERE / "dashboards" / "proofline.json").read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 TARGETS = [
-    pytest.param(target, id=f"{panel['title']} {target['refId']}") for panel in PANELS for target in panel["targets"]
+    pytest.param(target, id=f"{panel['title']} {target['refId']}")
+    for panel in PANELS
+    for target in panel["targets"]
 ]
 PROMETHEUS: dict[str, Any] = yaml.safe_load((HERE / "prometheus.yaml").read_text())
 ALERTS: list[dict[str, Any]] = [
-    rule for group in yaml.safe_load((HERE / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
+    rule
+    for group in yaml.safe_load((HERE / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
 ]
 BY_ALERT = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 # What Prometheus itself has, and puts to each target's metrics.
@@ -67,7 +73,9 @@ def flowers() -> Labels:
     for metric in vars(get_prometheus_metrics()).values():
         labels = set(metric._labelnames)
         (family,) = metric.describe()
-        endings = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
+        endings = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(
+            family.type, [""]
+        )
         found |= {family.name + ending: labels for ending in endings}
     return found
 
@@ -95,7 +103,9 @@ def check(expr: str, known: Labels) -> None:
     assert metrics_of(expr) <= known.keys()
     for node in nodes(expr):
         if isinstance(node, promql.VectorSelector):
-            assert {matcher.name for matcher in node.matchers.matchers} <= known[node.name or ""] | OF_A_TARGET
+            assert {matcher.name for matcher in node.matchers.matchers} <= known[
+                node.name or ""
+            ] | OF_A_TARGET
             for matcher in node.matchers.matchers:
                 check_value(matcher.name, matcher.value)
         elif isinstance(node, promql.AggregateExpr) and node.modifier is not None:
@@ -127,14 +137,18 @@ def test_a_query_of_what_is_not_there_is_found_out(known: Labels) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_panel_asks_for_metrics_and_labels_that_exist(target: dict[str, Any], known: Labels) -> None:
+def test_a_panel_asks_for_metrics_and_labels_that_exist(
+    target: dict[str, Any], known: Labels
+) -> None:
     check(target["expr"], known)
     named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
     assert named <= labels_of(target["expr"], known)
 
 
 @BY_ALERT
-def test_an_alert_asks_for_metrics_and_labels_that_exist(alert: dict[str, Any], known: Labels) -> None:
+def test_an_alert_asks_for_metrics_and_labels_that_exist(
+    alert: dict[str, Any], known: Labels
+) -> None:
     check(alert["expr"], known)
     told = " ".join(alert["annotations"].values())
     assert set(re.findall(r"\$labels\.(\w+)", told)) <= labels_of(alert["expr"], known)
@@ -148,7 +162,12 @@ def test_an_alert_says_what_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
 
 
 def test_each_metric_of_ours_is_shown(ours: Labels) -> None:
-    shown = {name for panel in PANELS for target in panel["targets"] for name in metrics_of(target["expr"])}
+    shown = {
+        name
+        for panel in PANELS
+        for target in panel["targets"]
+        for name in metrics_of(target["expr"])
+    }
     assert ours.keys() - shown == set()
 
 
@@ -163,7 +182,9 @@ def test_no_panel_lies_on_another() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in PANELS:
         place = panel["gridPos"]
-        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        cells = {
+            (place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])
+        }
         assert not cells & taken, panel["title"]
         assert max(x for x, _ in cells) < 24
         taken |= cells
@@ -172,8 +193,12 @@ def test_no_panel_lies_on_another() -> None:
 
 
 def test_grafana_finds_its_source_and_its_dashboard() -> None:
-    (source,) = yaml.safe_load((HERE / "datasources" / "prometheus.yaml").read_text())["datasources"]
-    used = {json.dumps(part["datasource"]) for panel in PANELS for part in (panel, *panel["targets"])}
+    (source,) = yaml.safe_load((HERE / "datasources" / "prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    used = {
+        json.dumps(part["datasource"]) for panel in PANELS for part in (panel, *panel["targets"])
+    }
     assert used == {json.dumps({"type": source["type"], "uid": source["uid"]})}
     assert source["url"] == "http://prometheus:9090"
     assert source["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]
@@ -181,7 +206,9 @@ def test_grafana_finds_its_source_and_its_dashboard() -> None:
     (provider,) = yaml.safe_load((HERE / "dashboards" / "proofline.yaml").read_text())["providers"]
     assert mounted[provider["options"]["path"]] == HERE / "dashboards"
     assert mounted["/etc/grafana/provisioning/datasources"] == HERE / "datasources"
-    home = compose_file.services()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    home = compose_file.services()["grafana"]["environment"][
+        "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"
+    ]
     assert home == f"{provider['options']['path']}/proofline.json"
 
 
@@ -191,7 +218,9 @@ def test_prometheus_finds_its_rules_and_its_targets() -> None:
     assert f"--config.file={folder}/prometheus.yaml" in services["prometheus"]["command"]
     assert PROMETHEUS["rule_files"] == [f"{folder}/alerts.yaml"]
     (alertmanagers,) = PROMETHEUS["alerting"]["alertmanagers"]
-    assert [Path(file).parent for file in alertmanagers["file_sd_configs"][0]["files"]] == [Path(folder)]
+    assert [Path(file).parent for file in alertmanagers["file_sd_configs"][0]["files"]] == [
+        Path(folder)
+    ]
     for job in PROMETHEUS["scrape_configs"]:
         for target in job["static_configs"][0]["targets"]:
             name, port = target.split(":")
@@ -218,11 +247,21 @@ def test_a_service_starts_with_the_profile_alone_and_cannot_reach_redis(name: st
 def test_grafana_lets_nobody_in_without_its_password() -> None:
     environment = compose_file.services()["grafana"]["environment"]
     assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/proofline/grafana_password"
-    opens = ("GF_AUTH_", "GF_USERS_", "GF_SECURITY_ALLOW_", "GF_SECURITY_ADMIN_PASSWORD", "GF_SNAPSHOTS_")
-    assert [name for name in environment if name.startswith(opens)] == ["GF_SECURITY_ADMIN_PASSWORD__FILE"]
+    opens = (
+        "GF_AUTH_",
+        "GF_USERS_",
+        "GF_SECURITY_ALLOW_",
+        "GF_SECURITY_ADMIN_PASSWORD",
+        "GF_SNAPSHOTS_",
+    )
+    assert [name for name in environment if name.startswith(opens)] == [
+        "GF_SECURITY_ADMIN_PASSWORD__FILE"
+    ]
 
 
 def test_prometheus_can_be_changed_by_nobody_and_read_by_no_page_of_a_stranger() -> None:
     command = compose_file.services()["prometheus"]["command"]
     web = [argument for argument in command if argument.startswith("--web.")]
-    assert web == ["--web.cors.origin=none"]  # neither its administration nor its end, nor metrics that others write
+    assert web == [
+        "--web.cors.origin=none"
+    ]  # neither its administration nor its end, nor metrics that others write

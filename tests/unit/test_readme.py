@@ -1,4 +1,6 @@
-"""The README and the pages it leads to say what the code does: settings, commands, requests that work."""
+"""The README and the pages it leads to say what the code does: settings, commands, requests
+that work.
+"""
 
 import json
 import re
@@ -12,10 +14,11 @@ from fastapi.testclient import TestClient
 
 from cli.main import app
 from poc_core.settings import Settings
-from tests.documents import ROOT, blocks
+from tests.harness.documents import ROOT, blocks
 
 HOST = "http://127.0.0.1:8000"
-# The README is read by whoever has five minutes, and by nobody who is shown more than a page or two.
+# The README is read by whoever has five minutes, and by nobody who is shown more than a page or
+# two.
 README_LINES = 70
 
 
@@ -37,7 +40,11 @@ def requests(document: str) -> Iterator[tuple[str, str, str | None]]:
             command = words[start : start + 8]
             url = next(word for word in command if word.startswith(HOST))
             body = command[command.index("-d") + 1] if "-d" in command else None
-            yield "POST" if body is not None or "POST" in command else "GET", url.removeprefix(HOST), body
+            yield (
+                "POST" if body is not None or "POST" in command else "GET",
+                url.removeprefix(HOST),
+                body,
+            )
 
 
 REQUESTS = [*requests("README.md"), *requests("docs/api.md")]
@@ -51,7 +58,9 @@ def test_the_readme_is_short() -> None:
 
 def test_every_setting_is_in_the_table_as_the_code_has_it() -> None:
     settings = (ROOT / "docs" / "settings.md").read_text()
-    assert settings_table() in settings, f"put this table into docs/settings.md:\n{settings_table()}"
+    assert settings_table() in settings, (
+        f"put this table into docs/settings.md:\n{settings_table()}"
+    )
 
 
 def test_every_command_is_in_the_table() -> None:
@@ -70,7 +79,9 @@ def test_there_are_examples_of_jobs_rounds_and_chat() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), PROOF_BODIES)
-def test_the_api_accepts_the_examples(path: str, body: str, client: TestClient, serve: Callable[..., Any]) -> None:
+def test_the_api_accepts_the_examples(
+    path: str, body: str, client: TestClient, serve: Callable[..., Any]
+) -> None:
     serve("w1")
     answer = client.post(path, json=json.loads(body) | {"wait": False})
     assert (answer.status_code, answer.json()["status"]) in [(200, "queued"), (200, "OK")]
@@ -86,8 +97,15 @@ def test_the_artifacts_to_check_are_the_references_own() -> None:
     """Computed on an H200: see tests/data/golden."""
     request = next(json.loads(body) for _, body in BODIES if "validation" in body)
     golden = json.loads((ROOT / "tests/data/golden/h200-tiny-qwen3-bfloat16.json").read_text())
-    case = next(c for c in golden["artifact"] if c["block_hash"] == request["block_hash"] and not c["poc_stronger_rng"])
-    assert (case["public_key"], case["seq_len"]) == (request["public_key"], request["params"]["seq_len"])
+    case = next(
+        c
+        for c in golden["artifact"]
+        if c["block_hash"] == request["block_hash"] and not c["poc_stronger_rng"]
+    )
+    assert (case["public_key"], case["seq_len"]) == (
+        request["public_key"],
+        request["params"]["seq_len"],
+    )
     reference = {artifact["nonce"]: artifact["vector_b64"] for artifact in case["artifacts"]}
     for artifact in request["validation"]["artifacts"]:
         assert artifact["vector_b64"] == reference[artifact["nonce"]]

@@ -1,4 +1,6 @@
-"""scripts/setup_env.py, with pip and the environment replaced by notes of what it would have done."""
+"""scripts/setup_env.py, with pip and the environment replaced by notes of what it would have
+done.
+"""
 
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from scripts import setup_env
 
 @pytest.fixture
 def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a run does, in order, in an environment that lies under tmp_path and starts out empty."""
+    """What a run does, in order, in an environment that lies under tmp_path and starts out
+    empty.
+    """
     done: list[str] = []
     venv = tmp_path / ".venv"
 
@@ -56,7 +60,9 @@ def test_changed_dependencies_are_installed_into_the_same_environment(
     assert steps == ["install cpu"]
 
 
-def test_a_failed_installation_is_taken_up_again(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_installation_is_taken_up_again(
+    steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(setup_env, "_install", fail)
         with pytest.raises(setup_env.SetupError):
@@ -75,7 +81,9 @@ def test_a_killed_installation_starts_anew(steps: list[str], left_behind: str) -
     assert steps == ["venv", "install cpu"]
 
 
-def test_the_other_engine_gets_a_new_environment_and_stays(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_engine_gets_a_new_environment_and_stays(
+    steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     setup_env.main()
     steps.clear()
     monkeypatch.setattr(sys, "argv", ["setup_env.py", "gpu"])

@@ -14,8 +14,8 @@ from typing import TypeVar
 from redis.exceptions import RedisError
 
 from poc_core.callbacks import redacted
-from poc_core.state.outbox import Delivery, Due, Outbox, OutboxExpiredError
-from poc_core.state.receivers import Receivers
+from poc_core.state.delivery.outbox import Delivery, Due, Outbox, OutboxExpiredError
+from poc_core.state.delivery.receivers import Receivers
 from workers.courier.places import Places
 from workers.courier.poster import DEADLINE_S, End, Poster, Result
 from workers.patience import until_redis_answers
@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds for one outbox, after which others have its place.
 TURN_S = 30.0
-# Threads that ask Redis and put payloads together, each of which takes a multiple of its bytes meanwhile.
+# Threads that ask Redis and put payloads together, each of which takes a multiple of its bytes
+# meanwhile.
 _REDIS_THREADS = 4
 
 T = TypeVar("T")
@@ -40,7 +41,9 @@ def current() -> Courier:
 
 
 class Courier:
-    """Delivers on an event loop in a thread of its own: a receiver that hangs costs a connection, not a thread."""
+    """Delivers on an event loop in a thread of its own: a receiver that hangs costs a
+    connection, not a thread.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,9 @@ class Courier:
         max_retries: int | None = None,
         largest_payload: int = 8 * 1024 * 1024,
     ) -> None:
-        """`max_retries`: tries after which a payload is dropped; None: never. `largest_payload`: bytes."""
+        """`max_retries`: tries after which a payload is dropped; None: never.
+        `largest_payload`: bytes.
+        """
         self._outbox = outbox
         self._receivers = receivers
         self._poster = poster
@@ -66,7 +71,9 @@ class Courier:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """At its end waits for the payloads on their way, as long as a try takes; what waits stays in Redis."""
+        """At its end waits for the payloads on their way, as long as a try takes; what waits
+        stays in Redis.
+        """
         loop = self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="courier-loop", daemon=True)
         thread.start()
@@ -80,17 +87,23 @@ class Courier:
             self._redis_threads.shutdown(wait=False, cancel_futures=True)
 
     def offer(self, due: Due) -> None:
-        """Delivers the outbox as soon as there is a place for it; returns at once. For any thread, while it runs."""
+        """Delivers the outbox as soon as there is a place for it; returns at once. For any
+        thread, while it runs.
+        """
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._places.offer, due)
 
     def renew_locks(self) -> None:
-        """To be called well within the lock's time: a payload on a slow line must not be sent beside itself."""
+        """To be called well within the lock's time: a payload on a slow line must not be sent
+        beside itself.
+        """
         for delivery in list(self._on_their_way.values()):
             self._outbox.renew(delivery)
 
     async def deliver(self, outbox_id: str) -> None:
-        """Delivers the outbox's payloads that are due; does nothing when none is or another process delivers it."""
+        """Delivers the outbox's payloads that are due; does nothing when none is or another
+        process delivers it.
+        """
         until = time.monotonic() + TURN_S
         try:
             while time.monotonic() < until:
@@ -116,16 +129,24 @@ class Courier:
     def _end(self, delivery: Delivery, result: Result) -> bool:
         payload_id = delivery.payload_id
         # Until Redis has it: the receiver must not be sent again what it has taken.
-        if result.end is End.TAKEN and not until_redis_answers(lambda: self._outbox.delivered(delivery)):
-            logger.warning("payload %s was delivered late; its receiver may see it again", payload_id)
+        if result.end is End.TAKEN and not until_redis_answers(
+            lambda: self._outbox.delivered(delivery)
+        ):
+            logger.warning(
+                "payload %s was delivered late; its receiver may see it again", payload_id
+            )
         if result.end is End.SILENT:
             until_redis_answers(lambda: self._receivers.silent(delivery.receiver))
         elif result.end is not End.FORBIDDEN:
             until_redis_answers(lambda: self._receivers.answered(delivery.receiver))
         if result.end is End.TAKEN:
             return True
-        if result.end is End.TOO_LARGE and until_redis_answers(lambda: self._outbox.halved(delivery, result.said)):
-            logger.warning("payload %s is too large and goes in halves: %s", payload_id, result.details)
+        if result.end is End.TOO_LARGE and until_redis_answers(
+            lambda: self._outbox.halved(delivery, result.said)
+        ):
+            logger.warning(
+                "payload %s is too large and goes in halves: %s", payload_id, result.details
+            )
             return True
         tries, details = delivery.failures + 1, f"{redacted(delivery.url)}: {result.details}"
         if self._max_retries is not None and tries >= self._max_retries:
@@ -133,7 +154,13 @@ class Courier:
             until_redis_answers(lambda: self._outbox.dropped(delivery, result.said))
             return False
         wait_s = until_redis_answers(lambda: self._outbox.failed(delivery, result.said))
-        logger.warning("payload %s not delivered (try %d, next in %.1f s): %s", payload_id, tries, wait_s, details)
+        logger.warning(
+            "payload %s not delivered (try %d, next in %.1f s): %s",
+            payload_id,
+            tries,
+            wait_s,
+            details,
+        )
         return False
 
     async def _close(self) -> None:

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from poc_core.state.outbox import Due
+from poc_core.state.delivery.outbox import Due
 
-# Deliveries under way at the same time, of rounds and of jobs: jobs' receivers that hang never take a round's places.
+# Deliveries under way at the same time, of rounds and of jobs: jobs' receivers that hang never take
+# a round's places.
 ROUND_PLACES = 16
 JOB_PLACES = 48
-# Of these, for one receiver, and the share of all receivers of one host: it may have any number of ports.
+# Of these, for one receiver, and the share of all receivers of one host: it may have any number of
+# ports.
 RECEIVER_PLACES = 4
 HOST_SHARE = 0.5
 # Bytes of payloads in memory, of rounds and of jobs. One is always delivered, whatever its size.
@@ -20,9 +22,13 @@ MOST_BYTES = 128 * 1024 * 1024
 
 
 class Places:
-    """Starts the delivery of what it is offered as soon as there is a place for it. For one event loop."""
+    """Starts the delivery of what it is offered as soon as there is a place for it. For one
+    event loop.
+    """
 
-    def __init__(self, deliver: Callable[[str], Coroutine[Any, Any, None]], largest_payload: int) -> None:
+    def __init__(
+        self, deliver: Callable[[str], Coroutine[Any, Any, None]], largest_payload: int
+    ) -> None:
         """`largest_payload`: bytes, of a round's payload; a job's is whatever waits."""
         self._deliver = deliver
         self._largest_payload = largest_payload
@@ -32,13 +38,17 @@ class Places:
         self._is_open = True
 
     def offer(self, due: Due) -> None:
-        """To be called on the loop's thread. One that waits already, or is on its way, changes nothing."""
+        """To be called on the loop's thread. One that waits already, or is on its way, changes
+        nothing.
+        """
         if due.outbox_id not in self._under_way:
             self._waiting.setdefault(due.outbox_id, due)
             self._start()
 
     async def close(self, timeout_s: float) -> None:
-        """Starts nothing more, waits for what is on its way, and gives up what is still there then."""
+        """Starts nothing more, waits for what is on its way, and gives up what is still there
+        then.
+        """
         self._is_open = False
         tasks = list(self._tasks)
         if tasks:
@@ -60,7 +70,11 @@ class Places:
             kind, size = due.is_round, self._size(due)
             receiver, host = (kind, due.receiver), (kind, _host(due))
             most = ROUND_PLACES if kind else JOB_PLACES
-            if places[kind] >= most or receivers[receiver] >= RECEIVER_PLACES or hosts[host] >= HOST_SHARE * most:
+            if (
+                places[kind] >= most
+                or receivers[receiver] >= RECEIVER_PLACES
+                or hosts[host] >= HOST_SHARE * most
+            ):
                 continue
             if sizes[kind] and sizes[kind] + size > MOST_BYTES:
                 continue

@@ -13,18 +13,23 @@ import httpx
 
 from poc_core.callbacks import Address, CallbackPolicy, literal_address, redacted, without_secret
 from poc_core.errors import ForbiddenReceiverError
-from poc_core.state.outbox import Delivery
+from poc_core.state.delivery.outbox import Delivery
 
 # Seconds a try may take, from the name's resolution to the status line (protocol.md, section 6).
 DEADLINE_S = 10.0
-# Seconds for a connection, where the receiver's name has several addresses: the next one is to have its turn.
+# Seconds for a connection, where the receiver's name has several addresses: the next one is to have
+# its turn.
 _CONNECT_S = 3.0
 # Bytes that are handed to a connection at a time.
 _PIECE = 64 * 1024
 
-# What anybody may read of a receiver that did not answer. Whether its port was closed or nobody lives there is for the
-# log alone: a stranger who may choose urls would learn what listens in the operator's network.
-UNREACHABLE = f"The receiver could not be reached or did not answer within {DEADLINE_S:g} s; see the courier's log."
+# What anybody may read of a receiver that did not answer. Whether its port was closed or nobody
+# lives there is for the log alone: a stranger who may choose urls would learn what listens in the
+# operator's network.
+UNREACHABLE = (
+    f"The receiver could not be reached or did not answer within {DEADLINE_S:g} s; see the"
+    " courier's log."
+)
 
 # Looks a name up in a thread: (name, port) -> what socket.getaddrinfo returns.
 Lookup = Callable[[str, int], Sequence[tuple[Any, ...]]]
@@ -67,8 +72,11 @@ class Poster:
         self._own_ports = own_ports
         self._lookup = lookup
         self._deadline_s = deadline_s
-        # Names that nobody answers for hold threads for long: those of jobs must not hold up a round's.
-        self._threads = {is_round: ThreadPoolExecutor(16, "courier-names") for is_round in (True, False)}
+        # Names that nobody answers for hold threads for long: those of jobs must not hold up a
+        # round's.
+        self._threads = {
+            is_round: ThreadPoolExecutor(16, "courier-names") for is_round in (True, False)
+        }
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -82,13 +90,19 @@ class Poster:
             async with asyncio.timeout(self._deadline_s):
                 status = await self._status(delivery, sending)
         except ForbiddenReceiverError as error:
-            return Result(End.FORBIDDEN, "The receiver's address is not allowed (POC_CALLBACK_ALLOW).", str(error))
+            return Result(
+                End.FORBIDDEN,
+                "The receiver's address is not allowed (POC_CALLBACK_ALLOW).",
+                str(error),
+            )
         except TimeoutError:
             if 0 < sending.n_sent < len(delivery.body):
                 details = f"{sending.n_sent} of {len(delivery.body)} bytes were sent in time"
                 return Result(End.TOO_LARGE, UNREACHABLE, details)
             return Result(End.SILENT, UNREACHABLE, f"no answer within {self._deadline_s:g} s")
-        except Exception as error:  # not all are httpx's own: a url or host name can be bad in many ways
+        except (
+            Exception
+        ) as error:  # not all are httpx's own: a url or host name can be bad in many ways
             details = without_secret(f"{type(error).__name__}: {error}", delivery.url)
             return Result(End.SILENT, UNREACHABLE, details)
         if 200 <= status < 300:
@@ -106,11 +120,18 @@ class Poster:
         for address in addresses:
             try:
                 self._policy.check(host, address, port, own_ports)
-                # The address that was checked is the one that is connected to: the name is not looked up again.
-                connect_s = self._deadline_s if address is addresses[-1] else min(self._deadline_s, _CONNECT_S)
+                # The address that was checked is the one that is connected to: the name is not
+                # looked up again.
+                connect_s = (
+                    self._deadline_s
+                    if address is addresses[-1]
+                    else min(self._deadline_s, _CONNECT_S)
+                )
                 return await self._exchange(delivery, url, host, address, connect_s, sending)
             except (httpx.ConnectError, httpx.ConnectTimeout, ForbiddenReceiverError) as error:
-                if not isinstance(error, ForbiddenReceiverError) or isinstance(problem, ForbiddenReceiverError):
+                if not isinstance(error, ForbiddenReceiverError) or isinstance(
+                    problem, ForbiddenReceiverError
+                ):
                     problem = error
         raise problem
 
@@ -124,7 +145,13 @@ class Poster:
         return list(dict.fromkeys(address for address in addresses if address is not None))
 
     async def _exchange(
-        self, delivery: Delivery, url: httpx.URL, host: str, address: Address, connect_s: float, sending: _Sending
+        self,
+        delivery: Delivery,
+        url: httpx.URL,
+        host: str,
+        address: Address,
+        connect_s: float,
+        sending: _Sending,
     ) -> int:
         headers = {
             "Host": url.netloc.decode(),
@@ -132,21 +159,26 @@ class Poster:
             "Content-Length": str(len(delivery.body)),
             "X-Payload-Id": delivery.payload_id,
         }
-        # A stream, because the status is all that matters: a body without end must not hold the courier.
+        # A stream, because the status is all that matters: a body without end must not hold the
+        # courier.
         async with self._client.stream(
             "POST",
             url.copy_with(host=str(address), username="", password=""),
             content=sending.pieces(),
             headers=headers,
             auth=httpx.BasicAuth(url.username, url.password) if url.userinfo else None,
-            timeout=httpx.Timeout(None, connect=connect_s),  # the rest has the deadline of the whole try
+            timeout=httpx.Timeout(
+                None, connect=connect_s
+            ),  # the rest has the deadline of the whole try
             extensions={"sni_hostname": host} if literal_address(host) is None else {},
         ) as response:
             return response.status_code
 
 
 class _Sending:
-    """A body on its way, piece by piece, so that it is known whether the receiver may have all of it."""
+    """A body on its way, piece by piece, so that it is known whether the receiver may have all
+    of it.
+    """
 
     def __init__(self, body: bytes) -> None:
         self._body = memoryview(body)

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
-from poc_core.state.outbox import Outbox
+from poc_core.state.delivery.outbox import Outbox
 from workers.courier.courier import Courier
 
 logger = logging.getLogger(__name__)
@@ -23,13 +23,19 @@ TICK_S = 0.25
 
 
 class Ticker:
-    """A thread that queues a delivery for every outbox that is due, and holds the locks of those on their way.
+    """A thread that queues a delivery for every outbox that is due, and holds the locks of those on
+    their way.
 
-    An outbox has one message at a time, whatever the number of couriers: Redis knows which are announced.
+    An outbox has one message at a time, whatever the number of couriers: Redis knows which are
+    announced.
     """
 
     def __init__(
-        self, outbox: Outbox, app: Celery, courier: Courier, look_around: Callable[[], object] = lambda: None
+        self,
+        outbox: Outbox,
+        app: Celery,
+        courier: Courier,
+        look_around: Callable[[], object] = lambda: None,
     ) -> None:
         """`look_around()` is called every few seconds."""
         self._outbox = outbox

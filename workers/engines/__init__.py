@@ -1,4 +1,6 @@
-"""The engines. Each is imported only when asked for: a worker with one needs not what another imports."""
+"""The engines. Each is imported only when asked for: a worker with one needs not what another
+imports.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -28,5 +30,6 @@ def load_engine(options: "EngineOptions", rpc_timeout_s: float = 60.0) -> "Engin
         return SyntheticEngine(options)
     except ModuleNotFoundError as error:
         raise ProoflineError(
-            f"The {options.engine} engine needs {error.name}, which is not installed here; `make setup` installs it."
+            f"The {options.engine} engine needs {error.name}, which is not installed here; `make"
+            " setup` installs it."
         ) from error

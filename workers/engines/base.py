@@ -1,4 +1,6 @@
-"""What an engine is to the rest of Proofline: a loaded model that runs slices of proof micro-batches."""
+"""What an engine is to the rest of Proofline: a loaded model that runs slices of proof
+micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,16 @@ if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
     from workers.engines.profile import RankProfile
 
-__all__ = ["Begin", "Engine", "EngineLostError", "EngineMemoryError", "Slice", "Tick", "TickResult", "WholeBatchEngine"]
+__all__ = [
+    "Begin",
+    "Engine",
+    "EngineLostError",
+    "EngineMemoryError",
+    "Slice",
+    "Tick",
+    "TickResult",
+    "WholeBatchEngine",
+]
 
 
 class Engine(ABC):
@@ -41,19 +52,25 @@ class Engine(ABC):
 
     @cached_property
     def flight_ids(self) -> Iterator[int]:
-        """For micro-batches: each has its own, as times of one that ended may come with the next one's."""
+        """For micro-batches: each has its own, as times of one that ended may come with the
+        next one's.
+        """
         return itertools.count()
 
     @abstractmethod
     def tick(self, tick: Tick) -> TickResult:
-        """EngineLostError: see there. EngineMemoryError: all micro-batches must begin anew, smaller. Other
-        ProoflineErrors: the engine could not, and has forgotten all micro-batches too."""
+        """EngineLostError: see there. EngineMemoryError: all micro-batches must begin anew,
+        smaller. Other ProoflineErrors: the engine could not, and has forgotten all
+        micro-batches too.
+        """
 
-    def compute(self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None) -> list[JsonValue]:
+    def compute(
+        self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
+    ) -> list[JsonValue]:
         """One value per nonce, in order; None for a nonce that the model gave no finite state for.
 
-        For callers who have the engine for themselves. `plan`: how micro-batches are cut; None: not at all. SpecError:
-        this model cannot follow the spec.
+        For callers who have the engine for themselves. `plan`: how micro-batches are cut; None: not
+        at all. SpecError: this model cannot follow the spec.
         """
         return compute_all(self, spec, nonces, plan)
 
@@ -65,12 +82,15 @@ class Engine(ABC):
         return []
 
     def check(self) -> None:
-        """EngineLostError when the engine was lost while it had nothing to do. From any thread, at any time."""
+        """EngineLostError when the engine was lost while it had nothing to do. From any thread,
+        at any time.
+        """
         return
 
     def pulse(self) -> Pulse:
-        """Whether the engine goes on; asked every few seconds by one thread. An engine that cannot tell waits for
-        nothing."""
+        """Whether the engine goes on; asked every few seconds by one thread. An engine that
+        cannot tell waits for nothing.
+        """
         return Pulse()
 
     def unfinished_chat(self) -> int:
@@ -78,7 +98,8 @@ class Engine(ABC):
         return 0
 
     def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
-        """Serves OpenAI's API on a free port of `host`, every request through the gate. None: it has no chat.
+        """Serves OpenAI's API on a free port of `host`, every request through the gate. None: it
+        has no chat.
 
         `secret`: what requests must have as GATEWAY_SECRET_HEADER; None: nothing.
         """
@@ -96,13 +117,21 @@ class Engine(ABC):
             raise SpecError(refusal)
         most = min(info.max_seq_len, info.max_batch_tokens)
         if not 1 <= spec.seq_len <= most:
-            raise SpecError(f"seq_len must be from 1 to {most} for model {info.name}, not {spec.seq_len}.")
-        if passes.rows > most or passes.positions > info.max_seq_len:
-            raise SpecError(f"A nonce has {passes.positions} positions; the model {info.name} takes {most}.")
-        if passes.steps and info.kept_tokens is not None and info.kept_by_nonce(passes.positions) > info.kept_tokens:
             raise SpecError(
-                f"A nonce has {passes.positions} positions; there is memory to keep {info.kept_tokens} "
-                "(--decode-memory-gb)."
+                f"seq_len must be from 1 to {most} for model {info.name}, not {spec.seq_len}."
+            )
+        if passes.rows > most or passes.positions > info.max_seq_len:
+            raise SpecError(
+                f"A nonce has {passes.positions} positions; the model {info.name} takes {most}."
+            )
+        if (
+            passes.steps
+            and info.kept_tokens is not None
+            and info.kept_by_nonce(passes.positions) > info.kept_tokens
+        ):
+            raise SpecError(
+                f"A nonce has {passes.positions} positions; there is memory to keep"
+                f" {info.kept_tokens} (--decode-memory-gb)."
             )
 
 

@@ -1,4 +1,6 @@
-"""Which module of a model holds its decoder layers, and of which models the network reflects them."""
+"""Which module of a model holds its decoder layers, and of which models the network reflects
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,35 @@ from workers.engines.kinds import LayerReflections
 from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 
 # Parts of a path that lead to another tower than the one that writes text.
-_OTHER_TOWERS = ("vision", "visual", "image", "video", "audio", "speech", "tower", "encoder", "vit", "mtp", "draft")
+_OTHER_TOWERS = (
+    "vision",
+    "visual",
+    "image",
+    "video",
+    "audio",
+    "speech",
+    "tower",
+    "encoder",
+    "vit",
+    "mtp",
+    "draft",
+)
 
 
 @dataclass(frozen=True)
 class DecoderLayers:
-    """The decoder layers in order: global index = index in the list, also under pipeline parallelism."""
+    """The decoder layers in order: global index = index in the list, also under pipeline
+    parallelism.
+    """
 
     modules: nn.ModuleList
     path: str  # from the model
     reflected: bool  # whether a scheme that transforms layers is to transform these
 
 
-def find_decoder_layers(model: nn.Module, n_layers: int, reflections: LayerReflections) -> DecoderLayers:
+def find_decoder_layers(
+    model: nn.Module, n_layers: int, reflections: LayerReflections
+) -> DecoderLayers:
     """The model's decoder layers. LookupError: it has none, or it cannot be told which they are."""
     path = _path(model, n_layers)
     modules = _at(model, path)
@@ -32,8 +50,9 @@ def find_decoder_layers(model: nn.Module, n_layers: int, reflections: LayerRefle
 
 
 def n_routed_tokens(text_config: Any) -> int | None:
-    """The vocabulary of a model whose first layers choose their experts by token id, which proofs then need beside
-    their inputs (protocol.md, section 2.1). None: it chooses none so."""
+    """The vocabulary of a model whose first layers choose their experts by token id, which
+    proofs then need beside their inputs (protocol.md, section 2.1). None: it chooses none so.
+    """
     return int(text_config.vocab_size) if text_config.model_type == "deepseek_v4" else None
 
 
@@ -51,18 +70,28 @@ def _path(model: nn.Module, n_layers: int) -> str:
     if len(found) == 1:
         (only,) = found
         return str(only)
-    why = f"{len(found)} lists of {n_layers} layers ({', '.join(found)})" if found else f"no list of {n_layers} layers"
+    why = (
+        f"{len(found)} lists of {n_layers} layers ({', '.join(found)})"
+        if found
+        else f"no list of {n_layers} layers"
+    )
     raise LookupError(
-        f"{type(model).__name__} has {why}, so its decoder layers cannot be told; proofs cannot be computed with this "
-        "model"
+        f"{type(model).__name__} has {why}, so its decoder layers cannot be told; proofs cannot be"
+        " computed with this model"
     )
 
 
 def _is_elsewhere(path: str) -> bool:
-    """Whether a list of modules cannot be the decoder's: it is inside a layer or a tower for other things than text."""
+    """Whether a list of modules cannot be the decoder's: it is inside a layer or a tower for
+    other things than text.
+    """
     *parents, own = path.split(".")
     in_a_layer = any(part.isdecimal() for part in parents)
-    return in_a_layer or own not in ("layers", "h", "blocks") or any(tower in path for tower in _OTHER_TOWERS)
+    return (
+        in_a_layer
+        or own not in ("layers", "h", "blocks")
+        or any(tower in path for tower in _OTHER_TOWERS)
+    )
 
 
 def _at(model: nn.Module, path: str) -> nn.ModuleList | None:

@@ -1,4 +1,6 @@
-"""What an engine and its number format may be called. Apart from the options, for a quick `proofline --help`."""
+"""What an engine and its number format may be called. Apart from the options, for a quick
+`proofline --help`.
+"""
 
 from typing import Literal
 

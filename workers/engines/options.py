@@ -1,4 +1,6 @@
-"""What an operator says about an engine: read once by a command, handed on whole from process to process as JSON."""
+"""What an operator says about an engine: read once by a command, handed on whole from process
+to process as JSON.
+"""
 
 from typing import Self
 
@@ -19,8 +21,11 @@ class EngineOptions(BaseModel):
     dtype: Dtype = "auto"  # of the weights; auto: the checkpoint's
     tensor_parallel: int = Field(1, ge=1)
     pipeline_parallel: int = Field(1, ge=1)
-    max_batch_tokens: int | None = Field(None, ge=1)  # tokens of one forward; None: the engine's own default
-    # GB of each device in which the steps of decode proofs keep keys and values; None: a share of what is free
+    max_batch_tokens: int | None = Field(
+        None, ge=1
+    )  # tokens of one forward; None: the engine's own default
+    # GB of each device in which the steps of decode proofs keep keys and values; None: a share of
+    # what is free
     decode_memory_gb: float | None = Field(None, ge=0)
     synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
     layer_reflections: LayerReflections = "fleet"
@@ -33,7 +38,8 @@ class EngineOptions(BaseModel):
     def _leave_vllm_its_own(self) -> Self:
         if self.engine != "vllm" and (self.n_devices > 1 or self.vllm_args):
             raise OptionsError(
-                f"Parallelism and arguments after -- are vLLM's; the {self.engine} engine takes neither."
+                f"Parallelism and arguments after -- are vLLM's; the {self.engine} engine takes"
+                " neither."
             )
         return self
 

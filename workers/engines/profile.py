@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 class Kernel:
     """What ran under one name: a kernel of a GPU, an operation of a CPU."""
 
-    step: str  # inputs, reflections, tail or norms where it belongs to that step of a micro-batch; else empty
+    # inputs, reflections, tail or norms where it belongs to that step of a micro-batch; else empty
+    step: str
     name: str
     seconds: float  # all its runs together
 
 
 @dataclass(frozen=True)
 class RankProfile:
-    """One micro-batch on one of the engine's devices (on a CPU: processes), its layers in one go."""
+    """One micro-batch on one of the engine's devices (on a CPU: processes), its layers in one
+    go.
+    """
 
     device: str
     first_layer: int  # of those it has; the same for all ranks of a pipeline stage

@@ -1,4 +1,6 @@
-"""Experts that a seed chooses in the place of a model's gate, in models of the transformers library."""
+"""Experts that a seed chooses in the place of a model's gate, in models of the transformers
+library.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from poc_core.decode.routing import forced_logits
 from poc_core.errors import SpecError
+from poc_core.schemes.decode.routing import forced_logits
 
 FirstExperts = Callable[[int, int], Tensor | None]
 """(index of the layer of experts, number of experts) -> the first expert of each row, int64 (rows,)."""
@@ -30,7 +32,8 @@ def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 @contextmanager
 def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) -> Iterator[None]:
-    """Within, each gate's logits are those that lead to the seeded experts; what follows of them is the model's own.
+    """Within, each gate's logits are those that lead to the seeded experts; what follows of them is
+    the model's own.
 
     SpecError: a gate that computes its logits in a way that is not known.
     """
@@ -40,7 +43,9 @@ def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) 
         yield
 
 
-def _seed(gate: nn.Module, index: int, top_k: int, first_experts: FirstExperts) -> Callable[[], None]:
+def _seed(
+    gate: nn.Module, index: int, top_k: int, first_experts: FirstExperts
+) -> Callable[[], None]:
     """Until the function that it returns is called."""
     plain = gate.forward
 
@@ -48,7 +53,10 @@ def _seed(gate: nn.Module, index: int, top_k: int, first_experts: FirstExperts) 
         with _ForcedLogits(lambda n_experts: first_experts(index, n_experts), top_k) as mode:
             output = plain(*args, **kwargs)
         if not mode.forced:
-            raise SpecError(f"The experts of {type(gate).__name__} cannot be seeded: decode proofs need a linear gate.")
+            raise SpecError(
+                f"The experts of {type(gate).__name__} cannot be seeded: decode proofs need a"
+                " linear gate."
+            )
         return output
 
     gate.forward = forward
@@ -70,6 +78,8 @@ class _ForcedLogits(TorchFunctionMode):
             self.forced = True
             first = self._first_experts(output.shape[-1])
             if first is not None:
-                logits = forced_logits(first.reshape(-1), output.shape[-1], self._top_k, output.dtype)
+                logits = forced_logits(
+                    first.reshape(-1), output.shape[-1], self._top_k, output.dtype
+                )
                 return logits.view_as(output)
         return output

@@ -1,4 +1,6 @@
-"""For load tests only: no model, no proof. Takes a set time a batch; no verifier accepts its numbers."""
+"""For load tests only: no model, no proof. Takes a set time a batch; no verifier accepts its
+numbers.
+"""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +20,9 @@ _MAX_SEQUENCES = 32
 
 
 class SyntheticEngine(WholeBatchEngine):
-    """Sleeps `synthetic_step_ms` a micro-batch, whatever its size; values follow from spec and nonce alone."""
+    """Sleeps `synthetic_step_ms` a micro-batch, whatever its size; values follow from spec and
+    nonce alone.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         self._step_s = options.synthetic_step_ms / 1000

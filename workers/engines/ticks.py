@@ -13,16 +13,21 @@ from poc_core.records import ModelInfo, ProofSpec
 
 
 class EngineLostError(ProoflineError):
-    """The engine cannot be used any more; its process must exit so that its supervisor starts another."""
+    """The engine cannot be used any more; its process must exit so that its supervisor starts
+    another.
+    """
 
 
 class EngineMemoryError(ProoflineError):
-    """The device had too little memory for a micro-batch; the engine lives, and has forgotten all micro-batches."""
+    """The device had too little memory for a micro-batch; the engine lives, and has forgotten
+    all micro-batches.
+    """
 
 
 class PassOrder(NamedTuple):
-    """How the passes of a micro-batch of `n` nonces are numbered: the forwards of all rows come first, one for each
-    `part` nonces, and then its steps, of all nonces each."""
+    """How the passes of a micro-batch of `n` nonces are numbered: the forwards of all rows come
+    first, one for each `part` nonces, and then its steps, of all nonces each.
+    """
 
     n: int
     part: int
@@ -38,11 +43,16 @@ class PassOrder(NamedTuple):
 
     def members(self, step: int) -> range:
         """Places of the nonces that a pass computes."""
-        return range(step * self.part, min((step + 1) * self.part, self.n)) if step < self.n_parts else range(self.n)
+        return (
+            range(step * self.part, min((step + 1) * self.part, self.n))
+            if step < self.n_parts
+            else range(self.n)
+        )
 
 
 class Slice(NamedTuple):
-    """A run of decoder layers [first, end) of one micro-batch, all of one pipeline stage, in one of its passes.
+    """A run of decoder layers [first, end) of one micro-batch, all of one pipeline stage, in one of
+    its passes.
 
     Or several passes [step, until) of a model that has no other stage, each through all its layers.
     """
@@ -78,9 +88,13 @@ class Tick:
 class TickResult:
     """What ended since the tick before, of whichever tick."""
 
-    refused: Mapping[int, str] = field(default_factory=dict)  # micro-batches whose spec the model cannot follow: why
+    refused: Mapping[int, str] = field(
+        default_factory=dict
+    )  # micro-batches whose spec the model cannot follow: why
     ran: Sequence[tuple[Slice, float]] = ()  # seconds that each kept its stage from other work
-    values: Mapping[int, Sequence[JsonValue]] = field(default_factory=dict)  # one per nonce; None: no finite state
+    values: Mapping[int, Sequence[JsonValue]] = field(
+        default_factory=dict
+    )  # one per nonce; None: no finite state
 
 
 class Ticking(Protocol):

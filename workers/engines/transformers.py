@@ -1,4 +1,6 @@
-"""The second opinion: the same proof through Hugging Face's model code, on CPU or one GPU, without vLLM."""
+"""The second opinion: the same proof through Hugging Face's model code, on CPU or one GPU,
+without vLLM.
+"""
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,24 +13,28 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from poc_core.decode.codebook import choose_codebook
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import PrefillScheme, Scheme, SteppedBatch, SteppedScheme
+from poc_core.schemes.decode.codebook import choose_codebook
 from workers.engines.base import EngineLostError, EngineMemoryError, WholeBatchEngine
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.options import EngineOptions
 from workers.engines.seeded_routing import gates, seeded
 
-# Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large model beside
-# its weights.
+# Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large
+# model beside its weights.
 _MAX_BATCH_TOKENS = 8192
 
-# Specs whose scheme is kept: a scheme holds a vector per layer, or for distances a matrix (8192, hidden).
+# Specs whose scheme is kept: a scheme holds a vector per layer, or for distances a matrix (8192,
+# hidden).
 _MAX_SCHEMES = 4
 
-_NO_CHAINS = "Decode proofs cannot be computed with this model by transformers yet: it chooses experts by token."
+_NO_CHAINS = (
+    "Decode proofs cannot be computed with this model by transformers yet: it chooses experts by"
+    " token."
+)
 
 _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -41,12 +47,20 @@ class TransformersEngine(WholeBatchEngine):
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
             config = AutoConfig.from_pretrained(options.model).get_text_config()
-            loaded = AutoModel.from_pretrained(options.model, dtype=_DTYPES.get(options.dtype, "auto"))
-        except (OSError, ValueError, ImportError) as error:  # the last where a number format wants another library
+            loaded = AutoModel.from_pretrained(
+                options.model, dtype=_DTYPES.get(options.dtype, "auto")
+            )
+        except (
+            OSError,
+            ValueError,
+            ImportError,
+        ) as error:  # the last where a number format wants another library
             raise ProoflineError(f"Cannot load the model {options.model!r}: {error}") from error
         self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)
         try:
-            found = find_decoder_layers(self._model, config.num_hidden_layers, options.layer_reflections)
+            found = find_decoder_layers(
+                self._model, config.num_hidden_layers, options.layer_reflections
+            )
         except LookupError as error:
             raise ProoflineError(f"{error}; use the vllm engine.") from error
         self._layers = list(found.modules)
@@ -80,11 +94,14 @@ class TransformersEngine(WholeBatchEngine):
         except torch.OutOfMemoryError as error:
             raise EngineMemoryError(str(error).splitlines()[0]) from error
         except torch.AcceleratorError as error:
-            raise EngineLostError(f"The accelerator failed ({error}); restart the worker.") from error
+            raise EngineLostError(
+                f"The accelerator failed ({error}); restart the worker."
+            ) from error
 
     def run_steps(self, batch: SteppedBatch, one_forward: bool = True) -> list[JsonValue]:
-        """The values of a micro-batch that goes on step by step. `one_forward`: without steps, where their inputs are
-        known."""
+        """The values of a micro-batch that goes on step by step. `one_forward`: without steps,
+        where their inputs are known.
+        """
         whole = batch.whole() if one_forward else None
         cache, n_seen = None, 0
 
@@ -115,8 +132,13 @@ class TransformersEngine(WholeBatchEngine):
 
     def _finish(self, scheme: PrefillScheme, nonces: Sequence[int]) -> list[JsonValue]:
         ids = None if self._vocab_size is None else scheme.token_ids(nonces, self._vocab_size)
-        with _given_token_ids(self._layers, ids), _transformed_layers(self._layers if self._reflected else (), scheme):
-            state = self._model(inputs_embeds=scheme.inputs(nonces), use_cache=False).last_hidden_state
+        with (
+            _given_token_ids(self._layers, ids),
+            _transformed_layers(self._layers if self._reflected else (), scheme),
+        ):
+            state = self._model(
+                inputs_embeds=scheme.inputs(nonces), use_cache=False
+            ).last_hidden_state
         return scheme.finish(nonces, state[:, -1])
 
     def _scheme(self, spec: ProofSpec) -> Scheme:
@@ -152,7 +174,9 @@ def _given_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterato
 
 @contextmanager
 def _stepped_layers(layers: Sequence[nn.Module], batch: SteppedBatch) -> Iterator[None]:
-    """As _transformed_layers, for a micro-batch that goes on step by step. Reflections are linear."""
+    """As _transformed_layers, for a micro-batch that goes on step by step. Reflections are
+    linear.
+    """
     with ExitStack() as exits:
         for index, layer in enumerate(layers):
             exits.callback(_replace_output(layer, partial(_transform_output, batch, index)).remove)
@@ -161,7 +185,9 @@ def _stepped_layers(layers: Sequence[nn.Module], batch: SteppedBatch) -> Iterato
 
 @contextmanager
 def _transformed_layers(layers: Sequence[nn.Module], scheme: Scheme) -> Iterator[None]:
-    """Within: each layer's output is transformed by the scheme. The model is as before afterwards."""
+    """Within: each layer's output is transformed by the scheme. The model is as before
+    afterwards.
+    """
     handles = []
     if scheme.transforms_layers:
         for index, layer in enumerate(layers):
@@ -174,16 +200,20 @@ def _transformed_layers(layers: Sequence[nn.Module], scheme: Scheme) -> Iterator
             handle.remove()
 
 
-def _transform_sum(layer: nn.Module, index: int, scheme: Scheme) -> list[torch.utils.hooks.RemovableHandle]:
+def _transform_sum(
+    layer: nn.Module, index: int, scheme: Scheme
+) -> list[torch.utils.hooks.RemovableHandle]:
     return [_replace_output(layer, lambda x: scheme.transform_layer(index, x))]
 
 
-def _transform_terms(layer: nn.Module, index: int, scheme: Scheme) -> list[torch.utils.hooks.RemovableHandle]:
-    """Transforms apart the two terms of the layer's output that vLLM's layers return: (hidden_states,
-    residual).
+def _transform_terms(
+    layer: nn.Module, index: int, scheme: Scheme
+) -> list[torch.utils.hooks.RemovableHandle]:
+    """Transforms apart the two terms of the layer's output that vLLM's layers return:
+    (hidden_states, residual).
 
-    hidden_states is what the layer adds last, the output of the direct submodule that runs last (the MLP, or
-    the norm that follows it in some models); residual is the rest.
+    hidden_states is what the layer adds last, the output of the direct submodule that runs last
+    (the MLP, or the norm that follows it in some models); residual is the rest.
     """
     last: list[Tensor] = []
 
@@ -192,7 +222,9 @@ def _transform_terms(layer: nn.Module, index: int, scheme: Scheme) -> list[torch
 
     def transform(x: Tensor) -> Tensor:
         hidden_states = last.pop().view_as(x)
-        return scheme.transform_layer(index, hidden_states) + scheme.transform_layer(index, x - hidden_states)
+        return scheme.transform_layer(index, hidden_states) + scheme.transform_layer(
+            index, x - hidden_states
+        )
 
     handles = [child.register_forward_hook(remember) for child in layer.children()]
     return [*handles, _replace_output(layer, transform)]
@@ -203,10 +235,14 @@ def _transform_output(batch: SteppedBatch, layer: int, x: Tensor) -> Tensor:
     return after
 
 
-def _replace_output(layer: nn.Module, transform: Callable[[Tensor], Tensor]) -> torch.utils.hooks.RemovableHandle:
+def _replace_output(
+    layer: nn.Module, transform: Callable[[Tensor], Tensor]
+) -> torch.utils.hooks.RemovableHandle:
     """Some architectures' layers return a tensor, others a tuple that starts with it."""
 
-    def hook(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    def hook(
+        module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]
+    ) -> Tensor | tuple[Tensor, ...]:
         if isinstance(output, tuple):
             return (transform(output[0]), *output[1:])
         return transform(output)

@@ -1,4 +1,6 @@
-"""The Celery application of the workers, also what Flower and `celery -A workers.queue.app` are given."""
+"""The Celery application of the workers, also what Flower and `celery -A workers.queue.app` are
+given.
+"""
 
 from celery import Celery
 

@@ -10,42 +10,51 @@ from redis.exceptions import ConnectionError
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two tries to reach a Redis that is away. Left alone, Celery's pause grows to 30 s, in which a node
-# whose Redis is back does nothing.
+# Seconds between two tries to reach a Redis that is away. Left alone, Celery's pause grows to 30 s,
+# in which a node whose Redis is back does nothing.
 _RECONNECT_S = 2.0
 
-# Seconds after a worker's end for which Redis knows its own queue: each worker has a new one, and they would add up.
+# Seconds after a worker's end for which Redis knows its own queue: each worker has a new one, and
+# they would add up.
 _QUEUE_OF_ONE_S = 3600
 
 
 class _Channel(kombu_redis.Channel):
     """Celery 5.7 gives a broken connection up while tasks still have messages of it.
 
-    To acknowledge one or to put it back, kombu's channel wants to connect anew, finds no address, and its
-    AttributeError ends the whole worker. Such a message may as well stay: it comes back after the visibility timeout,
-    and the task that it brings finds its work done.
+    To acknowledge one or to put it back, kombu's channel wants to connect anew, finds no address,
+    and its AttributeError ends the whole worker. Such a message may as well stay: it comes back
+    after the visibility timeout, and the task that it brings finds its work done.
 
-    For every message that it takes or acknowledges kombu makes a new client, for which redis-py copies some 250
-    callbacks: a fifth of a worker's CPU time for a batch. One will do, as it only borrows connections from the pool.
+    For every message that it takes or acknowledges kombu makes a new client, for which redis-py
+    copies some 250 callbacks: a fifth of a worker's CPU time for a batch. One will do, as it only
+    borrows connections from the pool.
     """
 
     _client_kept: Any = None
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         if self._is_given_up:
-            logger.info("a task ended whose message came before Redis went away; the message will come again")
+            logger.info(
+                "a task ended whose message came before Redis went away; the message will come"
+                " again"
+            )
         else:
             super().basic_ack(delivery_tag, multiple)
 
     def _connparams(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_given_up:
-            raise ConnectionError("this connection was given up when Redis went away")  # Celery knows to live with it
+            raise ConnectionError(
+                "this connection was given up when Redis went away"
+            )  # Celery knows to live with it
         return super()._connparams(*args, **kwargs)
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         if asynchronous:  # such a client owns the connection that it polls
             return super()._create_client(asynchronous=True)
-        if self._client_kept is None or self._client_kept.connection_pool is not self.pool:  # closed: another pool
+        if (
+            self._client_kept is None or self._client_kept.connection_pool is not self.pool
+        ):  # closed: another pool
             self._client_kept = super()._create_client()
         return self._client_kept
 

@@ -1,4 +1,6 @@
-"""The worker's side of the Celery queues: putting work back, and seeing whether any message waits."""
+"""The worker's side of the Celery queues: putting work back, and seeing whether any message
+waits.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class JobQueue:
             together = producer.batch(max_size=_PIPELINED) if len(indexes) > 1 else nullcontext()
             with together:
                 for index in indexes:
-                    self._app.send_task(RUN_BATCH_TASK, args=[job_id, index], queue=self._name, producer=producer)
+                    self._app.send_task(
+                        RUN_BATCH_TASK, args=[job_id, index], queue=self._name, producer=producer
+                    )
 
     def is_empty(self) -> bool:
         """Whether no message waits (kombu keeps a queue as a Redis list of its name)."""

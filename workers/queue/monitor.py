@@ -1,7 +1,8 @@
 """`celery -A workers.queue.app flower`, with Flower's password for all that it serves.
 
-Flower itself gives its metrics, which tell the names of models, workers and hosts, to anyone; and it has answers of its
-own for what there is not, or by a method that a page has not. Here all get 401, but for /healthcheck, which says OK.
+Flower itself gives its metrics, which tell the names of models, workers and hosts, to anyone; and
+it has answers of its own for what there is not, or by a method that a page has not. Here all get
+401, but for /healthcheck, which says OK.
 """
 
 import sys

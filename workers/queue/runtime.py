@@ -1,4 +1,6 @@
-"""What the Celery tasks of this process work with: one runner of jobs and one of rounds per worker process."""
+"""What the Celery tasks of this process work with: one runner of jobs and one of rounds per
+worker process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What depends on vLLM's version in its caches, as compat.py for the rest: which there are, and what they hold."""
+"""What depends on vLLM's version in its caches, as compat.py for the rest: which there are, and
+what they hold.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from torch import nn
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
-# A block count that no real dimension of a KV cache has: it marks the block dimension in a backend's shape.
+# A block count that no real dimension of a KV cache has: it marks the block dimension in a
+# backend's shape.
 _BLOCK_COUNT_MARK = 1_000_003
 
 # Kinds of caches that proofs may be given own ones of, and what these hold.
@@ -26,23 +29,35 @@ _KINDS = {
 }
 
 # Number formats of caches that are all in the tensor that is bound.
-_CACHE_DTYPES = {"auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"}
+_CACHE_DTYPES = {
+    "auto",
+    "float16",
+    "bfloat16",
+    "float32",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_ds_mla",
+}
 
 _METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
 
 
 def attention_groups(runner: Any) -> Iterator[Any]:
-    """Every attention group of the model runner (old and new runner alike), over all KV cache groups."""
+    """Every attention group of the model runner (old and new runner alike), over all KV cache
+    groups.
+    """
     for groups in runner.attn_groups:
         yield from groups
 
 
 def cache_kind(group: Any) -> str | None:
-    """What the group's caches hold: "tokens", blocks of a sequence's own tokens and nothing else; "state", one block a
-    sequence, whatever its length; None: something that proofs cannot be given an own one of.
+    """What the group's caches hold: "tokens", blocks of a sequence's own tokens and nothing else;
+    "state", one block a sequence, whatever its length; None: something that proofs cannot be given
+    an own one of.
 
-    By name, since kinds derived from these may hold more: an encoder's states, sinks that are written once into
-    whatever cache is bound then.
+    By name, since kinds derived from these may hold more: an encoder's states, sinks that are
+    written once into whatever cache is bound then.
     """
     kinds = {_KINDS.get(type(one).__name__) for one in _specs(group.kv_cache_spec)}
     return kinds.pop() if len(kinds) == 1 else None
@@ -62,12 +77,16 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
         spec = spec.kv_cache_specs[layer_name]
     if kernel_block_size(group) == spec.block_size:
         content = max(content, getattr(spec, "page_size_padded", None) or 0)
-    alignment = spec.get_block_stride_alignment() if hasattr(spec, "get_block_stride_alignment") else 1
+    alignment = (
+        spec.get_block_stride_alignment() if hasattr(spec, "get_block_stride_alignment") else 1
+    )
     return -(-content // alignment) * alignment
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Blocks that a sequence has in a state's block table: speculation and checkpoints add some to its one."""
+    """Blocks that a sequence has in a state's block table: speculation and checkpoints add some
+    to its one.
+    """
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
     return max(1 + getattr(spec, "num_speculative_blocks", 0), -(-seq_len // block_size))
@@ -79,29 +98,37 @@ def cache_source(layer: Any) -> str | None:
 
 
 def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
-    """Why proofs of this model would be wrong, or chat beside them: for those that no test of values would find out."""
+    """Why proofs of this model would be wrong, or chat beside them: for those that no test of
+    values would find out.
+    """
     if cache_dtype not in _CACHE_DTYPES:
         return (
-            f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees, which cannot be "
-            "isolated from chat; use auto or fp8"
+            f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees,"
+            " which cannot be isolated from chat; use auto or fp8"
         )
-    if any(isinstance(getattr(module, "per_layer_embeddings", None), torch.Tensor) for module in model.modules()):
+    if any(
+        isinstance(getattr(module, "per_layer_embeddings", None), torch.Tensor)
+        for module in model.modules()
+    ):
         return (
-            f"{type(model).__name__} adds to a proof's inputs what chat's last tokens left behind; compute proofs with "
-            "its text model alone"
+            f"{type(model).__name__} adds to a proof's inputs what chat's last tokens left behind;"
+            " compute proofs with its text model alone"
         )
     return None
 
 
 def kernel_block_size(group: Any) -> int:
-    """Tokens per block as the attention kernel addresses them (may divide the cache manager's block size)."""
+    """Tokens per block as the attention kernel addresses them (may divide the cache manager's
+    block size).
+    """
     return int(group.get_metadata_builder(0).kv_cache_spec.block_size)
 
 
 def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
     """Which dimension of a layer's cache counts blocks.
 
-    Up to 0.2x the backend names its shape; newer releases bind every layer a view whose first dimension is the block.
+    Up to 0.2x the backend names its shape; newer releases bind every layer a view whose first
+    dimension is the block.
     """
     shape_of = getattr(group.backend, "get_kv_cache_shape", None)
     if shape_of is None:
@@ -110,23 +137,32 @@ def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
     shape = shape_of(_BLOCK_COUNT_MARK, kernel_block_size(group), spec.num_kv_heads, spec.head_size)
     if len(shape) != cache.dim():
         raise LookupError(
-            f"{group.backend.__name__} names a {len(shape)}-dimensional cache, bound is {tuple(cache.shape)}"
+            f"{group.backend.__name__} names a {len(shape)}-dimensional cache, bound is"
+            f" {tuple(cache.shape)}"
         )
     return int(shape.index(_BLOCK_COUNT_MARK))
 
 
 def build_attention_metadata(group: Any, **fields: Any) -> Any:
-    """The attention backend's metadata for a batch; `fields` a release does not know are left out."""
-    common = CommonAttentionMetadata(**{name: value for name, value in fields.items() if name in _METADATA_FIELDS})
-    # Straight to the builder: group.build_metadata of newer releases would map the block table from the cache
-    # manager's blocks to kernel blocks, but the scratch cache is addressed by kernel blocks already.
+    """The attention backend's metadata for a batch; `fields` a release does not know are left
+    out.
+    """
+    common = CommonAttentionMetadata(
+        **{name: value for name, value in fields.items() if name in _METADATA_FIELDS}
+    )
+    # Straight to the builder: group.build_metadata of newer releases would map the block table from
+    # the cache manager's blocks to kernel blocks, but the scratch cache is addressed by kernel
+    # blocks already.
     return group.get_metadata_builder(0).build(0, common)
 
 
 def workspaces() -> tuple[int, ...]:
     """Where the buffers lie that vLLM's operations share, and which it may move as they grow."""
     try:
-        from vllm.v1.worker.workspace import current_workspace_manager, is_workspace_manager_initialized
+        from vllm.v1.worker.workspace import (
+            current_workspace_manager,
+            is_workspace_manager_initialized,
+        )
     except ImportError:
         return ()
     if not is_workspace_manager_initialized():

@@ -1,8 +1,8 @@
 """Everything that depends on vLLM's version, but for its caches, in one place: 0.25.1 to 0.33.
 
-vLLM's worker internals are no public interface and move between releases. Each function below, and those for caches in
-cache_compat.py, hides one difference; nothing else asks which release runs. Import it only inside a process that has
-vLLM.
+vLLM's worker internals are no public interface and move between releases. Each function below, and
+those for caches in cache_compat.py, hides one difference; nothing else asks which release runs.
+Import it only inside a process that has vLLM.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ _LOOK_AGAIN_S = 1e-5
 
 
 def forward_context(
-    metadata: dict[str, Any], vllm_config: VllmConfig, n_tokens: int, slot_mapping: dict[str, torch.Tensor]
+    metadata: dict[str, Any],
+    vllm_config: VllmConfig,
+    n_tokens: int,
+    slot_mapping: dict[str, torch.Tensor],
 ) -> AbstractContextManager[Any]:
-    """The context a model forward runs in. Compiled code is skipped: it would not call the layers' hooks."""
+    """The context a model forward runs in. Compiled code is skipped: it would not call the
+    layers' hooks.
+    """
     context: AbstractContextManager[Any] = set_forward_context(
         metadata, vllm_config, num_tokens=n_tokens, slot_mapping=slot_mapping, skip_compiled=True
     )
@@ -38,8 +43,10 @@ def forward_context(
 
 @contextmanager
 def fused_kernels() -> Iterator[None]:
-    """vLLM's own kernels for norms, as in an eager deployment: a compiled one leaves them to the compiler, whose code a
-    proof's forward bypasses, and would run them operation by operation."""
+    """vLLM's own kernels for norms, as in an eager deployment: a compiled one leaves them to
+    the compiler, whose code a proof's forward bypasses, and would run them operation by
+    operation.
+    """
     if not torch.cuda.is_available():
         yield
         return
@@ -49,12 +56,17 @@ def fused_kernels() -> Iterator[None]:
     except ImportError:  # releases whose norms are custom operations (see `enable_custom_ops`)
         yield
         return
-    with IrOpPriorityConfig.with_default(["vllm_c", "native"]).set_priority(), enable_torch_wrap(False):
+    with (
+        IrOpPriorityConfig.with_default(["vllm_c", "native"]).set_priority(),
+        enable_torch_wrap(False),
+    ):
         yield
 
 
 def enable_custom_ops(engine_args: Any) -> None:
-    """The same for all other fused operations, which are chosen when the model loads. An operator's choice stands."""
+    """The same for all other fused operations, which are chosen when the model loads. An
+    operator's choice stands.
+    """
     config = engine_args.compilation_config
     if not any(word in ("all", "none") for word in config.custom_ops):
         config.custom_ops.append("all")
@@ -69,8 +81,10 @@ def leave_memory(engine_args: Any, gb: float) -> None:
 
 
 def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn.Module | None:
-    """The module whose forward runs `layers` from its `start_layer` to its `end_layer`; None: it cannot be asked to run
-    part of them, or chat in between would overwrite what one layer leaves for the next."""
+    """The module whose forward runs `layers` from its `start_layer` to its `end_layer`; None:
+    it cannot be asked to run part of them, or chat in between would overwrite what one layer
+    leaves for the next.
+    """
     shared = (
         getattr(text_config, "index_topk_freq", 1) > 1
         or "S" in (getattr(text_config, "index_topk_pattern", None) or "")
@@ -80,7 +94,9 @@ def layer_owner(model: nn.Module, layers: nn.ModuleList, text_config: Any) -> nn
         return None
     for module in model.modules():
         if any(child is layers for child in module._modules.values()):
-            return module if hasattr(module, "start_layer") and hasattr(module, "end_layer") else None
+            return (
+                module if hasattr(module, "start_layer") and hasattr(module, "end_layer") else None
+            )
     return None
 
 
@@ -104,7 +120,9 @@ class _StageView:
 
 @contextmanager
 def virtual_stage(owner: nn.Module | None, layers: range, n_layers: int) -> Iterator[None]:
-    """Within: the model's forward runs just `layers`, as a pipeline stage that has no others would."""
+    """Within: the model's forward runs just `layers`, as a pipeline stage that has no others
+    would.
+    """
     if owner is None:  # whole stages only: what the model does anyway
         yield
         return
@@ -139,8 +157,9 @@ def is_first_tensor_rank() -> bool:
 
 
 def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
-    """Fills the tensor of each tensor-parallel rank with the first one's, so that all go on from the same. All ranks
-    must ask."""
+    """Fills the tensor of each tensor-parallel rank with the first one's, so that all go on
+    from the same. All ranks must ask.
+    """
     group = get_tp_group()
     if group.world_size > 1:
         torch.distributed.broadcast(x, group.ranks[0], group=group.device_group)
@@ -163,10 +182,15 @@ def between_stages(
 
 
 def send_to_next_stage(tensors: dict[str, torch.Tensor]) -> list[Any]:
-    """Begins to send; the handles must be kept, with the tensors, until each says `is_completed`."""
+    """Begins to send; the handles must be kept, with the tensors, until each says
+    `is_completed`.
+    """
     group = get_pp_group()
     to = group.ranks[group.rank_in_group + 1]
-    return [torch.distributed.isend(tensors[name], to, group=group.device_group) for name in sorted(tensors)]
+    return [
+        torch.distributed.isend(tensors[name], to, group=group.device_group)
+        for name in sorted(tensors)
+    ]
 
 
 def receive_from_previous_stage(tensors: dict[str, torch.Tensor]) -> None:
@@ -195,7 +219,9 @@ def intermediate(tensors: dict[str, torch.Tensor]) -> IntermediateTensors:
 
 
 def wait_for_pending_sends(worker: Any) -> None:
-    """Let an earlier chat step's asynchronous sends to the next stage end before this rank sends again."""
+    """Let an earlier chat step's asynchronous sends to the next stage end before this rank
+    sends again.
+    """
     for handle in getattr(worker, "_pp_send_work", None) or ():
         handle.wait()
     if hasattr(worker, "_pp_send_work"):
@@ -203,9 +229,9 @@ def wait_for_pending_sends(worker: Any) -> None:
 
 
 def forget_unfinished_forward(model: nn.Module) -> None:
-    """After a forward that an exception ended: shared experts keep what they had computed until a mixture of experts
-    asks
-    for it, and refuse to compute again, for chat too."""
+    """After a forward that an exception ended: shared experts keep what they had computed until
+    a mixture of experts asks for it, and refuse to compute again, for chat too.
+    """
     for module in model.modules():
         if type(module).__name__ == "SharedExperts":
             module._output = [None] * len(module._output)  # type: ignore[arg-type, assignment]
@@ -218,10 +244,12 @@ def final_hidden_states(output: Any) -> torch.Tensor:
 
 
 def let_readers_sleep() -> None:
-    """On CPUs, vLLM's processes sleep from now on between two looks for a message, where they would call sched_yield.
+    """On CPUs, vLLM's processes sleep from now on between two looks for a message, where they would
+    call sched_yield.
 
-    That call costs nothing where each process has a core of its own. On machines with fewer, Linux 6.18 was seen to
-    leave everything else on such a core waiting for many seconds: the API, other engines, chat's clients.
+    That call costs nothing where each process has a core of its own. On machines with fewer, Linux
+    6.18 was seen to leave everything else on such a core waiting for many seconds: the API, other
+    engines, chat's clients.
     """
     from vllm.distributed.device_communicators import shm_broadcast
     from vllm.platforms import current_platform
@@ -232,8 +260,10 @@ def let_readers_sleep() -> None:
 
 
 def step_logger(count: Callable[[], None]) -> Any:
-    """A stat logger for AsyncLLM that calls `count` once for everything that the engine core says: with stats on, which
-    such a logger switches on, that is every step, also one that gives no request a token."""
+    """A stat logger for AsyncLLM that calls `count` once for everything that the engine core
+    says: with stats on, which such a logger switches on, that is every step, also one that
+    gives no request a token.
+    """
 
     class StepLogger(StatLoggerBase):
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -271,5 +301,11 @@ async def openai_app(llm: Any, args: Any) -> Any:
 
 
 def routes(app: Any) -> list[tuple[str, str]]:
-    """(method, path) of all that an application answers by itself, not by another that is mounted in it."""
-    return [(method, route.path) for route in app.routes for method in getattr(route, "methods", None) or ()]
+    """(method, path) of all that an application answers by itself, not by another that is
+    mounted in it.
+    """
+    return [
+        (method, route.path)
+        for route in app.routes
+        for method in getattr(route, "methods", None) or ()
+    ]

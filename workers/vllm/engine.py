@@ -1,4 +1,6 @@
-"""The vLLM engine: an AsyncLLM on a thread of its own, proof batches through `collective_rpc` by method name."""
+"""The vLLM engine: an AsyncLLM on a thread of its own, proof batches through `collective_rpc`
+by method name.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,16 @@ from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Sli
 from workers.engines.options import EngineOptions
 from workers.engines.profile import Kernel, RankProfile
 from workers.engines.pulse import Pulse
-from workers.vllm import lifeline
-from workers.vllm.budget import described, prove_budget, prove_chains, prove_graphs, prove_isolation, prove_slices
-from workers.vllm.launch import garbage_may_wait, serve, shut_down, start
+from workers.vllm.start import lifeline
+from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
+from workers.vllm.start.self_tests import (
+    described,
+    prove_budget,
+    prove_chains,
+    prove_graphs,
+    prove_isolation,
+    prove_slices,
+)
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -41,38 +50,52 @@ class EngineFailedError(ProoflineError):
 
 
 class VllmEngine(Engine):
-    """One vLLM engine with its child processes. Do not start two in one process: they would share GPU memory limits."""
+    """One vLLM engine with its child processes. Do not start two in one process: they would
+    share GPU memory limits.
+    """
 
     def __init__(self, options: EngineOptions, rpc_timeout_s: float) -> None:
         """Loads the model; returns when it can compute.
 
-        ProoflineError: vLLM is not installed, or the model cannot be loaded or cannot serve proofs beside chat.
+        ProoflineError: vLLM is not installed, or the model cannot be loaded or cannot serve proofs
+        beside chat.
         """
         self._rpc_timeout_s = rpc_timeout_s
         self._closed = False
         self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
         self._calls = 0  # under way
         self._stepping: set[int] = set()  # micro-batches that go on step by step
-        self._heard: dict[Slice, list[float]] = {}  # seconds of slices, of those ranks that have told theirs
+        self._heard: dict[
+            Slice, list[float]
+        ] = {}  # seconds of slices, of those ranks that have told theirs
         self._probe: concurrent.futures.Future[Any] | None = None
         self._probed_at = 0.0
-        # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an undefined state.
+        # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an
+        # undefined state.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # its paths run any method of the workers
         lifeline.offer()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="vllm-loop", daemon=True
+        )
         self._thread.start()
         try:
             try:
                 with garbage_may_wait():
-                    self._llm, config, self._args = self._await(start(options, self._count_step), None)
+                    self._llm, config, self._args = self._await(
+                        start(options, self._count_step), None
+                    )
             except ProoflineError:
                 raise
-            except Exception as error:  # vLLM raises whatever its parts raise; its log above tells more
+            except (
+                Exception
+            ) as error:  # vLLM raises whatever its parts raise; its log above tells more
                 said = " ".join(str(error).split())
-                raise ProoflineError(f"vLLM cannot start with the model {options.model}: {said}") from error
+                raise ProoflineError(
+                    f"vLLM cannot start with the model {options.model}: {said}"
+                ) from error
             told = (options.layer_reflections, options.codebook, options.codebook_sha256)
             ranks = self._rpc("proof_describe", told, _WARM_UP_TIMEOUT_S)
             scheduler = config.scheduler_config
@@ -95,9 +118,15 @@ class VllmEngine(Engine):
             self._decode_memory_gb = options.decode_memory_gb
             self._on_gpu = config.device_config.device_type != "cpu"
             self.slices_in_flight = 2 if self._on_gpu else 1
-            self.stages = [range(first, end) for first, end in sorted({tuple(rank["layers"]) for rank in ranks})]
+            self.stages = [
+                range(first, end)
+                for first, end in sorted({tuple(rank["layers"]) for rank in ranks})
+            ]
             self.sliceable = all(rank["sliceable"] for rank in ranks)
-            self._rpc_timeout_s, given = _WARM_UP_TIMEOUT_S, self._rpc_timeout_s  # the first batch compiles kernels
+            self._rpc_timeout_s, given = (
+                _WARM_UP_TIMEOUT_S,
+                self._rpc_timeout_s,
+            )  # the first batch compiles kernels
             prove_isolation(self)
             prove_slices(self)
             prove_budget(self, whole=self._on_gpu)
@@ -112,8 +141,12 @@ class VllmEngine(Engine):
 
     def tick(self, tick: Tick) -> TickResult:
         self._stepping -= set(tick.drop)
-        self._stepping |= {one.flight for one in tick.begin if contract_of(one.spec.scheme).passes(one.spec).steps}
-        begin = [(one.flight, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin]
+        self._stepping |= {
+            one.flight for one in tick.begin if contract_of(one.spec.scheme).passes(one.spec).steps
+        }
+        begin = [
+            (one.flight, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin
+        ]
         slices = [list(one) for one in tick.slices]
         try:
             told = (begin, slices, list(tick.drop), tick.wait, tick.fetch)
@@ -121,8 +154,11 @@ class VllmEngine(Engine):
         except (EngineMemoryError, EngineFailedError) as error:
             self._heard.clear()
             if any(map(self._hands_over, tick.slices)):
-                # What one stage sent and the other did not take would be taken for the next micro-batch.
-                raise EngineLostError(f"A pipeline stage failed while another waited for it: {error}.") from error
+                # What one stage sent and the other did not take would be taken for the next
+                # micro-batch.
+                raise EngineLostError(
+                    f"A pipeline stage failed while another waited for it: {error}."
+                ) from error
             raise
         values: dict[int, Sequence[JsonValue]] = {}
         for answer in answers:
@@ -137,8 +173,9 @@ class VllmEngine(Engine):
         return TickResult(answers[0]["refused"], ran, values)
 
     def _hands_over(self, one: Slice) -> bool:
-        """Whether a pipeline stage waits for what another has of this slice: activations, or points for the next
-        step."""
+        """Whether a pipeline stage waits for what another has of this slice: activations, or
+        points for the next step.
+        """
         last = self.stages[-1].stop
         return len(self.stages) > 1 and (
             any(one.end == stage.stop for stage in self.stages[:-1])
@@ -148,7 +185,9 @@ class VllmEngine(Engine):
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
         def run(watch: bool) -> list[dict[str, Any]]:
             # A call for each: every rank begins when all have ended the one before.
-            return self._rpc("proof_profile", (spec.model_dump(), list(nonces), watch), _WARM_UP_TIMEOUT_S)
+            return self._rpc(
+                "proof_profile", (spec.model_dump(), list(nonces), watch), _WARM_UP_TIMEOUT_S
+            )
 
         runs = [run(watch=False), run(watch=False), run(watch=True)]
         peaks = self._rpc("proof_matrix_peak", (), _WARM_UP_TIMEOUT_S)
@@ -178,7 +217,9 @@ class VllmEngine(Engine):
         return int(n_tokens)
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Whether steps of decode proofs are recorded and replayed from now on, see ProofRunner.use_graphs."""
+        """Whether steps of decode proofs are recorded and replayed from now on, see
+        ProofRunner.use_graphs.
+        """
         answers = self._rpc("proof_use_graphs", (on,), self._rpc_timeout_s)
         return {
             "recorded": min(one["recorded"] for one in answers),
@@ -186,16 +227,24 @@ class VllmEngine(Engine):
         }
 
     def pulse(self) -> Pulse:
-        """Chat waits for steps. An engine that has nothing to do is asked for an answer of every rank now and then, so
-        that one that hangs is found before a client is. A call under way has its own limit (rpc_timeout_s)."""
+        """Chat waits for steps. An engine that has nothing to do is asked for an answer of
+        every rank now and then, so that one that hangs is found before a client is. A call
+        under way has its own limit (rpc_timeout_s).
+        """
         chat = self.unfinished_chat() > 0
         if self._probe is not None and self._probe.done():
             self._answers += 1  # an error is an answer too; `check` tells of an engine that died
             self._probe = None
         now = time.monotonic()
-        if not (chat or self._calls or self._closed) and self._probe is None and now - self._probed_at > _PROBE_S:
+        if (
+            not (chat or self._calls or self._closed)
+            and self._probe is None
+            and now - self._probed_at > _PROBE_S
+        ):
             self._probed_at = now
-            self._probe = asyncio.run_coroutine_threadsafe(self._llm.collective_rpc("proof_ping"), self._loop)
+            self._probe = asyncio.run_coroutine_threadsafe(
+                self._llm.collective_rpc("proof_ping"), self._loop
+            )
         waits = (chat or self._probe is not None) and not self._calls
         return Pulse(self._steps + self._answers, waits)
 
@@ -209,7 +258,9 @@ class VllmEngine(Engine):
         port: int = listener.getsockname()[1]
         self._args.host, self._args.port = host, port
         with garbage_may_wait():
-            self.chat_paths = self._await(serve(self._llm, self._args, gate, listener, secret), None)
+            self.chat_paths = self._await(
+                serve(self._llm, self._args, gate, listener, secret), None
+            )
         return port
 
     def check(self) -> None:
@@ -233,9 +284,13 @@ class VllmEngine(Engine):
         """Every rank's value (see ProofExtension)."""
         self._calls += 1
         try:
-            answers: list[dict[str, Any]] = self._await(self._llm.collective_rpc(method, args=args), timeout_s)
+            answers: list[dict[str, Any]] = self._await(
+                self._llm.collective_rpc(method, args=args), timeout_s
+            )
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
-            raise EngineLostError(f"The vLLM engine did not answer {method} within {timeout_s:g} s.") from error
+            raise EngineLostError(
+                f"The vLLM engine did not answer {method} within {timeout_s:g} s."
+            ) from error
         except Exception as error:
             if self._llm.errored:
                 raise EngineLostError(f"The vLLM engine died: {error}") from error
@@ -245,7 +300,11 @@ class VllmEngine(Engine):
         self._answers += 1
         failed = [answer for answer in answers if "error" in answer]
         if failed:
-            kind = EngineMemoryError if all(answer["kind"] == "memory" for answer in failed) else EngineFailedError
+            kind = (
+                EngineMemoryError
+                if all(answer["kind"] == "memory" for answer in failed)
+                else EngineFailedError
+            )
             raise kind(failed[0]["error"])
         return [answer["value"] for answer in answers]
 

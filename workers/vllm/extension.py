@@ -1,4 +1,5 @@
-"""What vLLM mixes into its own worker class (`worker_extension_cls`); called by name through collective_rpc.
+"""What vLLM mixes into its own worker class (`worker_extension_cls`); called by name through
+collective_rpc.
 
 Arguments and results are plain data, so VLLM_ALLOW_INSECURE_SERIALIZATION stays off.
 """
@@ -10,30 +11,36 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from workers.vllm import lifeline
+from workers.vllm.start import lifeline
 
 logger = logging.getLogger(__name__)
 
-# On import, which is before the model is loaded: loading takes minutes, in which a worker may be killed too.
+# On import, which is before the model is loaded: loading takes minutes, in which a worker may be
+# killed too.
 lifeline.hold()
 
 
 class ProofExtension:
-    """Proof methods of a vLLM worker. All names begin with `proof_` so that none meets one of vLLM's.
+    """Proof methods of a vLLM worker. All names begin with `proof_` so that none meets one of
+    vLLM's.
 
-    Each answers {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. They never raise: with several
-    ranks vLLM reads only the first rank's exception and would take the others' for the answer to the next call.
+    Each answers {"value": ...} or {"error": sentence, "kind": "memory" or "failed"}. They never
+    raise: with several ranks vLLM reads only the first rank's exception and would take the others'
+    for the answer to the next call.
     """
 
-    def proof_describe(self, reflections: str, codebook: str, codebook_sha256: str) -> dict[str, Any]:
-        """This rank's part of the model; an error when proofs would corrupt chat with this model. Called first.
+    def proof_describe(
+        self, reflections: str, codebook: str, codebook_sha256: str
+    ) -> dict[str, Any]:
+        """This rank's part of the model; an error when proofs would corrupt chat with this model.
+        Called first.
 
         See EngineOptions.layer_reflections and EngineOptions.codebook.
         """
         self.__dict__["_proof_reflections"] = reflections
 
         def describe() -> dict[str, Any]:
-            from poc_core.decode.codebook import choose_codebook  # here as below
+            from poc_core.schemes.decode.codebook import choose_codebook  # here as below
 
             digest = choose_codebook(codebook, codebook_sha256)
             described: dict[str, Any] = self._proof_runner().describe()
@@ -87,9 +94,11 @@ class ProofExtension:
         runner = self.__dict__.get("_proof_runner_instance")
         if runner is None:
             # Imported here: vLLM resolves this class before its worker has chosen a device.
-            from workers.vllm.proof_runner import ProofRunner
+            from workers.vllm.forward.proof_runner import ProofRunner
 
-            runner = self.__dict__["_proof_runner_instance"] = ProofRunner(self, self.__dict__["_proof_reflections"])
+            runner = self.__dict__["_proof_runner_instance"] = ProofRunner(
+                self, self.__dict__["_proof_reflections"]
+            )
         return runner
 
 
@@ -97,7 +106,10 @@ def _said(error: Exception) -> str:
     """An error's own words; of one that has none (vLLM asserts much), where it was raised."""
     words = str(error)
     if not words and (frames := traceback.extract_tb(error.__traceback__)):
-        words = f"{frames[-1].line} ({frames[-1].filename.rpartition('site-packages/')[2]}, line {frames[-1].lineno})"
+        words = (
+            f"{frames[-1].line} ({frames[-1].filename.rpartition('site-packages/')[2]}, line"
+            f" {frames[-1].lineno})"
+        )
     return f"{type(error).__name__}: {words}"
 
 

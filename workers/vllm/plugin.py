@@ -1,13 +1,16 @@
-"""What vLLM loads into every process that it starts: its entry point `vllm.general_plugins`, see pyproject.toml."""
+"""What vLLM loads into every process that it starts: its entry point `vllm.general_plugins`,
+see pyproject.toml.
+"""
 
 import os
 
 from workers.endings import end_like_this
-from workers.vllm import lifeline
+from workers.vllm.start import lifeline
 
 
 def register() -> None:
-    """Keeps vLLM's processes from starving all others on machines with few cores, and lets them end at once.
+    """Keeps vLLM's processes from starving all others on machines with few cores, and lets them end
+    at once.
 
     Does nothing in a vLLM that is not a worker's.
     """

@@ -21,7 +21,10 @@ class ArtifactResult(BaseModel):
     encoding: Encoding
     excluded_nonces: list[int] = Field(
         default=[],
-        description="Nonces without an artifact: the model gave no finite state. Absent when there are none.",
+        description=(
+            "Nonces without an artifact: the model gave no finite state. Absent when there are"
+            " none."
+        ),
     )
 
 
@@ -31,7 +34,9 @@ class ValidationResult(BaseModel):
     n_total: int = Field(description="Nonces compared.")
     n_mismatch: int
     mismatch_nonces: list[int]
-    p_value: float = Field(description="How likely an honest sender has so many mismatches or more.")
+    p_value: float = Field(
+        description="How likely an honest sender has so many mismatches or more."
+    )
     fraud_detected: bool = Field(description="p_value < fraud_threshold")
     fraud_threshold: float = Field(description="By which it was judged.")
     n_excluded: int = Field(description="Nonces that this node could not compute; no mismatches.")

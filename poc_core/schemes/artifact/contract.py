@@ -6,9 +6,14 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from poc_core.nonces import MAX_NONCE
+from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobRequest, ModelInfo, ProofSpec
-from poc_core.schemes.artifact.answers import RESULT_EXAMPLES, ArtifactResult, Encoding, ValidationResult
+from poc_core.schemes.artifact.answers import (
+    RESULT_EXAMPLES,
+    ArtifactResult,
+    Encoding,
+    ValidationResult,
+)
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.artifact.requests import ArtifactRoundBody, GenerateBody, base64_length
 from poc_core.schemes.artifact.terms import StatTest
@@ -27,7 +32,9 @@ class ArtifactContract(Contract):
     column = "vector_b64"
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
-        return super().limits(spec, info) | {"k_dim": (ArtifactOptions.of(spec).k_dim, info.hidden_size)}
+        return super().limits(spec, info) | {
+            "k_dim": (ArtifactOptions.of(spec).k_dim, info.hidden_size)
+        }
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         """How a vector_b64 is to be read."""
@@ -63,14 +70,20 @@ class ArtifactContract(Contract):
         )
         return asdict(verdict)
 
-    def synthetic_values(self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int) -> list[JsonValue]:
+    def synthetic_values(
+        self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
+    ) -> list[JsonValue]:
         import numpy as np
 
-        from poc_core.encoding import encode_vectors
+        from poc_core.arithmetic.encoding import encode_vectors
 
         k_dim = ArtifactOptions.checked(spec, hidden_size).k_dim
         text = spec.model_dump_json()
-        vectors = np.stack([noise(text, nonce, k_dim) for nonce in nonces]) if nonces else np.empty((0, k_dim))
+        vectors = (
+            np.stack([noise(text, nonce, k_dim) for nonce in nonces])
+            if nonces
+            else np.empty((0, k_dim))
+        )
         norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
         return list(encode_vectors(vectors / (norms + 1e-8)))
 

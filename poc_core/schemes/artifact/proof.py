@@ -7,27 +7,37 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from poc_core import encoding, reflections, rng
+from poc_core.arithmetic import encoding, reflections, rng
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.base import PrefillScheme
 
 logger = logging.getLogger(__name__)
 
-# Elements of rotation vectors made at a time (4 bytes each): all of them at the usual k_dim, a bound for a
-# large one.
+# Elements of rotation vectors made at a time (4 bytes each): all of them at the usual k_dim, a
+# bound for a large one.
 _ROTATION_ELEMENTS = 1 << 23
 
 
 class ArtifactScheme(PrefillScheme):
     def __init__(
-        self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ProofSpec,
+        *,
+        hidden_size: int,
+        n_layers: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        super().__init__(spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype)
+        super().__init__(
+            spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
+        )
         options = ArtifactOptions.checked(spec, hidden_size)
         self.k_dim = options.k_dim
         self.stronger_rng = options.stronger_rng
-        self.layer_vectors = reflections.layer_vectors(spec.block_hash, n_layers, hidden_size, device, dtype)
+        self.layer_vectors = reflections.layer_vectors(
+            spec.block_hash, n_layers, hidden_size, device, dtype
+        )
 
     def inputs(self, nonces: Sequence[int]) -> Tensor:
         spec = self.spec
@@ -65,7 +75,9 @@ class ArtifactScheme(PrefillScheme):
 
     def pick(self, nonces: Sequence[int]) -> Tensor:
         """The dimensions of each nonce in the order of the protocol (2.4): int64 (n, k_dim)."""
-        seeds = [rng.seed_from_string(f"{self._nonce_name(nonce)}_pick_{self.k_dim}") for nonce in nonces]
+        seeds = [
+            rng.seed_from_string(f"{self._nonce_name(nonce)}_pick_{self.k_dim}") for nonce in nonces
+        ]
         return rng.smallest_hashes(seeds, self.hidden_size, self.k_dim, self.device)
 
     def rotate(self, nonces: Sequence[int], y: Tensor) -> Tensor:

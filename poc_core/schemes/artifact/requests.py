@@ -9,7 +9,14 @@ from poc_core.fields import Count, Nonce, Probability
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.artifact.terms import StatTest
-from poc_core.schemes.requests import PLACE_EXAMPLE, Examples, JobBody, Params, SequenceRoundBody, check_claimed
+from poc_core.schemes.requests import (
+    PLACE_EXAMPLE,
+    Examples,
+    JobBody,
+    Params,
+    SequenceRoundBody,
+    check_claimed,
+)
 
 VECTOR_EXAMPLE = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
 
@@ -17,7 +24,9 @@ VECTOR_EXAMPLE = "kLLvNnktsS7BJk80ODL5KZezZDPHsTC1"
 class ArtifactParams(Params):
     """What the artifacts are computed with; a field that is not listed here is refused."""
 
-    k_dim: Count = Field(12, ge=1, description="Numbers per vector, at most the model's hidden size.")
+    k_dim: Count = Field(
+        12, ge=1, description="Numbers per vector, at most the model's hidden size."
+    )
     # What tells these bodies from those of decode proofs, by clients that know both.
     scheme: Literal["prefill"] = Field("prefill", description="This scheme's name in the network.")
     decode: Literal[False] = Field(False, description="False: no decode steps.")
@@ -54,28 +63,42 @@ class ReceivedStatTest(StatTest):
 
     p_value_threshold: Probability | None = Field(
         None,
-        description="Another fraud_threshold, which is ignored unless POC_HONOUR_P_VALUE_THRESHOLD=true and "
-        "fraud_threshold is absent.",
+        description=(
+            "Another fraud_threshold, which is ignored unless POC_HONOUR_P_VALUE_THRESHOLD=true and"
+            " fraud_threshold is absent."
+        ),
     )
 
     def applied(self, honour_p_value_threshold: bool) -> StatTest:
         fraud_threshold = self.fraud_threshold
         if honour_p_value_threshold and "fraud_threshold" not in self.model_fields_set:
-            fraud_threshold = fraud_threshold if self.p_value_threshold is None else self.p_value_threshold
-        return StatTest(dist_threshold=self.dist_threshold, p_mismatch=self.p_mismatch, fraud_threshold=fraud_threshold)
+            fraud_threshold = (
+                fraud_threshold if self.p_value_threshold is None else self.p_value_threshold
+            )
+        return StatTest(
+            dist_threshold=self.dist_threshold,
+            p_mismatch=self.p_mismatch,
+            fraud_threshold=fraud_threshold,
+        )
 
 
 class GenerateBody(JobBody):
-    """A request to compute the artifacts of given nonces or, with `validation`, to check somebody's artifacts
-    for them.
+    """A request to compute the artifacts of given nonces or, with `validation`, to check somebody's
+    artifacts for them.
 
     Unknown fields are ignored, but for those in `params`.
     """
 
     params: ArtifactParams
-    validation: Validation | None = Field(None, description="Artifacts to check instead of computing new ones.")
-    stat_test: ReceivedStatTest | None = Field(None, description="When a validation calls the artifacts a fraud.")
-    poc_stronger_rng: bool = Field(False, description="Inputs from eight seeds per nonce instead of one.")
+    validation: Validation | None = Field(
+        None, description="Artifacts to check instead of computing new ones."
+    )
+    stat_test: ReceivedStatTest | None = Field(
+        None, description="When a validation calls the artifacts a fraud."
+    )
+    poc_stronger_rng: bool = Field(
+        False, description="Inputs from eight seeds per nonce instead of one."
+    )
 
     examples: ClassVar[Examples] = {
         "generate": {
@@ -115,7 +138,8 @@ class GenerateBody(JobBody):
         claimed: dict[int, JsonValue] = {}
         for artifact in artifacts:
             vector = artifact.get("vector_b64", "")
-            # One that is no vector by its length mismatches anyway, and is not worth megabytes of Redis' memory.
+            # One that is no vector by its length mismatches anyway, and is not worth megabytes of
+            # Redis' memory.
             claimed[artifact["nonce"]] = vector if len(vector) == length else ""
         return claimed
 
@@ -124,7 +148,9 @@ class ArtifactRoundBody(SequenceRoundBody):
     """Starts a round of artifacts. Unknown fields are ignored, but for those in `params`."""
 
     params: ArtifactParams
-    poc_stronger_rng: bool = Field(False, description="Inputs from eight seeds per nonce instead of one.")
+    poc_stronger_rng: bool = Field(
+        False, description="Inputs from eight seeds per nonce instead of one."
+    )
 
     examples: ClassVar[Examples] = {
         "artifacts": {
@@ -155,7 +181,9 @@ def base64_length(k_dim: int) -> int:
     return (2 * k_dim + 2) // 3 * 4
 
 
-def _spec(block_hash: str, public_key: str, params: ArtifactParams, stronger_rng: bool) -> ProofSpec:
+def _spec(
+    block_hash: str, public_key: str, params: ArtifactParams, stronger_rng: bool
+) -> ProofSpec:
     return ProofSpec(
         scheme="artifact",
         block_hash=block_hash,

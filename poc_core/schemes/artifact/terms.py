@@ -17,7 +17,8 @@ class StatTest(Terms):
         description="Largest L2 distance at which two vectors still agree.",
     )
     p_mismatch: Probability = Field(
-        thresholds.P_MISMATCH, description="How likely an honest artifact lies further than dist_threshold."
+        thresholds.P_MISMATCH,
+        description="How likely an honest artifact lies further than dist_threshold.",
     )
     fraud_threshold: Probability = Field(
         thresholds.FRAUD_THRESHOLD, description="Below this p_value the artifacts are a fraud."

@@ -1,19 +1,23 @@
-"""Holding another node's artifacts against one's own: which differ, and is it fraud (protocol.md, section 2)."""
+"""Holding another node's artifacts against one's own: which differ, and is it fraud
+(protocol.md, section 2).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from poc_core.encoding import decode_vector
+from poc_core.arithmetic.encoding import decode_vector
+from poc_core.arithmetic.statistics import binomial_p_value
 from poc_core.errors import VectorError
 from poc_core.schemes.artifact.terms import StatTest
-from poc_core.statistics import binomial_p_value
 
 
 @dataclass(frozen=True)
 class ArtifactVerdict:
-    """Of `n_total` compared nonces `n_mismatch` differ. `n_excluded` further ones this node could not compute."""
+    """Of `n_total` compared nonces `n_mismatch` differ. `n_excluded` further ones this node
+    could not compute.
+    """
 
     n_total: int
     n_mismatch: int
@@ -25,9 +29,13 @@ class ArtifactVerdict:
 
 
 def compare(
-    computed: Mapping[int, str | None], received: Mapping[int, str], k_dim: int, test: StatTest | None = None
+    computed: Mapping[int, str | None],
+    received: Mapping[int, str],
+    k_dim: int,
+    test: StatTest | None = None,
 ) -> ArtifactVerdict:
-    """Judges the artifacts received for the nonces of `computed`: nonce -> vector_b64, None where excluded.
+    """Judges the artifacts received for the nonces of `computed`: nonce -> vector_b64, None where
+    excluded.
 
     A nonce that is missing in `received` mismatches; one that is only there is not looked at.
     """

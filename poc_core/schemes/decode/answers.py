@@ -13,7 +13,9 @@ from poc_core.schemes.requests import REQUEST_ID_EXAMPLE, Examples
 class Chain(BaseModel):
     nonce: Nonce
     vector_b64: str = ""
-    k_points_steps: list[int] = Field(description="max_tokens + 1 points, 0 to 15: the prefill's and each step's.")
+    k_points_steps: list[int] = Field(
+        description="max_tokens + 1 points, 0 to 15: the prefill's and each step's."
+    )
 
 
 class DecodeResult(BaseModel):
@@ -21,14 +23,18 @@ class DecodeResult(BaseModel):
     request_id: str
     artifacts: list[Chain] = Field(description="In the order of the request's nonces.")
     encoding: Encoding
-    excluded_nonces: list[int] = Field(default=[], description="Nonces that the model gave no finite state for.")
+    excluded_nonces: list[int] = Field(
+        default=[], description="Nonces that the model gave no finite state for."
+    )
 
 
 class NonceVerdict(BaseModel):
     nonce: int
     n_sphere_mismatches: int = Field(description="Steps whose claimed point is not this node's.")
     n_steps: int
-    mismatch_margin_max: float = Field(description="How far the worst of them lies below this node's best point.")
+    mismatch_margin_max: float = Field(
+        description="How far the worst of them lies below this node's best point."
+    )
     mismatch: bool = Field(description="mismatch_margin_max > dist_threshold")
 
 

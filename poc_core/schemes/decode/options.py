@@ -13,8 +13,8 @@ class DecodeOptions(Options):
     per_nonce_reflection: bool = Field(False, description="true or false")
     # Fills `encoding` and changes nothing.
     k_dim: int = Field(12, ge=1, description="an integer above 0")
-    # nonce -> the points that are claimed for it, of the prefill and of each step: they take the place of one's own in
-    # what follows from them, and the values are how far they lie off.
+    # nonce -> the points that are claimed for it, of the prefill and of each step: they take the
+    # place of one's own in what follows from them, and the values are how far they lie off.
     enforced: dict[str, list[int]] | None = Field(None, description="lists of integers by nonce")
 
     # Claims are followed step by step, as by who cannot look ahead: the slow way, for comparison.

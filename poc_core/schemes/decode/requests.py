@@ -12,7 +12,14 @@ from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.decode.options import DecodeOptions
 from poc_core.schemes.decode.thresholds import MARGIN
-from poc_core.schemes.requests import PLACE_EXAMPLE, Examples, JobBody, Params, SequenceRoundBody, check_claimed
+from poc_core.schemes.requests import (
+    PLACE_EXAMPLE,
+    Examples,
+    JobBody,
+    Params,
+    SequenceRoundBody,
+    check_claimed,
+)
 
 # Claimed points of a request. They travel with its spec to the engines.
 MOST_CLAIMED_POINTS = 500_000
@@ -47,16 +54,29 @@ class DecodeValidation(BaseModel):
 
 
 class DecodeBody(JobBody):
-    """A request to compute the chains of given nonces or, with `validation`, to check somebody's chains for them."""
+    """A request to compute the chains of given nonces or, with `validation`, to check
+    somebody's chains for them.
+    """
 
     params: DecodeParams
     batch_size: Count | None = Field(
-        None, ge=0, le=MAX_BATCH_SIZE, description="Nonces per task; 0 or absent: POC_BATCH_SIZE_DEFAULT."
+        None,
+        ge=0,
+        le=MAX_BATCH_SIZE,
+        description="Nonces per task; 0 or absent: POC_BATCH_SIZE_DEFAULT.",
     )
-    per_nonce_reflection: bool = Field(False, description="Reflections of each nonce's own. Changes the chains.")
-    validation: DecodeValidation | None = Field(None, description="Chains to check instead of computing new ones.")
-    enforced_k_steps: dict[Nonce, list[Any]] | None = Field(None, description="The claims, where not in `validation`.")
-    stat_test: ReceivedStatTest | None = Field(None, description="When a validation calls the chains a fraud.")
+    per_nonce_reflection: bool = Field(
+        False, description="Reflections of each nonce's own. Changes the chains."
+    )
+    validation: DecodeValidation | None = Field(
+        None, description="Chains to check instead of computing new ones."
+    )
+    enforced_k_steps: dict[Nonce, list[Any]] | None = Field(
+        None, description="The claims, where not in `validation`."
+    )
+    stat_test: ReceivedStatTest | None = Field(
+        None, description="When a validation calls the chains a fraud."
+    )
 
     examples: ClassVar[Examples] = {
         "decode": {
@@ -64,7 +84,12 @@ class DecodeBody(JobBody):
             "value": {
                 **PLACE_EXAMPLE,
                 "nonces": [0, 1, 2],
-                "params": {"model": "tiny-qwen3-256", "seq_len": 32, "decode": True, "max_tokens": 4},
+                "params": {
+                    "model": "tiny-qwen3-256",
+                    "seq_len": 32,
+                    "decode": True,
+                    "max_tokens": 4,
+                },
                 "wait": True,
             },
         },
@@ -72,8 +97,12 @@ class DecodeBody(JobBody):
 
     def spec(self) -> ProofSpec:
         enforced = self._enforced
-        by_nonce = None if enforced is None else {str(nonce): points for nonce, points in enforced.items()}
-        return _spec(self.block_hash, self.public_key, self.params, self.per_nonce_reflection, by_nonce)
+        by_nonce = (
+            None if enforced is None else {str(nonce): points for nonce, points in enforced.items()}
+        )
+        return _spec(
+            self.block_hash, self.public_key, self.params, self.per_nonce_reflection, by_nonce
+        )
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
         test = self.stat_test or ReceivedStatTest(dist_threshold=MARGIN)
@@ -91,17 +120,25 @@ class DecodeBody(JobBody):
             return None
         artifacts = self.validation.artifacts
         check_claimed(artifacts, self.nonces)
-        claimed = {artifact["nonce"]: artifact.get("k_points_steps") or [] for artifact in artifacts}
+        claimed = {
+            artifact["nonce"]: artifact.get("k_points_steps") or [] for artifact in artifacts
+        }
         if self.enforced_k_steps is not None:
             if self.enforced_k_steps.keys() != set(self.nonces):
-                raise ClaimsError("enforced_k_steps must hold the points of each of nonces, and of no others.")
+                raise ClaimsError(
+                    "enforced_k_steps must hold the points of each of nonces, and of no others."
+                )
             claimed = self.enforced_k_steps
         elif not all(claimed.values()):
-            raise ClaimsError("Each of validation.artifacts must have its k_points_steps, or send enforced_k_steps.")
+            raise ClaimsError(
+                "Each of validation.artifacts must have its k_points_steps, or send"
+                " enforced_k_steps."
+            )
         n_points = sum(map(len, claimed.values()))
         if n_points > MOST_CLAIMED_POINTS:
             raise BodyError(
-                f"The request claims {n_points} points; send at most {MOST_CLAIMED_POINTS} at a time",
+                f"The request claims {n_points} points; send at most {MOST_CLAIMED_POINTS} at a"
+                " time",
                 ("validation", "artifacts"),
                 "too_long",
             )
@@ -112,15 +149,24 @@ class DecodeRoundBody(SequenceRoundBody):
     """Starts a round of chains. Unknown fields are ignored, but for those in `params`."""
 
     params: DecodeParams
-    batch_size: Annotated[Count, Field(ge=0)] | None = Field(None, description="As the client counts; 0: none.")
-    per_nonce_reflection: bool = Field(False, description="Reflections of each nonce's own. Changes the chains.")
+    batch_size: Annotated[Count, Field(ge=0)] | None = Field(
+        None, description="As the client counts; 0: none."
+    )
+    per_nonce_reflection: bool = Field(
+        False, description="Reflections of each nonce's own. Changes the chains."
+    )
 
     examples: ClassVar[Examples] = {
         "decode": {
             "summary": "Chains of points",
             "value": {
                 **PLACE_EXAMPLE,
-                "params": {"model": "tiny-qwen3-256", "seq_len": 256, "decode": True, "max_tokens": 256},
+                "params": {
+                    "model": "tiny-qwen3-256",
+                    "seq_len": 256,
+                    "decode": True,
+                    "max_tokens": 256,
+                },
                 "url": "http://127.0.0.1:9100",
             },
         },
@@ -132,7 +178,12 @@ class DecodeRoundBody(SequenceRoundBody):
     @classmethod
     def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
         options = DecodeOptions.of(spec)
-        return {"k_dim": options.k_dim, "scheme": "decode", "decode": True, "max_tokens": options.max_tokens}
+        return {
+            "k_dim": options.k_dim,
+            "scheme": "decode",
+            "decode": True,
+            "max_tokens": options.max_tokens,
+        }
 
     @classmethod
     def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from poc_core.arithmetic.statistics import binomial_p_value
 from poc_core.schemes.artifact.terms import StatTest
-from poc_core.statistics import binomial_p_value
 
 
 def judge(
@@ -12,8 +12,8 @@ def judge(
 ) -> dict[str, Any]:
     """The fields of a verdict.
 
-    `found`: of each nonce how many claimed points differ from one's own and by what margin at most; None where this
-    node could not compute it.
+    `found`: of each nonce how many claimed points differ from one's own and by what margin at most;
+    None where this node could not compute it.
     """
     per_nonce = [
         {

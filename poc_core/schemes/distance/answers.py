@@ -9,9 +9,13 @@ class ValidatedBatch(BaseModel):
     """A batch of distances, recomputed and judged."""
 
     status: Literal["OK"] = "OK"
-    request_id: str | None = Field(None, description="Of the job that recomputed it; absent for an empty batch.")
+    request_id: str | None = Field(
+        None, description="Of the job that recomputed it; absent for an empty batch."
+    )
     fraud_detected: bool = Field(description="probability_honest < fraud_threshold")
-    computed_distances: list[float | None] = Field(description="Of nonces; null where the model gave no finite state.")
+    computed_distances: list[float | None] = Field(
+        description="Of nonces; null where the model gave no finite state."
+    )
     public_key: str
     block_hash: str
     block_height: int
@@ -22,9 +26,15 @@ class ValidatedBatch(BaseModel):
     r_target: float
     fraud_threshold: float
     n_invalid: int
-    probability_honest: float = Field(description="How likely an honest sender has so many invalid pairs or more.")
-    n_excluded: int = Field(description="Nonces that this node could not compute; neither valid nor invalid.")
-    seq_len: int = Field(description="The seq_len of the round, with which the distances were recomputed.")
+    probability_honest: float = Field(
+        description="How likely an honest sender has so many invalid pairs or more."
+    )
+    n_excluded: int = Field(
+        description="Nonces that this node could not compute; neither valid nor invalid."
+    )
+    seq_len: int = Field(
+        description="The seq_len of the round, with which the distances were recomputed."
+    )
 
 
 class DistanceStatus(BaseModel):
@@ -33,12 +43,16 @@ class DistanceStatus(BaseModel):
     valid_nonces: list[int] | None = Field(
         None, description="The newest ones, or those from valid_from on. Callbacks get all."
     )
-    valid_distances: list[float] | None = Field(None, description="Of valid_nonces, in their order.")
+    valid_distances: list[float] | None = Field(
+        None, description="Of valid_nonces, in their order."
+    )
     valid_from: int | None = Field(
         None, description="Place of the first of valid_nonces among all total_valid, from 0."
     )
     total_checked: int | None = None
     total_valid: int | None = None
     elapsed_seconds: float | None = None
-    rate_per_second: float | None = Field(None, description="Nonces checked per second since the round began.")
+    rate_per_second: float | None = Field(
+        None, description="Nonces checked per second since the round began."
+    )
     r_target: float | None = None

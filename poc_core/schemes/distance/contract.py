@@ -41,7 +41,9 @@ class DistanceContract(Contract):
         """Valid nonces are: those with a distance below the target."""
         return isinstance(value, float) and value < DistanceTerms.model_validate(terms).r_target
 
-    def status(self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float) -> dict[str, Any]:
+    def status(
+        self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float
+    ) -> dict[str, Any]:
         return {
             "valid_nonces": [nonce for nonce, _ in reported.pairs],
             "valid_distances": [dist for _, dist in reported.pairs],
@@ -95,7 +97,9 @@ class DistanceContract(Contract):
             "seq_len": spec.seq_len,
         }
 
-    def synthetic_values(self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int) -> list[JsonValue]:
+    def synthetic_values(
+        self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
+    ) -> list[JsonValue]:
         DistanceOptions.checked(spec, hidden_size)
         text = spec.model_dump_json()
         # As wide as true distances spread: both sides of any r_target in use get some.

@@ -7,7 +7,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from poc_core import reflections, rng
+from poc_core.arithmetic import reflections, rng
 from poc_core.records import ProofSpec
 from poc_core.schemes.base import PrefillScheme
 from poc_core.schemes.distance.options import DistanceOptions
@@ -23,23 +23,38 @@ _N_REFLECTIONS = 8
 
 
 class DistanceScheme(PrefillScheme):
-    # A division by the norm is not: vLLM's layers give (hidden_states, residual) and each has its own norm.
+    # A division by the norm is not: vLLM's layers give (hidden_states, residual) and each has its
+    # own norm.
     transform_is_linear = False
 
     def __init__(
-        self, spec: ProofSpec, *, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ProofSpec,
+        *,
+        hidden_size: int,
+        n_layers: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        super().__init__(spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype)
-        self.transforms_layers = DistanceOptions.checked(spec, hidden_size).randomization == "layer_hooks"
+        super().__init__(
+            spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
+        )
+        self.transforms_layers = (
+            DistanceOptions.checked(spec, hidden_size).randomization == "layer_hooks"
+        )
         if self.transforms_layers:
-            self.layer_vectors = reflections.layer_vectors(spec.block_hash, n_layers, hidden_size, device, dtype)
+            self.layer_vectors = reflections.layer_vectors(
+                spec.block_hash, n_layers, hidden_size, device, dtype
+            )
         self.projection = projection(spec.block_hash, hidden_size, device)
         self.target = target(spec.block_hash, device)
 
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         if not self.transforms_layers:
             return x
-        return reflections.reflect(x / (x.norm(dim=-1, keepdim=True) + 1e-8), self.layer_vectors[layer])
+        return reflections.reflect(
+            x / (x.norm(dim=-1, keepdim=True) + 1e-8), self.layer_vectors[layer]
+        )
 
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         x = last_hidden.to(torch.float32)
@@ -70,7 +85,11 @@ class DistanceScheme(PrefillScheme):
 
     def nonce_vectors(self, nonces: Sequence[int]) -> Tensor:
         """Unit vectors of the reflections before the projection: float32 (n, 8, hidden)."""
-        names = [f"{self._nonce_name(nonce)}_hidden_r{r}" for nonce in nonces for r in range(_N_REFLECTIONS)]
+        names = [
+            f"{self._nonce_name(nonce)}_hidden_r{r}"
+            for nonce in nonces
+            for r in range(_N_REFLECTIONS)
+        ]
         vectors = reflections.householder_vectors(names, self.hidden_size, self.device)
         return vectors.view(len(nonces), _N_REFLECTIONS, self.hidden_size)
 
@@ -78,7 +97,11 @@ class DistanceScheme(PrefillScheme):
 def projection(block_hash: str, hidden: int, device: torch.device) -> Tensor:
     """W of the block: float32 (OUTPUT_DIM, hidden)."""
     seed = rng.seed_from_string(f"{block_hash}_lm_head")
-    return rng.normal([seed], OUTPUT_DIM * hidden, device).view(OUTPUT_DIM, hidden).mul_(_PROJECTION_STD)
+    return (
+        rng.normal([seed], OUTPUT_DIM * hidden, device)
+        .view(OUTPUT_DIM, hidden)
+        .mul_(_PROJECTION_STD)
+    )
 
 
 def target(block_hash: str, device: torch.device) -> Tensor:

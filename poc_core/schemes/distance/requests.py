@@ -1,4 +1,6 @@
-"""The bodies of clients that speak of distances: any that starts or stores a round has an `r_target`."""
+"""The bodies of clients that speak of distances: any that starts or stores a round has an
+`r_target`.
+"""
 
 from typing import Annotated, Any, ClassVar, Self
 
@@ -18,7 +20,9 @@ Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class DistanceRoundBody(RoundBody):
     """Starts or stores a round of distances. Unknown fields are ignored."""
 
-    r_target: RTarget = Field(description="A nonce is valid when its distance is below this.", examples=[1.405])
+    r_target: RTarget = Field(
+        description="A nonce is valid when its distance is below this.", examples=[1.405]
+    )
     fraud_threshold: Probability = Field(
         FRAUD_THRESHOLD, description="Below this probability of honesty a batch is a fraud."
     )
@@ -31,10 +35,18 @@ class DistanceRoundBody(RoundBody):
         None, description="As the client counts; workers compute as many nonces at a time as fit."
     )
     seq_len: Count = Field(256, ge=1, description="Positions of a nonce's prefill.")
-    callback_url: HttpUrl = Field(None, description="Valid nonces are sent to {callback_url}/generated.")
-    use_sign_flips: bool = Field(True, description="Randomize by flipping signs of the last hidden state.")
-    use_layer_hooks: bool = Field(False, description="Randomize by normalizing and reflecting after every layer.")
-    model: Text | None = Field(None, description="Which of several served models; not needed where there is one.")
+    callback_url: HttpUrl = Field(
+        None, description="Valid nonces are sent to {callback_url}/generated."
+    )
+    use_sign_flips: bool = Field(
+        True, description="Randomize by flipping signs of the last hidden state."
+    )
+    use_layer_hooks: bool = Field(
+        False, description="Randomize by normalizing and reflecting after every layer."
+    )
+    model: Text | None = Field(
+        None, description="Which of several served models; not needed where there is one."
+    )
 
     examples: ClassVar[Examples] = {
         "distances": {
@@ -55,10 +67,18 @@ class DistanceRoundBody(RoundBody):
 
     @model_validator(mode="after")
     def _one_randomization(self) -> Self:
-        if self.use_layer_hooks and self.use_sign_flips and "use_sign_flips" in self.model_fields_set:
-            raise PydanticCustomError("randomization", "Set use_sign_flips or use_layer_hooks, not both")
+        if (
+            self.use_layer_hooks
+            and self.use_sign_flips
+            and "use_sign_flips" in self.model_fields_set
+        ):
+            raise PydanticCustomError(
+                "randomization", "Set use_sign_flips or use_layer_hooks, not both"
+            )
         if not self.use_layer_hooks and not self.use_sign_flips:
-            raise PydanticCustomError("randomization", "Set one of use_sign_flips and use_layer_hooks")
+            raise PydanticCustomError(
+                "randomization", "Set one of use_sign_flips and use_layer_hooks"
+            )
         return self
 
     @model_validator(mode="after")
@@ -90,7 +110,9 @@ class DistanceRoundBody(RoundBody):
             n_groups=self.n_groups,
             batch_size=batch_size,
             url=self.callback_url,
-            terms=DistanceTerms(r_target=self.r_target, fraud_threshold=self.fraud_threshold).model_dump(),
+            terms=DistanceTerms(
+                r_target=self.r_target, fraud_threshold=self.fraud_threshold
+            ).model_dump(),
         )
 
     @classmethod
@@ -147,7 +169,9 @@ class ProofBatchBody(BatchBody):
     def job(self, config: RoundConfig) -> NewJob:
         return NewJob(
             model=config.model,
-            spec=config.spec.model_copy(update={"block_hash": self.block_hash, "public_key": self.public_key}),
+            spec=config.spec.model_copy(
+                update={"block_hash": self.block_hash, "public_key": self.public_key}
+            ),
             request=JobRequest(
                 block_height=self.block_height,
                 node_id=self.node_id,

@@ -15,7 +15,9 @@ RTarget = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
 
 
 class DistanceTerms(Terms):
-    """What a round was started with (protocol.md, section 3): a nonce with a distance below r_target is valid."""
+    """What a round was started with (protocol.md, section 3): a nonce with a distance below
+    r_target is valid.
+    """
 
     r_target: RTarget
     fraud_threshold: Probability = FRAUD_THRESHOLD

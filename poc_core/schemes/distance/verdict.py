@@ -1,10 +1,12 @@
-"""Holding another node's distances against one's own: which are invalid, is it fraud (protocol.md, section 3)."""
+"""Holding another node's distances against one's own: which are invalid, is it fraud
+(protocol.md, section 3).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from poc_core.arithmetic.statistics import binomial_p_value
 from poc_core.schemes.distance.terms import FRAUD_THRESHOLD
-from poc_core.statistics import binomial_p_value
 
 # How often an honest pair is found invalid (section 3, Fraud).
 P_INVALID = 5e-4
@@ -26,10 +28,11 @@ def judge_distances(
     r_target: float,
     fraud_threshold: float = FRAUD_THRESHOLD,
 ) -> DistanceVerdict:
-    """Judges the distances received against those computed for the same nonces, None where excluded.
+    """Judges the distances received against those computed for the same nonces, None where
+    excluded.
 
-    An excluded nonce counts as little as an artifact's would: it is not among n_total. ValueError: the
-    lengths differ.
+    An excluded nonce counts as little as an artifact's would: it is not among n_total. ValueError:
+    the lengths differ.
     """
     pairs = [(dist, own) for dist, own in zip(received, computed, strict=True) if own is not None]
     # `not <` rather than `>=`, so that a NaN is invalid too.

@@ -1,7 +1,7 @@
 """Makes the artifacts beside it anew: `python -m tests.data.report.make`.
 
-Honest: tiny-qwen3 as three engines and number formats compute it. Cheats: the same model with its matrices rounded to
-eight and to four bits, which would take half and a quarter of the memory.
+Honest: tiny-qwen3 as three engines and number formats compute it. Cheats: the same model with its
+matrices rounded to eight and to four bits, which would take half and a quarter of the memory.
 """
 
 import shutil
@@ -36,14 +36,26 @@ def quantized(folder: Path, bits: int) -> Path:
     shutil.copytree(MODEL, model)
     weights = load_file(model / "model.safetensors")
     matrices = {
-        name: rounded(weight, bits) for name, weight in weights.items() if weight.ndim == 2 and "layers" in name
+        name: rounded(weight, bits)
+        for name, weight in weights.items()
+        if weight.ndim == 2 and "layers" in name
     }
     save_file(weights | matrices, model / "model.safetensors", metadata={"format": "pt"})
     return model
 
 
 def compute(name: str, model: Path, options: list[str]) -> None:
-    command = [sys.executable, "-m", "cli.main", "compute", "--model", str(model), *PROOF, *options, "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "compute",
+        "--model",
+        str(model),
+        *PROOF,
+        *options,
+        "--json",
+    ]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     (HERE / f"{name}.json").write_text(done.stdout)
 

@@ -1,5 +1,7 @@
-"""A clock that jumps: every process that is started with this folder in PYTHONPATH adds to time.time() what the file
-that PROOFLINE_TEST_CLOCK names holds, in seconds. It stands for clocks of hosts that are wrong or set anew."""
+"""A clock that jumps: every process that is started with this folder in PYTHONPATH adds to
+time.time() what the file that PROOFLINE_TEST_CLOCK names holds, in seconds. It stands for
+clocks of hosts that are wrong or set anew.
+"""
 
 import os
 import time

@@ -9,15 +9,16 @@ import pytest
 from fastapi.testclient import TestClient
 from redis.exceptions import ResponseError
 
-from api import answers, examples
 from api.app import create_app
-from api.dispatch import Dispatcher
+from api.proofs.dispatch import Dispatcher
+from api.schema import examples
 from api.services import Services
+from poc_core import answers
 from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.settings import Settings
 from poc_core.state import JobStore
-from tests.samples import MODEL, RecordingDispatcher, body, worker_record
+from tests.harness.samples import MODEL, RecordingDispatcher, body, worker_record
 
 CALLS: list[tuple[str, str, Any]] = [
     ("POST", "/api/v1/pow/generate", body()),
@@ -63,7 +64,13 @@ def test_redis_away_is_503_and_the_api_recovers_by_itself(
     ("refusal", "status"),
     [
         ("MISCONF Errors writing to the AOF file: No space left on device", 503),
-        ("Error running script: @user_script: 1: -OOM command not allowed when used memory > 'maxmemory'.", 503),
+        (
+            (
+                "Error running script: @user_script: 1: -OOM command not allowed when used memory >"
+                " 'maxmemory'."
+            ),
+            503,
+        ),
         ("Error running script: @user_script: 1: attempt to index a nil value", 500),
     ],
 )
@@ -77,18 +84,25 @@ def test_redis_without_room_is_503_and_a_script_that_fails_is_500(
     assert client.get("/api/v1/pow/generate/" + "0" * 32).status_code == status
 
 
-def test_redis_away_leaves_livez_alone(server: fakeredis.FakeServer, client_of_server: TestClient) -> None:
+def test_redis_away_leaves_livez_alone(
+    server: fakeredis.FakeServer, client_of_server: TestClient
+) -> None:
     server.connected = False
     assert client_of_server.get("/livez").status_code == 200
 
 
-def test_a_mistake_of_ours_is_500_without_details(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_is_500_without_details(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("secret")
 
     monkeypatch.setattr("poc_core.state.jobs.JobStore.read", broken)
     answer = client.get("/api/v1/pow/generate/" + "0" * 32)
-    assert (answer.status_code, answer.json()) == (500, {"detail": "The node made a mistake; its log tells more."})
+    assert (answer.status_code, answer.json()) == (
+        500,
+        {"detail": "The node made a mistake; its log tells more."},
+    )
 
 
 def test_the_factory_needs_no_redis() -> None:
@@ -100,12 +114,18 @@ def test_the_factory_needs_no_redis() -> None:
 def test_openapi_describes_every_endpoint_with_examples(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     paths = document["paths"]
-    pow_paths = {path.removeprefix("/api/v1/pow/") for path in paths if path.startswith("/api/v1/pow/")}
+    pow_paths = {
+        path.removeprefix("/api/v1/pow/") for path in paths if path.startswith("/api/v1/pow/")
+    }
     assert pow_paths == {
         *("generate", "generate/{request_id}", "status", "stop"),
         *("init", "init/generate", "init/validate", "phase/generate", "phase/validate", "validate"),
     }
-    others = {path for path in paths if not path.startswith(("/api/v1/pow/", "/v1/", "/tokenize", "/detokenize"))}
+    others = {
+        path
+        for path in paths
+        if not path.startswith(("/api/v1/pow/", "/v1/", "/tokenize", "/detokenize"))
+    }
     aggregator_paths = {path.removeprefix("/api/v1/") for path in others}
     assert aggregator_paths == {
         *(
@@ -116,7 +136,10 @@ def test_openapi_describes_every_endpoint_with_examples(client: TestClient) -> N
         ),
         *("state", "stop", "versions", "/health", "/livez", "/ready", "/readyz", "/metrics"),
         *(f"inference/{name}" for name in ("up", "up/async", "up/status", "down")),
-        *(f"inference/pow/{name}" for name in ("init/generate", "generate", "generate/{request_id}", "status", "stop")),
+        *(
+            f"inference/pow/{name}"
+            for name in ("init/generate", "generate", "generate/{request_id}", "status", "stop")
+        ),
     }
     post = paths["/api/v1/pow/generate"]["post"]
     assert set(post["responses"]) >= {"200", "400", "409", "413", "422", "429", "500", "503"}
@@ -134,7 +157,9 @@ def test_openapi_refers_to_nothing_that_is_missing(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("name", GenerateBody.examples)
-def test_the_example_bodies_are_accepted(client: TestClient, serve: Callable[..., Any], name: str) -> None:
+def test_the_example_bodies_are_accepted(
+    client: TestClient, serve: Callable[..., Any], name: str
+) -> None:
     serve("w1")
     example = GenerateBody.examples[name]["value"]
     assert example["params"]["model"] == MODEL

@@ -1,4 +1,6 @@
-"""Every request that cannot be served: its status, a message that says what to change, and nothing enqueued."""
+"""Every request that cannot be served: its status, a message that says what to change, and
+nothing enqueued.
+"""
 
 import base64
 import json
@@ -10,11 +12,11 @@ import pytest
 from fastapi.testclient import TestClient
 from redis import Redis
 
-from poc_core.nonces import MAX_NONCE
+from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry
-from tests.samples import MODEL, RecordingDispatcher, body
+from tests.harness.samples import MODEL, RecordingDispatcher, body
 
 GENERATE = "/api/v1/pow/generate"
 
@@ -42,10 +44,22 @@ def validation(vector_b64: Any) -> dict[str, Any]:
 
 
 MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a duplicate nonce": ({"nonces": [1, 2, 1]}, "nonces", "Nonce 1 is listed twice; list each nonce once"),
+    "a duplicate nonce": (
+        {"nonces": [1, 2, 1]},
+        "nonces",
+        "Nonce 1 is listed twice; list each nonce once",
+    ),
     "a negative nonce": ({"nonces": [0, -1]}, "nonces.1", "greater than or equal to 0"),
-    "a nonce beyond 2^63-1": ({"nonces": [MAX_NONCE + 1]}, "nonces.0", "less than or equal to 9223372036854775807"),
-    "a nonce of 4,001 digits": ({"nonces": [10**4000]}, "nonces.0", "less than or equal to 9223372036854775807"),
+    "a nonce beyond 2^63-1": (
+        {"nonces": [MAX_NONCE + 1]},
+        "nonces.0",
+        "less than or equal to 9223372036854775807",
+    ),
+    "a nonce of 4,001 digits": (
+        {"nonces": [10**4000]},
+        "nonces.0",
+        "less than or equal to 9223372036854775807",
+    ),
     "a fractional nonce": ({"nonces": [1.5]}, "nonces.0", "valid integer"),
     "a nonce in quotes": ({"nonces": ["1"]}, "nonces.0", "valid integer"),
     "a nonce that is true": ({"nonces": [True]}, "nonces.0", "valid integer"),
@@ -53,7 +67,11 @@ MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
     "nonces that are no list": ({"nonces": 5}, "nonces", "valid array"),
     "an empty block_hash": ({"block_hash": ""}, "block_hash", "at least 1 character"),
     "an over-long block_hash": ({"block_hash": "x" * 257}, "block_hash", "at most 256 characters"),
-    "a block_hash of 100 kB": ({"block_hash": "x" * 100_000}, "block_hash", "at most 256 characters"),
+    "a block_hash of 100 kB": (
+        {"block_hash": "x" * 100_000},
+        "block_hash",
+        "at most 256 characters",
+    ),
     "a block_hash that is a number": ({"block_hash": 5}, "block_hash", "valid string"),
     "an empty public_key": ({"public_key": ""}, "public_key", "at least 1 character"),
     "an over-long public_key": ({"public_key": "x" * 257}, "public_key", "at most 256 characters"),
@@ -65,18 +83,54 @@ MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an unknown field in params": ({"params": {"seqlen": 5}}, "params.seqlen", "not permitted"),
     "params that are no object": ({"params": {}, "wait": 5}, "wait", "boolean"),
     "a batch_size of 0": ({"batch_size": 0}, "batch_size", "greater than or equal to 1"),
-    "a batch_size beyond all bounds": ({"batch_size": 10**6}, "batch_size", "less than or equal to 1024"),
-    "a url of another protocol": ({"url": "ftp://host/path"}, "url", "must look like http://host:port/path"),
+    "a batch_size beyond all bounds": (
+        {"batch_size": 10**6},
+        "batch_size",
+        "less than or equal to 1024",
+    ),
+    "a url of another protocol": (
+        {"url": "ftp://host/path"},
+        "url",
+        "must look like http://host:port/path",
+    ),
     "a url without a host": ({"url": "http://"}, "url", "must look like http://host:port/path"),
-    "a url with a bad port": ({"url": "http://host:99999/"}, "url", "must look like http://host:port/path"),
+    "a url with a bad port": (
+        {"url": "http://host:99999/"},
+        "url",
+        "must look like http://host:port/path",
+    ),
     "a url with a query": ({"url": "http://host/stop?"}, "url", "leave out the query and fragment"),
-    "a url with a fragment": ({"url": "http://host/stop#"}, "url", "leave out the query and fragment"),
-    "a url that others read otherwise": ({"url": "http://a\\@host/"}, "url", "must look like http://host:port/path"),
-    "a url of a cloud's metadata": ({"url": "http://169.254.169.254/"}, "url", "allow it with POC_CALLBACK_ALLOW"),
-    "a url of the API itself": ({"url": "http://127.0.0.1:8000/api/v1/pow"}, "url", "is the node's own"),
+    "a url with a fragment": (
+        {"url": "http://host/stop#"},
+        "url",
+        "leave out the query and fragment",
+    ),
+    "a url that others read otherwise": (
+        {"url": "http://a\\@host/"},
+        "url",
+        "must look like http://host:port/path",
+    ),
+    "a url of a cloud's metadata": (
+        {"url": "http://169.254.169.254/"},
+        "url",
+        "allow it with POC_CALLBACK_ALLOW",
+    ),
+    "a url of the API itself": (
+        {"url": "http://127.0.0.1:8000/api/v1/pow"},
+        "url",
+        "is the node's own",
+    ),
     "an over-long url": ({"url": "http://host/" + "x" * 3000}, "url", "at most 2048 characters"),
-    "a p_mismatch above 1": ({"stat_test": {"p_mismatch": 2}}, "stat_test.p_mismatch", "less than or equal to 1"),
-    "a negative threshold": ({"stat_test": {"dist_threshold": -1}}, "stat_test.dist_threshold", "equal to 0"),
+    "a p_mismatch above 1": (
+        {"stat_test": {"p_mismatch": 2}},
+        "stat_test.p_mismatch",
+        "less than or equal to 1",
+    ),
+    "a negative threshold": (
+        {"stat_test": {"dist_threshold": -1}},
+        "stat_test.dist_threshold",
+        "equal to 0",
+    ),
 }
 
 
@@ -91,7 +145,9 @@ def test_422_says_where_and_what_for(client: TestClient, case: str) -> None:
     assert len(answer.content) < 500
 
 
-@pytest.mark.parametrize("field", [name for name, f in GenerateBody.model_fields.items() if f.is_required()])
+@pytest.mark.parametrize(
+    "field", [name for name, f in GenerateBody.model_fields.items() if f.is_required()]
+)
 def test_422_for_a_missing(client: TestClient, field: str) -> None:
     sent = body()
     del sent[field]
@@ -124,7 +180,9 @@ NOT_JSON: dict[str, bytes] = {
 
 @pytest.mark.parametrize("case", NOT_JSON)
 def test_422_for_a_body_that_is(client: TestClient, case: str) -> None:
-    answer = client.post(GENERATE, content=NOT_JSON[case], headers={"Content-Type": "application/json"})
+    answer = client.post(
+        GENERATE, content=NOT_JSON[case], headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 422, answer.text
     assert answer.json()["detail"][0]["msg"]
     assert len(answer.content) < 500
@@ -134,7 +192,9 @@ def test_422_for_a_body_that_is(client: TestClient, case: str) -> None:
 @pytest.mark.parametrize("field", ["nonces", "stat_test"])
 def test_422_for_a_number_that_is_none(client: TestClient, field: str, number: str) -> None:
     text = f"[{number}]" if field == "nonces" else f'{{"dist_threshold": {number}}}'
-    answer = client.post(GENERATE, content=raw(**{field: text}), headers={"Content-Type": "application/json"})
+    answer = client.post(
+        GENERATE, content=raw(**{field: text}), headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 422, answer.text
     assert "NaN" not in answer.text
 
@@ -153,7 +213,9 @@ def test_422_shortens_a_field_name_of_100_kb(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("claimed", [[0, 1], [0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 2], []])
-def test_400_when_the_artifacts_to_validate_are_not_those_of_the_nonces(client: TestClient, claimed: list[int]) -> None:
+def test_400_when_the_artifacts_to_validate_are_not_those_of_the_nonces(
+    client: TestClient, claimed: list[int]
+) -> None:
     artifacts = [{"nonce": nonce, "vector_b64": vector(*[1.0] * 12)} for nonce in claimed]
     answer = client.post(GENERATE, json=body(nonces=[0, 1, 2], validation={"artifacts": artifacts}))
     assert answer.status_code == 400
@@ -176,25 +238,35 @@ def test_409_names_what_is_requested_and_what_is_deployed(
 
 
 def test_409_names_every_field_at_once(client: TestClient) -> None:
-    detail = client.post(GENERATE, json=body(params={"seq_len": 9999, "k_dim": 9999})).json()["detail"]
+    detail = client.post(GENERATE, json=body(params={"seq_len": 9999, "k_dim": 9999})).json()[
+        "detail"
+    ]
     assert detail["fields"] == ["seq_len", "k_dim"]
-    assert detail["message"] == f"The model {MODEL} takes seq_len at most 1024 and k_dim at most 128."
+    assert (
+        detail["message"] == f"The model {MODEL} takes seq_len at most 1024 and k_dim at most 128."
+    )
 
 
-def test_409_for_a_seq_len_that_one_micro_batch_cannot_hold(client: TestClient, serve: Callable[..., Any]) -> None:
+def test_409_for_a_seq_len_that_one_micro_batch_cannot_hold(
+    client: TestClient, serve: Callable[..., Any]
+) -> None:
     serve("w1", max_batch_tokens=512)
     answer = client.post(GENERATE, json=body(params={"seq_len": 600}))
     assert answer.json()["detail"]["deployed"] == {"seq_len": 512}
 
 
-def test_409_for_an_unknown_model_also_while_the_known_one_is_away(client: TestClient, workers: WorkerRegistry) -> None:
+def test_409_for_an_unknown_model_also_while_the_known_one_is_away(
+    client: TestClient, workers: WorkerRegistry
+) -> None:
     workers.remove("w1")
     answer = client.post(GENERATE, json=body(params={"model": "other"}))
     assert answer.status_code == 409
     assert answer.json()["detail"]["deployed"] == {"model": MODEL}
 
 
-def test_503_for_a_known_model_that_nobody_serves_now(client: TestClient, workers: WorkerRegistry) -> None:
+def test_503_for_a_known_model_that_nobody_serves_now(
+    client: TestClient, workers: WorkerRegistry
+) -> None:
     workers.remove("w1")
     answer = client.post(GENERATE, json=body())
     assert answer.status_code == 503
@@ -202,7 +274,9 @@ def test_503_for_a_known_model_that_nobody_serves_now(client: TestClient, worker
     assert int(answer.headers["Retry-After"]) > 0
 
 
-def test_503_for_a_model_that_is_being_loaded(client: TestClient, serve: Callable[..., Any]) -> None:
+def test_503_for_a_model_that_is_being_loaded(
+    client: TestClient, serve: Callable[..., Any]
+) -> None:
     serve("w2", model="other", state="starting")
     assert client.post(GENERATE, json=body(params={"model": "other"})).status_code == 503
 
@@ -245,20 +319,26 @@ def test_429_when_jobs_with_a_url_have_all_places(
 
 
 def test_413_for_a_declared_length_over_the_limit(client: TestClient) -> None:
-    answer = client.post(GENERATE, content=b" " * 200_001, headers={"Content-Type": "application/json"})
+    answer = client.post(
+        GENERATE, content=b" " * 200_001, headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 413
     assert "larger than 200000 bytes" in answer.json()["detail"]
 
 
 def test_413_for_a_chunked_body_over_the_limit(client: TestClient) -> None:
-    answer = client.post(GENERATE, content=iter([b" " * 10_000] * 21), headers={"Content-Type": "application/json"})
+    answer = client.post(
+        GENERATE, content=iter([b" " * 10_000] * 21), headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 413
     assert "split the request" in answer.json()["detail"]
 
 
 def test_413_for_more_items_than_nonces_need(client: TestClient) -> None:
     answer = client.post(
-        GENERATE, content=b'{"nonces": [' + b"1," * 50_000 + b"1]}", headers={"Content-Type": "application/json"}
+        GENERATE,
+        content=b'{"nonces": [' + b"1," * 50_000 + b"1]}",
+        headers={"Content-Type": "application/json"},
     )
     assert answer.status_code == 413
     assert "split the request" in answer.json()["detail"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.described.node import Node
 from tests.described.requests import ask_all
-from tests.fuzz import FUZZ
+from tests.harness.fuzz import FUZZ
 
 CASES_EACH = 400 if os.environ.get("PROOFLINE_FUZZ") == "long" else 6
 
@@ -25,5 +25,9 @@ def quiet() -> Iterator[None]:
 @pytest.mark.usefixtures("quiet")
 def test_no_request_made_from_our_description_is_answered_otherwise(tmp_path: Path) -> None:
     seen = ask_all(Node(tmp_path), CASES_EACH, seed=12)
-    assert {"POST /api/v1/pow/generate", "GET /api/v1/pow/status", "POST /v1/chat/completions"} <= set(seen)
+    assert {
+        "POST /api/v1/pow/generate",
+        "GET /api/v1/pow/status",
+        "POST /v1/chat/completions",
+    } <= set(seen)
     assert sum(statuses.total() for statuses in seen.values()) > 150

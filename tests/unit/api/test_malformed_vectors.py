@@ -1,4 +1,6 @@
-"""A thousand vectors that a cheat might send: each is a mismatch, and none an error of the validator's request."""
+"""A thousand vectors that a cheat might send: each is a mismatch, and none an error of the
+validator's request.
+"""
 
 import base64
 import time
@@ -10,10 +12,10 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from poc_core.encoding import decode_vector
+from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import VectorError
 from poc_core.state import Claim, JobStore
-from tests.samples import K_DIM, body
+from tests.harness.samples import K_DIM, body
 
 GENERATE = "/api/v1/pow/generate"
 OWN = base64.b64encode(bytes(2 * K_DIM)).decode()
@@ -24,13 +26,21 @@ BOUND_S = 30.0
 
 Serve = Callable[..., Any]
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=3,
 )
 BYTES = st.binary(max_size=100) | st.binary(min_size=2 * K_DIM, max_size=2 * K_DIM)
 BASE64 = BYTES.map(lambda raw: base64.b64encode(raw).decode())
-NEARLY = st.tuples(BASE64, st.text(max_size=2), st.integers(0, 40)).map(lambda t: t[0][: t[2]] + t[1] + t[0][t[2] :])
+NEARLY = st.tuples(BASE64, st.text(max_size=2), st.integers(0, 40)).map(
+    lambda t: t[0][: t[2]] + t[1] + t[0][t[2] :]
+)
 LONG = st.integers(1, 5000).map(lambda n: "A" * n)
 VECTORS = st.lists(JSON | BASE64 | NEARLY | LONG, min_size=N_VECTORS, max_size=N_VECTORS)
 
@@ -75,7 +85,10 @@ def test_so_it_is_in_a_thousand_validations(
 def validate(client: TestClient, jobs: JobStore, serve: Serve, vectors: list[Any]) -> None:
     serve("w1")  # a heartbeat: keys expire while a test that lasts goes on
     nonces = list(range(len(vectors)))
-    artifacts = [{"nonce": nonce, "vector_b64": vector} for nonce, vector in zip(nonces, vectors, strict=True)]
+    artifacts = [
+        {"nonce": nonce, "vector_b64": vector}
+        for nonce, vector in zip(nonces, vectors, strict=True)
+    ]
     began = time.monotonic()
     answer = client.post(GENERATE, json=body(nonces=nonces, validation={"artifacts": artifacts}))
     assert answer.status_code == 200, answer.text

@@ -16,4 +16,6 @@ def test_beyond_loopback_strangers_do_not_reach_through_it(host: str) -> None:
 
 
 def test_what_the_operator_set_stays() -> None:
-    assert receiver_settings("0.0.0.0", 8000, {"POC_CALLBACK_ALLOW": "loopback"}) == {"POC_API_PORT": "8000"}
+    assert receiver_settings("0.0.0.0", 8000, {"POC_CALLBACK_ALLOW": "loopback"}) == {
+        "POC_API_PORT": "8000"
+    }

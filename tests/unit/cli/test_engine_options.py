@@ -11,11 +11,18 @@ from typer.testing import CliRunner
 from cli.engine_options import from_command_line
 from cli.main import app
 from cli.shipped import shipped_model
-from poc_core.decode.codebook_file import SHIPPED, SHIPPED_SHA256
+from poc_core.schemes.decode.codebook_file import SHIPPED, SHIPPED_SHA256
 from workers.engines.options import EngineOptions
 
 FLAGS = (
-    *("--model", "--engine", "--dtype", "--tensor-parallel", "--pipeline-parallel", "--max-batch-tokens"),
+    *(
+        "--model",
+        "--engine",
+        "--dtype",
+        "--tensor-parallel",
+        "--pipeline-parallel",
+        "--max-batch-tokens",
+    ),
     *("--served-model-name", "--synthetic-step-ms"),
 )
 
@@ -24,7 +31,9 @@ FLAGS = (
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What `run_worker` is called with, in place of a worker."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setitem(sys.modules, "workers.main", SimpleNamespace(run_worker=lambda *args: calls.append(args)))
+    monkeypatch.setitem(
+        sys.modules, "workers.main", SimpleNamespace(run_worker=lambda *args: calls.append(args))
+    )
     monkeypatch.setattr("workers.endings.end_process", lambda: None)
     return calls
 
@@ -33,11 +42,17 @@ def test_the_command_line_knows_every_option_and_its_default() -> None:
     on_command_line = inspect.signature(from_command_line).parameters
     # What all workers of a node are to share is a setting.
     shared = {"layer_reflections", "decode_graphs", "codebook", "codebook_sha256"}
-    fields = {name: field for name, field in EngineOptions.model_fields.items() if name not in shared}
+    fields = {
+        name: field for name, field in EngineOptions.model_fields.items() if name not in shared
+    }
     assert set(on_command_line) == set(fields)
     for name, field in fields.items():
         default = on_command_line[name].default
-        assert field.is_required() if default is inspect.Parameter.empty else (default or ()) == (field.default or ())
+        assert (
+            field.is_required()
+            if default is inspect.Parameter.empty
+            else (default or ()) == (field.default or ())
+        )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +73,16 @@ def test_every_command_that_starts_an_engine_takes_them(
 
 
 def test_a_worker_gets_what_was_said(started: list[tuple[Any, ...]]) -> None:
-    flags = ["--engine", "synthetic", "--synthetic-step-ms", "5", "--served-model-name", "m", "--max-batch-tokens", "9"]
+    flags = [
+        "--engine",
+        "synthetic",
+        "--synthetic-step-ms",
+        "5",
+        "--served-model-name",
+        "m",
+        "--max-batch-tokens",
+        "9",
+    ]
     done = CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", *flags, "--worker-id", "w"])
     assert done.exit_code == 0
     options = EngineOptions(
@@ -75,7 +99,12 @@ def test_which_layers_are_reflected_is_a_setting(
     started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POC_LAYER_REFLECTIONS", "all")
-    assert CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
+        .exit_code
+        == 0
+    )
     assert started[0][0].layer_reflections == "all"
 
 
@@ -83,7 +112,12 @@ def test_whether_steps_run_as_graphs_is_a_setting_and_auto_unless_it_is_off(
     started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for setting in ("auto", "off"):
-        assert CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]).exit_code == 0
+        assert (
+            CliRunner()
+            .invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
+            .exit_code
+            == 0
+        )
         assert started[-1][0].decode_graphs == setting
         monkeypatch.setenv("POC_DECODE_GRAPHS", "off")
 
@@ -98,24 +132,39 @@ def test_a_codebook_with_another_checksum_ends_the_command_before_an_engine_is_l
     assert "POC_DECODE_CODEBOOK_SHA256 says 000" in done.stderr
     assert started == []
     monkeypatch.setenv("POC_DECODE_CODEBOOK_SHA256", SHIPPED_SHA256)
-    assert CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
+        .exit_code
+        == 0
+    )
     assert (started[0][0].codebook, started[0][0].codebook_sha256) == (str(SHIPPED), SHIPPED_SHA256)
 
 
 def test_a_supervised_worker_gets_them_whole(started: list[tuple[Any, ...]]) -> None:
-    options = EngineOptions(model="/models/m", served_model_name="m", tensor_parallel=2, vllm_args=("--seed", "1"))
+    options = EngineOptions(
+        model="/models/m", served_model_name="m", tensor_parallel=2, vllm_args=("--seed", "1")
+    )
     assert CliRunner().invoke(app, ["supervised-worker", options.model_dump_json()]).exit_code == 0
     assert started == [(options,)]
 
 
 @pytest.mark.parametrize("command", ["worker", "up", "workers"])
 @pytest.mark.parametrize(
-    "flags", [["--engine", "synthetic", "--tensor-parallel", "2"], ["--engine", "transformers", "--", "--seed", "1"]]
+    "flags",
+    [
+        ["--engine", "synthetic", "--tensor-parallel", "2"],
+        ["--engine", "transformers", "--", "--seed", "1"],
+    ],
 )
-def test_what_does_not_go_together_is_one_line(started: list[tuple[Any, ...]], command: str, flags: Any) -> None:
+def test_what_does_not_go_together_is_one_line(
+    started: list[tuple[Any, ...]], command: str, flags: Any
+) -> None:
     done = CliRunner().invoke(app, [command, "--model", "tiny-qwen3", *flags])
     assert done.exit_code == 2
     assert (
-        done.stderr == f"error: Parallelism and arguments after -- are vLLM's; the {flags[1]} engine takes neither.\n"
+        done.stderr
+        == f"error: Parallelism and arguments after -- are vLLM's; the {flags[1]} engine takes"
+        " neither.\n"
     )
     assert started == []

@@ -17,7 +17,9 @@ COMMANDS = (
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
-    monkeypatch.setenv("COLUMNS", "200")  # so that help texts are not wrapped in the middle of what is looked for
+    monkeypatch.setenv(
+        "COLUMNS", "200"
+    )  # so that help texts are not wrapped in the middle of what is looked for
     return CliRunner()
 
 
@@ -47,13 +49,19 @@ def test_an_unknown_option_is_a_usage_error(runner: CliRunner) -> None:
 def test_words_before_the_dashes_are_refused(runner: CliRunner) -> None:
     answer = runner.invoke(app, ["up", "--model", "tiny-qwen3", "tiny-llama"])
     assert answer.exit_code == 2
-    assert "'tiny-llama' is not an option; vLLM's own arguments go to the end, after --." in answer.output
+    assert (
+        "'tiny-llama' is not an option; vLLM's own arguments go to the end, after --."
+        in answer.output
+    )
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ProoflineError("It broke; mend it."), 1), (SpecError("k_dim is wrong; correct it."), 2)]
+    ("error", "code"),
+    [(ProoflineError("It broke; mend it."), 1), (SpecError("k_dim is wrong; correct it."), 2)],
 )
-def test_an_expected_error_is_one_line_and_an_exit_code(runner: CliRunner, error: ProoflineError, code: int) -> None:
+def test_an_expected_error_is_one_line_and_an_exit_code(
+    runner: CliRunner, error: ProoflineError, code: int
+) -> None:
     small = typer.Typer(cls=ProoflineGroup)
 
     @small.callback()

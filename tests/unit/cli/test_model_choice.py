@@ -25,12 +25,16 @@ def test_a_directory_is_served_under_its_last_part(model_dir: Path) -> None:
     assert choose_model(f"{model_dir}/", None) == (str(model_dir), "my-model")
 
 
-def test_a_relative_directory_becomes_absolute(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_directory_becomes_absolute(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(model_dir)
     assert choose_model(".", None) == (str(model_dir), "my-model")
 
 
-def test_a_directory_of_a_shipped_models_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_a_shipped_models_name_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tiny-qwen3").mkdir()
     (tmp_path / "tiny-qwen3" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)

@@ -18,14 +18,19 @@ def test_a_line_now_and_then(capsys: Capture) -> None:
         assert capsys.readouterr().err == ""  # not every step has one
         clock += 9
         bar.advance(task)
-        assert capsys.readouterr().err == "Computing on tiny: 2 of 4 measurements in 18 s, about 18 s to go\n"
+        assert (
+            capsys.readouterr().err
+            == "Computing on tiny: 2 of 4 measurements in 18 s, about 18 s to go\n"
+        )
         clock += 1
         bar.update(task, completed=4)
         bar.update(task, completed=4)
     assert capsys.readouterr().err == "Computing on tiny: 4 of 4 measurements in 19 s\n"
 
 
-def test_without_a_terminal_they_come_instead_of_a_bar_that_shows_at_its_end_only(capsys: Capture) -> None:
+def test_without_a_terminal_they_come_instead_of_a_bar_that_shows_at_its_end_only(
+    capsys: Capture,
+) -> None:
     with progress_bar("nonces") as bar:
         task = bar.add_task("Job 1", total=None)
         assert capsys.readouterr().err == "Job 1: 0 nonces in 0 s\n"

@@ -1,4 +1,6 @@
-"""Both clients against the API itself, in this process, and against answers that it seldom gives."""
+"""Both clients against the API itself, in this process, and against answers that it seldom
+gives.
+"""
 
 import asyncio
 import threading
@@ -25,7 +27,7 @@ from proofline.client import (
     calls,
     exchange,
 )
-from tests.samples import K_DIM, MODEL, status_answer
+from tests.harness.samples import K_DIM, MODEL, status_answer
 
 URL = "http://node"
 VECTOR = "AAAA" * (2 * K_DIM // 3)
@@ -50,7 +52,9 @@ QUEUED = {"status": "queued", "request_id": "job-1", "queued_count": 3}
 
 
 class Both:
-    """Does to a new client of either kind what a test says; the async one's coroutines run to their end."""
+    """Does to a new client of either kind what a test says; the async one's coroutines run to
+    their end.
+    """
 
     def __init__(self, kind: str, handler: Callable[[httpx.Request], httpx.Response]) -> None:
         self.is_async = kind == "async"
@@ -59,7 +63,11 @@ class Both:
 
     def do(self, *steps: Callable[[Any], Any], patience_s: float = 10.0) -> list[Any]:
         """What each step gave, one after the other on one client."""
-        given: dict[str, Any] = {"transport": self._transport, "patience_s": patience_s, "on_wait": self.note}
+        given: dict[str, Any] = {
+            "transport": self._transport,
+            "patience_s": patience_s,
+            "on_wait": self.note,
+        }
         if not self.is_async:
             with Client(URL, **given) as client:
                 return [step(client) for step in steps]
@@ -87,7 +95,9 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proofline.client.retries.FIRST_PAUSE_S", 0.001)
 
 
-def answering(*answers: httpx.Response | Exception) -> tuple[Callable[[httpx.Request], httpx.Response], list[str]]:
+def answering(
+    *answers: httpx.Response | Exception,
+) -> tuple[Callable[[httpx.Request], httpx.Response], list[str]]:
     """A node that gives these answers in turn, and the calls it got."""
     left = iter(answers)
     seen: list[str] = []
@@ -112,19 +122,28 @@ def ok(document: Any) -> httpx.Response:
 
 
 def refused(status: int, retry_after: str | None = "0") -> httpx.Response:
-    return httpx.Response(status, json={"detail": "no"}, headers={"Retry-After": retry_after} if retry_after else None)
+    return httpx.Response(
+        status, json={"detail": "no"}, headers={"Retry-After": retry_after} if retry_after else None
+    )
 
 
 class TestAgainstTheApi:
     @pytest.fixture
-    def node(self, client: TestClient, both: Callable[..., Both], serve: Callable[..., Any]) -> Both:
+    def node(
+        self, client: TestClient, both: Callable[..., Both], serve: Callable[..., Any]
+    ) -> Both:
         serve("w1")
 
         def forward(request: httpx.Request) -> httpx.Response:
             answer = client.request(
-                request.method, request.url.raw_path.decode(), content=request.content, headers=request.headers
+                request.method,
+                request.url.raw_path.decode(),
+                content=request.content,
+                headers=request.headers,
             )
-            return httpx.Response(answer.status_code, content=answer.content, headers=answer.headers)
+            return httpx.Response(
+                answer.status_code, content=answer.content, headers=answer.headers
+            )
 
         return both(forward)
 
@@ -137,7 +156,9 @@ class TestAgainstTheApi:
             while not over.wait(0.01):
                 for job_id in jobs.active_jobs(MODEL):
                     claim = jobs.claim(job_id, 0, "w1")
-                    if isinstance(claim, Claim) and jobs.complete(job_id, 0, [VECTOR for _ in claim.nonces]):
+                    if isinstance(claim, Claim) and jobs.complete(
+                        job_id, 0, [VECTOR for _ in claim.nonces]
+                    ):
                         jobs.finish(job_id)
 
         thread = threading.Thread(target=work)
@@ -158,7 +179,11 @@ class TestAgainstTheApi:
         assert result.artifacts == artifacts
         assert result.encoding.k_dim == K_DIM
         assert (honest.n_total, honest.n_mismatch, honest.fraud_detected) == (3, 0, False)
-        assert (fraud.mismatch_nonces, fraud.fraud_threshold, fraud.fraud_detected) == ([2], 0.1, True)
+        assert (fraud.mismatch_nonces, fraud.fraud_threshold, fraud.fraud_detected) == (
+            [2],
+            0.1,
+            True,
+        )
 
     def test_a_job_is_cancelled(self, node: Both) -> None:
         (request_id,) = node.do(lambda client: client.submit(REQUEST))
@@ -168,7 +193,9 @@ class TestAgainstTheApi:
 
     def test_a_round_is_started_seen_and_stopped(self, node: Both) -> None:
         started, status, cancelled = node.do(
-            lambda client: client.start_round(ROUND), lambda client: client.status(), lambda client: client.stop()
+            lambda client: client.start_round(ROUND),
+            lambda client: client.status(),
+            lambda client: client.stop(),
         )
         assert (started, cancelled) == (None, 0)
         assert status.state == "GENERATING"
@@ -190,7 +217,9 @@ class TestAgainstTheApi:
 
     def test_what_the_api_says_of_a_wrong_body_is_the_error(self, node: Both) -> None:
         wrong = REQUEST.model_dump(exclude_unset=True) | {"nonces": [1, 1]}
-        with pytest.raises(ApiError, match=r"nonces: Nonce 1 is listed twice.*\(HTTP 422\)") as caught:
+        with pytest.raises(
+            ApiError, match=r"nonces: Nonce 1 is listed twice.*\(HTTP 422\)"
+        ) as caught:
             node.do(lambda client: client.submit(wrong))
         assert caught.value.status == 422
         assert not caught.value.is_temporary
@@ -198,14 +227,18 @@ class TestAgainstTheApi:
 
 class TestRetries:
     @pytest.mark.parametrize("status", [429, 503])
-    def test_what_is_asked_for_by_retry_after_is_done(self, both: Callable[..., Both], status: int) -> None:
+    def test_what_is_asked_for_by_retry_after_is_done(
+        self, both: Callable[..., Both], status: int
+    ) -> None:
         handler, seen = answering(refused(status), refused(status), ok(QUEUED))
         node = both(handler)
         assert node.do(lambda client: client.submit(REQUEST)) == ["job-1"]
         assert seen == ["POST /api/v1/pow/generate"] * 3
         assert node.waited == [0.0, 0.0]
 
-    def test_what_would_take_longer_than_patience_is_an_error_at_once(self, both: Callable[..., Both]) -> None:
+    def test_what_would_take_longer_than_patience_is_an_error_at_once(
+        self, both: Callable[..., Both]
+    ) -> None:
         handler, _ = answering(refused(503, "5"))
         node = both(handler)
         with pytest.raises(ApiError) as caught:
@@ -214,7 +247,14 @@ class TestRetries:
         assert node.waited == []
 
     @pytest.mark.parametrize(
-        "answer", [refused(429, None), refused(503, None), refused(500), refused(502, None), httpx.ReadError("gone")]
+        "answer",
+        [
+            refused(429, None),
+            refused(503, None),
+            refused(500),
+            refused(502, None),
+            httpx.ReadError("gone"),
+        ],
     )
     def test_a_job_is_never_queued_twice(self, both: Callable[..., Both], answer: Any) -> None:
         handler, seen = answering(answer)
@@ -225,24 +265,41 @@ class TestRetries:
     def test_a_look_is_repeated_over_a_restart(self, both: Callable[..., Both]) -> None:
         status = ok(status_answer([MODEL]))
         lost, restarting = httpx.ReadError("gone"), httpx.ConnectError("refused")
-        handler, seen = answering(status, lost, restarting, refused(502, None), refused(503, None), status)
+        handler, seen = answering(
+            status, lost, restarting, refused(502, None), refused(503, None), status
+        )
         looks = both(handler).do(*[lambda client: client.status()] * 2)
         assert [look.workers[0].model for look in looks] == [MODEL, MODEL]
         assert len(seen) == 6
 
-    def test_once_a_node_has_answered_a_job_waits_for_its_restart(self, both: Callable[..., Both]) -> None:
-        handler, _ = answering(ok(status_answer([MODEL])), httpx.ConnectError("refused"), ok(QUEUED))
-        assert both(handler).do(lambda client: client.status(), lambda client: client.submit(REQUEST))[1] == "job-1"
+    def test_once_a_node_has_answered_a_job_waits_for_its_restart(
+        self, both: Callable[..., Both]
+    ) -> None:
+        handler, _ = answering(
+            ok(status_answer([MODEL])), httpx.ConnectError("refused"), ok(QUEUED)
+        )
+        assert (
+            both(handler).do(lambda client: client.status(), lambda client: client.submit(REQUEST))[
+                1
+            ]
+            == "job-1"
+        )
 
-    def test_an_address_that_never_answered_is_not_waited_for(self, both: Callable[..., Both]) -> None:
+    def test_an_address_that_never_answered_is_not_waited_for(
+        self, both: Callable[..., Both]
+    ) -> None:
         handler, seen = answering(httpx.ConnectError("refused"))
         with pytest.raises(ApiError, match=r"No answer from http://node \(refused\)"):
             both(handler).do(lambda client: client.status())
         assert len(seen) == 1
 
-    def test_a_node_that_starts_is_waited_for_until_it_is_ready(self, both: Callable[..., Both]) -> None:
+    def test_a_node_that_starts_is_waited_for_until_it_is_ready(
+        self, both: Callable[..., Both]
+    ) -> None:
         handler, seen = answering(
-            httpx.ConnectError("refused"), refused(503, "5"), ok({"status": "ready", "models": [MODEL]})
+            httpx.ConnectError("refused"),
+            refused(503, "5"),
+            ok({"status": "ready", "models": [MODEL]}),
         )
         assert both(handler).do(lambda client: client.wait_ready(timeout_s=60)) == [[MODEL]]
         assert len(seen) == 3
@@ -257,7 +314,9 @@ class TestWaiting:
         running = [{"status": "running", "n_done": done, "n_total": 3} for done in (0, 2)]
         handler, _ = answering(*map(ok, running), ok({"status": "completed", "artifacts": []}))
         told: list[tuple[int, int]] = []
-        (result,) = both(handler).do(lambda c: c.wait("job-1", Document, lambda *progress: told.append(progress)))
+        (result,) = both(handler).do(
+            lambda c: c.wait("job-1", Document, lambda *progress: told.append(progress))
+        )
         assert result == {"status": "completed", "artifacts": []}
         assert told == [(0, 3), (2, 3)]
 
@@ -272,7 +331,10 @@ class TestWaiting:
     [
         (httpx.Response(200, text="hello"), "something that is not Proofline's; check the url"),
         (ok([]), "something that is not Proofline's; check the url"),
-        (ok(status_answer([]) | {"state": "DANCING"}), r"\(state: .*\); is it of another version\?"),
+        (
+            ok(status_answer([]) | {"state": "DANCING"}),
+            r"\(state: .*\); is it of another version\?",
+        ),
     ],
 )
 def test_an_answer_that_cannot_be_read_is_an_error(

@@ -23,7 +23,9 @@ def test_retry_after_is_a_number_of_seconds_or_a_date() -> None:
 def test_pauses_double_up_to_a_limit() -> None:
     patience = Patience(1e6)
     error = ApiError("away")
-    pauses = [patience.pause_s(error, is_repeatable=True, waits_for_start=False) for _ in range(2000)]
+    pauses = [
+        patience.pause_s(error, is_repeatable=True, waits_for_start=False) for _ in range(2000)
+    ]
     assert 0.125 <= pauses[0] <= 0.25
     assert 0.5 <= pauses[2] <= 1
     assert all(MAX_PAUSE_S / 2 <= pause <= MAX_PAUSE_S for pause in pauses[5:])
@@ -44,4 +46,6 @@ def test_without_patience_nothing_is_tried_again() -> None:
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 500])
 def test_other_refusals_are_final(status: int) -> None:
     with pytest.raises(ApiError):
-        Patience(60).pause_s(ApiError("no", status, retry_after_s=0), is_repeatable=True, waits_for_start=True)
+        Patience(60).pause_s(
+            ApiError("no", status, retry_after_s=0), is_repeatable=True, waits_for_start=True
+        )

@@ -1,4 +1,6 @@
-"""Fenced blocks: each has a language, can be read in it, and shell and Python run in a test or say above why not."""
+"""Fenced blocks: each has a language, can be read in it, and shell and Python run in a test or
+say above why not.
+"""
 
 import ast
 import json
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.documents import DOCUMENTS, ROOT, Block, blocks
+from tests.harness.documents import DOCUMENTS, ROOT, Block, blocks
 
 ALL = [block for document in DOCUMENTS for block in blocks(document)]
 WHY_NOT = re.compile(r"not run: (\S.{10,})", re.DOTALL)
@@ -26,8 +28,13 @@ def of(*kinds: str) -> list[Block]:
 
 
 def sections_that_run() -> set[tuple[str, str]]:
-    tests = [*(ROOT / "tests" / "integration").glob("*.py"), *(ROOT / "tests" / "unit").rglob("*.py")]
-    named = {found for test in tests if test != Path(__file__) for found in RUN.findall(test.read_text())}
+    tests = [
+        *(ROOT / "tests" / "integration").glob("*.py"),
+        *(ROOT / "tests" / "unit").rglob("*.py"),
+    ]
+    named = {
+        found for test in tests if test != Path(__file__) for found in RUN.findall(test.read_text())
+    }
     return {(document, section) for document, section in named}
 
 
@@ -51,11 +58,18 @@ def test_what_can_run_runs_in_a_test_or_says_why_not() -> None:
         for block in of("sh", "python", "go")
         if not WHY_NOT.match(block.comment) and (block.document, block.section) not in runs
     ]
-    assert silent == [], "run them (tests/integration/test_readme_examples.py), or above each: <!-- not run: WHY -->"
+    assert silent == [], (
+        "run them (tests/integration/host/test_readme_examples.py), or above each: <!-- not run:"
+        " WHY -->"
+    )
 
 
 def test_sections_that_tests_run_have_something_to_run() -> None:
-    runnable = {(block.document, block.section) for block in of("sh", "python") if not WHY_NOT.match(block.comment)}
+    runnable = {
+        (block.document, block.section)
+        for block in of("sh", "python")
+        if not WHY_NOT.match(block.comment)
+    }
     assert sections_that_run() - runnable == set()
 
 
@@ -99,5 +113,7 @@ def test_go_blocks_compile_where_go_is(tmp_path: Path) -> None:
             program = tmp_path / f"program{number}.go"
             program.write_text(block.text)
             home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-            done = subprocess.run([go, "vet", program], capture_output=True, text=True, cwd=tmp_path, env=home)
+            done = subprocess.run(
+                [go, "vet", program], capture_output=True, text=True, cwd=tmp_path, env=home
+            )
             assert done.returncode == 0, done.stderr

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from poc_core.statistics import binomial_p_value
+from poc_core.arithmetic.statistics import binomial_p_value
 from scripts.draw_distances import MODELS, distances
-from tests.documents import ROOT
+from tests.harness.documents import ROOT
 
 PROOFS = (ROOT / "docs" / "proofs.md").read_text()
 P_MISMATCH, FRAUD_THRESHOLD = 0.001, 0.01
@@ -20,13 +20,17 @@ def row(begin: str) -> list[str]:
 
 
 def fewest_that_are_a_fraud(n_total: int) -> int:
-    return next(n for n in range(n_total + 1) if binomial_p_value(n, n_total, P_MISMATCH) < FRAUD_THRESHOLD)
+    return next(
+        n for n in range(n_total + 1) if binomial_p_value(n, n_total, P_MISMATCH) < FRAUD_THRESHOLD
+    )
 
 
 def test_how_many_mismatches_are_a_fraud() -> None:
     for vectors, fewest in zip(row("vectors"), row("mismatches"), strict=True):
         first, last = [int(n.replace(",", "")) for n in (vectors.split(" to ") * 2)[:2]]
-        assert {fewest_that_are_a_fraud(n) for n in {first, (first + last) // 2, last}} == {int(fewest)}
+        assert {fewest_that_are_a_fraud(n) for n in {first, (first + last) // 2, last}} == {
+            int(fewest)
+        }
         if first != last:
             assert fewest_that_are_a_fraud(last + 1) == int(fewest) + 1
 
@@ -37,16 +41,22 @@ def measured() -> dict[str, tuple[list[float], list[float]]]:
     return {model: distances(model) for model in MODELS}
 
 
-def test_how_far_different_nonces_lie_apart(measured: dict[str, tuple[list[float], list[float]]]) -> None:
+def test_how_far_different_nonces_lie_apart(
+    measured: dict[str, tuple[list[float], list[float]]],
+) -> None:
     others = np.concatenate([other for _, other in measured.values()])
-    said = re.search(r"are (\S+) apart on average .* of the (\S+) pairs .* none is closer than (\S+)\.", PROOFS)
+    said = re.search(
+        r"are (\S+) apart on average .* of the (\S+) pairs .* none is closer than (\S+)\.", PROOFS
+    )
     assert said
     assert round(float(others.mean()), 1) == float(said[1])
     assert len(others) == int(said[2].replace(",", ""))
     assert others.min() > float(said[3])
 
 
-def test_how_far_the_same_nonces_lie_apart(measured: dict[str, tuple[list[float], list[float]]]) -> None:
+def test_how_far_the_same_nonces_lie_apart(
+    measured: dict[str, tuple[list[float], list[float]]],
+) -> None:
     said = re.search(r"differ by (\S+) to (\S+) on average and by (\S+) at most", PROOFS)
     assert said
     for model in ("tiny-qwen3", "tiny-llama"):

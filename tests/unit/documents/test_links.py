@@ -1,4 +1,6 @@
-"""Links of the documents, and what else they name: make targets, settings, commands with their options, services."""
+"""Links of the documents, and what else they name: make targets, settings, commands with their
+options, services.
+"""
 
 import itertools
 import re
@@ -11,8 +13,8 @@ import typer
 
 from cli.main import app
 from poc_core.settings import Settings
-from tests import compose_file
-from tests.documents import DOCUMENTS, ROOT, anchors, blocks, name, without_blocks
+from tests.harness import compose_file
+from tests.harness.documents import DOCUMENTS, ROOT, anchors, blocks, name, without_blocks
 
 COMMANDS: Any = typer.main.get_command(app)
 ELSEWHERE = ("http://", "https://", "mailto:")
@@ -63,7 +65,12 @@ def invocations() -> Iterator[tuple[str, list[str]]]:
         text = document.read_text()
         inline = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", without_blocks(text))
         indented = re.findall(r"^    (.*(?:\\\n.*)*)", without_blocks(text), flags=re.MULTILINE)
-        lines = [line for block in blocks(document) if block.kind == "sh" for line in joined(block.text).splitlines()]
+        lines = [
+            line
+            for block in blocks(document)
+            if block.kind == "sh"
+            for line in joined(block.text).splitlines()
+        ]
         for line in [*inline, *map(joined, indented), *lines]:
             line = re.sub(r"\bkubectl [^|;&)]*", "", line)  # whose namespace has the command's name
             for found in re.finditer(r"(?:^|[\s(]|bin/)proofline ([^#|;&)]*)", line):
@@ -82,8 +89,14 @@ def test_commands_named_in_the_documents_exist_with_their_options() -> None:
         while words and (inner := getattr(command, "commands", {}).get(words[0])):
             command, words = inner, words[1:]
             seen.add(inner.name)
-        assert command is not COMMANDS or not words or words[0].startswith("--"), f"{document}: proofline {words}"
-        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        assert command is not COMMANDS or not words or words[0].startswith("--"), (
+            f"{document}: proofline {words}"
+        )
+        known = {
+            option
+            for parameter in command.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         words = words[: words.index("--")] if "--" in words else words
         named = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert named - known - {"--help"} == set(), f"{document}: proofline {command.name}"

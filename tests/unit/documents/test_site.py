@@ -1,4 +1,6 @@
-"""`make docs`: the site builds without a warning, holds every page, and fetches nothing from outside."""
+"""`make docs`: the site builds without a warning, holds every page, and fetches nothing from
+outside.
+"""
 
 import re
 import subprocess
@@ -12,7 +14,7 @@ import pytest
 from markdown import Markdown
 
 from scripts.build_docs import ROOT
-from tests.documents import DOCUMENTS, name
+from tests.harness.documents import DOCUMENTS, name
 
 pytestmark = pytest.mark.xdist_group("site")  # one process builds it
 
@@ -50,15 +52,26 @@ def in_nav(entry: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built by the script itself, in a copy of what it reads, as another test may build at the same time."""
+    """Built by the script itself, in a copy of what it reads, as another test may build at the
+    same time.
+    """
     copy = tmp_path_factory.mktemp("site")
     (copy / "scripts").mkdir()
-    for source in [*DOCUMENTS, *(ROOT / "docs").rglob("*.*"), CONFIG, *(ROOT / "scripts").glob("*.py")]:
+    for source in [
+        *DOCUMENTS,
+        *(ROOT / "docs").rglob("*.*"),
+        CONFIG,
+        *(ROOT / "scripts").glob("*.py"),
+    ]:
         target = copy / source.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source.read_bytes())
-    done = subprocess.run([sys.executable, copy / "scripts/build_docs.py"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr + "\nNo zensical? .venv/bin/pip install -e '.[docs]'"
+    done = subprocess.run(
+        [sys.executable, copy / "scripts/build_docs.py"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, (
+        done.stdout + done.stderr + "\nNo zensical? .venv/bin/pip install -e '.[docs]'"
+    )
     assert "No issues found" in done.stderr
     return copy / "build" / "docs" / "site"
 
@@ -70,20 +83,26 @@ def nav() -> list[str]:
 
 
 def test_every_document_is_in_the_navigation_once(nav: list[str]) -> None:
-    assert sorted(page for page in nav if "#" not in page) == sorted(name(document) for document in DOCUMENTS)
+    assert sorted(page for page in nav if "#" not in page) == sorted(
+        name(document) for document in DOCUMENTS
+    )
 
 
 def test_parts_in_the_navigation_exist(nav: list[str], site: Path) -> None:
     parts = [entry.split("#") for entry in nav if "#" in entry]
     assert parts
-    assert [anchor for page, anchor in parts if f'id="{anchor}"' not in (site / page).read_text()] == []
+    assert [
+        anchor for page, anchor in parts if f'id="{anchor}"' not in (site / page).read_text()
+    ] == []
 
 
 def test_every_document_becomes_a_page(site: Path) -> None:
     for document in DOCUMENTS:
         page = site / document.relative_to(ROOT).with_suffix(".html")
         page = page.with_name("index.html") if page.name == "README.html" else page
-        title = next(line for line in document.read_text().splitlines() if line.startswith("# ")).removeprefix("# ")
+        title = next(
+            line for line in document.read_text().splitlines() if line.startswith("# ")
+        ).removeprefix("# ")
         assert f">{title}<a" in page.read_text(), page
 
 
@@ -92,7 +111,9 @@ def test_pages_fetch_nothing_from_outside(site: Path) -> None:
         parser = Fetched()
         parser.feed(page.read_text())
         assert parser.addresses, f"{page} fetches not even its style"
-        assert [address for address in parser.addresses if re.match(r"(?:\w+:)?//", address)] == [], page
+        assert [
+            address for address in parser.addresses if re.match(r"(?:\w+:)?//", address)
+        ] == [], page
         # zensical's script fetches these from elsewhere where a page has them.
         assert not re.search(r'class="[^"]*(?:mermaid|glightbox|pyodide)', page.read_text()), page
     for style in site.rglob("*.css"):
@@ -101,7 +122,9 @@ def test_pages_fetch_nothing_from_outside(site: Path) -> None:
 
 def test_formulas_are_drawn_by_the_browser() -> None:
     extensions = ["pymdownx.arithmatex", "scripts.mathml"]
-    made = Markdown(extensions=extensions, extension_configs={"pymdownx.arithmatex": {"generic": True}})
+    made = Markdown(
+        extensions=extensions, extension_configs={"pymdownx.arithmatex": {"generic": True}}
+    )
     page = made.convert("So $a < b$, not `$a$`, and\n\n$$ \\sum_{k=m}^{n} x_k $$\n\nfor $5 and $6.")
     assert page.count("<math ") == 2
     assert "<mi>a</mi><mo>&#x0003C;</mo><mi>b</mi>" in page

@@ -20,7 +20,11 @@ OWN_PORTS = frozenset({8000, 6379})
 
 
 def allows(
-    policy: CallbackPolicy, address: str, port: int = 9000, host: str = "receiver", is_own: bool = False
+    policy: CallbackPolicy,
+    address: str,
+    port: int = 9000,
+    host: str = "receiver",
+    is_own: bool = False,
 ) -> bool:
     try:
         policy.check(host, ipaddress.ip_address(address), port, OWN_PORTS, lambda _: is_own)
@@ -65,7 +69,9 @@ def test_a_receiver_is_a_host_and_a_port(url: str, receiver: str) -> None:
     assert receiver_of(url) == receiver
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "10.1.2.3", "192.168.0.9", "172.17.0.1", "127.0.0.1", "::1", "fd12::9"])
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "10.1.2.3", "192.168.0.9", "172.17.0.1", "127.0.0.1", "::1", "fd12::9"]
+)
 def test_public_private_and_loopback_addresses_are_allowed_by_default(address: str) -> None:
     assert allows(DEFAULT, address)
 
@@ -73,8 +79,19 @@ def test_public_private_and_loopback_addresses_are_allowed_by_default(address: s
 @pytest.mark.parametrize(
     "address",
     [
-        *("169.254.169.254", "169.254.1.1", "fe80::1", "fd00:ec2::254", "100.100.100.200", "168.63.129.16"),
-        *("::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1"),  # the same, dressed as IPv6
+        *(
+            "169.254.169.254",
+            "169.254.1.1",
+            "fe80::1",
+            "fd00:ec2::254",
+            "100.100.100.200",
+            "168.63.129.16",
+        ),
+        *(
+            "::ffff:169.254.169.254",
+            "64:ff9b::a9fe:a9fe",
+            "2002:a9fe:a9fe::1",
+        ),  # the same, dressed as IPv6
         *("0.0.0.0", "::", "224.0.0.1", "ff02::1"),
     ],
 )
@@ -86,7 +103,9 @@ def test_an_operator_may_name_a_link_local_address() -> None:
     assert allows(CallbackPolicy.of("169.254.7.0/24"), "169.254.7.1")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::ffff:127.0.0.1"]
+)
 @pytest.mark.parametrize("policy", ["public,private,loopback", "receiver,127.0.0.0/8,::/0"])
 def test_the_nodes_own_ports_are_never_allowed_on_loopback(policy: str, address: str) -> None:
     assert not allows(CallbackPolicy.of(policy), address, port=8000)
@@ -132,7 +151,9 @@ def test_a_url_with_an_address_is_refused_before_anything_is_tried(url: str) -> 
         DEFAULT.check_url(url, OWN_PORTS)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9100", "http://receiver:9000/poc", "http://[::1]:9100/"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9100", "http://receiver:9000/poc", "http://[::1]:9100/"]
+)
 def test_a_url_is_admitted(url: str) -> None:
     DEFAULT.check_url(url, OWN_PORTS)
 
@@ -143,9 +164,13 @@ def test_a_name_is_refused_where_only_others_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/99", "http://host", "user@host"])
-def test_a_setting_that_cannot_be_read_says_what_it_may_be(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_cannot_be_read_says_what_it_may_be(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POC_CALLBACK_ALLOW", text)
-    with pytest.raises(SettingsError, match="POC_CALLBACK_ALLOW: must list public, private, loopback, host names"):
+    with pytest.raises(
+        SettingsError, match="POC_CALLBACK_ALLOW: must list public, private, loopback, host names"
+    ):
         load_settings()
 
 

@@ -1,4 +1,6 @@
-"""What reads others' bytes, on whatever hypothesis thinks of: it understands them or says what is wrong."""
+"""What reads others' bytes, on whatever hypothesis thinks of: it understands them or says what
+is wrong.
+"""
 
 import base64
 import json
@@ -10,14 +12,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cli.nonce_list import NonceListError, parse_nonces
-from poc_core.encoding import decode_vector, encode_vectors
+from poc_core.arithmetic.encoding import decode_vector, encode_vectors
+from poc_core.arithmetic.nonces import MAX_NONCE, NonceSequence
 from poc_core.errors import BodyError, ClaimsError, VectorError
-from poc_core.nonces import MAX_NONCE, NonceSequence
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.schemes.distance.requests import ProofBatchBody
-from poc_core.state import entries
-from tests.fuzz import FUZZ
-from tests.samples import body
+from poc_core.state.delivery import entries
+from tests.harness.fuzz import FUZZ
+from tests.harness.samples import body
 
 pytestmark = FUZZ
 
@@ -66,23 +68,38 @@ def test_a_list_of_nonces_is_read_as_it_was_written(nonces: list[int]) -> None:
 
 
 @given(st.integers(0, MAX_NONCE), st.integers(1, 2**63), st.integers(0, 100), st.integers(0, 100))
-def test_the_nonces_of_a_sequence_follow_each_other_and_end(node_id: int, more: int, start: int, count: int) -> None:
+def test_the_nonces_of_a_sequence_follow_each_other_and_end(
+    node_id: int, more: int, start: int, count: int
+) -> None:
     sequence = NonceSequence(node_id, node_id + more)
     taken = list(sequence.take(start, count))
-    assert taken == [sequence.nth(place) for place in range(start, min(start + count, sequence.count))]
+    assert taken == [
+        sequence.nth(place) for place in range(start, min(start + count, sequence.count))
+    ]
     assert all(nonce in sequence for nonce in taken)
 
 
-@given(st.lists(st.lists(st.tuples(NONCES, st.floats(allow_nan=False, allow_infinity=False) | st.text()), min_size=1)))
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(NONCES, st.floats(allow_nan=False, allow_infinity=False) | st.text()),
+            min_size=1,
+        )
+    )
+)
 def test_entries_are_read_as_they_were_written(pairs: list[list[tuple[int, Any]]]) -> None:
     packed = [entries.pack(one).encode() for one in pairs]
     assert entries.unpack(packed) == [pair for one in pairs for pair in one]
 
 
-ARTIFACTS = st.lists(st.fixed_dictionaries({"nonce": NONCES | JSON, "vector_b64": st.text() | JSON}) | JSON)
+ARTIFACTS = st.lists(
+    st.fixed_dictionaries({"nonce": NONCES | JSON, "vector_b64": st.text() | JSON}) | JSON
+)
 BODIES = st.builds(
     lambda changes: body() | changes,
-    st.dictionaries(st.sampled_from(sorted([*body(), "url", "batch_size", "stat_test"])), JSON, max_size=3),
+    st.dictionaries(
+        st.sampled_from(sorted([*body(), "url", "batch_size", "stat_test"])), JSON, max_size=3
+    ),
 )
 
 

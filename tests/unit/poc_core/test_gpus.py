@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus, read
-from tests.samples import Clock
+from tests.harness.samples import Clock
 
 MIB = 1024 * 1024
 
@@ -82,7 +82,9 @@ def test_each_device_is_told_with_what_its_driver_knows(library: FakeNvml) -> No
     found = read("gpu-1")
     assert found.devices == [
         Gpu(index=0, uuid="GPU-0", host="gpu-1", utilization_percent=97, temperature_c=61, **known),
-        Gpu(index=1, uuid="GPU-1", host="gpu-1", utilization_percent=None, temperature_c=61, **known),
+        Gpu(
+            index=1, uuid="GPU-1", host="gpu-1", utilization_percent=None, temperature_c=61, **known
+        ),
     ]
     assert found.driver == GpuDriver(
         driver_version="580.65.06", cuda_driver_version="13.1", nvml_version="13.580.65.06"
@@ -92,10 +94,16 @@ def test_each_device_is_told_with_what_its_driver_knows(library: FakeNvml) -> No
 def test_a_device_that_is_lost_does_not_hide_the_others(library: FakeNvml) -> None:
     library.second_is_lost = True
     first, second = read("gpu-1").devices
-    assert (first.is_available, second.is_available, second.error_message) == (True, False, "GPU is lost")
+    assert (first.is_available, second.is_available, second.error_message) == (
+        True,
+        False,
+        "GPU is lost",
+    )
 
 
-def test_a_machine_without_a_driver_has_none(library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_driver_has_none(
+    library: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_driver() -> None:
         raise library.NVMLError("Driver Not Loaded")
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc_core.encoding import encode_vectors
+from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import JobStatus, NewJob
 from poc_core.schemes.artifact.requests import ReceivedStatTest
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.state import JobStore
-from tests.samples import K_DIM, MODEL, REQUEST, SPEC, result_body
+from tests.harness.samples import K_DIM, MODEL, REQUEST, SPEC, result_body
 
 VECTORS = encode_vectors(np.eye(K_DIM, dtype=np.float32))
 
@@ -22,17 +22,23 @@ def a_worker(serve: Callable[..., Any]) -> None:
     serve("w1")
 
 
-def computed_validation(jobs: JobStore, claimed: list[str], computed: Sequence[str | None], **test: float) -> str:
+def computed_validation(
+    jobs: JobStore, claimed: list[str], computed: Sequence[str | None], **test: float
+) -> str:
     """A job that waits to be finished."""
     request = REQUEST.model_copy(update={"terms": StatTest(**test).model_dump()})
     nonces = list(range(len(claimed)))
-    job_id = jobs.create(NewJob(MODEL, SPEC, request, nonces, len(nonces), dict(zip(nonces, claimed, strict=True))))
+    job_id = jobs.create(
+        NewJob(MODEL, SPEC, request, nonces, len(nonces), dict(zip(nonces, claimed, strict=True)))
+    )
     jobs.claim(job_id, 0, "w1")
     jobs.complete(job_id, 0, computed)
     return job_id
 
 
-def validate(jobs: JobStore, claimed: list[str], computed: Sequence[str | None], **test: float) -> dict[str, Any]:
+def validate(
+    jobs: JobStore, claimed: list[str], computed: Sequence[str | None], **test: float
+) -> dict[str, Any]:
     job_id = computed_validation(jobs, claimed, computed, **test)
     assert jobs.finish(job_id)
     answer: dict[str, Any] = json.loads(result_body(jobs, job_id) or b"")
@@ -99,10 +105,17 @@ BOTH = {"p_value_threshold": 0.5, "fraud_threshold": 0.2}
 
 @pytest.mark.parametrize(
     ("sent", "ignored", "honoured"),
-    [({}, 0.01, 0.01), ({"p_value_threshold": 0.5}, 0.01, 0.5), ({"fraud_threshold": 0.2}, 0.2, 0.2), (BOTH, 0.2, 0.2)],
+    [
+        ({}, 0.01, 0.01),
+        ({"p_value_threshold": 0.5}, 0.01, 0.5),
+        ({"fraud_threshold": 0.2}, 0.2, 0.2),
+        (BOTH, 0.2, 0.2),
+    ],
     ids=["neither", "p_value_threshold", "fraud_threshold", "both"],
 )
-def test_p_value_threshold_is_ignored_unless_honoured(sent: dict[str, float], ignored: float, honoured: float) -> None:
+def test_p_value_threshold_is_ignored_unless_honoured(
+    sent: dict[str, float], ignored: float, honoured: float
+) -> None:
     test = ReceivedStatTest.model_validate_json(json.dumps(sent))
     assert test.applied(honour_p_value_threshold=False) == StatTest(fraud_threshold=ignored)
     assert test.applied(honour_p_value_threshold=True) == StatTest(fraud_threshold=honoured)

@@ -34,7 +34,9 @@ def test_the_defaults_are_those_of_the_protocol() -> None:
     assert settings.rpc_timeout_ms == 60_000
 
 
-def test_a_given_value_wins_over_the_environment_and_none_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_value_wins_over_the_environment_and_none_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("POC_REDIS_URL", "redis://env:1/0")
     assert load_settings(redis_url="redis://given:1/0").redis_url == "redis://given:1/0"
     assert load_settings(redis_url=None).redis_url == "redis://env:1/0"
@@ -47,20 +49,28 @@ def test_every_bad_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings()
 
 
-@pytest.mark.parametrize("url", ["http://secret@here", "redis://secret@here:port", "unix:///secret", ""])
+@pytest.mark.parametrize(
+    "url", ["http://secret@here", "redis://secret@here:port", "unix:///secret", ""]
+)
 def test_a_bad_redis_url_is_refused_without_showing_its_password(url: str) -> None:
-    with pytest.raises(SettingsError, match="POC_REDIS_URL: must look like redis://host:port/db") as refusal:
+    with pytest.raises(
+        SettingsError, match="POC_REDIS_URL: must look like redis://host:port/db"
+    ) as refusal:
         load_settings(redis_url=url)
     assert "secret" not in str(refusal.value)
 
 
 def test_a_heartbeat_that_may_not_come_late_is_refused() -> None:
-    with pytest.raises(SettingsError, match="POC_HEARTBEAT_S must be at most half of POC_WORKER_TTL_S"):
+    with pytest.raises(
+        SettingsError, match="POC_HEARTBEAT_S must be at most half of POC_WORKER_TTL_S"
+    ):
         load_settings(heartbeat_s=6)
 
 
 def test_a_visibility_timeout_within_one_engine_call_is_refused() -> None:
-    with pytest.raises(SettingsError, match="POC_VISIBILITY_TIMEOUT_S must exceed POC_RPC_TIMEOUT_MS"):
+    with pytest.raises(
+        SettingsError, match="POC_VISIBILITY_TIMEOUT_S must exceed POC_RPC_TIMEOUT_MS"
+    ):
         load_settings(visibility_timeout_s=60)
 
 
@@ -77,13 +87,20 @@ def test_celery_accepts_json_only_and_acknowledges_late() -> None:
 
 @pytest.mark.parametrize(
     ("text", "policy"),
-    [("yield", ("yield", 0)), ("exclusive", ("exclusive", 0)), ("off", ("off", 0)), ("share:0.3", ("share", 0.3))],
+    [
+        ("yield", ("yield", 0)),
+        ("exclusive", ("exclusive", 0)),
+        ("off", ("off", 0)),
+        ("share:0.3", ("share", 0.3)),
+    ],
 )
 def test_chat_policies(text: str, policy: tuple[str, float]) -> None:
     assert Settings(chat_policy=text).chat == policy
 
 
-@pytest.mark.parametrize("text", ["", "Yield", "yield:", "off:1", "share", "share:", "share:0", "share:1", "share:nan"])
+@pytest.mark.parametrize(
+    "text", ["", "Yield", "yield:", "off:1", "share", "share:", "share:0", "share:1", "share:nan"]
+)
 def test_a_policy_that_there_is_not_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="must be yield, exclusive, off, or share:F"):
         load_settings(chat_policy=text)
@@ -103,11 +120,15 @@ class TestPasswordFile:
 
     def test_a_password_in_the_url_counts_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("POC_REDIS_PASSWORD_FILE", "/not/there")
-        assert load_settings(redis_url="redis://:own@redis:1/0").redis_url == "redis://:own@redis:1/0"
+        assert (
+            load_settings(redis_url="redis://:own@redis:1/0").redis_url == "redis://:own@redis:1/0"
+        )
 
     def test_one_that_cannot_be_read_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("POC_REDIS_PASSWORD_FILE", "/not/there")
-        with pytest.raises(SettingsError, match="POC_REDIS_PASSWORD_FILE /not/there cannot be read"):
+        with pytest.raises(
+            SettingsError, match="POC_REDIS_PASSWORD_FILE /not/there cannot be read"
+        ):
             load_settings()
 
 
@@ -116,8 +137,16 @@ class TestPasswordFile:
     [
         ("trusted_networks", "10.0.0.0/99", "addresses or networks such as 10.0.0.0/8"),
         ("trusted_networks", "gateway", "addresses or networks such as 10.0.0.0/8"),
-        ("allowed_origins", "https://ui.example.org/path", "origins such as https://ui.example.org, without a path"),
-        ("allowed_origins", "ui.example.org", "origins such as https://ui.example.org, without a path"),
+        (
+            "allowed_origins",
+            "https://ui.example.org/path",
+            "origins such as https://ui.example.org, without a path",
+        ),
+        (
+            "allowed_origins",
+            "ui.example.org",
+            "origins such as https://ui.example.org, without a path",
+        ),
     ],
 )
 def test_what_cannot_be_read_says_what_it_may_be(name: str, text: str, allowed: str) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from poc_core.settings import parse_chat_policy
-from tests.samples import Clock
+from tests.harness.samples import Clock
 from workers.chat_gate import ChatGate, Starvation
 
 STARVATION = Starvation()
 
 
 class Gate(ChatGate):
-    """A gate whose waiting moves the clock instead of taking time; `on_sleep` happens while it sleeps."""
+    """A gate whose waiting moves the clock instead of taking time; `on_sleep` happens while it
+    sleeps.
+    """
 
     def __init__(self, policy: str, starvation: Starvation = STARVATION) -> None:
         self.clock = Clock()
@@ -45,7 +47,9 @@ class Gate(ChatGate):
         self.ran(started, busy_s)
 
     def busy_share(self, seconds: float, busy_s: float, late_s: float = 0.0) -> float:
-        """The share of the time that proofs get when they take what they may; each begins `late_s` late."""
+        """The share of the time that proofs get when they take what they may; each begins
+        `late_s` late.
+        """
         began, before = self.clock.now, self.stats().proof_busy_s
         while self.clock.now < began + seconds:
             assert self.wait(60)
@@ -85,7 +89,9 @@ class TestEveryPolicy:
         assert gate.stats().chat_active == 1
 
     @pytest.mark.parametrize("policy", ["yield", "exclusive"])
-    def test_what_the_engine_works_on_counts_also_when_its_client_has_left(self, policy: Any) -> None:
+    def test_what_the_engine_works_on_counts_also_when_its_client_has_left(
+        self, policy: Any
+    ) -> None:
         gate = Gate(policy)
         gate.chat_comes()
         gate.run(0.08)
@@ -178,7 +184,9 @@ class TestStarvation:
         assert gate.busy_share(200, 0.08) == pytest.approx(share, rel=0.1)
 
     def test_the_share_holds_though_every_slice_begins_late(self) -> None:
-        assert self.starved(share=0.2).busy_share(100, 0.08, late_s=0.05) == pytest.approx(0.2, rel=0.1)
+        assert self.starved(share=0.2).busy_share(100, 0.08, late_s=0.05) == pytest.approx(
+            0.2, rel=0.1
+        )
 
     def test_it_ends_when_chat_is_idle_and_takes_as_long_the_next_time(self) -> None:
         gate = self.starved()
@@ -228,7 +236,9 @@ class TestStarvation:
 
 
 class TestShare:
-    @pytest.mark.parametrize(("policy", "share"), [("share:0.3", 0.3), ("share:0.5", 0.5), ("share:0.05", 0.05)])
+    @pytest.mark.parametrize(
+        ("policy", "share"), [("share:0.3", 0.3), ("share:0.5", 0.5), ("share:0.05", 0.05)]
+    )
     def test_beside_constant_chat_proofs_get_their_share(self, policy: Any, share: Any) -> None:
         gate = Gate(policy)
         gate.chat_comes()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-# Run with what is to happen to the process that it starts, or with "itself". The interpreter's own end would collect
-# what is in a cycle.
+# Run with what is to happen to the process that it starts, or with "itself". The interpreter's own
+# end would collect what is in a cycle.
 PROGRAM = """
 import atexit, multiprocessing, sys
 from workers.endings import end_like_this, end_process
@@ -54,5 +54,7 @@ def test_one_that_has_done_its_work_is_not_looked_through_and_one_that_failed_en
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = [sys.executable, str(program), fate]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
+    )
     assert (done.stdout.split("\n")[:-1], done.returncode) == (said, 0), done.stderr

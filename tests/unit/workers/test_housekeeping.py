@@ -1,4 +1,6 @@
-"""Housekeeping of a worker that has nothing else to do: what others left behind in Redis, and an engine that dies."""
+"""Housekeeping of a worker that has nothing else to do: what others left behind in Redis, and
+an engine that dies.
+"""
 
 import threading
 import time
@@ -15,9 +17,9 @@ from poc_core.records import JobStatus, ModelInfo, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
-from tests.forgetful import forgetting
-from tests.samples import MODEL, Clock, new_job, round_config, worker_record
-from tests.waiting import wait_until
+from tests.harness.samples import MODEL, Clock, new_job, round_config, worker_record
+from tests.harness.waiting import wait_until
+from tests.planted.forgetful import forgetting
 from workers import housekeeping
 from workers.engines.base import EngineLostError
 from workers.engines.pulse import Pulse
@@ -106,7 +108,9 @@ def housekeeper(
 ) -> Iterator[Housekeeper]:
     settings = Settings(heartbeat_s=0.01, reap_interval_s=0.01, engine_hung_s=0.3)
     queue, steps = cast(JobQueue, messages), cast(StepQueue, NoSteps())
-    keeper = Housekeeper(worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, hand, settings)
+    keeper = Housekeeper(
+        worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, hand, settings
+    )
     keeper.start()
     yield keeper
     keeper.stop()
@@ -153,7 +157,12 @@ def test_nothing_is_queued_again_while_messages_wait(
 
 
 def test_a_message_that_was_lost_under_a_load_that_never_ends_is_missed_in_the_end(
-    jobs: JobStore, messages: Messages, reap: Callable[[], None], redis: Redis, clock: Clock, settings: Settings
+    jobs: JobStore,
+    messages: Messages,
+    reap: Callable[[], None],
+    redis: Redis,
+    clock: Clock,
+    settings: Settings,
 ) -> None:
     messages.others_wait = True
     job_id = jobs.create(new_job([1, 2, 3]))
@@ -170,7 +179,12 @@ def test_a_message_that_was_lost_under_a_load_that_never_ends_is_missed_in_the_e
 
 
 def test_a_load_counts_from_when_batches_wait_behind_others(
-    jobs: JobStore, messages: Messages, reap: Callable[[], None], redis: Redis, clock: Clock, settings: Settings
+    jobs: JobStore,
+    messages: Messages,
+    reap: Callable[[], None],
+    redis: Redis,
+    clock: Clock,
+    settings: Settings,
 ) -> None:
     reap()
     wait_until(lambda: redis.exists(f"poc:jobs:drained:{MODEL}"))
@@ -207,7 +221,9 @@ def test_a_job_whose_last_worker_died_before_the_finish_is_finished(
     wait_until(lambda: (record := jobs.read(job_id)) and record.status is JobStatus.COMPLETED)
 
 
-def test_nonces_of_an_expired_job_are_forgotten(jobs: JobStore, redis: Redis, reap: Callable[[], None]) -> None:
+def test_nonces_of_an_expired_job_are_forgotten(
+    jobs: JobStore, redis: Redis, reap: Callable[[], None]
+) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     redis.delete(f"poc:job:{job_id}")
     assert jobs.queued_nonces() == 3
@@ -235,7 +251,9 @@ def test_a_worker_that_loads_or_drains_looks_for_no_jobs(
     assert messages.published == []
 
 
-def test_an_idle_worker_whose_engine_died_ends(worker: IdleWorker, reap: Callable[[], None]) -> None:
+def test_an_idle_worker_whose_engine_died_ends(
+    worker: IdleWorker, reap: Callable[[], None]
+) -> None:
     reap()
     time.sleep(0.05)
     assert worker.ended_by == []
@@ -253,7 +271,9 @@ def test_a_worker_whose_engine_hangs_says_so_and_ends(
     assert [record.state for record in workers.live()] == ["hung"]
 
 
-def test_a_worker_whose_engine_is_busy_goes_on(worker: IdleWorker, reap: Callable[[], None]) -> None:
+def test_a_worker_whose_engine_is_busy_goes_on(
+    worker: IdleWorker, reap: Callable[[], None]
+) -> None:
     reap()
     worker.waits = True
     end = time.monotonic() + 1.0
@@ -275,7 +295,9 @@ def test_heartbeats_say_what_the_worker_is_and_counts(
     assert workers.live() == []
 
 
-def test_the_heart_beats_on_by_itself(housekeeper: Housekeeper, workers: WorkerRegistry, redis: Redis) -> None:
+def test_the_heart_beats_on_by_itself(
+    housekeeper: Housekeeper, workers: WorkerRegistry, redis: Redis
+) -> None:
     redis.delete("poc:worker:w1")
     wait_until(lambda: workers.is_alive("w1"))
 
@@ -295,11 +317,16 @@ def test_a_heartbeat_that_fails_is_not_the_last(
 
 
 def test_a_worker_that_cannot_leave_the_registry_ends_all_the_same(
-    housekeeper: Housekeeper, workers: WorkerRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    housekeeper: Housekeeper,
+    workers: WorkerRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(workers, "remove", _is_away)
     housekeeper.stop()
-    assert "could not leave the registry (away); this worker's entry expires by itself" in caplog.text
+    assert (
+        "could not leave the registry (away); this worker's entry expires by itself" in caplog.text
+    )
 
 
 def _breaks_down(*_: object) -> None:
@@ -399,10 +426,16 @@ def test_no_more_messages_are_queued_again_than_one_look_has_time_for(
     wait_until(lambda: len(messages.published) == 5)
     time.sleep(0.1)
     assert len(messages.published) == 5  # they wait now
-    assert [batch for job_id, batch in messages.published if job_id == large] in ([0, 1, 2], [0], [0, 1])
+    assert [batch for job_id, batch in messages.published if job_id == large] in (
+        [0, 1, 2],
+        [0],
+        [0, 1],
+    )
 
 
-def test_a_broker_that_is_away_is_asked_again(jobs: JobStore, messages: Messages, reap: Callable[[], None]) -> None:
+def test_a_broker_that_is_away_is_asked_again(
+    jobs: JobStore, messages: Messages, reap: Callable[[], None]
+) -> None:
     job_id = jobs.create(new_job([1]))
     messages.broker_is_away = True
     reap()
@@ -431,7 +464,10 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_queued_again_at_on
     assert isinstance(jobs.claim(job_id, 1, "w1", hand.take()), Claim)
     record = jobs.read(job_id)
     assert record is not None
-    assert (record.n_done, redis.exists(f"poc:job:{job_id}:attempts")) == (0, 0)  # nobody was lost on it
+    assert (record.n_done, redis.exists(f"poc:job:{job_id}:attempts")) == (
+        0,
+        0,
+    )  # nobody was lost on it
 
 
 def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(

@@ -1,4 +1,6 @@
-"""Batches of jobs on a worker: merged to what the engine holds, beside chat, and given back when they must."""
+"""Batches of jobs on a worker: merged to what the engine holds, beside chat, and given back
+when they must.
+"""
 
 import json
 import threading
@@ -18,9 +20,17 @@ from poc_core.records import JobRecord, JobStatus, NewJob, ProofSpec, RoundState
 from poc_core.settings import parse_chat_policy
 from poc_core.state import Claim, JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
-from tests.fake_engine import FakeEngine, value
-from tests.samples import MODEL, REQUEST, SPEC, new_job, result_body, round_config, worker_record
-from tests.waiting import wait_until
+from tests.harness.samples import (
+    MODEL,
+    REQUEST,
+    SPEC,
+    new_job,
+    result_body,
+    round_config,
+    worker_record,
+)
+from tests.harness.waiting import wait_until
+from tests.peers.fake_engine import FakeEngine, value
 from workers import jobs as jobs_module
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
@@ -74,7 +84,9 @@ def make_runner(
     def make(policy: str | None = "yield", starvation: Starvation | None = None) -> JobRunner:
         gate = None
         if policy is not None:
-            gate = ChatGate(parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation())
+            gate = ChatGate(
+                parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation()
+            )
         started.append(Proofs(engine, gate))
         return JobRunner(started[-1], "w1", jobs, cast(JobQueue, messages), hand)
 
@@ -143,7 +155,9 @@ def chat_ends(engine: FakeEngine) -> None:
 # Computing.
 
 
-def test_without_chat_a_batch_runs_to_its_end(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+def test_without_chat_a_batch_runs_to_its_end(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
     job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
     runner.run_batch(job_id, 0)
     assert read(jobs, job_id).status is JobStatus.COMPLETED
@@ -161,7 +175,9 @@ def test_an_engine_without_chat_gets_whole_micro_batches(
     assert artifacts(jobs, job_id) == expected(range(300))
 
 
-def test_a_second_message_of_a_batch_does_nothing(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+def test_a_second_message_of_a_batch_does_nothing(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
     job_id = jobs.create(new_job([0, 1]))
     for _ in range(3):
         runner.run_batch(job_id, 0)
@@ -201,16 +217,32 @@ def test_batches_of_a_job_are_computed_together_and_each_gets_its_own_values(
     assert engine.begun == [nonces]
 
 
-def test_batches_of_other_jobs_with_the_same_spec_join(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+def test_batches_of_other_jobs_with_the_same_spec_join(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
     ours = [jobs.create(new_job([n, n + 1, n + 2])) for n in (0, 10, 20)]
     other = jobs.create(job_of(OTHER, [30]))
     runner.run_batch(ours[1], 0)
-    assert sorted(nonce for nonces in engine.begun for nonce in nonces) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
-    assert [artifacts(jobs, job_id) for job_id in ours] == [expected([n, n + 1, n + 2]) for n in (0, 10, 20)]
+    assert sorted(nonce for nonces in engine.begun for nonce in nonces) == [
+        0,
+        1,
+        2,
+        10,
+        11,
+        12,
+        20,
+        21,
+        22,
+    ]
+    assert [artifacts(jobs, job_id) for job_id in ours] == [
+        expected([n, n + 1, n + 2]) for n in (0, 10, 20)
+    ]
     assert read(jobs, other).status is JobStatus.QUEUED
 
 
-def test_no_more_is_claimed_than_a_micro_batch_holds(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+def test_no_more_is_claimed_than_a_micro_batch_holds(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
     job_id = jobs.create(new_job(list(range(300)), batch_size=50))
     runner.run_batch(job_id, 2)
     assert engine.begun == [list(range(100, 200))]  # 128 fit: two batches
@@ -295,7 +327,9 @@ def test_the_status_says_that_a_job_waits_and_no_longer_once_it_goes_on(
         goes_on.set()
 
 
-def test_the_status_says_so_also_between_two_slices(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+def test_the_status_says_so_also_between_two_slices(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
     goes_on = threading.Event()
     engine.events = {0: lambda: chat_comes(engine), 1: lambda: goes_on.wait(5)}
     job_id = jobs.create(new_job([0, 1], batch_size=2))
@@ -398,7 +432,9 @@ def test_a_worker_that_is_to_end_finishes_a_batch_that_need_not_wait(
     assert read(jobs, job_id).status is JobStatus.COMPLETED
 
 
-def test_a_cancelled_job_is_not_waited_with(runner: JobRunner, jobs: JobStore, engine: FakeEngine) -> None:
+def test_a_cancelled_job_is_not_waited_with(
+    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+) -> None:
     chat_comes(engine)
     job_id = jobs.create(new_job([0, 1], batch_size=2))
     with InBackground(runner, job_id):
@@ -538,7 +574,10 @@ def test_a_finish_without_redis_costs_no_other_batch(
 
     monkeypatch.setattr(jobs, "finish", away_once)
     runner.run_batch(first, 0)
-    assert [read(jobs, job_id).status for job_id in (first, second)] == [JobStatus.RUNNING, JobStatus.COMPLETED]
+    assert [read(jobs, job_id).status for job_id in (first, second)] == [
+        JobStatus.RUNNING,
+        JobStatus.COMPLETED,
+    ]
 
 
 def test_a_mistake_in_the_worker_gives_the_batches_back(
@@ -580,7 +619,11 @@ def test_a_batch_is_in_hand_before_it_is_claimed_until_it_is_done(
 
 
 def test_a_batch_that_could_not_be_given_back_is_not_in_hand(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine, hand: Hand, monkeypatch: pytest.MonkeyPatch
+    runner: JobRunner,
+    jobs: JobStore,
+    engine: FakeEngine,
+    hand: Hand,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def away(*_args: object, **_named: object) -> bool:
         raise ConnectionError("away")

@@ -8,8 +8,8 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
-from tests.fake_engine import FakeEngine, values
-from tests.samples import SPEC
+from tests.harness.samples import SPEC
+from tests.peers.fake_engine import FakeEngine, values
 from workers.engines.base import EngineMemoryError, Slice
 from workers.pipeline import Flight, Pipeline
 from workers.slice_plan import SlicePlan
@@ -85,7 +85,9 @@ def test_every_micro_batch_gets_its_own_values_in_order(
         pipeline.add(ends.flight(number, nonces, OTHER if number % 2 else SPEC))
     fly(pipeline)
     assert ends.order == list(range(7))
-    assert ends.values == {n: values(OTHER if n % 2 else SPEC, nonces) for n, nonces in enumerate(batches)}
+    assert ends.values == {
+        n: values(OTHER if n % 2 else SPEC, nonces) for n, nonces in enumerate(batches)
+    }
     assert engine.begun == [list(nonces) for nonces in batches]
     assert engine.is_idle
 
@@ -122,7 +124,14 @@ def test_a_micro_batch_enters_a_stage_as_the_one_before_it_leaves(ends: Ends) ->
         [Slice(1, 2, 3)],
         [Slice(1, 3, 4)],
     ]
-    assert [[one.flight for one in tick.begin] for tick in engine.ticks] == [[0], [], [1], [], [], []]
+    assert [[one.flight for one in tick.begin] for tick in engine.ticks] == [
+        [0],
+        [],
+        [1],
+        [],
+        [],
+        [],
+    ]
 
 
 def test_stages_of_unlike_length_wait_for_each_other_without_a_mix_up(ends: Ends) -> None:
@@ -158,7 +167,9 @@ def test_an_engine_that_cannot_be_cut_gets_whole_stages(ends: Ends) -> None:
     assert engine.slices == [Slice(0, 0, 4), Slice(0, 4, 8)]
 
 
-def test_an_engine_that_cannot_be_cut_gets_micro_batches_whose_whole_stage_is_within_the_limit(ends: Ends) -> None:
+def test_an_engine_that_cannot_be_cut_gets_micro_batches_whose_whole_stage_is_within_the_limit(
+    ends: Ends,
+) -> None:
     engine = FakeEngine()
     engine.sliceable, engine.said_s = False, 0.05  # a layer; 4 of them
     pipeline = pipeline_of(engine, limit_ms=50)
@@ -175,7 +186,14 @@ def test_times_go_to_the_plan(ends: Ends) -> None:
     pipeline.add(ends.flight(1, range(4)))
     fly(pipeline)
     of_first = [(one.first, one.end) for one in engine.slices if one.flight == 0]
-    assert of_first == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 6), (6, 8)]  # 20 ms a layer: two are within the limit
+    assert of_first == [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+        (3, 4),
+        (4, 6),
+        (6, 8),
+    ]  # 20 ms a layer: two are within the limit
 
 
 def test_a_tick_tells_the_time_that_the_device_was_busy(ends: Ends) -> None:
@@ -191,7 +209,9 @@ def test_a_tick_tells_the_time_that_the_device_was_busy(ends: Ends) -> None:
     assert all(tick.wait for tick in engine.ticks)
 
 
-def test_values_that_are_late_are_waited_for_only_when_nothing_is_to_be_launched(ends: Ends) -> None:
+def test_values_that_are_late_are_waited_for_only_when_nothing_is_to_be_launched(
+    ends: Ends,
+) -> None:
     engine = FakeEngine(late=True, layers=1)
     pipeline = pipeline_of(engine)
     pipeline.add(ends.flight(0, [0]))
@@ -248,7 +268,9 @@ def test_a_micro_batch_beyond_the_budget_runs_in_parts(ends: Ends) -> None:
 
 @pytest.mark.parametrize("n_stages", [1, 2, 3])
 @pytest.mark.parametrize("n_ticks", range(8))
-def test_a_cancelled_micro_batch_is_dropped_wherever_it_is(ends: Ends, n_stages: int, n_ticks: int) -> None:
+def test_a_cancelled_micro_batch_is_dropped_wherever_it_is(
+    ends: Ends, n_stages: int, n_ticks: int
+) -> None:
     engine = FakeEngine(n_stages, late=True)
     pipeline = pipeline_of(engine)
     flights = [ends.flight(number, [number]) for number in range(3)]
@@ -320,7 +342,9 @@ def test_where_memory_is_short_the_budget_is_halved_until_it_fits_and_no_value_i
     assert engine.is_idle
 
 
-def test_memory_that_is_short_once_halves_the_budget_once(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_that_is_short_once_halves_the_budget_once(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = FakeEngine()
     engine.events[2] = out_of_memory
     pipeline = pipeline_of(engine)
@@ -345,7 +369,9 @@ def test_a_micro_batch_smaller_than_the_budget_halves_what_it_held(ends: Ends) -
     assert ends.values == {0: values(SPEC, range(10))}
 
 
-def test_a_single_nonce_without_memory_ends_with_the_error_and_leaves_the_budget(ends: Ends) -> None:
+def test_a_single_nonce_without_memory_ends_with_the_error_and_leaves_the_budget(
+    ends: Ends,
+) -> None:
     engine = FakeEngine(n_stages=2)
     engine.events[5] = out_of_memory
     pipeline = pipeline_of(engine)
@@ -366,7 +392,9 @@ def test_after_memory_was_short_all_processes_are_told_to_forget(ends: Ends) -> 
     pipeline.add(ends.flight(1, range(4)))
     fly(pipeline)
     assert list(engine.ticks[6].drop) == [0, 1]
-    assert [one.flight for one in engine.ticks[6].begin] == [2]  # a new one, whose values cannot be taken for old
+    assert [one.flight for one in engine.ticks[6].begin] == [
+        2
+    ]  # a new one, whose values cannot be taken for old
 
 
 def test_a_micro_batch_in_parts_that_fails_ends_once(ends: Ends) -> None:
@@ -380,7 +408,9 @@ def test_a_micro_batch_in_parts_that_fails_ends_once(ends: Ends) -> None:
     assert ends.order == [0, 1]
 
 
-def test_a_micro_batch_whose_parts_are_cancelled_after_memory_was_short_stays_silent(ends: Ends) -> None:
+def test_a_micro_batch_whose_parts_are_cancelled_after_memory_was_short_stays_silent(
+    ends: Ends,
+) -> None:
     engine = FakeEngine()
     engine.events = {2: out_of_memory}
     pipeline = pipeline_of(engine)
@@ -472,9 +502,13 @@ def test_compute_asks_nothing_of_the_engine_for_no_nonces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "kind"), [(break_down, ProoflineError), (out_of_memory, EngineMemoryError)], ids=["error", "memory"]
+    ("event", "kind"),
+    [(break_down, ProoflineError), (out_of_memory, EngineMemoryError)],
+    ids=["error", "memory"],
 )
-def test_compute_raises_what_the_engine_raises(event: Callable[[], object], kind: type[ProoflineError]) -> None:
+def test_compute_raises_what_the_engine_raises(
+    event: Callable[[], object], kind: type[ProoflineError]
+) -> None:
     engine = FakeEngine()
     engine.events[0] = event
     with pytest.raises(kind):
@@ -572,7 +606,10 @@ def test_the_prefill_of_more_nonces_than_one_forward_holds_goes_in_parts(ends: E
     fly(pipeline)
     assert [len(nonces) for nonces in engine.begun] == [7]
     assert engine.ticks[0].begin[0].part == 3
-    assert engine.slices == [*(Slice(0, 0, 4, part, part + 1) for part in range(3)), Slice(0, 0, 4, 3, 8)]
+    assert engine.slices == [
+        *(Slice(0, 0, 4, part, part + 1) for part in range(3)),
+        Slice(0, 0, 4, 3, 8),
+    ]
     assert ends.values == {0: values(CHAIN, range(7))}
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.settings import parse_chat_policy
-from tests.fake_engine import FakeEngine, values
-from tests.samples import SPEC
-from tests.waiting import wait_until
+from tests.harness.samples import SPEC
+from tests.harness.waiting import wait_until
+from tests.peers.fake_engine import FakeEngine, values
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
 from workers.engines.base import EngineLostError, EngineMemoryError
@@ -30,10 +30,14 @@ def start(engine: FakeEngine) -> Iterator[Start]:
     """Starts the thread: start() without chat, start("yield") with a gate."""
     started: list[Proofs] = []
 
-    def begin(policy: str | None = None, starvation: Starvation | None = None, max_step_ms: float = 50) -> Proofs:
+    def begin(
+        policy: str | None = None, starvation: Starvation | None = None, max_step_ms: float = 50
+    ) -> Proofs:
         gate = None
         if policy is not None:
-            gate = ChatGate(parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation())
+            gate = ChatGate(
+                parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation()
+            )
         started.append(Proofs(engine, gate, max_step_ms))
         return started[-1]
 
@@ -59,11 +63,15 @@ def break_down() -> None:
 
 @pytest.mark.parametrize("n_stages", [1, 2])
 @pytest.mark.parametrize("late", [False, True])
-def test_every_computation_gets_its_own_values(engine: FakeEngine, start: Start, n_stages: int, late: bool) -> None:
+def test_every_computation_gets_its_own_values(
+    engine: FakeEngine, start: Start, n_stages: int, late: bool
+) -> None:
     engine.__init__(n_stages, late=late)  # type: ignore[misc]
     proofs = start()
     computations = [proofs.submit(OTHER if n % 2 else SPEC, [n, n + 50]) for n in range(10)]
-    assert [one.result(5) for one in computations] == [values(OTHER if n % 2 else SPEC, [n, n + 50]) for n in range(10)]
+    assert [one.result(5) for one in computations] == [
+        values(OTHER if n % 2 else SPEC, [n, n + 50]) for n in range(10)
+    ]
     assert engine.begun == [[n, n + 50] for n in range(10)]
 
 
@@ -112,13 +120,17 @@ def test_slices_in_flight_share_the_time_that_chat_waits(engine: FakeEngine, sta
     assert proofs.batch_size(SPEC) == 16
 
 
-def test_a_spec_beyond_the_models_limits_is_refused_at_once(engine: FakeEngine, start: Start) -> None:
+def test_a_spec_beyond_the_models_limits_is_refused_at_once(
+    engine: FakeEngine, start: Start
+) -> None:
     with pytest.raises(SpecError, match="from 1 to 1024"):
         start().submit(SPEC.model_copy(update={"seq_len": 2000}), [1])
     assert engine.ticks == []
 
 
-def test_a_spec_that_the_engine_refuses_ends_its_computation_alone(engine: FakeEngine, start: Start) -> None:
+def test_a_spec_that_the_engine_refuses_ends_its_computation_alone(
+    engine: FakeEngine, start: Start
+) -> None:
     engine.refuse["other"] = "k_dim must be at most 128."
     proofs = start()
     refused, other = proofs.submit(OTHER, [1]), proofs.submit(SPEC, [2])
@@ -151,7 +163,9 @@ def test_idle_proofs_cost_nothing(engine: FakeEngine, start: Start) -> None:
 # Cancelling and stopping.
 
 
-def test_a_cancelled_computation_never_ends_and_leaves_the_engine(engine: FakeEngine, start: Start) -> None:
+def test_a_cancelled_computation_never_ends_and_leaves_the_engine(
+    engine: FakeEngine, start: Start
+) -> None:
     engine.said_s = 1.0  # so that each layer goes alone
     proofs = start("yield")
     engine.events[1] = lambda: setattr(engine, "chat", 1)
@@ -205,7 +219,9 @@ def test_chat_that_comes_between_two_slices_is_waited_for(engine: FakeEngine, st
     assert computation.result(5) == values(SPEC, [1])
 
 
-def test_values_that_are_there_come_also_while_chat_has_the_engine(engine: FakeEngine, start: Start) -> None:
+def test_values_that_are_there_come_also_while_chat_has_the_engine(
+    engine: FakeEngine, start: Start
+) -> None:
     engine.late = True
     proofs = start("yield")
     engine.events[3] = lambda: setattr(engine, "chat", 1)  # with the last slice
@@ -223,7 +239,9 @@ def test_a_client_that_reads_slowly_does_not_hold_proofs(engine: FakeEngine, sta
     assert proofs.gate.stats().chat_active == 1
 
 
-def test_beside_chat_each_slice_is_waited_for_and_else_none(engine: FakeEngine, start: Start) -> None:
+def test_beside_chat_each_slice_is_waited_for_and_else_none(
+    engine: FakeEngine, start: Start
+) -> None:
     proofs = start("share:0.5")
     proofs.submit(SPEC, [1]).result(5)
     assert not any(tick.wait for tick in engine.ticks)
@@ -242,7 +260,9 @@ def test_under_share_proofs_get_their_share_beside_chat(engine: FakeEngine, star
     assert 0.04 * 4.5 / 0.25 < time.monotonic() - began < 3
 
 
-def test_constant_chat_slows_proofs_and_does_not_stop_them(engine: FakeEngine, start: Start) -> None:
+def test_constant_chat_slows_proofs_and_does_not_stop_them(
+    engine: FakeEngine, start: Start
+) -> None:
     began_at: list[float] = []
     engine.events[0] = lambda: began_at.append(time.monotonic())
     engine.chat = 1
@@ -277,7 +297,9 @@ def test_exclusive_does_not_wait_for_chat_in_a_round(engine: FakeEngine, start: 
 # Engines that fail.
 
 
-def test_a_failed_engine_fails_all_that_is_in_hand_and_goes_on(engine: FakeEngine, start: Start) -> None:
+def test_a_failed_engine_fails_all_that_is_in_hand_and_goes_on(
+    engine: FakeEngine, start: Start
+) -> None:
     engine.layer_s, engine.said_s = 0.01, 1.0
     engine.events[5] = break_down
     proofs = start("yield")
@@ -289,7 +311,9 @@ def test_a_failed_engine_fails_all_that_is_in_hand_and_goes_on(engine: FakeEngin
     assert proofs.submit(SPEC, [9]).result(5) == values(SPEC, [9])
 
 
-def test_a_mistake_in_the_worker_is_told_and_does_not_end_the_thread(engine: FakeEngine, start: Start) -> None:
+def test_a_mistake_in_the_worker_is_told_and_does_not_end_the_thread(
+    engine: FakeEngine, start: Start
+) -> None:
     def mistake() -> None:
         raise ZeroDivisionError("oops")
 

@@ -17,12 +17,13 @@ from redis.exceptions import ConnectionError
 from poc_core.errors import ProoflineError
 from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
-from poc_core.state import JobStore, RoundStore, WorkerRegistry, entries
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state.delivery import entries
 from poc_core.state.hand import Hand
 from poc_core.state.rounds import Lease, LeaseRefusal
-from tests.fake_engine import FakeEngine
-from tests.samples import MODEL, Clock, round_config, worker_record
-from tests.waiting import wait_until
+from tests.harness.samples import MODEL, Clock, round_config, worker_record
+from tests.harness.waiting import wait_until
+from tests.peers.fake_engine import FakeEngine
 from workers import patience
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate
@@ -147,7 +148,9 @@ def processed(rounds: RoundStore, record: RoundRecord) -> int:
 
 
 def assert_first(nonces: list[int], least: int, most: int) -> None:
-    """The first nonces of the round, in order; how many depends on where in a look or a slice the end came."""
+    """The first nonces of the round, in order; how many depends on where in a look or a slice
+    the end came.
+    """
     assert nonces == list(range(len(nonces)))
     assert least <= len(nonces) <= most
 
@@ -157,7 +160,13 @@ def test_a_step_computes_one_lease_after_the_other(
 ) -> None:
     engine.events[4] = stop(rounds, record)
     runner.step(record.round_id)
-    assert engine.begun[:5] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
+    assert engine.begun[:5] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+        [12, 13, 14, 15],
+        [16, 17, 18, 19],
+    ]
     assert_first(arrived(redis, record), 16, 24)
 
 
@@ -193,8 +202,12 @@ def test_micro_batches_stay_in_hand_from_step_to_step_so_that_no_stage_is_ever_i
     stop(rounds, record)()
     runner.step(record.round_id)
     proofs.stop()
-    assert engine.begun == [list(range(n, n + 4)) for n in range(0, 4 * len(engine.begun), 4)]  # once each, in order
-    assert_first(arrived(redis, record), 4 * (len(engine.begun) - proofs.depth), 4 * len(engine.begun))
+    assert engine.begun == [
+        list(range(n, n + 4)) for n in range(0, 4 * len(engine.begun), 4)
+    ]  # once each, in order
+    assert_first(
+        arrived(redis, record), 4 * (len(engine.begun) - proofs.depth), 4 * len(engine.begun)
+    )
 
 
 def test_what_is_in_hand_after_the_last_step_goes_back(
@@ -248,7 +261,11 @@ def test_each_step_logs_one_line(
 
 
 def test_a_second_step_beside_the_first_does_nothing(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord, published: list[str]
+    runner: RoundRunner,
+    engine: FakeEngine,
+    rounds: RoundStore,
+    record: RoundRecord,
+    published: list[str],
 ) -> None:
     with under_way(runner, rounds, record):
         wait_until(lambda: bool(engine.begun))
@@ -298,7 +315,11 @@ def test_what_was_computed_before_the_stop_is_delivered(
 
 
 def test_after_a_stop_no_further_step_is_queued(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord, published: list[str]
+    runner: RoundRunner,
+    engine: FakeEngine,
+    rounds: RoundStore,
+    record: RoundRecord,
+    published: list[str],
 ) -> None:
     engine.events[0] = stop(rounds, record)
     runner.step(record.round_id)
@@ -306,7 +327,11 @@ def test_after_a_stop_no_further_step_is_queued(
 
 
 def test_validating_pauses_generation(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord, published: list[str]
+    runner: RoundRunner,
+    engine: FakeEngine,
+    rounds: RoundStore,
+    record: RoundRecord,
+    published: list[str],
 ) -> None:
     engine.events[1] = lambda: rounds.switch(record, RoundState.VALIDATING)
     runner.step(record.round_id)
@@ -373,7 +398,12 @@ class LosesAnswers(RoundStore):
 
 
 def test_answers_that_are_lost_on_the_way_make_neither_gaps_nor_doubles(
-    proofs: Proofs, engine: FakeEngine, redis: Redis, settings: Settings, clock: Clock, record: RoundRecord
+    proofs: Proofs,
+    engine: FakeEngine,
+    redis: Redis,
+    settings: Settings,
+    clock: Clock,
+    record: RoundRecord,
 ) -> None:
     unsteady = LosesAnswers(redis, settings, clock)
     engine.events[9] = stop(unsteady, record)
@@ -393,7 +423,11 @@ def test_a_full_outbox_pauses_the_round_and_says_so_loudly(
     small = RoundStore(redis, settings.model_copy(update={"outbox_max_artifacts": 8}), clock)
 
     def said() -> list[int]:
-        return [entry.levelno for entry in caplog.records if "is full (POC_OUTBOX_MAX_ARTIFACTS)" in entry.message]
+        return [
+            entry.levelno
+            for entry in caplog.records
+            if "is full (POC_OUTBOX_MAX_ARTIFACTS)" in entry.message
+        ]
 
     with under_way(RoundRunner(proofs, "w1", small, lambda _: None, LONG_STEP_S), small, record):
         wait_until(lambda: bool(said()))
@@ -460,7 +494,11 @@ def refusal(engine: FakeEngine) -> Callable[[], object]:
 
 
 def test_an_engine_that_refuses_the_spec_stops_the_round_with_its_words(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord, published: list[str]
+    runner: RoundRunner,
+    engine: FakeEngine,
+    rounds: RoundStore,
+    record: RoundRecord,
+    published: list[str],
 ) -> None:
     engine.events[0] = refusal(engine)
     runner.step(record.round_id)
@@ -515,7 +553,9 @@ def test_a_mistake_in_the_engine_neither_stops_the_round_nor_loses_a_nonce(
 
     engine.events = {1: mistake, 4: stop(rounds, record)}
     RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
-    assert_first(arrived(redis, record), 8, 16)  # what was in hand beside it may have to be computed again
+    assert_first(
+        arrived(redis, record), 8, 16
+    )  # what was in hand beside it may have to be computed again
 
 
 def test_after_an_error_of_the_worker_a_new_step_can_run(
@@ -543,7 +583,9 @@ def test_after_an_error_of_the_worker_a_new_step_can_run(
 
 
 @pytest.fixture
-def exclusive(engine: FakeEngine, rounds: RoundStore) -> Iterator[tuple[ChatGate, Proofs, RoundRunner]]:
+def exclusive(
+    engine: FakeEngine, rounds: RoundStore
+) -> Iterator[tuple[ChatGate, Proofs, RoundRunner]]:
     """A worker whose gate refuses chat while a round runs."""
     gate = ChatGate(ChatPolicy("exclusive"), engine.unfinished_chat)
     proofs = Proofs(engine, gate)
@@ -552,7 +594,10 @@ def exclusive(engine: FakeEngine, rounds: RoundStore) -> Iterator[tuple[ChatGate
 
 
 def test_exclusive_does_not_wait_for_chat_to_pause(
-    exclusive: tuple[ChatGate, Proofs, RoundRunner], engine: FakeEngine, rounds: RoundStore, record: RoundRecord
+    exclusive: tuple[ChatGate, Proofs, RoundRunner],
+    engine: FakeEngine,
+    rounds: RoundStore,
+    record: RoundRecord,
 ) -> None:
     gate, _, runner = exclusive
     assert gate.enter_chat()
@@ -563,7 +608,10 @@ def test_exclusive_does_not_wait_for_chat_to_pause(
 
 
 def test_chat_is_let_in_again_after_a_stop(
-    exclusive: tuple[ChatGate, Proofs, RoundRunner], engine: FakeEngine, rounds: RoundStore, record: RoundRecord
+    exclusive: tuple[ChatGate, Proofs, RoundRunner],
+    engine: FakeEngine,
+    rounds: RoundStore,
+    record: RoundRecord,
 ) -> None:
     gate, _, runner = exclusive
     let_in: list[bool] = []
@@ -574,7 +622,10 @@ def test_chat_is_let_in_again_after_a_stop(
 
 
 def test_chat_is_let_in_again_after_a_round_that_stopped_by_itself(
-    exclusive: tuple[ChatGate, Proofs, RoundRunner], engine: FakeEngine, rounds: RoundStore, record: RoundRecord
+    exclusive: tuple[ChatGate, Proofs, RoundRunner],
+    engine: FakeEngine,
+    rounds: RoundStore,
+    record: RoundRecord,
 ) -> None:
     gate, _, runner = exclusive
     engine.events[0] = refusal(engine)
@@ -622,7 +673,11 @@ def test_a_stop_while_chat_has_the_engine_gives_back_what_is_in_hand(
 
 
 def test_a_round_whose_sequence_has_ended_asks_for_no_more_steps(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, workers: WorkerRegistry, published: list[str]
+    runner: RoundRunner,
+    engine: FakeEngine,
+    rounds: RoundStore,
+    workers: WorkerRegistry,
+    published: list[str],
 ) -> None:
     workers.heartbeat(worker_record("w1"))
     round_id = rounds.store(round_config(node_count=2**62), RoundState.GENERATING)
@@ -671,14 +726,20 @@ def housekeeper(
 ) -> Iterator[Housekeeper]:
     settings = Settings(heartbeat_s=0.01)
     queue, steps, hand = cast(JobQueue, FakeJobQueue()), cast(StepQueue, messages), Hand(str)
-    keeper = Housekeeper(worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, hand, settings)
+    keeper = Housekeeper(
+        worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, hand, settings
+    )
     keeper.start()
     yield keeper
     keeper.stop()
 
 
 def test_a_worker_that_starts_during_a_round_joins_it(
-    housekeeper: Housekeeper, proofs: Proofs, runner: RoundRunner, messages: Messages, record: RoundRecord
+    housekeeper: Housekeeper,
+    proofs: Proofs,
+    runner: RoundRunner,
+    messages: Messages,
+    record: RoundRecord,
 ) -> None:
     housekeeper.ready(proofs, runner, None)
     wait_until(lambda: messages.waiting == [record.round_id])
@@ -692,7 +753,11 @@ def test_a_worker_that_still_loads_does_not_join(
 
 
 def test_a_step_that_waits_is_not_queued_twice(
-    housekeeper: Housekeeper, proofs: Proofs, runner: RoundRunner, messages: Messages, record: RoundRecord
+    housekeeper: Housekeeper,
+    proofs: Proofs,
+    runner: RoundRunner,
+    messages: Messages,
+    record: RoundRecord,
 ) -> None:
     housekeeper.ready(proofs, runner, None)
     wait_until(lambda: bool(messages.waiting))
@@ -701,7 +766,11 @@ def test_a_step_that_waits_is_not_queued_twice(
 
 
 def test_a_step_whose_message_was_lost_is_queued_again(
-    housekeeper: Housekeeper, proofs: Proofs, runner: RoundRunner, messages: Messages, record: RoundRecord
+    housekeeper: Housekeeper,
+    proofs: Proofs,
+    runner: RoundRunner,
+    messages: Messages,
+    record: RoundRecord,
 ) -> None:
     housekeeper.ready(proofs, runner, None)
     wait_until(lambda: bool(messages.waiting))
@@ -753,7 +822,11 @@ def test_a_worker_that_is_to_end_takes_nothing_new(
 
 
 def test_a_worker_does_not_join_a_round_of_another_model(
-    housekeeper: Housekeeper, proofs: Proofs, runner: RoundRunner, messages: Messages, rounds: RoundStore
+    housekeeper: Housekeeper,
+    proofs: Proofs,
+    runner: RoundRunner,
+    messages: Messages,
+    rounds: RoundStore,
 ) -> None:
     rounds.store(round_config(model="other"), RoundState.GENERATING)
     housekeeper.ready(proofs, runner, None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.samples import Clock
+from tests.harness.samples import Clock
 from workers.engines.pulse import Pulse
 from workers.watchdog import Watchdog
 
@@ -28,7 +28,9 @@ def seconds_until_hung(
     return None
 
 
-def test_an_engine_that_stands_still_while_somebody_waits_hangs(watchdog: Watchdog, clock: Clock) -> None:
+def test_an_engine_that_stands_still_while_somebody_waits_hangs(
+    watchdog: Watchdog, clock: Clock
+) -> None:
     assert seconds_until_hung(watchdog, clock, Pulse(7, waits=True)) == HUNG_AFTER_S
 
 
@@ -36,17 +38,29 @@ def test_an_engine_that_nobody_waits_for_may_stand_still(watchdog: Watchdog, clo
     assert seconds_until_hung(watchdog, clock, Pulse(7, waits=False)) is None
 
 
-def test_an_engine_that_goes_on_once_in_a_while_is_left_alone(watchdog: Watchdog, clock: Clock) -> None:
+def test_an_engine_that_goes_on_once_in_a_while_is_left_alone(
+    watchdog: Watchdog, clock: Clock
+) -> None:
     for beats in range(20):
-        assert seconds_until_hung(watchdog, clock, Pulse(beats, waits=True), most_s=HUNG_AFTER_S - LOOK_S) is None
+        assert (
+            seconds_until_hung(
+                watchdog, clock, Pulse(beats, waits=True), most_s=HUNG_AFTER_S - LOOK_S
+            )
+            is None
+        )
 
 
 def test_the_time_counts_from_when_somebody_began_to_wait(watchdog: Watchdog, clock: Clock) -> None:
-    assert seconds_until_hung(watchdog, clock, Pulse(7, waits=False), most_s=HUNG_AFTER_S - LOOK_S) is None
+    assert (
+        seconds_until_hung(watchdog, clock, Pulse(7, waits=False), most_s=HUNG_AFTER_S - LOOK_S)
+        is None
+    )
     assert seconds_until_hung(watchdog, clock, Pulse(7, waits=True)) == HUNG_AFTER_S
 
 
-def test_a_process_that_was_itself_stopped_holds_nothing_against_its_engine(watchdog: Watchdog, clock: Clock) -> None:
+def test_a_process_that_was_itself_stopped_holds_nothing_against_its_engine(
+    watchdog: Watchdog, clock: Clock
+) -> None:
     watchdog.is_hung(Pulse(7, waits=True))
     clock.now += 10 * HUNG_AFTER_S
     assert not watchdog.is_hung(Pulse(7, waits=True))

@@ -52,7 +52,9 @@ class ToyBody(JobBody):
     def claims(self) -> dict[int, JsonValue] | None:
         if self.validation is None:
             return None
-        claimed: dict[int, Any] = {artifact.nonce: artifact.steps for artifact in self.validation.artifacts}
+        claimed: dict[int, Any] = {
+            artifact.nonce: artifact.steps for artifact in self.validation.artifacts
+        }
         claimed |= self.enforced_steps or {}
         if claimed.keys() != set(self.nonces):
             raise ClaimsError("The nonces differ.")
@@ -91,7 +93,10 @@ class ToyRoundBody(RoundBody):
 
     @classmethod
     def of(cls, config: RoundConfig) -> dict[str, Any]:
-        return {"block_hash": config.spec.block_hash, "params": {"scheme": "toy", **config.spec.options}}
+        return {
+            "block_hash": config.spec.block_hash,
+            "params": {"scheme": "toy", **config.spec.options},
+        }
 
 
 class ToyResult(BaseModel):
@@ -116,7 +121,9 @@ class ToyContract(Contract):
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
         params = marks.get("params")
-        return isinstance(params, dict) and (params.get("scheme") == "toy" or params.get("toy") is True)
+        return isinstance(params, dict) and (
+            params.get("scheme") == "toy" or params.get("toy") is True
+        )
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
         return super().limits(spec, info) | {"n_steps": (ToyOptions.of(spec).n_steps, 100)}
@@ -124,7 +131,9 @@ class ToyContract(Contract):
     def is_reported(self, value: JsonValue, terms: Mapping[str, Any]) -> bool:
         return isinstance(value, list) and value[0] <= terms["at_most"]
 
-    def status(self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float) -> dict[str, Any]:
+    def status(
+        self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float
+    ) -> dict[str, Any]:
         return {"toys_reported": len(reported.pairs)}
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
@@ -144,12 +153,19 @@ class ToyContract(Contract):
         values: Sequence[Any],
         claims: Sequence[Any],
     ) -> dict[str, Any]:
-        differing = [sum(a != b for a, b in zip(*pair, strict=True)) for pair in zip(values, claims, strict=True)]
+        differing = [
+            sum(a != b for a, b in zip(*pair, strict=True))
+            for pair in zip(values, claims, strict=True)
+        ]
         tolerated = ToyTerms.model_validate(request.terms).tolerated
-        per_nonce = [{"nonce": nonce, "n_differing": n} for nonce, n in zip(nonces, differing, strict=True)]
+        per_nonce = [
+            {"nonce": nonce, "n_differing": n} for nonce, n in zip(nonces, differing, strict=True)
+        ]
         return {"fraud_detected": max(differing) > tolerated, "per_nonce": per_nonce}
 
-    def synthetic_values(self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int) -> list[JsonValue]:
+    def synthetic_values(
+        self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
+    ) -> list[JsonValue]:
         n_steps, text = ToyOptions.checked(spec, hidden_size).n_steps, spec.model_dump_json()
         return [[int(8 + 8 * x) for x in noise(text, nonce, n_steps)] for nonce in nonces]
 
@@ -160,7 +176,11 @@ class ToyContract(Contract):
 def _spec(block_hash: str, public_key: str, params: ToyParams) -> ProofSpec:
     options = ToyOptions(n_steps=params.n_steps).model_dump()
     return ProofSpec(
-        scheme="toy", block_hash=block_hash, public_key=public_key, seq_len=params.seq_len, options=options
+        scheme="toy",
+        block_hash=block_hash,
+        public_key=public_key,
+        seq_len=params.seq_len,
+        options=options,
     )
 
 

@@ -1,4 +1,6 @@
-"""The half with torch: each step is the place of the largest number in another part of the last state."""
+"""The half with torch: each step is the place of the largest number in another part of the last
+state.
+"""
 
 from collections.abc import Sequence
 

@@ -9,13 +9,20 @@ import pytest
 from redis import Redis
 
 from api.console.view import View
-from api.dispatch import Dispatcher
+from api.proofs.dispatch import Dispatcher
 from api.services import Services
-from poc_core.deployments import ChildLog, Deployment, HostLogs, HostReport, HostState
 from poc_core.records import JobStatus, RoundState, WorkerRecord
+from poc_core.serving.deployments import ChildLog, Deployment, HostLogs, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry
-from tests.samples import MODEL, Clock, RecordingDispatcher, new_job, round_config, worker_record
+from tests.harness.samples import (
+    MODEL,
+    Clock,
+    RecordingDispatcher,
+    new_job,
+    round_config,
+    worker_record,
+)
 
 
 @pytest.fixture
@@ -41,7 +48,11 @@ def test_an_idle_node(view: View) -> None:
 
 def test_redis_away_is_a_problem_and_no_error(settings: Settings) -> None:
     server = fakeredis.FakeServer()
-    view = View(Services.create(settings, fakeredis.FakeRedis(server=server), cast(Dispatcher, RecordingDispatcher())))
+    view = View(
+        Services.create(
+            settings, fakeredis.FakeRedis(server=server), cast(Dispatcher, RecordingDispatcher())
+        )
+    )
     assert "jobs" in view.read()
     server.connected = False
     assert list(view.read()) == ["problem"]
@@ -64,7 +75,10 @@ def test_a_worker_that_missed_heartbeats_is_silent(
     assert read(view)["workers"][0]["is_silent"] is False
     clock.now += 3 * settings.heartbeat_s
     serve("w2")
-    assert [(worker["id"], worker["is_silent"]) for worker in read(view)["workers"]] == [("w1", True), ("w2", False)]
+    assert [(worker["id"], worker["is_silent"]) for worker in read(view)["workers"]] == [
+        ("w1", True),
+        ("w2", False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,14 +88,19 @@ def test_a_worker_that_missed_heartbeats_is_silent(
 def test_a_worker_shows_the_gpus_that_it_is_pinned_to(
     view: View, workers: WorkerRegistry, visible: str, names: list[str]
 ) -> None:
-    devices: list[Any] = [{"index": 0, "uuid": "GPU-a", "name": "A"}, {"index": 1, "uuid": "GPU-b", "name": "B"}]
+    devices: list[Any] = [
+        {"index": 0, "uuid": "GPU-a", "name": "A"},
+        {"index": 1, "uuid": "GPU-b", "name": "B"},
+    ]
     workers.heartbeat(replace(worker_record(), gpus={"devices": devices}, visible_gpus=visible))
     found = read(view)
     assert found["workers"][0]["devices"] == names
     assert found["machines"] == {"here": devices}
 
 
-def test_a_round_and_its_pace(view: View, rounds: RoundStore, serve: Callable[..., WorkerRecord], clock: Clock) -> None:
+def test_a_round_and_its_pace(
+    view: View, rounds: RoundStore, serve: Callable[..., WorkerRecord], clock: Clock
+) -> None:
     serve("w1")
     clock.now = 1_000_000.0
     rounds.store(round_config(url="http://user:secret@receiver/poc"), RoundState.GENERATING)
@@ -93,10 +112,21 @@ def test_a_round_and_its_pace(view: View, rounds: RoundStore, serve: Callable[..
         clock.now += wait_s
         read(view)
     found = read(view)
-    assert found["pace"] == {"round": current.round_id, "first": 1_000_000, "step_s": 5, "counts": [4, 2, 0, 3]}
-    assert read(View(view_services(view)))["pace"] == found["pace"]  # that of a page which comes later
+    assert found["pace"] == {
+        "round": current.round_id,
+        "first": 1_000_000,
+        "step_s": 5,
+        "counts": [4, 2, 0, 3],
+    }
+    assert (
+        read(View(view_services(view)))["pace"] == found["pace"]
+    )  # that of a page which comes later
     shown = found["round"]
-    assert (shown["state"], shown["total_processed"], shown["workers"]["w1"]["total_processed"]) == ("GENERATING", 9, 9)
+    assert (
+        shown["state"],
+        shown["total_processed"],
+        shown["workers"]["w1"]["total_processed"],
+    ) == ("GENERATING", 9, 9)
     assert "secret" not in str(found)
     rounds.switch(current, RoundState.STOPPED)
     clock.now += 60
@@ -137,7 +167,9 @@ def test_jobs_newest_first_with_their_verdicts(view: View, jobs: JobStore, clock
     assert [job["status"] for job in read(view)["jobs"]] == ["cancelled", "completed", "completed"]
 
 
-def test_the_oldest_job_that_runs_is_listed_beside_the_newest(view: View, jobs: JobStore, clock: Clock) -> None:
+def test_the_oldest_job_that_runs_is_listed_beside_the_newest(
+    view: View, jobs: JobStore, clock: Clock
+) -> None:
     old = jobs.create(new_job([0]))
     for nonce in range(40):
         clock.now += 1
@@ -170,11 +202,20 @@ def test_what_is_deployed_and_what_its_workers_wrote(
     report = HostReport(id="h1-7", host="h1", state=HostState.IDLE, generation=0)
     store.report(report)
     store.deploy(Deployment(model="tiny-llama"))
-    store.report(report.model_copy(update={"generation": 1, "state": HostState.STARTING, "model": "tiny-llama"}))
-    logs = HostLogs(host="h1", workers=[ChildLog(name="worker-0", pid=None, lines=["Traceback", "<b>no</b>"])])
+    store.report(
+        report.model_copy(
+            update={"generation": 1, "state": HostState.STARTING, "model": "tiny-llama"}
+        )
+    )
+    logs = HostLogs(
+        host="h1", workers=[ChildLog(name="worker-0", pid=None, lines=["Traceback", "<b>no</b>"])]
+    )
     store.tell_logs("h1-7", logs)
     found = read(view)
-    assert (found["deployment"]["state"], found["deployment"]["model"]) == ("starting", "tiny-llama")
+    assert (found["deployment"]["state"], found["deployment"]["model"]) == (
+        "starting",
+        "tiny-llama",
+    )
     assert found["deployment"]["hosts"][0]["state"] == "STARTING"
     assert found["logs"] == [logs.model_dump()]
     store.leave("h1-7")

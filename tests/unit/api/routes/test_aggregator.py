@@ -1,4 +1,6 @@
-"""What aggregators of the network call and read: the same rounds and jobs, answered with one entry per worker."""
+"""What aggregators of the network call and read: the same rounds and jobs, answered with one
+entry per worker.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +12,7 @@ from fastapi.testclient import TestClient
 from poc_core.records import RoundRecord, RoundState
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.rounds import Lease
-from tests.samples import MODEL, Clock, RecordingDispatcher, body, distance_body, round_body
+from tests.harness.samples import MODEL, Clock, RecordingDispatcher, body, distance_body, round_body
 
 POW = "/api/v1/inference/pow"
 
@@ -92,7 +94,9 @@ def test_a_workers_port_is_the_same_in_every_answer(client: TestClient) -> None:
     assert started == seen == stopped
 
 
-def test_a_distance_round_starts_here_too(client: TestClient, rounds: RoundStore, serve: Serve) -> None:
+def test_a_distance_round_starts_here_too(
+    client: TestClient, rounds: RoundStore, serve: Serve
+) -> None:
     serve("w1")
     assert client.post(f"{POW}/init/generate", json=distance_body()).json()["backends"] == 1
     assert current(rounds).config.terms["r_target"] == 1.405
@@ -139,7 +143,11 @@ def test_409_while_a_round_generates(client: TestClient, serve: Serve) -> None:
 def test_without_a_round_all_backends_are_idle(client: TestClient) -> None:
     answer = client.get(f"{POW}/status").json()
     assert answer["status"] == "IDLE"
-    idle = {"status": "IDLE", "config": None, "stats": {"total_processed": 0, "nonces_per_second": 0.0}}
+    idle = {
+        "status": "IDLE",
+        "config": None,
+        "stats": {"total_processed": 0, "nonces_per_second": 0.0},
+    }
     assert [entry | {"port": 0} for entry in answer["backends"]] == [idle | {"port": 0}] * 2
 
 
@@ -149,7 +157,9 @@ def test_without_workers_there_are_no_backends(client: TestClient, serve: Serve)
 
 
 @pytest.mark.usefixtures("two_workers")
-def test_in_a_round_every_backend_has_its_own_numbers(client: TestClient, rounds: RoundStore, clock: Clock) -> None:
+def test_in_a_round_every_backend_has_its_own_numbers(
+    client: TestClient, rounds: RoundStore, clock: Clock
+) -> None:
     client.post(f"{POW}/init/generate", json=round_body())
     clock.now += 100
     compute(rounds, "w1", 20)
@@ -168,11 +178,15 @@ def test_every_backend_shows_the_rounds_config(client: TestClient) -> None:
     sent = round_body(url="http://receiver:9000/poc", batch_size=16)
     client.post(f"{POW}/init/generate", json=sent)
     expected = sent | {"group_id": 0, "n_groups": 1, "poc_stronger_rng": False}
-    assert [backend["config"] for backend in client.get(f"{POW}/status").json()["backends"]] == [expected] * 2
+    assert [backend["config"] for backend in client.get(f"{POW}/status").json()["backends"]] == [
+        expected
+    ] * 2
 
 
 @pytest.mark.usefixtures("two_workers")
-def test_a_worker_that_joins_late_is_a_backend_with_nothing_done(client: TestClient, serve: Serve) -> None:
+def test_a_worker_that_joins_late_is_a_backend_with_nothing_done(
+    client: TestClient, serve: Serve
+) -> None:
     client.post(f"{POW}/init/generate", json=round_body())
     serve("w3")
     answer = client.get(f"{POW}/status").json()
@@ -204,14 +218,19 @@ def test_after_the_stop_all_backends_are_idle(client: TestClient) -> None:
     client.post(f"{POW}/init/generate", json=round_body())
     client.post(f"{POW}/stop")
     answer = client.get(f"{POW}/status").json()
-    assert (answer["status"], {backend["status"] for backend in answer["backends"]}) == ("IDLE", {"IDLE"})
+    assert (answer["status"], {backend["status"] for backend in answer["backends"]}) == (
+        "IDLE",
+        {"IDLE"},
+    )
 
 
 # Stopping.
 
 
 @pytest.mark.usefixtures("two_workers")
-def test_a_stop_is_answered_with_one_result_per_worker(client: TestClient, rounds: RoundStore) -> None:
+def test_a_stop_is_answered_with_one_result_per_worker(
+    client: TestClient, rounds: RoundStore
+) -> None:
     client.post(f"{POW}/init/generate", json=round_body())
     answer = client.post(f"{POW}/stop").json()
     first, second = ports(answer)

@@ -1,4 +1,6 @@
-"""/console: a page that needs no key and asks nobody else for anything; its stream of events, which needs one."""
+"""/console: a page that needs no key and asks nobody else for anything; its stream of events,
+which needs one.
+"""
 
 import asyncio
 import json
@@ -11,20 +13,27 @@ from fastapi.testclient import TestClient
 
 from api.app import create_app
 from api.console import page
-from api.keys import KeyFile, Role
+from api.edge.keys import KeyFile, Role
 from api.services import Services
 from poc_core.settings import Settings
 
 EVENTS = "/api/v1/console/events"
 DEADLINE_S = 30.0
 FILES = page.load()
-OURS = {name: file.content.decode() for name, file in FILES.items() if not name.startswith("vendor/")}
+OURS = {
+    name: file.content.decode() for name, file in FILES.items() if not name.startswith("vendor/")
+}
 
 
 def test_the_page_and_its_files_are_served_as_what_they_are(client: TestClient) -> None:
     assert client.get("/console").headers["content-type"] == "text/html; charset=utf-8"
-    assert client.get("/console/main.js").headers["content-type"] == "text/javascript; charset=utf-8"
-    assert client.get("/console/vendor/preact.mjs").headers["content-type"] == "text/javascript; charset=utf-8"
+    assert (
+        client.get("/console/main.js").headers["content-type"] == "text/javascript; charset=utf-8"
+    )
+    assert (
+        client.get("/console/vendor/preact.mjs").headers["content-type"]
+        == "text/javascript; charset=utf-8"
+    )
 
 
 def test_with_a_slash_it_leads_to_the_page(client: TestClient) -> None:
@@ -32,7 +41,9 @@ def test_with_a_slash_it_leads_to_the_page(client: TestClient) -> None:
     assert (answer.status_code, answer.headers["location"]) == (307, "../console")
 
 
-@pytest.mark.parametrize("path", ["nothing.js", "../app.py", "%2e%2e/app.py", "../../../../etc/passwd"])
+@pytest.mark.parametrize(
+    "path", ["nothing.js", "../app.py", "%2e%2e/app.py", "../../../../etc/passwd"]
+)
 def test_nothing_but_its_files_is_served(client: TestClient, path: str) -> None:
     assert client.get(f"/console/{path}").status_code == 404
 
@@ -60,18 +71,27 @@ def test_the_page_has_nothing_inline(client: TestClient) -> None:
 def test_our_files_name_nobody_elses_and_make_no_markup_of_text(name: str) -> None:
     text = OURS[name]
     assert re.findall(r"(?:src|href|import|from|url|fetch)\W{1,3}(?:https?:)?//", text) == []
-    assert re.findall(r"innerHTML|insertAdjacentHTML|document\.write|dangerously|\beval\(|new Function", text) == []
+    assert (
+        re.findall(
+            r"innerHTML|insertAdjacentHTML|document\.write|dangerously|\beval\(|new Function", text
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if name.endswith((".js", ".html"))])
 def test_every_file_that_another_names_is_there(name: str) -> None:
     folder = Path(name).parent
-    named = re.findall(r"from '\./([^']+)'", OURS[name]) + re.findall(r'(?:src|href)="console/([^"]+)"', OURS[name])
+    named = re.findall(r"from '\./([^']+)'", OURS[name]) + re.findall(
+        r'(?:src|href)="console/([^"]+)"', OURS[name]
+    )
     assert [other for other in named if (folder / other).as_posix() not in FILES] == []
 
 
 def test_what_is_vendored_has_its_licence() -> None:
-    names = {Path(name).name.partition(".")[0] for name in FILES if name.startswith("vendor/")} - {"VERSIONS"}
+    names = {Path(name).name.partition(".")[0] for name in FILES if name.startswith("vendor/")} - {
+        "VERSIONS"
+    }
     assert {f"vendor/{name}.LICENSE.txt" for name in names} <= set(FILES)
 
 
@@ -91,7 +111,9 @@ def services_of(client: TestClient) -> Services:
     return services
 
 
-async def asked(app: Any, method: str = "GET", key: str = "", n_events: int = 1) -> tuple[int, list[dict[str, Any]]]:
+async def asked(
+    app: Any, method: str = "GET", key: str = "", n_events: int = 1
+) -> tuple[int, list[dict[str, Any]]]:
     """Status and the first events of the stream; then the page is closed."""
     status, events, done = 0, list[dict[str, Any]](), asyncio.Event()
 
@@ -105,10 +127,14 @@ async def asked(app: Any, method: str = "GET", key: str = "", n_events: int = 1)
             status = message["status"]
         elif message.get("body", b"").startswith(b"data: "):
             events.append(json.loads(message["body"].removeprefix(b"data: ")))
-        if message["type"] == "http.response.body" and (len(events) >= n_events or not message.get("more_body")):
+        if message["type"] == "http.response.body" and (
+            len(events) >= n_events or not message.get("more_body")
+        ):
             done.set()
 
-    headers = [(b"host", b"127.0.0.1:8000")] + ([(b"authorization", f"Bearer {key}".encode())] if key else [])
+    headers = [(b"host", b"127.0.0.1:8000")] + (
+        [(b"authorization", f"Bearer {key}".encode())] if key else []
+    )
     scope: dict[str, Any] = {
         "type": "http",
         "method": method,
@@ -116,8 +142,17 @@ async def asked(app: Any, method: str = "GET", key: str = "", n_events: int = 1)
         "raw_path": EVENTS.encode(),
         "headers": headers,
     }
-    scope |= {"query_string": b"", "client": ("192.0.2.1", 1), "server": ("127.0.0.1", 8000), "scheme": "http"}
-    scope |= {"http_version": "1.1", "root_path": "", "asgi": {"version": "3.0", "spec_version": "2.3"}}
+    scope |= {
+        "query_string": b"",
+        "client": ("192.0.2.1", 1),
+        "server": ("127.0.0.1", 8000),
+        "scheme": "http",
+    }
+    scope |= {
+        "http_version": "1.1",
+        "root_path": "",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+    }
     async with asyncio.timeout(DEADLINE_S):
         await app(scope, receive, send)
     return status, events
@@ -148,7 +183,9 @@ async def test_the_state_needs_a_key_and_the_page_none(guarded: Any, keys: KeyFi
     status, events = await asked(guarded, key=keys.add("looks", [Role.READ]))
     assert (status, len(events)) == (200, 1)
     stranger = TestClient(guarded, client=("192.0.2.1", 1234))
-    assert stranger.get("/console").status_code == stranger.get("/console/main.js").status_code == 200
+    assert (
+        stranger.get("/console").status_code == stranger.get("/console/main.js").status_code == 200
+    )
     assert stranger.get("/api/v1/pow/status").status_code == 401
 
 

@@ -9,14 +9,15 @@ from fastapi.testclient import TestClient
 
 from poc_core.gpus import Gpu, GpuDriver, GpuWatch, MachineGpus
 from poc_core.state import WorkerRegistry
-from tests.samples import worker_record
+from tests.harness.samples import worker_record
 
 DRIVER = GpuDriver(driver_version="580", cuda_driver_version="13.1", nvml_version="13")
 
 
 def machine(host: str, *uuids: str) -> MachineGpus:
     return MachineGpus(
-        devices=[Gpu(index=index, uuid=uuid, host=host) for index, uuid in enumerate(uuids)], driver=DRIVER
+        devices=[Gpu(index=index, uuid=uuid, host=host) for index, uuid in enumerate(uuids)],
+        driver=DRIVER,
     )
 
 
@@ -29,7 +30,9 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Callable[[MachineGpus], None]:
 @pytest.fixture
 def tell(workers: WorkerRegistry) -> Callable[[str, MachineGpus], None]:
     """A worker tells of its machine's."""
-    return lambda name, found: workers.heartbeat(replace(worker_record(name), gpus=found.model_dump()))
+    return lambda name, found: workers.heartbeat(
+        replace(worker_record(name), gpus=found.model_dump())
+    )
 
 
 def test_without_a_gpu_there_are_none(client: TestClient, own: Any, tell: Any) -> None:
@@ -58,5 +61,12 @@ def test_an_api_without_gpus_tells_those_of_the_workers_hosts_each_once(
 def test_the_apis_own_come_first_also_without_workers(client: TestClient, own: Any) -> None:
     own(machine("here", "GPU-9"))
     (gpu,) = client.get("/api/v1/gpu/devices").json()["devices"]
-    wanted = {"index", "name", "total_memory_mb", "free_memory_mb", "used_memory_mb", "utilization_percent"}
+    wanted = {
+        "index",
+        "name",
+        "total_memory_mb",
+        "free_memory_mb",
+        "used_memory_mb",
+        "utilization_percent",
+    }
     assert gpu.keys() >= wanted | {"temperature_c", "is_available", "error_message"}

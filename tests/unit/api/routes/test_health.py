@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 from redis import Redis
 
-from tests.samples import MODEL
+from tests.harness.samples import MODEL
 
 Serve = Callable[..., Any]
 
@@ -22,7 +22,12 @@ def test_with_a_worker_that_is_ready_all_is_well(client: TestClient, serve: Serv
 
 @pytest.mark.parametrize(
     ("state", "why"),
-    [(None, "none is started yet"), ("starting", "still load their model"), ("draining", ""), ("hung", "engine hangs")],
+    [
+        (None, "none is started yet"),
+        ("starting", "still load their model"),
+        ("draining", ""),
+        ("hung", "engine hangs"),
+    ],
 )
 def test_without_one_the_process_lives_and_nothing_can_answer(
     client: TestClient, serve: Serve, redis: Redis, state: str | None, why: str
@@ -37,7 +42,9 @@ def test_without_one_the_process_lives_and_nothing_can_answer(
     assert client.get("/livez").status_code == 200
 
 
-def test_one_worker_that_is_ready_beside_one_that_hangs_is_enough(client: TestClient, serve: Serve) -> None:
+def test_one_worker_that_is_ready_beside_one_that_hangs_is_enough(
+    client: TestClient, serve: Serve
+) -> None:
     serve("w1", state="hung")
     serve("w2")
     assert client.get("/health").status_code == 200

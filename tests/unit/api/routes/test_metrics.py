@@ -12,8 +12,8 @@ from poc_core.records import RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.rounds import Lease
-from tests.samples import MODEL, Clock, new_job, round_config, worker_record
-from tests.stored import outbox_status
+from tests.harness.samples import MODEL, Clock, new_job, round_config, worker_record
+from tests.harness.stored import outbox_status
 from workers.chat_gate import GateStats
 
 
@@ -51,7 +51,9 @@ def test_an_empty_node_has_a_state_and_zeros(client: TestClient) -> None:
 
 
 def test_open_metrics_are_given_to_who_asks(client: TestClient) -> None:
-    answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    answer = client.get(
+        "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
 
@@ -92,13 +94,17 @@ def round_id(rounds: RoundStore, workers: WorkerRegistry, clock: Clock) -> str:
     return round_id
 
 
-def test_a_round_per_worker_and_its_outbox(client: TestClient, round_id: str, settings: Settings, redis: Redis) -> None:
+def test_a_round_per_worker_and_its_outbox(
+    client: TestClient, round_id: str, settings: Settings, redis: Redis
+) -> None:
     scraped = Scraped(client)
     assert scraped("round_state", state="GENERATING") == 1
     assert scraped("round_state", state="IDLE") == 0
     assert scraped("round_nonces_total", worker="w1", model=MODEL) == 4
     assert scraped("round_nonces_total", worker="w2", model=MODEL) == 2
-    assert scraped("round_nonces_per_second", worker="w1", model=MODEL) == pytest.approx(2.0)  # of 2 s
+    assert scraped("round_nonces_per_second", worker="w1", model=MODEL) == pytest.approx(
+        2.0
+    )  # of 2 s
     assert scraped("round_excluded_nonces_total") == 1
     assert scraped("round_reported_total") == 5
     assert scraped("round_seconds") == pytest.approx(2)
@@ -109,14 +115,20 @@ def test_a_round_per_worker_and_its_outbox(client: TestClient, round_id: str, se
     assert scraped("outbox_failures") == 0
 
 
-def test_an_outbox_in_trouble(client: TestClient, round_id: str, redis: Redis, settings: Settings) -> None:
-    redis.hset(f"poc:outbox:{round_id}", mapping={"waiting": settings.outbox_max_artifacts, "failures": 7})
+def test_an_outbox_in_trouble(
+    client: TestClient, round_id: str, redis: Redis, settings: Settings
+) -> None:
+    redis.hset(
+        f"poc:outbox:{round_id}", mapping={"waiting": settings.outbox_max_artifacts, "failures": 7}
+    )
     scraped = Scraped(client)
     assert scraped("outbox_full") == 1
     assert scraped("outbox_failures") == 7
 
 
-def test_a_stopped_round_shows_its_totals_but_no_rate(client: TestClient, round_id: str, rounds: RoundStore) -> None:
+def test_a_stopped_round_shows_its_totals_but_no_rate(
+    client: TestClient, round_id: str, rounds: RoundStore
+) -> None:
     record = rounds.read(round_id)
     assert record is not None
     rounds.switch(record, RoundState.STOPPED)
@@ -127,7 +139,9 @@ def test_a_stopped_round_shows_its_totals_but_no_rate(client: TestClient, round_
 
 
 def test_workers_and_their_chat(client: TestClient, workers: WorkerRegistry) -> None:
-    stats = vars(GateStats(chat_active=2, chat_total=40, chat_refused=3, skips=17, proof_busy_s=12.5))
+    stats = vars(
+        GateStats(chat_active=2, chat_total=40, chat_refused=3, skips=17, proof_busy_s=12.5)
+    )
     workers.heartbeat(replace(worker_record("w1"), stats=stats))
     workers.heartbeat(worker_record("w2", state="starting"))
     scraped = Scraped(client)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.model_cache import ModelCache
-from api.model_downloads import Downloads
+from api.models.cache import ModelCache
+from api.models.downloads import Downloads
 from api.services import Services
 from poc_core.state.downloads import Download
-from tests.samples import Clock
+from tests.harness.samples import Clock
 
 MODELS = "/api/v1/models"
 REPO = "acme/small"
@@ -68,7 +68,14 @@ WHOLE = {"config.json": "{}", "model.safetensors": "x" * 1000}
         (WHOLE, "DOWNLOADED"),
         ({"config.json": "{}"}, "PARTIAL"),
         ({"model.safetensors": "x"}, "PARTIAL"),
-        ({"config.json": "{}", "model.safetensors.index.json": SHARDS, "model-1.safetensors": "x"}, "PARTIAL"),
+        (
+            {
+                "config.json": "{}",
+                "model.safetensors.index.json": SHARDS,
+                "model-1.safetensors": "x",
+            },
+            "PARTIAL",
+        ),
         (
             {
                 "config.json": "{}",
@@ -81,12 +88,19 @@ WHOLE = {"config.json": "{}", "model.safetensors": "x" * 1000}
     ],
     ids=["one file", "no weights", "no configuration", "a shard is missing", "all shards"],
 )
-def test_the_status_tells_what_is_there(client: TestClient, cache: Path, files: dict[str, str], expected: str) -> None:
+def test_the_status_tells_what_is_there(
+    client: TestClient, cache: Path, files: dict[str, str], expected: str
+) -> None:
     put(cache, files)
     for commit in (None, COMMIT):
         model = {"hf_repo": REPO, "hf_commit": commit}
         answer = client.post(f"{MODELS}/status", json=model)
-        assert answer.json() == {"model": model, "status": expected, "progress": None, "error_message": None}
+        assert answer.json() == {
+            "model": model,
+            "status": expected,
+            "progress": None,
+            "error_message": None,
+        }
 
 
 def test_without_a_cache_nothing_is_there(client: TestClient) -> None:
@@ -117,7 +131,9 @@ def test_a_download_is_a_job_that_its_status_shows(
     assert client.post(f"{MODELS}/download", json={"hf_repo": REPO}).status_code == 202
 
 
-def test_three_are_downloaded_at_a_time(client: TestClient, services: Services, begun: list[Download]) -> None:
+def test_three_are_downloaded_at_a_time(
+    client: TestClient, services: Services, begun: list[Download]
+) -> None:
     for n in range(3):
         assert client.post(f"{MODELS}/download", json={"hf_repo": f"acme/m{n}"}).status_code == 202
     answer = client.post(f"{MODELS}/download", json={"hf_repo": "acme/m3"})
@@ -126,7 +142,9 @@ def test_three_are_downloaded_at_a_time(client: TestClient, services: Services, 
     assert client.post(f"{MODELS}/download", json={"hf_repo": "acme/m3"}).status_code == 202
 
 
-def test_what_is_there_is_not_downloaded_again(client: TestClient, cache: Path, begun: list[Download]) -> None:
+def test_what_is_there_is_not_downloaded_again(
+    client: TestClient, cache: Path, begun: list[Download]
+) -> None:
     put(cache, WHOLE)
     answer = client.post(f"{MODELS}/download", json={"hf_repo": REPO})
     assert (answer.status_code, answer.json()["status"], begun) == (202, "DOWNLOADED", [])
@@ -135,20 +153,29 @@ def test_what_is_there_is_not_downloaded_again(client: TestClient, cache: Path, 
 def test_a_model_is_deleted_by_commit_or_whole(client: TestClient, cache: Path) -> None:
     folder = put(cache, WHOLE)
     put(cache, WHOLE, commit="c" * 40)
-    assert client.request("DELETE", MODELS, json={"hf_repo": REPO, "hf_commit": COMMIT}).json()["status"] == "deleted"
+    assert (
+        client.request("DELETE", MODELS, json={"hf_repo": REPO, "hf_commit": COMMIT}).json()[
+            "status"
+        ]
+        == "deleted"
+    )
     assert [path.name for path in (folder / "snapshots").iterdir()] == ["c" * 40]
     assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).status_code == 200
     assert not folder.exists()
     assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).status_code == 404
 
 
-def test_deleting_what_is_being_downloaded_cancels_that(client: TestClient, services: Services) -> None:
+def test_deleting_what_is_being_downloaded_cancels_that(
+    client: TestClient, services: Services
+) -> None:
     client.post(f"{MODELS}/download", json={"hf_repo": REPO})
     assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).json()["status"] == "cancelled"
     assert services.downloads.store.running() == []
 
 
-def test_a_model_that_is_served_is_not_deleted(client: TestClient, cache: Path, serve: Callable[..., Any]) -> None:
+def test_a_model_that_is_served_is_not_deleted(
+    client: TestClient, cache: Path, serve: Callable[..., Any]
+) -> None:
     put(cache, WHOLE)
     serve("w1", model=REPO)
     assert client.request("DELETE", MODELS, json={"hf_repo": REPO}).status_code == 409
@@ -170,12 +197,20 @@ def test_list_and_space(client: TestClient, cache: Path) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        *({"hf_repo": name} for name in ("", "../../etc", "a/b/c", "a b", "-x/y", "a--b/c", "x" * 97, "/etc/passwd")),
-        *({"hf_repo": REPO, "hf_commit": commit} for commit in ("", "../x", "a/b", "-h", "x" * 129)),
+        *(
+            {"hf_repo": name}
+            for name in ("", "../../etc", "a/b/c", "a b", "-x/y", "a--b/c", "x" * 97, "/etc/passwd")
+        ),
+        *(
+            {"hf_repo": REPO, "hf_commit": commit}
+            for commit in ("", "../x", "a/b", "-h", "x" * 129)
+        ),
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("method", "path"), [("POST", "/status"), ("POST", "/download"), ("DELETE", "")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/status"), ("POST", "/download"), ("DELETE", "")]
+)
 def test_what_is_no_repository_is_422(
     client: TestClient, begun: list[Download], method: str, path: str, model: dict[str, str]
 ) -> None:

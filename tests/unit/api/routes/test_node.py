@@ -11,15 +11,19 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from redis import Redis
 
-from api import deployments
-from poc_core.deployments import Deployment, HostReport, HostState
+from api.models import deployments
 from poc_core.records import RoundState
+from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, RoundStore
-from tests.samples import MODEL, Clock, body, distance_body, round_body
-from tests.waiting import wait_until
+from tests.harness.samples import MODEL, Clock, body, distance_body, round_body
+from tests.harness.waiting import wait_until
 
-UP = {"model": MODEL, "dtype": "auto", "additional_args": ["--max-model-len", "512", "--port", "5000"]}
+UP = {
+    "model": MODEL,
+    "dtype": "auto",
+    "additional_args": ["--max-model-len", "512", "--port", "5000"],
+}
 
 Serve = Callable[..., Any]
 
@@ -33,7 +37,10 @@ class Host:
     def says(self, state: HostState, name: str = "h1", **changes: Any) -> None:
         record = self.store.read()
         wanted = record.wanted if record else None
-        said = {"generation": record.generation if record else 0, "model": wanted.name if wanted else None}
+        said = {
+            "generation": record.generation if record else 0,
+            "model": wanted.name if wanted else None,
+        }
         self.store.report(HostReport(id=name, host=name, state=state, **(said | changes)))
 
 
@@ -68,7 +75,10 @@ def state(client: TestClient) -> tuple[str, str, bool]:
 
 
 def wait_generation(store: DeploymentStore, generation: int) -> None:
-    wait_until(lambda: (record := store.read()) and record.generation == generation, f"generation {generation}")
+    wait_until(
+        lambda: (record := store.read()) and record.generation == generation,
+        f"generation {generation}",
+    )
 
 
 # Up.
@@ -89,15 +99,25 @@ def test_up_answers_when_the_model_serves(
 
 
 def test_what_is_stored_is_what_was_asked_for(client: TestClient, host: Host) -> None:
-    sent = {"model": "Qwen/Qwen3-8B", "additional_args": ["-tp", "2", "--served-model-name", "q", "--enforce-eager"]}
+    sent = {
+        "model": "Qwen/Qwen3-8B",
+        "additional_args": ["-tp", "2", "--served-model-name", "q", "--enforce-eager"],
+    }
     assert client.post("/api/v1/inference/up/async", json=sent).json() == {"status": "OK"}
-    wanted = Deployment(model="Qwen/Qwen3-8B", served_model_name="q", tensor_parallel=2, vllm_args=("--enforce-eager",))
+    wanted = Deployment(
+        model="Qwen/Qwen3-8B",
+        served_model_name="q",
+        tensor_parallel=2,
+        vllm_args=("--enforce-eager",),
+    )
     record = host.store.read()
     assert record is not None
     assert record.wanted == wanted
 
 
-def test_a_number_format_is_taken_from_the_body_or_the_arguments(client: TestClient, host: Host) -> None:
+def test_a_number_format_is_taken_from_the_body_or_the_arguments(
+    client: TestClient, host: Host
+) -> None:
     client.post("/api/v1/inference/up/async", json=UP | {"dtype": "float32"})
     status = host.store.status()
     assert status.wanted is not None
@@ -123,10 +143,16 @@ def test_up_of_what_cannot_start_is_500_with_the_reason_and_can_be_asked_again(
     wait_generation(host.store, 1)
     host.says(HostState.FAILED, error="worker-0: no such model")
     assert answer.result(10).status_code == 500
-    assert answer.result().json() == {"detail": "The model could not be started: worker-0: no such model"}
+    assert answer.result().json() == {
+        "detail": "The model could not be started: worker-0: no such model"
+    }
     assert state(client) == ("STOPPED", "", False)
     found = up_status(client)
-    assert (found["status"], found["error"], found["is_running"]) == ("failed", "worker-0: no such model", False)
+    assert (found["status"], found["error"], found["is_running"]) == (
+        "failed",
+        "worker-0: no such model",
+        False,
+    )
     assert client.post("/api/v1/inference/up/async", json=UP).status_code == 200
     assert (up_status(client)["status"], up_status(client)["error"]) == ("starting", None)
 
@@ -156,7 +182,10 @@ def test_up_whose_hosts_are_gone_says_so(
 def test_up_that_takes_too_long_goes_on(app_in_a_hurry: TestClient, host: Host) -> None:
     answer = app_in_a_hurry.post("/api/v1/inference/up", json=UP)
     assert answer.status_code == 500
-    assert "does not serve after 0.3 s (POC_DEPLOY_WAIT_S). It is still being started" in answer.json()["detail"]
+    assert (
+        "does not serve after 0.3 s (POC_DEPLOY_WAIT_S). It is still being started"
+        in answer.json()["detail"]
+    )
     assert up_status(app_in_a_hurry)["status"] == "starting"
 
 
@@ -179,8 +208,14 @@ def test_up_without_a_host_is_503(client: TestClient, path: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"additional_args": ["--trust-remote-code"]}, "--trust-remote-code is not among the arguments"),
-        ({"additional_args": ["--middleware", "x.y"]}, "whoever runs this node adds it to POC_DEPLOY_ARGUMENTS"),
+        (
+            {"additional_args": ["--trust-remote-code"]},
+            "--trust-remote-code is not among the arguments",
+        ),
+        (
+            {"additional_args": ["--middleware", "x.y"]},
+            "whoever runs this node adds it to POC_DEPLOY_ARGUMENTS",
+        ),
         ({"additional_args": ["x" * 9000]}, "at most 8192 characters"),
         ({"additional_args": "--seed 1"}, "valid list"),
         ({"dtype": "int4"}, "dtype may be auto, float32, bfloat16 here, not 'int4'"),
@@ -244,12 +279,16 @@ def test_stop_ends_round_and_jobs_and_answers_when_the_engines_are_gone(
     assert up_status(client)["status"] == "idle"
 
 
-def test_stop_says_where_engines_do_not_end(client: TestClient, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_says_where_engines_do_not_end(
+    client: TestClient, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deployments, "_GONE_S", 0.2)
     host.says(HostState.STOPPING, "h2")
     answer = client.post("/api/v1/stop")
     assert answer.status_code == 500
-    assert answer.json()["detail"] == "Engines still end on h2 (stopping); look into the logs there."
+    assert (
+        answer.json()["detail"] == "Engines still end on h2 (stopping); look into the logs there."
+    )
 
 
 def test_stop_of_a_node_that_runs_nothing(client: TestClient) -> None:
@@ -259,7 +298,9 @@ def test_stop_of_a_node_that_runs_nothing(client: TestClient) -> None:
 # State.
 
 
-def test_the_state_is_inference_also_during_a_round(client: TestClient, host: Host, serve: Serve) -> None:
+def test_the_state_is_inference_also_during_a_round(
+    client: TestClient, host: Host, serve: Serve
+) -> None:
     serve("w1")
     client.post("/api/v1/inference/up/async", json=UP)
     host.says(HostState.SERVING)
@@ -270,7 +311,9 @@ def test_the_state_is_inference_also_during_a_round(client: TestClient, host: Ho
     assert answer["poc_validation_inference"] is True
 
 
-def test_a_model_without_a_ready_worker_is_deployed_and_not_healthy(client: TestClient, host: Host) -> None:
+def test_a_model_without_a_ready_worker_is_deployed_and_not_healthy(
+    client: TestClient, host: Host
+) -> None:
     client.post("/api/v1/inference/up/async", json=UP)
     host.says(HostState.SERVING)
     assert state(client) == ("INFERENCE", MODEL, False)
@@ -300,7 +343,9 @@ def test_gateways_are_told_where_chat_and_proofs_exclude_each_other(
 ) -> None:
     app = client.app
     assert isinstance(app, FastAPI)
-    app.state.services = replace(app.state.services, settings=settings.model_copy(update={"chat_policy": policy}))
+    app.state.services = replace(
+        app.state.services, settings=settings.model_copy(update={"chat_policy": policy})
+    )
     for path in ("state", "versions"):
         assert client.get(f"/api/v1/{path}").json()["poc_validation_inference"] is False
 
@@ -316,7 +361,9 @@ def test_up_status_tells_of_every_host(client: TestClient, host: Host, clock: Cl
     clock.now += 5
     found = up_status(client)
     assert (found["status"], found["elapsed_seconds"], found["model"]) == ("starting", 5, MODEL)
-    assert [(one["host"], one["state"], one["workers"], one["error"]) for one in found["hosts"]] == [
+    assert [
+        (one["host"], one["state"], one["workers"], one["error"]) for one in found["hosts"]
+    ] == [
         ("h1", "starting", 2, None),
         ("h2", "failed", 0, "no GPU"),
     ]
@@ -332,7 +379,11 @@ def test_up_status_names_models_and_counts_workers(client: TestClient, serve: Se
     serve("w3", state="starting")
     found = up_status(client)
     assert found["models"] == ["other", MODEL]
-    assert (found["workers_running"], found["workers_starting"], found["is_starting"]) == (2, 1, False)
+    assert (found["workers_running"], found["workers_starting"], found["is_starting"]) == (
+        2,
+        1,
+        False,
+    )
 
 
 def test_versions_are_those_of_the_api_and_of_the_hosts(client: TestClient, host: Host) -> None:
@@ -340,4 +391,8 @@ def test_versions_are_those_of_the_api_and_of_the_hosts(client: TestClient, host
     host.says(HostState.IDLE, vllm_version="0.28.0")
     host.says(HostState.IDLE, "h2", vllm_version="0.28.0")
     answer = client.get("/api/v1/versions").json()
-    assert answer == {"version": answer["version"], "vllm_version": "0.28.0", "poc_validation_inference": True}
+    assert answer == {
+        "version": answer["version"],
+        "vllm_version": "0.28.0",
+        "poc_validation_inference": True,
+    }

@@ -13,11 +13,11 @@ from anyio import to_thread
 from fastapi.testclient import TestClient
 from redis import Connection, Redis
 
-from poc_core.nonces import MAX_NONCE
+from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobKind, JobRecord
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, WorkerRegistry
-from tests.samples import K_DIM, MODEL, RecordingDispatcher, body, round_body
+from tests.harness.samples import K_DIM, MODEL, RecordingDispatcher, body, round_body
 
 GENERATE = "/api/v1/pow/generate"
 VECTOR = base64.b64encode(bytes(2 * K_DIM)).decode()
@@ -72,12 +72,19 @@ def test_413_for_an_answer_that_would_be_too_large_says_how_many_nonces_fit(
     assert answer.status_code == 413
     assert "send at most 95 nonces in one request" in answer.json()["detail"]
     assert jobs.active_jobs(MODEL) == []
-    assert client.post(GENERATE, json=body(nonces=list(range(95)), params={"k_dim": 4096})).status_code == 200
+    assert (
+        client.post(GENERATE, json=body(nonces=list(range(95)), params={"k_dim": 4096})).status_code
+        == 200
+    )
 
 
-def test_429_for_more_jobs_than_may_wait(client: TestClient, redis: Redis, settings: Settings) -> None:
+def test_429_for_more_jobs_than_may_wait(
+    client: TestClient, redis: Redis, settings: Settings
+) -> None:
     state = client.app.state  # type: ignore[attr-defined]
-    state.services = replace(state.services, jobs=JobStore(redis, settings.model_copy(update={"max_jobs": 1})))
+    state.services = replace(
+        state.services, jobs=JobStore(redis, settings.model_copy(update={"max_jobs": 1}))
+    )
     submit(client)
     answer = client.post(GENERATE, json=body())
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
@@ -87,7 +94,9 @@ def test_429_for_more_jobs_than_may_wait(client: TestClient, redis: Redis, setti
 def test_a_request_is_queued_stored_and_published(
     client: TestClient, jobs: JobStore, dispatcher: RecordingDispatcher
 ) -> None:
-    answer = client.post(GENERATE, json=body(nonces=[3, 1, 2], batch_size=2, url="http://receiver:9000/poc"))
+    answer = client.post(
+        GENERATE, json=body(nonces=[3, 1, 2], batch_size=2, url="http://receiver:9000/poc")
+    )
     job_id = answer.json()["request_id"]
     assert answer.json() == {"status": "queued", "request_id": job_id, "queued_count": 3}
     record = record_of(jobs, job_id)
@@ -113,7 +122,9 @@ def test_an_empty_url_means_no_callback(client: TestClient, jobs: JobStore) -> N
 
 
 def test_the_stronger_rng_is_part_of_the_spec(client: TestClient, jobs: JobStore) -> None:
-    assert record_of(jobs, submit(client, poc_stronger_rng=True)).spec.options["stronger_rng"] is True
+    assert (
+        record_of(jobs, submit(client, poc_stronger_rng=True)).spec.options["stronger_rng"] is True
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +133,12 @@ def test_the_stronger_rng_is_part_of_the_spec(client: TestClient, jobs: JobStore
     ids=["the default of 32", "as asked", "no more than the engine holds", "at least one nonce"],
 )
 def test_the_batch_size_is(
-    client: TestClient, jobs: JobStore, serve: Callable[..., Any], asked: int, max_batch_tokens: int, n_batches: int
+    client: TestClient,
+    jobs: JobStore,
+    serve: Callable[..., Any],
+    asked: int,
+    max_batch_tokens: int,
+    n_batches: int,
 ) -> None:
     serve("w1", max_batch_tokens=max_batch_tokens)
     job_id = submit(client, nonces=list(range(100)), batch_size=asked)
@@ -150,7 +166,9 @@ def test_workers_with_different_codebooks_compute_no_decode_proofs(
     assert client.post(GENERATE, json=asked).status_code == 200
 
 
-def test_a_job_tells_its_progress_and_then_its_result(client: TestClient, jobs: JobStore, clock: Any) -> None:
+def test_a_job_tells_its_progress_and_then_its_result(
+    client: TestClient, jobs: JobStore, clock: Any
+) -> None:
     job_id = submit(client, nonces=[5, 6, 7], batch_size=2)
     queued = {
         "status": "queued",
@@ -179,7 +197,11 @@ def test_a_validation_answers_with_a_verdict(client: TestClient, jobs: JobStore)
     job_id = submit(client, nonces=[0, 1], validation={"artifacts": artifacts}, stat_test=stat_test)
     record = record_of(jobs, job_id)
     assert record.kind is JobKind.VALIDATE
-    assert record.request.terms == {"dist_threshold": 0.1, "p_mismatch": 0.5, "fraud_threshold": 0.01}
+    assert record.request.terms == {
+        "dist_threshold": 0.1,
+        "p_mismatch": 0.5,
+        "fraud_threshold": 0.01,
+    }
     compute(jobs, job_id, 0)
     assert client.get(f"{GENERATE}/{job_id}").json() == {
         "status": "completed",
@@ -201,7 +223,9 @@ class TestHonouringPValueThreshold:
 
     def test_judges_by_what_the_chain_says(self, client: TestClient, jobs: JobStore) -> None:
         validation = {"artifacts": [{"nonce": 0, "vector_b64": VECTOR}]}
-        job_id = submit(client, nonces=[0], validation=validation, stat_test={"p_value_threshold": 0.05})
+        job_id = submit(
+            client, nonces=[0], validation=validation, stat_test={"p_value_threshold": 0.05}
+        )
         compute(jobs, job_id, 0)
         assert client.get(f"{GENERATE}/{job_id}").json()["fraud_threshold"] == 0.05
 
@@ -228,26 +252,37 @@ MALFORMED_VECTORS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", MALFORMED_VECTORS)
-def test_a_received_vector_is_a_mismatch_that_is(client: TestClient, jobs: JobStore, case: str) -> None:
-    artifacts = [{"nonce": 0, "vector_b64": MALFORMED_VECTORS[case]}, {"nonce": 1, "vector_b64": VECTOR}]
+def test_a_received_vector_is_a_mismatch_that_is(
+    client: TestClient, jobs: JobStore, case: str
+) -> None:
+    artifacts = [
+        {"nonce": 0, "vector_b64": MALFORMED_VECTORS[case]},
+        {"nonce": 1, "vector_b64": VECTOR},
+    ]
     job_id = submit(client, nonces=[0, 1], validation={"artifacts": artifacts})
     compute(jobs, job_id, 0)
     answer = client.get(f"{GENERATE}/{job_id}").json()
     assert (answer["status"], answer["n_total"], answer["mismatch_nonces"]) == ("completed", 2, [0])
 
 
-def test_a_received_artifact_without_a_vector_is_a_mismatch(client: TestClient, jobs: JobStore) -> None:
+def test_a_received_artifact_without_a_vector_is_a_mismatch(
+    client: TestClient, jobs: JobStore
+) -> None:
     job_id = submit(client, nonces=[0], validation={"artifacts": [{"nonce": 0}]})
     compute(jobs, job_id, 0)
     assert client.get(f"{GENERATE}/{job_id}").json()["mismatch_nonces"] == [0]
 
 
 def test_a_received_vector_of_a_megabyte_takes_no_memory(client: TestClient, redis: Redis) -> None:
-    job_id = submit(client, nonces=[0], validation={"artifacts": [{"nonce": 0, "vector_b64": "A" * 150_000}]})
+    job_id = submit(
+        client, nonces=[0], validation={"artifacts": [{"nonce": 0, "vector_b64": "A" * 150_000}]}
+    )
     assert redis.hget(f"poc:job:{job_id}:claimed", "0") == b'""'
 
 
-def test_waiting_for_a_verdict_that_too_few_values_allow_is_503(client: TestClient, jobs: JobStore) -> None:
+def test_waiting_for_a_verdict_that_too_few_values_allow_is_503(
+    client: TestClient, jobs: JobStore
+) -> None:
     def exclude_all(job_id: str) -> None:
         jobs.claim(job_id, 0, "w1")
         jobs.complete(job_id, 0, [None, None, None])
@@ -268,7 +303,10 @@ def test_a_failed_job_tells_its_error(client: TestClient, jobs: JobStore) -> Non
     jobs.fail(job_id, "three engines were lost")
     answer = client.get(f"{GENERATE}/{job_id}")
     assert answer.status_code == 200
-    assert (answer.json()["status"], answer.json()["error"]) == ("failed", "three engines were lost")
+    assert (answer.json()["status"], answer.json()["error"]) == (
+        "failed",
+        "three engines were lost",
+    )
 
 
 @pytest.mark.parametrize("request_id", ["0" * 32, "unknown", "%00", "x" * 5000, "%ED%A0%80"])
@@ -302,7 +340,9 @@ def test_waiting_lasts_as_long_as_batches_are_done(client: TestClient, jobs: Job
     assert client.post(GENERATE, json=body(wait=True, batch_size=1)).json()["status"] == "completed"
 
 
-def test_waiting_in_the_queue_lasts_as_long_as_others_are_computed(client: TestClient, jobs: JobStore) -> None:
+def test_waiting_in_the_queue_lasts_as_long_as_others_are_computed(
+    client: TestClient, jobs: JobStore
+) -> None:
     other = submit(client, nonces=list(range(4)), batch_size=1)
 
     def others_first(_: str) -> None:
@@ -316,7 +356,9 @@ def test_waiting_in_the_queue_lasts_as_long_as_others_are_computed(client: TestC
     assert client.post(GENERATE, json=body(wait=True)).json()["status"] == "completed"
 
 
-def test_waiting_in_vain_is_503_and_the_job_is_cancelled(client: TestClient, jobs: JobStore) -> None:
+def test_waiting_in_vain_is_503_and_the_job_is_cancelled(
+    client: TestClient, jobs: JobStore
+) -> None:
     answer = client.post(GENERATE, json=body(wait=True))
     assert answer.status_code == 503
     assert "No batch was done within 0.5 s" in answer.json()["detail"]
@@ -324,7 +366,9 @@ def test_waiting_in_vain_is_503_and_the_job_is_cancelled(client: TestClient, job
     assert jobs.active_jobs(MODEL) == []
 
 
-def test_waiting_for_a_job_that_fails_is_500_with_its_error(client: TestClient, jobs: JobStore) -> None:
+def test_waiting_for_a_job_that_fails_is_500_with_its_error(
+    client: TestClient, jobs: JobStore
+) -> None:
     Worker(jobs, lambda job_id: jobs.fail(job_id, "three engines were lost")).start()
     answer = client.post(GENERATE, json=body(wait=True))
     assert answer.status_code == 500
@@ -341,12 +385,18 @@ def test_waiting_for_a_job_that_is_cancelled_is_409(client: TestClient, jobs: Jo
 def test_stop_cancels_what_is_queued(client: TestClient, jobs: JobStore) -> None:
     job_id = submit(client)
     answer = client.post("/api/v1/pow/stop")
-    assert answer.json() == {"status": "OK", "pow_status": {"status": "STOPPED"}, "cancelled_jobs": 1}
+    assert answer.json() == {
+        "status": "OK",
+        "pow_status": {"status": "STOPPED"},
+        "cancelled_jobs": 1,
+    }
     assert client.get(f"{GENERATE}/{job_id}").json()["status"] == "cancelled"
     assert client.post("/api/v1/pow/stop").json()["cancelled_jobs"] == 0
 
 
-def test_stop_leaves_what_is_under_way_and_what_is_waited_for(client: TestClient, jobs: JobStore) -> None:
+def test_stop_leaves_what_is_under_way_and_what_is_waited_for(
+    client: TestClient, jobs: JobStore
+) -> None:
     running = submit(client, batch_size=1)
     compute(jobs, running, 0)
 
@@ -354,7 +404,9 @@ def test_stop_leaves_what_is_under_way_and_what_is_waited_for(client: TestClient
         assert client.post("/api/v1/pow/stop").json()["cancelled_jobs"] == 0
         compute(jobs, job_id, 0)
 
-    waiting = threading.Thread(target=lambda: answers.append(client.post(GENERATE, json=body(wait=True))), daemon=True)
+    waiting = threading.Thread(
+        target=lambda: answers.append(client.post(GENERATE, json=body(wait=True))), daemon=True
+    )
     answers: list[Any] = []
     waiting.start()
     while len(found := jobs.active_jobs(MODEL)) < 2:
@@ -374,7 +426,9 @@ def test_a_job_under_way_can_be_cancelled(client: TestClient, jobs: JobStore) ->
     assert client.delete(f"{GENERATE}/{'0' * 32}").status_code == 404
 
 
-def test_status_shows_throughput_queue_and_workers(client: TestClient, jobs: JobStore, clock: Any) -> None:
+def test_status_shows_throughput_queue_and_workers(
+    client: TestClient, jobs: JobStore, clock: Any
+) -> None:
     job_id = submit(client, nonces=list(range(30)), batch_size=20)
     compute(jobs, job_id, 0)
     clock.now += 1
@@ -388,7 +442,9 @@ def test_status_shows_throughput_queue_and_workers(client: TestClient, jobs: Job
 
 
 @pytest.mark.parametrize("what", ["the job", "the status"])
-def test_a_poll_uses_a_thread_once(client: TestClient, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_a_poll_uses_a_thread_once(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     path = f"{GENERATE}/{submit(client)}" if what == "the job" else "/api/v1/pow/status"
     run_sync, calls = to_thread.run_sync, []
 
@@ -402,7 +458,9 @@ def test_a_poll_uses_a_thread_once(client: TestClient, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("state", ["no round", "a round"])
-def test_the_status_asks_redis_once(client: TestClient, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+def test_the_status_asks_redis_once(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
     if state == "a round":
         assert client.post("/api/v1/pow/init/generate", json=round_body()).status_code == 200
     assert client.get("/api/v1/pow/status").status_code == 200  # Redis has the script now

@@ -10,18 +10,26 @@ from fastapi.testclient import TestClient
 from redis import Redis
 
 from api.app import create_app
-from api.dispatch import Dispatcher
+from api.proofs.dispatch import Dispatcher
 from api.services import Services
-from poc_core.nonces import MAX_NONCE
+from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.payloads import callback_url
 from poc_core.records import RoundRecord, RoundState
 from poc_core.schemes.artifact.requests import ArtifactRoundBody
 from poc_core.schemes.distance.requests import DistanceRoundBody
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
-from poc_core.state.receivers import BREAKS_AT, Receivers
+from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
 from poc_core.state.rounds import Lease
-from tests.samples import K_DIM, MODEL, Clock, RecordingDispatcher, body, distance_body, round_body
+from tests.harness.samples import (
+    K_DIM,
+    MODEL,
+    Clock,
+    RecordingDispatcher,
+    body,
+    distance_body,
+    round_body,
+)
 
 POW = "/api/v1/pow"
 START = f"{POW}/init/generate"
@@ -40,13 +48,17 @@ def current(rounds: RoundStore) -> RoundRecord:
     return record
 
 
-def start(client: TestClient, rounds: RoundStore, sent: dict[str, Any] | None = None) -> RoundRecord:
+def start(
+    client: TestClient, rounds: RoundStore, sent: dict[str, Any] | None = None
+) -> RoundRecord:
     answer = client.post(START, json=sent or round_body())
     assert answer.status_code == 200, answer.text
     return current(rounds)
 
 
-def compute(rounds: RoundStore, places: int = 4, worker: str = "w1", values: list[Any] | None = None) -> None:
+def compute(
+    rounds: RoundStore, places: int = 4, worker: str = "w1", values: list[Any] | None = None
+) -> None:
     lease = rounds.lease(current(rounds), worker, places)
     assert isinstance(lease, Lease)
     rounds.complete(lease, worker, values or ["A" * 32] * places)
@@ -65,16 +77,25 @@ def status(client: TestClient) -> dict[str, Any]:
 @pytest.mark.parametrize("sent", [round_body(), distance_body()], ids=["artifacts", "distances"])
 def test_a_round_starts(client: TestClient, rounds: RoundStore, sent: dict[str, Any]) -> None:
     answer = client.post(START, json=sent)
-    assert (answer.status_code, answer.json()) == (200, {"status": "OK", "pow_status": {"status": "GENERATING"}})
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"status": "OK", "pow_status": {"status": "GENERATING"}},
+    )
     assert current(rounds).state is RoundState.GENERATING
 
 
 def test_an_artifact_round_is_what_its_body_says(client: TestClient, rounds: RoundStore) -> None:
     place = {"node_id": 1, "node_count": 3, "group_id": 1, "n_groups": 2}
-    sent = round_body(**place, batch_size=16, params={"k_dim": 8}, url=URL, poc_stronger_rng=True, block_height=9)
+    sent = round_body(
+        **place, batch_size=16, params={"k_dim": 8}, url=URL, poc_stronger_rng=True, block_height=9
+    )
     config = start(client, rounds, sent).config
     assert config.model == MODEL
-    assert (config.spec.scheme, config.spec.block_hash, config.spec.public_key) == ("artifact", "block", "key")
+    assert (config.spec.scheme, config.spec.block_hash, config.spec.public_key) == (
+        "artifact",
+        "block",
+        "key",
+    )
     assert (config.spec.seq_len, config.spec.options) == (64, {"k_dim": 8, "stronger_rng": True})
     assert {name: getattr(config, name) for name in place} == place
     assert (config.block_height, config.batch_size, config.url, config.terms) == (9, 16, URL, {})
@@ -92,7 +113,9 @@ def test_a_distance_round_is_what_its_body_says(client: TestClient, rounds: Roun
     assert config.terms == {"r_target": 1.405, "fraud_threshold": 0.05}
 
 
-def test_what_an_artifact_body_leaves_out_has_the_protocols_defaults(client: TestClient, rounds: RoundStore) -> None:
+def test_what_an_artifact_body_leaves_out_has_the_protocols_defaults(
+    client: TestClient, rounds: RoundStore
+) -> None:
     sent = round_body()
     del sent["params"]["k_dim"]
     config = start(client, rounds, sent).config
@@ -100,12 +123,19 @@ def test_what_an_artifact_body_leaves_out_has_the_protocols_defaults(client: Tes
     assert config.spec.options == {"k_dim": 12, "stronger_rng": False}
 
 
-def test_what_a_distance_body_leaves_out_has_the_protocols_defaults(client: TestClient, rounds: RoundStore) -> None:
+def test_what_a_distance_body_leaves_out_has_the_protocols_defaults(
+    client: TestClient, rounds: RoundStore
+) -> None:
     sent = distance_body()
     for name in ("node_id", "node_count", "seq_len"):
         del sent[name]
     config = start(client, rounds, sent).config
-    assert (config.node_id, config.node_count, config.batch_size, config.spec.seq_len) == (0, 1, 32, 256)
+    assert (config.node_id, config.node_count, config.batch_size, config.spec.seq_len) == (
+        0,
+        1,
+        32,
+        256,
+    )
     assert (config.group_id, config.n_groups) == (0, 1)
     assert (config.terms["fraud_threshold"], config.url) == (0.01, None)
 
@@ -116,7 +146,8 @@ def test_layer_hooks_take_the_place_of_sign_flips(client: TestClient, rounds: Ro
 
 
 def test_a_url_keeps_its_escapes(client: TestClient, rounds: RoundStore) -> None:
-    url = "http://host:9000/callback/Qwen%252FQwen3-8B"  # the network's client escapes the model's name twice
+    # the network's client escapes the model's name twice
+    url = "http://host:9000/callback/Qwen%252FQwen3-8B"
     assert start(client, rounds, round_body(url=url)).config.url == url
     assert callback_url(url, "generated") == f"{url}/generated"
 
@@ -126,12 +157,17 @@ def test_an_empty_url_means_no_callbacks(client: TestClient, rounds: RoundStore)
 
 
 @pytest.mark.parametrize("sent", [round_body(), distance_body()], ids=["artifacts", "distances"])
-def test_unknown_fields_are_ignored(client: TestClient, rounds: RoundStore, sent: dict[str, Any]) -> None:
+def test_unknown_fields_are_ignored(
+    client: TestClient, rounds: RoundStore, sent: dict[str, Any]
+) -> None:
     start(client, rounds, sent | {"something": {"new": [1]}})
 
 
 def test_every_ready_worker_of_the_model_is_told(
-    client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher, serve: Callable[..., Any]
+    client: TestClient,
+    rounds: RoundStore,
+    dispatcher: RecordingDispatcher,
+    serve: Callable[..., Any],
 ) -> None:
     serve("w2")
     serve("w3", model="other")
@@ -159,39 +195,131 @@ def test_the_example_bodies_are_accepted(client: TestClient, rounds: RoundStore,
 
 
 MALFORMED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a url of another protocol": (round_body(url="ftp://host/path"), "url", "must look like http://host:port/path"),
-    "a url without a protocol": (round_body(url="receiver:9000"), "url", "must look like http://host:port/path"),
-    "a url without a host": (round_body(url="http://"), "url", "must look like http://host:port/path"),
-    "a url with a bad port": (round_body(url="http://host:99999"), "url", "must look like http://host:port/path"),
-    "a url with a line break": (round_body(url="http://ho\nst/"), "url", "must look like http://host:port/path"),
-    "a url with a space": (round_body(url="http://ho st/"), "url", "must look like http://host:port/path"),
-    "a url with a query": (round_body(url="http://host/x?y=1"), "url", "leave out the query and fragment"),
-    "a url that is not allowed": (round_body(url="http://[fe80::1]/"), "url", "allow it with POC_CALLBACK_ALLOW"),
-    "a callback_url of Redis": (distance_body(callback_url="http://localhost:6379"), "callback_url", "the node's own"),
-    "a bad callback_url": (distance_body(callback_url="file:///etc"), "callback_url", "must look like http://host"),
-    "a node_id of node_count": (round_body(node_id=3, node_count=3), "", "node_id must be smaller than node_count"),
-    "a distance node_id too large": (distance_body(node_id=1, node_count=1), "", "node_id must be smaller than node"),
-    "a group_id of n_groups": (round_body(group_id=2, n_groups=2), "", "group_id must be smaller than n_groups"),
+    "a url of another protocol": (
+        round_body(url="ftp://host/path"),
+        "url",
+        "must look like http://host:port/path",
+    ),
+    "a url without a protocol": (
+        round_body(url="receiver:9000"),
+        "url",
+        "must look like http://host:port/path",
+    ),
+    "a url without a host": (
+        round_body(url="http://"),
+        "url",
+        "must look like http://host:port/path",
+    ),
+    "a url with a bad port": (
+        round_body(url="http://host:99999"),
+        "url",
+        "must look like http://host:port/path",
+    ),
+    "a url with a line break": (
+        round_body(url="http://ho\nst/"),
+        "url",
+        "must look like http://host:port/path",
+    ),
+    "a url with a space": (
+        round_body(url="http://ho st/"),
+        "url",
+        "must look like http://host:port/path",
+    ),
+    "a url with a query": (
+        round_body(url="http://host/x?y=1"),
+        "url",
+        "leave out the query and fragment",
+    ),
+    "a url that is not allowed": (
+        round_body(url="http://[fe80::1]/"),
+        "url",
+        "allow it with POC_CALLBACK_ALLOW",
+    ),
+    "a callback_url of Redis": (
+        distance_body(callback_url="http://localhost:6379"),
+        "callback_url",
+        "the node's own",
+    ),
+    "a bad callback_url": (
+        distance_body(callback_url="file:///etc"),
+        "callback_url",
+        "must look like http://host",
+    ),
+    "a node_id of node_count": (
+        round_body(node_id=3, node_count=3),
+        "",
+        "node_id must be smaller than node_count",
+    ),
+    "a distance node_id too large": (
+        distance_body(node_id=1, node_count=1),
+        "",
+        "node_id must be smaller than node",
+    ),
+    "a group_id of n_groups": (
+        round_body(group_id=2, n_groups=2),
+        "",
+        "group_id must be smaller than n_groups",
+    ),
     "a node_count of 0": (round_body(node_count=0), "node_count", "greater than or equal to 1"),
-    "a distance group_id too large": (distance_body(group_id=2, n_groups=2), "", "group_id must be smaller than n_gro"),
-    "a distance node_count of 0": (distance_body(node_count=0), "node_count", "greater than or equal to 1"),
+    "a distance group_id too large": (
+        distance_body(group_id=2, n_groups=2),
+        "",
+        "group_id must be smaller than n_gro",
+    ),
+    "a distance node_count of 0": (
+        distance_body(node_count=0),
+        "node_count",
+        "greater than or equal to 1",
+    ),
     "n_groups of 0": (round_body(n_groups=0), "n_groups", "greater than or equal to 1"),
     "a negative node_id": (round_body(node_id=-1), "node_id", "greater than or equal to 0"),
-    "a node_count beyond 2^63-1": (round_body(node_count=MAX_NONCE + 1), "node_count", "less than or equal to 9223"),
+    "a node_count beyond 2^63-1": (
+        round_body(node_count=MAX_NONCE + 1),
+        "node_count",
+        "less than or equal to 9223",
+    ),
     "a node_id in quotes": (round_body(node_id="0"), "node_id", "valid integer"),
     "a batch_size of 0": (round_body(batch_size=0), "batch_size", "greater than or equal to 1"),
-    "a distance batch_size of 0": (distance_body(batch_size=0), "batch_size", "greater than or equal to 1"),
-    "an unknown field in params": (round_body(params={"seqlen": 5}), "params.seqlen", "not permitted"),
-    "a seq_len of 0": (round_body(params={"seq_len": 0}), "params.seq_len", "greater than or equal to 1"),
+    "a distance batch_size of 0": (
+        distance_body(batch_size=0),
+        "batch_size",
+        "greater than or equal to 1",
+    ),
+    "an unknown field in params": (
+        round_body(params={"seqlen": 5}),
+        "params.seqlen",
+        "not permitted",
+    ),
+    "a seq_len of 0": (
+        round_body(params={"seq_len": 0}),
+        "params.seq_len",
+        "greater than or equal to 1",
+    ),
     "a k_dim of 0": (round_body(params={"k_dim": 0}), "params.k_dim", "greater than or equal to 1"),
     "an empty block_hash": (round_body(block_hash=""), "block_hash", "at least 1 character"),
-    "an over-long public_key": (round_body(public_key="x" * 257), "public_key", "at most 256 characters"),
-    "a negative block_height": (round_body(block_height=-1), "block_height", "greater than or equal to 0"),
+    "an over-long public_key": (
+        round_body(public_key="x" * 257),
+        "public_key",
+        "at most 256 characters",
+    ),
+    "a negative block_height": (
+        round_body(block_height=-1),
+        "block_height",
+        "greater than or equal to 0",
+    ),
     "an r_target of 0": (distance_body(r_target=0), "r_target", "greater than 0"),
     "an r_target above 2": (distance_body(r_target=2.1), "r_target", "less than or equal to 2"),
     "an r_target that is no number": (distance_body(r_target="low"), "r_target", "valid number"),
-    "no randomization at all": (distance_body(use_sign_flips=False), "", "Set one of use_sign_flips and use_layer"),
-    "both randomizations": (distance_body(use_sign_flips=True, use_layer_hooks=True), "", "not both"),
+    "no randomization at all": (
+        distance_body(use_sign_flips=False),
+        "",
+        "Set one of use_sign_flips and use_layer",
+    ),
+    "both randomizations": (
+        distance_body(use_sign_flips=True, use_layer_hooks=True),
+        "",
+        "not both",
+    ),
 }
 
 
@@ -207,13 +335,23 @@ def test_422_says_where_and_what_for(client: TestClient, rounds: RoundStore, cas
 
 
 REQUIRED = [
-    *[(round_body(), name) for name, field in ArtifactRoundBody.model_fields.items() if field.is_required()],
-    *[(distance_body(), name) for name, field in DistanceRoundBody.model_fields.items() if field.is_required()],
+    *[
+        (round_body(), name)
+        for name, field in ArtifactRoundBody.model_fields.items()
+        if field.is_required()
+    ],
+    *[
+        (distance_body(), name)
+        for name, field in DistanceRoundBody.model_fields.items()
+        if field.is_required()
+    ],
 ]
 
 
 @pytest.mark.parametrize(
-    ("sent", "field"), [case for case in REQUIRED if case[1] != "r_target"], ids=lambda value: str(value)[:14]
+    ("sent", "field"),
+    [case for case in REQUIRED if case[1] != "r_target"],
+    ids=lambda value: str(value)[:14],
 )
 def test_422_for_a_missing_field(client: TestClient, sent: dict[str, Any], field: str) -> None:
     answer = client.post(START, json={name: value for name, value in sent.items() if name != field})
@@ -222,7 +360,9 @@ def test_422_for_a_missing_field(client: TestClient, sent: dict[str, Any], field
 
 
 @pytest.mark.parametrize("path", ["init", "init/validate"])
-def test_422_for_an_artifact_body_where_only_distance_rounds_are_stored(client: TestClient, path: str) -> None:
+def test_422_for_an_artifact_body_where_only_distance_rounds_are_stored(
+    client: TestClient, path: str
+) -> None:
     answer = client.post(f"{POW}/{path}", json=round_body())
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["loc"] == ["body", "r_target"]
@@ -240,7 +380,9 @@ def test_422_for_a_body_that_is_no_json_object(client: TestClient, path: str, ra
 @pytest.mark.parametrize("path", ["init/generate", "init", "init/validate"])
 def test_413_for_a_body_that_no_round_needs(client: TestClient, path: str) -> None:
     answer = client.post(
-        f"{POW}/{path}", content=b'{"x": [' + b"1," * 50_000 + b"1]}", headers={"Content-Type": "application/json"}
+        f"{POW}/{path}",
+        content=b'{"x": [' + b"1," * 50_000 + b"1]}",
+        headers={"Content-Type": "application/json"},
     )
     assert answer.status_code == 413
     assert "at most 65536 bytes" in answer.json()["detail"]
@@ -258,7 +400,9 @@ def test_413_for_a_body_that_no_round_needs(client: TestClient, path: str) -> No
 def test_a_batch_size_beyond_what_workers_hold_is_no_error(
     client: TestClient, rounds: RoundStore, sent: dict[str, Any]
 ) -> None:
-    assert start(client, rounds, sent).config.batch_size == sent["batch_size"]  # the worker holds 8192 tokens
+    assert (
+        start(client, rounds, sent).config.batch_size == sent["batch_size"]
+    )  # the worker holds 8192 tokens
 
 
 @pytest.mark.parametrize(
@@ -283,7 +427,9 @@ def test_409_for_a_distance_round_with_too_long_a_seq_len(client: TestClient) ->
     assert (answer.status_code, answer.json()["detail"]["deployed"]) == (409, {"seq_len": 1024})
 
 
-def test_503_for_a_known_model_that_nobody_serves_now(client: TestClient, workers: WorkerRegistry) -> None:
+def test_503_for_a_known_model_that_nobody_serves_now(
+    client: TestClient, workers: WorkerRegistry
+) -> None:
     workers.remove("w1")
     for sent in (round_body(), distance_body()):
         answer = client.post(START, json=sent)
@@ -310,7 +456,9 @@ def test_a_distance_client_names_no_model_unless_there_are_several(
 
 @pytest.mark.parametrize("sent", [round_body(), distance_body()], ids=["artifacts", "distances"])
 @pytest.mark.parametrize("path", ["init/generate", "init", "init/validate"])
-def test_409_while_a_round_generates(client: TestClient, rounds: RoundStore, sent: dict[str, Any], path: str) -> None:
+def test_409_while_a_round_generates(
+    client: TestClient, rounds: RoundStore, sent: dict[str, Any], path: str
+) -> None:
     first = start(client, rounds, sent)
     answer = client.post(f"{POW}/{path}", json=distance_body(block_hash="another"))
     assert answer.status_code == 409
@@ -319,7 +467,9 @@ def test_409_while_a_round_generates(client: TestClient, rounds: RoundStore, sen
     assert current(rounds) == first
 
 
-def test_a_refused_round_wakes_nobody(client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher) -> None:
+def test_a_refused_round_wakes_nobody(
+    client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher
+) -> None:
     start(client, rounds)
     woken = list(dispatcher.steps)
     client.post(START, json=round_body())
@@ -329,10 +479,16 @@ def test_a_refused_round_wakes_nobody(client: TestClient, rounds: RoundStore, di
 # Phases.
 
 
-def test_a_stored_round_does_not_run(client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher) -> None:
+def test_a_stored_round_does_not_run(
+    client: TestClient, rounds: RoundStore, dispatcher: RecordingDispatcher
+) -> None:
     answer = client.post(f"{POW}/init", json=distance_body())
     assert answer.json() == {"status": "OK", "pow_status": {"status": "IDLE"}}
-    assert (current(rounds).state, rounds.generating(MODEL), dispatcher.steps) == (RoundState.IDLE, None, [])
+    assert (current(rounds).state, rounds.generating(MODEL), dispatcher.steps) == (
+        RoundState.IDLE,
+        None,
+        [],
+    )
 
 
 def test_a_round_may_begin_with_validating(client: TestClient, rounds: RoundStore) -> None:
@@ -395,16 +551,30 @@ def test_the_states_are_those_of_the_protocol(client: TestClient) -> None:
     assert seen == ["IDLE", "IDLE", "GENERATING", "VALIDATING", "STOPPED", "GENERATING", "STOPPED"]
 
 
-def test_the_status_shows_an_artifact_rounds_config_in_its_own_words(client: TestClient, rounds: RoundStore) -> None:
+def test_the_status_shows_an_artifact_rounds_config_in_its_own_words(
+    client: TestClient, rounds: RoundStore
+) -> None:
     sent = round_body(url=URL, node_id=1, node_count=2, batch_size=16)
     start(client, rounds, sent)
-    assert status(client)["config"] == sent | {"group_id": 0, "n_groups": 1, "poc_stronger_rng": False}
+    assert status(client)["config"] == sent | {
+        "group_id": 0,
+        "n_groups": 1,
+        "poc_stronger_rng": False,
+    }
 
 
-def test_the_status_shows_a_distance_rounds_config_in_its_own_words(client: TestClient, rounds: RoundStore) -> None:
+def test_the_status_shows_a_distance_rounds_config_in_its_own_words(
+    client: TestClient, rounds: RoundStore
+) -> None:
     sent = distance_body(callback_url=URL, batch_size=16, fraud_threshold=0.05)
     start(client, rounds, sent)
-    added = {"model": MODEL, "use_sign_flips": True, "use_layer_hooks": False, "group_id": 0, "n_groups": 1}
+    added = {
+        "model": MODEL,
+        "use_sign_flips": True,
+        "use_layer_hooks": False,
+        "group_id": 0,
+        "n_groups": 1,
+    }
     assert status(client)["config"] == sent | added
 
 
@@ -445,7 +615,10 @@ def test_the_status_tells_what_is_delivered_and_what_waits(
     compute(rounds, 3)
     stats = status(client)["stats"]
     assert (stats["artifacts_delivered"], stats["artifacts_waiting"]) == (4, 3)
-    assert (stats["outbox"]["full"], stats["outbox"]["limit"]) == (False, settings.outbox_max_artifacts)
+    assert (stats["outbox"]["full"], stats["outbox"]["limit"]) == (
+        False,
+        settings.outbox_max_artifacts,
+    )
 
 
 def test_the_status_tells_of_a_receiver_that_fails(
@@ -462,8 +635,12 @@ def test_the_status_tells_of_a_receiver_that_fails(
     assert told["next_try_at"] == pytest.approx(clock.now + wait_s)
 
 
-@pytest.mark.parametrize("sent", [round_body(url=SECRET_URL), distance_body(callback_url=SECRET_URL)])
-def test_a_callback_urls_secret_is_in_no_answer(client: TestClient, rounds: RoundStore, sent: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "sent", [round_body(url=SECRET_URL), distance_body(callback_url=SECRET_URL)]
+)
+def test_a_callback_urls_secret_is_in_no_answer(
+    client: TestClient, rounds: RoundStore, sent: dict[str, Any]
+) -> None:
     assert start(client, rounds, sent).config.url == SECRET_URL
     for path in (f"{POW}/status", "/api/v1/inference/pow/status", "/metrics"):
         assert "s3cret" not in client.get(path).text
@@ -486,7 +663,9 @@ class TestWithFewBytes:
     def settings(self) -> Settings:
         return Settings(outbox_max_bytes=1024)
 
-    def test_the_status_says_that_the_outbox_is_full(self, client: TestClient, rounds: RoundStore) -> None:
+    def test_the_status_says_that_the_outbox_is_full(
+        self, client: TestClient, rounds: RoundStore
+    ) -> None:
         start(client, rounds, round_body(url=URL))
         compute(rounds, 40)
         told = status(client)["stats"]["outbox"]
@@ -499,19 +678,25 @@ class TestWithASmallOutbox:
     def settings(self) -> Settings:
         return Settings(outbox_max_artifacts=4)
 
-    def test_the_status_says_that_the_outbox_is_full(self, client: TestClient, rounds: RoundStore) -> None:
+    def test_the_status_says_that_the_outbox_is_full(
+        self, client: TestClient, rounds: RoundStore
+    ) -> None:
         start(client, rounds, round_body(url=URL))
         compute(rounds, 4)
         assert status(client)["stats"]["outbox"]["full"] is True
 
 
-def test_the_status_tells_why_a_round_stopped_by_itself(client: TestClient, rounds: RoundStore) -> None:
+def test_the_status_tells_why_a_round_stopped_by_itself(
+    client: TestClient, rounds: RoundStore
+) -> None:
     rounds.switch(start(client, rounds), RoundState.STOPPED, "The model has no layers.")
     answer = status(client)
     assert (answer["state"], answer["stats"]["error"]) == ("STOPPED", "The model has no layers.")
 
 
-def test_the_clock_of_a_stopped_round_stands(client: TestClient, rounds: RoundStore, clock: Clock) -> None:
+def test_the_clock_of_a_stopped_round_stands(
+    client: TestClient, rounds: RoundStore, clock: Clock
+) -> None:
     start(client, rounds)
     compute(rounds, 30)
     clock.now += 10
@@ -521,7 +706,9 @@ def test_the_clock_of_a_stopped_round_stands(client: TestClient, rounds: RoundSt
     assert (stats["elapsed_seconds"], stats["nonces_per_second_of_round"]) == (10, 3.0)
 
 
-def test_a_stopped_round_has_no_rate_of_now(client: TestClient, rounds: RoundStore, clock: Clock) -> None:
+def test_a_stopped_round_has_no_rate_of_now(
+    client: TestClient, rounds: RoundStore, clock: Clock
+) -> None:
     start(client, rounds)
     compute(rounds, 30)
     clock.now += 1
@@ -551,7 +738,9 @@ def test_the_status_of_a_distance_round_has_its_fields_beside(
     assert (answer["elapsed_seconds"], answer["rate_per_second"]) == (2, 2.0)
 
 
-def test_the_status_of_a_distance_round_does_not_grow_without_end(client: TestClient, rounds: RoundStore) -> None:
+def test_the_status_of_a_distance_round_does_not_grow_without_end(
+    client: TestClient, rounds: RoundStore
+) -> None:
     record = start(client, rounds, distance_body())
     for _ in range(25):
         compute(rounds, 1000, values=[1.25] * 1000)
@@ -562,7 +751,9 @@ def test_the_status_of_a_distance_round_does_not_grow_without_end(client: TestCl
     assert rounds.reported(record.round_id).first == 15_000
 
 
-def test_what_the_status_does_not_list_is_had_page_by_page(client: TestClient, rounds: RoundStore) -> None:
+def test_what_the_status_does_not_list_is_had_page_by_page(
+    client: TestClient, rounds: RoundStore
+) -> None:
     start(client, rounds, distance_body())
     compute(rounds, 8, values=[1.39, 1.5, 1.41, 1.25, 1.2, 1.6, 1.1, 1.0])
     found, at = [], 0
@@ -575,7 +766,8 @@ def test_what_the_status_does_not_list_is_had_page_by_page(client: TestClient, r
 
 
 @pytest.mark.parametrize(
-    "query", ["valid_from=-1", "valid_from=x", "valid_from=1e9", "valid_limit=10001", "valid_limit=0"]
+    "query",
+    ["valid_from=-1", "valid_from=x", "valid_from=1e9", "valid_limit=10001", "valid_limit=0"],
 )
 def test_422_for_a_page_that_cannot_be(client: TestClient, query: str) -> None:
     answer = client.get(f"{POW}/status?{query}")
@@ -588,11 +780,17 @@ def test_the_status_says_that_a_sequence_has_ended(client: TestClient, rounds: R
     assert status(client)["stats"]["exhausted"] is False
     compute(rounds, 4, values=["a", "b"])
     answer = status(client)
-    assert (answer["state"], answer["stats"]["exhausted"], answer["stats"]["total_processed"]) == ("STOPPED", True, 2)
+    assert (answer["state"], answer["stats"]["exhausted"], answer["stats"]["total_processed"]) == (
+        "STOPPED",
+        True,
+        2,
+    )
     assert client.get("/api/v1/inference/pow/status").json()["status"] == "IDLE"
 
 
-def test_the_status_before_any_round_has_every_field_that_it_has_after(client: TestClient, rounds: RoundStore) -> None:
+def test_the_status_before_any_round_has_every_field_that_it_has_after(
+    client: TestClient, rounds: RoundStore
+) -> None:
     before = status(client)
     assert (before["state"], before["config"]) == ("IDLE", None)
     start(client, rounds, round_body())
@@ -608,7 +806,9 @@ def distance_status(client: TestClient, rounds: RoundStore) -> dict[str, Any]:
     return status(client)
 
 
-def test_the_status_of_an_artifact_round_has_no_fields_of_distances(client: TestClient, rounds: RoundStore) -> None:
+def test_the_status_of_an_artifact_round_has_no_fields_of_distances(
+    client: TestClient, rounds: RoundStore
+) -> None:
     start(client, rounds)
     assert "valid_nonces" not in status(client)
 
@@ -619,12 +819,21 @@ def test_the_status_of_an_artifact_round_has_no_fields_of_distances(client: Test
 def test_stop_ends_the_round(client: TestClient, rounds: RoundStore) -> None:
     record = start(client, rounds)
     answer = client.post(f"{POW}/stop")
-    assert answer.json() == {"status": "OK", "pow_status": {"status": "STOPPED"}, "cancelled_jobs": 0}
-    assert (current(rounds).round_id, current(rounds).state) == (record.round_id, RoundState.STOPPED)
+    assert answer.json() == {
+        "status": "OK",
+        "pow_status": {"status": "STOPPED"},
+        "cancelled_jobs": 0,
+    }
+    assert (current(rounds).round_id, current(rounds).state) == (
+        record.round_id,
+        RoundState.STOPPED,
+    )
     assert rounds.generating(MODEL) is None
 
 
-def test_stop_cancels_the_jobs_that_waited_for_the_round(client: TestClient, rounds: RoundStore) -> None:
+def test_stop_cancels_the_jobs_that_waited_for_the_round(
+    client: TestClient, rounds: RoundStore
+) -> None:
     start(client, rounds)
     job_id = client.post(f"{POW}/generate", json=body()).json()["request_id"]
     assert client.post(f"{POW}/stop").json()["cancelled_jobs"] == 1
@@ -654,14 +863,18 @@ def test_the_round_outlives_the_api(
     start(client, rounds)
     compute(rounds, 4)
     before = status(client)
-    restarted = create_app(services=Services.create(settings, redis, cast(Dispatcher, dispatcher), clock))
+    restarted = create_app(
+        services=Services.create(settings, redis, cast(Dispatcher, dispatcher), clock)
+    )
     assert status(TestClient(restarted)) == before
 
 
 # Jobs beside a round.
 
 
-def test_a_job_is_accepted_during_a_round(client: TestClient, rounds: RoundStore, jobs: JobStore) -> None:
+def test_a_job_is_accepted_during_a_round(
+    client: TestClient, rounds: RoundStore, jobs: JobStore
+) -> None:
     start(client, rounds)
     answer = client.post(f"{POW}/generate", json=body())
     assert (answer.status_code, answer.json()["status"]) == (200, "queued")
@@ -699,7 +912,9 @@ def test_waiting_lasts_over_a_round_however_long_and_then_has_the_result(
 # Its own description.
 
 
-@pytest.mark.parametrize("path", ["init/generate", "init", "init/validate", "phase/generate", "phase/validate"])
+@pytest.mark.parametrize(
+    "path", ["init/generate", "init", "init/validate", "phase/generate", "phase/validate"]
+)
 def test_openapi_names_every_error_of(client: TestClient, path: str) -> None:
     responses = client.get("/openapi.json").json()["paths"][f"{POW}/{path}"]["post"]["responses"]
     expected = {"200", "400", "503"} if "phase" in path else {"200", "409", "413", "422", "503"}

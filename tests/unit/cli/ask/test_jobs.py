@@ -13,11 +13,16 @@ from typer.testing import CliRunner
 from cli.main import app
 from proofline.client import exchange
 from proofline.client import sync as client
-from tests.samples import status_answer
+from tests.harness.samples import status_answer
 
 ARTIFACTS = [{"nonce": nonce, "vector_b64": f"vector{nonce}"} for nonce in range(3)]
 ENCODING = {"dtype": "f16", "k_dim": 12, "endian": "le"}
-RESULT = {"status": "completed", "request_id": "job-1", "artifacts": ARTIFACTS, "encoding": ENCODING}
+RESULT = {
+    "status": "completed",
+    "request_id": "job-1",
+    "artifacts": ARTIFACTS,
+    "encoding": ENCODING,
+}
 PROOF_OPTIONS = ["--block-hash", "0xabc", "--public-key", "node-1"]
 
 
@@ -43,7 +48,10 @@ class FakeApi:
 
     def __init__(self) -> None:
         self.models = ["tiny-qwen3"]
-        self.submission: tuple[int, Any] = (200, {"status": "queued", "request_id": "job-1", "queued_count": 3})
+        self.submission: tuple[int, Any] = (
+            200,
+            {"status": "queued", "request_id": "job-1", "queued_count": 3},
+        )
         self.polls: list[tuple[int, Any]] = [(200, RESULT)]
         self.submitted: list[dict[str, Any]] = []
         self.polled: list[str] = []
@@ -112,7 +120,9 @@ def proof(tmp_path: Path) -> Path:
     return path
 
 
-def test_generate_submits_waits_and_prints_the_result(fake: FakeApi, url: str, runner: CliRunner) -> None:
+def test_generate_submits_waits_and_prints_the_result(
+    fake: FakeApi, url: str, runner: CliRunner
+) -> None:
     fake.polls = [(200, running(0)), (200, running(2)), (200, RESULT)]
     answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2"])
     assert answer.exit_code == 0, answer.output
@@ -123,7 +133,17 @@ def test_generate_submits_waits_and_prints_the_result(fake: FakeApi, url: str, r
 
 
 def test_generate_sends_what_the_options_say(fake: FakeApi, url: str, runner: CliRunner) -> None:
-    options = [*PROOF_OPTIONS, "--nonces", "5,0-1", "--block-height", "9", "--seq-len", "128", "--k-dim", "4"]
+    options = [
+        *PROOF_OPTIONS,
+        "--nonces",
+        "5,0-1",
+        "--block-height",
+        "9",
+        "--seq-len",
+        "128",
+        "--k-dim",
+        "4",
+    ]
     more = ["--batch-size", "8", "--stronger-rng", "--model", "other"]
     assert runner.invoke(app, ["generate", "--url", url, *options, *more]).exit_code == 0
     assert fake.submitted == [
@@ -142,9 +162,13 @@ def test_generate_sends_what_the_options_say(fake: FakeApi, url: str, runner: Cl
     ]
 
 
-def test_generate_writes_to_a_file(fake: FakeApi, url: str, runner: CliRunner, tmp_path: Path) -> None:
+def test_generate_writes_to_a_file(
+    fake: FakeApi, url: str, runner: CliRunner, tmp_path: Path
+) -> None:
     path = tmp_path / "out.json"
-    answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2", "--output", str(path)])
+    answer = runner.invoke(
+        app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2", "--output", str(path)]
+    )
     assert answer.stdout == ""
     assert json.loads(path.read_text())["artifacts"] == ARTIFACTS
 
@@ -153,13 +177,17 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(
     fake: FakeApi, url: str, runner: CliRunner, tmp_path: Path
 ) -> None:
     path = tmp_path / "missing" / "out.json"
-    answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0", "-o", str(path)])
+    answer = runner.invoke(
+        app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0", "-o", str(path)]
+    )
     assert answer.exit_code == 2
     assert "choose another --output" in answer.output
     assert fake.submitted == []
 
 
-def test_generate_can_wait_for_a_job_submitted_earlier(fake: FakeApi, url: str, runner: CliRunner) -> None:
+def test_generate_can_wait_for_a_job_submitted_earlier(
+    fake: FakeApi, url: str, runner: CliRunner
+) -> None:
     answer = runner.invoke(app, ["generate", "--url", url, "--request-id", "job-7"])
     assert json.loads(answer.stdout) == RESULT
     assert fake.polled == ["job-7"]
@@ -174,7 +202,10 @@ def test_generate_says_what_is_missing(url: str, runner: CliRunner) -> None:
 
 @pytest.mark.parametrize(
     ("models", "code", "message"),
-    [([], 1, "No worker serves a model yet"), (["b", "a", "b"], 2, "choose one with --model: a, b.")],
+    [
+        ([], 1, "No worker serves a model yet"),
+        (["b", "a", "b"], 2, "choose one with --model: a, b."),
+    ],
 )
 def test_without_exactly_one_model_the_user_must_choose(
     fake: FakeApi, url: str, runner: CliRunner, models: list[str], code: int, message: str
@@ -188,7 +219,10 @@ def test_without_exactly_one_model_the_user_must_choose(
 @pytest.mark.parametrize(
     ("submission", "message"),
     [
-        ((429, {"detail": "Too many nonces are queued; wait."}), "Too many nonces are queued; wait. (HTTP 429)"),
+        (
+            (429, {"detail": "Too many nonces are queued; wait."}),
+            "Too many nonces are queued; wait. (HTTP 429)",
+        ),
         (
             (422, {"detail": [{"loc": ["body", "params", "k_dim"], "msg": "must be at most 128"}]}),
             "params.k_dim: must be at most 128 (HTTP 422)",
@@ -214,7 +248,10 @@ def test_a_refusal_is_shown_as_the_api_words_it(
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        ({"status": "failed", "error": "the engine was lost"}, "Job job-1 failed: the engine was lost"),
+        (
+            {"status": "failed", "error": "the engine was lost"},
+            "Job job-1 failed: the engine was lost",
+        ),
         ({"status": "cancelled"}, "Job job-1 was cancelled"),
     ],
 )
@@ -227,7 +264,9 @@ def test_a_job_without_a_result_is_a_failure(
     assert message in answer.output
 
 
-def test_waiting_survives_an_api_that_is_away_for_a_moment(fake: FakeApi, url: str, runner: CliRunner) -> None:
+def test_waiting_survives_an_api_that_is_away_for_a_moment(
+    fake: FakeApi, url: str, runner: CliRunner
+) -> None:
     fake.polls = [(503, {"detail": "Redis is away"}), (200, running(1)), (502, b""), (200, RESULT)]
     answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2"])
     assert answer.exit_code == 0, answer.output
@@ -255,7 +294,9 @@ def test_ctrl_c_says_how_to_fetch_the_result_later(
 
 
 def test_nobody_listening_is_one_clear_line(runner: CliRunner) -> None:
-    answer = runner.invoke(app, ["generate", "--url", "http://127.0.0.1:9", *PROOF_OPTIONS, "--nonces", "1"])
+    answer = runner.invoke(
+        app, ["generate", "--url", "http://127.0.0.1:9", *PROOF_OPTIONS, "--nonces", "1"]
+    )
     assert answer.exit_code == 1
     assert "No answer from http://127.0.0.1:9" in answer.output
     assert "is `proofline up` running there?" in answer.output
@@ -293,7 +334,9 @@ def test_validate_sends_the_artifacts_and_finds_no_fraud(
     ]
 
 
-def test_options_override_what_the_file_says(fake: FakeApi, url: str, runner: CliRunner, proof: Path) -> None:
+def test_options_override_what_the_file_says(
+    fake: FakeApi, url: str, runner: CliRunner, proof: Path
+) -> None:
     fake.polls = [(200, verdict(0, fraud=False))]
     options = [
         *PROOF_OPTIONS,
@@ -316,7 +359,9 @@ def test_options_override_what_the_file_says(fake: FakeApi, url: str, runner: Cl
     assert body["validation"]["artifacts"] == [ARTIFACTS[2], ARTIFACTS[0]]
 
 
-def test_fraud_has_an_exit_code_of_its_own(fake: FakeApi, url: str, runner: CliRunner, proof: Path) -> None:
+def test_fraud_has_an_exit_code_of_its_own(
+    fake: FakeApi, url: str, runner: CliRunner, proof: Path
+) -> None:
     fake.polls = [(200, verdict(2, fraud=True))]
     answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", str(proof)])
     assert answer.exit_code == 3
@@ -324,10 +369,14 @@ def test_fraud_has_an_exit_code_of_its_own(fake: FakeApi, url: str, runner: CliR
     assert "FRAUD: 2 of 3 artifacts mismatch, p-value 1e-06." in answer.stderr
 
 
-def test_validate_takes_what_compute_writes_and_reads_stdin(fake: FakeApi, url: str, runner: CliRunner) -> None:
+def test_validate_takes_what_compute_writes_and_reads_stdin(
+    fake: FakeApi, url: str, runner: CliRunner
+) -> None:
     fake.polls = [(200, verdict(0, fraud=False))]
     computed = json.dumps({"artifacts": ARTIFACTS, "encoding": {**ENCODING, "k_dim": 5}})
-    answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", "-", *PROOF_OPTIONS], input=computed)
+    answer = runner.invoke(
+        app, ["validate", "--url", url, "--artifacts", "-", *PROOF_OPTIONS], input=computed
+    )
     assert answer.exit_code == 0, answer.output
     assert fake.submitted[0]["params"] == {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 5}
 
@@ -339,7 +388,10 @@ def test_validate_takes_what_compute_writes_and_reads_stdin(fake: FakeApi, url: 
         ("{}", "holds no artifacts"),
         ("5", "holds no artifacts"),
         ('{"artifacts": [{"nonce": "one", "vector_b64": "x"}]}', "holds no artifacts"),
-        ('[{"nonce": 1, "vector_b64": "x"}]', "does not say what it was made for; give --block-hash and --public-key"),
+        (
+            '[{"nonce": 1, "vector_b64": "x"}]',
+            "does not say what it was made for; give --block-hash and --public-key",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_validated_is_a_usage_error(
@@ -353,23 +405,35 @@ def test_a_file_that_cannot_be_validated_is_a_usage_error(
 
 
 def test_a_missing_file_is_a_usage_error(url: str, runner: CliRunner, tmp_path: Path) -> None:
-    answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", str(tmp_path / "none.json")])
+    answer = runner.invoke(
+        app, ["validate", "--url", url, "--artifacts", str(tmp_path / "none.json")]
+    )
     assert answer.exit_code == 2
     assert "Cannot read" in answer.output
 
 
-def test_a_nonce_that_the_file_does_not_have_is_a_usage_error(url: str, runner: CliRunner, proof: Path) -> None:
-    answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", str(proof), "--nonces", "0,9"])
+def test_a_nonce_that_the_file_does_not_have_is_a_usage_error(
+    url: str, runner: CliRunner, proof: Path
+) -> None:
+    answer = runner.invoke(
+        app, ["validate", "--url", url, "--artifacts", str(proof), "--nonces", "0,9"]
+    )
     assert answer.exit_code == 2
     assert "The file has no artifact of nonce 9" in answer.output
 
 
-CHAINS = [{"nonce": nonce, "vector_b64": "", "k_points_steps": [3, 14, nonce]} for nonce in range(3)]
+CHAINS = [
+    {"nonce": nonce, "vector_b64": "", "k_points_steps": [3, 14, nonce]} for nonce in range(3)
+]
 
 
-def test_generate_with_max_tokens_asks_for_chains(fake: FakeApi, url: str, runner: CliRunner) -> None:
+def test_generate_with_max_tokens_asks_for_chains(
+    fake: FakeApi, url: str, runner: CliRunner
+) -> None:
     fake.polls = [(200, {**RESULT, "artifacts": CHAINS})]
-    answer = runner.invoke(app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2", "--max-tokens", "2"])
+    answer = runner.invoke(
+        app, ["generate", "--url", url, *PROOF_OPTIONS, "--nonces", "0-2", "--max-tokens", "2"]
+    )
     assert answer.exit_code == 0, answer.output
     params = {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12, "decode": True, "max_tokens": 2}
     assert fake.submitted[0]["params"] == params
@@ -381,8 +445,12 @@ def test_validate_knows_chains_and_judges_them_by_their_own_threshold(
     fake: FakeApi, url: str, runner: CliRunner, noted: dict[str, Any]
 ) -> None:
     fake.polls = [(200, verdict(0, fraud=False))]
-    document = json.dumps({"artifacts": [*CHAINS[:2], {**CHAINS[2], "k_points_steps": [1]}], **noted})
-    answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", "-", *PROOF_OPTIONS], input=document)
+    document = json.dumps(
+        {"artifacts": [*CHAINS[:2], {**CHAINS[2], "k_points_steps": [1]}], **noted}
+    )
+    answer = runner.invoke(
+        app, ["validate", "--url", url, "--artifacts", "-", *PROOF_OPTIONS], input=document
+    )
     assert answer.exit_code == 0, answer.output
     (body,) = fake.submitted
     assert (body["params"]["decode"], body["params"]["max_tokens"]) == (True, 2)
@@ -393,6 +461,11 @@ def test_validate_takes_options_for_chains(fake: FakeApi, url: str, runner: CliR
     fake.polls = [(200, verdict(0, fraud=False))]
     options = [*PROOF_OPTIONS, "--max-tokens", "5", "--dist-threshold", "0.04"]
     document = json.dumps({"artifacts": CHAINS})
-    assert runner.invoke(app, ["validate", "--url", url, "--artifacts", "-", *options], input=document).exit_code == 0
+    assert (
+        runner.invoke(
+            app, ["validate", "--url", url, "--artifacts", "-", *options], input=document
+        ).exit_code
+        == 0
+    )
     assert fake.submitted[0]["params"]["max_tokens"] == 5
     assert fake.submitted[0]["stat_test"]["dist_threshold"] == 0.04

@@ -15,7 +15,7 @@ from cli.ask import round_view
 from cli.main import app
 from proofline.client import ApiError, exchange
 from proofline.client import sync as client_module
-from tests.samples import status_answer
+from tests.harness.samples import status_answer
 
 START = ["round", "start", "--block-hash", "0xabc", "--public-key", "node-1"]
 URL = "http://127.0.0.1:9100"
@@ -23,7 +23,9 @@ NOW = 1_000_000.0
 
 
 def status_of(state: str = "GENERATING", **changes: Any) -> dict[str, Any]:
-    """The API's status of a round on two workers, one of which is gone; changes are merged into its stats."""
+    """The API's status of a round on two workers, one of which is gone; changes are merged into
+    its stats.
+    """
     outbox = {
         "limit": 5_000_000,
         "bytes": 0,
@@ -50,23 +52,25 @@ def status_of(state: str = "GENERATING", **changes: Any) -> dict[str, Any]:
             "poc_stronger_rng": False,
             "url": URL,
         },
-        "stats": {
-            "total_processed": 4321,
-            "nonces_per_second": 103.44,
-            "nonces_per_second_of_round": 98.76,
-            "elapsed_seconds": 3725.9,
-            "n_excluded": 0,
-            "excluded_nonces": [],
-            "workers": {
-                "w1": {"total_processed": 4000, "nonces_per_second": 103.44},
-                "w2": {"total_processed": 321, "nonces_per_second": 0.0},
-            },
-            "artifacts_delivered": 4200,
-            "artifacts_waiting": 121,
-            "outbox": outbox | changes.pop("outbox", {}),
-            "error": None,
-        }
-        | changes,
+        "stats": (
+            {
+                "total_processed": 4321,
+                "nonces_per_second": 103.44,
+                "nonces_per_second_of_round": 98.76,
+                "elapsed_seconds": 3725.9,
+                "n_excluded": 0,
+                "excluded_nonces": [],
+                "workers": {
+                    "w1": {"total_processed": 4000, "nonces_per_second": 103.44},
+                    "w2": {"total_processed": 321, "nonces_per_second": 0.0},
+                },
+                "artifacts_delivered": 4200,
+                "artifacts_waiting": 121,
+                "outbox": outbox | changes.pop("outbox", {}),
+                "error": None,
+            }
+            | changes
+        ),
         "queued_nonces": 55,
     }
 
@@ -76,7 +80,9 @@ def without_a_round() -> dict[str, Any]:
 
 
 class FakeApi:
-    """Answers /status with the next of `looks`, the last one again and again; remembers what is posted."""
+    """Answers /status with the next of `looks`, the last one again and again; remembers what is
+    posted.
+    """
 
     def __init__(self) -> None:
         self.looks: list[dict[str, Any] | int | Exception] = [status_of()]
@@ -92,10 +98,14 @@ class FakeApi:
             self.posted.append((path, json.loads(request.content) if request.content else None))
             if self.busy:
                 self.busy -= 1
-                return httpx.Response(503, json={"detail": "No worker is ready"}, headers={"Retry-After": "0"})
+                return httpx.Response(
+                    503, json={"detail": "No worker is ready"}, headers={"Retry-After": "0"}
+                )
             if self.refusal:
                 return httpx.Response(self.refusal[0], json={"detail": self.refusal[1]})
-            return httpx.Response(200, json={"status": "OK", "pow_status": {"status": "STOPPED"}, "cancelled_jobs": 2})
+            return httpx.Response(
+                200, json={"status": "OK", "pow_status": {"status": "STOPPED"}, "cancelled_jobs": 2}
+            )
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         if isinstance(look, Exception):
             raise look
@@ -108,7 +118,11 @@ class FakeApi:
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     fake, client = FakeApi(), httpx.Client
     transport = httpx.MockTransport(fake.answer)
-    monkeypatch.setattr(client_module.httpx, "Client", lambda **options: client(**options | {"transport": transport}))
+    monkeypatch.setattr(
+        client_module.httpx,
+        "Client",
+        lambda **options: client(**options | {"transport": transport}),
+    )
     return fake
 
 
@@ -122,11 +136,16 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
 # Starting.
 
 
-def test_what_the_api_wants_to_be_asked_again_is_and_its_user_sees_why(api: FakeApi, runner: CliRunner) -> None:
+def test_what_the_api_wants_to_be_asked_again_is_and_its_user_sees_why(
+    api: FakeApi, runner: CliRunner
+) -> None:
     api.busy = 2
     answer = runner.invoke(app, START)
     assert answer.exit_code == 0, answer.output
-    assert answer.stderr.count("No worker is ready (HTTP 503). Trying again in 0 s, as the API asks.") == 2
+    assert (
+        answer.stderr.count("No worker is ready (HTTP 503). Trying again in 0 s, as the API asks.")
+        == 2
+    )
     assert len(api.posted) == 3
 
 
@@ -148,14 +167,40 @@ def test_start_sends_a_round_of_the_only_model(api: FakeApi, runner: CliRunner) 
 
 
 def test_start_sends_what_its_options_say(api: FakeApi, runner: CliRunner) -> None:
-    place = ["--node-id", "1", "--node-count", "3", "--group-id", "1", "--n-groups", "2", "--block-height", "9"]
-    proof = ["--model", "other", "--seq-len", "256", "--k-dim", "8", "--stronger-rng", "--batch-size", "16"]
+    place = [
+        "--node-id",
+        "1",
+        "--node-count",
+        "3",
+        "--group-id",
+        "1",
+        "--n-groups",
+        "2",
+        "--block-height",
+        "9",
+    ]
+    proof = [
+        "--model",
+        "other",
+        "--seq-len",
+        "256",
+        "--k-dim",
+        "8",
+        "--stronger-rng",
+        "--batch-size",
+        "16",
+    ]
     answer = runner.invoke(app, [*START, *place, *proof, "--callback-url", URL])
     assert answer.exit_code == 0, answer.output
     ((_, body),) = api.posted
     assert body["params"] == {"model": "other", "seq_len": 256, "k_dim": 8}
     assert (body["node_id"], body["node_count"], body["group_id"], body["n_groups"]) == (1, 3, 1, 2)
-    assert (body["block_height"], body["batch_size"], body["poc_stronger_rng"], body["url"]) == (9, 16, True, URL)
+    assert (body["block_height"], body["batch_size"], body["poc_stronger_rng"], body["url"]) == (
+        9,
+        16,
+        True,
+        URL,
+    )
 
 
 def test_start_with_max_tokens_sends_a_round_of_chains(api: FakeApi, runner: CliRunner) -> None:
@@ -202,7 +247,10 @@ def test_start_with_an_r_target_sends_a_distance_round(api: FakeApi, runner: Cli
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (["--r-target", "1.4", "--k-dim", "8", "--stronger-rng"], "--k-dim and --stronger-rng is for artifacts"),
+        (
+            ["--r-target", "1.4", "--k-dim", "8", "--stronger-rng"],
+            "--k-dim and --stronger-rng is for artifacts",
+        ),
         (["--r-target", "1.4", "--max-tokens", "8"], "--max-tokens is for artifacts"),
         (["--layer-hooks"], "--layer-hooks is for distances; give --r-target too"),
         (["--fraud-threshold", "0.5"], "--fraud-threshold is for distances"),
@@ -225,7 +273,9 @@ def test_start_says_how_to_go_on(api: FakeApi, runner: CliRunner) -> None:
     assert answer.stdout == ""
 
 
-def test_start_says_that_without_a_callback_url_nobody_gets_anything(api: FakeApi, runner: CliRunner) -> None:
+def test_start_says_that_without_a_callback_url_nobody_gets_anything(
+    api: FakeApi, runner: CliRunner
+) -> None:
     assert "sent to nobody" in runner.invoke(app, START).stderr
     assert "sent to nobody" not in runner.invoke(app, [*START, "--callback-url", URL]).stderr
 
@@ -233,9 +283,15 @@ def test_start_says_that_without_a_callback_url_nobody_gets_anything(api: FakeAp
 @pytest.mark.parametrize(
     ("refusal", "message"),
     [
-        ((409, "A round is generating already; send /stop first."), "A round is generating already; send /stop first."),
         (
-            (422, [{"loc": ["body", "batch_size"], "msg": "the largest possible batch_size is 128"}]),
+            (409, "A round is generating already; send /stop first."),
+            "A round is generating already; send /stop first.",
+        ),
+        (
+            (
+                422,
+                [{"loc": ["body", "batch_size"], "msg": "the largest possible batch_size is 128"}],
+            ),
             "batch_size: the largest possible batch_size is 128",
         ),
         ((503, "No worker serves the model."), "No worker serves the model."),
@@ -250,8 +306,12 @@ def test_a_refused_start_is_a_failure_in_the_apis_words(
     assert f"error: {message} (HTTP {refusal[0]})" in answer.stderr
 
 
-@pytest.mark.parametrize("bad", [["--node-count", "0"], ["--node-id", "-1"], ["--batch-size", "0"], ["--seq-len", "x"]])
-def test_bad_options_are_refused_before_anything_is_asked(api: FakeApi, runner: CliRunner, bad: list[str]) -> None:
+@pytest.mark.parametrize(
+    "bad", [["--node-count", "0"], ["--node-id", "-1"], ["--batch-size", "0"], ["--seq-len", "x"]]
+)
+def test_bad_options_are_refused_before_anything_is_asked(
+    api: FakeApi, runner: CliRunner, bad: list[str]
+) -> None:
     assert runner.invoke(app, [*START, *bad]).exit_code == 2
     assert api.asked == []
 
@@ -320,7 +380,9 @@ def test_status_without_a_round_is_no_failure(api: FakeApi, runner: CliRunner) -
     assert "no workers" in answer.stdout
 
 
-def test_status_of_a_distance_round_shows_valid_nonces_and_the_target(api: FakeApi, runner: CliRunner) -> None:
+def test_status_of_a_distance_round_shows_valid_nonces_and_the_target(
+    api: FakeApi, runner: CliRunner
+) -> None:
     config = {
         "block_hash": "0xabc",
         "block_height": 7,
@@ -344,7 +406,10 @@ def test_status_of_a_distance_round_shows_valid_nonces_and_the_target(api: FakeA
     ("changes", "message"),
     [
         ({"outbox": {"full": True}}, "FULL: the round pauses until the receiver takes some"),
-        ({"outbox": {"failures": 3, "last_error": "it answered 500"}}, "FAILING (tries in a row: 3): it answered 500"),
+        (
+            {"outbox": {"failures": 3, "last_error": "it answered 500"}},
+            "FAILING (tries in a row: 3): it answered 500",
+        ),
         ({"outbox": {"dropped": 1200}}, "1,200 DROPPED after POC_CALLBACK_MAX_RETRIES"),
         ({"error": "k_dim is too large."}, "k_dim is too large."),
     ],
@@ -352,7 +417,9 @@ def test_status_of_a_distance_round_shows_valid_nonces_and_the_target(api: FakeA
 )
 class TestTroubles:
     def test_are_red_in_the_picture(self, changes: dict[str, Any], message: str) -> None:
-        console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=200)
+        console = Console(
+            file=io.StringIO(), force_terminal=True, color_system="standard", width=200
+        )
         console.print(round_view.picture(status_of(**changes), NOW))
         (row,) = [row for row in console.file.getvalue().splitlines() if message in row]  # type: ignore[attr-defined]
         assert f"\x1b[1;31m{message}" in row
@@ -396,21 +463,29 @@ def test_watch_prints_a_line_per_look_until_the_round_stops(
     answer = runner.invoke(app, WATCH)
     assert answer.exit_code == 0, answer.output
     lines = answer.stdout.splitlines()
-    assert lines[0] == (
-        "1:02:05 GENERATING, 103.4 nonces/s now, 98.8 over the round, 4,321 computed, 1 worker, 4,200 delivered, "
-        "121 waiting, 55 nonces of jobs queued"
+    assert (
+        lines[0]
+        == "1:02:05 GENERATING, 103.4 nonces/s now, 98.8 over the round, 4,321 computed, 1 worker,"
+        " 4,200 delivered, 121 waiting, 55 nonces of jobs queued"
     )
     assert "5,000 computed" in lines[1]
     assert "STOPPED" in lines[2]
     assert pauses == [0.1, 0.1]
 
 
-def test_watch_says_how_the_round_ended_and_what_still_waits(api: FakeApi, runner: CliRunner) -> None:
+def test_watch_says_how_the_round_ended_and_what_still_waits(
+    api: FakeApi, runner: CliRunner
+) -> None:
     api.looks = [status_of(), status_of("STOPPED")]
-    assert "The round is STOPPED. 121 artifacts still wait for delivery." in runner.invoke(app, WATCH).stderr
+    assert (
+        "The round is STOPPED. 121 artifacts still wait for delivery."
+        in runner.invoke(app, WATCH).stderr
+    )
 
 
-@pytest.mark.parametrize("look", [without_a_round(), status_of("STOPPED")], ids=["none yet", "stopped"])
+@pytest.mark.parametrize(
+    "look", [without_a_round(), status_of("STOPPED")], ids=["none yet", "stopped"]
+)
 def test_watch_without_a_round_is_a_failure_that_says_what_to_do(
     api: FakeApi, runner: CliRunner, look: dict[str, Any]
 ) -> None:
@@ -426,7 +501,14 @@ def test_watch_goes_on_while_a_round_validates(api: FakeApi, runner: CliRunner) 
 
 
 def test_watch_outlives_a_restart_of_the_api(api: FakeApi, runner: CliRunner) -> None:
-    api.looks = [status_of(), status_of(), httpx.ConnectError("refused"), 503, status_of(), status_of("STOPPED")]
+    api.looks = [
+        status_of(),
+        status_of(),
+        httpx.ConnectError("refused"),
+        503,
+        status_of(),
+        status_of("STOPPED"),
+    ]
     answer = runner.invoke(app, WATCH)
     assert answer.exit_code == 0, answer.output
     assert [row.partition(":")[0] for row in answer.stdout.splitlines()] == [
@@ -476,7 +558,9 @@ def drawn(console: Console) -> str:
 
 
 def test_on_a_terminal_every_look_is_drawn_over_the_last(terminal: Console) -> None:
-    round_module.show(looks(status_of(total_processed=1111), status_of(total_processed=2222)), terminal)
+    round_module.show(
+        looks(status_of(total_processed=1111), status_of(total_processed=2222)), terminal
+    )
     first, second = drawn(terminal).index("1,111"), drawn(terminal).index("2,222")
     assert "\x1b[1A" in drawn(terminal)[first:second]  # the cursor goes up
 
@@ -508,8 +592,12 @@ def test_a_round_without_a_command_shows_the_help(runner: CliRunner) -> None:
     assert "watch" in runner.invoke(app, ["round"]).output
 
 
-@pytest.mark.parametrize("call", [["status"], ["stop"], ["watch"], START[1:]], ids=lambda call: call[0])
-def test_nobody_listening_is_one_clear_line(api: FakeApi, runner: CliRunner, call: list[str]) -> None:
+@pytest.mark.parametrize(
+    "call", [["status"], ["stop"], ["watch"], START[1:]], ids=lambda call: call[0]
+)
+def test_nobody_listening_is_one_clear_line(
+    api: FakeApi, runner: CliRunner, call: list[str]
+) -> None:
     api.looks = [httpx.ConnectError("refused")]
     answer = runner.invoke(app, ["round", *call])
     assert answer.exit_code == 1

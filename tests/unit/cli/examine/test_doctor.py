@@ -41,7 +41,9 @@ def test_all_fine_is_exit_code_0() -> None:
 
 
 def test_a_problem_is_exit_code_1_and_comes_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "port", lambda *_: iter([problem("port", "Taken.", "Another --port.")]))
+    monkeypatch.setattr(
+        machine, "port", lambda *_: iter([problem("port", "Taken.", "Another --port.")])
+    )
     answer = CliRunner().invoke(app, HERE)
     assert answer.exit_code == 1
     assert "WRONG port        Taken.\n" in answer.stdout
@@ -69,7 +71,9 @@ def test_a_receiver_is_looked_at_where_one_is_named() -> None:
     assert (code, findings[-1]["about"]) == (1, "receiver")
 
 
-def test_settings_that_cannot_be_read_are_named_and_the_rest_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_cannot_be_read_are_named_and_the_rest_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("POC_MAX_JOBS", "many")
     monkeypatch.setenv("POC_CHAT_POLCY", "off")
     code, findings = run()
@@ -92,7 +96,9 @@ def test_a_check_that_breaks_is_a_finding() -> None:
     def refuses() -> Iterator[Finding]:
         raise ProoflineError("Not so.")
 
-    one, two, three, four = findings_of([("one", breaks), ("two", refuses), ("three", lambda: [ok("three", "fine")])])
+    one, two, three, four = findings_of(
+        [("one", breaks), ("two", refuses), ("three", lambda: [ok("three", "fine")])]
+    )
     assert (one.level, four.level) == ("ok", "ok")
     assert "ZeroDivisionError: by zero" in two.says
     assert (three.about, three.says) == ("two", "Not so.")

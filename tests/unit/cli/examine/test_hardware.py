@@ -14,7 +14,13 @@ DRIVER = GpuDriver(driver_version="580.65", cuda_driver_version="13.0", nvml_ver
 
 def machine(*free_gib: float) -> MachineGpus:
     devices = [
-        Gpu(index=index, uuid=f"GPU-{index}", name="H200", total_memory_mb=140 * 1024, free_memory_mb=int(free * 1024))
+        Gpu(
+            index=index,
+            uuid=f"GPU-{index}",
+            name="H200",
+            total_memory_mb=140 * 1024,
+            free_memory_mb=int(free * 1024),
+        )
         for index, free in enumerate(free_gib)
     ]
     return MachineGpus(devices=devices, driver=DRIVER)

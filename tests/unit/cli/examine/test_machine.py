@@ -96,7 +96,9 @@ class TestReceiver:
         (found,) = receiver.receiver(url, Settings(callback_allow="127.0.0.1"))
         assert found.level == "ok"
 
-    def test_a_name_that_leads_to_a_forbidden_address(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_name_that_leads_to_a_forbidden_address(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         told = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 80))]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_a, **_k: told)
         (found,) = receiver.receiver("http://aggregator.example", Settings())

@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from api.model_cache import ModelCache
+from api.models.cache import ModelCache
 from cli.examine import model
 from cli.examine.model import Model
 from poc_core.gpus import Gpu
 
 GB = 10**9
-QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 4, "dtype": "bfloat16"}
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 4,
+    "dtype": "bfloat16",
+}
 KIMI = {
     "architectures": ["KimiK25ForConditionalGeneration"],
     "model_type": "kimi_k25",
@@ -37,10 +42,15 @@ def gpus(*total_gib: int, used_gib: int = 0) -> list[Gpu]:
 
 
 class TestFiles:
-    def test_a_folder_without_weights_is_named_and_with_them_it_is_fine(self, tmp_path: Path) -> None:
+    def test_a_folder_without_weights_is_named_and_with_them_it_is_fine(
+        self, tmp_path: Path
+    ) -> None:
         folder = write(tmp_path / "model")
         _, (found,) = model.find(str(folder))
-        assert (found.level, "has a configuration and no weights" in found.says) == ("problem", True)
+        assert (found.level, "has a configuration and no weights" in found.says) == (
+            "problem",
+            True,
+        )
         write(folder, weights_gb=0.001)
         _, (found,) = model.find(str(folder))
         assert found.level == "ok"
@@ -100,7 +110,9 @@ class TestRoom:
     )
     def test_on_gpus(self, tmp_path: Path, there: list[Gpu], size: int, level: str) -> None:
         there_is = Model("m", write(tmp_path, weights_gb=24))
-        assert [found.level for found in model.room(there_is, "auto", there, size, uses_gpus=True)] == [level]
+        assert [
+            found.level for found in model.room(there_is, "auto", there, size, uses_gpus=True)
+        ] == [level]
 
     @pytest.mark.parametrize(("available_gb", "level"), [(64, "ok"), (20, "problem")])
     def test_on_a_machine_without(
@@ -108,20 +120,30 @@ class TestRoom:
     ) -> None:
         monkeypatch.setattr(model, "available_bytes", lambda: available_gb * GB)
         there_is = Model("m", write(tmp_path, weights_gb=24))
-        assert [found.level for found in model.room(there_is, "auto", [], 1, uses_gpus=False)] == [level]
+        assert [found.level for found in model.room(there_is, "auto", [], 1, uses_gpus=False)] == [
+            level
+        ]
 
     def test_of_a_model_that_is_not_here_nothing_can_be_said(self) -> None:
         assert list(model.room(Model("owner/name", None), "auto", [], 1, uses_gpus=False)) == []
 
 
 class TestFamily:
-    def about(self, tmp_path: Path, config: dict[str, Any], **changes: Any) -> list[tuple[str, str]]:
-        given: dict[str, Any] = {"reflections": "fleet", "on_cpu": False, "has_torchvision": True} | changes
+    def about(
+        self, tmp_path: Path, config: dict[str, Any], **changes: Any
+    ) -> list[tuple[str, str]]:
+        given: dict[str, Any] = {
+            "reflections": "fleet",
+            "on_cpu": False,
+            "has_torchvision": True,
+        } | changes
         there_is = Model("m", write(tmp_path, config))
         return [(found.level, found.says) for found in model.family(there_is, **given)]
 
     def test_a_plain_model_is_reflected_after_each_layer(self, tmp_path: Path) -> None:
-        assert self.about(tmp_path, QWEN3) == [("ok", "Qwen3ForCausalLM: reflected after each of its 4 layers")]
+        assert self.about(tmp_path, QWEN3) == [
+            ("ok", "Qwen3ForCausalLM: reflected after each of its 4 layers")
+        ]
 
     def test_a_wrapper_is_not_as_in_the_fleet(self, tmp_path: Path) -> None:
         ((level, says),) = self.about(tmp_path, KIMI)
@@ -132,12 +154,18 @@ class TestFamily:
         assert [level for level, _ in self.about(tmp_path, KIMI, reflections="all")] == ["warning"]
 
     def test_a_wrapper_with_pictures_needs_torchvision(self, tmp_path: Path) -> None:
-        assert self.about(tmp_path, KIMI, has_torchvision=False)[-1] == ("problem", "kimi_k25 needs torchvision.")
+        assert self.about(tmp_path, KIMI, has_torchvision=False)[-1] == (
+            "problem",
+            "kimi_k25 needs torchvision.",
+        )
 
     def test_what_cpus_cannot_compute_is_wrong_there_alone(self, tmp_path: Path) -> None:
         sparse = QWEN3 | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"}
         assert [level for level, _ in self.about(tmp_path, sparse)] == ["ok"]
-        assert [level for level, _ in self.about(tmp_path, sparse, on_cpu=True)] == ["ok", "problem"]
+        assert [level for level, _ in self.about(tmp_path, sparse, on_cpu=True)] == [
+            "ok",
+            "problem",
+        ]
 
     def test_of_a_model_that_is_not_here_nothing_can_be_said(self) -> None:
         assert list(model.family(Model("owner/name", None), "fleet", True, True)) == []

@@ -19,14 +19,18 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """The distributions that seem to be here: installed(vllm="0.33.0")."""
 
     def these(**versions: str) -> None:
-        monkeypatch.setattr(packages, "version_of", lambda name: versions.get(name.replace("-", "_")))
+        monkeypatch.setattr(
+            packages, "version_of", lambda name: versions.get(name.replace("-", "_"))
+        )
 
     return these
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """Plants an importable package, for this process' looks and for the one that tries the import."""
+    """Plants an importable package, for this process' looks and for the one that tries the
+    import.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
@@ -43,7 +47,8 @@ def levels(findings: list[Finding]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("version", "level"), [((3, 10, 9), "problem"), ((3, 11, 0), "ok"), ((3, 14, 2), "ok"), ((3, 15, 0), "problem")]
+    ("version", "level"),
+    [((3, 10, 9), "problem"), ((3, 11, 0), "ok"), ((3, 14, 2), "ok"), ((3, 15, 0), "problem")],
 )
 def test_python(version: tuple[int, ...], level: str) -> None:
     assert levels(list(packages.python(version))) == [("python", level)]
@@ -56,7 +61,9 @@ def test_a_supported_vllm(installed: Callable[..., None], version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.24.9", "0.25.0", "0.34.0", "1.0.0rc1", "0.9.2"])
-def test_an_unsupported_vllm_is_named_and_which_are(installed: Callable[..., None], version: str) -> None:
+def test_an_unsupported_vllm_is_named_and_which_are(
+    installed: Callable[..., None], version: str
+) -> None:
     installed(vllm=version)
     (found,) = packages.vllm()
     assert found.level == "problem"
@@ -80,7 +87,9 @@ def test_no_vllm_is_a_problem_of_a_host_with_workers(installed: Callable[..., No
 
 def test_the_supported_releases_are_those_that_are_installed_and_documented() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
-    oldest, too_new = (".".join(map(str, version)) for version in (packages.OLDEST_VLLM, packages.TOO_NEW_VLLM))
+    oldest, too_new = (
+        ".".join(map(str, version)) for version in (packages.OLDEST_VLLM, packages.TOO_NEW_VLLM)
+    )
     assert f'"vllm>={oldest},<{too_new}"' in pyproject
     assert packages.SUPPORTED_VLLM in (ROOT / "workers/vllm/compat.py").read_text()
     python = re.search(r'requires-python = ">=(\d+)\.(\d+),<(\d+)\.(\d+)"', pyproject)
@@ -93,7 +102,9 @@ def test_a_torchvision_for_another_torch_is_named_and_how_to_be_rid_of_it(
     package: Callable[[str, str], Path], installed: Callable[..., None]
 ) -> None:
     installed(torch="2.13.0+cpu")
-    planted = package("torchvision", 'raise RuntimeError("operator torchvision::nms does not exist")')
+    planted = package(
+        "torchvision", 'raise RuntimeError("operator torchvision::nms does not exist")'
+    )
     (found,) = packages.imports(names=["torchvision"])
     assert (found.about, found.level) == ("torchvision", "problem")
     assert "RuntimeError: operator torchvision::nms does not exist" in found.says
@@ -103,12 +114,18 @@ def test_a_torchvision_for_another_torch_is_named_and_how_to_be_rid_of_it(
     assert list(packages.imports(names=["torchvision"])) == []
 
 
-def test_a_package_that_fits_is_fine_whatever_it_prints(package: Callable[[str, str], Path]) -> None:
+def test_a_package_that_fits_is_fine_whatever_it_prints(
+    package: Callable[[str, str], Path],
+) -> None:
     package("torchaudio", 'print("hello"); __version__ = "2.13.0"')
-    assert [(found.level, found.says) for found in packages.imports(names=["torchaudio"])] == [("ok", "2.13.0")]
+    assert [(found.level, found.says) for found in packages.imports(names=["torchaudio"])] == [
+        ("ok", "2.13.0")
+    ]
 
 
-def test_an_import_that_ends_its_process_does_not_end_the_doctor(package: Callable[[str, str], Path]) -> None:
+def test_an_import_that_ends_its_process_does_not_end_the_doctor(
+    package: Callable[[str, str], Path],
+) -> None:
     package("torchaudio", '__version__ = "1"')
     package("torchcodec", "import os; os._exit(7)")
     fine, broken = packages.imports(names=["torchaudio", "torchcodec"])

@@ -25,7 +25,10 @@ def shown(runner: CliRunner, *options: str) -> dict[str, tuple[object, str]]:
     answer = runner.invoke(app, ["config", "--json", *options])
     assert answer.exit_code == 0, answer.output
     assert SECRET not in answer.output
-    return {entry["name"]: (entry["value"], entry["source"]) for entry in json.loads(answer.stdout)["settings"]}
+    return {
+        entry["name"]: (entry["value"], entry["source"])
+        for entry in json.loads(answer.stdout)["settings"]
+    }
 
 
 def test_every_setting_is_shown_with_its_default(runner: CliRunner) -> None:
@@ -49,8 +52,12 @@ def test_the_environment_is_told_apart(runner: CliRunner, monkeypatch: pytest.Mo
     }
 
 
-def test_compose_s_file_is_told_apart(runner: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("POC_MAX_JOBS=7\nexport POC_CHAT_POLICY='off'\n# POC_MAX_STEP_MS=1\n")
+def test_compose_s_file_is_told_apart(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text(
+        "POC_MAX_JOBS=7\nexport POC_CHAT_POLICY='off'\n# POC_MAX_STEP_MS=1\n"
+    )
     monkeypatch.setenv("POC_CHAT_POLICY", "off")
     found = shown(runner, "--changed")
     assert found["POC_CHAT_POLICY"] == ("off", "environment, as .env has it")
@@ -58,7 +65,9 @@ def test_compose_s_file_is_told_apart(runner: CliRunner, monkeypatch: pytest.Mon
     assert len(found) == 2
 
 
-def test_secrets_are_hidden(runner: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_secrets_are_hidden(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("POC_API_KEY", SECRET)
     monkeypatch.setenv("POC_REDIS_URL", f"redis://user:{SECRET}@host:1/0?password={SECRET}&db=2")
     found = shown(runner, "--changed")
@@ -80,7 +89,9 @@ def test_a_password_from_a_file_is_told_and_hidden(
     assert found["POC_REDIS_PASSWORD_FILE"] == (str(file), "environment")
 
 
-def test_for_people_it_is_lines_and_misspelt_names_are_told(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_people_it_is_lines_and_misspelt_names_are_told(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POC_CHAT_POLCY", "off")
     monkeypatch.setenv("POC_MAX_JOBS", "9")
     answer = runner.invoke(app, ["config"])
@@ -90,7 +101,9 @@ def test_for_people_it_is_lines_and_misspelt_names_are_told(runner: CliRunner, m
     assert "POC_CHAT_POLCY is no setting; POC_CHAT_POLICY is." in answer.stderr
 
 
-def test_a_value_that_cannot_be_used_is_named(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_cannot_be_used_is_named(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POC_MAX_JOBS", "many")
     answer = runner.invoke(app, ["config"])
     assert answer.exit_code == 2

@@ -21,7 +21,9 @@ def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_memory, "visible_gpus", list)
 
 
-@pytest.mark.parametrize(("free_gib", "processes", "gib"), [(64, 1, 4), (16, 2, 2), (8, 1, 2), (3, 1, 1), (0, 4, 1)])
+@pytest.mark.parametrize(
+    ("free_gib", "processes", "gib"), [(64, 1, 4), (16, 2, 2), (8, 1, 2), (3, 1, 1), (0, 4, 1)]
+)
 def test_a_quarter_of_what_is_free_is_shared_out(
     monkeypatch: pytest.MonkeyPatch, free_gib: int, processes: int, gib: int
 ) -> None:
@@ -30,7 +32,9 @@ def test_a_quarter_of_what_is_free_is_shared_out(
 
 
 def test_a_shipped_model_needs_little() -> None:
-    assert kv_cache_environment(str(shipped_model("tiny-qwen3")), 1) == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    assert kv_cache_environment(str(shipped_model("tiny-qwen3")), 1) == {
+        "VLLM_CPU_KVCACHE_SPACE": "1"
+    }
 
 
 def test_the_users_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +42,9 @@ def test_the_users_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kv_cache_environment("/models/large", 1) == {}
 
 
-def test_gpus_have_their_own_rules_unless_vllm_leaves_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_have_their_own_rules_unless_vllm_leaves_them_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cpu_memory, "visible_gpus", lambda: ["0"])
     monkeypatch.setattr(cpu_memory, "vllm_runs_on_cpu", lambda: False)
     assert kv_cache_environment("/models/large", 1) == {}
@@ -46,7 +52,9 @@ def test_gpus_have_their_own_rules_unless_vllm_leaves_them_alone(monkeypatch: py
     assert kv_cache_environment("/models/large", 1) != {}
 
 
-def test_a_container_may_take_no_more_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_may_take_no_more_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8000 * 1024))
     assert available_bytes(tmp_path) == 8000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
@@ -56,12 +64,16 @@ def test_a_container_may_take_no_more_than_its_limit(tmp_path: Path, monkeypatch
     assert available_bytes(tmp_path) == 3000
 
 
-def test_where_nothing_is_known_nothing_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_is_known_nothing_is_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     assert available_bytes(tmp_path) == 0
 
 
-def test_a_worker_started_by_itself_sets_as_much_aside_as_one_of_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_started_by_itself_sets_as_much_aside_as_one_of_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
     set_aside = []
 
@@ -72,5 +84,7 @@ def test_a_worker_started_by_itself_sets_as_much_aside_as_one_of_up(monkeypatch:
     monkeypatch.setitem(sys.modules, "workers.main", fake)
     monkeypatch.setattr("workers.endings.end_process", lambda: None)
     for engine in ("vllm", "synthetic"):
-        CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", engine], catch_exceptions=False)
+        CliRunner().invoke(
+            app, ["worker", "--model", "tiny-qwen3", "--engine", engine], catch_exceptions=False
+        )
     assert set_aside == ["1", None]

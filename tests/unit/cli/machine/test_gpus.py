@@ -70,9 +70,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.parametrize(
     ("chosen", "expected"),
-    [("0,1", ["0", "1"]), (" 3 , GPU-abc ", ["3", "GPU-abc"]), ("", []), ("-1", []), ("NoDevFiles,-1", [])],
+    [
+        ("0,1", ["0", "1"]),
+        (" 3 , GPU-abc ", ["3", "GPU-abc"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles,-1", []),
+    ],
 )
-def test_the_users_choice_counts(monkeypatch: pytest.MonkeyPatch, chosen: str, expected: Any) -> None:
+def test_the_users_choice_counts(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, expected: Any
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert visible_gpus() == expected
 
@@ -93,7 +101,9 @@ def test_the_device_files_tell_where_nvml_fails(
 
 
 class TestChosen:
-    @pytest.mark.parametrize(("text", "expected"), [("all", ["0", "1", "2"]), ("2,0", ["2", "0"]), (" 1 ", ["1"])])
+    @pytest.mark.parametrize(
+        ("text", "expected"), [("all", ["0", "1", "2"]), ("2,0", ["2", "0"]), (" 1 ", ["1"])]
+    )
     def test_all_or_ids(self, machine: Callable[..., None], text: str, expected: Any) -> None:
         machine(80, 80, 80)
         assert chosen_gpus(text) == expected
@@ -103,10 +113,14 @@ class TestChosen:
         self, machine: Callable[..., None], text: str
     ) -> None:
         machine(80, 80, 80)
-        with pytest.raises(GpuError, match="and there are 0, 1, 2; name GPUs that are there, or all"):
+        with pytest.raises(
+            GpuError, match="and there are 0, 1, 2; name GPUs that are there, or all"
+        ):
             chosen_gpus(text)
 
-    def test_of_the_users_own_choice(self, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_the_users_own_choice(
+        self, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         machine(80, 80, 80)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-abc")
         assert chosen_gpus("GPU-abc") == ["GPU-abc"]
@@ -118,7 +132,9 @@ class TestChosen:
         with pytest.raises(GpuError, match="names a GPU twice"):
             chosen_gpus("1,1")
 
-    def test_without_gpus(self, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_without_gpus(
+        self, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         machine()
         monkeypatch.setattr(gpus, "DEVICES", tmp_path)
         assert chosen_gpus("all") == []
@@ -129,7 +145,10 @@ class TestChosen:
 class TestPinned:
     def test_to_ids_in_the_order_of_the_bus(self, machine: Callable[..., None]) -> None:
         machine(80, 80)
-        assert pinned_to(["1", "0"]) == {"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        assert pinned_to(["1", "0"]) == {
+            "CUDA_VISIBLE_DEVICES": "1,0",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        }
 
     def test_the_users_own_ids_keep_the_users_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
@@ -150,19 +169,30 @@ def test_all_gpus_in_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "size", "instead"), [(3, 2, "use --gpus 0,1,"), (1, 2, "use at least 2 GPUs"), (7, 4, "use --gpus 0,1,2,3,")]
+    ("n", "size", "instead"),
+    [(3, 2, "use --gpus 0,1,"), (1, 2, "use at least 2 GPUs"), (7, 4, "use --gpus 0,1,2,3,")],
 )
-def test_gpus_left_over_are_an_error_that_says_which_to_use(n: int, size: int, instead: str) -> None:
-    with pytest.raises(GpuError, match=rf"{n} GPU\(s\) cannot be divided into groups of {size} .*: {instead}"):
+def test_gpus_left_over_are_an_error_that_says_which_to_use(
+    n: int, size: int, instead: str
+) -> None:
+    with pytest.raises(
+        GpuError, match=rf"{n} GPU\(s\) cannot be divided into groups of {size} .*: {instead}"
+    ):
         groups_of_all([str(i) for i in range(n)], size)
 
 
 def test_each_worker_gets_the_next_group() -> None:
-    assert groups_of_gpus(["0", "1", "2", "3", "4"], workers=2, group_size=2) == [["0", "1"], ["2", "3"]]
+    assert groups_of_gpus(["0", "1", "2", "3", "4"], workers=2, group_size=2) == [
+        ["0", "1"],
+        ["2", "3"],
+    ]
 
 
 def test_too_few_gpus_is_an_error_that_says_how_many_would_do() -> None:
-    with pytest.raises(GpuError, match=r"3 worker\(s\) of 2 GPU\(s\) each need 6 GPUs and there are 5; .* at most 2 w"):
+    with pytest.raises(
+        GpuError,
+        match=r"3 worker\(s\) of 2 GPU\(s\) each need 6 GPUs and there are 5; .* at most 2 w",
+    ):
         groups_of_gpus(["0", "1", "2", "3", "4"], workers=3, group_size=2)
 
 

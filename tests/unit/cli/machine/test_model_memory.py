@@ -24,7 +24,9 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def gpus_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     def each(gb: float | None) -> None:
-        monkeypatch.setattr(model_memory, "memory_bytes", lambda _gpus: None if gb is None else int(gb * GB))
+        monkeypatch.setattr(
+            model_memory, "memory_bytes", lambda _gpus: None if gb is None else int(gb * GB)
+        )
 
     return each
 
@@ -36,12 +38,19 @@ def test_a_model_that_fits_or_may(model: Path, gpus_of: Any, gb: Any, tensor_par
     model_memory.check_fits(str(model), "auto", [group], [])
 
 
-@pytest.mark.parametrize(("gb", "tensor_parallel", "dtype"), [(16, 1, "auto"), (8, 2, "auto"), (24, 1, "float32")])
-def test_one_that_does_not_is_one_line(model: Path, gpus_of: Any, gb: int, tensor_parallel: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("gb", "tensor_parallel", "dtype"), [(16, 1, "auto"), (8, 2, "auto"), (24, 1, "float32")]
+)
+def test_one_that_does_not_is_one_line(
+    model: Path, gpus_of: Any, gb: int, tensor_parallel: int, dtype: str
+) -> None:
     gpus_of(gb)
     group = [str(i) for i in range(tensor_parallel)]
     size = 40 if dtype == "float32" else 20
-    wanted = rf"take {size} GB and GPU\(s\) {','.join(group)} have {gb * tensor_parallel} GB: use more --tensor-par"
+    wanted = (
+        rf"take {size} GB and GPU\(s\) {','.join(group)} have {gb * tensor_parallel} GB: use more"
+        r" --tensor-par"
+    )
     with pytest.raises(UsageError, match=wanted):
         model_memory.check_fits(str(model), dtype, [group], [])
 
@@ -55,12 +64,21 @@ def test_the_same_weights_in_another_form_do_not_count(model: Path) -> None:
     (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
     (model / "consolidated.safetensors").write_bytes(b"x" * 1000)
     (model / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors", "b": "model-00001-of-00001.safetensors"}})
+        json.dumps(
+            {
+                "weight_map": {
+                    "a": "model-00001-of-00001.safetensors",
+                    "b": "model-00001-of-00001.safetensors",
+                }
+            }
+        )
     )
     assert model_memory.weights_bytes(model, "auto") == 20 * GB
 
 
-@pytest.mark.parametrize(("stored", "dtype", "gb"), [("float32", "auto", 10), ("float32", "float32", 20)])
+@pytest.mark.parametrize(
+    ("stored", "dtype", "gb"), [("float32", "auto", 10), ("float32", "float32", 20)]
+)
 def test_auto_loads_float32_as_16_bits(model: Path, stored: str, dtype: str, gb: int) -> None:
     (model / "config.json").write_text(json.dumps({"dtype": stored}))
     assert model_memory.weights_bytes(model, dtype) == gb * GB

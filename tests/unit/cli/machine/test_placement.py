@@ -30,10 +30,16 @@ def test_workers_on_cpus_share_cores_and_memory(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_synthetic_engine_needs_nothing() -> None:
-    assert placement.environments(EngineOptions(model=TINY, engine="synthetic"), [], 3) == [{}, {}, {}]
+    assert placement.environments(EngineOptions(model=TINY, engine="synthetic"), [], 3) == [
+        {},
+        {},
+        {},
+    ]
 
 
-@pytest.mark.parametrize(("options", "fits"), [({}, False), ({"vllm_args": ("--load-format=dummy",)}, True)])
+@pytest.mark.parametrize(
+    ("options", "fits"), [({}, False), ({"vllm_args": ("--load-format=dummy",)}, True)]
+)
 def test_a_model_that_its_gpus_cannot_hold_is_refused(
     monkeypatch: pytest.MonkeyPatch, options: Any, fits: bool
 ) -> None:

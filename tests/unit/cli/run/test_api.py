@@ -19,7 +19,9 @@ def switch_interval() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_what_reads_redis_does_not_wait_long_for_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_reads_redis_does_not_wait_long_for_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     while_it_serves: list[float] = []
 
     def run(*_args: Any, **_options: Any) -> None:
@@ -43,7 +45,9 @@ def test_no_request_waits_until_all_that_was_imported_is_looked_through_for_garb
     assert looked_through == [False]
 
 
-def test_connections_have_limits_and_no_header_says_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_have_limits_and_no_header_says_whose_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(uvicorn, "run", lambda *_args, **options: given.update(options))
     env = {"POC_REQUIRE_KEYS": "never", "POC_MAX_CONNECTIONS": "50", "POC_REQUEST_TIMEOUT_S": "7"}

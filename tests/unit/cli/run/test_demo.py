@@ -30,17 +30,24 @@ def test_the_expected_verdict_becomes_a_row(n_mismatch: int, fraud: bool) -> Non
     figures = Figures(start_s=1)
     check_verdict(verdict(n_mismatch, fraud), n_mismatch=n_mismatch, figures=figures, what="copy")
     assert figures.rows == [
-        ("copy: mismatches, p-value", f"{n_mismatch}, 0.5: {'fraud found' if fraud else 'no fraud'}")
+        (
+            "copy: mismatches, p-value",
+            f"{n_mismatch}, 0.5: {'fraud found' if fraud else 'no fraud'}",
+        )
     ]
 
 
-@pytest.mark.parametrize(("expected", "seen"), [(0, (1, False)), (0, (4, True)), (4, (4, False)), (4, (3, True))])
+@pytest.mark.parametrize(
+    ("expected", "seen"), [(0, (1, False)), (0, (4, True)), (4, (4, False)), (4, (3, True))]
+)
 def test_any_other_verdict_ends_the_demo(expected: int, seen: tuple[int, bool]) -> None:
     with pytest.raises(DemoError, match=f"should show {expected} mismatches"):
         check_verdict(verdict(*seen), n_mismatch=expected, figures=Figures(start_s=1), what="copy")
 
 
-def test_a_missing_engine_is_answered_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_answered_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     answer = CliRunner().invoke(app, ["demo"])
     assert answer.exit_code == 1

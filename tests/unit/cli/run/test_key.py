@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from api.keys import KeyFile, Role
+from api.edge.keys import KeyFile, Role
 from cli.main import app
 
 

@@ -12,7 +12,10 @@ import pytest
 
 from cli.supervise.processes import command_of_proofline
 
-BODY = {"payload_id": "r-0", "artifacts": [{"nonce": nonce, "vector_b64": "AA=="} for nonce in range(3)]}
+BODY = {
+    "payload_id": "r-0",
+    "artifacts": [{"nonce": nonce, "vector_b64": "AA=="} for nonce in range(3)],
+}
 
 
 class Receiving:
@@ -72,13 +75,20 @@ def test_what_is_missing_shows_in_the_exit_code(started: list[Receiving]) -> Non
 def test_it_refuses_when_told_to(started: list[Receiving]) -> None:
     started.append(receiving := Receiving("--answer", "503"))
     assert receiving.post(BODY) == 503
-    assert receiving.end()[:2] == (0, f"/generated {len(json.dumps(BODY))} bytes refused with 503\n")
+    assert receiving.end()[:2] == (
+        0,
+        f"/generated {len(json.dumps(BODY))} bytes refused with 503\n",
+    )
 
 
 def test_a_port_in_use_is_one_clear_line(started: list[Receiving]) -> None:
     started.append(receiving := Receiving())
     port = receiving.url.rpartition(":")[2]
     second = subprocess.run(
-        command_of_proofline("receive", "--port", port), capture_output=True, text=True, timeout=30, check=False
+        command_of_proofline("receive", "--port", port),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert (second.returncode, "choose another --port" in second.stderr) == (2, True)

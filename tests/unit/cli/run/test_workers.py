@@ -18,17 +18,28 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--gpus", "0,1,2,3"], "error: --gpus names '3' and there are 0, 1, 2; name GPUs that are there, or all."),
+        (
+            ["--gpus", "0,1,2,3"],
+            "error: --gpus names '3' and there are 0, 1, 2; name GPUs that are there, or all.",
+        ),
         (
             ["--tensor-parallel", "2"],
-            "error: 3 GPU(s) cannot be divided into groups of 2 (--tensor-parallel x --pipeline-parallel): "
-            "use --gpus 0,1, or another parallelism.",
+            (
+                "error: 3 GPU(s) cannot be divided into groups of 2 (--tensor-parallel x"
+                " --pipeline-parallel): use --gpus 0,1, or another parallelism."
+            ),
         ),
         (
             ["--workers", "2"],
-            "error: --workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how many.",
+            (
+                "error: --workers is for machines without a GPU; with GPUs, --gpus and the"
+                " parallelism say how many."
+            ),
         ),
-        (["--", "oops"], "error: 'oops' is not an option; vLLM's own arguments go to the end, after --."),
+        (
+            ["--", "oops"],
+            "error: 'oops' is not an option; vLLM's own arguments go to the end, after --.",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(options: Any, said: str) -> None:
@@ -45,7 +56,8 @@ def test_a_cuda_build_of_vllm_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
         assert done.exit_code == 2
         (said,) = done.stderr.splitlines()
         assert said.startswith(
-            "error: The vLLM installed here needs a GPU and this machine shows none: look at nvidia-smi"
+            "error: The vLLM installed here needs a GPU and this machine shows none: look at"
+            " nvidia-smi"
         )
 
 

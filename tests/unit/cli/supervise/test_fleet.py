@@ -37,9 +37,21 @@ def test_a_fleet_serves_when_all_that_are_not_given_up_have_been_ready() -> None
 
 
 def test_the_reason_is_the_last_error_of_the_log_with_all_its_lines() -> None:
-    log = ["loading", "ValueError: earlier", "more", "error: vLLM cannot start with the model m: 1 error", "  too long"]
-    lost: dict[str, Any] = {"gave_up": "worker-0 ended (exit code 1); not restarted: 2 times in a row", "tail": log}
-    assert fleet_of(lost).reason() == f"{lost['gave_up']}. error: vLLM cannot start with the model m: 1 error too long"
+    log = [
+        "loading",
+        "ValueError: earlier",
+        "more",
+        "error: vLLM cannot start with the model m: 1 error",
+        "  too long",
+    ]
+    lost: dict[str, Any] = {
+        "gave_up": "worker-0 ended (exit code 1); not restarted: 2 times in a row",
+        "tail": log,
+    }
+    assert (
+        fleet_of(lost).reason()
+        == f"{lost['gave_up']}. error: vLLM cannot start with the model m: 1 error too long"
+    )
     assert fleet_of(lost, {}).reason() is None
     assert fleet_of(lost | {"tail": ["killed"]}).reason() == f"{lost['gave_up']}."
 
@@ -47,4 +59,8 @@ def test_the_reason_is_the_last_error_of_the_log_with_all_its_lines() -> None:
 def test_the_last_lines_of_each_worker_are_told() -> None:
     log = [str(i) for i in range(30)] + ["x" * 1000]
     (told,) = fleet_of({"tail": log, "pid": 7}).logs()
-    assert (told.name, told.pid, told.lines) == ("worker-0", 7, [*map(str, range(11, 30)), "x" * 300])
+    assert (told.name, told.pid, told.lines) == (
+        "worker-0",
+        7,
+        [*map(str, range(11, 30)), "x" * 300],
+    )

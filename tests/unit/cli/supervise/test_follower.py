@@ -1,4 +1,6 @@
-"""A host follows the deployment: looks in Redis, with fleets that only remember what was asked of them."""
+"""A host follows the deployment: looks in Redis, with fleets that only remember what was asked
+of them.
+"""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -11,16 +13,25 @@ from cli.console import UsageError
 from cli.shipped import shipped_model
 from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower, deployed_options
-from poc_core.deployments import ChildLog, Deployment, DeploymentState, HostLogs, HostReport, HostState
+from poc_core.serving.deployments import (
+    ChildLog,
+    Deployment,
+    DeploymentState,
+    HostLogs,
+    HostReport,
+    HostState,
+)
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore
-from tests.samples import Clock
+from tests.harness.samples import Clock
 from workers.engines.options import EngineOptions
 
 LLAMA = Deployment(model="tiny-llama")
 QWEN3 = Deployment(model="tiny-qwen3")
 SYNTHETIC = EngineOptions(model="", engine="synthetic")
-OWN = EngineOptions(model=str(shipped_model("tiny-qwen3")), served_model_name="tiny-qwen3", engine="synthetic")
+OWN = EngineOptions(
+    model=str(shipped_model("tiny-qwen3")), served_model_name="tiny-qwen3", engine="synthetic"
+)
 
 
 class FakeFleet:
@@ -74,7 +85,9 @@ class Host:
             self.follower.look()
             if (ending := vars(self.follower)["_ending"]) is not None:
                 ending.join()
-        return next(report for report in self.store.hosts() if report.id == vars(self.follower)["_id"])
+        return next(
+            report for report in self.store.hosts() if report.id == vars(self.follower)["_id"]
+        )
 
     @property
     def fleet(self) -> FakeFleet:
@@ -95,7 +108,9 @@ def host(store: DeploymentStore) -> Callable[..., Host]:
     return lambda options=SYNTHETIC, name="h1": Host(store, options, name)
 
 
-def test_a_host_without_a_model_waits_for_one_and_serves_it(host: Callable[..., Host], store: DeploymentStore) -> None:
+def test_a_host_without_a_model_waits_for_one_and_serves_it(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
     h = host()
     assert (h.look().state, h.follower.waits, h.fleets) == (HostState.IDLE, True, [])
     store.deploy(LLAMA)
@@ -117,12 +132,18 @@ def test_another_model_is_started_when_the_last_worker_of_the_first_is_gone(
     store.withdraw()
     store.deploy(QWEN3)
     assert (h.look().state, h.fleet.n_stops, len(h.fleets)) == (HostState.STOPPING, 1, 1)
-    assert (h.look().state, len(h.fleets), h.fleet.options.name) == (HostState.STARTING, 2, "tiny-qwen3")
+    assert (h.look().state, len(h.fleets), h.fleet.options.name) == (
+        HostState.STARTING,
+        2,
+        "tiny-qwen3",
+    )
     assert h.serve().state is HostState.SERVING
     assert [fleet.n_stops for fleet in h.fleets] == [1, 0]
 
 
-def test_the_same_model_deployed_again_is_started_again(host: Callable[..., Host], store: DeploymentStore) -> None:
+def test_the_same_model_deployed_again_is_started_again(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
     h = host()
     h.look()
     for _ in range(2):
@@ -145,7 +166,9 @@ def test_after_a_withdrawal_nothing_runs(host: Callable[..., Host], store: Deplo
     assert h.follower.waits
 
 
-def test_a_worker_that_restarts_does_not_take_the_model_back(host: Callable[..., Host], store: DeploymentStore) -> None:
+def test_a_worker_that_restarts_does_not_take_the_model_back(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
     h = host()
     h.look()
     store.deploy(LLAMA)
@@ -163,7 +186,9 @@ def test_a_model_that_cannot_be_served_fails_and_the_host_waits_for_another(
     h.look()
     store.deploy(LLAMA)
     h.look()
-    h.fleet.why = "worker-0 ended (exit code 1); not restarted: 2 times in a row. error: no such model"
+    h.fleet.why = (
+        "worker-0 ended (exit code 1); not restarted: 2 times in a row. error: no such model"
+    )
     report = h.look()
     assert (report.state, report.error) == (HostState.FAILED, h.fleet.why)
     record = store.read()
@@ -187,10 +212,15 @@ def test_a_model_that_is_none_or_has_no_place_here_fails_at_once(
     assert "There is no directory '/no/such/model'" in str(report.error)
     h.no_place = "This host has 0 GPU(s)"
     store.deploy(QWEN3)
-    assert (h.look().error, store.status().state) == ("This host has 0 GPU(s)", DeploymentState.FAILED)
+    assert (h.look().error, store.status().state) == (
+        "This host has 0 GPU(s)",
+        DeploymentState.FAILED,
+    )
 
 
-def test_one_host_that_fails_beside_another_stays_failed(host: Callable[..., Host], store: DeploymentStore) -> None:
+def test_one_host_that_fails_beside_another_stays_failed(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
     first, second = host(name="h1"), host(name="h2")
     first.look()
     second.look()
@@ -203,7 +233,9 @@ def test_one_host_that_fails_beside_another_stays_failed(host: Callable[..., Hos
     assert store.status().state is DeploymentState.RUNNING
 
 
-def test_a_host_that_joins_later_serves_it_too(host: Callable[..., Host], store: DeploymentStore) -> None:
+def test_a_host_that_joins_later_serves_it_too(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
     first = host()
     first.look()
     store.deploy(LLAMA)
@@ -231,7 +263,9 @@ def test_redis_away_changes_nothing(
     assert (h.look().state, h.fleet.n_stops) == (HostState.STARTING, 0)
 
 
-def test_the_end_of_a_host_ends_its_workers_and_its_report(host: Callable[..., Host], store: DeploymentStore) -> None:
+def test_the_end_of_a_host_ends_its_workers_and_its_report(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
     h = host()
     h.look()
     store.deploy(LLAMA)
@@ -246,7 +280,9 @@ def test_the_end_of_a_host_ends_its_workers_and_its_report(host: Callable[..., H
 # A --model of its own.
 
 
-def test_a_hosts_own_model_is_the_first_deployment(host: Callable[..., Host], store: DeploymentStore) -> None:
+def test_a_hosts_own_model_is_the_first_deployment(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
     h = host(OWN)
     h.look()
     h.serve()
@@ -259,11 +295,17 @@ def test_a_hosts_own_model_is_the_first_deployment(host: Callable[..., Host], st
 def test_hosts_each_serve_their_own_where_nobody_deployed_anything(
     host: Callable[..., Host], store: DeploymentStore
 ) -> None:
-    llama = OWN.model_copy(update={"model": str(shipped_model("tiny-llama")), "served_model_name": "tiny-llama"})
+    llama = OWN.model_copy(
+        update={"model": str(shipped_model("tiny-llama")), "served_model_name": "tiny-llama"}
+    )
     first, second, third = host(OWN), host(llama, "h2"), host(name="h3")
     for one in (first, second, third):
         one.look()
-    assert [one.fleet.options.name for one in (first, second, third)] == ["tiny-qwen3", "tiny-llama", "tiny-qwen3"]
+    assert [one.fleet.options.name for one in (first, second, third)] == [
+        "tiny-qwen3",
+        "tiny-llama",
+        "tiny-qwen3",
+    ]
     store.withdraw()
     for one in (first, second, third):
         assert one.look(2).state is HostState.IDLE
@@ -279,7 +321,9 @@ def test_what_a_request_deployed_goes_before_it_and_that_is_said(
     h = host(OWN)
     h.look()
     assert h.fleet.options.name == "tiny-llama"
-    assert h.said == ["tiny-llama is deployed, and that counts more than --model; `proofline deploy` changes it"]
+    assert h.said == [
+        "tiny-llama is deployed, and that counts more than --model; `proofline deploy` changes it"
+    ]
 
 
 def test_its_failure_ends_the_command(host: Callable[..., Host], store: DeploymentStore) -> None:
@@ -306,23 +350,39 @@ def test_having_no_place_for_it_ends_the_command(host: Callable[..., Host]) -> N
     [
         (
             Deployment(model="Qwen/Qwen3-8B", tensor_parallel=4, vllm_args=("--seed", "1")),
-            EngineOptions(model="", dtype="bfloat16", tensor_parallel=2, vllm_args=("--enforce-eager",)),
-            {"dtype": "bfloat16", "tensor_parallel": 4, "vllm_args": ("--enforce-eager", "--seed", "1")},
+            EngineOptions(
+                model="", dtype="bfloat16", tensor_parallel=2, vllm_args=("--enforce-eager",)
+            ),
+            {
+                "dtype": "bfloat16",
+                "tensor_parallel": 4,
+                "vllm_args": ("--enforce-eager", "--seed", "1"),
+            },
         ),
         (
             Deployment(model="Qwen/Qwen3-8B", served_model_name="q"),
-            EngineOptions(model="other", dtype="float32", tensor_parallel=2, vllm_args=("--enforce-eager",)),
+            EngineOptions(
+                model="other", dtype="float32", tensor_parallel=2, vllm_args=("--enforce-eager",)
+            ),
             {"served_model_name": "q"},
         ),
         (
-            Deployment(model="Qwen/Qwen3-8B", tensor_parallel=4, dtype="float32", vllm_args=("--seed", "1")),
+            Deployment(
+                model="Qwen/Qwen3-8B", tensor_parallel=4, dtype="float32", vllm_args=("--seed", "1")
+            ),
             EngineOptions(model="other", engine="synthetic", synthetic_step_ms=7),
             {"engine": "synthetic", "synthetic_step_ms": 7, "dtype": "float32"},
         ),
     ],
-    ids=["defaults of a host without a model", "another model's options are not this one's", "no vLLM"],
+    ids=[
+        "defaults of a host without a model",
+        "another model's options are not this one's",
+        "no vLLM",
+    ],
 )
-def test_what_workers_are_told(wanted: Deployment, defaults: EngineOptions, expected: dict[str, Any]) -> None:
+def test_what_workers_are_told(
+    wanted: Deployment, defaults: EngineOptions, expected: dict[str, Any]
+) -> None:
     name = {"model": "Qwen/Qwen3-8B", "served_model_name": "Qwen/Qwen3-8B"}
     assert deployed_options(wanted, defaults) == EngineOptions(**name | expected)
 

@@ -15,7 +15,9 @@ def test_a_host_that_is_not_ours_is_an_error() -> None:
 def test_a_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(AddressError, match=rf"port {port} .*stop what uses it, or choose another --port"):
+        with pytest.raises(
+            AddressError, match=rf"port {port} .*stop what uses it, or choose another --port"
+        ):
             reserve_port("127.0.0.1", port)
 
 

@@ -9,17 +9,21 @@ from poc_core.errors import SpecError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import contract_of, contracts, recognised, scheme_names
 from poc_core.schemes.contract import Contract
-from tests.samples import distance_body, round_body
+from tests.harness.samples import distance_body, round_body
 
 HIDDEN = 256
-INFO = ModelInfo("m", hidden_size=HIDDEN, n_layers=4, max_seq_len=1024, max_batch_tokens=512, dtype="float32")
+INFO = ModelInfo(
+    "m", hidden_size=HIDDEN, n_layers=4, max_seq_len=1024, max_batch_tokens=512, dtype="float32"
+)
 
 every_scheme = pytest.mark.parametrize("contract", contracts(), ids=lambda contract: contract.name)
 
 
 def spec_of(contract: Contract, **options: Any) -> ProofSpec:
     needed = {"max_tokens": 5} if "max_tokens" in contract.options.model_fields else {}
-    return ProofSpec(scheme=contract.name, block_hash="b", public_key="k", seq_len=64, options=needed | options)
+    return ProofSpec(
+        scheme=contract.name, block_hash="b", public_key="k", seq_len=64, options=needed | options
+    )
 
 
 @every_scheme
@@ -39,7 +43,9 @@ def test_a_round_can_be_told_from_the_body_that_started_it(contract: Contract) -
     for example in contract.round_body.examples.values():
         body = contract.round_body.model_validate(example["value"])
         said = contract.round_body.of(body.config(body.served_model or "tiny-qwen3", 32))
-        assert all(said[name] == value for name, value in example["value"].items() if name != "params")
+        assert all(
+            said[name] == value for name, value in example["value"].items() if name != "params"
+        )
         assert example["value"].get("params", {}).items() <= said.get("params", {}).items()
         assert contract.round_body.model_validate(said).spec() == body.spec()
 
@@ -73,7 +79,10 @@ def test_every_value_can_be_shown_in_a_table(contract: Contract) -> None:
 
 
 def test_a_body_is_recognised_by_its_marks() -> None:
-    names = [recognised(body, contracts()).name for body in (distance_body(), round_body(), {}, {"r_target": None})]
+    names = [
+        recognised(body, contracts()).name
+        for body in (distance_body(), round_body(), {}, {"r_target": None})
+    ]
     assert names == ["distance", "artifact", "artifact", "distance"]
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from poc_core.encoding import decode_vector
+from poc_core.arithmetic.encoding import decode_vector
+from poc_core.arithmetic.reflections import reflect
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
-from poc_core.reflections import reflect
 from poc_core.schemes import load_scheme, scheme_names
 from poc_core.schemes.distance import proof as distance
-from tests.golden import PRIMITIVES
+from tests.harness.golden import PRIMITIVES
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,9 @@ def make(
     seq_len: Any = 4,
     **options: Any,
 ) -> Any:
-    spec = ProofSpec(scheme=scheme, block_hash=block, public_key=key, seq_len=seq_len, options=options)
+    spec = ProofSpec(
+        scheme=scheme, block_hash=block, public_key=key, seq_len=seq_len, options=options
+    )
     return load_scheme(spec, hidden_size=hidden, n_layers=3, device=CPU, dtype=dtype)
 
 
@@ -36,7 +38,13 @@ def states(n: int, hidden: int = 128) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", PRIMITIVES["pick_indices"], ids=lambda c: f"{c['k']}of{c['dim']}")
 def test_picks_are_the_references_in_its_order(case: Any) -> None:
-    scheme = make("artifact", hidden=case["dim"], block=case["block_hash"], key=case["public_key"], k_dim=case["k"])
+    scheme = make(
+        "artifact",
+        hidden=case["dim"],
+        block=case["block_hash"],
+        key=case["public_key"],
+        k_dim=case["k"],
+    )
     assert scheme.pick(case["nonces"]).tolist() == case["indices"]
 
 
@@ -50,7 +58,9 @@ def test_rotation_is_the_references() -> None:
     case = PRIMITIVES["haar_rotation"]
     x = torch.tensor(case["x"])
     scheme = make("artifact", block=case["block_hash"], key=case["public_key"], k_dim=x.shape[1])
-    torch.testing.assert_close(scheme.rotate(case["nonces"], x), torch.tensor(case["y"]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        scheme.rotate(case["nonces"], x), torch.tensor(case["y"]), rtol=0, atol=1e-6
+    )
 
 
 def test_rotation_in_parts_is_the_rotation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +76,9 @@ def test_a_value_does_not_depend_on_its_batch(name: str) -> None:
     together = scheme.finish([9, 1, 4, 0, 7], x)
     alone = [scheme.finish([nonce], x[i : i + 1])[0] for i, nonce in enumerate([9, 1, 4, 0, 7])]
     if name == "artifact":
-        together, alone = ([decode_vector(v, 12).tolist() for v in values] for values in (together, alone))
+        together, alone = (
+            [decode_vector(v, 12).tolist() for v in values] for values in (together, alone)
+        )
     assert together == [pytest.approx(value, abs=1e-3) for value in alone]
 
 
@@ -78,7 +90,9 @@ def test_artifacts_are_unit_vectors_of_k_dim_numbers(k_dim: int) -> None:
 
 @pytest.mark.parametrize("name", ["artifact", "distance"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_state_that_is_not_finite_is_excluded(name: str, bad: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_is_not_finite_is_excluded(
+    name: str, bad: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     x = states(3)
     clean = make(name).finish([10, 11, 12], x)
     x[1, 5] = bad
@@ -107,18 +121,25 @@ def test_layer_hooks_normalise_and_then_reflect() -> None:
     scheme = make("distance", randomization="layer_hooks")
     y = scheme.transform_layer(0, 7 * states(2))
     torch.testing.assert_close(y.norm(dim=-1), torch.ones(2))
-    torch.testing.assert_close(y, reflect(states(2) / states(2).norm(dim=-1, keepdim=True), scheme.layer_vectors[0]))
+    torch.testing.assert_close(
+        y, reflect(states(2) / states(2).norm(dim=-1, keepdim=True), scheme.layer_vectors[0])
+    )
 
 
 def test_who_transforms_layers_and_who_may_transform_a_sum() -> None:
     by_flips, by_hooks = make("distance"), make("distance", randomization="layer_hooks")
-    assert (make("artifact").transforms_layers, make("artifact").transform_is_linear) == (True, True)
+    assert (make("artifact").transforms_layers, make("artifact").transform_is_linear) == (
+        True,
+        True,
+    )
     assert (by_flips.transforms_layers, by_hooks.transforms_layers) == (False, True)
     assert not by_hooks.transform_is_linear
 
 
 def test_stronger_rng_changes_the_inputs() -> None:
-    assert not torch.equal(make("artifact").inputs([1]), make("artifact", stronger_rng=True).inputs([1]))
+    assert not torch.equal(
+        make("artifact").inputs([1]), make("artifact", stronger_rng=True).inputs([1])
+    )
 
 
 def test_sign_flips_are_the_references() -> None:
@@ -145,7 +166,9 @@ def test_projection_is_the_references() -> None:
     case = PRIMITIVES["distance_projection"]
     projection = distance.projection(case["block_hash"], case["hidden_size"], CPU)
     assert projection.shape == (case["output_dim"], case["hidden_size"])
-    torch.testing.assert_close(projection[0, :8], torch.tensor(case["first_row_first"]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        projection[0, :8], torch.tensor(case["first_row_first"]), rtol=0, atol=1e-6
+    )
 
 
 def test_distances_are_near_the_square_root_of_two() -> None:
@@ -160,7 +183,11 @@ def test_distances_are_near_the_square_root_of_two() -> None:
         ("artifact", {"k_dim": 2.0}, "k_dim"),
         ("artifact", {"k_dim": True}, "k_dim"),
         ("artifact", {"stronger_rng": "yes"}, "stronger_rng must be true or false"),
-        ("artifact", {"randomization": "sign_flips"}, "no option randomization; it knows k_dim, stronger_rng"),
+        (
+            "artifact",
+            {"randomization": "sign_flips"},
+            "no option randomization; it knows k_dim, stronger_rng",
+        ),
         ("distance", {"stronger_rng": True}, "no option stronger_rng"),
         ("distance", {"randomization": "none"}, "sign_flips or layer_hooks"),
         ("distance", {"randomization": ["layer_hooks"]}, "sign_flips or layer_hooks"),

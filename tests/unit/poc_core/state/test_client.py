@@ -1,5 +1,6 @@
-"""Finding (14): a Redis that takes connections and says nothing is an error after POC_REDIS_TIMEOUT_S, not after four
-of them."""
+"""Finding (14): a Redis that takes connections and says nothing is an error after
+POC_REDIS_TIMEOUT_S, not after four of them.
+"""
 
 import socket
 import time

@@ -1,15 +1,17 @@
-"""What the node shall run: one deployment at a time, told to hosts, and failed when all of them have."""
+"""What the node shall run: one deployment at a time, told to hosts, and failed when all of them
+have.
+"""
 
 from typing import Any
 
 import pytest
 from redis import Redis
 
-from poc_core.deployments import Deployment, DeploymentState, HostReport, HostState
 from poc_core.errors import DeployedError, NoHostError
+from poc_core.serving.deployments import Deployment, DeploymentState, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, WorkerRegistry, keys
-from tests.samples import Clock, worker_record
+from tests.harness.samples import Clock, worker_record
 
 LLAMA = Deployment(model="tiny-llama", dtype="float32", vllm_args=("--max-model-len", "512"))
 QWEN3 = Deployment(model="Qwen/Qwen3-8B", served_model_name="qwen3", tensor_parallel=4)
@@ -39,10 +41,17 @@ def test_what_was_asked_for_is_kept_as_it_was_said(store: DeploymentStore, clock
     assert store.deploy(LLAMA) == 1
     record = store.read()
     assert record is not None
-    assert (record.wanted, record.by, record.asked_at, record.error) == (LLAMA, "request", clock.now, None)
+    assert (record.wanted, record.by, record.asked_at, record.error) == (
+        LLAMA,
+        "request",
+        clock.now,
+        None,
+    )
 
 
-def test_the_record_has_no_ttl_and_everything_else_has(store: DeploymentStore, redis: Redis) -> None:
+def test_the_record_has_no_ttl_and_everything_else_has(
+    store: DeploymentStore, redis: Redis
+) -> None:
     report(store, HostState.IDLE)
     store.deploy(LLAMA)
     report(store, HostState.SERVING)
@@ -99,7 +108,9 @@ def test_it_has_failed_when_every_host_that_lives_has(store: DeploymentStore, re
     assert record.error == "first"
 
 
-def test_another_is_refused_while_one_runs_or_starts_and_not_after_it_failed(store: DeploymentStore) -> None:
+def test_another_is_refused_while_one_runs_or_starts_and_not_after_it_failed(
+    store: DeploymentStore,
+) -> None:
     report(store, HostState.IDLE)
     store.deploy(QWEN3)
     for seen in (HostState.STARTING, HostState.SERVING):
@@ -141,7 +152,9 @@ def test_a_withdrawal_is_over_when_every_host_is_idle(store: DeploymentStore) ->
     assert store.status().is_gone
 
 
-def test_what_was_served_before_is_not_known_any_more(store: DeploymentStore, workers: WorkerRegistry) -> None:
+def test_what_was_served_before_is_not_known_any_more(
+    store: DeploymentStore, workers: WorkerRegistry
+) -> None:
     report(store, HostState.IDLE)
     workers.heartbeat(worker_record("w1"))
     workers.remove("w1")
@@ -184,7 +197,9 @@ def test_a_restart_finds_what_a_request_deployed(store: DeploymentStore) -> None
     assert record.wanted == QWEN3
 
 
-def test_a_node_that_runs_nothing_takes_the_model_of_the_first_host_that_begins(store: DeploymentStore) -> None:
+def test_a_node_that_runs_nothing_takes_the_model_of_the_first_host_that_begins(
+    store: DeploymentStore,
+) -> None:
     report(store, HostState.IDLE)
     store.withdraw()
     assert not store.deploy_first(QWEN3, "h2")  # h1 waits for a request too

@@ -15,15 +15,16 @@ from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Refusal, WorkerRegistry, keys
 from poc_core.state.hand import Hand
 from poc_core.state.jobs import MAX_LOSSES
-from tests.fuzz import FUZZ
-from tests.samples import MODEL, REQUEST, SPEC, Clock, result_body, worker_record
+from tests.harness.fuzz import FUZZ
+from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, result_body, worker_record
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
 PICK = st.integers(0, 1000)  # of a list, modulo its length
 AFTER_CLAIM = st.sampled_from(["nothing", "again", "complete", "complete"])
 # The oftener something is named, the oftener it happens.
 EVENTS = [
-    *["a worker starts", "a worker dies", "some time passes", "much time passes", "the round ends"] * 3,
+    *["a worker starts", "a worker dies", "some time passes", "much time passes", "the round ends"]
+    * 3,
     *["a heart beats"] * 3,
     *["a round begins", "a job is cancelled", "a job fails", "what is queued is cancelled"],
 ]
@@ -84,7 +85,9 @@ class InHand:
 
 def values_of(claim: Claim) -> list[str | None]:
     """Every fifth nonce is excluded."""
-    return [None if nonce % 5 == 4 else f"{claim.spec.block_hash}:{nonce}" for nonce in claim.nonces]
+    return [
+        None if nonce % 5 == 4 else f"{claim.spec.block_hash}:{nonce}" for nonce in claim.nonces
+    ]
 
 
 class JobMachine(RuleBasedStateMachine):
@@ -169,7 +172,11 @@ class JobMachine(RuleBasedStateMachine):
             job.status = JobStatus.FAILED if fails else JobStatus.CANCELLED
 
     def cancel_queued(self) -> None:
-        queued = [job for job in self.jobs.values() if job.status is JobStatus.QUEUED and not job.new.inline]
+        queued = [
+            job
+            for job in self.jobs.values()
+            if job.status is JobStatus.QUEUED and not job.new.inline
+        ]
         assert self.store.cancel_queued() == len(queued)
         for job in queued:
             job.status = JobStatus.CANCELLED
@@ -177,7 +184,13 @@ class JobMachine(RuleBasedStateMachine):
     # Workers.
 
     @precondition(lambda self: self.jobs and self.alive)
-    @rule(pick=PICK, index=st.integers(0, 7), worker=PICK, room=st.sampled_from([0, 0, 2, 9]), then=AFTER_CLAIM)
+    @rule(
+        pick=PICK,
+        index=st.integers(0, 7),
+        worker=PICK,
+        room=st.sampled_from([0, 0, 2, 9]),
+        then=AFTER_CLAIM,
+    )
     def claim(self, pick: int, index: int, worker: int, room: int, then: str) -> None:
         job_id, job = self.job(pick, active=True)
         index %= job.new.n_batches
@@ -231,8 +244,15 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(pick=PICK, beats=st.booleans())
     def forget(self, pick: int, beats: bool) -> None:
-        """A worker has a lease not in hand any more, and Redis does not know: it forgot, or it was away."""
-        leases = [lease for job in self.jobs.values() for lease in job.leases.values() if lease.worker in self.alive]
+        """A worker has a lease not in hand any more, and Redis does not know: it forgot, or it
+        was away.
+        """
+        leases = [
+            lease
+            for job in self.jobs.values()
+            for lease in job.leases.values()
+            if lease.worker in self.alive
+        ]
         if leases:
             lease = leases[pick % len(leases)]
             worker = self.alive[lease.worker]
@@ -275,7 +295,11 @@ class JobMachine(RuleBasedStateMachine):
         assert [job_id for one in slices for job_id in one.unfinished] == [
             i for i, job in active.items() if not job.todo
         ]
-        orphaned = [job_id for job_id, job in active.items() if not all(map(self.holds, job.leases.values()))]
+        orphaned = [
+            job_id
+            for job_id, job in active.items()
+            if not all(map(self.holds, job.leases.values()))
+        ]
         assert [job_id for one in slices for job_id in one.orphaned] == orphaned
         waiting = [job_id for job_id, job in active.items() if job.todo - job.leases.keys()]
         assert [job_id for one in slices for job_id in one.waiting] == waiting
@@ -300,7 +324,9 @@ class JobMachine(RuleBasedStateMachine):
         )
 
     def finish_everything(self) -> None:
-        """No nonce is lost: a worker that comes at last completes what did not end, and every answer is right."""
+        """No nonce is lost: a worker that comes at last completes what did not end, and every
+        answer is right.
+        """
         self.redis.delete(keys.generating(MODEL))
         self.start_worker()
         self.clock.now += 200
@@ -373,11 +399,16 @@ class JobMachine(RuleBasedStateMachine):
         job.status = JobStatus.RUNNING
         return None
 
-    def expected_more(self, job_id: str, index: int, lease: Lease, room: int) -> list[tuple[str, int]]:
+    def expected_more(
+        self, job_id: str, index: int, lease: Lease, room: int
+    ) -> list[tuple[str, int]]:
         """The batches that a worker gets beside one it has claimed."""
         found = []
         spec = self.jobs[job_id].new.spec
-        places = [(job_id, index + 1), *((other, 0) for other in list(self.active_ids())[:16] if other != job_id)]
+        places = [
+            (job_id, index + 1),
+            *((other, 0) for other in list(self.active_ids())[:16] if other != job_id),
+        ]
         for other, first in places:
             job = self.jobs[other]
             if room <= 0 or job.new.spec != spec:

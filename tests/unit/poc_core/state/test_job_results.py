@@ -1,4 +1,6 @@
-"""The answers of jobs: built part by part, kept in pieces where they are large, and never without an end."""
+"""The answers of jobs: built part by part, kept in pieces where they are large, and never
+without an end.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,8 +14,8 @@ from redis.exceptions import ConnectionError
 from poc_core.records import JobStatus, NewJob
 from poc_core.state import Claim, JobStore, Outbox
 from poc_core.state import jobs as jobs_module
-from tests.samples import MODEL, REQUEST, SPEC, new_job, result_body
-from tests.stored import outbox_status
+from tests.harness.samples import MODEL, REQUEST, SPEC, new_job, result_body
+from tests.harness.stored import outbox_status
 from workers.jobs import finish_or_fail
 
 PIECE = 100
@@ -26,13 +28,21 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Any]) -> 
     serve("w1")
 
 
-def done(jobs: JobStore, nonces: list[int], url: str | None = None, values: list[Any] | None = None) -> str:
+def done(
+    jobs: JobStore, nonces: list[int], url: str | None = None, values: list[Any] | None = None
+) -> str:
     """A job whose batches are all done and that waits to be finished."""
-    job_id = jobs.create(NewJob(MODEL, SPEC, REQUEST.model_copy(update={"url": url}), nonces, batch_size=2))
+    job_id = jobs.create(
+        NewJob(MODEL, SPEC, REQUEST.model_copy(update={"url": url}), nonces, batch_size=2)
+    )
     for index in range((len(nonces) + 1) // 2):
         claim = jobs.claim(job_id, index, "w1")
         assert isinstance(claim, Claim)
-        given = [f"v{nonce}" for nonce in claim.nonces] if values is None else values[2 * index : 2 * index + 2]
+        given = (
+            [f"v{nonce}" for nonce in claim.nonces]
+            if values is None
+            else values[2 * index : 2 * index + 2]
+        )
         jobs.complete(job_id, index, given)
     return job_id
 
@@ -61,7 +71,10 @@ def test_a_large_answer_is_kept_in_pieces(jobs: JobStore, redis: Redis) -> None:
     assert len(pieces) > 10
     assert not redis.hexists(f"poc:job:{job_id}", "result")
     assert json.loads(result_body(jobs, job_id) or b"") == expected(job_id, nonces)
-    assert sorted(redis.scan_iter("poc:job:*")) == [f"poc:job:{job_id}".encode(), f"poc:job:{job_id}:result".encode()]
+    assert sorted(redis.scan_iter("poc:job:*")) == [
+        f"poc:job:{job_id}".encode(),
+        f"poc:job:{job_id}:result".encode(),
+    ]
     assert all(int(redis.ttl(key)) > 0 for key in redis.scan_iter("*"))
 
 
@@ -78,7 +91,9 @@ def test_the_api_sends_a_large_answer_piece_by_piece(jobs: JobStore, client: Tes
 
 def test_excluded_nonces_leave_no_trace_between_pieces(jobs: JobStore) -> None:
     nonces = list(range(40))
-    job_id = done(jobs, nonces, values=[None if n < 4 or n % 5 == 0 or n > 37 else f"v{n}" for n in nonces])
+    job_id = done(
+        jobs, nonces, values=[None if n < 4 or n % 5 == 0 or n > 37 else f"v{n}" for n in nonces]
+    )
     jobs.finish(job_id)
     answer = json.loads(result_body(jobs, job_id) or b"")
     left = [n for n in nonces if not (n < 4 or n % 5 == 0 or n > 37)]
@@ -88,7 +103,9 @@ def test_excluded_nonces_leave_no_trace_between_pieces(jobs: JobStore) -> None:
 def test_an_answer_of_excluded_nonces_only(jobs: JobStore) -> None:
     job_id = done(jobs, [1, 2, 3], values=[None] * 3)
     jobs.finish(job_id)
-    assert json.loads(result_body(jobs, job_id) or b"") == expected(job_id, []) | {"excluded_nonces": [1, 2, 3]}
+    assert json.loads(result_body(jobs, job_id) or b"") == expected(job_id, []) | {
+        "excluded_nonces": [1, 2, 3]
+    }
 
 
 @pytest.mark.parametrize("n", [1, 40])
@@ -106,7 +123,11 @@ def test_the_callback_of_an_answer_is_whole_and_one_payload(
     del answer["status"]
     assert json.loads(delivery.body) == about | answer | {"payload_id": f"{job_id}-0"}
     assert outbox.delivered(delivery)
-    assert (outbox_status(redis, job_id).waiting, outbox_status(redis, job_id).delivered, outbox.n_jobs()) == (0, 1, 0)
+    assert (
+        outbox_status(redis, job_id).waiting,
+        outbox_status(redis, job_id).delivered,
+        outbox.n_jobs(),
+    ) == (0, 1, 0)
     assert redis.llen(f"poc:outbox:{job_id}:entries") == 0
 
 
@@ -136,7 +157,9 @@ def test_one_caller_at_a_time_builds_an_answer(jobs: JobStore, redis: Redis) -> 
     assert not redis.exists(f"poc:job:{job_id}:finishing")
 
 
-def test_the_lock_of_a_finish_is_short_whatever_else_touches_the_job(jobs: JobStore, redis: Redis) -> None:
+def test_the_lock_of_a_finish_is_short_whatever_else_touches_the_job(
+    jobs: JobStore, redis: Redis
+) -> None:
     job_id = done(jobs, [1, 2])
     redis.set(f"poc:job:{job_id}:finishing", "another", ex=10)
     assert jobs.note_waiting(job_id, "")
@@ -162,7 +185,9 @@ def test_a_job_that_kills_whoever_finishes_it_fails(
     assert "5 workers died or lost Redis over it" in str(error)
 
 
-def test_a_job_whose_answer_cannot_be_built_fails_and_says_why(jobs: JobStore, redis: Redis) -> None:
+def test_a_job_whose_answer_cannot_be_built_fails_and_says_why(
+    jobs: JobStore, redis: Redis
+) -> None:
     job_id = done(jobs, [1, 2])
     redis.hdel(f"poc:job:{job_id}:values", "1")
     finish_or_fail(jobs, job_id)

@@ -9,7 +9,7 @@ from redis import Redis
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry
 from poc_core.state.job_survey import ActiveJobs, JobSurvey, Slice
-from tests.samples import MODEL, Clock, new_job
+from tests.harness.samples import MODEL, Clock, new_job
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,9 @@ def found(jobs: JobStore) -> Slice:
     return Slice(sum(one.n_dropped for one in slices), *lists)
 
 
-def test_each_kind_of_trouble_is_found(jobs: JobStore, workers: WorkerRegistry, redis: Redis, clock: Clock) -> None:
+def test_each_kind_of_trouble_is_found(
+    jobs: JobStore, workers: WorkerRegistry, redis: Redis, clock: Clock
+) -> None:
     names = ["queued", "held", "orphaned", "done", "expired", "broken", "bad lease", "late"]
     ids = {}
     for name in names:
@@ -96,7 +98,11 @@ def test_active_jobs_are_counted_by_what_they_do(jobs: JobStore) -> None:
 
 def test_one_worker_of_a_model_looks_at_a_time(redis: Redis, settings: Settings) -> None:
     survey = JobSurvey(redis, settings)
-    turns = [survey.take_turn(MODEL, "w1"), survey.take_turn(MODEL, "w2"), survey.take_turn("other", "w3")]
+    turns = [
+        survey.take_turn(MODEL, "w1"),
+        survey.take_turn(MODEL, "w2"),
+        survey.take_turn("other", "w3"),
+    ]
     assert turns == [True, False, True]
     shortest_pause_ms = 0.8 * settings.reap_interval_s * 1000
     assert 0 < int(redis.pttl(f"poc:jobs:reaper:{MODEL}")) < shortest_pause_ms

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import AnswerTooLargeError, QueueFullError
-from poc_core.nonces import MAX_NONCE
 from poc_core.queues import model_queue
 from poc_core.records import JobStatus, NewJob, RoundState
 from poc_core.schemes import contract_of
@@ -19,7 +19,16 @@ from poc_core.state import Claim, JobStore, Refusal, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
 from poc_core.state.jobs import MAX_LOSSES
 from poc_core.state.overview import Overviews
-from tests.samples import MODEL, REQUEST, SPEC, Clock, new_job, result_body, round_config, worker_record
+from tests.harness.samples import (
+    MODEL,
+    REQUEST,
+    SPEC,
+    Clock,
+    new_job,
+    result_body,
+    round_config,
+    worker_record,
+)
 
 Serve = Callable[..., Any]
 
@@ -65,7 +74,9 @@ def test_batches_hold_the_nonces_in_order_and_exactly(jobs: JobStore) -> None:
     nonces = [MAX_NONCE, 0, MAX_NONCE - 1, 2**53 + 1, 9]
     job_id = jobs.create(new_job(nonces, batch_size=2))
     claims = [jobs.claim(job_id, index, "w1") for index in range(3)]
-    assert [nonce for claim in claims if isinstance(claim, Claim) for nonce in claim.nonces] == nonces
+    assert [
+        nonce for claim in claims if isinstance(claim, Claim) for nonce in claim.nonces
+    ] == nonces
 
 
 def test_the_first_claim_sets_the_job_running(jobs: JobStore, clock: Clock) -> None:
@@ -87,7 +98,9 @@ def test_a_batch_is_held_while_its_worker_lives(jobs: JobStore, serve: Serve) ->
     assert jobs.claim(job_id, 0, "w1") is Refusal.HELD
 
 
-def test_a_dead_workers_batch_goes_to_the_next_that_asks(jobs: JobStore, serve: Serve, workers: WorkerRegistry) -> None:
+def test_a_dead_workers_batch_goes_to_the_next_that_asks(
+    jobs: JobStore, serve: Serve, workers: WorkerRegistry
+) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1]))
     jobs.claim(job_id, 0, "w1")
@@ -95,7 +108,9 @@ def test_a_dead_workers_batch_goes_to_the_next_that_asks(jobs: JobStore, serve: 
     assert isinstance(jobs.claim(job_id, 0, "w2"), Claim)
 
 
-def test_a_lease_that_its_live_worker_forgot_ends_by_age(jobs: JobStore, settings: Any, clock: Clock) -> None:
+def test_a_lease_that_its_live_worker_forgot_ends_by_age(
+    jobs: JobStore, settings: Any, clock: Clock
+) -> None:
     job_id = jobs.create(new_job([1]))
     jobs.claim(job_id, 0, "w1")
     clock.now += settings.visibility_timeout_s
@@ -114,7 +129,9 @@ def test_done_ended_and_unknown_batches_are_not_claimed(jobs: JobStore) -> None:
     assert jobs.claim("0" * 32, 0, "w1") is Refusal.GONE
 
 
-def test_while_a_round_generates_its_models_batches_wait(jobs: JobStore, rounds: RoundStore) -> None:
+def test_while_a_round_generates_its_models_batches_wait(
+    jobs: JobStore, rounds: RoundStore
+) -> None:
     job_id, other = jobs.create(new_job([1])), jobs.create(new_job([1], model="other"))
     record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
     assert record is not None
@@ -143,14 +160,18 @@ def test_the_result_lists_artifacts_in_the_order_of_the_request(jobs: JobStore) 
     }
 
 
-def test_the_result_of_a_large_job_is_read_in_pieces(jobs: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_of_a_large_job_is_read_in_pieces(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("poc_core.state.job_results._READ_CHUNK", 5)
     nonces = list(range(100, 83, -1))
     job_id = jobs.create(new_job(nonces, batch_size=2))
     for index in range(9):
         compute(jobs, job_id, index)
     assert jobs.finish(job_id)
-    assert [(a["nonce"], a["vector_b64"]) for a in result(jobs, job_id)["artifacts"]] == [(n, f"v{n}") for n in nonces]
+    assert [(a["nonce"], a["vector_b64"]) for a in result(jobs, job_id)["artifacts"]] == [
+        (n, f"v{n}") for n in nonces
+    ]
 
 
 def test_values_may_hold_commas_and_line_ends(jobs: JobStore) -> None:
@@ -158,7 +179,10 @@ def test_values_may_hold_commas_and_line_ends(jobs: JobStore) -> None:
     jobs.claim(job_id, 0, "w1")
     jobs.complete(job_id, 0, ["a,b", "c\nd"])
     assert jobs.finish(job_id)
-    assert [artifact["vector_b64"] for artifact in result(jobs, job_id)["artifacts"]] == ["a,b", "c\nd"]
+    assert [artifact["vector_b64"] for artifact in result(jobs, job_id)["artifacts"]] == [
+        "a,b",
+        "c\nd",
+    ]
 
 
 def test_completing_a_batch_twice_changes_nothing(jobs: JobStore) -> None:
@@ -170,7 +194,11 @@ def test_completing_a_batch_twice_changes_nothing(jobs: JobStore) -> None:
     assert (record.n_done, jobs.queued_nonces(), jobs.total_processed()) == (2, 1, 2)
     compute(jobs, job_id, 1)
     jobs.finish(job_id)
-    assert [artifact["vector_b64"] for artifact in result(jobs, job_id)["artifacts"]] == ["v1", "v2", "v3"]
+    assert [artifact["vector_b64"] for artifact in result(jobs, job_id)["artifacts"]] == [
+        "v1",
+        "v2",
+        "v3",
+    ]
 
 
 def test_a_repeated_last_completion_still_asks_for_the_finish(jobs: JobStore) -> None:
@@ -223,7 +251,9 @@ def test_excluded_nonces_are_left_out_and_listed(jobs: JobStore) -> None:
     assert answer["artifacts"] == [{"nonce": 2, "vector_b64": "v2"}]
 
 
-def test_a_finished_job_leaves_only_its_hash_for_the_result_ttl(jobs: JobStore, redis: Redis, settings: Any) -> None:
+def test_a_finished_job_leaves_only_its_hash_for_the_result_ttl(
+    jobs: JobStore, redis: Redis, settings: Any
+) -> None:
     job_id = jobs.create(new_job([1], claimed=None))
     compute(jobs, job_id, 0)
     jobs.finish(job_id)
@@ -249,7 +279,9 @@ def test_every_key_has_a_ttl_at_every_step(jobs: JobStore, redis: Redis) -> None
     assert_all_expire()
 
 
-def test_a_job_that_does_not_fit_into_the_queue_leaves_nothing(jobs: JobStore, redis: Redis) -> None:
+def test_a_job_that_does_not_fit_into_the_queue_leaves_nothing(
+    jobs: JobStore, redis: Redis
+) -> None:
     jobs.create(new_job(list(range(900))))
     before = set(redis.scan_iter("*"))
     with pytest.raises(QueueFullError, match=r"900 nonces wait already.*at most 100 now"):
@@ -275,7 +307,9 @@ def test_more_nonces_than_may_ever_wait_must_be_split(jobs: JobStore) -> None:
         jobs.create(new_job(list(range(1001))))
 
 
-def test_more_jobs_than_may_wait_are_refused_and_leave_nothing(redis: Redis, clock: Clock, settings: Settings) -> None:
+def test_more_jobs_than_may_wait_are_refused_and_leave_nothing(
+    redis: Redis, clock: Clock, settings: Settings
+) -> None:
     jobs = JobStore(redis, settings.model_copy(update={"max_jobs": 2}), clock)
     first, _ = jobs.create(new_job([1])), jobs.create(new_job([2], model="other"))
     before = set(redis.scan_iter("*"))
@@ -343,11 +377,16 @@ def test_stop_cancels_queued_jobs_of_all_models_but_none_that_is_under_way_waite
     assert jobs.cancel_queued() == 2
     assert status(jobs, completed) is JobStatus.COMPLETED
     assert {status(jobs, job_id) for job_id in (queued, other)} == {JobStatus.CANCELLED}
-    assert (status(jobs, running), status(jobs, waited_for)) == (JobStatus.RUNNING, JobStatus.QUEUED)
+    assert (status(jobs, running), status(jobs, waited_for)) == (
+        JobStatus.RUNNING,
+        JobStatus.QUEUED,
+    )
     assert jobs.queued_nonces() == 2
 
 
-def test_stop_leaves_no_messages_of_stopped_jobs(jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_leaves_no_messages_of_stopped_jobs(
+    jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("poc_core.state.jobs._CANCEL_CHUNK", 10)
     for nonce in range(35):
         redis.rpush(model_queue(MODEL), jobs.create(new_job([nonce])))
@@ -361,7 +400,9 @@ def test_stop_finds_all_that_are_queued_among_those_that_stay(
     jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("poc_core.state.jobs._CANCEL_CHUNK", 4)
-    waited_for = [jobs.create(replace(new_job([nonce]), inline=nonce % 3 == 0)) for nonce in range(24)][::3]
+    waited_for = [
+        jobs.create(replace(new_job([nonce]), inline=nonce % 3 == 0)) for nonce in range(24)
+    ][::3]
     redis.rpush(model_queue(MODEL), *waited_for)
     assert jobs.cancel_queued() == 16
     assert set(jobs.active_jobs(MODEL)) == set(waited_for)
@@ -427,7 +468,9 @@ def test_releasing_without_a_lost_engine_never_fails_a_job(jobs: JobStore) -> No
 # Batches beside one that was claimed.
 
 
-def claim_beside(jobs: JobStore, job_id: str, index: int = 0, room: int = 100, worker: str = "w1") -> list[Claim]:
+def claim_beside(
+    jobs: JobStore, job_id: str, index: int = 0, room: int = 100, worker: str = "w1"
+) -> list[Claim]:
     """What a worker gets that claims a batch and has room for further nonces."""
     lease = jobs.new_lease(worker)
     claim = jobs.claim(job_id, index, worker, lease)
@@ -439,16 +482,24 @@ def places(claims: list[Claim]) -> list[tuple[str, int]]:
     return [(claim.job_id, claim.batch_index) for claim in claims]
 
 
-def test_a_worker_with_room_gets_the_neighbours_of_its_batch_as_they_stand(jobs: JobStore, serve: Serve) -> None:
+def test_a_worker_with_room_gets_the_neighbours_of_its_batch_as_they_stand(
+    jobs: JobStore, serve: Serve
+) -> None:
     serve("w2")
     job_id = jobs.create(new_job(list(range(10))))
     found = claim_beside(jobs, job_id, 1, room=5)
-    assert places(found) == [(job_id, 2), (job_id, 3)]  # 2 nonces each: a third would be one too many
+    assert places(found) == [
+        (job_id, 2),
+        (job_id, 3),
+    ]  # 2 nonces each: a third would be one too many
     assert [claim.nonces for claim in found] == [[4, 5], [6, 7]]
     assert [(claim.model, claim.spec) for claim in found] == [(MODEL, SPEC)] * 2
     assert jobs.pending(job_id) == [0, 4]
     assert jobs.claim(job_id, 2, "w2") is Refusal.HELD
-    assert [jobs.complete(job_id, claim.batch_index, ["v"] * 2) for claim in found] == [False, False]
+    assert [jobs.complete(job_id, claim.batch_index, ["v"] * 2) for claim in found] == [
+        False,
+        False,
+    ]
 
 
 def test_the_last_batch_may_be_smaller_and_fits_where_a_whole_one_would_not(jobs: JobStore) -> None:
@@ -479,7 +530,9 @@ def test_a_batch_that_engines_were_lost_on_is_computed_alone(jobs: JobStore) -> 
     assert isinstance(jobs.claim(job_id, 1, "w1"), Claim)
 
 
-def test_a_dead_workers_batch_is_left_to_its_own_message(jobs: JobStore, serve: Serve, workers: WorkerRegistry) -> None:
+def test_a_dead_workers_batch_is_left_to_its_own_message(
+    jobs: JobStore, serve: Serve, workers: WorkerRegistry
+) -> None:
     serve("w2")
     job_id = jobs.create(new_job([0, 1, 2, 3]))
     jobs.claim(job_id, 1, "w2")
@@ -499,7 +552,9 @@ def test_the_search_ends_after_many_batches_that_are_not_to_be_had(
     assert places(claim_beside(jobs, job_id)) == [(job_id, 3)]
 
 
-def test_room_that_its_job_leaves_goes_to_other_jobs_of_the_same_spec(jobs: JobStore, clock: Clock) -> None:
+def test_room_that_its_job_leaves_goes_to_other_jobs_of_the_same_spec(
+    jobs: JobStore, clock: Clock
+) -> None:
     job_ids = []
     for n in (0, 10, 20):
         job_ids.append(jobs.create(new_job([n, n + 1, n + 2])))
@@ -517,7 +572,9 @@ def test_room_that_its_job_leaves_goes_to_other_jobs_of_the_same_spec(jobs: JobS
     assert record.started_at == clock.now
 
 
-def test_jobs_of_another_spec_or_model_or_that_ended_are_left_alone(jobs: JobStore, serve: Serve) -> None:
+def test_jobs_of_another_spec_or_model_or_that_ended_are_left_alone(
+    jobs: JobStore, serve: Serve
+) -> None:
     other_spec = SPEC.model_copy(update={"block_hash": "other"})
     mine = jobs.create(new_job([0]))
     jobs.create(NewJob(MODEL, other_spec, REQUEST, [1], 1, None))
@@ -526,7 +583,9 @@ def test_jobs_of_another_spec_or_model_or_that_ended_are_left_alone(jobs: JobSto
     assert claim_beside(jobs, mine) == []
 
 
-def test_while_a_round_has_the_workers_nothing_more_is_had(jobs: JobStore, rounds: RoundStore) -> None:
+def test_while_a_round_has_the_workers_nothing_more_is_had(
+    jobs: JobStore, rounds: RoundStore
+) -> None:
     job_id = jobs.create(new_job([0, 1, 2, 3]))
     lease = jobs.new_lease("w1")
     claim = jobs.claim(job_id, 0, "w1", lease)
@@ -544,7 +603,9 @@ def test_more_may_be_asked_for_again_when_the_answer_was_lost(jobs: JobStore) ->
     assert jobs.claim_more(claim, lease, 6) == jobs.claim_more(claim, lease, 6)
 
 
-def test_batches_beside_keep_the_job_from_expiring(jobs: JobStore, redis: Redis, settings: Any) -> None:
+def test_batches_beside_keep_the_job_from_expiring(
+    jobs: JobStore, redis: Redis, settings: Any
+) -> None:
     mine, other = jobs.create(new_job([0, 1])), jobs.create(new_job([2, 3]))
     redis.expire(f"poc:job:{other}", 5)
     claim_beside(jobs, mine)
@@ -561,7 +622,9 @@ def test_any_active_tells_whether_one_of_the_jobs_is_still_wanted(jobs: JobStore
     assert jobs.any_active([queued])
 
 
-def test_orphans_are_the_batches_of_dead_workers(jobs: JobStore, serve: Serve, workers: WorkerRegistry) -> None:
+def test_orphans_are_the_batches_of_dead_workers(
+    jobs: JobStore, serve: Serve, workers: WorkerRegistry
+) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
     jobs.claim(job_id, 0, "w1")
@@ -609,7 +672,9 @@ def test_leases_of_a_worker_that_tells_of_none_are_held_until_they_are_too_old(
     assert jobs.orphans(job_id) == [0]
 
 
-def test_a_batch_that_kills_its_workers_fails_its_job(jobs: JobStore, serve: Serve, workers: WorkerRegistry) -> None:
+def test_a_batch_that_kills_its_workers_fails_its_job(
+    jobs: JobStore, serve: Serve, workers: WorkerRegistry
+) -> None:
     job_id = jobs.create(new_job([1]))
     for worker_id in ("a", "b", "c"):
         serve(worker_id)
@@ -642,7 +707,9 @@ def test_recounting_passes_over_a_record_that_cannot_be_read(jobs: JobStore, red
     assert alive in jobs.active_jobs(MODEL)
 
 
-def test_the_rate_is_that_of_the_last_ten_seconds(jobs: JobStore, clock: Clock, redis: Redis) -> None:
+def test_the_rate_is_that_of_the_last_ten_seconds(
+    jobs: JobStore, clock: Clock, redis: Redis
+) -> None:
     job_id = jobs.create(new_job(list(range(100)), batch_size=20))
     compute(jobs, job_id, 0)
     clock.now += 9

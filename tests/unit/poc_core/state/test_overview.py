@@ -9,11 +9,11 @@ from redis import Redis
 from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
 from poc_core.state.overview import CurrentRound, Overviews
-from poc_core.state.receivers import BREAKS_AT, Receivers
 from poc_core.state.rounds import Lease
-from tests.samples import Clock, new_job, round_config
-from tests.stored import outbox_status
+from tests.harness.samples import Clock, new_job, round_config
+from tests.harness.stored import outbox_status
 
 Serve = Callable[..., Any]
 
@@ -29,7 +29,9 @@ def overviews(redis: Redis, clock: Clock) -> Overviews:
     return Overviews(redis, clock)
 
 
-def start(rounds: RoundStore, state: RoundState = RoundState.GENERATING, **changes: Any) -> RoundRecord:
+def start(
+    rounds: RoundStore, state: RoundState = RoundState.GENERATING, **changes: Any
+) -> RoundRecord:
     record = rounds.read(rounds.store(round_config(**changes), state))
     assert record is not None
     return record
@@ -51,7 +53,12 @@ def test_a_node_that_does_nothing(overviews: Overviews, redis: Redis) -> None:
     redis.flushall()
     seen = overviews.read()
     assert (seen.round, list(seen.workers), list(seen.silent)) == (None, [], [])
-    assert (seen.callbacks_waiting, seen.queued_nonces, seen.total_processed, seen.nonces_per_second) == (0, 0, 0, 0)
+    assert (
+        seen.callbacks_waiting,
+        seen.queued_nonces,
+        seen.total_processed,
+        seen.nonces_per_second,
+    ) == (0, 0, 0, 0)
 
 
 def test_it_is_what_the_stores_tell_one_by_one(
@@ -87,10 +94,14 @@ def test_it_is_what_the_stores_tell_one_by_one(
     assert [worker.id for worker in seen.workers] == ["w1", "w2"]
     assert [receiver.receiver for receiver in seen.silent] == ["often:80"]
     assert (seen.callbacks_waiting, seen.queued_nonces) == (1, jobs.queued_nonces()) == (1, 4)
-    assert (seen.total_processed, seen.nonces_per_second) == (jobs.total_processed(), 0.6) == (6, 0.6)
+    assert (
+        (seen.total_processed, seen.nonces_per_second) == (jobs.total_processed(), 0.6) == (6, 0.6)
+    )
 
 
-def test_a_round_that_expired_is_none(overviews: Overviews, rounds: RoundStore, redis: Redis) -> None:
+def test_a_round_that_expired_is_none(
+    overviews: Overviews, rounds: RoundStore, redis: Redis
+) -> None:
     record = start(rounds)
     redis.delete(f"poc:round:{record.round_id}")
     assert overviews.read().round is None
@@ -123,7 +134,9 @@ def test_rates_are_those_of_the_last_ten_seconds_per_worker(
     assert current(overviews).rates.per_second == {"w2": 2.0}
 
 
-@pytest.mark.parametrize(("age_s", "rate"), [(1, 20.0), (1.5, 20.0), (4, 5.0), (9, 20 / 9), (10, 2.0)])
+@pytest.mark.parametrize(
+    ("age_s", "rate"), [(1, 20.0), (1.5, 20.0), (4, 5.0), (9, 20 / 9), (10, 2.0)]
+)
 def test_the_rate_of_a_young_round_is_that_since_its_start(
     overviews: Overviews, rounds: RoundStore, clock: Clock, age_s: float, rate: float
 ) -> None:
@@ -133,6 +146,8 @@ def test_the_rate_of_a_young_round_is_that_since_its_start(
     assert current(overviews).rates.per_second == {"w1": rate}
 
 
-def test_the_second_under_way_does_not_count_for_the_rate(overviews: Overviews, rounds: RoundStore) -> None:
+def test_the_second_under_way_does_not_count_for_the_rate(
+    overviews: Overviews, rounds: RoundStore
+) -> None:
     compute(rounds, start(rounds))
     assert current(overviews).rates.per_second == {}

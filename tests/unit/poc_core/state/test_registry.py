@@ -9,7 +9,7 @@ from redis import Redis
 
 from poc_core.settings import Settings
 from poc_core.state import WorkerRegistry
-from tests.samples import MODEL, Clock
+from tests.harness.samples import MODEL, Clock
 
 Serve = Callable[..., Any]
 
@@ -21,7 +21,9 @@ def test_a_heartbeat_makes_a_worker_live(workers: WorkerRegistry, serve: Serve) 
     assert not workers.is_alive("w2")
 
 
-def test_a_starting_worker_is_live_and_its_model_is_not_known_yet(workers: WorkerRegistry, serve: Serve) -> None:
+def test_a_starting_worker_is_live_and_its_model_is_not_known_yet(
+    workers: WorkerRegistry, serve: Serve
+) -> None:
     record = serve("w1", state="starting")
     assert workers.live() == [record]
     assert workers.known_models() == {}
@@ -49,7 +51,9 @@ def test_workers_of_this_machine(workers: WorkerRegistry, serve: Serve) -> None:
     assert workers.here() == [own]
 
 
-def test_a_worker_that_left_is_not_live_but_its_model_stays_known(workers: WorkerRegistry, serve: Serve) -> None:
+def test_a_worker_that_left_is_not_live_but_its_model_stays_known(
+    workers: WorkerRegistry, serve: Serve
+) -> None:
     record = serve("w1")
     workers.remove("w1")
     assert workers.live() == []

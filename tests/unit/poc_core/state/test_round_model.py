@@ -1,4 +1,6 @@
-"""Rounds in Redis against a model of them: leases, completions, losses and the end of the sequence in any order."""
+"""Rounds in Redis against a model of them: leases, completions, losses and the end of the
+sequence in any order.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ import fakeredis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from poc_core.nonces import MAX_NONCE
+from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import Settings
-from poc_core.state import RoundStore, WorkerRegistry, entries, keys
+from poc_core.state import RoundStore, WorkerRegistry, keys
+from poc_core.state.delivery import entries
 from poc_core.state.rounds import Lease, LeaseRefusal
-from tests.fuzz import FUZZ
-from tests.samples import Clock, round_config, worker_record
+from tests.harness.fuzz import FUZZ
+from tests.harness.samples import Clock, round_config, worker_record
 
 PICK = st.integers(0, 1000)  # of a list, modulo its length
 WORKERS = ("w1", "w2", "w3")
@@ -41,7 +44,9 @@ class RoundMachine(RuleBasedStateMachine):
         self.done: set[int] = set()  # places that were taken
         self.in_hand: dict[str, list[Lease]] = {worker: [] for worker in WORKERS}
         self.until: dict[str, float] = {}  # when a lease expires, by its name
-        self.late: list[tuple[str, Lease]] = []  # leases of those that died, forgot them, or were too slow
+        self.late: list[
+            tuple[str, Lease]
+        ] = []  # leases of those that died, forgot them, or were too slow
         self.alive: set[str] = set()
         self.is_stopped = False
         for worker in WORKERS:
@@ -62,7 +67,9 @@ class RoundMachine(RuleBasedStateMachine):
         if self.state is not RoundState.GENERATING:
             assert found in (LeaseRefusal.STOPPED, LeaseRefusal.EXHAUSTED)
             return
-        if found is LeaseRefusal.EXHAUSTED:  # what is not done is held by somebody who may still bring it
+        if (
+            found is LeaseRefusal.EXHAUSTED
+        ):  # what is not done is held by somebody who may still bring it
             assert not self.redis.exists(self.key + ":free")
             for name, holder in self.leases().items():
                 holder, _, until = holder.rpartition("|")
@@ -72,7 +79,9 @@ class RoundMachine(RuleBasedStateMachine):
             return
         assert isinstance(found, Lease)
         assert 1 <= found.places <= wanted
-        assert list(found.nonces) == [self.record.config.nonces.nth(place) for place in sorted(places_of(found))]
+        assert list(found.nonces) == [
+            self.record.config.nonces.nth(place) for place in sorted(places_of(found))
+        ]
         for leases in self.in_hand.values():
             assert all(places_of(found).isdisjoint(places_of(other)) for other in leases)
         assert places_of(found).isdisjoint(self.done)
@@ -143,7 +152,10 @@ class RoundMachine(RuleBasedStateMachine):
         if not hasattr(self, "record"):
             return
         next_place = int(self.redis.hget(self.key, "next") or 0)
-        ranges = [*self.leases(), *(name.decode() for name in self.redis.zrange(self.key + ":free", 0, -1))]
+        ranges = [
+            *self.leases(),
+            *(name.decode() for name in self.redis.zrange(self.key + ":free", 0, -1)),
+        ]
         open_places: list[int] = []
         for name in ranges:
             first, places = map(int, name.split(":"))
@@ -160,13 +172,20 @@ class RoundMachine(RuleBasedStateMachine):
         assert sorted(pairs) == self.expected_pairs(nonces)
         read = self.rounds.read(self.record.round_id)
         assert read is not None
-        assert (read.n_processed, read.n_valid + read.n_excluded) == (len(self.done), len(self.done))
+        assert (read.n_processed, read.n_valid + read.n_excluded) == (
+            len(self.done),
+            len(self.done),
+        )
         is_over = len(self.done) == self.n_places
         assert (read.state is RoundState.STOPPED) == (is_over or self.is_stopped)
-        assert (read.state is RoundState.GENERATING) == (self.rounds.generating(read.config.model) is not None)
+        assert (read.state is RoundState.GENERATING) == (
+            self.rounds.generating(read.config.model) is not None
+        )
 
     def finish_everything(self) -> None:
-        """No nonce is lost: a worker that comes at last gets all that is left, and the round ends with it."""
+        """No nonce is lost: a worker that comes at last gets all that is left, and the round
+        ends with it.
+        """
         if self.state is not RoundState.GENERATING:
             return
         for worker in WORKERS:
@@ -195,7 +214,10 @@ class RoundMachine(RuleBasedStateMachine):
 
     def leases(self) -> dict[str, str]:
         """Of Redis: who holds which, and until when."""
-        return {name.decode(): held.decode() for name, held in self.redis.hgetall(self.key + ":leases").items()}
+        return {
+            name.decode(): held.decode()
+            for name, held in self.redis.hgetall(self.key + ":leases").items()
+        }
 
     def expected_pairs(self, nonces: Any) -> list[tuple[int, str]]:
         return [(nonces.nth(place), f"v{place}") for place in sorted(self.done) if place % 7 != 3]
@@ -211,7 +233,9 @@ class RoundMachine(RuleBasedStateMachine):
     def drop_what_others_may_have(self) -> None:
         """Of a lease that has expired nobody knows who completes it."""
         for worker, leases in self.in_hand.items():
-            for lease in [lease for lease in leases if self.until[lease_name(lease)] < self.clock.now]:
+            for lease in [
+                lease for lease in leases if self.until[lease_name(lease)] < self.clock.now
+            ]:
                 self.lose(worker, lease)
 
     def revive(self, worker: str) -> None:

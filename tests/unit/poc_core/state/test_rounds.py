@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import RoundError
-from poc_core.nonces import MAX_NONCE
 from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import Settings
-from poc_core.state import Outbox, RoundStore, WorkerRegistry, entries
+from poc_core.state import Outbox, RoundStore, WorkerRegistry
+from poc_core.state.delivery import entries
 from poc_core.state.overview import Overviews
 from poc_core.state.rounds import Lease, LeaseRefusal
-from tests.forgetful import forgetting
-from tests.samples import DISTANCE_SPEC, Clock, due_now, round_config
-from tests.stored import outbox_status
+from tests.harness.samples import DISTANCE_SPEC, Clock, due_now, round_config
+from tests.harness.stored import outbox_status
+from tests.planted.forgetful import forgetting
 
 Serve = Callable[..., Any]
 
@@ -27,7 +28,9 @@ def two_workers(serve: Serve) -> None:
     serve("w2")
 
 
-def start(rounds: RoundStore, state: RoundState = RoundState.GENERATING, **changes: Any) -> RoundRecord:
+def start(
+    rounds: RoundStore, state: RoundState = RoundState.GENERATING, **changes: Any
+) -> RoundRecord:
     return read(rounds, rounds.store(round_config(**changes), state))
 
 
@@ -38,7 +41,11 @@ def read(rounds: RoundStore, round_id: str) -> RoundRecord:
 
 
 def take(
-    rounds: RoundStore, record: RoundRecord, worker: str = "w1", places: int = 4, in_hand: Sequence[Lease] = ()
+    rounds: RoundStore,
+    record: RoundRecord,
+    worker: str = "w1",
+    places: int = 4,
+    in_hand: Sequence[Lease] = (),
 ) -> Lease:
     lease = rounds.lease(record, worker, places, in_hand)
     assert isinstance(lease, Lease), lease
@@ -113,7 +120,12 @@ def test_a_round_that_does_not_generate_is_replaced(rounds: RoundStore, state: R
 def test_only_a_generating_round_has_the_models_workers(rounds: RoundStore) -> None:
     record = start(rounds, RoundState.IDLE)
     seen = [rounds.generating(record.config.model)]
-    for state in (RoundState.GENERATING, RoundState.VALIDATING, RoundState.GENERATING, RoundState.STOPPED):
+    for state in (
+        RoundState.GENERATING,
+        RoundState.VALIDATING,
+        RoundState.GENERATING,
+        RoundState.STOPPED,
+    ):
         rounds.switch(record, state)
         seen.append(rounds.generating(record.config.model))
     assert seen == [None, record.round_id, None, record.round_id, None]
@@ -209,18 +221,24 @@ def test_leases_are_disjoint_and_without_gap_over_all_workers(rounds: RoundStore
     ],
     ids=str,
 )
-def test_the_nonces_are_those_of(rounds: RoundStore, place: dict[str, Any], nonces: list[int]) -> None:
+def test_the_nonces_are_those_of(
+    rounds: RoundStore, place: dict[str, Any], nonces: list[int]
+) -> None:
     assert list(take(rounds, start(rounds, **place)).nonces) == nonces
 
 
-def test_a_dead_workers_lease_goes_to_the_next_that_asks(rounds: RoundStore, workers: WorkerRegistry) -> None:
+def test_a_dead_workers_lease_goes_to_the_next_that_asks(
+    rounds: RoundStore, workers: WorkerRegistry
+) -> None:
     record = start(rounds)
     lost = take(rounds, record, "w1")
     workers.remove("w1")
     assert take(rounds, record, "w2") == lost
 
 
-def test_the_lowest_of_the_lost_leases_goes_first(rounds: RoundStore, workers: WorkerRegistry, serve: Serve) -> None:
+def test_the_lowest_of_the_lost_leases_goes_first(
+    rounds: RoundStore, workers: WorkerRegistry, serve: Serve
+) -> None:
     record = start(rounds)
     for worker in ("w5", "w4", "w3"):  # as strings, "8:4" would come after "12:4"
         serve(worker)
@@ -234,7 +252,9 @@ def test_the_lowest_of_the_lost_leases_goes_first(rounds: RoundStore, workers: W
     assert [first.first, second.first, third.first] == [4, 8, 12]
 
 
-def test_a_lost_lease_that_is_too_large_is_split(rounds: RoundStore, workers: WorkerRegistry) -> None:
+def test_a_lost_lease_that_is_too_large_is_split(
+    rounds: RoundStore, workers: WorkerRegistry
+) -> None:
     record = start(rounds)
     take(rounds, record, "w1", places=8)
     workers.remove("w1")
@@ -262,7 +282,9 @@ def test_a_worker_keeps_the_lease_it_is_about_to_complete(rounds: RoundStore) ->
     assert complete(rounds, in_hand)
 
 
-def test_a_worker_keeps_all_the_leases_it_computes_and_no_other_of_its_own(rounds: RoundStore) -> None:
+def test_a_worker_keeps_all_the_leases_it_computes_and_no_other_of_its_own(
+    rounds: RoundStore,
+) -> None:
     record = start(rounds)
     held: list[Lease] = []
     for _ in range(4):
@@ -273,7 +295,9 @@ def test_a_worker_keeps_all_the_leases_it_computes_and_no_other_of_its_own(round
     assert take(rounds, record, in_hand=[*held, forgotten]).first == 16
 
 
-def test_what_redis_forgot_of_a_round_is_computed_again_and_counted_once(rounds: RoundStore, redis: Redis) -> None:
+def test_what_redis_forgot_of_a_round_is_computed_again_and_counted_once(
+    rounds: RoundStore, redis: Redis
+) -> None:
     record = start(rounds)
     first = take(rounds, record)
     with forgetting(redis, "poc:round:*", "poc:outbox:*"):
@@ -282,7 +306,11 @@ def test_what_redis_forgot_of_a_round_is_computed_again_and_counted_once(rounds:
     assert not complete(rounds, second)  # as if it had never been leased
     assert take(rounds, record) == first
     assert take(rounds, record, "w2") == second
-    assert [complete(rounds, first), complete(rounds, second, "w2"), complete(rounds, second)] == [True, True, False]
+    assert [complete(rounds, first), complete(rounds, second, "w2"), complete(rounds, second)] == [
+        True,
+        True,
+        False,
+    ]
     assert read(rounds, record.round_id).n_processed == 8
     assert in_outbox(redis, record) == nonces_of([first, second])
 
@@ -296,20 +324,26 @@ def test_a_lease_is_not_taken_for_one_in_hand_whose_place_ends_alike(rounds: Rou
     assert take(rounds, record, places=2, in_hand=[in_hand]).first == 0
 
 
-def test_a_worker_keeps_its_lease_also_when_its_heartbeat_is_late(rounds: RoundStore, workers: WorkerRegistry) -> None:
+def test_a_worker_keeps_its_lease_also_when_its_heartbeat_is_late(
+    rounds: RoundStore, workers: WorkerRegistry
+) -> None:
     record = start(rounds)
     in_hand = take(rounds, record, "w1")
     workers.remove("w1")  # as after a Redis that was away for longer than worker_ttl_s
     assert take(rounds, record, "w1", in_hand=[in_hand]).first == 4
 
 
-def test_an_expired_lease_goes_to_another_worker(rounds: RoundStore, clock: Clock, settings: Settings) -> None:
+def test_an_expired_lease_goes_to_another_worker(
+    rounds: RoundStore, clock: Clock, settings: Settings
+) -> None:
     record = start(rounds)
     stuck = take(rounds, record, "w1")
     clock.now += settings.round_lease_sec
     assert take(rounds, record, "w2").first == 4
     clock.now += 1
-    assert take(rounds, record, "w2", in_hand=[Lease(record.round_id, record.config, 4, 4)]) == stuck
+    assert (
+        take(rounds, record, "w2", in_hand=[Lease(record.round_id, record.config, 4, 4)]) == stuck
+    )
 
 
 def test_a_released_lease_goes_to_the_next_that_asks(rounds: RoundStore) -> None:
@@ -331,7 +365,9 @@ def test_a_stopped_round_leases_nothing(rounds: RoundStore) -> None:
 
 
 @pytest.mark.parametrize("state", [RoundState.IDLE, RoundState.VALIDATING])
-def test_a_round_that_does_not_generate_leases_nothing(rounds: RoundStore, state: RoundState) -> None:
+def test_a_round_that_does_not_generate_leases_nothing(
+    rounds: RoundStore, state: RoundState
+) -> None:
     assert rounds.lease(start(rounds, state), "w1", 4) is LeaseRefusal.STOPPED
 
 
@@ -362,7 +398,11 @@ def test_a_round_whose_sequence_has_ended_ends_with_its_last_nonce(
     clock.now += 3
     complete(rounds, first)
     ended = read(rounds, record.round_id)
-    assert (ended.state, ended.is_exhausted, ended.stopped_at) == (RoundState.STOPPED, True, clock.now)
+    assert (ended.state, ended.is_exhausted, ended.stopped_at) == (
+        RoundState.STOPPED,
+        True,
+        clock.now,
+    )
     assert rounds.generating(record.config.model) is None
     assert rounds.lease(record, "w1", 1) is LeaseRefusal.STOPPED
     assert due_now(outbox) == [record.round_id]  # what is left does not wait for the interval
@@ -385,10 +425,15 @@ def test_a_round_does_not_end_while_a_lost_lease_of_it_is_to_be_computed(
     rounds.release(again, "w1")
     assert read(rounds, record.round_id).state is RoundState.GENERATING
     complete(rounds, take(rounds, record, "w1", 1))
-    assert (read(rounds, record.round_id).state, read(rounds, record.round_id).n_processed) == (RoundState.STOPPED, 2)
+    assert (read(rounds, record.round_id).state, read(rounds, record.round_id).n_processed) == (
+        RoundState.STOPPED,
+        2,
+    )
 
 
-def test_a_round_that_was_stopped_before_its_sequence_ended_is_not_exhausted(rounds: RoundStore) -> None:
+def test_a_round_that_was_stopped_before_its_sequence_ended_is_not_exhausted(
+    rounds: RoundStore,
+) -> None:
     record = start(rounds, node_count=2**62)
     lease = take(rounds, record)
     rounds.switch(record, RoundState.STOPPED)
@@ -401,14 +446,18 @@ def test_the_largest_nonce_itself_is_leased_exactly(rounds: RoundStore) -> None:
     assert list(take(rounds, record).nonces) == [2**62 - 1, MAX_NONCE]
 
 
-def test_a_lost_lease_is_handed_on_also_at_the_end_of_the_sequence(rounds: RoundStore, workers: WorkerRegistry) -> None:
+def test_a_lost_lease_is_handed_on_also_at_the_end_of_the_sequence(
+    rounds: RoundStore, workers: WorkerRegistry
+) -> None:
     record = start(rounds, node_id=5, node_count=2**62)
     lost = take(rounds, record, "w1")
     workers.remove("w1")
     assert take(rounds, record, "w2") == lost
 
 
-def test_a_full_outbox_pauses_the_round_until_some_is_delivered(redis: Redis, clock: Clock, settings: Settings) -> None:
+def test_a_full_outbox_pauses_the_round_until_some_is_delivered(
+    redis: Redis, clock: Clock, settings: Settings
+) -> None:
     small = settings.model_copy(update={"outbox_max_artifacts": 4})
     rounds, outbox = RoundStore(redis, small, clock), Outbox(redis, small, clock)
     record = start(rounds)
@@ -421,7 +470,9 @@ def test_a_full_outbox_pauses_the_round_until_some_is_delivered(redis: Redis, cl
     assert take(rounds, record).first == 4
 
 
-def test_a_round_without_a_url_never_fills_up(redis: Redis, clock: Clock, settings: Settings) -> None:
+def test_a_round_without_a_url_never_fills_up(
+    redis: Redis, clock: Clock, settings: Settings
+) -> None:
     rounds = RoundStore(redis, settings.model_copy(update={"outbox_max_artifacts": 1}), clock)
     record = start(rounds, url=None)
     complete(rounds, take(rounds, record))
@@ -431,7 +482,9 @@ def test_a_round_without_a_url_never_fills_up(redis: Redis, clock: Clock, settin
 # Completing.
 
 
-def test_a_completed_lease_is_counted_and_waits_for_delivery(rounds: RoundStore, redis: Redis) -> None:
+def test_a_completed_lease_is_counted_and_waits_for_delivery(
+    rounds: RoundStore, redis: Redis
+) -> None:
     record = start(rounds)
     assert complete(rounds, take(rounds, record))
     counted = read(rounds, record.round_id)
@@ -469,7 +522,9 @@ def test_a_lost_lease_may_still_be_completed_while_nobody_else_has_it(
     assert take(rounds, record, "w2").first == 4
 
 
-def test_a_lease_that_was_split_meanwhile_is_not_taken_whole(rounds: RoundStore, workers: WorkerRegistry) -> None:
+def test_a_lease_that_was_split_meanwhile_is_not_taken_whole(
+    rounds: RoundStore, workers: WorkerRegistry
+) -> None:
     record = start(rounds)
     whole = take(rounds, record, "w1", places=8)
     workers.remove("w1")
@@ -479,7 +534,9 @@ def test_a_lease_that_was_split_meanwhile_is_not_taken_whole(rounds: RoundStore,
     assert read(rounds, record.round_id).n_processed == 4
 
 
-def test_what_is_completed_after_the_stop_is_counted_and_delivered(rounds: RoundStore, redis: Redis) -> None:
+def test_what_is_completed_after_the_stop_is_counted_and_delivered(
+    rounds: RoundStore, redis: Redis
+) -> None:
     record = start(rounds)
     lease = take(rounds, record)
     rounds.switch(record, RoundState.STOPPED)
@@ -495,7 +552,9 @@ def test_a_round_without_a_url_keeps_nothing_to_deliver(rounds: RoundStore, redi
     assert list(redis.scan_iter("poc:outbox*")) == []
 
 
-def test_nonces_without_a_finite_state_are_excluded_and_named(rounds: RoundStore, redis: Redis) -> None:
+def test_nonces_without_a_finite_state_are_excluded_and_named(
+    rounds: RoundStore, redis: Redis
+) -> None:
     record = start(rounds)
     lease = take(rounds, record)
     rounds.complete(lease, "w1", ["a", None, "c", None])
@@ -508,7 +567,10 @@ def test_nonces_without_a_finite_state_are_excluded_and_named(rounds: RoundStore
 def test_only_distances_below_the_target_are_reported(rounds: RoundStore, redis: Redis) -> None:
     record = start(rounds, spec=DISTANCE_SPEC, terms={"r_target": 1.4})
     rounds.complete(take(rounds, record), "w1", [1.39, 1.4, 1.41, 0.2])
-    assert (read(rounds, record.round_id).n_processed, read(rounds, record.round_id).n_valid) == (4, 2)
+    assert (read(rounds, record.round_id).n_processed, read(rounds, record.round_id).n_valid) == (
+        4,
+        2,
+    )
     assert in_outbox(redis, record) == [0, 3]
 
 
@@ -539,7 +601,9 @@ def test_reported_values_may_be_lists(rounds: RoundStore, redis: Redis) -> None:
     assert list(rounds.reported(record.round_id).pairs) == [(3, [1, [2, 3]])]
 
 
-def test_of_very_many_excluded_nonces_the_last_ones_are_named(rounds: RoundStore, redis: Redis) -> None:
+def test_of_very_many_excluded_nonces_the_last_ones_are_named(
+    rounds: RoundStore, redis: Redis
+) -> None:
     record = start(rounds)
     for _ in range(2):
         lease = take(rounds, record, places=1024)
@@ -603,7 +667,9 @@ def keys_without_ttl(redis: Redis) -> list[bytes]:
     return [key for key in redis.scan_iter() if redis.ttl(key) == -1]
 
 
-def test_every_key_of_a_round_expires(rounds: RoundStore, workers: WorkerRegistry, redis: Redis) -> None:
+def test_every_key_of_a_round_expires(
+    rounds: RoundStore, workers: WorkerRegistry, redis: Redis
+) -> None:
     record = start(rounds)
     lease = take(rounds, record, "w1", 9)
     rounds.complete(lease, "w1", [None, *["v"] * 8])
@@ -621,17 +687,25 @@ def test_every_key_of_a_distance_round_expires(rounds: RoundStore, redis: Redis)
     assert keys_without_ttl(redis) == []
 
 
-def test_a_round_that_goes_on_does_not_expire(rounds: RoundStore, redis: Redis, settings: Settings) -> None:
+def test_a_round_that_goes_on_does_not_expire(
+    rounds: RoundStore, redis: Redis, settings: Settings
+) -> None:
     record = start(rounds)
     rounds.complete(take(rounds, record, "w1", 9), "w1", [None, *["v"] * 8])
     take(rounds, record, "w1", 9)
     counted = (b":rate:", b":pace:")  # by the time: each lives as long as somebody asks for it
-    of_the_round = [key for key in redis.scan_iter("poc:round:*") if not any(name in key for name in counted)]
+    of_the_round = [
+        key for key in redis.scan_iter("poc:round:*") if not any(name in key for name in counted)
+    ]
     of_the_outbox = list(redis.scan_iter(f"poc:outbox:{record.round_id}*"))
     for key in of_the_round + of_the_outbox:
         redis.expire(key, 5)
     take(rounds, record, "w2", 4)
-    short = [key for key in of_the_round + of_the_outbox if int(redis.ttl(key)) < settings.callback_retention_sec - 5]
+    short = [
+        key
+        for key in of_the_round + of_the_outbox
+        if int(redis.ttl(key)) < settings.callback_retention_sec - 5
+    ]
     assert short == []
 
 

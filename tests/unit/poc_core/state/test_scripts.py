@@ -28,7 +28,9 @@ def test_a_script_documents_and_names_what_it_is_given(name: str) -> None:
     assert re.search(r"^-- Returns ", comment, re.MULTILINE)
     named = {
         local.strip()
-        for names in re.findall(r"^local ([\w, ]+) = (?:unpack\((?:KEYS|ARGV)|(?:KEYS|ARGV)\[)", code, re.MULTILINE)
+        for names in re.findall(
+            r"^local ([\w, ]+) = (?:unpack\((?:KEYS|ARGV)|(?:KEYS|ARGV)\[)", code, re.MULTILINE
+        )
         for local in names.split(",")
     }
     assert named == {documented for _, documented in _NUMBERED.findall(comment)}
@@ -36,7 +38,11 @@ def test_a_script_documents_and_names_what_it_is_given(name: str) -> None:
 
 
 def test_a_key_that_a_script_spells_out_is_one_that_keys_names() -> None:
-    spelled = {key for name in [*NAMES, "common"] for key in re.findall(r"'(poc:[\w:]*)'", scripts.source(name))}
+    spelled = {
+        key
+        for name in [*NAMES, "common"]
+        for key in re.findall(r"'(poc:[\w:]*)'", scripts.source(name))
+    }
     prefixes = {
         key("")
         for key in (

@@ -1,4 +1,6 @@
-"""The courier: what it makes of a receiver's answers, and of a Redis or a process that is away meanwhile."""
+"""The courier: what it makes of a receiver's answers, and of a Redis or a process that is away
+meanwhile.
+"""
 
 import asyncio
 import json
@@ -19,11 +21,11 @@ from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
 from poc_core.records import NewJob, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
-from poc_core.state.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
+from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
 from poc_core.state.rounds import Lease
-from tests.samples import MODEL, REQUEST, SPEC, Clock, round_config, worker_record
-from tests.stored import outbox_status, spared_receivers
-from tests.waiting import wait_until
+from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, round_config, worker_record
+from tests.harness.stored import outbox_status, spared_receivers
+from tests.harness.waiting import wait_until
 from workers import patience
 from workers.courier import courier as courier_module
 from workers.courier import main as main_module
@@ -79,7 +81,9 @@ class Receiver:
 def poster(answer: Callable[[httpx.Request], httpx.Response]) -> Poster:
     """One for which every name is an address of the operator's network."""
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    return Poster(client, Settings().callbacks, lookup=lambda name, port: [(0, 0, 0, "", (ADDRESS, port))])
+    return Poster(
+        client, Settings().callbacks, lookup=lambda name, port: [(0, 0, 0, "", (ADDRESS, port))]
+    )
 
 
 def deliver(courier: Courier, outbox_id: str) -> None:
@@ -102,7 +106,9 @@ def courier(outbox: Outbox, receivers: Receivers, receiver: Receiver) -> Courier
 
 
 @pytest.fixture
-def record(rounds: RoundStore, workers: WorkerRegistry, clock: Clock, settings: Settings) -> RoundRecord:
+def record(
+    rounds: RoundStore, workers: WorkerRegistry, clock: Clock, settings: Settings
+) -> RoundRecord:
     """A round of which four artifacts are due."""
     workers.heartbeat(worker_record("w1"))
     started = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
@@ -118,7 +124,9 @@ def compute(rounds: RoundStore, record: RoundRecord) -> None:
     rounds.complete(lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
 
 
-def test_a_payload_is_posted_as_json_with_its_id(courier: Courier, receiver: Receiver, record: RoundRecord) -> None:
+def test_a_payload_is_posted_as_json_with_its_id(
+    courier: Courier, receiver: Receiver, record: RoundRecord
+) -> None:
     deliver(courier, record.round_id)
     (request,) = receiver.requests
     assert (request.method, str(request.url)) == ("POST", f"http://{ADDRESS}:9000/poc/generated")
@@ -133,7 +141,10 @@ def test_a_success_is_a_delivery(
 ) -> None:
     receiver.answers = [status]
     deliver(courier, record.round_id)
-    assert (outbox_status(redis, record.round_id).delivered, outbox_status(redis, record.round_id).waiting) == (4, 0)
+    assert (
+        outbox_status(redis, record.round_id).delivered,
+        outbox_status(redis, record.round_id).waiting,
+    ) == (4, 0)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +161,12 @@ def test_a_success_is_a_delivery(
     ids=str,
 )
 def test_a_failure_keeps_the_payload_and_says_why(
-    courier: Courier, receiver: Receiver, record: RoundRecord, answer: Answer, said: str, redis: Redis
+    courier: Courier,
+    receiver: Receiver,
+    record: RoundRecord,
+    answer: Answer,
+    said: str,
+    redis: Redis,
 ) -> None:
     receiver.answers = [answer]
     deliver(courier, record.round_id)
@@ -168,7 +184,11 @@ def test_a_failure_is_logged_with_the_try_and_the_wait(
 
 
 def test_what_retention_took_is_logged(
-    courier: Courier, receiver: Receiver, record: RoundRecord, redis: Redis, caplog: pytest.LogCaptureFixture
+    courier: Courier,
+    receiver: Receiver,
+    record: RoundRecord,
+    redis: Redis,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     redis.delete(f"poc:outbox:{record.round_id}", f"poc:outbox:{record.round_id}:entries")
     deliver(courier, record.round_id)
@@ -233,7 +253,10 @@ def test_a_restart_between_two_tries_loses_nothing(
 ) -> None:
     receiver.answers = [500]
     for _ in range(2):
-        deliver(Courier(Outbox(redis, settings, clock), Receivers(redis, clock), receiver.poster), record.round_id)
+        deliver(
+            Courier(Outbox(redis, settings, clock), Receivers(redis, clock), receiver.poster),
+            record.round_id,
+        )
         clock.now += LAST_BACKOFF_S
     assert receiver.nonces == [0, 1, 2, 3]
 
@@ -262,7 +285,12 @@ def test_payloads_that_wait_are_delivered_one_after_the_other(
 
 
 def test_a_payload_on_a_slow_line_is_not_sent_twice(
-    receiver: Receiver, outbox: Outbox, receivers: Receivers, record: RoundRecord, clock: Clock, redis: Redis
+    receiver: Receiver,
+    outbox: Outbox,
+    receivers: Receivers,
+    record: RoundRecord,
+    clock: Clock,
+    redis: Redis,
 ) -> None:
     answer = receiver.answer
 
@@ -278,7 +306,9 @@ def test_a_payload_on_a_slow_line_is_not_sent_twice(
     assert (len(receiver.requests), outbox_status(redis, record.round_id).delivered) == (1, 4)
 
 
-def test_tries_do_not_end_by_default(courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock) -> None:
+def test_tries_do_not_end_by_default(
+    courier: Courier, receiver: Receiver, record: RoundRecord, clock: Clock
+) -> None:
     receiver.answers = [500] * 100
     for _ in range(101):
         deliver(courier, record.round_id)
@@ -374,10 +404,15 @@ def test_the_couriers_process_follows_no_redirect(
     monkeypatch.setattr(courier_module, "_current", None)
     main_module.run_courier()
     assert asked == [f"http://{ADDRESS}:9000/poc/generated"]
-    assert (outbox_status(redis, record.round_id).delivered, outbox_status(redis, record.round_id).waiting) == (0, 4)
+    assert (
+        outbox_status(redis, record.round_id).delivered,
+        outbox_status(redis, record.round_id).waiting,
+    ) == (0, 4)
 
 
-def test_deliver_is_harmless_for_an_outbox_that_is_gone(courier: Courier, receiver: Receiver) -> None:
+def test_deliver_is_harmless_for_an_outbox_that_is_gone(
+    courier: Courier, receiver: Receiver
+) -> None:
     deliver(courier, "0" * 32)
     assert receiver.requests == []
 
@@ -403,24 +438,38 @@ def messages() -> Messages:
 
 
 @pytest.fixture
-def ticker(outbox: Outbox, courier: Courier, messages: Messages, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ticker]:
+def ticker(
+    outbox: Outbox, courier: Courier, messages: Messages, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Ticker]:
     monkeypatch.setattr(ticker_module, "TICK_S", 0.01)
     ticker = Ticker(outbox, cast(Celery, messages), courier)
     yield ticker
     ticker.stop()
 
 
-def test_what_is_due_is_queued_once(ticker: Ticker, messages: Messages, record: RoundRecord) -> None:
+def test_what_is_due_is_queued_once(
+    ticker: Ticker, messages: Messages, record: RoundRecord
+) -> None:
     ticker.start()
     wait_until(lambda: bool(messages.sent))
     time.sleep(0.1)
     ((name, (outbox_id, receiver, is_round, waiting_bytes), queue),) = messages.sent
     assert (name, queue) == (DELIVER_TASK, CALLBACK_QUEUE)
-    assert (outbox_id, receiver, is_round, waiting_bytes > 0) == (record.round_id, "receiver:9000", True, True)
+    assert (outbox_id, receiver, is_round, waiting_bytes > 0) == (
+        record.round_id,
+        "receiver:9000",
+        True,
+        True,
+    )
 
 
 def test_what_is_due_again_is_queued_again(
-    ticker: Ticker, messages: Messages, courier: Courier, rounds: RoundStore, record: RoundRecord, clock: Clock
+    ticker: Ticker,
+    messages: Messages,
+    courier: Courier,
+    rounds: RoundStore,
+    record: RoundRecord,
+    clock: Clock,
 ) -> None:
     ticker.start()
     wait_until(lambda: len(messages.sent) == 1)
@@ -510,12 +559,19 @@ def test_a_round_is_delivered_while_60_jobs_receivers_hang(
         for due in jobs_first:
             courier.offer(due)
         wait_until(lambda: bool(hung_when_it_came))
-    assert hung_when_it_came[0] <= JOB_PLACES  # before any of these was given up: then another one would have begun
+    assert (
+        hung_when_it_came[0] <= JOB_PLACES
+    )  # before any of these was given up: then another one would have begun
     assert outbox_status(redis, record.round_id).delivered == 4
 
 
 def test_an_outbox_has_one_message_however_long_it_waits_for_its_turn(
-    ticker: Ticker, messages: Messages, jobs: JobStore, workers: WorkerRegistry, outbox: Outbox, clock: Clock
+    ticker: Ticker,
+    messages: Messages,
+    jobs: JobStore,
+    workers: WorkerRegistry,
+    outbox: Outbox,
+    clock: Clock,
 ) -> None:
     workers.heartbeat(worker_record("w1"))
     ids = [finished_job(jobs, "http://hangs:9000") for _ in range(60)]
@@ -546,7 +602,9 @@ def test_a_receiver_that_answers_413_gets_the_same_in_halves(
         compute(rounds, record)
     rounds.switch(record, RoundState.STOPPED)
     deliver(Courier(outbox, receivers, poster(at_most_three)), record.round_id)
-    assert [artifact["nonce"] for payload in taken for artifact in payload["artifacts"]] == list(range(16))
+    assert [artifact["nonce"] for payload in taken for artifact in payload["artifacts"]] == list(
+        range(16)
+    )
     assert len({payload["payload_id"] for payload in taken}) == len(taken)
     assert outbox_status(redis, record.round_id).failures == 0
 
@@ -599,10 +657,14 @@ def test_a_callback_urls_secret_is_in_no_log_and_no_error(
         assert "s3cret" not in str(outbox_status(redis, record.round_id).last_error)
     assert "http://***@receiver:9000/poc/generated" in caplog.text
     assert "s3cret" not in caplog.text
-    assert all(request.headers["Authorization"].startswith("Basic ") for request in receiver.requests)
+    assert all(
+        request.headers["Authorization"].startswith("Basic ") for request in receiver.requests
+    )
 
 
-def test_own_ports_are_those_of_the_settings_and_of_workers_that_live(workers: WorkerRegistry) -> None:
+def test_own_ports_are_those_of_the_settings_and_of_workers_that_live(
+    workers: WorkerRegistry,
+) -> None:
     ports = OwnPorts(frozenset({8000}), workers)
     workers.heartbeat(replace(worker_record("w1"), port=9123))
     assert ports.now() == {8000}

@@ -5,8 +5,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from poc_core.state.outbox import Due
-from workers.courier.places import HOST_SHARE, JOB_PLACES, MOST_BYTES, RECEIVER_PLACES, ROUND_PLACES, Places
+from poc_core.state.delivery.outbox import Due
+from workers.courier.places import (
+    HOST_SHARE,
+    JOB_PLACES,
+    MOST_BYTES,
+    RECEIVER_PLACES,
+    ROUND_PLACES,
+    Places,
+)
 
 
 class Deliveries:
@@ -53,7 +60,9 @@ async def places(deliveries: Deliveries) -> AsyncIterator[Places]:
     await places.close(0)
 
 
-async def test_a_round_has_a_place_while_60_jobs_receivers_hang(places: Places, deliveries: Deliveries) -> None:
+async def test_a_round_has_a_place_while_60_jobs_receivers_hang(
+    places: Places, deliveries: Deliveries
+) -> None:
     for number in range(60):
         places.offer(job(number))
     await settle()
@@ -63,7 +72,9 @@ async def test_a_round_has_a_place_while_60_jobs_receivers_hang(places: Places, 
     assert "round" in deliveries.under_way
 
 
-async def test_a_receiver_has_few_places_whatever_waits_for_it(places: Places, deliveries: Deliveries) -> None:
+async def test_a_receiver_has_few_places_whatever_waits_for_it(
+    places: Places, deliveries: Deliveries
+) -> None:
     for number in range(60):
         places.offer(job(number, "hangs:80"))
     places.offer(job(99))
@@ -72,7 +83,9 @@ async def test_a_receiver_has_few_places_whatever_waits_for_it(places: Places, d
     assert deliveries.under_way[-1] == "job99"
 
 
-async def test_a_host_has_half_of_the_places_however_many_its_ports(places: Places, deliveries: Deliveries) -> None:
+async def test_a_host_has_half_of_the_places_however_many_its_ports(
+    places: Places, deliveries: Deliveries
+) -> None:
     for port in range(1, 61):
         places.offer(job(port, f"hangs:{port}"))
     await settle()
@@ -82,7 +95,9 @@ async def test_a_host_has_half_of_the_places_however_many_its_ports(places: Plac
     assert deliveries.under_way[-1] == "job99"
 
 
-async def test_jobs_leave_a_round_its_places_at_the_same_receiver(places: Places, deliveries: Deliveries) -> None:
+async def test_jobs_leave_a_round_its_places_at_the_same_receiver(
+    places: Places, deliveries: Deliveries
+) -> None:
     for number in range(10):
         places.offer(job(number, "aggregator:80"))
     places.offer(a_round())
@@ -90,14 +105,18 @@ async def test_jobs_leave_a_round_its_places_at_the_same_receiver(places: Places
     assert "round" in deliveries.under_way
 
 
-async def test_past_rounds_have_no_more_places_than_there_are(places: Places, deliveries: Deliveries) -> None:
+async def test_past_rounds_have_no_more_places_than_there_are(
+    places: Places, deliveries: Deliveries
+) -> None:
     for number in range(30):
         places.offer(a_round(f"round{number}", f"receiver{number}:80"))
     await settle()
     assert len(deliveries.under_way) == ROUND_PLACES
 
 
-async def test_what_waits_follows_in_its_order_when_a_place_is_free(places: Places, deliveries: Deliveries) -> None:
+async def test_what_waits_follows_in_its_order_when_a_place_is_free(
+    places: Places, deliveries: Deliveries
+) -> None:
     for number in range(JOB_PLACES + 2):
         places.offer(job(number))
     await settle()
@@ -107,7 +126,9 @@ async def test_what_waits_follows_in_its_order_when_a_place_is_free(places: Plac
     assert deliveries.under_way[-1] == f"job{JOB_PLACES + 1}"
 
 
-async def test_what_is_offered_twice_is_delivered_once(places: Places, deliveries: Deliveries) -> None:
+async def test_what_is_offered_twice_is_delivered_once(
+    places: Places, deliveries: Deliveries
+) -> None:
     for _ in range(3):
         places.offer(job(1))
         places.offer(a_round())
@@ -115,7 +136,9 @@ async def test_what_is_offered_twice_is_delivered_once(places: Places, deliverie
     assert sorted(deliveries.under_way) == ["job1", "round"]
 
 
-async def test_payloads_under_way_are_bounded_by_their_bytes(places: Places, deliveries: Deliveries) -> None:
+async def test_payloads_under_way_are_bounded_by_their_bytes(
+    places: Places, deliveries: Deliveries
+) -> None:
     places.offer(job(1, size=MOST_BYTES * 2))  # alone in its kind it goes, whatever its size
     places.offer(job(2, size=1))
     places.offer(a_round(size=10**12))  # its payloads hold at most 1000 of them

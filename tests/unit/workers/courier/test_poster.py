@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from poc_core.callbacks import CallbackPolicy
-from poc_core.state.outbox import Delivery
+from poc_core.state.delivery.outbox import Delivery
 from workers.courier.poster import UNREACHABLE, End, Poster, Result
 
 DEADLINE_S = 0.5
@@ -162,7 +162,11 @@ def test_a_redirect_is_not_followed_and_not_a_delivery(status: int) -> None:
     followed: list[bytes] = []
     with (
         receiver(lambda connection: followed.append(read_request(connection))) as elsewhere,
-        receiver(answers(b"HTTP/1.1 %d X\r\nLocation: http://127.0.0.1:%d/\r\n\r\n" % (status, elsewhere))) as port,
+        receiver(
+            answers(
+                b"HTTP/1.1 %d X\r\nLocation: http://127.0.0.1:%d/\r\n\r\n" % (status, elsewhere)
+            )
+        ) as port,
     ):
         result, _ = post(f"http://127.0.0.1:{port}/generated")
     assert result.end is End.REFUSED
@@ -171,7 +175,8 @@ def test_a_redirect_is_not_followed_and_not_a_delivery(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "end"), [(200, End.TAKEN), (204, End.TAKEN), (413, End.TOO_LARGE), (500, End.REFUSED)]
+    ("status", "end"),
+    [(200, End.TAKEN), (204, End.TAKEN), (413, End.TOO_LARGE), (500, End.REFUSED)],
 )
 def test_the_status_says_what_came_of_it(status: int, end: End) -> None:
     with receiver(answers(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % status)) as port:
@@ -230,7 +235,9 @@ def test_a_secret_is_not_in_the_error_of_a_url_that_cannot_be_used() -> None:
         ("http://nobody.example", ALL, ()),
     ],
 )
-def test_nothing_is_sent_to_an_address_that_is_not_allowed(url: str, allow: str, addresses: tuple[str, ...]) -> None:
+def test_nothing_is_sent_to_an_address_that_is_not_allowed(
+    url: str, allow: str, addresses: tuple[str, ...]
+) -> None:
     result, _ = post(url, allow=allow, addresses=addresses)
     assert result.end is End.FORBIDDEN
     assert "POC_CALLBACK_ALLOW" in result.said
@@ -245,14 +252,19 @@ def test_nothing_is_sent_to_the_nodes_own_ports_whatever_the_name() -> None:
 
 def test_a_name_with_an_address_that_does_not_answer_is_tried_by_the_next() -> None:
     with receiver(answers(b"HTTP/1.1 200 OK\r\n\r\n")) as port:
-        result, _ = post(f"http://both.example:{port}", addresses=("::1", "169.254.1.1", "127.0.0.1"))
+        result, _ = post(
+            f"http://both.example:{port}", addresses=("::1", "169.254.1.1", "127.0.0.1")
+        )
     assert result.end is End.TAKEN
 
 
 @pytest.mark.parametrize(
-    ("url", "name"), [("https://aggregator.example/x", "aggregator.example"), ("https://127.0.0.1/x", None)]
+    ("url", "name"),
+    [("https://aggregator.example/x", "aggregator.example"), ("https://127.0.0.1/x", None)],
 )
-def test_a_certificate_is_that_of_the_name_and_not_of_its_address(url: str, name: str | None) -> None:
+def test_a_certificate_is_that_of_the_name_and_not_of_its_address(
+    url: str, name: str | None
+) -> None:
     requests: list[httpx.Request] = []
 
     def take(request: httpx.Request) -> httpx.Response:
@@ -261,7 +273,11 @@ def test_a_certificate_is_that_of_the_name_and_not_of_its_address(url: str, name
 
     async def one_try() -> Result:
         client = httpx.AsyncClient(transport=httpx.MockTransport(take))
-        poster = Poster(client, CallbackPolicy.of(ALL), lookup=lambda _, port: [(0, 0, 0, "", ("127.0.0.1", port))])
+        poster = Poster(
+            client,
+            CallbackPolicy.of(ALL),
+            lookup=lambda _, port: [(0, 0, 0, "", ("127.0.0.1", port))],
+        )
         return await poster.post(Delivery("id", "token", url, b"{}", "id-0", 0))
 
     assert asyncio.run(one_try()).end is End.TAKEN

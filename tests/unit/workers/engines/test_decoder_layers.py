@@ -39,34 +39,53 @@ def test_what_the_networks_nodes_find_is_reflected(lists: dict[str, int], path: 
 
 @pytest.mark.parametrize(
     "architecture",
-    ["KimiK25ForConditionalGeneration", "Glm5NextForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Newer"],
+    [
+        "KimiK25ForConditionalGeneration",
+        "Glm5NextForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Newer",
+    ],
 )
 @pytest.mark.parametrize(("reflections", "reflected"), [("fleet", False), ("all", True)])
 def test_wrapped_layers_are_found_and_reflected_only_when_all_are(
     architecture: str, reflections: str, reflected: bool
 ) -> None:
-    paths = ("vision_tower.encoder.layers", "visual.blocks", "language_model.model.layers", "mtp.layers")
+    paths = (
+        "vision_tower.encoder.layers",
+        "visual.blocks",
+        "language_model.model.layers",
+        "mtp.layers",
+    )
     wrapped = model(dict.fromkeys(paths, N), architecture)
     found = find_decoder_layers(wrapped, N, reflections)  # type: ignore[arg-type]
     assert (found.path, found.reflected) == ("language_model.model.layers", reflected)
 
 
-@pytest.mark.parametrize("path", ["vision_tower.layers", "visual.blocks", "audio_encoder.layers", "model.experts"])
+@pytest.mark.parametrize(
+    "path", ["vision_tower.layers", "visual.blocks", "audio_encoder.layers", "model.experts"]
+)
 def test_another_tower_never_is_the_decoder(path: str) -> None:
     with pytest.raises(LookupError, match="no list of 3 layers"):
         find_decoder_layers(model({path: N}), N, "fleet")
 
 
 def test_two_that_may_be_it_are_refused_by_name() -> None:
-    with pytest.raises(LookupError, match=r"2 lists of 3 layers \(thinker\.layers, talker\.layers\)"):
+    with pytest.raises(
+        LookupError, match=r"2 lists of 3 layers \(thinker\.layers, talker\.layers\)"
+    ):
         find_decoder_layers(model({"thinker.layers": N, "talker.layers": N}), N, "all")
 
 
 def test_a_list_of_another_length_is_passed_over() -> None:
-    assert find_decoder_layers(model({"layers": N + 1, "decoder.layers": N}), N, "fleet").path == "decoder.layers"
+    assert (
+        find_decoder_layers(model({"layers": N + 1, "decoder.layers": N}), N, "fleet").path
+        == "decoder.layers"
+    )
 
 
 def test_lists_inside_a_layer_are_no_decoder() -> None:
     outer = model({"decoder.layers": N})
-    outer.get_submodule("decoder.layers.0").add_module("blocks", nn.ModuleList(nn.Module() for _ in range(N)))
+    outer.get_submodule("decoder.layers.0").add_module(
+        "blocks", nn.ModuleList(nn.Module() for _ in range(N))
+    )
     assert find_decoder_layers(outer, N, "fleet").path == "decoder.layers"

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from poc_core.encoding import decode_vector
+from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from workers.engines import load_engine
@@ -114,7 +114,9 @@ def test_an_engine_that_runs_whole_batches_says_how_long_each_took(recording: An
     assert 0.02 <= seconds < 0.2
 
 
-def test_an_engine_that_runs_whole_batches_refuses_a_spec_for_its_micro_batch_alone(recording: Any) -> None:
+def test_an_engine_that_runs_whole_batches_refuses_a_spec_for_its_micro_batch_alone(
+    recording: Any,
+) -> None:
     refused = SPEC.model_copy(update={"scheme": "unknown"})
     answer = recording.tick(Tick(begin=[Begin(0, refused, [0]), Begin(1, SPEC, [1])]))
     assert list(answer.refused) == [0]

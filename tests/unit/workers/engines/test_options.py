@@ -13,7 +13,11 @@ from workers.engines.options import EngineOptions
 
 def test_handed_on_as_json_they_are_the_same() -> None:
     options = EngineOptions(
-        model="/models/m", served_model_name="m", tensor_parallel=2, max_batch_tokens=99, vllm_args=("--seed", "1")
+        model="/models/m",
+        served_model_name="m",
+        tensor_parallel=2,
+        max_batch_tokens=99,
+        vllm_args=("--seed", "1"),
     )
     assert EngineOptions.model_validate_json(options.model_dump_json()) == options
 
@@ -36,7 +40,9 @@ def test_both_parallelisms_multiply() -> None:
     ],
 )
 def test_what_only_vllm_can_do_is_refused_for_others(options: Any) -> None:
-    with pytest.raises(OptionsError, match=f"are vLLM's; the {options['engine']} engine takes neither"):
+    with pytest.raises(
+        OptionsError, match=f"are vLLM's; the {options['engine']} engine takes neither"
+    ):
         EngineOptions(model="m", **options)
 
 
@@ -59,6 +65,7 @@ def test_what_no_engine_can_do_is_refused(options: Any, message: str) -> None:
 
 def test_they_are_read_without_the_engines() -> None:
     code = (
-        "import sys, workers.engines.options; assert not {'torch', 'vllm', 'transformers', 'celery'} & set(sys.modules)"
+        "import sys, workers.engines.options; assert not {'torch', 'vllm', 'transformers',"
+        " 'celery'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

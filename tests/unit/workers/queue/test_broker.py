@@ -40,7 +40,9 @@ class Broker:
         return queue.get()
 
     def break_off(self, connection: Connection) -> None:
-        """Redis goes away, Celery gives the connection up, its channel has closed its pool, and Redis is back."""
+        """Redis goes away, Celery gives the connection up, its channel has closed its pool, and
+        Redis is back.
+        """
         channel = connection.default_channel
         self.server.connected = False
         connection.collect()
@@ -94,10 +96,18 @@ def test_tls_takes_no_certificate_unseen_unless_told_to(url: str, given: dict[st
 
 
 def test_each_kind_of_consumer_has_its_own_messages_in_hand() -> None:
-    options = [create_app(URL, consumer).conf.broker_transport_options for consumer in ("worker", "courier", "monitor")]
+    options = [
+        create_app(URL, consumer).conf.broker_transport_options
+        for consumer in ("worker", "courier", "monitor")
+    ]
     for name in ("unacked_key", "unacked_index_key", "unacked_mutex_key"):
         assert len({one[name] for one in options}) == 3
-    assert all(value.startswith("unacked.") for one in options for name, value in one.items() if "unacked" in name)
+    assert all(
+        value.startswith("unacked.")
+        for one in options
+        for name, value in one.items()
+        if "unacked" in name
+    )
 
 
 class TestAConnectionThatIsGivenUp:
@@ -110,7 +120,9 @@ class TestAConnectionThatIsGivenUp:
         message.ack()
         assert redis_broker.unacknowledged() == 1
 
-    def test_refuses_to_put_a_message_back_with_an_error_that_celery_knows(self, redis_broker: Broker) -> None:
+    def test_refuses_to_put_a_message_back_with_an_error_that_celery_knows(
+        self, redis_broker: Broker
+    ) -> None:
         connection = redis_broker.connect()
         message = redis_broker.message(connection)
         redis_broker.break_off(connection)
@@ -180,7 +192,9 @@ def test_a_channel_keeps_one_client_for_all_that_it_does(redis_broker: Broker) -
             assert other is not first
 
 
-def test_a_channel_whose_pool_was_closed_takes_a_client_of_the_new_one(redis_broker: Broker) -> None:
+def test_a_channel_whose_pool_was_closed_takes_a_client_of_the_new_one(
+    redis_broker: Broker,
+) -> None:
     with redis_broker.connect() as connection:
         channel = connection.default_channel
         with channel.conn_or_acquire() as first:
@@ -191,11 +205,15 @@ def test_a_channel_whose_pool_was_closed_takes_a_client_of_the_new_one(redis_bro
             assert second.ping()
 
 
-def test_a_queue_of_one_ends_an_hour_after_its_consumer_and_others_stay(redis_broker: Broker) -> None:
+def test_a_queue_of_one_ends_an_hour_after_its_consumer_and_others_stay(
+    redis_broker: Broker,
+) -> None:
     with redis_broker.connect() as connection:
         for queue in (broker.queue("all"), broker.queue_of_one("one")):
             queue(connection.default_channel).declare()
-            Producer(connection.default_channel).publish({}, routing_key=queue.name, exchange=queue.name)
+            Producer(connection.default_channel).publish(
+                {}, routing_key=queue.name, exchange=queue.name
+            )
     assert redis_broker.redis.ttl("all") == -1
     assert 3590 <= int(redis_broker.redis.ttl("one")) <= 3600
 

@@ -9,7 +9,7 @@ from kombu import Queue
 from redis import Redis
 
 from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK, model_queue, worker_queue
-from tests.samples import MODEL
+from tests.harness.samples import MODEL
 from workers.queue.job_queue import JobQueue, StepQueue
 
 
@@ -35,7 +35,10 @@ def taken(app: Celery, queue: str) -> list[tuple[str, list[Any]]]:
 
 def test_each_batch_is_a_message_to_the_workers_of_its_model(app: Celery, redis: Redis) -> None:
     JobQueue(app, redis, MODEL).publish("job", [2, 5])
-    assert taken(app, model_queue(MODEL)) == [(RUN_BATCH_TASK, ["job", 2]), (RUN_BATCH_TASK, ["job", 5])]
+    assert taken(app, model_queue(MODEL)) == [
+        (RUN_BATCH_TASK, ["job", 2]),
+        (RUN_BATCH_TASK, ["job", 5]),
+    ]
 
 
 def test_a_step_is_a_message_to_one_worker_alone(app: Celery, redis: Redis) -> None:
@@ -44,7 +47,9 @@ def test_a_step_is_a_message_to_one_worker_alone(app: Celery, redis: Redis) -> N
     assert taken(app, model_queue(MODEL)) == []
 
 
-def test_a_queue_is_empty_until_a_message_waits_in_its_redis_list(app: Celery, redis: Redis) -> None:
+def test_a_queue_is_empty_until_a_message_waits_in_its_redis_list(
+    app: Celery, redis: Redis
+) -> None:
     jobs, steps = JobQueue(app, redis, MODEL), StepQueue(app, redis, "w1")
     assert jobs.is_empty()
     assert steps.is_empty()

@@ -26,8 +26,13 @@ for user in (None, "user"):
 
 
 def test_everything_but_the_health_check_wants_a_user() -> None:
-    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True)  # it changes Flower itself
-    assert done.stdout.splitlines() == ["['401 False', 'None True']", "['None False', 'None True']"], done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], capture_output=True, text=True
+    )  # it changes Flower itself
+    assert done.stdout.splitlines() == [
+        "['401 False', 'None True']",
+        "['None False', 'None True']",
+    ], done.stderr
 
 
 def test_it_is_what_proofline_flower_runs() -> None:

@@ -8,8 +8,8 @@ import torch
 
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
-from tests.marks import needs_vllm
-from workers.vllm.ready_schemes import ReadySchemes
+from tests.harness.marks import needs_vllm
+from workers.vllm.forward.ready_schemes import ReadySchemes
 
 pytestmark = pytest.mark.xdist_group("engines")  # whose process has loaded vLLM
 
@@ -58,18 +58,27 @@ class Owner(torch.nn.Module):
     [{"index_topk_freq": 4}, {"index_topk_pattern": "FSSS"}, {"indexer_types": ["full", "shared"]}],
     ids=lambda sharing: next(iter(sharing)),
 )
-def test_layers_that_attend_to_what_an_earlier_one_chose_are_not_cut(sharing: dict[str, Any]) -> None:
+def test_layers_that_attend_to_what_an_earlier_one_chose_are_not_cut(
+    sharing: dict[str, Any],
+) -> None:
     from workers.vllm import compat
 
     model = Owner()
-    assert compat.layer_owner(model, model.layers, SimpleNamespace(index_topk_freq=1, index_topk_pattern=None)) is model
+    assert (
+        compat.layer_owner(
+            model, model.layers, SimpleNamespace(index_topk_freq=1, index_topk_pattern=None)
+        )
+        is model
+    )
     assert compat.layer_owner(model, model.layers, SimpleNamespace(**sharing)) is None
 
 
 @pytest.mark.parametrize("replicated", [True, False])
 def test_a_norm_of_a_part_of_a_sum_is_refused(replicated: bool) -> None:
     """Reflections are linear, so they may stay."""
-    schemes = ReadySchemes(hidden_size=32, n_layers=2, device=torch.device("cpu"), dtype=torch.float32)
+    schemes = ReadySchemes(
+        hidden_size=32, n_layers=2, device=torch.device("cpu"), dtype=torch.float32
+    )
     schemes.replicated = replicated
     spec = ProofSpec(block_hash="block", public_key="key", seq_len=8)
     distance = spec.model_copy(update={"scheme": "distance"})

@@ -9,7 +9,8 @@ import pytest
 from poc_core.errors import ProoflineError
 from workers.engines.base import Slice, Tick
 from workers.engines.options import EngineOptions
-from workers.vllm import engine, lifeline
+from workers.vllm import engine
+from workers.vllm.start import lifeline
 
 
 def test_finding_13_vllms_paths_for_developers_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +48,9 @@ class Ranks(engine.VllmEngine):
 
 def test_a_slice_is_told_with_the_time_of_its_slowest_rank_once_that_has_told_it() -> None:
     first, second = Slice(7, 0, 1), Slice(8, 0, 1)
-    ranks = Ranks(1, [[(first, 1.0)], []], [[(second, 2.0)], [(first, 3.0)]], [[], [(second, 1.0)]], [[], []])
+    ranks = Ranks(
+        1, [[(first, 1.0)], []], [[(second, 2.0)], [(first, 3.0)]], [[], [(second, 1.0)]], [[], []]
+    )
     assert [ranks.tick(Tick()).ran for _ in range(4)] == [[], [(first, 3.0)], [(second, 2.0)], []]
 
 

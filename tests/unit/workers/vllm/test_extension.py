@@ -36,7 +36,10 @@ def test_a_value() -> None:
             torch.OutOfMemoryError("CUDA out of memory. Tried 3 GiB.\nOf 139 GiB ..."),
             "CUDA out of memory. Tried 3 GiB.",
         ),
-        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), "DefaultCPUAllocator: not enough memory"),
+        (
+            RuntimeError("DefaultCPUAllocator: not enough memory: you tried"),
+            "DefaultCPUAllocator: not enough memory",
+        ),
         (MemoryError("no more"), "no more"),
     ],
     ids=["GPU", "CPU", "numpy"],
@@ -49,7 +52,10 @@ def test_memory_that_is_short_is_told_apart(error: Exception, said: str) -> None
 
 
 def test_other_errors_say_what_they_are(caplog: pytest.LogCaptureFixture) -> None:
-    assert answer(fails(RuntimeError("bad shape"))) == {"error": "RuntimeError: bad shape", "kind": "failed"}
+    assert answer(fails(RuntimeError("bad shape"))) == {
+        "error": "RuntimeError: bad shape",
+        "kind": "failed",
+    }
     assert answer(fails(KeyError("layer"))) == {"error": "KeyError: 'layer'", "kind": "failed"}
     assert caplog.messages == ["a proof call failed"] * 2
 

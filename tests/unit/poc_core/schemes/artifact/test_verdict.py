@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poc_core.encoding import encode_vectors
+from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.artifact.verdict import compare
 

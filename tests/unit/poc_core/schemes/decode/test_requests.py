@@ -15,7 +15,7 @@ from poc_core.schemes import contracts, recognised
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.contract import CONTRACT
 from poc_core.schemes.decode.requests import MOST_CLAIMED_POINTS, DecodeBody, DecodeRoundBody
-from tests.samples import body
+from tests.harness.samples import body
 
 STEPS = {"decode": True, "max_tokens": 4}
 
@@ -25,7 +25,11 @@ def decode_body(**changes: Any) -> dict[str, Any]:
 
 
 def claims(*chains: Any) -> dict[str, Any]:
-    return {"artifacts": [{"nonce": nonce, "k_points_steps": chain} for nonce, chain in enumerate(chains)]}
+    return {
+        "artifacts": [
+            {"nonce": nonce, "k_points_steps": chain} for nonce, chain in enumerate(chains)
+        ]
+    }
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,12 @@ def test_what_the_chain_sends_is_enough() -> None:
     del sent["params"]["k_dim"], sent["nonces"]
     found = DecodeRoundBody.model_validate(sent)
     assert found.asked_batch_size is None
-    assert found.spec().options == {"max_tokens": 256, "per_nonce_reflection": False, "k_dim": 12, "enforced": None}
+    assert found.spec().options == {
+        "max_tokens": 256,
+        "per_nonce_reflection": False,
+        "k_dim": 12,
+        "enforced": None,
+    }
     config = found.config("tiny-qwen3-256", 32)
     assert DecodeRoundBody.of(config)["params"] == {
         "model": "tiny-qwen3-256", "seq_len": 256, "k_dim": 12, "scheme": "decode", "decode": True, "max_tokens": 256,
@@ -83,10 +92,13 @@ def test_stronger_inputs_are_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stat_test", "dist_threshold"), [(None, 0.025), ({"p_mismatch": 0.1}, 0.02), ({"dist_threshold": 0.05}, 0.05)]
+    ("stat_test", "dist_threshold"),
+    [(None, 0.025), ({"p_mismatch": 0.1}, 0.02), ({"dist_threshold": 0.05}, 0.05)],
 )
 def test_the_threshold(stat_test: Any, dist_threshold: float) -> None:
-    terms = DecodeBody.model_validate(decode_body(stat_test=stat_test)).terms(honour_p_value_threshold=False)
+    terms = DecodeBody.model_validate(decode_body(stat_test=stat_test)).terms(
+        honour_p_value_threshold=False
+    )
     assert StatTest.model_validate(terms).dist_threshold == dist_threshold
 
 
@@ -95,12 +107,18 @@ def test_claims_determine_the_values() -> None:
     found = DecodeBody.model_validate(decode_body(validation=claims(*chains)))
     assert found.claims() == {0: True, 1: True, 2: True}
     # What is no point is no point, whatever it is: a cheater must not make the request fail.
-    assert found.spec().options["enforced"] == {"0": [1, 2, 3, 4, 5], "1": [16, -1, -1, -1, -1], "2": [0]}
+    assert found.spec().options["enforced"] == {
+        "0": [1, 2, 3, 4, 5],
+        "1": [16, -1, -1, -1, -1],
+        "2": [0],
+    }
 
 
 def test_enforced_steps_are_taken_in_the_place_of_the_artifacts() -> None:
     sent = decode_body(nonces=[0], validation=claims([]), enforced_k_steps={"0": [1, 2]})
-    assert DecodeBody.model_validate_json(json.dumps(sent)).spec().options["enforced"] == {"0": [1, 2]}
+    assert DecodeBody.model_validate_json(json.dumps(sent)).spec().options["enforced"] == {
+        "0": [1, 2]
+    }
 
 
 @pytest.mark.parametrize(
@@ -144,20 +162,26 @@ def test_what_an_engine_cannot_do_is_said_when_it_is_asked() -> None:
     spec = DecodeBody.model_validate(decode_body()).spec()  # 64 positions and 4 steps
     refusals = {
         "cannot be seeded": dataclasses.replace(info, no_chains="its router cannot be seeded"),
-        "68 together; there is memory for 95": dataclasses.replace(info, kept_tokens=95, kept_block=32),
+        "68 together; there is memory for 95": dataclasses.replace(
+            info, kept_tokens=95, kept_block=32
+        ),
     }
     for problem, refusing in refusals.items():
         with pytest.raises(BodyError, match=problem):
             CONTRACT.limits(spec, refusing)
     assert CONTRACT.limits(spec, dataclasses.replace(info, kept_tokens=96, kept_block=32))
     claimed = spec.model_copy(update={"options": {**spec.options, "enforced": {"0": [1]}}})
-    assert CONTRACT.limits(claimed, refusals["68 together; there is memory for 95"])  # one forward keeps nothing
+    assert CONTRACT.limits(
+        claimed, refusals["68 together; there is memory for 95"]
+    )  # one forward keeps nothing
     with pytest.raises(BodyError, match="68 tokens of one forward"):
         CONTRACT.limits(claimed, dataclasses.replace(info, max_batch_tokens=67))
 
 
 def test_how_many_nonces_a_micro_batch_holds() -> None:
-    info = ModelInfo("m", 256, 4, 1024, 8192, "float32", max_sequences=200, kept_tokens=9600, kept_block=32)
+    info = ModelInfo(
+        "m", 256, 4, 1024, 8192, "float32", max_sequences=200, kept_tokens=9600, kept_block=32
+    )
     assert info.max_batch(64) == 128
     assert info.max_batch(64, 4) == 100  # 96 kept of each
     assert info.max_batch(64, 1000) == 8

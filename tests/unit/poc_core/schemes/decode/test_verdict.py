@@ -8,7 +8,7 @@ from poc_core.records import JobRequest, ProofSpec
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.contract import CONTRACT
 from poc_core.schemes.decode.verdict import judge
-from tests.golden import cases
+from tests.harness.golden import cases
 
 MODELS = ["tiny-qwen3-256", "tiny-qwen3-moe-256"]
 
@@ -22,7 +22,9 @@ def test_verdicts_are_the_references(model: str, index: int) -> None:
         (one["n_sphere_mismatches"], one["mismatch_margin_max"]) for one in expected["per_nonce"]
     ]
     nonces = [artifact["nonce"] for artifact in case["artifacts"]]
-    verdict = judge(nonces, found, case["max_tokens"] + 1, StatTest.model_validate(case["stat_test"]))
+    verdict = judge(
+        nonces, found, case["max_tokens"] + 1, StatTest.model_validate(case["stat_test"])
+    )
     assert verdict.pop("p_value") == pytest.approx(expected.pop("p_value"), rel=1e-6)
     assert verdict == expected | {"fraud_threshold": case["stat_test"]["fraud_threshold"]}
 
@@ -44,7 +46,13 @@ def test_a_margin_at_the_threshold_is_none(margin: float, mismatch: bool) -> Non
 
 
 def spec(**options: Any) -> ProofSpec:
-    return ProofSpec(scheme="decode", block_hash="b", public_key="k", seq_len=8, options={"max_tokens": 9} | options)
+    return ProofSpec(
+        scheme="decode",
+        block_hash="b",
+        public_key="k",
+        seq_len=8,
+        options={"max_tokens": 9} | options,
+    )
 
 
 def test_invented_chains_agree_with_themselves_only() -> None:

@@ -1,0 +1,1 @@
+"""OpenAI's requests on their way to the workers."""

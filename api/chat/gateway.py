@@ -1,0 +1,273 @@
+"""Carries OpenAI requests to the workers' own OpenAI servers and their answers back, byte for
+byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import httpx
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.chat.chat_workers import ChatWorkers
+from api.errors import openai_error
+from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER, WorkerRecord
+from poc_core.serving.openai_errors import error_body
+
+log = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
+
+# Seconds to reach a worker. For its answer there is no limit: a long prompt behind a long queue
+# takes its time, and a worker that dies closes its connections.
+_TIMEOUT = httpx.Timeout(None, connect=5.0)
+# Seconds for what a worker knows without its engine.
+_LOOKUP_TIMEOUT_S = 5.0
+# Headers of one connection only (RFC 9110, 7.6.1), and those that httpx or uvicorn make themselves.
+_HOP_HEADERS = {
+    *(
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+    ),
+    *(b"transfer-encoding", b"upgrade", b"expect", b"host", b"date", b"server"),
+}
+_PRINTABLE = bytes(range(0x21, 0x7F))
+# Of a request to a worker: ours to say.
+_OURS = {b"content-length", GATEWAY_SECRET_HEADER.encode()}
+
+
+@dataclass(frozen=True)
+class ProxyRequest:
+    """A client's request, whole, so that it can be sent to another worker when the first one
+    dies.
+    """
+
+    method: str
+    path: bytes  # with query, as it is to go over the wire
+    headers: Headers
+    body: bytes
+
+
+class NoWorkerError(Exception):
+    """No worker of the model answered."""
+
+
+class Gateway:
+    """Sends each request to the least busy worker that serves its model."""
+
+    def __init__(self, workers: ChatWorkers) -> None:
+        self.workers = workers
+        # trust_env off: workers are on the operator's network, a proxy of the environment is for
+        # the internet.
+        self._client = httpx.AsyncClient(
+            timeout=_TIMEOUT,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            trust_env=False,
+            # workers speak plain http; loading the certificates takes longer than making the whole
+            # API
+            verify=False,
+        )
+        self._active: Counter[str] = Counter()  # requests of this process under way, by worker
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
+        """Least busy first: by this process's own requests, then by what the worker said with
+        its last heartbeat.
+        """
+
+        def load(worker: WorkerRecord) -> tuple[int, int]:
+            return self._active[worker.id], int(str(worker.stats.get("chat_active", 0)))
+
+        return sorted(workers, key=load)
+
+    async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
+        """What a worker answers to GET at once. httpx.HTTPError: it does not."""
+        return await self._client.get(
+            _url(worker, path), headers=[*headers, *_secret(worker)], timeout=_LOOKUP_TIMEOUT_S
+        )
+
+    @asynccontextmanager
+    async def open(
+        self, workers: Iterable[WorkerRecord], request: ProxyRequest
+    ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
+        """Within: the answer of the first worker that gives one, and its body as the client is to
+        get it.
+
+        Leaving cancels what is still under way. NoWorkerError: all of them are gone.
+        """
+        for worker in workers:
+            async with AsyncExitStack() as stack:
+                stack.enter_context(self._counted(worker))
+                try:
+                    response = await self._send(worker, request)
+                    stack.push_async_callback(_cancel, response)
+                    if ENGINE_LOST_HEADER in response.headers:
+                        raise httpx.RemoteProtocolError("its engine is lost")
+                    # A worker that dies with its first byte outstanding has done nothing that the
+                    # client saw.
+                    chunks = response.aiter_raw()
+                    first = await anext(chunks, b"")
+                except httpx.TransportError as error:
+                    self.workers.lost(worker.id)
+                    log.warning(
+                        "worker %s did not answer a chat request (%r); trying another",
+                        worker.id,
+                        error,
+                    )
+                    continue
+                yield response, _body(worker, response, first, chunks)
+                return
+        raise NoWorkerError
+
+    @contextmanager
+    def _counted(self, worker: WorkerRecord) -> Iterator[None]:
+        self._active[worker.id] += 1
+        try:
+            yield
+        finally:
+            self._active[worker.id] -= 1
+            if self._active[worker.id] <= 0:
+                del self._active[worker.id]
+
+    async def _send(self, worker: WorkerRecord, request: ProxyRequest) -> httpx.Response:
+        # Not client.build_request: it would add headers that the client did not send, such as
+        # accept-encoding. The body's length is httpx's to say: the client's may have come in
+        # chunks.
+        headers = [
+            header for header in _end_to_end(request.headers) if header[0].lower() not in _OURS
+        ]
+        sent = httpx.Request(
+            request.method,
+            _url(worker, request.path),
+            headers=[*headers, *_secret(worker)],
+            content=request.body or None,
+            extensions={"timeout": _TIMEOUT.as_dict()},
+        )
+        return await self._client.send(sent, stream=True)
+
+
+class ProxiedAnswer(Response):
+    """Waits for a worker's answer and passes it on, but no longer than the client stays."""
+
+    def __init__(
+        self, gateway: Gateway, workers: Iterable[WorkerRecord], request: ProxyRequest
+    ) -> None:
+        super().__init__()
+        self._gateway = gateway
+        self._workers = workers
+        self._request = request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._pass_on(scope, receive, send))
+        gone = asyncio.create_task(_client_gone(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, gone):
+                if not task.done():
+                    task.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await work
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._gateway.open(self._workers, self._request) as (answer, body):
+                headers = _end_to_end(answer.headers.raw)
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": answer.status_code,
+                        "headers": headers,
+                    }
+                )
+                async for chunk in body:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except NoWorkerError:
+            message = "No worker could answer; try again in some seconds."
+            await openai_error(503, message, "service_unavailable")(scope, receive, send)
+
+
+async def _body(
+    worker: WorkerRecord, response: httpx.Response, first: bytes, rest: AsyncIterator[bytes]
+) -> AsyncIterator[bytes]:
+    """The body as it comes. A stream whose worker dies ends with an error event; of any other
+    answer httpx's TransportError is raised, so that nobody takes a part for the whole.
+    """
+    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+    # of a stream only whole lines: half a line, followed by an error event, would be neither
+    held = b""
+    chunk = first
+    try:
+        while chunk:
+            end = chunk.rfind(b"\n") + 1 if is_stream else len(chunk)
+            if end:
+                yield held + chunk[:end]
+                held = b""
+            held += chunk[end:]
+            chunk = await anext(rest, b"")
+    except httpx.TransportError as error:
+        log.warning("worker %s died in the middle of an answer: %r", worker.id, error)
+        if not is_stream:
+            raise
+        event = error_body(
+            502,
+            "The worker that computed this answer was lost; send the request again.",
+            "worker_lost",
+        )
+        yield (
+            b"\ndata: " + json.dumps(event).encode() + b"\n\n"
+        )  # the first newline ends an event cut short
+    else:
+        if held:
+            yield held
+
+
+async def _cancel(response: httpx.Response) -> None:
+    """Where its body is still on the way; else there is nothing to do."""
+    with suppress(httpx.HTTPError):
+        await response.aclose()
+
+
+async def _client_gone(receive: Receive) -> None:
+    """Returns when the client has hung up. The body was read before, so nothing else can come."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _end_to_end(headers: Headers) -> Headers:
+    """Without those of this connection, also the ones that only Connection names."""
+    named = [value.split(b",") for name, value in headers if name.lower() == b"connection"]
+    hop = _HOP_HEADERS | {token.strip().lower() for tokens in named for token in tokens}
+    return [(name, value) for name, value in headers if name.lower() not in hop]
+
+
+def _secret(worker: WorkerRecord) -> Headers:
+    return (
+        [(GATEWAY_SECRET_HEADER.encode(), worker.chat_secret.encode())]
+        if worker.chat_secret
+        else []
+    )
+
+
+def _url(worker: WorkerRecord, path: bytes) -> httpx.URL:
+    # Bytes that no URL may hold, and that some parsers of requests let through, are escaped.
+    raw_path = quote(path, safe=_PRINTABLE).encode()
+    return httpx.URL(
+        scheme="http", host=worker.chat_host or "", port=worker.port, raw_path=raw_path
+    )

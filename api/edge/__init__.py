@@ -1,0 +1,1 @@
+"""What a request meets before any route: connections, strangers' pages, keys, sizes."""

@@ -1,0 +1,195 @@
+"""Lets a request in by its key's role, by its peer's network, or because no keys are wanted; and
+not too many a second.
+
+What a path needs is said by its route, so that it does not matter under which prefix it was called.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from ipaddress import ip_address
+
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.edge.keys import Caller, KeyFile, Role
+from api.errors import openai_error
+from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
+from poc_core.settings import Settings, parse_networks
+
+# Which role a route needs, by its path. Of others: to look for GET, to deploy for whatever may
+# change something.
+_PROOFS = ("generate", "generate/{request_id}", "init/generate", "stop")
+_PHASES = ("validate", "init", "init/validate", "phase/generate", "phase/validate")
+_CHAT = ("chat/completions", "completions", "responses", "embeddings", "models")
+ROLES: dict[str, Role] = {
+    **{f"/api/v1/pow/{path}": Role.PROOFS for path in (*_PROOFS, *_PHASES)},
+    **{f"/api/v1/inference/pow/{path}": Role.PROOFS for path in _PROOFS},
+    **{f"/v1/{path}": Role.CHAT for path in _CHAT},
+    **{f"{folder}{{path:path}}": Role.CHAT for folder in FOLDERS},
+    "/api/v1/models/status": Role.READ,
+    **dict.fromkeys(ELSEWHERE, Role.CHAT),
+}
+# For whoever restarts a process that does not answer: it says nothing but that. And the console's
+# page, which asks for a key itself and has nothing of the node in it.
+OPEN = {"/livez", "/console", "/console/", "/console/{name:path}"}
+
+# Seconds' worth of requests that a client may send at once.
+_BURST_S = 10.0
+# Clients whose rate is remembered.
+_MAX_CLIENTS = 10_000
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+def role_of(path: str | None, method: str) -> Role:
+    """What a key needs for a route; None: for a path that has none."""
+    role = ROLES.get(path or "")
+    if role is Role.PROOFS and method in ("GET", "HEAD"):
+        return Role.READ
+    return role or (Role.READ if method in ("GET", "HEAD", "OPTIONS") else Role.DEPLOY)
+
+
+def keys_wanted(settings: Settings, listens_on: str) -> bool:
+    """Whether an API that listens on that address wants keys."""
+    if settings.require_keys == "auto":
+        return listens_on not in _LOOPBACK and not listens_on.startswith("127.")
+    return settings.require_keys == "always"
+
+
+class Doorkeeper:
+    """Middleware: 401 without a key that is known, 403 for one without the role, 429 beyond the
+    rate.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        wants_keys: bool,
+        routes: list[BaseRoute],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._app = app
+        self._routes = routes
+        self._wants_keys = wants_keys
+        self._keys = KeyFile(
+            settings.api_keys_file,
+            settings.api_key.get_secret_value() if settings.api_key is not None else None,
+        )
+        self._trusted = parse_networks(settings.trusted_networks)
+        self._rates = (
+            Rates(settings.max_requests_per_s, clock) if settings.max_requests_per_s else None
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp = self._app
+        if scope["type"] == "http" and (self._wants_keys or self._rates):
+            answer, scope = self._admit(scope)
+        await answer(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> tuple[ASGIApp, Scope]:
+        """What answers the request, and what it gets to see of it."""
+        path = self._route(scope)
+        if path in OPEN:
+            return self._app, scope
+        peer = scope["client"][0] if scope.get("client") else ""
+        who = peer
+        if self._wants_keys and not self._is_trusted(peer):
+            caller = self._caller(scope)
+            refusal = self._refusal(caller, role_of(path, scope["method"]))
+            if refusal is not None:
+                return refusal, scope
+            assert caller is not None
+            who = f"key {caller.name}"
+            # What this node asks for is for nobody else to see: not for a worker either.
+            scope = {
+                **scope,
+                "headers": [header for header in scope["headers"] if header[0] != b"authorization"],
+            }
+        wait_s = self._rates.take(who) if self._rates else 0.0
+        if wait_s > 0:
+            detail = (
+                "You send more requests than the node answers one client (POC_MAX_REQUESTS_PER_S);"
+                " wait a little."
+            )
+            headers = {"Retry-After": str(int(wait_s) + 1), "Connection": "close"}
+            return JSONResponse({"detail": detail}, 429, headers), scope
+        return self._app, scope
+
+    def _route(self, scope: Scope) -> str | None:
+        partial: str | None = None
+        for route in self._routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return getattr(route, "path", None)
+            if match is Match.PARTIAL and partial is None:  # of another method: it will get its 405
+                partial = getattr(route, "path", None)
+        return partial
+
+    def _is_trusted(self, peer: str) -> bool:
+        if not self._trusted:
+            return False
+        try:
+            address = ip_address(peer)
+        except ValueError:  # no address: a socket of this machine
+            return False
+        address = getattr(address, "ipv4_mapped", None) or address
+        return any(address in network for network in self._trusted)
+
+    def _caller(self, scope: Scope) -> Caller | None:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, key = (
+            given[0].decode("latin-1").partition(" ") if len(given) == 1 else ("", "", "")
+        )
+        return self._keys.caller(key.strip()) if scheme.lower() == "bearer" else None
+
+    @staticmethod
+    def _refusal(caller: Caller | None, role: Role) -> JSONResponse | None:
+        if caller is not None and caller.may(role):
+            return None
+        if caller is None:
+            status, kind = 401, "invalid_api_key"
+            detail = (
+                "This needs a key: send the header Authorization: Bearer KEY; the node's operator"
+                " makes one with `proofline key new`."
+            )
+        else:
+            status, kind = 403, "insufficient_permissions"
+            detail = (
+                f"The key {caller.name} has not the role {role.value}; the node's operator can make"
+                " one that has."
+            )
+        answer = (
+            openai_error(status, detail, kind)
+            if role is Role.CHAT
+            else JSONResponse({"detail": detail}, status)
+        )
+        answer.headers["Connection"] = "close"
+        if status == 401:
+            answer.headers["WWW-Authenticate"] = "Bearer"
+        return answer
+
+
+class Rates:
+    """A bucket for each client: filled by `per_second`, emptied by its requests."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
+        self._per_second = per_second
+        self._burst_s = max(_BURST_S, 1 / per_second)
+        self._clock = clock
+        self._full_at: OrderedDict[str, float] = (
+            OrderedDict()
+        )  # client -> when its bucket is full again
+
+    def take(self, client: str) -> float:
+        """0: the request may pass; else the seconds until one may."""
+        now = self._clock()
+        full_at = max(now, self._full_at.get(client, now)) + 1 / self._per_second
+        if full_at - now > self._burst_s:
+            return full_at - now - self._burst_s
+        self._full_at[client] = full_at
+        self._full_at.move_to_end(client)
+        if len(self._full_at) > _MAX_CLIENTS:
+            self._full_at.popitem(last=False)
+        return 0.0

@@ -1,0 +1,176 @@
+"""The API's keys: named, with roles, in a file that holds only their hashes and is read again when
+it changes.
+
+Keys are random, 256 bits each: nobody guesses one, and a plain hash of it gives nothing away.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationError
+
+from poc_core.errors import ProoflineError
+
+log = logging.getLogger(__name__)
+
+# What keys begin with, so that scanners find one that was published by mistake.
+PREFIX = "proofline_"
+_RANDOM_BYTES = 32
+
+
+class Role(StrEnum):
+    """What a key may do. Each but chat may also look."""
+
+    READ = "read-only"
+    PROOFS = "proofs"
+    CHAT = "chat"
+    DEPLOY = "deploy"
+
+
+class KeysError(ProoflineError):
+    """The file of keys cannot be read or written, or has no such key; the text says what to do."""
+
+
+class StoredKey(BaseModel, frozen=True):
+    name: str = Field(pattern=r"^[\w.@-]{1,64}$")
+    roles: frozenset[Role]
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created_at: float  # seconds since the epoch
+
+
+class _File(BaseModel):
+    keys: list[StoredKey] = []
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whose key a request has."""
+
+    name: str
+    roles: frozenset[Role]
+
+    def may(self, role: Role) -> bool:
+        return role in self.roles or (role is Role.READ and bool(self.roles - {Role.CHAT}))
+
+
+class KeyFile:
+    """The keys of one file. Reading is cheap: the file is only looked at when it changed."""
+
+    def __init__(self, path: Path, beside: str | None = None) -> None:
+        """`beside`: one more key, for everything (POC_API_KEY)."""
+        self.path = path.expanduser()
+        self._beside = (
+            {} if beside is None else {_hash(beside): Caller("POC_API_KEY", frozenset(Role))}
+        )
+        self._seen: tuple[int, ...] | None = None
+        self._callers: Mapping[str, Caller] = self._beside
+
+    def caller(self, key: str) -> Caller | None:
+        """Whose key that is; None for nobody's. The time it takes tells nothing: hashes are
+        compared, not keys.
+        """
+        self._reload()
+        return self._callers.get(_hash(key))
+
+    def keys(self) -> Sequence[StoredKey]:
+        """KeysError: the file cannot be read."""
+        try:
+            return _File.model_validate_json(self.path.read_bytes()).keys
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise KeysError(f"The keys in {self.path} cannot be read ({error.strerror}).") from None
+        except ValidationError:
+            raise KeysError(
+                f"{self.path} is not a file of `proofline key`; mend it or remove it."
+            ) from None
+
+    def add(self, name: str, roles: Sequence[Role]) -> str:
+        """A new key, which is stored nowhere. KeysError: the name is taken."""
+        with self._changing():
+            keys = self.keys()
+            if any(key.name == name for key in keys):
+                raise KeysError(f"There is a key named {name}; revoke it, or choose another name.")
+            key = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+            try:
+                new = StoredKey(
+                    name=name, roles=frozenset(roles), sha256=_hash(key), created_at=time.time()
+                )
+            except ValidationError:
+                raise KeysError("A name has 1 to 64 letters, digits and . _ @ - .") from None
+            self._write([*keys, new])
+        return key
+
+    def revoke(self, name: str) -> None:
+        """From now on that key opens nothing. KeysError: there is none."""
+        with self._changing():
+            keys = self.keys()
+            left = [key for key in keys if key.name != name]
+            if len(left) == len(keys):
+                names = ", ".join(key.name for key in keys) or "none"
+                raise KeysError(f"No key is named {name}; there are: {names}.")
+            self._write(left)
+
+    def _reload(self) -> None:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            seen: tuple[int, ...] = ()
+        else:
+            seen = (found.st_mtime_ns, found.st_ino, found.st_size)
+        if seen == self._seen:
+            return
+        try:
+            keys = self.keys()
+        except KeysError as error:
+            # Those read before stay: whoever can write the file can also empty it, and a slip must
+            # not lock all out.
+            log.error("%s The keys read before stay in force.", error)
+        else:
+            self._callers = self._beside | {key.sha256: Caller(key.name, key.roles) for key in keys}
+        self._seen = seen
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Two commands do not change the file at the same time."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(
+                self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600
+            )
+        except OSError as error:
+            raise KeysError(
+                f"Cannot write beside {self.path} ({error.strerror}); choose another place with"
+                " POC_API_KEYS_FILE."
+            ) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _write(self, keys: Sequence[StoredKey]) -> None:
+        whole = [{**key.model_dump(mode="json"), "roles": sorted(key.roles)} for key in keys]
+        new = self.path.with_name(self.path.name + ".new")
+        try:
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump({"keys": whole}, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self.path)
+        except OSError as error:
+            raise KeysError(f"Cannot write {self.path} ({error.strerror}).") from None
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,107 @@
+"""Keeps web pages of strangers away: a browser on the operator's machine reaches loopback and
+private networks too.
+
+A page can send what needs no permission of ours: any POST of a plain type, with its own Origin
+(CSRF), or with a name of its own that leads to this address as Host (DNS rebinding). The network's
+client sends JSON and no Origin.
+"""
+
+import re
+from collections.abc import Collection
+from ipaddress import ip_address
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from poc_core.settings import Settings, listed
+
+_AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?", re.ASCII)
+# Ends of names that nobody can own in the public DNS (RFC 6761, RFC 6762, and ICANN's .internal).
+_PRIVATE = (".localhost", ".local", ".internal")
+# What OpenAI's clients send audio as.
+_FORM, _AUDIO = "multipart/form-data", "/v1/audio/"
+_JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
+
+
+class Perimeter:
+    """Middleware: 421 for a foreign Host, 403 for a foreign Origin, 415 for a body that is not
+    sent as JSON.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, own_names: Collection[str] = ()) -> None:
+        """`own_names`: by which this node is known besides those of the settings."""
+        self._app = app
+        self._names = {name.lower() for name in own_names} | set(listed(settings.allowed_hosts))
+        self._suffixes = (*_PRIVATE, *(name for name in self._names if name.startswith(".")))
+        self._origins = set(listed(settings.allowed_origins))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers: dict[bytes, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value.decode("latin-1").strip())
+        hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
+        if len(hosts) > 1:
+            return _answer(400, "The request has several Host headers; send one.")
+        if hosts and not self.knows(hosts[0]):  # without one it is no browser's
+            return _answer(
+                421,
+                f"This node does not answer to the name {hosts[0][:200]!r}; list it in"
+                " POC_ALLOWED_HOSTS if it is its.",
+            )
+        for origin in origins:
+            if origin.lower() not in self._origins and not (hosts and _is_of(origin, hosts[0])):
+                return _answer(
+                    403,
+                    f"Pages of {origin[:200]!r} may not use this node; list it in"
+                    " POC_ALLOWED_ORIGINS if they may.",
+                )
+        if not _has_body(headers):
+            return None
+        types = [
+            value.partition(";")[0].strip().lower() for value in headers.get(b"content-type", [])
+        ]
+        if types == [_FORM] and _AUDIO in scope["path"] and not origins:
+            return None  # no page's: those that can send forms say their origin
+        if len(types) != 1 or not _JSON.fullmatch(types[0]):
+            return _answer(
+                415,
+                "A body must be JSON and say so: send the header Content-Type: application/json.",
+            )
+        return None
+
+    def knows(self, authority: str) -> bool:
+        """Whether a Host header names this node: HOST or HOST:PORT."""
+        match = _AUTHORITY.fullmatch(authority)
+        if match is None:
+            return False
+        host = match["host"].strip("[]").lower().removesuffix(".")
+        if "*" in self._names or host in self._names or host.endswith(self._suffixes):
+            return True
+        return _is_address(host) or "." not in host
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_of(origin: str, host: str) -> bool:
+    """Whether a page of that origin came from the very host that it asks now."""
+    scheme, separator, authority = origin.partition("://")
+    return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
+
+
+def _has_body(headers: dict[bytes, list[str]]) -> bool:
+    return b"transfer-encoding" in headers or headers.get(b"content-length", ["0"]) != ["0"]
+
+
+def _answer(status: int, detail: str) -> JSONResponse:
+    # The body is not read: another request cannot follow it.
+    return JSONResponse({"detail": detail}, status, headers={"Connection": "close"})

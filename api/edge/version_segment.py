@@ -1,0 +1,52 @@
+"""Paths with a version before them, as the network's client writes them: /v3.0.16/api/v1/state
+is /api/v1/state.
+"""
+
+from urllib.parse import unquote
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
+
+# What a node's paths begin with: our own, and those of vLLM's server that have no /v1.
+FIRST_SEGMENTS = frozenset(
+    {
+        *("api", "health", "livez", "readyz", "ready", "metrics", "docs", "openapi.json"),
+        *(path.split("/")[1] for path in (*ELSEWHERE, *FOLDERS)),
+    }
+)
+# A version may be called v1 or v2; of what begins so itself, these are never the second segment.
+_NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
+
+
+class VersionSegment:
+    """Middleware: drops the first segment of a path where what follows is one of a node's
+    paths. What is escaped in the rest stays so.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            raw: bytes = scope.get("raw_path") or scope["path"].encode()
+            rest = without_version(raw)
+            if rest is not None:
+                scope = {
+                    **scope,
+                    "path": unquote(rest.decode("ascii", "replace")),
+                    "raw_path": rest,
+                }
+        await self._app(scope, receive, send)
+
+
+def without_version(raw_path: bytes) -> bytes | None:
+    """The path as it was sent, without the version before it; None where there is none."""
+    segments = raw_path.decode("latin-1").split("/")  # the first is empty
+    if len(segments) < 3 or not segments[1]:
+        return None
+    first, second = segments[1:3]
+    is_ours = second not in _NEVER_BELOW_V if first in ("v1", "v2") else first in FIRST_SEGMENTS
+    if is_ours or second not in FIRST_SEGMENTS:
+        return None
+    return "/".join(["", *segments[2:]]).encode("latin-1")

@@ -1,0 +1,1 @@
+"""Models on this machine's disk, and the deployment of one."""

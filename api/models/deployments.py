@@ -1,0 +1,131 @@
+"""Deploying a model on all hosts of the node, withdrawing it, and waiting until either has come
+true.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+import anyio
+from anyio import to_thread
+from fastapi import HTTPException, Request, Response
+
+from poc_core.answers import Done
+from api.schema.bodies import DeployBody
+from api.errors import unavailable
+from api.services import Services
+from poc_core.serving.deployments import Deployment, DeploymentState, DeploymentStatus
+from poc_core.errors import ArgumentsError, BodyError, DeployedError, NoHostError
+from poc_core.records import RoundState
+from poc_core.settings import Settings
+from poc_core.serving.vllm_arguments import DTYPES, read_arguments
+
+log = logging.getLogger(__name__)
+
+# Seconds between two looks at the hosts' reports, which come every second.
+_LOOK_S = 0.2
+# Seconds for engines to end: workers have 30, their guards 8 more, and a host that died is
+# forgotten after 10.
+_GONE_S = 60.0
+
+
+def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
+    """What the body asks for. BodyError: an argument that may not be, or a number format
+    without proofs.
+    """
+    try:
+        arguments = read_arguments(body.additional_args, settings.deploy_also)
+    except ArgumentsError as error:
+        raise BodyError(str(error), ("additional_args",), "deployment_arguments") from None
+    if arguments.ignored:
+        names = ", ".join(arguments.ignored)
+        log.warning("deployment of %s: %s left out; a node settles that by itself", body.model, names)
+    dtype = arguments.dtype or body.dtype
+    if dtype not in DTYPES:
+        raise BodyError(f"dtype may be {', '.join(DTYPES)} here, not {dtype!r}.", ("dtype",), "deployment_dtype")
+    return Deployment(
+        model=body.model,
+        served_model_name=arguments.served_model_name,
+        dtype=None if dtype == "auto" else dtype,
+        tensor_parallel=arguments.tensor_parallel,
+        pipeline_parallel=arguments.pipeline_parallel,
+        vllm_args=arguments.rest,
+    )
+
+
+def deploy(body: DeployBody, services: Services) -> int:
+    """Has all hosts start what the body asks for; the generation of that.
+
+    BodyError: see deployment_of. HTTPException 409 while a model runs or starts, 503 without a
+    host.
+    """
+    wanted = deployment_of(body, services.settings)
+    try:
+        generation = services.deployments.deploy(wanted)
+    except DeployedError as error:
+        raise HTTPException(409, str(error)) from None
+    except NoHostError as error:
+        raise unavailable(str(error)) from None
+    _end_work(services)  # of a model that failed, say: it would keep the next round from beginning
+    return generation
+
+
+def withdraw(services: Services) -> int:
+    """Ends the round and the jobs, then has all hosts end their workers; the generation of that."""
+    _end_work(services)
+    return services.deployments.withdraw()
+
+
+async def until_served(request: Request, services: Services, generation: int) -> Response | Done:
+    """Returns when the model serves. A client that hangs up changes nothing.
+
+    HTTPException 500: it cannot start (why), was withdrawn, or takes longer than POC_DEPLOY_WAIT_S
+    and goes on.
+    """
+    wait_s = services.settings.deploy_wait_s
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        status = await to_thread.run_sync(services.deployments.status)
+        if status.record is None or status.record.generation != generation:
+            raise HTTPException(500, "The deployment was withdrawn before the model served.")
+        if status.state is DeploymentState.RUNNING:
+            return Done()
+        if status.state is DeploymentState.FAILED:
+            raise HTTPException(500, f"The model could not be started: {status.record.error}")
+        if not status.hosts:
+            raise HTTPException(500, "Every host that was to start the model is gone; one that comes will start it.")
+        if await request.is_disconnected():
+            return Response(status_code=499)
+        await anyio.sleep(_LOOK_S)
+    raise HTTPException(
+        500,
+        f"The model does not serve after {wait_s:g} s (POC_DEPLOY_WAIT_S). It is still being started: look at GET "
+        "/api/v1/inference/up/status.",
+    )
+
+
+async def until_gone(services: Services, generation: int, clock: Callable[[], float] = time.monotonic) -> Done:
+    """Returns when no host runs what was withdrawn. HTTPException 500 names those that still do
+    after a minute.
+    """
+    deadline = clock() + _GONE_S
+    while True:
+        status = await to_thread.run_sync(services.deployments.status)
+        superseded = status.record is not None and status.record.generation > generation
+        if status.is_gone or superseded:
+            return Done()
+        if clock() > deadline:
+            raise HTTPException(500, f"Engines still end on {_busy(status)}; look into the logs there.")
+        await anyio.sleep(_LOOK_S)
+
+
+def _busy(status: DeploymentStatus) -> str:
+    return ", ".join(f"{host.host} ({host.state.lower()})" for host in status.hosts if host.state != "IDLE")
+
+
+def _end_work(services: Services) -> None:
+    """What the round computed is still delivered: its outbox needs no engine."""
+    current = services.rounds.current()
+    if current is not None:
+        services.rounds.switch(current, RoundState.STOPPED)
+    services.jobs.cancel_all()

@@ -1,0 +1,1 @@
+"""Jobs and rounds: admitted, stored, published, waited for."""

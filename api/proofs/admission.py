@@ -1,0 +1,118 @@
+"""Decides whether a well-formed request can be computed here, and turns it into a job."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import HTTPException
+
+from api.errors import unavailable
+from poc_core.errors import BodyError, ForbiddenReceiverError
+from poc_core.records import JobRequest, ModelInfo, NewJob, ProofSpec
+from poc_core.schemes import contract_of
+from poc_core.schemes.requests import JobBody
+from poc_core.settings import Settings
+from poc_core.state import WorkerRegistry
+
+
+def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
+    """The job of a request. HTTPException 409 or 503, or ClaimsError says why there can be none."""
+    check_receiver(body.url, settings)
+    spec, claimed = body.spec(), body.claims()
+    limits = deployed_limits(body.params.model, workers)
+    check_limits(limits, spec)
+    batch_size = body.batch_size or settings.batch_size_default
+    return NewJob(
+        model=body.params.model,
+        spec=spec,
+        request=JobRequest(
+            block_height=body.block_height,
+            node_id=body.node_id,
+            node_count=body.node_count,
+            url=body.url,
+            terms=body.terms(settings.honour_p_value_threshold),
+        ),
+        nonces=body.nonces,
+        batch_size=min(batch_size, limits.max_batch(*contract_of(spec.scheme).passes(spec))),
+        claimed=claimed,
+    )
+
+
+def check_receiver(url: str | None, settings: Settings, field: str = "url") -> None:
+    """BodyError when callbacks may not go there (POC_CALLBACK_ALLOW). What a name leads to is
+    seen when it is tried.
+    """
+    if url is None:
+        return
+    try:
+        settings.callbacks.check_url(url, settings.own_ports)
+    except ForbiddenReceiverError as error:
+        raise BodyError(str(error), (field,), "url_not_allowed") from None
+
+
+def _why_no_chains(infos: Sequence[ModelInfo]) -> str:
+    """Of one worker, or of several that would give other chains each."""
+    if why := next((info.no_chains for info in infos if info.no_chains), ""):
+        return why
+    if len({info.codebook for info in infos if info.codebook}) > 1:
+        return (
+            "The workers of this model have different codebooks: POC_DECODE_CODEBOOK must be the"
+            " same for all."
+        )
+    return ""
+
+
+def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
+    """What every worker of the model can do. 409: other models are served here; 503: no worker
+    serves it.
+    """
+    infos = [worker.info for worker in workers.ready(model) if worker.info is not None]
+    if infos:
+        # A batch may go to any of them, so the smallest one sets the limits.
+        return replace(
+            infos[0],
+            max_seq_len=min(info.max_seq_len for info in infos),
+            max_batch_tokens=min(info.max_batch_tokens for info in infos),
+            max_sequences=min(info.max_sequences for info in infos),
+            kept_tokens=min(
+                (n for info in infos if (n := info.kept_tokens) is not None), default=None
+            ),
+            kept_block=max(info.kept_block for info in infos),
+            no_chains=_why_no_chains(infos),
+        )
+    live, known = workers.live(), workers.known_models()
+    if model in known or any(worker.model == model for worker in live):
+        raise unavailable(
+            f"No worker serves the model {model} right now; try again when one has started."
+        )
+    # Those that are alive come first: one of them is what the client should ask for.
+    deployed = list(dict.fromkeys([*(worker.model for worker in live), *known]))
+    if deployed:
+        raise _mismatch(
+            f"The model {model} is not deployed here; ask for {' or '.join(deployed)}.",
+            {"model": (model, deployed[0] if len(deployed) == 1 else deployed)},
+        )
+    raise unavailable("No worker serves a model yet; try again when one has started.")
+
+
+def check_limits(info: ModelInfo, spec: ProofSpec) -> None:
+    """HTTPException 409 when the model cannot do what the spec asks for."""
+    asked = contract_of(spec.scheme).limits(spec, info)
+    fields = {name: (wanted, most) for name, (wanted, most) in asked.items() if wanted > most}
+    if fields:
+        limits = " and ".join(f"{name} at most {most}" for name, (_, most) in fields.items())
+        raise _mismatch(f"The model {info.name} takes {limits}.", fields)
+
+
+def _mismatch(message: str, fields: Mapping[str, tuple[Any, Any]]) -> HTTPException:
+    """409; fields: name -> (requested, deployed)."""
+    return HTTPException(
+        409,
+        {
+            "error": "params_mismatch",
+            "message": message,
+            "fields": list(fields),
+            "requested": {name: requested for name, (requested, _) in fields.items()},
+            "deployed": {name: deployed for name, (_, deployed) in fields.items()},
+        },
+    )

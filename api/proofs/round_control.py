@@ -1,0 +1,151 @@
+"""Starting, switching, stopping and looking at rounds, for both families of paths."""
+
+from typing import Any
+
+from fastapi import HTTPException
+
+from api.proofs.round_admission import admit_round
+from api.services import Services
+from poc_core.callbacks import redacted
+from poc_core.errors import RoundError
+from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
+from poc_core.schemes import contract_of, contracts
+from poc_core.schemes.contract import Reported
+from poc_core.schemes.requests import RoundBody
+from poc_core.state.overview import CurrentRound, Overview
+
+
+def start(body: RoundBody, services: Services, state: RoundState) -> list[WorkerRecord]:
+    """Stores a round in `state`; the workers that are ready for it. HTTPException 409 while
+    another generates.
+    """
+    config = admit_round(body, services.settings, services.workers)
+    try:
+        round_id = services.rounds.store(config, state)
+    except RoundError as error:
+        raise HTTPException(409, str(error)) from None
+    ready = services.workers.ready(config.model)
+    if state is RoundState.GENERATING:
+        services.dispatcher.publish_steps([worker.id for worker in ready], round_id)
+    return ready
+
+
+def switch(services: Services, state: RoundState) -> None:
+    """Sets the current round's state. HTTPException 400 when there is none that could."""
+    current = services.rounds.current()
+    if current is None:
+        raise HTTPException(400, "No round was initialised; send POST /init first.")
+    before = services.rounds.switch(current, state)
+    if before is None or before is RoundState.STOPPED:
+        raise HTTPException(400, "The round was stopped; send POST /init to begin another.")
+    if state is RoundState.GENERATING:
+        ids = [worker.id for worker in services.workers.ready(current.config.model)]
+        services.dispatcher.publish_steps(ids, current.round_id)
+
+
+def stop(services: Services) -> int:
+    """Stops the current round and cancels the jobs that wait in the queue; returns how many
+    jobs.
+    """
+    current = services.rounds.current()
+    if current is not None:
+        services.rounds.switch(current, RoundState.STOPPED)
+    return services.jobs.cancel_queued()
+
+
+def config_of(config: RoundConfig) -> dict[str, Any]:
+    """The round's configuration in the words of the body that started it."""
+    body = contract_of(config.spec.scheme).round_body
+    assert body is not None  # else no request could have started it
+    return body.of(config.model_copy(update={"url": redacted(config.url)}))
+
+
+def scheme_status(
+    services: Services, record: RoundRecord, stats: dict[str, Any], first: int | None, most: int
+) -> dict[str, Any]:
+    """What /status says of a round of this scheme beside the rest; `stats`: the round's
+    (stats_of). `first` and `most`: which of the reported nonces it lists (RoundStore.reported).
+    """
+    contract = contract_of(record.config.spec.scheme)
+    reported = Reported(0, [])
+    if contract.lists_reported:
+        reported = services.rounds.reported(record.round_id, first, most)
+    return contract.status(
+        record, reported, stats["elapsed_seconds"], stats["nonces_per_second_of_round"]
+    )
+
+
+def stats_without_round(services: Services, seen: Overview) -> dict[str, Any]:
+    """What `stats_of` gives, of all jobs: clients read the same fields before the first round
+    as after it.
+    """
+    return {
+        "total_processed": seen.total_processed,
+        "nonces_per_second": seen.nonces_per_second,
+        "nonces_per_second_of_round": 0.0,
+        "elapsed_seconds": 0.0,
+        "n_excluded": 0,
+        "excluded_nonces": [],
+        "workers": {},
+        "artifacts_delivered": 0,
+        "artifacts_waiting": 0,
+        "outbox": {
+            "limit": services.settings.outbox_max_artifacts,
+            "bytes": 0,
+            "limit_bytes": services.settings.outbox_max_bytes,
+            "full": False,
+            "dropped": 0,
+            "failures": 0,
+            "next_try_at": None,
+            "last_error": None,
+        },
+        "exhausted": False,
+        "error": None,
+    }
+
+
+def status_without_round() -> dict[str, Any]:
+    """The fields that `scheme_status` gives of rounds of any scheme."""
+    return {
+        name: value
+        for contract in contracts()
+        for name, value in contract.status_without_round.items()
+    }
+
+
+def stats_of(services: Services, current: CurrentRound) -> dict[str, Any]:
+    """A round's numbers: per worker and in sum."""
+    record, rates, outbox = current.record, current.rates, current.outbox
+    # A current rate is one of a round that runs; of one that is over, the last seconds say nothing.
+    running = record.state is RoundState.GENERATING
+    elapsed_s = services.rounds.elapsed_s(record)
+    limit, limit_bytes = services.settings.outbox_max_artifacts, services.settings.outbox_max_bytes
+    return {
+        "total_processed": record.n_processed,
+        "nonces_per_second": sum(rates.per_second.values()) if running else 0.0,
+        "nonces_per_second_of_round": record.n_processed / elapsed_s if elapsed_s > 0 else 0.0,
+        "elapsed_seconds": elapsed_s,
+        "n_excluded": record.n_excluded,
+        "excluded_nonces": current.excluded,
+        "workers": {
+            worker: {
+                "total_processed": total,
+                "nonces_per_second": rates.per_second.get(worker, 0.0) if running else 0.0,
+            }
+            for worker, total in sorted(rates.totals.items())
+        },
+        "artifacts_delivered": outbox.delivered,
+        "artifacts_waiting": outbox.waiting,
+        "outbox": {
+            "limit": limit,
+            "bytes": outbox.waiting_bytes,
+            "limit_bytes": limit_bytes,
+            "full": outbox.waiting >= limit or outbox.waiting_bytes >= limit_bytes,
+            "dropped": outbox.dropped,
+            "failures": outbox.failures,
+            "next_try_at": outbox.next_at if outbox.waiting else None,
+            "last_error": outbox.last_error,
+        },
+        "exhausted": record.is_exhausted,
+        "error": record.error,
+    }

@@ -1,0 +1,98 @@
+"""Waiting inline for a job's end (`wait: true`)."""
+
+import time
+
+import anyio
+from anyio import to_thread
+from fastapi import HTTPException, Request, Response
+
+from api.edge.body_limit import BODY_DONE
+from api.errors import unavailable
+from api.proofs.results import result_response
+from api.services import Services
+from poc_core.records import JobRecord, JobStatus
+from poc_core.state import JobStore
+
+# Seconds between two looks at the job: soon for a small one, seldom enough that many clients may
+# wait for large ones.
+_FIRST_LOOK_S = 0.01
+_LONGEST_PAUSE_S = 0.25
+# Looks a second of all who wait: each takes a millisecond.
+_LOOKS_PER_S = 200
+
+
+async def answer_when_ended(request: Request, services: Services, job_id: str) -> Response:
+    """The result of a job whose request took a place among those that wait. Holds no thread while
+    it waits.
+
+    HTTPException 503 when nothing moved for generate_chunk_timeout_sec (the job is then cancelled,
+    so that a client that sends it again does not have it computed twice) or when too few values
+    could be computed for a verdict, 500 when the job failed otherwise, 409 when it was cancelled.
+    """
+    request.scope[BODY_DONE]()
+    try:
+        return await _answer_when_ended(request, services, job_id)
+    finally:
+        services.waiting.leave()
+
+
+async def _answer_when_ended(request: Request, services: Services, job_id: str) -> Response:
+    jobs, timeout_s = services.jobs, services.settings.generate_chunk_timeout_sec
+    pause_s, progress, moved_at = _FIRST_LOOK_S, None, time.monotonic()
+    while True:
+        record, seen = await to_thread.run_sync(_look, services, job_id)
+        if record is None:
+            raise unavailable("The node's Redis lost the job; send the request again.")
+        if record.status.is_final:
+            return await to_thread.run_sync(_answer, jobs, record)
+        if seen != progress:
+            progress, moved_at = seen, time.monotonic()
+        elif time.monotonic() - moved_at > timeout_s:
+            await to_thread.run_sync(jobs.cancel, job_id)
+            raise unavailable(
+                f"No batch was done within {timeout_s:g} s (POC_GENERATE_CHUNK_TIMEOUT_SEC), so the"
+                f" job {job_id} was cancelled. Send it again later, or with wait=false."
+            )
+        if (
+            await request.is_disconnected()
+        ):  # the job goes on: its result can be fetched and may have a callback
+            return Response(status_code=499)
+        await anyio.sleep(max(pause_s, services.waiting.taken / _LOOKS_PER_S))
+        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+
+
+def _look(services: Services, job_id: str) -> tuple[JobRecord | None, tuple[object, ...]]:
+    """The job and what changes while the node makes progress towards its end."""
+    jobs = services.jobs
+    record = jobs.read(job_id)
+    if record is None:
+        return None, ()
+    if record.waiting_for == "chat" or services.rounds.generating(record.model) is not None:
+        # It waits for chat, beside which proofs have their share of the time, or for the round's
+        # end, however long that takes.
+        return record, (time.monotonic(),)
+    # A job that still queues behind others waits for their batches, not for its own.
+    ahead = jobs.total_processed() if record.status is JobStatus.QUEUED else None
+    return record, (record.status, record.n_done, ahead)
+
+
+def _answer(jobs: JobStore, record: JobRecord) -> Response:
+    if record.status is JobStatus.FAILED and record.unavailable:
+        raise unavailable(
+            {"error": "no_verdict", "message": record.error, "request_id": record.job_id}
+        )
+    if record.status is JobStatus.FAILED:
+        raise HTTPException(
+            500, {"error": "failed", "message": record.error, "request_id": record.job_id}
+        )
+    if record.status is JobStatus.CANCELLED:
+        message = "The job was cancelled; send the request again if it is still wanted."
+        raise HTTPException(
+            409, {"error": "cancelled", "message": message, "request_id": record.job_id}
+        )
+    response = result_response(jobs, record.job_id)
+    if response is None:
+        raise unavailable(
+            "The job's result expired before it could be sent; send the request again."
+        )
+    return response

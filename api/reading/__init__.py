@@ -1,0 +1,1 @@
+"""What many clients ask at once, read once."""

@@ -1,0 +1,116 @@
+"""What the console's pages see, read once for all of them: however many are open, Redis has one
+reader.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+
+from anyio import to_thread
+from pydantic import JsonValue
+
+log = logging.getLogger(__name__)
+
+# Seconds between two readings.
+PAUSE_S = 1.0
+# Seconds after which a page has to ask again: a key that was revoked meanwhile opens nothing more.
+LONGEST_S = 600.0
+# Pages at a time, of one process of the API.
+MOST_PAGES = 500
+
+Sections = Mapping[str, JsonValue]
+Read = Callable[[], Sections]
+
+
+class Live:
+    """Named sections, read again and again while somebody follows. For the event loop alone:
+    nothing is locked.
+    """
+
+    def __init__(self, pause_s: float = PAUSE_S, longest_s: float = LONGEST_S) -> None:
+        self._pause_s = pause_s
+        self._longest_s = longest_s
+        self._followers = 0
+        self._deserted = asyncio.Event()  # the last follower has left
+        self._news = asyncio.Event()  # another one after each reading
+        self._reader: asyncio.Task[None] | None = None
+        self._reading = 0  # the number of the latest
+        self._sections: dict[
+            str, tuple[int, str]
+        ] = {}  # name -> the reading in which it changed, and its JSON
+
+    @property
+    def followers(self) -> int:
+        return self._followers
+
+    @property
+    def is_reading(self) -> bool:
+        return self._reader is not None
+
+    async def follow(self, begin: Callable[[], Read]) -> AsyncGenerator[bytes]:
+        """Server-sent events: all sections first, then, with each reading, those that have changed.
+
+        A follower that is slow misses readings and no change. `begin` makes what reads (on a
+        thread) when the first follower comes.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._longest_s
+        self._followers += 1
+        self._deserted.clear()
+        if self._reader is None:
+            self._reading, self._sections = 0, {}
+            self._reader = asyncio.create_task(self._run(begin()))
+        seen = 0
+        try:
+            while loop.time() < ends_at:
+                news = self._news
+                changed = {
+                    name: text for name, (reading, text) in self._sections.items() if reading > seen
+                }
+                seen = self._reading
+                if changed:
+                    yield _event(changed)
+                await news.wait()
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                self._deserted.set()
+
+    async def _run(self, read: Read) -> None:
+        """Until nobody follows; also those who come while it is about to end."""
+        try:
+            while not self._deserted.is_set():
+                self._tell(await to_thread.run_sync(_read, read))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._deserted.wait(), self._pause_s)
+        finally:
+            self._reader = None
+
+    def _tell(self, found: Sections) -> None:
+        self._reading += 1
+        for name, value in found.items():
+            text = json.dumps(value, separators=(",", ":"))
+            if name not in self._sections or self._sections[name][1] != text:
+                self._sections[name] = self._reading, text
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+def _read(read: Read) -> Sections:
+    try:
+        return read()
+    except Exception as error:  # of our own: the pages say so, and the next reading may do
+        log.exception("the console's reading failed")
+        return {
+            "problem": (
+                f"The API could not read the node's state ({type(error).__name__}); its log tells"
+                " more."
+            )
+        }
+
+
+def _event(sections: Mapping[str, str]) -> bytes:
+    parts = ",".join(f'"{name}":{text}' for name, text in sections.items())
+    return f"data: {{{parts}}}\n\n".encode()

@@ -1,0 +1,74 @@
+"""What many requests ask for at the same time is read from Redis once, and in one thread, for
+all of them.
+"""
+
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from anyio import to_thread
+
+T = TypeVar("T")
+
+# Seconds that a reading may hold up the next one: with a silent Redis nobody waits for others too.
+_PATIENCE_S = 0.25
+
+_Outcome = tuple[Any, Exception | None]
+
+
+@dataclass
+class _Turn:
+    """Of one event loop: what is to be read next, and what reads now."""
+
+    asked: dict[Hashable, tuple[Callable[[], Any], asyncio.Future[_Outcome]]] = field(
+        default_factory=dict
+    )
+    reader: asyncio.Task[None] | None = None
+
+
+class Together:
+    """No answer is older than its request: who comes while a reading is under way gets the next
+    one.
+    """
+
+    def __init__(self) -> None:
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
+
+    async def get(self, key: Hashable, read: Callable[[], T]) -> T:
+        """What `read` returns or raises; called in a thread, once for all who ask for `key`
+        together.
+        """
+        loop = asyncio.get_running_loop()
+        turn = self._turns.setdefault(loop, _Turn())
+        if key not in turn.asked:
+            turn.asked[key] = read, loop.create_future()
+        if turn.reader is None or turn.reader.done():
+            turn.reader = asyncio.create_task(_read_in_turns(turn))
+        found: T
+        # A client that leaves must not cancel it for the others.
+        found, error = await asyncio.shield(turn.asked[key][1])
+        if error is not None:
+            raise error
+        return found
+
+
+async def _read_in_turns(turn: _Turn) -> None:
+    while turn.asked:
+        asked, turn.asked = turn.asked, {}
+        reading = asyncio.create_task(_read(list(asked.values())))
+        await asyncio.wait([reading], timeout=_PATIENCE_S)
+
+
+async def _read(asked: list[tuple[Callable[[], Any], asyncio.Future[_Outcome]]]) -> None:
+    outcomes = await to_thread.run_sync(lambda: [_outcome(read) for read, _ in asked])
+    for (_, answer), outcome in zip(asked, outcomes, strict=True):
+        answer.set_result(outcome)
+
+
+def _outcome(read: Callable[[], Any]) -> _Outcome:
+    try:
+        return read(), None
+    except Exception as error:
+        return None, error

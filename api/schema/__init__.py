@@ -1,0 +1,1 @@
+"""Bodies, examples and OpenAPI's description of the routes."""

@@ -1,0 +1,122 @@
+"""From the bytes that clients send to one of a scheme's bodies (protocol.md, section 5)."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Annotated, Any, TypeVar
+
+from fastapi import HTTPException, Request
+from pydantic import BaseModel, Field, ValidationError, create_model
+
+from api.errors import malformed_body
+from poc_core.fields import Text
+from poc_core.schemes import contracts, recognised
+from poc_core.schemes.contract import Contract
+from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
+
+# Commas a body may hold per nonce that may wait. A nonce with an artifact to validate takes 3.
+# Parsing takes memory per item, so a body of nothing but short items would otherwise take 30 times
+# its size.
+_MAX_COMMAS_PER_NONCE = 4
+_MAX_COMMAS_BESIDE = 1000
+# Bytes of a body that starts a round. A right one has no lists and takes below 3,000.
+_MAX_ROUND_BYTES = 64 * 1024
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class DeployBody(BaseModel):
+    """A model to deploy, as the network's client asks for it."""
+
+    # What begins with a dash would be read as an argument.
+    model: Annotated[Text, Field(pattern=r"^[^\s-]")] = Field(
+        description=(
+            "A name on the Hugging Face hub, a shipped model's, or a directory on every host."
+        ),
+        examples=["Qwen/Qwen3-8B"],
+    )
+    dtype: Text = Field(
+        "auto", description="Number format of the weights: auto, float32 or bfloat16."
+    )
+    additional_args: list[Annotated[str, Field(max_length=8192)]] = Field(
+        default=[],
+        max_length=200,
+        description="Those of `vllm serve`; what runs code, opens ports or reads files is refused.",
+        examples=[["--tensor-parallel-size", "4", "--max-model-len", "32768"]],
+    )
+
+
+async def whole_body(request: Request) -> bytes:
+    """The request's body; unlike that of request.body() it does not live as long as the
+    request, which may wait.
+    """
+    return b"".join([chunk async for chunk in request.stream()])
+
+
+def job_bodies() -> dict[str, type[JobBody]]:
+    """What POST /generate takes, by scheme."""
+    return {contract.name: contract.job_body for contract in contracts() if contract.job_body}
+
+
+def round_bodies() -> dict[str, type[RoundBody]]:
+    """What starts a round, by scheme."""
+    return {contract.name: contract.round_body for contract in contracts() if contract.round_body}
+
+
+def phased_round_bodies() -> dict[str, type[RoundBody]]:
+    """What stores a round that has phases, by scheme."""
+    bodies = batch_bodies()
+    return {name: body for name, body in round_bodies().items() if name in bodies}
+
+
+def batch_bodies() -> dict[str, type[BatchBody]]:
+    """What POST /validate takes, by scheme."""
+    return {contract.name: contract.batch_body for contract in contracts() if contract.batch_body}
+
+
+def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
+    """A body that lists nonces, and its scheme. HTTPException 422 says what is wrong with it,
+    413 that it has too many items.
+    """
+    if raw.count(b",") > _MAX_COMMAS_PER_NONCE * max_nonces + _MAX_COMMAS_BESIDE:
+        raise HTTPException(
+            413, f"The body has far more items than {max_nonces} nonces need; split the request."
+        )
+    return _parse(raw, bodies)
+
+
+def parse_round(raw: bytes, bodies: dict[str, type[RoundBody]]) -> RoundBody:
+    """A body that starts or stores a round. HTTPException 413 or 422 says what is wrong with it."""
+    # Before it is parsed: a body of 32 MB of short items would take a gigabyte, and the event
+    # loop's time.
+    if len(raw) > _MAX_ROUND_BYTES:
+        raise HTTPException(
+            413, f"A body that starts a round has at most {_MAX_ROUND_BYTES} bytes."
+        )
+    return _parse(raw, bodies)[1]
+
+
+def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
+    """Straight from the bytes: 10 MB of JSON do not become Python objects twice."""
+    candidates = [contract for contract in contracts() if contract.name in bodies]
+    try:
+        scheme = recognised(_marks(raw, candidates), candidates).name
+        return scheme, bodies[scheme].model_validate_json(raw)
+    except ValidationError as error:
+        raise malformed_body(error) from None
+
+
+def _marks(raw: bytes, candidates: Sequence[Contract]) -> dict[str, Any]:
+    """The fields by which a body says which of several schemes it speaks of."""
+    if len(candidates) < 2:
+        return {}
+    marked = _marks_model(
+        tuple(mark for contract in candidates for mark in contract.marks)
+    ).model_validate_json(raw)
+    return {name: getattr(marked, name) for name in marked.model_fields_set}
+
+
+@cache
+def _marks_model(names: tuple[str, ...]) -> type[BaseModel]:
+    fields: dict[str, Any] = dict.fromkeys(names, (Any, None))
+    model: type[BaseModel] = create_model("Marks", **fields)
+    return model

@@ -1,0 +1,204 @@
+"""What OpenAPI shows beside the models of bodies and answers: examples of both, and the errors
+of each route.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from poc_core.answers import Conflict, Malformed, Refused
+from poc_core.schemes import contracts
+from poc_core.schemes.requests import REQUEST_ID_EXAMPLE
+
+QUEUED_EXAMPLE = {
+    "summary": "wait=false",
+    "value": {"status": "queued", "request_id": REQUEST_ID_EXAMPLE, "queued_count": 3},
+}
+RUNNING_EXAMPLE = {
+    "summary": "Not completed yet",
+    "value": {
+        "status": "running",
+        "request_id": REQUEST_ID_EXAMPLE,
+        "model": "tiny-qwen3",
+        "n_total": 100000,
+        "n_done": 4096,
+        "created_at": 1764000000.5,
+        "started_at": 1764000000.6,
+    },
+}
+# Of completed jobs, of all schemes.
+RESULTS = {
+    name: example for contract in contracts() for name, example in contract.result_examples.items()
+}
+
+
+def _error(model: type[BaseModel], description: str, detail: Any) -> dict[str, Any]:
+    return {
+        "model": model,
+        "description": description,
+        "content": {"application/json": {"example": {"detail": detail}}},
+    }
+
+
+UNKNOWN_JOB: dict[int | str, dict[str, Any]] = {
+    404: _error(
+        Refused,
+        "Unknown or expired.",
+        "No job has this request_id; results are kept for 300 s (POC_GENERATE_RESULT_TTL_SEC).",
+    ),
+}
+REDIS_AWAY: dict[int | str, dict[str, Any]] = {
+    503: _error(
+        Refused,
+        "Redis is away; see Retry-After.",
+        "The node cannot reach its Redis; try again in 5 s.",
+    ),
+}
+GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: _error(
+        Refused,
+        "The artifacts to validate are not those of the nonces.",
+        "validation.artifacts must hold exactly one artifact for each of nonces, and no others;"
+        " they differ.",
+    ),
+    409: _error(
+        Conflict,
+        "Another model is deployed, or it cannot do what params ask for; or a job waited for was"
+        " cancelled.",
+        {
+            "error": "params_mismatch",
+            "message": "The model tiny-qwen3 takes seq_len at most 1024.",
+            "fields": ["seq_len"],
+            "requested": {"seq_len": 4096},
+            "deployed": {"seq_len": 1024},
+        },
+    ),
+    413: _error(
+        Refused,
+        "The body is over the limit.",
+        "The body is larger than 33554432 bytes (POC_MAX_BODY_BYTES); split the request.",
+    ),
+    422: _error(
+        Malformed,
+        "The body is not as described.",
+        [
+            {
+                "loc": ["body", "nonces", 3],
+                "msg": "Input should be greater than or equal to 0",
+                "type": "greater_than_equal",
+            }
+        ],
+    ),
+    429: _error(
+        Refused,
+        "Too many nonces wait; see Retry-After.",
+        "99000 nonces wait already and 2000 more would exceed the 100000 that may"
+        " (POC_MAX_QUEUED_NONCES); send at most 1000 now, or try again later.",
+    ),
+    500: _error(
+        Refused,
+        "With wait=true: the job failed.",
+        {
+            "error": "failed",
+            "message": "Batch 3 was given up after ...",
+            "request_id": REQUEST_ID_EXAMPLE,
+        },
+    ),
+    503: _error(
+        Refused,
+        "No worker serves the model, no batch was done in time (wait=true), or Redis is away; see"
+        " Retry-After.",
+        "No worker serves the model tiny-qwen3 right now; try again when one has started.",
+    ),
+}
+
+ROUND_ERRORS: dict[int | str, dict[str, Any]] = {
+    409: _error(
+        Refused,
+        "A round generates already, or the workers cannot do what is asked for (see /generate).",
+        "A round is generating already: end it with POST /api/v1/pow/stop, or ...",
+    ),
+    413: GENERATE_ERRORS[413],
+    422: GENERATE_ERRORS[422],
+    503: GENERATE_ERRORS[503],
+}
+PHASE_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: _error(
+        Refused, "There is no round to switch.", "No round was initialised; send POST /init first."
+    ),
+    **REDIS_AWAY,
+}
+PROOF_BATCH_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: _error(
+        Refused,
+        "No round validates.",
+        "The round generates; send POST /phase/validate first.",
+    ),
+    **{code: GENERATE_ERRORS[code] for code in (409, 413, 422, 429, 500, 503)},
+}
+
+STOP_ERRORS: dict[int | str, dict[str, Any]] = {
+    500: _error(
+        Refused,
+        "Engines do not end within a minute.",
+        "Engines still end on gpu-7 (stopping); look into the logs there.",
+    ),
+    **REDIS_AWAY,
+}
+DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
+    409: _error(
+        Refused,
+        "A model runs or starts already.",
+        "A model is deployed already; send POST /api/v1/stop first.",
+    ),
+    422: _error(
+        Malformed,
+        "The body is not as described, or has an argument that a deployment may not bring.",
+        [
+            {
+                "loc": ["body", "additional_args"],
+                "msg": (
+                    "--middleware is not among the arguments that a deployment may bring here:"
+                    " leave it out, or whoever runs this node adds it to POC_DEPLOY_ARGUMENTS."
+                ),
+                "type": "deployment_arguments",
+            }
+        ],
+    ),
+    500: _error(
+        Refused,
+        "The model cannot be started; the node is STOPPED and can be asked again.",
+        "The model could not be started: worker-0: the model does not fit: use more"
+        " --tensor-parallel.",
+    ),
+    503: _error(
+        Refused,
+        "No host is here, or Redis is away; see Retry-After.",
+        "No host is here to run a model: start `proofline up` or `proofline workers` on one.",
+    ),
+}
+
+DOWNLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
+    409: _error(
+        Refused,
+        "It is being downloaded already.",
+        "Qwen/Qwen3-8B is being downloaded already; /api/v1/models/status tells how it goes.",
+    ),
+    429: _error(
+        Refused,
+        "As many downloads as may be are under way; see Retry-After.",
+        "3 models are being downloaded, as many as may; try again later.",
+    ),
+    **REDIS_AWAY,
+}
+DELETE_ERRORS: dict[int | str, dict[str, Any]] = {
+    404: _error(
+        Refused,
+        "It is not on disk.",
+        "Qwen/Qwen3-8B is not in the cache /root/.cache/huggingface/hub.",
+    ),
+    409: _error(
+        Refused, "Workers serve it.", "Workers serve Qwen/Qwen3-8B; deploy another model first."
+    ),
+    **REDIS_AWAY,
+}

@@ -1,0 +1,122 @@
+"""OpenAPI for bodies that routes read themselves, so that FastAPI does not know them (see
+api/schema/bodies.py).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
+
+_REF = "#/components/schemas/{model}"
+_SENTENCE = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
+
+
+def _refusal(description: str, schema: dict[str, Any] = _SENTENCE) -> dict[str, Any]:
+    content = {"schema": schema, "example": {"detail": description}}
+    return {"description": description, "content": {"application/json": content}}
+
+
+# Of every operation, before it begins.
+_REFUSALS = {
+    "400": _refusal("The request is not HTTP as it should be."),
+    "401": _refusal("A key is wanted: Authorization: Bearer KEY.", {"type": "object"}),
+    "403": _refusal(
+        "The key has not the role, or a strange web page asks (POC_ALLOWED_ORIGINS).",
+        {"type": "object"},
+    ),
+    "408": _refusal("The request was not whole in time (POC_REQUEST_TIMEOUT_S)."),
+    "413": _refusal("The body is over the limit.", {"type": "object"}),
+    "415": _refusal("The body does not say that it is application/json."),
+    "421": _refusal("The Host header names another node (POC_ALLOWED_HOSTS)."),
+    "429": _refusal("Too many requests, by POC_MAX_REQUESTS_PER_S; see Retry-After."),
+    "431": _refusal("The headers are over the limit."),
+    "503": _refusal(
+        "As many large bodies are being read as there is memory for; see Retry-After.",
+        {"type": "object"},
+    ),
+}
+_RETRY_AFTER = {
+    "Retry-After": {
+        "description": "Seconds after which to come again.",
+        "schema": {"type": "integer", "minimum": 1},
+    }
+}
+
+
+def json_body(
+    bodies: Mapping[str, type[JobBody] | type[RoundBody] | type[BatchBody]],
+) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads a JSON body as that of one of the schemes."""
+    refs = [{"$ref": _REF.format(model=body.__name__)} for body in bodies.values()]
+    examples = {
+        name: example for body in bodies.values() for name, example in body.examples.items()
+    }
+    content = {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}, "examples": examples}
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def json_examples(
+    description: str, examples: dict[str, dict[str, Any]], model: Any
+) -> dict[str, Any]:
+    """An entry of `responses` with several examples."""
+    return {
+        "model": model,
+        "description": description,
+        "content": {"application/json": {"examples": examples}},
+    }
+
+
+def describe(app: FastAPI, bodies: list[type[BaseModel]]) -> None:
+    """Makes /openapi.json contain the schemas of `bodies` and of all that they refer to."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                routes=app.routes,
+                tags=app.openapi_tags,
+            )
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            for body in bodies:
+                schema = body.model_json_schema(ref_template=_REF)
+                schemas |= schema.pop("$defs", {}) | {body.__name__: schema}
+            for path in document["paths"].values():
+                for operation in path.values():
+                    operation["responses"] = _with_retry_after(_REFUSALS | operation["responses"])
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    _serve_as_bytes(app)
+
+
+def _with_retry_after(responses: dict[str, Any]) -> dict[str, Any]:
+    return {
+        status: answer | {"headers": _RETRY_AFTER} if status in ("429", "503") else answer
+        for status, answer in responses.items()
+    }
+
+
+def _serve_as_bytes(app: FastAPI) -> None:
+    """FastAPI writes the document anew for every request: milliseconds in which nobody else is
+    answered.
+    """
+    assert app.openapi_url is not None
+    documents: list[bytes] = []
+
+    async def document(_: Request) -> Response:
+        if not documents:
+            documents.append(json.dumps(app.openapi(), separators=(",", ":")).encode())
+        return Response(documents[0], media_type="application/json")
+
+    app.router.routes[:] = [
+        route for route in app.router.routes if getattr(route, "path", "") != app.openapi_url
+    ]
+    app.add_route(app.openapi_url, document, include_in_schema=False)

@@ -1,0 +1,47 @@
+"""How both benchmarks speak: a table, a verdict, an exit status."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from bench.harness.machine import QUIET, Observed
+from poc_core.errors import ProoflineError
+
+console = Console()
+
+LEGEND = (
+    "Others: cores that other programs used. Runs in parentheses were disturbed and do not count."
+)
+
+
+def warn_of_noise(runs: Sequence[Observed[Any]]) -> None:
+    """Says so when disturbed runs had to count."""
+    others = max(run.others for run in runs if run.counts)
+    if others > QUIET:
+        console.print(
+            f"[yellow]The machine was not quiet[/]: others used up to {others:.2f} cores in runs"
+            " that count."
+        )
+
+
+def verdict(what: str, ratio: float, target: float) -> bool:
+    passed = ratio >= target
+    word = "[bold green]PASS[/]" if passed else "[bold red]FAIL[/]"
+    console.print(f"{word} {what}: {ratio:.3f}, target {target:.2f}\n", highlight=False)
+    return passed
+
+
+def exit_with(measure: Callable[[], bool]) -> None:
+    """Runs a benchmark; exit status 0 when it passes, 1 when it fails or breaks down, 130 for
+    Ctrl-C.
+    """
+    try:
+        passed = measure()
+    except ProoflineError as error:
+        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    raise typer.Exit(0 if passed else 1)

@@ -1,0 +1,1 @@
+"""Commands that compute proofs in their own process and judge them."""

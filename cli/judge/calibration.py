@@ -1,0 +1,161 @@
+"""Which r_target lets a wanted share of a model's nonces be valid, and how far that holds across
+block hashes.
+
+A nonce is valid when its distance is below r_target (protocol.md, section 3). Rates are shares from
+0 to 1; all arrays are float64, one of shape (n,) for each block hash.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from poc_core.errors import ProoflineError
+
+# A distance that another kind of device or number format computes lies about this far away (mean of
+# the golden data's bfloat16 distances, H200 against CPU: 0.00008), so that it may fall on the other
+# side of r_target.
+BORDERLINE = 1e-4
+
+
+class CalibrationError(ProoflineError):
+    """The distances do not say what was asked of them."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One r_target, and what it means for each block hash. Spread: highest minus lowest; None
+    of one block hash.
+    """
+
+    wanted_rate: float | None  # None: this r_target was given
+    r_target: float
+    valid_rate: float  # of all block hashes together
+    block_rates: list[float]
+    rate_spread: float | None
+    rate_std: float | None
+    # What the two would be if all block hashes had the same rate: no finite number of nonces counts
+    # it exactly.
+    counting_spread: float | None
+    counting_std: float
+    # With which r_target each block hash alone would have the valid_rate; None where it is too near
+    # 0 or 1 to tell.
+    block_r_targets: list[float] | None
+    r_target_spread: float | None
+    r_target_std: float | None
+    # Share of the valid nonces that lie less than BORDERLINE below r_target.
+    borderline: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The distribution of distances; n of them, all block hashes together."""
+
+    n: int
+    mean: float
+    std: float
+    lowest: float
+    highest: float
+    block_means: list[float]
+    block_stds: list[float]
+    targets: list[Target]
+
+
+def calibrate(
+    blocks: Sequence[np.ndarray], rates: Sequence[float], r_targets: Sequence[float] = ()
+) -> Calibration:
+    """The r_target for each of `rates`, then the rate at each of `r_targets`.
+
+    CalibrationError: a block hash has no distances, or all together have too few for one of the
+    rates.
+    """
+    if not blocks or any(len(block) == 0 for block in blocks):
+        raise CalibrationError(
+            "A block hash without a single distance says nothing; does the model give finite"
+            " states?"
+        )
+    blocks = [np.sort(np.asarray(block, np.float64)) for block in blocks]
+    together = np.sort(np.concatenate(blocks))
+    targets = [_target(blocks, together, r_target_for(together, rate), rate) for rate in rates]
+    targets += [_target(blocks, together, r_target, None) for r_target in r_targets]
+    return Calibration(
+        n=len(together),
+        mean=float(together.mean()),
+        std=float(together.std()),
+        lowest=float(together[0]),
+        highest=float(together[-1]),
+        block_means=[float(block.mean()) for block in blocks],
+        block_stds=[float(block.std()) for block in blocks],
+        targets=targets,
+    )
+
+
+def check_count(n: int, rate: float) -> None:
+    """CalibrationError: the rate, above 0 and below 1, is among n nonces not even one, or all
+    of them.
+    """
+    if not _count_shows(n, rate):
+        least = math.ceil(1 / min(rate, 1 - rate))
+        raise CalibrationError(
+            f"{n} nonces cannot show a valid rate of {rate:g}; take {least} or more."
+        )
+
+
+def r_target_for(distances: np.ndarray, rate: float) -> float:
+    """Below it lies the share `rate`, rounded to whole nonces, of the sorted `distances`.
+
+    Half-way between two neighbours, where the last digits of a distance matter least.
+    """
+    check_count(len(distances), rate)
+    k = round(rate * len(distances))
+    return float(distances[k - 1 : k + 1].mean())
+
+
+def expected_spread(n: int) -> float:
+    """Expected highest minus lowest of n independent normal numbers with standard deviation 1;
+    n >= 2.
+    """
+    x = np.linspace(-8, 8, 3201)
+    below = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
+    return float(np.trapezoid(1 - below**n - (1 - below) ** n, x))
+
+
+def _count_shows(n: int, rate: float) -> bool:
+    return 1 <= round(rate * n) <= n - 1
+
+
+def _target(
+    blocks: Sequence[np.ndarray], together: np.ndarray, r_target: float, wanted: float | None
+) -> Target:
+    rates = [float(np.mean(block < r_target)) for block in blocks]
+    rate = float(np.mean(together < r_target))
+    counting_std = math.sqrt(rate * (1 - rate) * len(blocks) / len(together))
+    several = len(blocks) > 1
+    enough = all(_count_shows(len(block), rate) for block in blocks)
+    own = [r_target_for(block, rate) for block in blocks] if enough else None
+    return Target(
+        wanted_rate=wanted,
+        r_target=r_target,
+        valid_rate=rate,
+        block_rates=rates,
+        rate_spread=_spread(rates),
+        rate_std=_std(rates),
+        counting_spread=expected_spread(len(blocks)) * counting_std if several else None,
+        counting_std=counting_std,
+        block_r_targets=own,
+        r_target_spread=_spread(own) if own else None,
+        r_target_std=_std(own) if own else None,
+        borderline=(
+            float(np.mean(together[together < r_target] >= r_target - BORDERLINE)) if rate else 0.0
+        ),
+    )
+
+
+def _spread(numbers: Sequence[float]) -> float | None:
+    return max(numbers) - min(numbers) if len(numbers) > 1 else None
+
+
+def _std(numbers: Sequence[float]) -> float | None:
+    """Of the population that the numbers are drawn from."""
+    return float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None

@@ -1,0 +1,194 @@
+"""How often a validation errs, in both directions, and by which rule it errs least.
+
+A validation counts which of n nonces lie further off than a threshold and asks how likely an honest
+sender has so many (protocol.md, sections 2 and 8.3). So both errors follow exactly from two shares,
+that of an honest machine's and that of a cheat's nonces beyond the threshold, and from the binomial
+distribution. Offsets are L2 distances of artifacts or margins of chains; shares and risks are from
+0 to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from poc_core.arithmetic.statistics import at_least, at_most, least_frauds
+
+# Nonces that a validation checks at most; more than any request may hold say little more.
+MOST_NONCES = 10_000
+# Shares of honest nonces beyond the thresholds that are tried: none, then ever more, up to a half.
+_TRIED_SHARES = [0.0, *np.geomspace(0.001, 0.5, 24)]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How far off the nonces of one comparison lie."""
+
+    name: str
+    offsets: npt.NDArray[np.float64]  # (n,), ascending
+
+    def n_beyond(self, threshold: float) -> int:
+        return len(self.offsets) - int(np.searchsorted(self.offsets, threshold, side="right"))
+
+    def threshold_for(self, share: float) -> float:
+        """The smallest offset beyond which lies at most this share of the nonces, rounded down
+        to whole ones.
+        """
+        return float(self.offsets[len(self.offsets) - 1 - math.floor(share * len(self.offsets))])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """By what a validation judges (protocol.md, section 2, Validation), and how many nonces it
+    checks.
+    """
+
+    dist_threshold: float
+    p_mismatch: float
+    fraud_threshold: float
+    n: int
+
+    @property
+    def least_frauds(self) -> int:
+        """The fewest mismatches that are a fraud."""
+        return int(least_frauds(self.n, self.p_mismatch, self.fraud_threshold))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of the nonces that mismatch."""
+
+    honest: float  # of the two honest machines that disagree most
+    cheat: float  # of the cheat that is found out least
+    honest_name: str
+    cheat_name: str
+
+
+@dataclass(frozen=True)
+class Risks:
+    false_alarm: float  # an honest machine is called a fraud
+    miss: float  # a cheat is not
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of honest machines and of cheats, each cheat tampering with `tampered_share` of
+    its nonces.
+
+    A threshold must hold for each pair of machines, so the worst sample counts, not the mean of
+    all.
+    """
+
+    honest: Sequence[Sample]
+    tampered: Sequence[Sample]
+    tampered_share: float = 1.0
+
+    def shares(self, threshold: float, at_worst: bool = False) -> Shares:
+        """As counted or, at worst, as the number of nonces counted does not exclude
+        (poc_core/arithmetic/statistics.py).
+        """
+        upper = at_most if at_worst else _share
+        lower = at_least if at_worst else _share
+        honest = [
+            (upper(sample.n_beyond(threshold), len(sample.offsets)), sample.name)
+            for sample in self.honest
+        ]
+        honest_part = min(
+            lower(sample.n_beyond(threshold), len(sample.offsets)) for sample in self.honest
+        )
+        cheats = [
+            (lower(sample.n_beyond(threshold), len(sample.offsets)), sample.name)
+            for sample in self.tampered
+        ]
+        (most, honest_name), (least, cheat_name) = max(honest), min(cheats)
+        cheat = self.tampered_share * least + (1 - self.tampered_share) * honest_part
+        return Shares(most, cheat, honest_name, cheat_name)
+
+    def risks(self, rule: Rule, at_worst: bool = False) -> Risks:
+        from scipy.stats import binom
+
+        shares = self.shares(rule.dist_threshold, at_worst)
+        most_passed = rule.least_frauds - 1
+        return Risks(
+            false_alarm=float(binom.sf(most_passed, rule.n, shares.honest)),
+            miss=float(binom.cdf(most_passed, rule.n, shares.cheat)),
+        )
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    rule: Rule
+    kept: bool  # whether both risks stay, at worst, within what was asked for
+
+
+def recommend(
+    evidence: Evidence, fraud_threshold: float, most_miss: float, n: int | None = None
+) -> Recommendation:
+    """The rule that keeps both risks, at worst, with the fewest nonces; of `n` nonces that which
+    misses least.
+
+    p_mismatch is the largest share of honest mismatches that the samples do not exclude, so that
+    false alarms stay below fraud_threshold whatever n is. Where no n keeps the misses below
+    most_miss, that rule of MOST_NONCES which misses least.
+    """
+    tried = _candidates(evidence, fraud_threshold)
+    if n is None:
+        counts = [_nonces_needed(evidence, rule, most_miss) for rule in tried]
+        possible = [
+            replace(rule, n=count)
+            for rule, count in zip(tried, counts, strict=True)
+            if count is not None
+        ]
+        if possible:
+            return Recommendation(min(possible, key=lambda rule: rule.n), kept=True)
+    given = [replace(rule, n=n or MOST_NONCES) for rule in tried]
+    miss, best = min(
+        ((evidence.risks(rule, at_worst=True).miss, rule) for rule in given),
+        key=lambda risk: risk[0],
+    )
+    return Recommendation(best, kept=miss <= most_miss)
+
+
+def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
+    """Thresholds are honest offsets: anything between two of them excludes no further honest
+    nonce, and finds fewer tampered ones. The largest first.
+    """
+    rules: dict[float, Rule] = {}
+    for share in _TRIED_SHARES:
+        threshold = _rounded_up(max(sample.threshold_for(share) for sample in evidence.honest), 3)
+        p_mismatch = _rounded_up(evidence.shares(threshold, at_worst=True).honest, 2)
+        if p_mismatch < 1:
+            rules.setdefault(threshold, Rule(threshold, p_mismatch, fraud_threshold, MOST_NONCES))
+    return list(rules.values())
+
+
+def _nonces_needed(evidence: Evidence, rule: Rule, most_miss: float) -> int | None:
+    """The number of nonces from which on a cheat is missed so seldom, at worst; None: more than
+    MOST_NONCES.
+    """
+    from scipy.stats import binom
+
+    cheat = evidence.shares(rule.dist_threshold, at_worst=True).cheat
+    if cheat <= rule.p_mismatch:
+        return None  # however many nonces: a cheat is as good as what counts as honest
+    counts = np.arange(1, MOST_NONCES + 1)
+    fewest = least_frauds(counts, rule.p_mismatch, rule.fraud_threshold)
+    too_often = np.flatnonzero(binom.cdf(fewest - 1, counts, cheat) > most_miss)
+    needed = 1 if not len(too_often) else int(counts[too_often[-1]]) + 1
+    return needed if needed <= MOST_NONCES else None
+
+
+def _share(n_found: int, n_total: int) -> float:
+    return n_found / n_total
+
+
+def _rounded_up(number: float, digits: int) -> float:
+    """To so many significant digits: as it can be written into a request."""
+    if number <= 0:
+        return 0.0
+    places = digits - 1 - math.floor(math.log10(number))
+    return float(round(math.ceil(round(number * 10.0**places, 6)) / 10.0**places, max(places, 0)))

@@ -1,0 +1,161 @@
+"""`proofline report`: how far machines' proofs lie apart, and by which rule to judge them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.console import UsageError, note
+from poc_core.schemes.artifact import thresholds
+
+if TYPE_CHECKING:
+    from cli.judge.findings import Findings
+
+PAGE = "report.html"
+
+
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help=(
+                "Two or more JSON files of `proofline generate` or `compute --json`, each of an"
+                " honest machine or "
+                "run, for the same block hash, key and nonces; or answers to validations of honest"
+                " chains (decode)."
+            ),
+            show_default=False,
+        ),
+    ],
+    tampered: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help=(
+                "A file of a cheat: the same nonces with a smaller or quantized model, say. May be"
+                " given again. "
+                "Default: vectors that are made up."
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    tampered_share: Annotated[
+        float,
+        typer.Option(min=0.001, max=1, help="The share of its nonces that a cheat tampers with."),
+    ] = 1.0,
+    fraud_threshold: Annotated[
+        float,
+        typer.Option(
+            min=1e-9,
+            max=0.5,
+            help="p-value below which artifacts are a fraud: so many false alarms at most.",
+        ),
+    ] = thresholds.FRAUD_THRESHOLD,
+    miss: Annotated[
+        float, typer.Option(min=1e-9, max=0.5, help="How often a cheat may be missed at most.")
+    ] = 0.01,
+    sample_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Nonces that a validation checks. Default: as few as will do.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="The folder for report.html and its pictures; made if need be."
+        ),
+    ] = Path("proofline-report"),
+    json_only: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print nothing but the numbers to stdout, as JSON on one line."
+        ),
+    ] = False,
+) -> None:
+    """Compare machines' proofs: pictures, a rule to judge by, and how often it errs.
+
+    Draws how far honest and tampered nonces lie off, how false alarms and misses depend on the
+    rule, and how far each machine lies from each other one, as PNG files and one HTML page.
+    Recommends dist_threshold, p_mismatch and a number of nonces, with exact risks. docs/report.md
+    explains it.
+
+    **Example:** proofline report h200.json a100.json cpu.json --tampered int4.json
+    """
+    from cli.judge.comparisons import compare
+    from cli.judge.findings import find
+    from cli.judge.proof_files import read_machines
+    from cli.picture import check_matplotlib
+
+    check_matplotlib("report")
+    machines = read_machines([*files, *(tampered or [])])
+    comparisons = compare(machines[: len(files)], machines[len(files) :])
+    findings = find(comparisons, tampered_share, fraud_threshold, miss, sample_size)
+    write_files(output, findings)
+    if json_only:
+        sys.stdout.write(json.dumps(findings.document(), separators=(",", ":")) + "\n")
+    else:
+        print_findings(findings)
+    note(f"{output / PAGE} shows the pictures.")
+
+
+def write_files(folder: Path, findings: "Findings") -> None:
+    """UsageError: the folder cannot be written."""
+    from cli.judge.report_page import page
+    from cli.judge.report_pictures import draw_machines, draw_offsets, draw_power
+
+    unit = findings.comparisons.unit
+    drawn = [
+        (
+            "distances.png",
+            draw_offsets,
+            "Honest and tampered nonces",
+            f"Histograms of each comparison's {unit}s.",
+        ),
+        (
+            "power.png",
+            draw_power,
+            "Risks by the rule",
+            "False alarms and misses by threshold, p_mismatch and nonces.",
+        ),
+        (
+            "machines.png",
+            draw_machines,
+            "Machines",
+            "Heat map of the mean distance between each two machines.",
+        ),
+    ]
+    if not findings.comparisons.means.size:  # a verdict does not name the machines it is about
+        drawn.pop()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, draw, _, _ in drawn:
+            draw(folder / name, findings)
+        pictures = [(folder / name, heading, words) for name, _, heading, words in drawn]
+        (folder / PAGE).write_text(page(findings, pictures), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write into {folder} ({error.strerror}); choose another --output."
+        ) from error
+
+
+def print_findings(findings: "Findings") -> None:
+    from cli.judge.findings import COMPARISON_COLUMNS, RULE_COLUMNS, comparison_cells, rule_cells
+    from cli.tables import result_console, result_table
+
+    console = result_console(sys.stdout)
+    threshold = findings.recommended.rule.dist_threshold
+    rules = result_table("Rules and their risks", *RULE_COLUMNS)
+    for judged in (findings.recommended, findings.usual):
+        rules.add_row(*rule_cells(judged))
+    comparisons = result_table(f"Comparisons ({findings.comparisons.unit})", *COMPARISON_COLUMNS)
+    for kind, sample, _ in findings.rows():
+        comparisons.add_row(*comparison_cells(kind, sample, threshold))
+    console.print(comparisons)
+    console.print(rules)
+    for sentence in findings.sentences():
+        console.print(sentence)

@@ -1,0 +1,1 @@
+"""`proofline bench`: how fast an engine computes proofs."""

@@ -1,0 +1,207 @@
+"""`proofline bench`: how fast a model's proofs are on this machine, where their time goes, and
+what to set.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli import options
+from cli.console import UsageError, note, progress_bar
+from cli.engine_options import takes_engine_options
+from cli.local_engine import local_engine, progress_title, stdout_kept_clean
+from cli.measure.dimensions import takes_dimensions
+
+if TYPE_CHECKING:
+    from cli.measure.speed import SeqLenSpeeds
+    from cli.measure.speed_advice import Division
+    from workers.engines.base import Engine
+    from workers.engines.options import EngineOptions
+
+# What rounds of the network take.
+ROUND_SEQ_LEN = 1024
+LIMITS_MS = (25.0, 50.0, 100.0)
+
+
+@takes_dimensions
+@takes_engine_options(for_proofs=True)
+def bench(
+    *,
+    seq_len: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help=f"{options.SEQ_LEN_HELP} May be given again. Default: {ROUND_SEQ_LEN}.",
+            show_default=False,
+        ),
+    ] = None,
+    engine_options: "EngineOptions",
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help=(
+                "Nonces of a micro-batch; may be given again. Default: as many as"
+                " --max-batch-tokens allow, a half, a "
+                "quarter, and so on."
+            ),
+            show_default=False,
+        ),
+    ] = None,
+    max_step_ms: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=1,
+            help="A POC_MAX_STEP_MS to try; may be given again. Default: 25, 50 and 100.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="How long each measurement computes at least.")
+    ] = 2.0,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The JSON of an earlier run with the model divided otherwise; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the time by part to this .png or .svg file. Needs matplotlib.",
+            show_default=False,
+        ),
+    ] = None,
+    json_only: Annotated[
+        bool,
+        typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
+    ] = False,
+) -> None:
+    """Measure how fast a model's proofs are on this machine, and say what to set before a round.
+
+    Loads the model in this process, which must have the GPUs for itself, and computes artifacts
+    without a queue: nonces/s by the size of a micro-batch, whole and in the slices that let chat
+    in; where the time of one goes; which share of the device's measured matrix peak that is. It
+    ends with what to set, and why. Logs go to stderr.
+
+    **Example:** proofline bench --dimensions qwen3-8b --seq-len 64 --seq-len 1024 --picture
+    time.png
+    """
+    from cli.measure import speed_picture
+    from cli.measure.speed import Speeds
+    from cli.measure.speed_advice import advise
+    from cli.measure.speed_tables import document, print_speeds
+    from cli.picture import check_picture
+    from poc_core.settings import load_settings
+
+    check_picture(picture, speed_picture.OPTION)
+    others = [earlier(path, engine_options.name) for path in compare or ()]
+    limits_ms = sorted(set(max_step_ms or LIMITS_MS))
+    usual_ms = load_settings().max_step_ms
+    with stdout_kept_clean() as stdout, local_engine(engine_options) as loaded:
+        found = measure_all(
+            loaded,
+            sorted(set(seq_len or [ROUND_SEQ_LEN])),
+            batch_size,
+            usual_ms,
+            limits_ms,
+            seconds,
+        )
+        speeds = Speeds(
+            model=engine_options.name,
+            engine=engine_options.engine,
+            dtype=loaded.info.dtype,
+            dummy_weights="--load-format=dummy" in engine_options.vllm_args,
+            tensor_parallel=engine_options.tensor_parallel,
+            pipeline_parallel=engine_options.pipeline_parallel,
+            max_batch_tokens=loaded.info.max_batch_tokens,
+            max_step_ms=usual_ms,
+            seconds=seconds,
+            seq_lens=found,
+        )
+        advice = advise(speeds, others)
+        parts = next((one.parts for one in found if one.parts), None)
+        title = (
+            f"Proofs of {speeds.model} ({speeds.engine},"
+            f" {speeds.dtype}{', dummy weights' if speeds.dummy_weights else ''}), tensor parallel"
+            f" {speeds.tensor_parallel}, pipeline parallel"
+            f" {speeds.pipeline_parallel}{f', on {parts.device}' if parts else ''}"
+        )
+        if json_only:
+            stdout.write(json.dumps(document(speeds, advice), separators=(",", ":")) + "\n")
+            stdout.flush()
+        else:
+            print_speeds(stdout, title, speeds, advice)
+        if parts is None:
+            note(
+                f"The {speeds.engine} engine cannot tell where the time goes: no parts, no share of"
+                " the peak."
+            )
+        elif picture is not None:  # last: a full disk must not cost the numbers
+            speed_picture.draw(picture, title, found)
+
+
+def measure_all(
+    engine: "Engine",
+    seq_lens: Sequence[int],
+    counts: Sequence[int] | None,
+    usual_ms: float,
+    limits_ms: Sequence[float],
+    seconds: float,
+) -> list["SeqLenSpeeds"]:
+    """With a progress bar. SpecError: the model takes no such seq_len."""
+    from cli.measure.speed import measure, n_steps, sizes
+    from poc_core.records import ProofSpec
+
+    specs = [
+        ProofSpec(block_hash="bench", public_key="bench", seq_len=seq_len, options={})
+        for seq_len in seq_lens
+    ]
+    for spec in specs:
+        engine.check_spec(spec)
+    chosen = {}
+    for seq_len in seq_lens:
+        most = engine.info.max_batch(seq_len)
+        chosen[seq_len] = sorted({min(count, most) for count in counts or sizes(most)})
+    with progress_bar("measurements") as bar:
+        total = sum(n_steps(len(one), len(limits_ms)) for one in chosen.values())
+        task = bar.add_task(progress_title(engine), total=total)
+        return [
+            measure(
+                engine,
+                spec,
+                chosen[spec.seq_len],
+                usual_ms,
+                limits_ms,
+                seconds,
+                lambda: bar.advance(task),
+            )
+            for spec in specs
+        ]
+
+
+def earlier(path: Path, model: str) -> "Division":
+    """UsageError: the file is no result of this command for the model."""
+    from cli.measure.speed_advice import division_from
+
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        division = division_from(document)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read {path} ({error.strerror}); give --compare a file that --json wrote."
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(
+            f"{path} holds no result of `proofline bench --json`; give --compare one."
+        ) from None
+    if document["model"] != model:
+        raise UsageError(
+            f"{path} is about {document['model']}, not {model}; give --compare a result of this"
+            " model."
+        )
+    return division

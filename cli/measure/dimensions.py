@@ -1,0 +1,158 @@
+"""Models of real dimensions with dummy weights: how fast an engine computes does not depend on
+what the weights are.
+"""
+
+import functools
+import inspect
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from cli.console import UsageError
+from cli.shipped import shipped_models
+
+# What differs from the shipped model named first, which lends the rest and its tokenizer.
+DIMENSIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-0.6b": (
+        "tiny-qwen3",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "intermediate_size": 3072,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-8b": (
+        "tiny-qwen3",
+        {
+            "hidden_size": 4096,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 12288,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-30b-a3b": (
+        "tiny-qwen3-moe",
+        {
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-235b-a22b-fp8": (
+        "tiny-qwen3-moe",
+        {
+            "hidden_size": 4096,
+            "num_hidden_layers": 94,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 4,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 1536,
+            "num_experts": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "tie_word_embeddings": False,
+            "quantization_config": {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+            },
+        },
+    ),
+}
+# Arguments of `vllm serve` that go with such a model.
+ENGINE_ARGS: Sequence[str] = ("--load-format=dummy",)
+
+
+@contextmanager
+def model_directory(name: str) -> Iterator[str]:
+    """A directory with the model's configuration and a tokenizer, and no weights."""
+    if name not in DIMENSIONS:
+        raise UsageError(f"No dimensions are called {name!r}; there are: {', '.join(DIMENSIONS)}.")
+    base, differences = DIMENSIONS[name]
+    shipped = shipped_models()[base]
+    config = json.loads((shipped / "config.json").read_text())
+    config |= {"head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 4096} | differences
+    if "layer_types" in config:
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    with TemporaryDirectory(prefix="proofline-bench-") as folder:
+        directory = Path(folder) / name
+        shutil.copytree(
+            shipped, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json")
+        )
+        (directory / "config.json").write_text(json.dumps(config))
+        yield str(directory)
+
+
+def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with engine options (see there) may be given --dimensions in place of --model."""
+
+    @functools.wraps(command)
+    def with_dimensions(
+        *,
+        model: str | None,
+        dimensions: str | None,
+        engine: str,
+        vllm_args: list[str] | None,
+        **given: Any,
+    ) -> None:
+        if (model is None) == (dimensions is None):
+            raise UsageError("Give one of --model and --dimensions.")
+        if dimensions is None:
+            command(model=model, engine=engine, vllm_args=vllm_args, **given)
+            return
+        if engine != "vllm":
+            raise UsageError("--dimensions needs --engine vllm, which makes up weights.")
+        with model_directory(dimensions) as directory:
+            command(
+                model=directory,
+                engine=engine,
+                vllm_args=[*(vllm_args or ()), *ENGINE_ARGS],
+                **given,
+            )
+
+    shared = inspect.signature(command).parameters
+    text, options = shared["model"].annotation.__origin__, shared["model"].annotation.__metadata__
+    optional = shared["model"].replace(annotation=Annotated[(text | None, *options)], default=None)
+    named = inspect.Parameter(
+        "dimensions",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            str | None,
+            typer.Option(
+                help=(
+                    "Instead of a model dummy weights of the dimensions of one:"
+                    f" {', '.join(DIMENSIONS)}."
+                ),
+                show_default=False,
+            ),
+        ],
+    )
+    parameters = [
+        optional,
+        named,
+        *(parameter for name, parameter in shared.items() if name != "model"),
+    ]
+    vars(with_dimensions)["__signature__"] = inspect.Signature(parameters)
+    with_dimensions.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in parameters
+    }
+    return with_dimensions

@@ -1,0 +1,214 @@
+"""How many nonces a second an engine computes: micro-batch after micro-batch, whole and in
+slices, and nothing else.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from cli.console import note
+from cli.measure.time_parts import TimeParts, time_parts
+from poc_core.errors import ProoflineError
+from poc_core.records import ProofSpec
+from workers.engines.base import Engine
+from workers.pipeline import Flight, Pipeline
+from workers.slice_plan import SlicePlan
+
+# Micro-batches before the clock starts: the first compiles and fills caches, those after it settle
+# the sizes of slices.
+_WARM_UP = 3
+# Fewest micro-batches that are measured.
+_FEWEST = 2
+# Turns in which whole micro-batches and slices are compared: a device's clock drifts.
+_TURNS = 2
+
+
+@dataclass(frozen=True)
+class Speed:
+    n: int  # nonces of a micro-batch
+    nonces_per_s: float
+    n_slices: int  # of a micro-batch on each pipeline stage
+    chat_waits_ms: float  # at most: for the longest slices that may be on the device together
+
+
+@dataclass(frozen=True)
+class Trade:
+    """What it costs that chat need not wait for long."""
+
+    max_step_ms: float
+    sliced: Speed
+    lost: float  # share of the rate of whole micro-batches, beside which it was measured
+
+
+@dataclass(frozen=True)
+class SeqLenSpeeds:
+    seq_len: int
+    sizes: Sequence[
+        tuple[Speed, Speed]
+    ]  # whole and in slices, by nonces of a micro-batch, the fewest first
+    trades: Sequence[Trade]  # by max_step_ms
+    parts: TimeParts | None  # of the largest micro-batch
+
+    @property
+    def best(self) -> float:
+        """Nonces a second."""
+        return max(whole.nonces_per_s for whole, _ in self.sizes)
+
+
+@dataclass(frozen=True)
+class Speeds:
+    model: str
+    engine: str
+    dtype: str
+    dummy_weights: bool
+    tensor_parallel: int
+    pipeline_parallel: int
+    max_batch_tokens: int
+    max_step_ms: float  # of the slices in `sizes`
+    seconds: float  # that each measurement took at least
+    seq_lens: Sequence[SeqLenSpeeds]
+
+    @property
+    def n_devices(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+class _WatchedPlan(SlicePlan):
+    """Remembers the slices that ran."""
+
+    def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
+        super().__init__(max_step_ms, slices_in_flight)
+        self.ran_s: list[float] = []
+
+    def ran(
+        self, spec: ProofSpec, n: int, layers: int, seconds: float, steps: bool = False
+    ) -> None:
+        super().ran(spec, n, layers, seconds, steps)
+        self.ran_s.append(seconds)
+
+
+def sizes(most: int) -> list[int]:
+    """Nonces of the micro-batches to measure: what fits, a half, a quarter, and down in steps
+    of four.
+    """
+    found = {most, max(1, most // 2)}
+    size = most // 4
+    while size >= 1:
+        found.add(size)
+        size //= 4
+    return sorted(found)
+
+
+def speed(
+    engine: Engine, spec: ProofSpec, n: int | None, max_step_ms: float | None, seconds: float
+) -> Speed:
+    """Of micro-batches of `n` nonces (None: as many as a worker would take), cut as a worker cuts
+    them.
+
+    `max_step_ms`: None: whole. Takes at least `seconds`, and some more to settle. The engine's
+    errors.
+    """
+    plan = _WatchedPlan(max_step_ms, engine.slices_in_flight)
+    _run(engine, spec, plan, n, lambda begun: begun < (_WARM_UP if max_step_ms else 1))
+    plan.ran_s.clear()
+    began = time.perf_counter()
+    ends_at = began + seconds
+    ended = _run(
+        engine, spec, plan, n, lambda begun: begun < _FEWEST or time.perf_counter() < ends_at
+    )
+    # Without the way of the first one through the earlier stages: work that goes on has it once.
+    steady_s = (time.perf_counter() - began) * len(ended) / (len(ended) + len(engine.stages) - 1)
+    return Speed(
+        n=ended[-1],
+        nonces_per_s=sum(ended) / steady_s,
+        n_slices=max(1, round(len(plan.ran_s) / len(ended) / len(engine.stages))),
+        chat_waits_ms=1000 * engine.slices_in_flight * max(plan.ran_s, default=0.0),
+    )
+
+
+def _run(
+    engine: Engine, spec: ProofSpec, plan: SlicePlan, n: int | None, goes_on: Callable[[int], bool]
+) -> Sequence[int]:
+    """Keeps every stage busy for as long as `goes_on` (takes how many began); the nonces of
+    each that ended.
+    """
+    pipeline = Pipeline(engine, plan)
+    most = engine.info.max_batch(spec.seq_len)
+    ended: list[int] = []
+    begun = 0
+
+    def end(values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
+        if error is not None:
+            raise error
+        ended.append(len(values or ()))
+
+    while True:
+        while begun - len(ended) <= len(engine.stages) and goes_on(begun):
+            size = min(most, n) if n else plan.batch_size(spec, most)
+            pipeline.add(Flight(spec, range(begun * most, begun * most + size), end))
+            begun += 1
+        if pipeline.is_empty:
+            return ended
+        if pipeline.is_launched:
+            pipeline.fetch()
+        else:
+            pipeline.run(wait=False)
+
+
+def n_steps(n_sizes: int, n_limits: int) -> int:
+    """How many steps `measure` tells of, for one seq_len."""
+    return 2 * n_sizes + _TURNS * (1 + n_limits) + 1
+
+
+def measure(
+    engine: Engine,
+    spec: ProofSpec,
+    counts: Sequence[int],
+    max_step_ms: float,
+    limits_ms: Sequence[float],
+    seconds: float,
+    on_step: Callable[[], None],
+) -> SeqLenSpeeds:
+    """All about one seq_len. `max_step_ms`: of the slices that are measured for each of
+    `counts`; `limits_ms`: what to measure the trade of.
+    """
+
+    def told(n: int | None, limit_ms: float | None) -> Speed:
+        found = speed(engine, spec, n, limit_ms, seconds)
+        on_step()
+        return found
+
+    by_size = [(told(n, None), told(n, max_step_ms)) for n in counts]
+    turns = [[told(None, limit_ms) for limit_ms in (None, *limits_ms)] for _ in range(_TURNS)]
+    most = engine.info.max_batch(spec.seq_len)
+    try:
+        parts = time_parts(engine.profile(spec, range(most)), most)
+    except (
+        ProoflineError
+    ) as error:  # the profiler and the peak's matrices need memory, and tools that may be missing
+        note(f"Where the time goes at seq_len {spec.seq_len} cannot be told: {error}")
+        parts = None
+    on_step()
+    return SeqLenSpeeds(spec.seq_len, by_size, list(_trades(turns, limits_ms)), parts)
+
+
+def _trades(turns: Sequence[Sequence[Speed]], limits_ms: Sequence[float]) -> Iterator[Trade]:
+    """Of turns that each hold whole micro-batches and then those of each limit."""
+    for index, limit_ms in enumerate(limits_ms, start=1):
+        kept = statistics.mean(turn[index].nonces_per_s / turn[0].nonces_per_s for turn in turns)
+        last = turns[-1][index]
+        yield Trade(
+            limit_ms,
+            Speed(
+                n=last.n,
+                nonces_per_s=statistics.mean(turn[index].nonces_per_s for turn in turns),
+                n_slices=last.n_slices,
+                chat_waits_ms=max(turn[index].chat_waits_ms for turn in turns),
+            ),
+            1 - kept,
+        )

@@ -1,0 +1,49 @@
+"""Pictures of results: what every one needs before and after it is drawn."""
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.console import UsageError, check_output
+from poc_core.errors import ProoflineError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = (".png", ".svg")
+DPI = 110  # 880 pixels for 8 inches: legible on a page, small in a repository
+
+
+class PictureError(ProoflineError):
+    """What draws pictures is not installed."""
+
+
+def check_picture(picture: Path | None, option: str) -> None:
+    """Refuses a picture that could not be drawn before hours of work are lost to it; `option`
+    names it.
+    """
+    if picture is None:
+        return
+    if picture.suffix.lower() not in KINDS:
+        raise UsageError(
+            f"{picture} is no picture that can be drawn; let its name end in {' or '.join(KINDS)}."
+        )
+    check_output(picture, option)
+    check_matplotlib(option)
+
+
+def check_matplotlib(what: str) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise PictureError(
+            f"{what} needs matplotlib, which is not installed here; "
+            "run `pip install 'proofline[calibrate]'` or, in a checkout, `make setup`."
+        )
+
+
+def save(figure: "Figure", picture: Path, option: str) -> None:
+    try:
+        figure.savefig(picture)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write {picture} ({error.strerror}); choose another {option}."
+        ) from error

@@ -1,0 +1,259 @@
+"""The answers as OpenAPI shows them (protocol.md, section 5). Results are sent as Redis holds
+them, unparsed.
+"""
+
+from typing import Any, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
+
+from poc_core.records import ModelInfo, RoundState
+from poc_core.schemes import contracts
+
+
+class Queued(BaseModel):
+    """The job is stored; GET /generate/{request_id} tells how it goes."""
+
+    status: Literal["queued"] = "queued"
+    request_id: str
+    queued_count: int = Field(description="Nonces of this job.")
+
+
+class Progress(BaseModel):
+    """A job that is not completed."""
+
+    status: Literal["queued", "running", "failed", "cancelled"]
+    request_id: str
+    model: str
+    n_total: int = Field(description="Nonces of the job.")
+    n_done: int = Field(description="Of these, computed so far.")
+    created_at: float = Field(description="Seconds since the epoch, as the other times.")
+    started_at: float | None = None
+    finished_at: float | None = None
+    error: str | None = Field(None, description="Of a failed job: why, and what to do.")
+    waiting_for: str | None = Field(
+        None, description='"chat" while chat requests keep the engine from the job.'
+    )
+
+
+class WorkerStats(BaseModel):
+    total_processed: int
+    nonces_per_second: float
+
+
+class OutboxStats(BaseModel):
+    limit: int = Field(
+        description="Artifacts that may wait (POC_OUTBOX_MAX_ARTIFACTS); at it the round pauses."
+    )
+    bytes: int = Field(description="Of Redis' memory, that what waits takes.")
+    limit_bytes: int = Field(
+        description="Of these, at most (POC_OUTBOX_MAX_BYTES); at it the round pauses too."
+    )
+    full: bool
+    dropped: int = Field(
+        description="Artifacts given up after POC_CALLBACK_MAX_RETRIES; 0 unless that is set."
+    )
+    failures: int = Field(description="Tries in a row that failed.")
+    next_try_at: float | None
+    last_error: str | None
+
+
+class SilentReceiver(BaseModel):
+    receiver: str = Field(description="host:port.")
+    failures: int = Field(description="Tries in a row without any answer.")
+    next_try_at: float = Field(
+        description="Until then no job's callback is sent there, and then one at a time."
+    )
+
+
+class Stats(BaseModel):
+    """Of the round that was started last; before the first, total_processed and
+    nonces_per_second are of all jobs.
+    """
+
+    total_processed: int = Field(description="Nonces computed by all workers.")
+    nonces_per_second: float = Field(
+        description="Mean of the last 10 s, or since a younger round began; all workers."
+    )
+    nonces_per_second_of_round: float | None = Field(
+        None, description="Mean since the round began."
+    )
+    elapsed_seconds: float | None = Field(
+        None, description="Since the round began, until it stopped."
+    )
+    n_excluded: int | None = Field(
+        None, description="Nonces for which the model gave no finite state."
+    )
+    excluded_nonces: list[int] | None = Field(
+        None, description="These nonces; of very many the last ones."
+    )
+    workers: dict[str, WorkerStats] | None = None
+    artifacts_delivered: int | None = Field(
+        None, description="Artifacts (or valid nonces) the receiver has."
+    )
+    artifacts_waiting: int | None = Field(
+        None, description="Artifacts (or valid nonces) it still has to be sent."
+    )
+    outbox: OutboxStats | None = None
+    exhausted: bool | None = Field(
+        None,
+        description="Whether the round stopped because all nonces of its sequence are computed.",
+    )
+    error: str | None = Field(None, description="Why the round stopped by itself.")
+
+
+class Worker(BaseModel):
+    id: str
+    model: str
+    engine: str
+    state: Literal["starting", "ready", "draining", "hung"]
+    host: str
+    pid: int
+    port: int | None = None
+    started_at: float
+    info: ModelInfo | None = None
+    stats: dict[str, JsonValue] = {}
+
+
+class Status(BaseModel):
+    status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    state: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    config: dict[str, JsonValue] | None = Field(
+        description="Of the round that runs; null without one."
+    )
+    stats: Stats
+    queued_nonces: int = Field(description="Nonces accepted and not yet computed, over all jobs.")
+    callbacks_waiting: int = Field(
+        description="Rounds and jobs, also past ones, whose receiver lacks something."
+    )
+    silent_receivers: list[SilentReceiver] = Field(
+        description="Receivers that did not answer for some tries in a row; of many the latest."
+    )
+    workers: list[Worker]
+    version: str
+
+
+# With the fields that rounds of some schemes have beside these.
+STATUS: Any = create_model(
+    "Status",
+    __base__=(
+        *(contract.status_fields for contract in reversed(contracts()) if contract.status_fields),
+        Status,
+    ),
+)
+
+# What a completed job of any scheme is answered with.
+RESULTS = [model for contract in contracts() for model in contract.result_models]
+
+
+def one_of(*models: type[BaseModel]) -> Any:
+    """For OpenAPI: an answer that is one of these."""
+    return Union[models]  # noqa: UP007 - their number is known only now
+
+
+class PowStatus(BaseModel):
+    status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+
+
+class RoundChanged(BaseModel):
+    status: Literal["OK"] = "OK"
+    pow_status: PowStatus
+
+
+def round_changed(state: RoundState) -> RoundChanged:
+    return RoundChanged(pow_status=PowStatus(status=state.value))
+
+
+class Stopped(BaseModel):
+    status: Literal["OK"] = "OK"
+    pow_status: PowStatus = PowStatus(status="STOPPED")
+    cancelled_jobs: int = Field(
+        description="Jobs that waited in the queue with wait=false and are cancelled now."
+    )
+
+
+class Cancelled(BaseModel):
+    status: Literal["OK"] = "OK"
+    cancelled: bool = Field(description="false: it had ended before.")
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class Ready(BaseModel):
+    status: Literal["ready"] = "ready"
+    models: list[str] = Field(description="Models with a worker that is ready.")
+
+
+class Done(BaseModel):
+    status: Literal["OK"] = "OK"
+
+
+class NodeState(BaseModel):
+    state: Literal["INFERENCE", "STOPPED"]
+    version: str
+    poc_status: Literal["IDLE", "GENERATING", "VALIDATING", "STOPPED"]
+    inference_healthy: bool = Field(description="A worker of the deployed model is ready.")
+    loaded_model: str = Field(description="As it was asked for; empty while none is served.")
+    poc_validation_inference: bool = Field(description="Chat is served while proofs are computed.")
+
+
+class HostStatus(BaseModel):
+    id: str
+    host: str
+    state: Literal["idle", "stopping", "starting", "serving", "failed"]
+    model: str | None = None
+    workers: int = Field(description="Workers that the host runs.")
+    ready: int = Field(description="Of these, ready.")
+    error: str | None = None
+
+
+class UpStatus(BaseModel):
+    is_running: bool
+    status: Literal["idle", "starting", "running", "failed"]
+    elapsed_seconds: float | None = Field(
+        description="From the request until now, or until it served or failed."
+    )
+    error: str | None = Field(description="Why it failed.")
+    model: str | None = Field(description="What is deployed.")
+    hosts: list[HostStatus]
+    is_starting: bool
+    models: list[str] = Field(description="Models with a worker that is ready.")
+    workers_running: int
+    workers_starting: int
+
+
+class Versions(BaseModel):
+    version: str
+    vllm_version: str | None = Field(
+        description="Of the hosts; several where they differ, null without a host."
+    )
+    poc_validation_inference: bool
+
+
+class Problem(BaseModel):
+    loc: list[str | int] = Field(description="Where in the body.")
+    msg: str
+    type: str
+
+
+class Malformed(BaseModel):
+    detail: list[Problem]
+
+
+class Mismatch(BaseModel):
+    model_config = ConfigDict(title="ParamsMismatch")
+
+    error: str
+    message: str
+    fields: list[str] = []
+    requested: dict[str, JsonValue] = {}
+    deployed: dict[str, JsonValue] = {}
+
+
+class Conflict(BaseModel):
+    detail: Mismatch
+
+
+class Refused(BaseModel):
+    detail: str | dict[str, JsonValue]

@@ -1,0 +1,50 @@
+"""Householder reflections: what makes a proof depend on its block (protocol.md, sections 2 and
+3).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from poc_core import fused
+from poc_core.arithmetic import rng
+
+
+def householder_vectors(names: Sequence[str], dim: int, device: torch.device) -> Tensor:
+    """Unit vectors seeded by strings: float32 (len(names), dim)."""
+    v = rng.normal([rng.seed_from_string(name) for name in names], dim, device)
+    return v.div_(v.norm(dim=-1, keepdim=True))
+
+
+def layer_vectors(
+    block_hash: str, n_layers: int, hidden: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """What the decoder layers' outputs are reflected by: (n_layers, hidden) in `dtype` (section
+    2.2).
+    """
+    names = [f"{block_hash}_layer_{layer}_householder" for layer in range(n_layers)]
+    return householder_vectors(names, hidden, device).to(dtype)
+
+
+def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
+    """`reflect` of each of the tensors by one vector (hidden,), in their own memory where the
+    device has a kernel for it.
+    """
+    if fused.is_on(v.device):
+        from poc_core.fused.reflect import (  # here: only a CUDA build of torch brings Triton
+            can_reflect,
+            reflect_,
+        )
+
+        if can_reflect(terms, v):
+            reflect_(terms, v)
+            return terms
+    return [reflect(x, v) for x in terms]
+
+
+def reflect(x: Tensor, v: Tensor) -> Tensor:
+    """x - 2 (x . v) v along the last dimension, in x's dtype; v broadcasts against x. x stays
+    as it is.
+    """
+    return x - 2 * (x * v).sum(-1, keepdim=True) * v

@@ -1,0 +1,255 @@
+"""Deterministic randomness: every number of a proof comes from a string (protocol.md, section 1).
+
+The hot path is `normal`: up to 134 million hashes a batch. It works on int32 tensors, whose bits
+are read as uint32: torch's int32 arithmetic wraps on every device, and half the bytes of int64 pass
+through memory. `murmur3_plain` and `normal_plain` are the formulas as the protocol writes them, in
+exact int64 arithmetic: the oracle that the tests hold the fast path against.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poc_core import fused
+
+_C1 = 0xCC9E2D51
+_C2 = 0x1B873593
+_MASK = 0xFFFFFFFF
+
+# Smallest u1: keeps ln(u1) finite when a hash is 0.
+_MIN_U1 = 1e-10
+
+# Keys worked on at a time. CPU: the hashes (4 bytes a key) stay in cache, and there are enough of
+# them for torch to spread over threads; fastest of 2^15 .. 2^20 on two cores. Accelerators: bounds
+# scratch memory to a few hundred MB.
+_CHUNK_KEYS_CPU = 1 << 19
+_CHUNK_KEYS_DEVICE = 1 << 24
+
+# Keys whose seed-independent part is kept per device: 4 bytes each, so at most 32 MiB a device.
+_CACHED_KEYS = 1 << 23
+
+_key_cache: dict[torch.device, Tensor] = {}
+
+
+def seed_from_string(text: str) -> int:
+    """The first 4 bytes, big-endian, of the SHA-256 of `text` in UTF-8: a uint32."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def stronger_seeds_from_string(text: str) -> list[int]:
+    """The whole SHA-256 of `text` as 8 big-endian uint32 (`poc_stronger_rng`)."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return [int.from_bytes(digest[i : i + 4], "big") for i in range(0, 32, 4)]
+
+
+def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
+    """uint32 seeds as the int32 tensor (n,) with the same bits, in one copy to `device` that is
+    not waited for.
+    """
+    bits = torch.from_numpy(np.array(seeds, dtype=np.uint32).view(np.int32))
+    return (
+        bits.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else bits.to(device)
+    )
+
+
+def _bits(seeds: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """The seeds as int32 (n,); a tensor's are the low 32 bits."""
+    return (
+        seeds.to(device, torch.int32) if isinstance(seeds, Tensor) else seed_tensor(seeds, device)
+    )
+
+
+def hash_bits(seeds: Sequence[int] | Tensor, n: int, device: torch.device) -> Tensor:
+    """hash(i, seed) for i = 0 .. n-1: int32 (len(seeds), n) whose bits are the uint32 hashes."""
+    h = _bits(seeds, device)[:, None] ^ _key_part(0, n, device)
+    return _mix_(h, torch.empty_like(h))
+
+
+def smallest_hashes(seeds: Sequence[int] | Tensor, n: int, k: int, device: torch.device) -> Tensor:
+    """The k smallest of hash(i, seed), i = 0 .. n-1: their i, ascending, but that of the
+    largest hash comes last (section 2.4). int64 (len(seeds), k).
+    """
+    # Flipping the sign bit makes the order of int32 that of the uint32 hashes.
+    chosen = (hash_bits(seeds, n, device) ^ -(1 << 31)).sort(dim=-1, stable=True).indices[:, :k]
+    return torch.cat([chosen[:, :-1].sort(dim=-1).values, chosen[:, -1:]], dim=-1)
+
+
+def uniform(seeds: Sequence[int], n: int, device: torch.device) -> Tensor:
+    """float32 (len(seeds), n) in [0, 1]: float32(hash(i, seed)) / 2^32 for i = 0 .. n-1."""
+    return _to_unit(hash_bits(seeds, n, device))
+
+
+def normal(
+    seeds: Sequence[int] | Tensor,
+    n: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Standard normal numbers by Box-Muller, computed in float32 and rounded once to `dtype`.
+
+    Returns (len(seeds), n), row r from seeds[r]; `out`, when given, is that tensor (any strides)
+    and is returned. `seeds` may be integers or a tensor of their bits, which then stays where it
+    is.
+    """
+    if out is None:
+        out = torch.empty(len(seeds), n, dtype=dtype, device=device)
+    if n == 0 or len(seeds) == 0:
+        return out
+    all_bits = _bits(seeds, device)
+    if fused.is_on(device) and out.stride(1) == 1:
+        from poc_core.fused.normal import normal_  # here: only a CUDA build of torch brings Triton
+
+        normal_(out, all_bits)
+        return out
+    bits = all_bits[:, None]
+    half = (n + 1) // 2
+    chunk = _CHUNK_KEYS_CPU if device.type == "cpu" else _CHUNK_KEYS_DEVICE
+    columns = min(half, max(1, chunk // 2))
+    rows = max(1, chunk // (2 * columns))
+    for low in range(0, half, columns):
+        high = min(half, low + columns)
+        keys1 = _key_part(low, high, device)
+        keys2 = _key_part(half + low, half + high, device)
+        for row in range(0, len(seeds), rows):
+            part = bits[row : row + rows]
+            z0, z1 = _box_muller(part ^ keys1, part ^ keys2)
+            target = out[row : row + rows]
+            target[:, low:high] = z0
+            end = min(n, half + high)  # an odd n leaves out the last z1
+            target[:, half + low : end] = z1[:, : end - half - low]
+    return out
+
+
+def inputs(
+    block_hash: str,
+    public_key: str,
+    nonces: Sequence[int],
+    seq_len: int,
+    hidden: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    stronger_rng: bool = False,
+) -> Tensor:
+    """The input embeddings of the nonces: (n, seq_len, hidden) in `dtype`."""
+    size = seq_len * hidden
+    names = [f"{block_hash}_{public_key}_nonce{nonce}" for nonce in nonces]
+    out = torch.empty(len(names), size, dtype=dtype, device=device)
+    if not stronger_rng:
+        normal([seed_from_string(name) for name in names], size, device, out=out)
+    else:
+        seeds = [stronger_seeds_from_string(name) for name in names]
+        length = (size + 7) // 8
+        for k in range(8):
+            segment = out[:, k * length : (k + 1) * length]
+            if segment.shape[1]:
+                normal([s[k] for s in seeds], segment.shape[1], device, out=segment)
+    return out.view(len(names), seq_len, hidden)
+
+
+def token_ids(
+    block_hash: str,
+    public_key: str,
+    nonces: Sequence[int],
+    seq_len: int,
+    vocab_size: int,
+    device: torch.device,
+) -> Tensor:
+    """The token ids of the nonces: int32 (n, seq_len), hash(i, seed) mod vocab_size
+    (protocol.md, section 2.1).
+    """
+    seeds = [
+        seed_from_string(f"{block_hash}_{public_key}_nonce{nonce}_input_ids") for nonce in nonces
+    ]
+    return ((hash_bits(seeds, seq_len, device).to(torch.int64) & _MASK) % vocab_size).to(
+        torch.int32
+    )
+
+
+def _key_part(low: int, high: int, device: torch.device) -> Tensor:
+    """rotl(i * c1, 15) * c2 for i = low .. high-1, what no seed changes of the hash: int32
+    (high - low,).
+    """
+    cached = _key_cache.get(device)
+    if cached is not None and high <= cached.shape[0]:
+        return cached[low:high]
+    if high > _CACHED_KEYS:
+        return _compute_key_part(low, high, device)
+    # A power of two, so that a growing n does not make a new tensor each time.
+    size = min(_CACHED_KEYS, 1 << max(16, (high - 1).bit_length()))
+    cached = _compute_key_part(0, size, device)
+    _key_cache[device] = cached
+    return cached[low:high]
+
+
+def _compute_key_part(low: int, high: int, device: torch.device) -> Tensor:
+    k = torch.arange(low, high, dtype=torch.int64, device=device) * _C1 & _MASK
+    k = (k << 15 | k >> 17) & _MASK
+    # The low 32 bits of the product do not depend on an overflow beyond bit 63; the cast keeps just
+    # them.
+    return (k * _C2).to(torch.int32)
+
+
+def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
+    """From `seed ^ key part` to the hash, in place. int32; `scratch` is of the same shape."""
+    # Arithmetic right shifts bring in sign bits; the masks make them logical.
+    torch.bitwise_right_shift(h, 19, out=scratch).bitwise_and_(0x1FFF)
+    h.bitwise_left_shift_(13).bitwise_or_(scratch)
+    h.mul_(5).add_(0xE6546B64 - (1 << 32))
+    torch.bitwise_right_shift(h, 16, out=scratch).bitwise_and_(0xFFFF)
+    h.bitwise_xor_(scratch).mul_(0x85EBCA6B - (1 << 32))
+    torch.bitwise_right_shift(h, 13, out=scratch).bitwise_and_(0x7FFFF)
+    h.bitwise_xor_(scratch).mul_(0xC2B2AE35 - (1 << 32))
+    torch.bitwise_right_shift(h, 16, out=scratch).bitwise_and_(0xFFFF)
+    return h.bitwise_xor_(scratch)
+
+
+def _to_unit(h: Tensor) -> Tensor:
+    """float32(uint32) / 2^32. Both halves are exact in float32; their sum rounds once, like a
+    conversion.
+    """
+    high = (h >> 16).bitwise_and_(0xFFFF).to(torch.float32).mul_(2.0**-16)
+    low = (h & 0xFFFF).to(torch.float32)
+    return high.add_(low, alpha=2.0**-32)
+
+
+def _box_muller(h1: Tensor, h2: Tensor) -> tuple[Tensor, Tensor]:
+    scratch = torch.empty_like(h1)
+    radius = _to_unit(_mix_(h1, scratch)).clamp_(min=_MIN_U1).log_().mul_(-2.0).sqrt_()
+    angle = _to_unit(_mix_(h2, scratch)).mul_(2.0 * math.pi)
+    z0 = torch.cos(angle).mul_(radius)
+    return z0, angle.sin_().mul_(radius)
+
+
+def murmur3_plain(keys: Tensor, seed: int | Tensor) -> Tensor:
+    """hash(i, seed) of int64 keys as int64 in 0 .. 2^32-1: the oracle. A tensor of seeds is
+    int64 and broadcasts.
+    """
+    k = keys * _C1 & _MASK
+    k = (k << 15 | k >> 17) & _MASK
+    k = k * _C2 & _MASK
+    h = k ^ seed
+    h = (h << 13 | h >> 19) & _MASK
+    h = (h * 5 + 0xE6546B64) & _MASK
+    h = (h ^ h >> 16) * 0x85EBCA6B & _MASK
+    h = (h ^ h >> 13) * 0xC2B2AE35 & _MASK
+    return h ^ h >> 16
+
+
+def normal_plain(seed: int, n: int, device: torch.device) -> Tensor:
+    """normal(seed, n) as protocol.md writes it: float32 (n,): the oracle."""
+    m = (n + 1) // 2
+    u = (
+        murmur3_plain(torch.arange(2 * m, dtype=torch.int64, device=device), seed).to(torch.float32)
+        / 2.0**32
+    )
+    u1, u2 = u[:m].clamp(min=_MIN_U1), u[m:]
+    radius = torch.sqrt(-2.0 * torch.log(u1))
+    angle = 2.0 * math.pi * u2
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:n]

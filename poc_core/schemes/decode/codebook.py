@@ -1,0 +1,37 @@
+"""The 16 points that a decode proof snaps its states to (protocol.md, section 8): data, never
+computed anew.
+"""
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poc_core.schemes.decode.codebook_file import DIM, POINTS, read_codebook_file
+
+
+class _Chosen:
+    """What this process computes with: one codebook for all specs."""
+
+    file = ""
+    sha256 = ""
+
+
+def choose_codebook(file: str, sha256: str) -> str:
+    """From now on this process computes with that file, or with the one that ships where none
+    is named. Returns the sha256 in use. SettingsError, see read_codebook_file.
+    """
+    digest = read_codebook_file(file, sha256)[1]
+    _Chosen.file, _Chosen.sha256 = file, sha256
+    codebook.cache_clear()
+    return digest
+
+
+@cache
+def codebook(device: torch.device) -> Tensor:
+    """float32 (POINTS, DIM) on a device."""
+    raw, _digest = read_codebook_file(_Chosen.file, _Chosen.sha256)
+    return torch.from_numpy(np.frombuffer(raw, "<f4").reshape(POINTS, DIM).astype(np.float32)).to(
+        device
+    )

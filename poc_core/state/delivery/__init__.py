@@ -1,0 +1,1 @@
+"""Callbacks in Redis: outboxes, their entries, their receivers."""

@@ -1,0 +1,230 @@
+"""The outbox: what must reach a receiver, in order, kept in Redis until the receiver has answered.
+
+One outbox per round (entries of nonces and values, joined into payloads) and one per job with a url
+(one entry, the whole body). A payload keeps its number and its contents until it is delivered, so a
+receiver that sees it twice can tell. One that a receiver finds too large is no payload any more:
+its entries go in smaller ones, with numbers of their own.
+"""
+
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from poc_core.callbacks import receiver_of
+from poc_core.errors import ProoflineError
+from poc_core.payloads import payload
+from poc_core.settings import Settings
+from poc_core.state import keys, scripts
+from poc_core.state.delivery import entries
+from poc_core.state.delivery.receivers import BREAKS_AT, FIRST_BACKOFF_S, LAST_BACKOFF_S, PROBE_S
+
+# Outboxes of which is said at a time that they are due.
+_MOST_DUE = 1000
+
+
+class OutboxExpiredError(ProoflineError):
+    """The retention of an outbox ended before its receiver had taken everything."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """An outbox that has something to deliver."""
+
+    outbox_id: str
+    receiver: str  # host:port
+    is_round: bool  # else a job
+    waiting_bytes: int
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One payload on its way. Whoever holds it must call `delivered`, `failed`, `halved` or
+    `dropped`, and until then `renew`.
+    """
+
+    outbox_id: str
+    token: str
+    url: str
+    body: bytes
+    payload_id: str
+    failures: int  # tries before this one
+    is_round: bool = True
+    n_entries: int = 1  # of the outbox, that the payload is made of
+
+    @property
+    def receiver(self) -> str:
+        return receiver_of(self.url)
+
+
+@dataclass(frozen=True)
+class OutboxStatus:
+    waiting: int  # artifacts (of a job: 1, its answer)
+    waiting_bytes: int
+    delivered: int
+    dropped: int  # given up after POC_CALLBACK_MAX_RETRIES
+    failures: int  # in a row
+    next_at: float | None  # when the next try is due, seconds since the epoch
+    last_error: str | None
+
+    @classmethod
+    def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
+        """That of an outbox's hash; of an empty one as if everything were delivered."""
+        waiting, size, delivered, dropped, failures = (
+            int(found.get(name, 0))
+            for name in (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
+        )
+        next_at, error = found.get(b"next_at"), found.get(b"last_error")
+        return cls(
+            *(waiting, size, delivered, dropped, failures),
+            next_at=float(next_at) if next_at else None,
+            last_error=error.decode() if error is not None else None,
+        )
+
+
+class Outbox:
+    """All operations on outboxes but filling them, which rounds and jobs do in their own atomic
+    steps.
+    """
+
+    def __init__(
+        self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self.lock_s = settings.delivery_lock_s
+        self._settings = settings
+        self._clock = clock
+        self._take = scripts.load(redis, "take_delivery")
+        self._renew = scripts.load(redis, "renew_delivery")
+        self._end = scripts.load(redis, "end_delivery")
+        self._halve = scripts.load(redis, "halve_delivery")
+        self._announce = scripts.load(redis, "announce_due")
+
+    def announce(self) -> list[Due]:
+        """The outboxes that have something to deliver now, each told once.
+
+        Told again only after `lock_s`, should whoever was told have died.
+        """
+        now = self._clock()
+        found = iter(self._announce([keys.OUTBOX_DUE], [now, now + self.lock_s, _MOST_DUE]))
+        return [
+            Due(outbox_id.decode(), receiver_of(url.decode()), bool(head), int(waiting_bytes))
+            for outbox_id, url, head, waiting_bytes in zip(found, found, found, found, strict=True)
+        ]
+
+    def take(self, outbox_id: str) -> Delivery | None:
+        """The next payload, for this caller alone; None when it is not due or somebody else
+        delivers it.
+
+        OutboxExpiredError, once: what waited is gone.
+        """
+        key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
+        ttl_s = self._settings.callback_retention_sec
+        for_url = (
+            self._redis.hget(key, "url") or b""
+        )  # without one the script says what became of it
+        found = self._take(
+            [key, keys.receiver(receiver_of(for_url.decode()))],
+            [token, now, now + self.lock_s, *self._most, ttl_s, BREAKS_AT, now + PROBE_S],
+        )
+        if not found:
+            return None
+        if len(found) == 1:
+            raise OutboxExpiredError(
+                f"Retention ended (POC_CALLBACK_RETENTION_SEC, {ttl_s} s): what {outbox_id} still"
+                " had for its receiver is gone."
+            )
+        url, head, number, n_entries, _, failures = found
+        counted = self._redis.lrange(key + ":entries", 0, int(n_entries) - 1)
+        waiting = [entries.without_count(entry) for entry in counted]
+        payload_id = f"{outbox_id}-{int(number)}"
+        ending = b', "payload_id": "%s"}' % payload_id.encode()
+        # A job's outbox has no head: its entry is the whole body, which may be large and is not
+        # parsed.
+        body = (
+            json.dumps(payload(json.loads(head), entries.unpack(waiting))).encode()
+            if head
+            else waiting[0]
+        )
+        text = body.rstrip()[:-1] + ending
+        return Delivery(
+            outbox_id,
+            token,
+            url.decode(),
+            text,
+            payload_id,
+            int(failures),
+            bool(head),
+            n_entries=int(n_entries),
+        )
+
+    def renew(self, delivery: Delivery) -> bool:
+        """Holds the outbox for another `lock_s`. False when the lock had run out and another
+        process took over.
+        """
+        until, ttl_s = self._clock() + self.lock_s, self._settings.callback_retention_sec
+        return bool(self._renew([keys.outbox(delivery.outbox_id)], [delivery.token, until, ttl_s]))
+
+    def delivered(self, delivery: Delivery) -> bool:
+        """The receiver has it: remove it. False when the lock had run out and another process
+        took over.
+        """
+        return self._end_with(delivery, "delivered", self._settings.callback_interval_sec)
+
+    def failed(self, delivery: Delivery, error: str) -> float:
+        """The receiver does not have it: keep it. Returns the seconds until the next try."""
+        longest = min(LAST_BACKOFF_S, 2 * FIRST_BACKOFF_S * 2.0 ** min(delivery.failures, 10))
+        wait_s = longest * random.uniform(0.5, 1.0)  # jitter: many nodes must not come back as one
+        self._end_with(delivery, "failed", wait_s, error)
+        return wait_s
+
+    def halved(self, delivery: Delivery, why: str) -> bool:
+        """The payload is too large for its receiver: what it holds comes next, in payloads of half
+        as many artifacts.
+
+        False when it is a single artifact, or nothing that could be divided: then it is still this
+        caller's to end.
+        """
+        key, parts = keys.outbox(delivery.outbox_id), (b"", b"")
+        if delivery.n_entries == 1:
+            entry = self._redis.lindex(key + ":entries", 0)
+            divided = entries.halves(entry, is_body=not delivery.is_round) if entry else None
+            if divided is None:
+                return False
+            parts = divided
+        ttl_s = self._settings.callback_retention_sec
+        self._halve([key], [delivery.token, why[:500], self._clock(), ttl_s, *parts])
+        return True
+
+    def dropped(self, delivery: Delivery, error: str) -> bool:
+        """The payload is given up (POC_CALLBACK_MAX_RETRIES, where an operator has set it); the
+        next one is not.
+        """
+        return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
+
+    def _end_with(self, delivery: Delivery, end: str, next_in_s: float, error: str = "") -> bool:
+        now, ttl_s = self._clock(), self._settings.callback_retention_sec
+        args: list[Any] = [
+            delivery.token,
+            end,
+            now + next_in_s,
+            error[:500],
+            now,
+            ttl_s,
+            *self._most,
+        ]
+        return bool(self._end([keys.outbox(delivery.outbox_id)], args))
+
+    @property
+    def _most(self) -> tuple[int, int]:
+        """Artifacts and bytes of a payload."""
+        return self._settings.callback_max_artifacts, self._settings.callback_max_bytes
+
+    def n_jobs(self) -> int:
+        """Jobs whose callback is not delivered, those among them that are not computed yet."""
+        return int(self._redis.scard(keys.OUTBOX_JOBS))

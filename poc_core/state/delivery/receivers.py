@@ -1,0 +1,79 @@
+"""Receivers that do not answer: remembered over all outboxes, so that one of them is not tried
+again and again.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from poc_core.state import keys, scripts
+
+# Least and most seconds between two tries, which double from one to the next (protocol.md, section
+# 6).
+FIRST_BACKOFF_S = 1.0
+LAST_BACKOFF_S = 30.0
+# Tries in a row that a receiver does not answer, after which jobs' payloads for it wait while one
+# of them probes.
+BREAKS_AT = 5
+# Seconds after which another one probes, should the first have died with its courier: longer than a
+# try takes.
+PROBE_S = 12.0
+# Seconds after its last silence for which a receiver is remembered.
+_REMEMBERED_S = 600
+# Receivers that a status lists, and of how many it looks for these.
+_MOST_LISTED = 20
+MOST_LOOKED_AT = 100
+
+
+@dataclass(frozen=True)
+class SilentReceiver:
+    receiver: str  # host:port
+    failures: int  # tries in a row without an answer
+    next_try_at: float  # seconds since the epoch
+
+
+class Receivers:
+    """Which receivers (host:port) do not answer. Any answer is one, also 500: then somebody is
+    there.
+    """
+
+    def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self._clock = clock
+        self._silence = scripts.load(redis, "note_silence")
+
+    def answered(self, receiver: str) -> None:
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(keys.receiver(receiver))
+            pipe.zrem(keys.RECEIVERS, receiver)
+            pipe.execute()
+
+    def silent(self, receiver: str) -> int:
+        """It did not answer a try. Returns how many in a row."""
+        jitter = random.uniform(0.5, 1.0)
+        args: list[Any] = [
+            receiver,
+            self._clock(),
+            BREAKS_AT,
+            FIRST_BACKOFF_S,
+            LAST_BACKOFF_S,
+            jitter,
+            _REMEMBERED_S,
+        ]
+        return int(self._silence([keys.receiver(receiver), keys.RECEIVERS], args))
+
+
+def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
+    """Of receivers as Redis has them (name, failures, next_at) those that are spared, in their
+    order; at most 20.
+    """
+    silent = [
+        SilentReceiver(name.decode(), int(n), float(at))
+        for name, n, at in found
+        if name and n and at
+    ]
+    return [receiver for receiver in silent if receiver.failures >= BREAKS_AT][:_MOST_LISTED]

@@ -1,0 +1,24 @@
+"""How many examples hypothesis makes up: `make test` the same few every time, `make fuzz`
+(PROOFLINE_FUZZ=long) ever new ones. To be imported where it is used.
+"""
+
+import os
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile(
+    "quick", max_examples=25, stateful_step_count=50, deadline=None, derandomize=True, database=None
+)
+hypothesis.settings.register_profile(
+    "long",
+    max_examples=2000,
+    stateful_step_count=100,
+    deadline=None,
+    database=None,
+    print_blob=True,
+)
+hypothesis.settings.load_profile(os.environ.get("PROOFLINE_FUZZ") or "quick")
+
+# The mark of what `make fuzz` runs.
+FUZZ = pytest.mark.fuzz

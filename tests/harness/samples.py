@@ -1,0 +1,149 @@
+"""Jobs, workers and requests as tests need them."""
+
+from typing import Any, Literal
+
+from poc_core.records import JobRequest, ModelInfo, NewJob, ProofSpec, RoundConfig, WorkerRecord
+from poc_core.state import JobStore, Outbox
+
+MODEL = "tiny-qwen3"
+K_DIM = 12
+SPEC = ProofSpec(
+    block_hash="block",
+    public_key="key",
+    seq_len=64,
+    options={"k_dim": K_DIM, "stronger_rng": False},
+)
+DISTANCE_SPEC = ProofSpec(
+    scheme="distance",
+    block_hash="block",
+    public_key="key",
+    seq_len=64,
+    options={"randomization": "sign_flips"},
+)
+REQUEST = JobRequest(block_height=7, node_id=0, node_count=1)
+
+
+class Clock:
+    """Seconds since the epoch, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class RecordingDispatcher:
+    """Writes down which jobs and steps it should publish."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, str, int]] = []
+        self.steps: list[tuple[str, str]] = []
+
+    def publish(self, model: str, job_id: str, n_batches: int) -> None:
+        self.published.append((model, job_id, n_batches))
+
+    def publish_steps(self, worker_ids: list[str], round_id: str) -> None:
+        self.steps += [(worker_id, round_id) for worker_id in worker_ids]
+
+    def close(self) -> None:
+        pass
+
+
+def new_job(
+    nonces: list[int],
+    batch_size: int = 2,
+    claimed: dict[int, str] | None = None,
+    model: str = MODEL,
+) -> NewJob:
+    return NewJob(model, SPEC, REQUEST, nonces, batch_size, claimed)
+
+
+def result_body(jobs: JobStore, job_id: str) -> bytes | None:
+    """The whole answer of a completed job."""
+    answer = jobs.result(job_id)
+    return None if answer is None else b"".join(answer.pieces)
+
+
+def due_now(outbox: Outbox) -> list[str]:
+    """The ids of outboxes that are due, as a courier hears of them: each once."""
+    return [due.outbox_id for due in outbox.announce()]
+
+
+def round_config(**changes: Any) -> RoundConfig:
+    common = {
+        "model": MODEL,
+        "spec": SPEC,
+        "block_height": 7,
+        "node_id": 0,
+        "node_count": 1,
+        "batch_size": 4,
+    }
+    return RoundConfig(**common | {"url": "http://receiver:9000/poc"} | changes)
+
+
+def worker_record(
+    worker_id: str = "w1",
+    model: str = MODEL,
+    state: Literal["starting", "ready", "draining", "hung"] = "ready",
+    hidden_size: int = 128,
+    max_seq_len: int = 1024,
+    max_batch_tokens: int = 8192,
+) -> WorkerRecord:
+    info = ModelInfo(model, hidden_size, 4, max_seq_len, max_batch_tokens, "float32")
+    return WorkerRecord(
+        worker_id, model, "synthetic", "here", 1, state, 1.0, info if state == "ready" else None
+    )
+
+
+def status_answer(models: list[str]) -> dict[str, Any]:
+    """What GET /status answers without a round, with a ready worker of each model."""
+    about = {"engine": "synthetic", "state": "ready", "host": "here", "pid": 1, "started_at": 1.0}
+    return {
+        "status": "IDLE",
+        "state": "IDLE",
+        "config": None,
+        "stats": {"total_processed": 30, "nonces_per_second": 0.0},
+        "queued_nonces": 0,
+        "callbacks_waiting": 0,
+        "silent_receivers": [],
+        "workers": [
+            {"id": f"w{number}", "model": model, **about} for number, model in enumerate(models, 1)
+        ],
+        "version": "0.1.0",
+    }
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    """A right body for POST /generate, with changes; those to `params` are merged."""
+    params = {"model": MODEL, "seq_len": 64, "k_dim": K_DIM} | changes.pop("params", {})
+    return {
+        "block_hash": "block",
+        "block_height": 7,
+        "public_key": "key",
+        "node_id": 0,
+        "node_count": 1,
+        "nonces": [0, 1, 2],
+        "params": params,
+    } | changes
+
+
+def round_body(**changes: Any) -> dict[str, Any]:
+    """A right artifact body for POST /init/generate, with changes; those to `params` are merged."""
+    sent = body(**changes)
+    if "nonces" not in changes:
+        del sent["nonces"]
+    return sent
+
+
+def distance_body(**changes: Any) -> dict[str, Any]:
+    """A right body of the earlier generation for POST /init and its like, with changes."""
+    return {
+        "block_hash": "block",
+        "block_height": 7,
+        "public_key": "key",
+        "r_target": 1.405,
+        "node_id": 0,
+        "node_count": 1,
+        "seq_len": 64,
+    } | changes

@@ -1,0 +1,379 @@
+"""Chat and proofs on one real engine, on a GPU if there is one: who waits, and that chat's
+answers stay its own.
+"""
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.harness.chat_client import (
+    ANSWER_TOKENS,
+    CHAT,
+    LONG_PROMPT,
+    MODEL,
+    PROMPTS,
+    Answer,
+    ConstantChat,
+    ask,
+    ask_all,
+    differences,
+    request,
+    round_beside,
+    switchable_stack,
+)
+from tests.harness.marks import needs_vllm
+from tests.stacks.round_client import RoundClient
+from tests.stacks.up import PATIENCE_S
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("up"),
+    needs_vllm,
+]
+
+# Pause after each wave of prompts, in which a round makes progress under yield too.
+GAP_S = 0.3
+# Proofs between the tokens of every answer, in micro-batches of a whole lease even on a machine
+# with other work.
+SHARING = {"POC_CHAT_POLICY": "share:0.5", "POC_MAX_STEP_MS": "400"}
+CONCURRENCY = [1, 8]
+POLICIES = ["yielding", pytest.param("sharing", marks=pytest.mark.xdist_group("sharing"))]
+POLICIES_AND_CONCURRENCY = [
+    ("yielding", 1),
+    ("yielding", 8),
+    pytest.param("sharing", 1, marks=[pytest.mark.xdist_group("sharing"), pytest.mark.slow]),
+    pytest.param("sharing", 8, marks=pytest.mark.xdist_group("sharing")),
+]
+
+
+@pytest.fixture(scope="session")
+def switch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that switches isolation off."""
+    return tmp_path_factory.mktemp("isolation") / "off"
+
+
+@pytest.fixture(scope="session")
+def sharing(switch: Path) -> Iterator[RoundClient]:
+    with switchable_stack(switch, **SHARING) as client:
+        yield client
+
+
+@pytest.fixture
+def unisolated(sharing: RoundClient, switch: Path) -> Iterator[RoundClient]:
+    switch.touch()
+    yield sharing
+    switch.unlink()
+
+
+def chat_stats(client: RoundClient) -> dict[str, Any]:
+    """What the only worker said of chat with its last heartbeat."""
+    (worker,) = client.status()["workers"]
+    stats: dict[str, Any] = worker["stats"]
+    return stats
+
+
+def openai_client(client: RoundClient) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0)
+
+
+def alone_and_beside(client: RoundClient, concurrency: int) -> tuple[list[Answer], list[Answer]]:
+    """Answers to the same prompts without and with a round, asked in the same way."""
+    alone = ask_all(client.http, PROMPTS, concurrency)
+    with round_beside(client):
+        before = client.processed()
+        beside = ask_all(client.http, PROMPTS, concurrency, GAP_S)
+        assert client.processed() - before > len(PROMPTS), "the round made no progress"
+    return alone, beside
+
+
+class TestGreedyAnswers:
+    @pytest.mark.parametrize(("policy", "concurrency"), POLICIES_AND_CONCURRENCY)
+    def test_beside_a_round_are_those_without_one(
+        self, request: pytest.FixtureRequest, policy: Any, concurrency: Any
+    ) -> None:
+        alone, beside = alone_and_beside(request.getfixturevalue(policy), concurrency)
+        assert {len(answer.tokens) for answer in alone + beside} == {ANSWER_TOKENS}
+        assert min(answer.prompt_tokens for answer in alone) < 40
+        assert max(answer.prompt_tokens for answer in alone) > 360
+        if concurrency == 1:  # nothing that batching could change: bit for bit
+            assert [answer.tokens for answer in beside] == [answer.tokens for answer in alone]
+        found = differences(alone, beside)
+        assert found.corrupted == []
+        assert len(found.ties) <= len(PROMPTS) // 10
+
+    @pytest.mark.xdist_group("sharing")
+    @pytest.mark.parametrize("concurrency", CONCURRENCY)
+    def test_are_corrupted_where_isolation_is_switched_off(
+        self, unisolated: RoundClient, concurrency: Any
+    ) -> None:
+        alone, beside = alone_and_beside(unisolated, concurrency)
+        assert differences(alone, beside).corrupted
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_after_a_round_are_those_before_it(
+        self, request: pytest.FixtureRequest, policy: Any
+    ) -> None:
+        """Neither reflections nor scratch caches leave a trace."""
+        client = request.getfixturevalue(policy)
+        before = ask_all(client.http, PROMPTS[:4], 1)
+        with round_beside(client, 100):
+            pass
+        after = ask_all(client.http, PROMPTS[:4], 1)
+        assert [answer.tokens for answer in after] == [answer.tokens for answer in before]
+
+
+class TestPrefixCache:
+    """A prompt is cached, a round runs, the prompt is answered from the cache."""
+
+    def cached_before_and_after(self, client: RoundClient, salt: str) -> tuple[Answer, Answer]:
+        ask(client.http, LONG_PROMPT, salt=salt)
+        before = ask(client.http, LONG_PROMPT, salt=salt)
+        assert before.cached_tokens >= 256
+        with round_beside(client, 100):
+            pass
+        after = ask(client.http, LONG_PROMPT, salt=salt)
+        assert after.cached_tokens == before.cached_tokens
+        return before, after
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_answers_after_a_round_as_before(
+        self, request: pytest.FixtureRequest, policy: Any
+    ) -> None:
+        before, after = self.cached_before_and_after(
+            request.getfixturevalue(policy), f"isolated {policy}"
+        )
+        assert after.tokens == before.tokens
+
+    @pytest.mark.xdist_group("sharing")
+    def test_is_corrupted_where_isolation_is_switched_off(self, unisolated: RoundClient) -> None:
+        """Of several cached prompts at least one lies in blocks that proofs write to."""
+        changed = []
+        for index in range(4):
+            before, after = self.cached_before_and_after(unisolated, f"unisolated {index}")
+            changed.append(after.tokens != before.tokens)
+        assert any(changed)
+
+
+class TestOpenAiClient:
+    def ask(self, client: RoundClient, **more: Any) -> Any:
+        return openai_client(client).chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Tell me about the sea."}],
+            max_tokens=20,
+            temperature=0,
+            **more,
+        )
+
+    def test_chat(self, yielding: RoundClient) -> None:
+        answer = self.ask(yielding)
+        assert answer.object == "chat.completion"
+        assert answer.model == MODEL
+        assert answer.usage.completion_tokens == 20
+        assert answer.choices[0].message.content
+
+    def test_streamed_chat_says_the_same(self, yielding: RoundClient) -> None:
+        whole = self.ask(yielding).choices[0].message.content
+        events = list(self.ask(yielding, stream=True, stream_options={"include_usage": True}))
+        assert (
+            "".join(event.choices[0].delta.content or "" for event in events if event.choices)
+            == whole
+        )
+        assert events[-1].usage.completion_tokens == 20
+        # vLLM puts tokens into one event that come faster than they are sent; not all of them.
+        assert (
+            len([event for event in events if event.choices and event.choices[0].delta.content]) > 1
+        )
+
+    def test_completions(self, yielding: RoundClient) -> None:
+        client = openai_client(yielding)
+        options: dict[str, Any] = {
+            "model": MODEL,
+            "prompt": "The sea is",
+            "max_tokens": 20,
+            "temperature": 0,
+        }
+        whole = client.completions.create(**options)
+        assert whole.usage.completion_tokens == 20
+        streamed = client.completions.create(**options, stream=True)
+        assert "".join(event.choices[0].text for event in streamed) == whole.choices[0].text
+
+    def test_responses(self, yielding: RoundClient) -> None:
+        answer = openai_client(yielding).responses.create(
+            model=MODEL, input="Hello", max_output_tokens=16
+        )
+        assert answer.usage is not None
+        assert answer.usage.output_tokens == 16
+
+    def test_what_else_its_server_has_and_nothing_that_administers_it(
+        self, yielding: RoundClient
+    ) -> None:
+        asked = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 4,
+        }
+        answer = yielding.http.post("/v1/messages", json=asked)
+        assert (answer.status_code, answer.json()["type"]) == (200, "message")
+        asked = {
+            "model": MODEL,
+            "query": "Is it blue?",
+            "items": ["sky", "grass"],
+            "label_token_ids": [1, 2],
+        }
+        answer = yielding.http.post("/generative_scoring", json=asked)
+        assert (answer.status_code, len(answer.json()["data"])) == (200, 2)
+        for path in (
+            "/sleep",
+            "/score",
+            "/v1/load_lora_adapter",
+            "/v1/audio/translations",
+            "/v1/nothing",
+        ):
+            assert yielding.http.post(path, json=asked).status_code == 404
+
+    def test_models(self, yielding: RoundClient) -> None:
+        (model,) = openai_client(yielding).models.list().data
+        assert model.id == MODEL
+        assert model.to_dict()["max_model_len"] == 2048
+
+    def test_unknown_model_and_bad_request_are_its_own_errors(self, yielding: RoundClient) -> None:
+        client = openai_client(yielding)
+        with pytest.raises(openai.NotFoundError, match="is not served here"):
+            client.chat.completions.create(model="nope", messages=[])
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}], max_tokens=-1
+            )
+
+
+class TestWhoWaits:
+    def test_skips_are_in_the_status(self, yielding: RoundClient) -> None:
+        before = chat_stats(yielding)["skips"]
+        with round_beside(yielding), ConstantChat(yielding.http):
+            yielding.wait(lambda: chat_stats(yielding)["skips"] > before, 60, "skips in the status")
+            yielding.wait(lambda: chat_stats(yielding)["chat_active"] > 0, 60, "chat in the status")
+        assert chat_stats(yielding)["proof_busy_s"] > 0
+
+    def test_a_validation_under_constant_chat_says_that_it_waits_and_completes_all_the_same(
+        self, yielding: RoundClient
+    ) -> None:
+        honest = Job(yielding, 60)
+        yielding.wait(lambda: honest.state()["status"] == "completed", 120, "artifacts to validate")
+        with ConstantChat(yielding.http) as chat:
+            began = time.monotonic()
+            job = Job(yielding, 60, validation={"artifacts": honest.state()["artifacts"]})
+            yielding.wait(
+                lambda: job.state().get("waiting_for") == "chat", 60, "the job waits for chat"
+            )
+            yielding.wait(lambda: job.state()["status"] == "completed", 200, "the job's end")
+            assert time.monotonic() - began > PATIENCE_S
+            assert chat_stats(yielding)["chat_active"] > 0
+        verdict = job.state()
+        assert (verdict["n_total"], verdict["n_mismatch"], verdict["fraud_detected"]) == (
+            60,
+            0,
+            False,
+        )
+        assert "waiting_for" not in verdict
+        assert chat.refused == []
+
+    def test_a_job_completes_when_chat_ends_in_time(self, yielding: RoundClient) -> None:
+        with ConstantChat(yielding.http) as chat:
+            job = Job(yielding)
+            yielding.wait(
+                lambda: job.state().get("waiting_for") == "chat", 60, "the job waits for chat"
+            )
+            chat.stop()
+            yielding.wait(lambda: job.state()["status"] == "completed", 60, "the job's end")
+
+    @pytest.mark.xdist_group("sharing")
+    def test_a_job_completes_beside_constant_chat_under_share(self, sharing: RoundClient) -> None:
+        with ConstantChat(sharing.http) as chat:
+            sharing.wait(lambda: chat_stats(sharing)["chat_active"] > 0, 60, "chat in the status")
+            job = Job(sharing)
+            sharing.wait(lambda: job.state()["status"] == "completed", 60, "the job's end")
+            assert chat_stats(sharing)["chat_active"] > 0
+        assert chat.refused == []
+
+
+class Job:
+    """A job of one batch."""
+
+    def __init__(self, client: RoundClient, n: int = 100, **more: Any) -> None:
+        self._http = client.http
+        body = {
+            "block_hash": "b",
+            "block_height": 1,
+            "public_key": "k",
+            "node_id": 0,
+            "node_count": 1,
+        }
+        body |= {
+            "nonces": list(range(n)),
+            "batch_size": n,
+            "params": {"model": MODEL, "seq_len": 256},
+        } | more
+        answer = self._http.post("/api/v1/pow/generate", json=body)
+        assert answer.status_code == 200, answer.text
+        self._id = answer.json()["request_id"]
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._http.get(f"/api/v1/pow/generate/{self._id}").json()
+        return state
+
+
+def chat(client: RoundClient) -> httpx.Response:
+    return client.http.post(CHAT, json=request("Hello", 8))
+
+
+class TestClientsThatVanish:
+    N = int(os.environ.get("PROOFLINE_TEST_VANISHING", "100"))
+
+    def test_leave_no_request_running_a_second_later(self, yielding: RoundClient) -> None:
+        with ThreadPoolExecutor(10) as pool:
+            list(pool.map(lambda seed: self.vanish(yielding, seed), range(self.N)))
+        time.sleep(1)
+        tokens = generated_tokens(yielding)
+        time.sleep(1.5)
+        assert generated_tokens(yielding) == tokens
+        assert chat_stats(yielding)["chat_active"] == 0
+        assert chat(yielding).status_code == 200
+
+    def vanish(self, client: RoundClient, seed: int) -> None:
+        """Streams an answer that would take many seconds, and hangs up within the first half
+        second.
+        """
+        rng = random.Random(seed)
+        deadline = time.monotonic() + rng.uniform(0.0, 0.5)
+        timeout = httpx.Timeout(30, read=max(0.001, rng.uniform(0.0, 0.5)))
+        with (
+            contextlib.suppress(httpx.ReadTimeout),
+            httpx.Client(base_url=client.base_url, timeout=timeout, trust_env=False) as http,
+            http.stream(
+                "POST", CHAT, json=request(PROMPTS[seed % len(PROMPTS)], 1500, stream=True)
+            ) as answer,
+        ):
+            for _ in answer.iter_raw():
+                if time.monotonic() > deadline:
+                    return
+
+
+def generated_tokens(client: RoundClient) -> float:
+    """Tokens that the only worker's engine has generated, as its vLLM counts them."""
+    (worker,) = client.status()["workers"]
+    metrics = httpx.get(f"http://127.0.0.1:{worker['port']}/metrics", trust_env=False).text
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in metrics.splitlines()
+        if line.startswith("vllm:generation_tokens_total")
+    )

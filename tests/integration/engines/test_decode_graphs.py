@@ -1,0 +1,176 @@
+"""Steps of decode proofs that are recorded once and replayed give the chains of steps run operation
+by operation.
+
+On a GPU these are CUDA graphs; a CPU records the work itself and runs it again, with the same
+tensors kept.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from poc_core.records import ProofSpec
+from tests.families.checks import greedy
+from tests.harness.chains import assert_chains, enforced_spec, golden, nonces_of, spec_of
+from tests.harness.marks import needs_vllm
+from tests.stacks.deployments import CHAINS, DECODE, DECODE_BFLOAT16
+from workers.engines.base import Begin, Slice, Tick
+from workers.slice_plan import SlicePlan
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
+
+alone = pytest.mark.parametrize(
+    "vllm_engine", [CHAINS, DECODE[1]], indirect=True, ids=str, scope="session"
+)
+several = pytest.mark.parametrize(
+    "vllm_engine", DECODE[2:], indirect=True, ids=str, scope="session"
+)
+bfloat16 = pytest.mark.parametrize(
+    "vllm_engine", DECODE_BFLOAT16, indirect=True, ids=str, scope="session"
+)
+
+
+@pytest.fixture
+def recorded(vllm_engine: Any) -> Iterator[Any]:
+    """Asks how many graphs were made since."""
+    before = vllm_engine.use_graphs(True)["recorded"]
+
+    def ask() -> int:
+        found: dict[str, Any] = vllm_engine.use_graphs(True)
+        assert found["why_not"] == ""
+        return int(found["recorded"] - before)
+
+    yield ask
+    vllm_engine.use_graphs(False)
+
+
+def spec(block_hash: str, **options: Any) -> ProofSpec:
+    return ProofSpec(
+        scheme="decode",
+        block_hash=block_hash,
+        public_key="k",
+        seq_len=60,
+        options={"max_tokens": 9} | options,
+    )
+
+
+def eager(engine: Any, *proofs: tuple[ProofSpec, range]) -> list[Any]:
+    engine.use_graphs(False)
+    found = [engine.compute(*proof) for proof in proofs]
+    engine.use_graphs(True)
+    return found
+
+
+@alone
+class TestReplayedSteps:
+    def test_they_are_the_references(self, vllm_engine: Any, recorded: Any) -> None:
+        for case in golden(vllm_engine.info.name, "decode")[:2]:
+            assert_chains(vllm_engine.compute(spec_of(case), nonces_of(case)), case)
+        assert recorded() >= 1
+
+    def test_blocks_and_batches_that_take_turns_do_not_mix(
+        self, vllm_engine: Any, recorded: Any
+    ) -> None:
+        proofs = [(spec(block_hash), range(n)) for block_hash in "ab" for n in (5, 3)]
+        expected = eager(vllm_engine, *proofs)
+        for _ in range(2):
+            assert [vllm_engine.compute(*proof) for proof in proofs] == expected
+        assert recorded() == 2
+
+    def test_chat_and_other_proofs_between_two_steps_change_nothing(
+        self, vllm_engine: Any, recorded: Any
+    ) -> None:
+        expected, answers = eager(vllm_engine, (spec("c"), range(4)))[0], greedy(vllm_engine)
+        other, flight = ProofSpec(block_hash="o", public_key="k", seq_len=64), 4_000_000
+        values: dict[int, Any] = {}
+        for step in range(10):
+            begin = [Begin(flight, spec("c"), range(4))] if step == 0 else []
+            one = Slice(flight, 0, vllm_engine.info.n_layers, step, step + 1)
+            values |= vllm_engine.tick(Tick(begin, [one], wait=True)).values
+            if step % 3 == 2:
+                assert greedy(vllm_engine) == answers, f"after step {step}"
+                vllm_engine.compute(other, range(5))
+        assert values[flight] == expected
+        assert recorded() >= 1
+
+    def test_steps_that_chat_cuts_between_layers_run_as_ever(
+        self, vllm_engine: Any, recorded: Any
+    ) -> None:
+        proof = (spec("e"), range(6))
+        assert vllm_engine.compute(*proof, SlicePlan(0.0, 1)) == eager(vllm_engine, proof)[0]
+        assert recorded() == 0
+
+    def test_reflections_of_each_nonces_own_are_not_recorded(
+        self, vllm_engine: Any, recorded: Any
+    ) -> None:
+        proof = (spec("f", per_nonce_reflection=True), range(7))
+        assert vllm_engine.compute(*proof) == eager(vllm_engine, proof)[0]
+        assert recorded() == 0
+
+
+@pytest.mark.slow
+@several
+def test_ranks_that_share_a_step_record_nothing(vllm_engine: Any) -> None:
+    assert "several ranks" in vllm_engine.use_graphs(True)["why_not"]
+    case = golden(vllm_engine.info.name, "decode")[0]
+    assert_chains(vllm_engine.compute(spec_of(case), nonces_of(case)), case)
+    assert vllm_engine.use_graphs(False)["recorded"] == 0
+
+
+@pytest.mark.slow
+@bfloat16
+@pytest.mark.parametrize("n", [1, 33, 128])
+def test_bfloat16_chains_and_margins_are_the_same_bits(
+    vllm_engine: Any, recorded: Any, n: int
+) -> None:
+    case = golden(vllm_engine.info.name, "decode")[0]
+    claims = spec_of(
+        case,
+        stepwise=True,
+        enforced={str(nonce): [nonce % 16] * (case["max_tokens"] + 1) for nonce in range(n)},
+    )
+    proofs = [(spec_of(case), range(n)), (claims, range(n))]
+    assert [vllm_engine.compute(*proof) for proof in proofs] == eager(vllm_engine, *proofs)
+    assert recorded() == 1
+
+
+@pytest.mark.gpu
+@bfloat16
+@pytest.mark.parametrize("n", [1, 16, 200, 512])
+def test_cuda_graphs_give_the_bits_of_single_kernels(
+    vllm_engine: Any, recorded: Any, n: int
+) -> None:
+    """200 nonces of 64 positions and 40 steps, twice, and each margin of claims that are wrong."""
+    chains = ProofSpec(
+        scheme="decode", block_hash="g", public_key="k", seq_len=64, options={"max_tokens": 40}
+    )
+    wrong = {str(nonce): [(nonce + step) % 16 for step in range(41)] for nonce in range(n)}
+    claims = chains.model_copy(
+        update={"options": {"max_tokens": 40, "stepwise": True, "enforced": wrong}}
+    )
+    proofs = [(chains, range(n)), (claims, range(n))]
+    expected = eager(vllm_engine, *proofs)
+    for _ in range(2):
+        assert [vllm_engine.compute(*proof) for proof in proofs] == expected
+    assert recorded() >= 1
+
+
+@pytest.mark.gpu
+@bfloat16
+def test_replayed_chains_hold_against_one_forward(vllm_engine: Any, recorded: Any) -> None:
+    for case in golden(vllm_engine.info.name, "decode"):
+        found = vllm_engine.compute(spec_of(case), nonces_of(case))
+        enforced = dict(zip(map(str, nonces_of(case)), found, strict=True))
+        assert (
+            max(
+                one[1]
+                for one in vllm_engine.compute(spec_of(case, enforced=enforced), nonces_of(case))
+            )
+            <= 0.025
+        )
+        assert (
+            max(one[1] for one in vllm_engine.compute(enforced_spec(case), nonces_of(case)))
+            <= 0.025
+        )
+    assert recorded() >= 1

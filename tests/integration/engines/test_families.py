@@ -1,0 +1,83 @@
+"""The quick part of the model matrix (`make models`): the families that differ most from the
+shipped models.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.families import checks
+from tests.families.make import FOLDER, families, make
+from tests.harness.marks import needs_vllm
+from workers.engines import load_engine
+from workers.engines.base import Engine
+from workers.engines.kinds import Dtype
+from workers.engines.options import EngineOptions
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
+
+# States beside attention, which CPUs compute in bfloat16 only; and MLA, each with experts.
+QUICK: dict[str, Dtype] = {"qwen3-next": "bfloat16", "deepseek-v3": "float32"}
+
+
+def options(family: str, model: Path, **more: Any) -> EngineOptions:
+    return EngineOptions(
+        model=str(model),
+        served_model_name=family,
+        dtype=QUICK[family],
+        max_batch_tokens=2048,
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(
+    scope="module", params=["qwen3-next", pytest.param("deepseek-v3", marks=pytest.mark.slow)]
+)
+def engine(request: pytest.FixtureRequest, folder: Path, forked_engines: None) -> Iterator[Engine]:
+    family: str = request.param
+    arguments = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16")
+    engine = load_engine(options(family, make(family, folder), vllm_args=arguments), 120)
+    yield engine
+    engine.close()
+
+
+def test_layers_share_their_caches_and_the_values_are_those_of_private_ones(engine: Engine) -> None:
+    assert engine.info.caches == "shared"
+    assert checks.shared_against_private(engine).exact
+
+
+def test_slices_change_no_bit_and_chat_between_them_no_token(engine: Engine) -> None:
+    assert engine.sliceable
+    assert checks.slices_against_whole(engine).exact
+    assert {name: str(one) for name, one in checks.chat_beside_proofs(engine).items()} == {
+        "chat": "same",
+        "beside chat": "same",
+    }
+
+
+def test_transformers_gives_the_same_artifacts(engine: Engine, folder: Path) -> None:
+    family = engine.info.name
+    other = load_engine(options(family, folder / family, engine="transformers"))
+    errors = checks.against(engine, other)
+    assert errors.mean() <= (0.05 if other.info.dtype == "bfloat16" else 0.003), errors
+
+
+def test_distances_with_layer_hooks_are_computed(engine: Engine) -> None:
+    """One rank has whole sums."""
+    spec = checks.SPEC.model_copy(
+        update={"scheme": "distance", "options": {"randomization": "layer_hooks"}}
+    )
+    values = engine.compute(spec, checks.NONCES)
+    assert all(isinstance(value, float) and 1 < value < 2 for value in values)
+
+
+def test_every_family_has_a_configuration_and_a_line_in_the_docs() -> None:
+    page = (FOLDER.parents[1] / "docs" / "models.md").read_text()
+    assert [family for family in families() if f"| {family} " not in page] == []

@@ -1,0 +1,104 @@
+"""Processes that vLLM would have started, three generations deep."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.waiting import wait_until
+from tests.integration.processes import assert_all_gone, is_running
+from workers.vllm.start import lifeline
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
+]
+
+ROOT = Path(lifeline.__file__).parents[2]
+# A worker with an engine core, which has two ranks; a rank holds the lifeline, and the core would
+# sleep for ever.
+FAMILY = """
+import multiprocessing, os, sys, time
+from pathlib import Path
+
+def note(name):
+    path = Path(sys.argv[1]) / f"{name}-{os.getpid()}"
+    path.touch()
+
+def rank(folder):
+    sys.argv[1:] = [folder]
+    from workers.vllm import lifeline
+    lifeline.hold()
+    note("rank")
+    time.sleep(600)
+
+def core(folder):
+    sys.argv[1:] = [folder]
+    for _ in range(2):
+        multiprocessing.get_context("spawn").Process(target=rank, args=(folder,)).start()
+    note("core")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    from workers.vllm import lifeline
+    lifeline.offer()
+    multiprocessing.get_context("spawn").Process(target=core, args=(sys.argv[1],)).start()
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[Any]:
+    """(the worker, its descendants' pids)"""
+    script, notes = tmp_path / "family.py", tmp_path / "notes"
+    script.write_text(FAMILY)
+    notes.mkdir()
+    worker = subprocess.Popen(
+        [sys.executable, script, notes], env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    wait_until(lambda: len(list(notes.iterdir())) == 3, "the whole family", 30)
+    pids = {
+        path.name.partition("-")[0]: int(path.name.partition("-")[2]) for path in notes.iterdir()
+    }
+    all_pids = [int(path.name.partition("-")[2]) for path in notes.iterdir()]
+    yield worker, pids, all_pids
+    worker.kill()
+    worker.wait()
+    for pid in all_pids:
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_everything_ends_with_a_killed_worker(family: Any) -> None:
+    worker, _, pids = family
+    worker.kill()
+    worker.wait()
+    assert_all_gone(pids)
+
+
+def test_the_ranks_end_with_a_killed_core(family: Any) -> None:
+    worker, by_name, pids = family
+    os.kill(by_name["core"], signal.SIGKILL)
+    assert_all_gone(pids)
+    assert worker.poll() is None
+
+
+def test_nothing_ends_while_the_worker_lives(family: Any) -> None:
+    _, _, pids = family
+    time.sleep(2 * lifeline._INTERVAL_S)
+    assert all(map(is_running, pids))
+
+
+def test_a_process_that_no_worker_started_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(lifeline.VARIABLE, "1")
+    assert multiprocessing.parent_process() is None
+    lifeline.hold()
+    assert not any(thread.name == "lifeline" for thread in threading.enumerate())

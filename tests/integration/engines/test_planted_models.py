@@ -1,0 +1,78 @@
+"""What a real engine's tests at start-up find in models that no CPU runs: their peculiarities
+are planted.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from poc_core.errors import SpecError
+from poc_core.records import ProofSpec
+from tests.families import checks
+from tests.harness.marks import needs_vllm
+from tests.stacks.deployments import QWEN3, Deployment
+from workers.engines.base import Engine
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.usefixtures("forked_engines"),
+    pytest.mark.xdist_group("engines"),
+    needs_vllm,
+]
+
+Plant = Callable[[str], None]
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Has the engines of this test run a class of tests.planted.models in vLLM's workers."""
+    return lambda name: monkeypatch.setattr(
+        "workers.vllm.start.launch.EXTENSION", f"tests.planted.models.{name}"
+    )
+
+
+@pytest.fixture
+def started() -> Iterator[list[Engine]]:
+    """Engines that are to be closed."""
+    engines: list[Engine] = []
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+def distances(randomization: str) -> ProofSpec:
+    return checks.SPEC.model_copy(
+        update={"scheme": "distance", "options": {"randomization": randomization}}
+    )
+
+
+def test_layers_that_share_what_they_may_not_get_their_own(
+    plant: Plant, started: list[Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    plant("ReadingExtension")
+    engine: Any = QWEN3.start()
+    started.append(engine)
+    assert engine.info.caches == "private"
+    assert "layers of tiny-qwen3 cannot share a cache for proofs: each gets its own" in caplog.text
+    values = engine.compute(checks.SPEC, checks.NONCES)
+    engine.settle(private=False, replicated=True)
+    shared = engine.compute(checks.SPEC, checks.NONCES)
+    engine.settle(private=True, replicated=True)
+    assert values == engine.compute(checks.SPEC, checks.NONCES)
+    assert values != shared  # the fault is there
+
+
+def test_parts_of_sums_on_tensor_parallel_ranks_are_not_divided_by_their_norms(
+    plant: Plant, started: list[Engine]
+) -> None:
+    plant("PartialSumsExtension")
+    engine = Deployment("tiny-qwen3", "float32", tensor_parallel=2).start()
+    started.append(engine)
+    with pytest.raises(
+        SpecError, match=r"leave parts of a sum on each tensor-parallel rank.*use sign_flips"
+    ):
+        engine.compute(distances("layer_hooks"), checks.NONCES)
+    assert len(engine.compute(distances("sign_flips"), checks.NONCES)) == len(checks.NONCES)
+    assert len(engine.compute(checks.SPEC, checks.NONCES)) == len(checks.NONCES)

@@ -1,0 +1,65 @@
+"""What vLLM loads from Proofline into each of its processes."""
+
+import os
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+
+from tests.harness.marks import needs_vllm
+from workers.vllm.start import lifeline
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.xdist_group("engines"),  # whose process has loaded vLLM
+    needs_vllm,
+]
+
+
+@pytest.fixture
+def shm_broadcast(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's module that waits for messages, as vLLM has it: an engine in this process may have
+    changed it before.
+    """
+    from vllm.distributed import utils
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    monkeypatch.setattr(shm_broadcast, "sched_yield", utils.sched_yield)
+    return shm_broadcast
+
+
+@pytest.fixture
+def register() -> Any:
+    """As vLLM finds it."""
+    (entry,) = (
+        entry for entry in entry_points(group="vllm.general_plugins") if entry.name == "proofline"
+    )
+    return entry.load()
+
+
+@pytest.fixture
+def yields(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each call of sched_yield."""
+    seen: list[None] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: seen.append(None))
+    return seen
+
+
+def test_somebody_elses_vllm_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, shm_broadcast: Any, register: Any, yields: list[None]
+) -> None:
+    monkeypatch.delenv(lifeline.VARIABLE, raising=False)
+    register()
+    shm_broadcast.sched_yield()
+    assert len(yields) == 1
+
+
+def test_a_workers_readers_sleep_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, shm_broadcast: Any, register: Any, yields: list[None]
+) -> None:
+    from vllm.platforms import current_platform
+
+    monkeypatch.setenv(lifeline.VARIABLE, str(os.getpid()))
+    register()
+    shm_broadcast.sched_yield()
+    assert len(yields) == (0 if current_platform.is_cpu() else 1)

@@ -1,0 +1,114 @@
+"""`doctor` on a real Redis: each fault planted in it, named, and mended by its remedy."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from cli.examine.findings import Finding
+from cli.examine.redis import own_server, server
+from cli.supervise.processes import Child, ChildSpec
+from cli.supervise.redis_server import OwnRedis, free_port, wait_for_redis
+from poc_core.settings import Settings
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnRedis]:
+    """A Redis as `up` has it."""
+    own = OwnRedis(tmp_path_factory.mktemp("redis"))
+    child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
+    child.start()
+    try:
+        wait_for_redis(own.url)
+        yield own
+    finally:
+        child.stop()
+        own.release()
+
+
+@pytest.fixture
+def client(own: OwnRedis) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(own.url) as client:
+        yield client
+
+
+@pytest.fixture
+def settings(own: OwnRedis) -> Settings:
+    return Settings(redis_url=own.url, redis_timeout_s=30)
+
+
+def wrong(findings: Iterator[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level == "problem"]
+
+
+def test_the_one_that_up_starts_is_fine(settings: Settings) -> None:
+    assert wrong(server(settings)) == []
+    assert [finding.level for finding in own_server()] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good", "says"),
+    [
+        ("maxmemory-policy", "allkeys-lru", "noeviction", "maxmemory-policy is allkeys-lru"),
+        ("appendonly", "no", "yes", "appendonly is off"),
+        ("maxmemory", "1", "0", "full, it takes no writes"),
+    ],
+)
+def test_what_it_must_promise(
+    settings: Settings, client: redis.Redis, name: str, bad: str, good: str, says: str
+) -> None:
+    client.config_set(name, bad)
+    try:
+        (found,) = wrong(server(settings))
+    finally:
+        client.config_set(name, good)
+    assert says in found.says
+    assert wrong(server(settings)) == []
+
+
+def test_a_clock_that_differs_is_named(settings: Settings) -> None:
+    (found,) = wrong(server(settings, clock=lambda: time.time() + 10))
+    assert (found.about, "NTP" in found.remedy) == ("clock", True)
+    assert "differ by 10.0" in found.says or "differ by 9.9" in found.says
+    assert "clock" in [finding.about for finding in server(settings) if finding.level == "ok"]
+
+
+def test_another_password(own: OwnRedis) -> None:
+    for password in ("another", ""):
+        url = (
+            f"redis://:{password}@127.0.0.1:{own.port}/0"
+            if password
+            else f"redis://127.0.0.1:{own.port}/0"
+        )
+        (found,) = wrong(server(Settings(redis_url=url)))
+        assert "refuses the password" in found.says
+        assert own.password not in found.says
+
+
+def test_nobody_there() -> None:
+    (found,) = wrong(server(Settings(redis_url=f"redis://:secret@127.0.0.1:{free_port()}/0")))
+    assert "does not answer" in found.says
+    assert "secret" not in found.says
+
+
+def test_a_user_who_may_not_look(settings: Settings, own: OwnRedis, client: redis.Redis) -> None:
+    client.execute_command("ACL", "SETUSER", "worker", "on", ">password", "~*", "+@all", "-info")
+    url = f"redis://worker:password@127.0.0.1:{own.port}/0"
+    found = [
+        finding
+        for finding in server(Settings(redis_url=url, redis_timeout_s=30))
+        if finding.level != "ok"
+    ]
+    assert [finding.level for finding in found] == ["warning"]
+    assert "may not ask for INFO" in found[0].says
+
+
+def test_no_redis_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("cli.supervise.redis_server.binary_in_wheel", lambda: None)
+    (found,) = own_server()
+    assert (found.level, "No redis-server 6.2 or newer found" in found.says) == ("problem", True)

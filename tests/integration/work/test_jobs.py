@@ -1,0 +1,223 @@
+"""Jobs through API, Redis, Celery and two workers. Synthetic engines: this is about the way,
+not about the numbers.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from poc_core.queues import model_queue
+from poc_core.state import keys
+from tests.harness.waiting import wait_until
+from tests.integration.node import Node, synthetic_artifacts, tampered
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
+
+# Nonces of a job that takes seconds on two workers: 200 batches of 50 ms, none of which has room
+# for another.
+LONG: dict[str, Any] = {"nonces": range(6400), "batch_size": 32}
+
+
+class TestGenerate:
+    def test_with_wait_answers_with_the_artifacts_in_the_order_of_the_nonces(
+        self, node: Node
+    ) -> None:
+        nonces = [2**63 - 1, 7, 0, *range(100, 180), 2**53 + 1]
+        answer = node.generate(nonces, wait=True, batch_size=4)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["artifacts"] == synthetic_artifacts(nonces)
+
+    def test_with_wait_answers_with_the_encoding(self, node: Node) -> None:
+        answer = node.generate([3], wait=True)
+        assert answer.json()["encoding"] == {"dtype": "f16", "k_dim": 12, "endian": "le"}
+
+    def test_without_wait_answers_at_once_with_a_request_id(self, node: Node) -> None:
+        answer = node.generate(range(5), wait=False)
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == {
+            "status": "queued",
+            "request_id": answer.json()["request_id"],
+            "queued_count": 5,
+        }
+        node.result(answer.json()["request_id"])
+
+    def test_without_wait_has_the_same_result(self, node: Node) -> None:
+        result = node.result(node.submit(range(50), batch_size=3))
+        assert result["artifacts"] == synthetic_artifacts(range(50))
+
+    def test_shows_its_progress_while_it_runs(self, node: Node) -> None:
+        request_id = node.submit(**LONG)
+        node.wait_progress(request_id)
+        job = node.job(request_id)
+        node.cancel(request_id)
+        assert job["status"] == "running"
+        assert 0 < job["n_done"] < job["n_total"] == 6400
+
+    def test_spreads_over_all_workers_of_its_model(
+        self, node: Node, redis_of: Callable[[Node], Redis]
+    ) -> None:
+        workers = {worker["id"] for worker in node.status()["workers"]}
+        request_id = node.submit(**LONG)
+        redis: Any = redis_of(node)
+        seen: set[str] = set()
+
+        def all_hold_a_lease() -> bool:
+            seen.update(
+                lease.decode().split("|")[0]
+                for lease in redis.hvals(f"poc:job:{request_id}:leases")
+            )
+            return seen == workers
+
+        wait_until(all_hold_a_lease, f"batches of one job on each of {workers}", 30, 0.01)
+        node.cancel(request_id)
+
+    def test_of_another_model_is_refused_naming_the_one_that_is_served(self, node: Node) -> None:
+        answer = node.generate([1], params={"model": "gpt-17"})
+        assert answer.status_code == 409
+        assert answer.json()["detail"]["deployed"] == {"model": "tiny-qwen3"}
+
+
+class TestValidate:
+    def test_honest_artifacts_are_no_fraud(self, node: Node) -> None:
+        artifacts = synthetic_artifacts(range(64))
+        answer = node.generate(
+            range(64), wait=True, batch_size=8, validation={"artifacts": artifacts}
+        )
+        verdict = answer.json()
+        assert (verdict["n_total"], verdict["n_mismatch"], verdict["fraud_detected"]) == (
+            64,
+            0,
+            False,
+        ), verdict
+
+    def test_tampered_artifacts_are_a_fraud_and_named(self, node: Node) -> None:
+        artifacts, changed = tampered(synthetic_artifacts(range(64)), every=16)
+        answer = node.generate(
+            range(64), wait=True, batch_size=8, validation={"artifacts": artifacts}
+        )
+        verdict = answer.json()
+        assert (verdict["mismatch_nonces"], verdict["fraud_detected"]) == (changed, True), verdict
+
+    def test_without_wait_has_its_verdict_fetched(self, node: Node) -> None:
+        artifacts, changed = tampered(synthetic_artifacts(range(64)), every=16)
+        verdict = node.result(node.submit(range(64), validation={"artifacts": artifacts}))
+        assert (verdict["n_mismatch"], verdict["fraud_detected"]) == (len(changed), True), verdict
+
+    @pytest.mark.parametrize(
+        ("stat_test", "fraud"),
+        [
+            ({"p_mismatch": 0.001}, True),
+            ({"p_mismatch": 0.5}, False),
+            ({"dist_threshold": 2.1}, False),
+            ({"p_mismatch": 0.05, "fraud_threshold": 0.5}, True),
+            ({"p_mismatch": 0.05, "p_value_threshold": 0.5}, False),
+            ({"p_mismatch": 0.05, "fraud_threshold": 0.01}, False),
+        ],
+        ids=str,
+    )
+    def test_stat_test_decides_what_a_fraud_is(
+        self, node: Node, stat_test: Any, fraud: bool
+    ) -> None:
+        artifacts, _ = tampered(synthetic_artifacts(range(64)), every=16)
+        answer = node.generate(
+            range(64), wait=True, validation={"artifacts": artifacts}, stat_test=stat_test
+        )
+        assert answer.json()["fraud_detected"] is fraud, answer.text
+
+
+class TestStatus:
+    def test_names_every_worker_with_the_limits_of_its_model(self, node: Node) -> None:
+        workers = node.status()["workers"]
+        assert [worker["pid"] for worker in workers] == sorted(node.stack.worker_pids())
+        assert {
+            (worker["model"], worker["state"], worker["info"]["hidden_size"]) for worker in workers
+        } == {("tiny-qwen3", "ready", 4096)}
+
+    def test_counts_each_nonce_once(self, node: Node) -> None:
+        before = node.status()["stats"]["total_processed"]
+        node.result(node.submit(range(300), batch_size=7))
+        assert node.status()["stats"]["total_processed"] - before == 300
+
+    def test_shows_what_waits_until_it_is_done(self, node: Node) -> None:
+        request_id = node.submit(range(200), batch_size=5)
+        assert 0 < node.status()["queued_nonces"] <= 200
+        node.result(request_id)
+        assert node.status()["queued_nonces"] == 0
+
+    def test_shows_the_rate_after_some_seconds(self, node: Node) -> None:
+        node.result(node.submit(range(300)))
+        wait_until(lambda: node.status()["stats"]["nonces_per_second"] > 0, "a rate above 0", 10)
+
+
+class TestStop:
+    def test_cancels_what_is_queued_and_not_what_runs(self, node: Node) -> None:
+        running = node.submit(**LONG)
+        node.wait_progress(running)
+        queued = node.submit(range(5000, 5050))
+        answer = node.stop()
+        assert answer.json() == {
+            "status": "OK",
+            "pow_status": {"status": "STOPPED"},
+            "cancelled_jobs": 1,
+        }
+        assert [node.job(request_id)["status"] for request_id in (running, queued)] == [
+            "running",
+            "cancelled",
+        ]
+        node.cancel(running)
+        assert node.job(running)["status"] == "cancelled"
+        assert node.status()["queued_nonces"] == 0
+
+    def test_leaves_no_messages_of_what_it_cancels(
+        self, node: Node, redis_of: Callable[[Node], Redis]
+    ) -> None:
+        redis: Any = redis_of(node)
+        running = node.submit(**LONG)
+        node.wait_progress(running)
+        node.submit(range(10_000, 14_000), batch_size=1)
+        assert redis.llen(model_queue("tiny-qwen3")) > 3000
+        assert node.stop().json()["cancelled_jobs"] == 1
+        assert redis.llen(model_queue("tiny-qwen3")) <= 200  # those of the job that runs, if at all
+        node.cancel(running)
+
+    def test_lets_a_job_run_whose_client_waits(
+        self, node: Node, redis_of: Callable[[Node], Redis]
+    ) -> None:
+        redis: Any = redis_of(node)
+        running = node.submit(**LONG)
+        node.wait_progress(running)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(node.generate, range(64), wait=True)
+            wait_until(
+                lambda: redis.zcard("poc:jobs:active:tiny-qwen3") == 2, "the job in the queue", 30
+            )
+            assert node.stop().json()["cancelled_jobs"] == 0
+            node.cancel(running)
+            assert waiting.result(30).json()["artifacts"] == synthetic_artifacts(range(64))
+
+    def test_does_not_stop_later_jobs(self, node: Node) -> None:
+        node.cancel(node.submit(**LONG))
+        node.stop()
+        assert node.generate(range(8), wait=True).status_code == 200
+
+
+class TestEndOfAJob:
+    def test_its_result_is_unknown_after_its_ttl(self, quick_node: Node) -> None:
+        request_id = quick_node.submit(range(4))
+        quick_node.result(request_id)
+        wait_until(lambda: quick_node.get(request_id).status_code == 404, "404 after 3 s", 15)
+
+    def test_leaves_no_key_in_redis_without_ttl(
+        self, node: Node, redis_of: Callable[[Node], Redis]
+    ) -> None:
+        node.result(node.submit(range(20)))
+        time.sleep(0.5)  # for the acknowledgement of the last message
+        redis = redis_of(node)
+        eternal = {key.decode() for key in redis.scan_iter("poc:*") if redis.ttl(key) == -1}
+        # Lists of messages that wait are Celery's own: empty ones do not exist. What the node shall
+        # run stays for ever.
+        assert eternal == {keys.DEPLOYMENT}

@@ -1,0 +1,300 @@
+"""Two real engines under `proofline workers`: chat, a job and a round, while one of the two is lost
+in every way.
+
+Under `exclusive`, which without a round is as `yield`.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+
+from cli.supervise.fleet import WORKER_GRACE_S
+from cli.supervise.processes import GUARD_MARGIN_S
+from poc_core.arithmetic.encoding import decode_vector
+from tests.harness.chat_client import CHAT, LONG_PROMPT, MODEL, request, streaming
+from tests.harness.marks import needs_vllm
+from tests.integration.processes import assert_all_gone, descendants, engine_cores, is_running
+from tests.peers.receiver import Receiver
+from tests.stacks.round_client import assert_complete, round_body
+from tests.stacks.two_workers import TwoWorkers, two_workers
+from workers.proofs import ENGINE_LOST_STATUS
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("two-workers"),
+    needs_vllm,
+]
+
+ROUND_S = 8.0
+KILLED_AFTER_S = 3.0
+BACK_WITHIN_S = 60.0  # leases and batches of a lost worker
+JOB_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoWorkers]:
+    with two_workers(tmp_path_factory.mktemp("two-workers")) as client:
+        yield client
+
+
+class Job:
+    """A job that takes both workers a while."""
+
+    def __init__(self, client: TwoWorkers, n: int = 1000) -> None:
+        self._client, self.n = client, n
+        body = round_body(None, nonces=list(range(n)), batch_size=8, params={"seq_len": 128})
+        answer = client.http.post("/api/v1/pow/generate", json=body)
+        assert answer.status_code == 200, answer.text
+        self._path = f"/api/v1/pow/generate/{answer.json()['request_id']}"
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._client.http.get(self._path).json()
+        return found
+
+    def wait_middle(self) -> None:
+        self._client.wait(lambda: self.state()["n_done"] > 100, JOB_S, "the job's middle")
+        assert self.state()["status"] == "running"
+
+    def assert_completes(self) -> None:
+        """With every nonce once."""
+        self._client.wait(
+            lambda: self.state()["status"] not in ("queued", "running"), JOB_S, "the job's end"
+        )
+        state = self.state()
+        assert state["status"] == "completed", state
+        assert [artifact["nonce"] for artifact in state["artifacts"]] == list(range(self.n))
+
+
+def chat(client: TwoWorkers) -> httpx.Response:
+    return client.http.post(CHAT, json=request("Hello", 8))
+
+
+@contextlib.contextmanager
+def under_way_on_the_first(
+    client: TwoWorkers, prompt: str, tokens: int
+) -> Iterator[tuple[dict[str, Any], Future[httpx.Response]]]:
+    """The first of two ready workers, and the answer that it computes."""
+    client.wait_ready()
+    with ThreadPoolExecutor(1) as pool:
+        first, _ = client.workers()  # by id, as the gateway chooses among equals
+        client.wait(lambda: active(client) == [0, 0], 60, "two idle workers")
+        answer = pool.submit(client.http.post, CHAT, json=request(prompt, tokens))
+        client.wait(lambda: active(client) == [1, 0], 60, "a request on the first worker")
+        yield first, answer
+
+
+def active(client: TwoWorkers) -> list[int]:
+    return counted(client, "chat_active")
+
+
+def counted(client: TwoWorkers, name: str) -> list[int]:
+    """What each worker said with its last heartbeat."""
+    return [worker["stats"][name] for worker in client.workers()]
+
+
+def cut_off(client: TwoWorkers) -> list[str]:
+    """What the logs say of chat that did not come to its end."""
+    return [
+        line
+        for line in client.lines()
+        if re.search("died in the middle|did not answer|are cut off", line)
+    ]
+
+
+def assert_as_of_a_job(client: TwoWorkers, receiver: Receiver) -> None:
+    """A round that was stopped: every nonce has arrived, with the vector that a job has for it."""
+    client.wait_delivered()
+    assert_complete(client, receiver)
+    sent = {
+        artifact["nonce"]: artifact
+        for p in receiver.round_payloads()
+        for artifact in p.body["artifacts"]
+    }
+    nonces = list(sent)[:: max(1, len(sent) // 16)]
+    job = client.http.post(
+        "/api/v1/pow/generate", json=round_body(None, nonces=nonces, wait=True), timeout=120
+    )
+    assert job.status_code == 200, job.text
+    of_job, of_round = (
+        np.stack([decode_vector(artifact["vector_b64"], 12) for artifact in artifacts])
+        for artifacts in (job.json()["artifacts"], [sent[nonce] for nonce in nonces])
+    )
+    assert np.linalg.norm(of_job - of_round, axis=1).max() <= 0.003
+
+
+def kill_with_its_guard(client: TwoWorkers, pid: int) -> list[psutil.Process]:
+    """A worker, so that nobody cleans up after it for as long as the supervisor is stopped,
+    too. What ran below it.
+    """
+    worker, below = psutil.Process(pid), descendants(pid)
+    guard = worker.parent()
+    assert guard is not None
+    assert len(below) >= 2
+    client.supervisor.send_signal(signal.SIGSTOP)
+    guard.kill()  # the kernel kills the worker with it
+    return [worker, *below]
+
+
+def test_exclusive_refuses_chat_during_a_round_and_serves_it_right_after(
+    client: TwoWorkers,
+) -> None:
+    assert chat(client).status_code == 200
+    client.start(None, params={"seq_len": 256})
+    client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
+    refused = chat(client)
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) > 0
+    assert "POC_CHAT_POLICY=exclusive" in refused.json()["error"]["message"]
+    asking = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.InternalServerError):
+        asking.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
+    before = client.processed()
+    client.wait(lambda: client.processed() > before, 60, "progress")
+    client.stop()
+    assert client.wait(lambda: chat(client).status_code == 200, 60, "chat after the round") < 1.0
+    client.wait(lambda: sum(counted(client, "chat_refused")) >= 2, 60, "the refusals in the status")
+
+
+def test_a_round_of_two_engines_arrives_whole_and_with_a_jobs_values(client: TwoWorkers) -> None:
+    with Receiver() as receiver:
+        client.start(receiver)
+        client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
+        client.wait(lambda: client.processed() >= 32, 60, "a few nonces")
+        client.stop()
+        assert_as_of_a_job(client, receiver)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_in_a_round_changes_nothing_and_leaves_nothing_behind(
+    client: TwoWorkers,
+) -> None:
+    with Receiver() as receiver:
+        client.start(receiver)
+        client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
+        time.sleep(KILLED_AFTER_S)
+        below = kill_with_its_guard(client, client.workers()[0]["pid"])
+        try:
+            assert_all_gone(below)
+        finally:
+            client.supervisor.send_signal(signal.SIGCONT)
+        reached = client.processed()
+        client.wait(
+            lambda: set(range(reached)) <= set(receiver.nonces()),
+            BACK_WITHIN_S,
+            "what it had leased",
+        )
+        time.sleep(ROUND_S - KILLED_AFTER_S)
+        client.stop()
+        assert_as_of_a_job(client, receiver)
+
+
+def test_a_lost_engine_is_replaced_and_what_it_had_in_hand_is_done_elsewhere(
+    client: TwoWorkers,
+) -> None:
+    client.wait_ready()
+    before = {worker["id"] for worker in client.workers()}
+    job = Job(client)
+    job.wait_middle()
+    with under_way_on_the_first(client, LONG_PROMPT, 900) as (first, answer):
+        (engine,) = engine_cores(first["pid"])
+        engine.kill()
+        answers = [chat(client) for _ in range(20)]  # while its worker finds out and ends
+        assert [one.status_code for one in answers] == [200] * 20
+        assert answer.result(120).status_code == 200
+        assert answer.result().json()["usage"]["completion_tokens"] == 900
+    job.assert_completes()
+    client.wait_ready()
+    after = {worker["id"] for worker in client.workers()}
+    assert before & after == before - {first["id"]}, "the other worker was not to be touched"
+    assert any(
+        f"ended (exit code {ENGINE_LOST_STATUS}); restarting it in 1 s" in line
+        for line in client.lines()
+    )
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_to_end_finishes_its_chat_first(client: TwoWorkers) -> None:
+    before = cut_off(client)
+    with under_way_on_the_first(client, "Hello", 1000) as (first, answer):
+        os.kill(first["pid"], signal.SIGTERM)
+        client.wait(
+            lambda: client.states()[:1] == ["draining"], 60, "the worker to say that it is to end"
+        )
+        assert not answer.done()
+        assert chat(client).status_code == 200
+        assert answer.result(60).json()["usage"]["completion_tokens"] == 1000
+    client.wait(lambda: not is_running(first["pid"]), 60, "the worker's end")
+    assert cut_off(client) == before
+
+
+@pytest.mark.slow
+def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_elsewhere(
+    client: TwoWorkers,
+) -> None:
+    short = client.http.post(CHAT, json=request(LONG_PROMPT, 50))
+    expected = short.json()["choices"][0]["message"]["content"]
+    with under_way_on_the_first(client, LONG_PROMPT, 900) as (first, answer):
+        with streaming(client.http, "Hello", 1200) as other:
+            next(other)
+            client.wait(lambda: active(client) == [1, 1], 60, "one request on each worker")
+            with streaming(client.http, "Hello", 1200) as events:
+                assert [json.loads(next(events))["object"] for _ in range(3)] == [
+                    "chat.completion.chunk"
+                ] * 3
+                assert not answer.done()
+                os.kill(first["pid"], signal.SIGKILL)
+                *_, last = events
+            error = json.loads(last)["error"]
+            assert "was lost" in error["message"]
+            assert (
+                json.loads(next(other))["object"] == "chat.completion.chunk"
+            )  # the second worker goes on
+        retried = answer.result(60)
+        assert retried.status_code == 200
+        assert retried.json()["usage"]["completion_tokens"] == 900
+        assert retried.json()["choices"][0]["message"]["content"].startswith(expected)
+        # The dead worker is registered for a while still: requests pass it over.
+        for _ in range(3):
+            assert chat(client).status_code == 200
+
+
+@pytest.mark.ends_its_stack
+def test_sigterm_lets_chat_end_and_drains_and_the_job_completes_after_a_new_start(
+    client: TwoWorkers,
+) -> None:
+    # One that was killed is registered as ready for some seconds more, less than another takes to
+    # start.
+    client.wait(lambda: len(client.cores()) == 2, 120, "both engines")
+    client.wait_ready()
+    job, before = Job(client, n=3000), cut_off(client)  # more than both compute while chat begins
+    job.wait_middle()
+    below = descendants(client.supervisor.pid)
+    assert len(client.cores()) == 2
+    with under_way_on_the_first(client, "Hello", 800) as (_, answer):
+        client.supervisor.terminate()
+        client.wait(lambda: "draining" in client.states(), 60, "a worker to say that it is to end")
+        assert not answer.done()
+        assert answer.result(60).json()["usage"]["completion_tokens"] == 800
+    assert cut_off(client) == before
+    assert client.supervisor.wait(WORKER_GRACE_S + GUARD_MARGIN_S) == 0
+    assert_all_gone(below, 0.1)
+    state = job.state()
+    assert state["status"] == "running"
+    assert 0 < state["n_done"] < job.n
+    assert state["n_done"] % 8 == 0, "a batch in hand was broken off"
+    # The rest needs no real engine here, and another would take a minute to load.
+    client.run("--engine", "synthetic", "--synthetic-step-ms", "5")
+    job.assert_completes()

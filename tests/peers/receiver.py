@@ -1,0 +1,166 @@
+"""A receiver of callbacks, as moody as a test wants it."""
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Set
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Payload:
+    at: float  # time.time() when it had arrived
+    path: str
+    body: dict[str, Any]
+    answered: int  # HTTP status
+
+    @property
+    def payload_id(self) -> str:
+        return str(self.body["payload_id"])
+
+    @property
+    def number(self) -> int:
+        return int(self.payload_id.rpartition("-")[2])
+
+    @property
+    def nonces(self) -> list[int]:
+        return [artifact["nonce"] for artifact in self.body["artifacts"]]
+
+
+@dataclass
+class Receiver:
+    """An HTTP server on loopback that writes down what it is sent. A context manager; may be
+    `away` for a while.
+    """
+
+    status: int = 200  # what it answers
+    delay_s: float = 0.0  # before it answers
+    talks_nonsense: bool = False  # it takes what comes, and its answer is no HTTP
+    largest: int | None = None  # artifacts of a payload; to more it answers 413
+    payloads: list[Payload] = field(default_factory=list)  # all, also those answered with an error
+    n_unanswered: int = 0  # arrived, and their answer is delayed
+
+    def __post_init__(self) -> None:
+        self._server: ThreadingHTTPServer | None = None
+        self._port = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Receiver":
+        self.come_back()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.go_away()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def go_away(self) -> None:
+        """From now on connections are refused."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def come_back(self) -> None:
+        """On the same port as before."""
+        self._server = _Server(("127.0.0.1", self._port), _handler(self))
+        self._port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def taken(self, what: str = "/generated") -> list[Payload]:
+        """The payloads of a path that were answered 2xx, in the order of their arrival."""
+        with self._lock:
+            return [
+                payload
+                for payload in self.payloads
+                if payload.path == what and payload.answered < 300
+            ]
+
+    def refused(self) -> list[Payload]:
+        with self._lock:
+            return [payload for payload in self.payloads if payload.answered >= 300]
+
+    def nonces(self) -> list[int]:
+        """Of the rounds' payloads taken, in order; those of a payload that came again once."""
+        too_large = {payload.number for payload in self.refused() if payload.answered == 413}
+        return [
+            nonce
+            for payload in unrepeated(self.round_payloads(), too_large)
+            for nonce in payload.nonces
+        ]
+
+    def round_payloads(self) -> list[Payload]:
+        return [payload for payload in self.taken() if "request_id" not in payload.body]
+
+    def take(self, path: str, body: dict[str, Any]) -> int:
+        status, arrived = self.status, time.time()
+        if self.largest is not None and len(body["artifacts"]) > self.largest:
+            status = 413
+        with self._lock:
+            self.n_unanswered += 1
+        time.sleep(self.delay_s)
+        with self._lock:
+            self.n_unanswered -= 1
+            self.payloads.append(Payload(arrived, path, body, status))
+        return status
+
+
+def unrepeated(payloads: list[Payload], too_large: Set[int] = frozenset()) -> list[Payload]:
+    """The payloads without those whose payload_id came before. They must be the same, and
+    numbered without gaps but for the numbers of those that were too large.
+    """
+    first: dict[str, Payload] = {}
+    for payload in payloads:
+        known = first.setdefault(payload.payload_id, payload)
+        assert known.body == payload.body, f"{payload.payload_id} came again with other contents"
+    numbers = [payload.number for payload in first.values()]
+    left_out = set(range(max(numbers, default=-1) + 1)).difference(numbers)
+    assert numbers == sorted(numbers), f"payloads came out of order: {numbers}"
+    assert left_out <= too_large, f"payloads are missing: {left_out}"
+    return list(first.values())
+
+
+def gaps_and_repeats(nonces: list[int], expected: range) -> tuple[list[int], list[int]]:
+    """The nonces missing between the first that was expected and the last that came, and those
+    that came twice or were nobody's to compute. `expected`: the whole sequence.
+    """
+    counts = Counter(nonces)
+    last = max(nonces, default=expected.start - expected.step)
+    missing = [
+        nonce for nonce in range(expected.start, last + 1, expected.step) if nonce not in counts
+    ]
+    return missing, [nonce for nonce, n in counts.items() if n > 1 or nonce not in expected]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True  # a request that hangs must not hold up the test's end
+    allow_reuse_address = True
+
+
+def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            status = receiver.take(self.path, body)
+            if receiver.talks_nonsense:
+                self.wfile.write(b"\x16\x03 thanks for nothing\r\n\r\n")
+                self.close_connection = True
+                return
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):  # the sender was killed meanwhile
+                super().handle()
+
+    return Handler

@@ -1,0 +1,38 @@
+"""Faults of models, planted in vLLM's workers: see
+tests/integration/engines/test_planted_models.py.
+"""
+
+from typing import Any
+
+from workers.vllm.extension import ProofExtension
+
+# workers.vllm.forward.kv_isolation's, which may not be imported before vLLM has chosen a device
+FIRST_BLOCK = 1
+
+
+class ReadingExtension(ProofExtension):
+    """Its last layer reads the first one's cache beside its own, and says so to nobody."""
+
+    def _proof_runner(self) -> Any:
+        runner = super()._proof_runner()
+        if not hasattr(runner, "planted"):
+            first, last = (runner._layers[index].self_attn.attn for index in (0, -1))
+            (group,) = runner._caches.groups
+
+            def read(_module: Any, _args: Any, output: Any) -> Any:
+                # The first block of the first sequence: full, where that has so many tokens.
+                found = first.kv_cache.select(group.block_dim, FIRST_BLOCK)
+                return output * (1 + found.abs().mean())
+
+            runner.planted = last.register_forward_hook(read)
+        return runner
+
+
+class PartialSumsExtension(ProofExtension):
+    """Its layers leave the last sum of each to the next one, as sparse attention's do."""
+
+    def _proof_runner(self) -> Any:
+        runner = super()._proof_runner()
+        for layer in runner._layers:
+            layer.mlp.down_proj.reduce_results = False
+        return runner

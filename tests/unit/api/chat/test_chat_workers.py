@@ -1,0 +1,151 @@
+"""The workers that chat may be sent to: when Redis is asked for them, and who is not asked for
+chat again.
+"""
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError
+
+from api.chat.chat_workers import ChatWorkers
+from poc_core.records import WorkerRecord
+from poc_core.settings import Settings
+from poc_core.state import WorkerRegistry
+from tests.harness.samples import Clock, worker_record
+
+CACHE_S = 0.25
+
+
+class Registry(WorkerRegistry):
+    """Counts how often it is asked, and may hold an answer back or fail."""
+
+    def __init__(self, redis: Redis, settings: Settings) -> None:
+        super().__init__(redis, settings)
+        self.asked = 0
+        self.error: Exception | None = None
+        self.answered = threading.Event()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def ready(self, model: str | None = None) -> list[WorkerRecord]:
+        self.asked += 1
+        ready = super().ready(model)
+        self.answered.set()
+        assert self.may_answer.wait(5)
+        if self.error is not None:
+            raise self.error
+        return ready
+
+    def serve(self, worker_id: str, port: int | None = 1, **changes: Any) -> WorkerRecord:
+        record = replace(worker_record(worker_id), port=port, **changes)
+        self.heartbeat(record)
+        return record
+
+
+@pytest.fixture
+def registry(redis: Redis, settings: Settings) -> Registry:
+    return Registry(redis, settings)
+
+
+@pytest.fixture
+def chat_workers(registry: Registry, clock: Clock) -> ChatWorkers:
+    return ChatWorkers(registry, CACHE_S, clock)
+
+
+async def test_are_those_that_are_ready_and_serve_chat(
+    registry: Registry, chat_workers: ChatWorkers
+) -> None:
+    chatting = registry.serve("w1")
+    registry.serve("w2", port=None)
+    registry.serve("w3", state="starting")
+    registry.serve("w4", state="draining")
+    assert await chat_workers.remembered() == [chatting]
+
+
+async def test_are_read_once_within_the_cache_time(
+    registry: Registry, chat_workers: ChatWorkers, clock: Clock
+) -> None:
+    first = registry.serve("w1")
+    for _ in range(100):
+        assert await chat_workers.remembered() == [first]
+    assert registry.asked == 1
+    second = registry.serve("w2")
+    clock.now += CACHE_S / 2
+    assert await chat_workers.remembered() == [first]
+    clock.now += CACHE_S
+    assert await chat_workers.remembered() == [first, second]
+    assert registry.asked == 2
+
+
+async def test_are_read_anew_before_a_client_is_refused(
+    registry: Registry, chat_workers: ChatWorkers, clock: Clock
+) -> None:
+    assert await chat_workers.remembered() == []
+    worker = registry.serve("w1")
+    clock.now += 0.001
+    assert await chat_workers.now() == [worker]
+    assert await chat_workers.remembered() == [worker]
+
+
+async def test_without_a_cache_are_read_for_each_request(registry: Registry) -> None:
+    uncached = ChatWorkers(registry, 0)
+    await uncached.remembered()
+    await uncached.remembered()
+    assert registry.asked == 2
+
+
+async def test_one_that_is_lost_is_not_remembered(
+    registry: Registry, chat_workers: ChatWorkers, clock: Clock
+) -> None:
+    lost, other = registry.serve("w1"), registry.serve("w2")
+    assert await chat_workers.remembered() == [lost, other]
+    clock.now += CACHE_S / 2
+    chat_workers.lost(lost.id)
+    assert await chat_workers.remembered() == [other]
+    clock.now += CACHE_S  # Redis still holds it: it may have answered others, and is tried again
+    assert await chat_workers.remembered() == [lost, other]
+
+
+async def test_one_that_is_lost_while_redis_is_read_is_not_remembered(
+    registry: Registry, chat_workers: ChatWorkers
+) -> None:
+    lost, other = registry.serve("w1"), registry.serve("w2")
+    registry.may_answer.clear()
+    reading = asyncio.create_task(chat_workers.remembered())
+    await asyncio.to_thread(registry.answered.wait, 5)
+    chat_workers.lost(lost.id)
+    registry.may_answer.set()
+    assert await reading == [other]
+    assert await chat_workers.remembered() == [other]
+
+
+async def test_requests_that_come_together_share_one_reading(
+    registry: Registry, chat_workers: ChatWorkers
+) -> None:
+    worker = registry.serve("w1")
+    registry.may_answer.clear()
+    requests = [asyncio.create_task(chat_workers.remembered()) for _ in range(10)]
+    await asyncio.to_thread(registry.answered.wait, 5)
+    requests[0].cancel()  # its client hung up
+    registry.may_answer.set()
+    found = await asyncio.gather(*requests, return_exceptions=True)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert found[1:] == [[worker]] * 9
+    assert registry.asked == 1
+
+
+async def test_a_redis_that_is_away_is_everybodys_error_and_not_remembered(
+    registry: Registry, chat_workers: ChatWorkers
+) -> None:
+    worker = registry.serve("w1")
+    registry.error = ConnectionError("away")
+    found = await asyncio.gather(
+        *(chat_workers.remembered() for _ in range(3)), return_exceptions=True
+    )
+    assert found == [registry.error] * 3
+    registry.error = None
+    assert await chat_workers.remembered() == [worker]

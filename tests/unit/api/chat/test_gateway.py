@@ -1,0 +1,668 @@
+"""The OpenAI gateway in front of workers that answer, refuse or die; over real sockets, as
+clients see it.
+"""
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import fakeredis
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from api.app import create_app
+from api.chat.chat_workers import ChatWorkers
+from api.chat.gateway import Gateway
+from api.proofs.dispatch import Dispatcher
+from api.services import Services
+from poc_core.records import ENGINE_LOST_HEADER
+from poc_core.serving.openai_paths import USUAL
+from poc_core.settings import Settings
+from tests.harness.samples import MODEL, RecordingDispatcher, worker_record
+from tests.harness.waiting import wait_until
+from tests.peers.fake_worker import Behaviour, Call, FakeWorker
+
+CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
+# vLLM's own bytes are nobody's business: odd spacing and non-ASCII text must come through as they
+# are.
+ANSWER = '{"id":"x",  "choices":[{"message":{"content":"été – 海"}}]}\n'.encode()
+EVENTS = [
+    f'data: {{"choices":[{{"delta":{{"content":"{word} "}}}}]}}\n\n'.encode()
+    for word in ("one", "é", "海")
+]
+DONE = b"data: [DONE]\n\n"
+
+MAX_BODY_BYTES = 200_000
+
+Start = Callable[..., FakeWorker]
+
+
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    settings = Settings(max_body_bytes=MAX_BODY_BYTES)
+    services = Services.create(
+        settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
+    )
+    return create_app(services=services)
+
+
+@pytest.fixture(autouse=True)
+def services(app: FastAPI) -> Services:
+    """The services of the API, which know of no worker yet."""
+    services: Services = app.state.services
+    services.redis.flushall()
+    services.gateway.workers = ChatWorkers(services.workers, services.settings.worker_cache_s)
+    return services
+
+
+@pytest.fixture(scope="module")
+def api(app: FastAPI) -> Iterator[httpx.Client]:
+    """A client of the API on a real server: an in-process one would not see clients hang up."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as client:
+        yield client
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture
+def start(services: Services) -> Iterator[Start]:
+    """Starts and registers a worker: start("w1", behaviour, model=..., stats=...)."""
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            worker_id: str, behaviour: Behaviour, model: str = MODEL, **stats: Any
+        ) -> FakeWorker:
+            worker = stack.enter_context(FakeWorker(worker_id, behaviour, model))
+            services.workers.heartbeat(replace(worker.record, stats=stats))
+            return worker
+
+        yield start
+
+
+def body(model: str | None = MODEL, **more: Any) -> dict[str, Any]:
+    return ({} if model is None else {"model": model}) | {"messages": []} | more
+
+
+def answers(call: Call) -> None:
+    call.answer(ANSWER)
+
+
+def streams(call: Call) -> None:
+    call.begin_stream()
+    call.chunk(*EVENTS, DONE)
+    call.end_stream()
+
+
+def hangs_up(call: Call) -> None:
+    return
+
+
+AUDIO = "/v1/audio/transcriptions"
+ELSEWHERE = ("/score", "/pooling", "/v2/rerank", "/cohere/v2/chat")
+PUBLISHED = (
+    *USUAL,
+    *(f"POST {path}" for path in ("/v1/score", "/v1/messages", AUDIO, *ELSEWHERE)),
+    "GET /v1/responses/{response_id}",
+)
+
+
+class TestOtherPaths:
+    """Those that the workers' own vLLM says it serves."""
+
+    @pytest.fixture
+    def publishing(self, services: Services, start: Start) -> FakeWorker:
+        worker = start("w1", answers)
+        services.workers.heartbeat(replace(worker.record, chat_paths=PUBLISHED))
+        return worker
+
+    @pytest.mark.parametrize("path", ["/v1/score", "/v1/messages", *ELSEWHERE])
+    def test_reach_the_worker_that_has_them(
+        self, api: httpx.Client, publishing: FakeWorker, path: str
+    ) -> None:
+        answer = api.post(f"{path}?beta=true", json=body())
+        assert (answer.status_code, answer.content) == (200, ANSWER)
+        assert publishing.received[0].line == f"POST {path}?beta=true HTTP/1.1"
+
+    def test_may_name_one_thing(self, api: httpx.Client, publishing: FakeWorker) -> None:
+        assert api.get("/v1/responses/resp_0a-1").status_code == 200
+        assert publishing.received[0].line == "GET /v1/responses/resp_0a-1 HTTP/1.1"
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("POST", "/v1/rerank"),
+            ("POST", "/rerank"),
+            ("POST", "/v2/embed"),
+            ("POST", "/v2/../sleep"),
+            ("POST", "/cohere/sleep"),
+            ("POST", "/collective_rpc"),
+            ("GET", "/v1/score"),
+            ("POST", "/v1/load_lora_adapter"),
+            ("POST", "/v1/../sleep"),
+            ("POST", "/v1/%2e%2e/sleep"),
+            ("GET", "/v1/responses/.."),
+            ("GET", "/v1/responses/..%2f..%2fsleep"),
+            ("GET", "/v1/responses/a%3fb"),
+            ("GET", "/v1/responses/a%23b"),
+        ],
+    )
+    def test_that_it_does_not_have_are_404(
+        self, api: httpx.Client, publishing: FakeWorker, method: str, path: str
+    ) -> None:
+        connection = http.client.HTTPConnection(
+            api.base_url.host, api.base_url.port or 0, timeout=10
+        )
+        connection.request(method, path, json.dumps(body()), {"Content-Type": "application/json"})
+        assert connection.getresponse().status == 404
+        connection.close()
+        assert publishing.received == []
+
+    def test_go_to_the_model_that_a_form_names(
+        self, api: httpx.Client, publishing: FakeWorker, start: Start, services: Services
+    ) -> None:
+        other = start("w2", answers, model="whisper")
+        services.workers.heartbeat(replace(other.record, chat_paths=PUBLISHED))
+        sound = ("a.wav", b"RIFF" * 1000, "audio/wav")
+        assert api.post(AUDIO, data={"model": "whisper"}, files={"file": sound}).status_code == 200
+        assert (len(other.received), publishing.received) == (1, [])
+        assert api.post(AUDIO, files={"file": sound}).status_code == 400
+        broken = {"Content-Type": "multipart/form-data"}
+        assert api.post(AUDIO, content=b"--", headers=broken).status_code == 400
+
+    def test_without_any_worker_are_503(self, api: httpx.Client) -> None:
+        assert api.post("/v1/score", json=body()).status_code == 503
+
+
+class TestPassing:
+    def test_request_reaches_the_worker_as_it_came(self, api: httpx.Client, start: Start) -> None:
+        worker = start("w1", answers)
+        sent = ' {"model" : "tiny-qwen3", "messages":[], "unknown":"é" }'.encode()
+        headers = {
+            "Authorization": "Bearer key",
+            "X-Request-Id": "r-1",
+            "Content-Type": "application/json",
+        }
+        assert api.post(f"{CHAT}?a=1&b=%20", content=sent, headers=headers).status_code == 200
+        (received,) = worker.received
+        assert received.line == f"POST {CHAT}?a=1&b=%20 HTTP/1.1"
+        assert received.body == sent
+        assert received.values("authorization") == ["Bearer key"]
+        assert received.values("x-request-id") == ["r-1"]
+        assert received.values("content-length") == [str(len(sent))]
+
+    def test_no_header_is_added_but_the_connections_own(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        worker = start("w1", answers)
+        connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
+        connection.putrequest("POST", CHAT, skip_accept_encoding=True)
+        sent = json.dumps(body()).encode()
+        connection.putheader("Content-Length", str(len(sent)))
+        connection.putheader("Content-Type", "application/json")
+        connection.endheaders(sent)
+        assert connection.getresponse().read() == ANSWER
+        connection.close()
+        assert {name.lower() for name, _ in worker.received[0].headers} == {
+            "host",
+            "content-length",
+            "content-type",
+        }
+
+    def test_body_in_chunks_arrives_whole(self, api: httpx.Client, start: Start) -> None:
+        worker = start("w1", answers)
+        sent = json.dumps(body()).encode()
+        assert api.post(CHAT, content=iter([sent[:5], sent[5:]]), headers=JSON).status_code == 200
+        assert worker.received[0].body == sent
+        assert worker.received[0].values("transfer-encoding") == []
+
+    def test_headers_of_one_connection_stay_there(self, api: httpx.Client, start: Start) -> None:
+        """RFC 9110, 7.6.1."""
+        hop = {
+            "Keep-Alive": "timeout=5",
+            "Proxy-Authorization": "Basic cHc=",
+            "TE": "trailers",
+            "Trailer": "Expires",
+            "Upgrade": "h2c",
+            "Proxy-Authenticate": "Basic",
+        }
+        worker = start(
+            "w1", lambda call: call.answer(ANSWER, "200 OK", *[f"{k}: {v}" for k, v in hop.items()])
+        )
+        answer = api.post(CHAT, json=body(), headers=hop | {"Connection": "Keep-Alive"})
+        assert answer.content == ANSWER
+        names = {name.lower() for name in hop} | {"connection"}
+        assert {name.lower() for name, _ in worker.received[0].headers} & names == set()
+        assert set(answer.headers) & names == set()
+
+    def test_answer_comes_back_byte_for_byte_with_its_headers(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        start(
+            "w1",
+            lambda call: call.answer(
+                ANSWER, "200 OK", "X-Request-Id: abc", "Set-Cookie: a", "Set-Cookie: b"
+            ),
+        )
+        answer = api.post(CHAT, json=body())
+        assert answer.content == ANSWER
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["content-length"] == str(len(ANSWER))
+        assert answer.headers["x-request-id"] == "abc"
+        assert answer.headers.get_list("set-cookie") == ["a", "b"]
+        assert len(answer.headers.get_list("date")) == 1
+
+    def test_errors_of_the_worker_are_the_clients(self, api: httpx.Client, start: Start) -> None:
+        error = b'{"error":{"message":"max_tokens is too large","code":400}}'
+        start("w1", lambda call: call.answer(error, "400 Bad Request"))
+        answer = api.post(CHAT, json=body())
+        assert (answer.status_code, answer.content) == (400, error)
+
+    def test_refusal_of_an_exclusive_round_keeps_its_retry_after(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        start("w1", lambda call: call.answer(b"{}", "503 Service Unavailable", "Retry-After: 30"))
+        answer = api.post(CHAT, json=body())
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+
+    def test_empty_answer_is_one(self, api: httpx.Client, start: Start) -> None:
+        start("w1", lambda call: call.head("200 OK", "Content-Length: 0"))
+        answer = api.post(CHAT, json=body())
+        assert (answer.status_code, answer.content) == (200, b"")
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize"],
+    )
+    def test_every_path_is_the_workers(self, api: httpx.Client, start: Start, path: str) -> None:
+        worker = start("w1", answers)
+        assert api.post(path, json=body()).content == ANSWER
+        assert worker.received[0].line == f"POST {path} HTTP/1.1"
+
+
+class TestStreams:
+    def test_events_come_byte_for_byte(self, api: httpx.Client, start: Start) -> None:
+        start("w1", streams)
+        answer = api.post(CHAT, json=body(stream=True))
+        assert answer.content == b"".join(EVENTS) + DONE
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+
+    def test_every_event_comes_as_soon_as_it_is_there(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        seen = [threading.Event() for _ in EVENTS]
+
+        def waits_for_the_client(call: Call) -> None:
+            call.begin_stream()
+            for event, was_seen in zip(EVENTS, seen, strict=True):
+                call.chunk(event)
+                assert was_seen.wait(5)
+            call.end_stream()
+
+        start("w1", waits_for_the_client)
+        with api.stream("POST", CHAT, json=body(stream=True)) as answer:
+            n = 0
+            for chunk in answer.iter_raw():
+                assert chunk == EVENTS[n]
+                seen[n].set()
+                n += 1
+        assert n == len(EVENTS)
+
+    def test_events_cut_in_pieces_come_whole(self, api: httpx.Client, start: Start) -> None:
+        def cuts(call: Call) -> None:
+            call.begin_stream()
+            for byte in b"".join(EVENTS) + b"data: no newline at the end":
+                call.chunk(bytes([byte]))
+            call.end_stream()
+
+        start("w1", cuts)
+        assert (
+            api.post(CHAT, json=body()).content == b"".join(EVENTS) + b"data: no newline at the end"
+        )
+
+
+class TestChoice:
+    def test_goes_to_the_worker_of_the_model(self, api: httpx.Client, start: Start) -> None:
+        start("w1", hangs_up, model="other")
+        start("w2", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
+
+    def test_goes_to_the_worker_that_said_it_has_least_chat(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        busy, idle = start("w1", answers, chat_active=3), start("w2", answers, chat_active=1)
+        api.post(CHAT, json=body())
+        assert (len(busy.received), len(idle.received)) == (0, 1)
+
+    def test_own_requests_count_at_once(self, api: httpx.Client, start: Start) -> None:
+        release = threading.Event()
+
+        def slow(call: Call) -> None:
+            release.wait(5)
+            call.answer(ANSWER)
+
+        workers = [start(f"w{index}", slow) for index in range(3)]
+        threads = [
+            threading.Thread(target=api.post, args=(CHAT,), kwargs={"json": body()})
+            for _ in range(6)
+        ]
+        for n, thread in enumerate(threads, start=1):
+            thread.start()
+            wait_until(lambda: sum(len(worker.received) for worker in workers) == n)  # noqa: B023
+        assert [len(worker.received) for worker in workers] == [2, 2, 2]
+        release.set()
+        for thread in threads:
+            thread.join(5)
+
+    def test_worker_that_still_loads_gets_none(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        services.workers.heartbeat(worker_record("w0", state="starting"))
+        start("w1", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
+
+    def test_request_without_model_goes_to_the_only_one(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        start("w1", answers)
+        assert api.post(CHAT, json=body(None)).content == ANSWER
+
+    def test_request_without_model_among_several_is_400(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        start("w1", answers)
+        start("w2", answers, model="other")
+        answer = api.post(CHAT, json=body(None))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "Name a model: other, tiny-qwen3."
+
+    def test_unknown_model_is_404_and_lists_those_served(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        start("w1", answers)
+        answer = api.post(CHAT, json=body("nope"))
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert error["message"] == "The model `nope` is not served here; ask for one of tiny-qwen3."
+        assert (error["type"], error["param"], error["code"]) == ("NotFoundError", "model", 404)
+
+    def test_worker_that_has_just_come_is_found_at_once(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
+        start("w1", answers)
+        assert api.post(CHAT, json=body()).status_code == 200
+        start("w2", answers, model="other")
+        assert api.post(CHAT, json=body("other")).content == ANSWER
+
+    def test_model_whose_workers_are_away_is_503(
+        self, api: httpx.Client, services: Services
+    ) -> None:
+        services.workers.heartbeat(worker_record("w1"))  # known, but without a chat server
+        answer = api.post(CHAT, json=body())
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json()["error"]["code"] == 503
+
+    def test_no_worker_at_all_is_503(self, api: httpx.Client) -> None:
+        answer = api.post(CHAT, json=body(None))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+class TestBadBodies:
+    @pytest.mark.parametrize("sent", [b"{", b"[]", b'"text"', b'{"model": 5}', b"\xff\xfe", b"a=b"])
+    def test_not_a_json_object_with_a_model_is_400(
+        self, api: httpx.Client, start: Start, sent: bytes
+    ) -> None:
+        worker = start("w1", answers)
+        answer = api.post(CHAT, content=sent, headers=JSON)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert worker.received == []
+
+    def test_finding_12_a_body_of_nothing_but_short_items_is_refused_unparsed(
+        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.routes.openai._MAX_COMMAS", 1000)
+        monkeypatch.setattr("api.routes.openai.model_in", lambda *_: pytest.fail("parsed"))
+        worker = start("w1", answers)
+        answer = api.post(CHAT, json=body(items=[1] * 2000))
+        assert answer.status_code == 413
+        assert "split the request" in answer.json()["error"]["message"]
+        assert worker.received == []
+
+    @pytest.mark.parametrize("chunked", [False, True])
+    def test_body_over_the_limit_is_413(
+        self, api: httpx.Client, start: Start, chunked: bool
+    ) -> None:
+        worker = start("w1", answers)
+        sent = json.dumps(body(padding="x" * MAX_BODY_BYTES)).encode()
+        with contextlib.suppress(httpx.WriteError):  # refused before all was sent
+            answer = api.post(CHAT, content=iter([sent]) if chunked else sent, headers=JSON)
+            assert answer.status_code == 413
+        assert worker.received == []
+
+
+class TestDeaths:
+    def test_worker_that_is_gone_is_passed_over(self, api: httpx.Client, start: Start) -> None:
+        start("w1", answers).die()
+        start("w2", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_worker_that_dies_before_its_first_byte_is_replaced(
+        self, api: httpx.Client, start: Start, stream: bool
+    ) -> None:
+        def dies_after_the_head(call: Call) -> None:
+            if stream:
+                call.begin_stream()
+
+        first, second = (
+            start("w1", dies_after_the_head),
+            start("w2", streams if stream else answers),
+        )
+        answer = api.post(CHAT, json=body(stream=stream))
+        assert answer.status_code == 200
+        assert answer.content == (b"".join(EVENTS) + DONE if stream else ANSWER)
+        assert first.received[0].body == second.received[0].body
+
+    def test_worker_whose_engine_is_lost_is_replaced(self, api: httpx.Client, start: Start) -> None:
+        start(
+            "w1",
+            lambda call: call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1"),
+        )
+        start("w2", answers)
+        assert api.post(CHAT, json=body()).content == ANSWER
+
+    @pytest.mark.parametrize(
+        "fails",
+        [
+            hangs_up,
+            lambda call: call.answer(b"{}", "503 Service Unavailable", f"{ENGINE_LOST_HEADER}: 1"),
+        ],
+        ids=["dead", "engine lost"],
+    )
+    def test_worker_that_failed_once_is_not_asked_again_from_memory(
+        self, api: httpx.Client, start: Start, services: Services, fails: Any
+    ) -> None:
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
+        failed, other = start("w1", fails), start("w2", answers)
+        for _ in range(3):
+            assert api.post(CHAT, json=body()).content == ANSWER
+        assert (len(failed.received), len(other.received)) == (1, 3)
+
+    def test_the_only_worker_is_asked_again_though_it_failed_once(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        services.gateway.workers = ChatWorkers(services.workers, cache_s=60)
+        worker = start("w1", hangs_up)
+        assert api.post(CHAT, json=body()).status_code == 503
+        worker.behaviour = answers
+        assert api.post(CHAT, json=body()).content == ANSWER
+
+    def test_when_all_die_it_is_503(self, api: httpx.Client, start: Start) -> None:
+        start("w1", hangs_up)
+        start("w2", hangs_up)
+        answer = api.post(CHAT, json=body())
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json()["error"]["type"] == "service_unavailable"
+
+    @pytest.mark.parametrize(
+        "cut", [b"", b'data: {"choi', b'data: {"choices":[]}\n'], ids=["whole", "line", "event"]
+    )
+    def test_stream_whose_worker_dies_ends_with_an_error_event(
+        self, api: httpx.Client, start: Start, cut: bytes
+    ) -> None:
+        def dies(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(*EVENTS[:2])
+            if cut:
+                call.chunk(cut)
+
+        other = start("w2", streams)
+        start("w1", dies)
+        answer = api.post(CHAT, json=body(stream=True))
+        events = [event for event in answer.content.split(b"\n") if event]
+        complete = [event.strip() for event in EVENTS[:2]] + (
+            [cut.strip()] if cut.endswith(b"\n") else []
+        )
+        assert events[:-1] == complete
+        error = json.loads(events[-1].removeprefix(b"data: "))["error"]
+        assert "lost" in error["message"]
+        assert error["code"] == 502
+        assert other.received == []  # what the client has seen is not computed again
+
+    def test_openai_client_sees_a_lost_stream_as_an_error(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        import openai
+
+        def dies(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(*EVENTS[:2], b'data: {"cho')
+
+        start("w1", dies)
+        client = openai.OpenAI(base_url=f"{api.base_url}/v1", api_key="none", max_retries=0)
+        stream = client.chat.completions.create(model=MODEL, messages=[], stream=True)
+        texts: list[str | None] = []
+        with pytest.raises(openai.APIError, match="was lost"):
+            texts.extend(event.choices[0].delta.content for event in stream)
+        assert texts == ["one ", "é "]
+
+    def test_answer_cut_short_is_not_taken_for_a_whole_one(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        def dies(call: Call) -> None:
+            call.head("200 OK", f"Content-Length: {len(ANSWER)}", "Content-Type: application/json")
+            call.send(ANSWER[:10])
+
+        start("w1", dies)
+        with pytest.raises(httpx.RemoteProtocolError):
+            api.post(CHAT, json=body())
+
+
+class TestClientsThatGo:
+    @pytest.mark.parametrize("when", ["before the head", "before the first event", "in the stream"])
+    def test_cancel_what_the_worker_does_for_them(
+        self, api: httpx.Client, start: Start, services: Services, when: str
+    ) -> None:
+        hung_up: list[bool] = []
+
+        def works_on(call: Call) -> None:
+            if when != "before the head":
+                call.begin_stream()
+            if when == "in the stream":
+                call.chunk(EVENTS[0])
+            hung_up.append(call.wait_hung_up())
+
+        worker = start("w1", works_on)
+        connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
+        connection.request("POST", CHAT, json.dumps(body(stream=True)), JSON)
+        wait_until(lambda: worker.received)
+        if when == "in the stream":
+            assert connection.getresponse().read1() == EVENTS[0]
+        connection.close()
+        wait_until(lambda: hung_up)
+        assert hung_up == [True]
+        wait_until(lambda: not services.gateway._active)
+
+    def test_leave_no_second_worker_at_work(self, api: httpx.Client, start: Start) -> None:
+        """A request that is given up is not tried elsewhere."""
+        first, second = start("w1", lambda call: call.wait_hung_up()), start("w2", answers)
+        connection = http.client.HTTPConnection(api.base_url.host, api.base_url.port)
+        connection.request("POST", CHAT, json.dumps(body()), JSON)
+        wait_until(lambda: first.received)
+        connection.close()
+        time.sleep(0.2)
+        assert second.received == []
+
+    def test_load_is_forgotten_with_the_requests(
+        self, api: httpx.Client, start: Start, services: Services
+    ) -> None:
+        start("w1", hangs_up)
+        start("w2", answers)
+        for _ in range(5):
+            api.post(CHAT, json=body())
+        wait_until(lambda: not services.gateway._active)
+
+
+class TestModels:
+    def listing(self, *names: str) -> Behaviour:
+        entries = [{"id": name, "object": "model", "max_model_len": 2048} for name in names]
+        return lambda call: call.answer(json.dumps({"object": "list", "data": entries}).encode())
+
+    def test_are_those_of_all_workers(self, api: httpx.Client, start: Start) -> None:
+        start("w1", self.listing(MODEL))
+        second = start("w2", self.listing(MODEL))
+        start("w3", self.listing("other"), model="other")
+        listed = api.get("/v1/models").json()
+        assert listed["object"] == "list"
+        assert [entry["id"] for entry in listed["data"]] == [MODEL, "other"]
+        assert listed["data"][0]["max_model_len"] == 2048
+        assert second.received == []
+
+    def test_of_a_dead_worker_are_another_ones(self, api: httpx.Client, start: Start) -> None:
+        start("w1", self.listing(MODEL)).die()
+        start("w2", self.listing(MODEL))
+        assert [entry["id"] for entry in api.get("/v1/models").json()["data"]] == [MODEL]
+
+    def test_of_a_worker_that_hangs_are_left_out(
+        self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("api.chat.gateway._LOOKUP_TIMEOUT_S", 0.2)
+        start("w1", lambda call: call.wait_hung_up())
+        start("w2", self.listing("other"), model="other")
+        assert [entry["id"] for entry in api.get("/v1/models").json()["data"]] == ["other"]
+
+    def test_key_is_passed_on_and_its_refusal_too(self, api: httpx.Client, start: Start) -> None:
+        def wants_a_key(call: Call) -> None:
+            if call.received.values("authorization") == ["Bearer right"]:
+                self.listing(MODEL)(call)
+            else:
+                call.answer(b'{"error":"Unauthorized"}', "401 Unauthorized")
+
+        start("w1", wants_a_key)
+        assert api.get("/v1/models").status_code == 401
+        assert (
+            api.get("/v1/models", headers={"Authorization": "Bearer right"}).json()["data"][0]["id"]
+            == MODEL
+        )
+
+    def test_without_workers_are_none(self, api: httpx.Client) -> None:
+        assert api.get("/v1/models").json() == {"object": "list", "data": []}
+
+
+def test_by_load_keeps_the_order_among_equals(services: Services) -> None:
+    records = [worker_record(f"w{index}") for index in range(3)]
+    assert Gateway(services.gateway.workers).by_load(records) == records

@@ -1,0 +1,356 @@
+"""Findings (11) and (14) on a real server: slow, silent and greedy clients, and what comes
+behind a body.
+"""
+
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Literal
+
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.edge.connections import (
+    ENDLESS,
+    HEADER_BYTES,
+    MOST_HEADERS,
+    Limits,
+    connections_for,
+    limited,
+    raise_file_limit,
+)
+from tests.harness.waiting import wait_until
+
+CONNECTIONS = 8
+LIMITS = Limits(CONNECTIONS, request_s=1.0, headers_s=0.5)
+# More than the kernel takes for a client that reads nothing.
+LARGE = 32 * 1024 * 1024
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+PATIENCE_S = 10.0
+
+
+class Standstill:
+    """Of the server's event loop, while it answers GET /stands."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def last(self) -> None:
+        self.begun.set()
+        self.over.wait(PATIENCE_S)
+
+
+standstill = Standstill()
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "http":
+        return None
+    request = Request(scope, receive)
+    if scope["path"] == "/large":
+        return await Response(b"x" * LARGE)(scope, receive, send)
+    if scope["path"].endswith(ENDLESS):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        return None
+    if scope["path"] == "/parts":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for left in range(LARGE // 2**20, -1, -1):
+            await send({"type": "http.response.body", "body": bytes(2**20), "more_body": left > 0})
+        return None
+    if scope["path"] == "/stands":
+        standstill.last()
+    if scope["path"] == "/slow":
+        time_out = await request.is_disconnected()
+        return await Response(str(time_out))(scope, receive, send)
+    body = await request.body()
+    names = ",".join(name.decode() for name, _ in scope["headers"])
+    return await Response(body or b"ok", headers={"x-names": names})(scope, receive, send)
+
+
+@contextmanager
+def running(loop: Literal["auto", "asyncio"] = "auto") -> Iterator[uvicorn.Server]:
+    config = uvicorn.Config(
+        app,
+        port=0,
+        loop=loop,
+        log_level="critical",
+        http=limited(LIMITS),
+        ws="none",
+        lifespan="off",
+        limit_concurrency=CONNECTIONS + 2,  # as `proofline api` has it
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[uvicorn.Server]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def connect(server: uvicorn.Server) -> Iterator["Connect"]:
+    with ExitStack() as opened:
+        yield Connect(server.servers[0].sockets[0].getsockname()[1], opened)
+
+
+class Connect:
+    """A client's socket: connect(b"what it sends first")."""
+
+    def __init__(self, port: int, opened: ExitStack) -> None:
+        self._port, self._opened = port, opened
+
+    def __call__(self, sent: bytes = b"") -> socket.socket:
+        connection = self._opened.enter_context(socket.socket())
+        # Else some kernels take all of a large answer for a client that reads nothing.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        connection.settimeout(PATIENCE_S)
+        connection.connect(("127.0.0.1", self._port))
+        connection.sendall(sent)
+        return connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(1 << 20):
+            found += part
+    return found
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def test_a_silent_connection_is_closed(connect: Connect) -> None:
+    began = time.monotonic()
+    assert status(rest(connect())) == 408
+    assert 0.4 < time.monotonic() - began < 5
+
+
+def test_headers_that_come_byte_by_byte_are_cut_off(connect: Connect) -> None:
+    connection = connect(GET)
+    answer = b""
+    connection.settimeout(0.1)
+    until = time.monotonic() + PATIENCE_S
+    while not answer and time.monotonic() < until:
+        with suppress(OSError):
+            connection.sendall(b"x")
+        with suppress(TimeoutError):
+            answer = connection.recv(1000)
+    assert status(answer) == 408
+
+
+def test_half_a_body_is_cut_off_and_said_why(connect: Connect) -> None:
+    began = time.monotonic()
+    answer = rest(connect(POST + b"half"))
+    assert status(answer) == 408
+    assert b"not whole within 1 s" in answer
+    assert 0.9 < time.monotonic() - began < 5
+
+
+def test_an_answer_that_nobody_takes_is_given_up(connect: Connect, server: uvicorn.Server) -> None:
+    connection = connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert connection.recv(1) == b"H"  # it has begun
+    until = time.monotonic() + PATIENCE_S
+    while server.server_state.connections and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not server.server_state.connections
+    assert len(rest(connection)) < LARGE
+
+
+def test_one_that_is_taken_slowly_arrives_whole(connect: Connect) -> None:
+    connection = connect(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    taken, began = 0, time.monotonic()
+    while part := connection.recv(1 << 20):
+        taken += len(part)
+        time.sleep(0.003)
+    assert taken > LARGE
+    assert time.monotonic() - began > LIMITS.request_s
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param(b"x: " + b"y" * HEADER_BYTES, id="one"),
+        pytest.param(b"".join(b"x%d: y\r\n" % i for i in range(12_000)), id="many"),
+        pytest.param(b"".join(b"x%d: y\r\n" % i for i in range(12_000)) + b"\r\n", id="whole"),
+        pytest.param(b"x:\r\n" * MOST_HEADERS + b"\r\n", id="one too many"),
+    ],
+)
+def test_headers_have_a_limit(connect: Connect, headers: bytes) -> None:
+    assert status(rest(connect(GET + headers))) in (400, 431)
+
+
+def test_as_many_headers_as_may_be_are_taken(connect: Connect) -> None:
+    assert (
+        status(rest(connect(GET + b"x:\r\n" * (MOST_HEADERS - 2) + b"Connection: close\r\n\r\n")))
+        == 200
+    )
+
+
+def test_a_path_is_no_larger_than_headers(connect: Connect) -> None:
+    assert status(
+        rest(connect(b"GET /" + b"x" * HEADER_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n"))
+    ) in (400, 431)
+
+
+def test_an_idle_connection_keeps_nothing_of_what_it_asked(
+    connect: Connect, server: uvicorn.Server
+) -> None:
+    connection = connect(GET + b"x-long: " + b"y" * 60_000 + b"\r\n\r\n")
+    assert status(connection.recv(10_000)) == 200
+    own = connection.getsockname()
+    idle: Any
+    (idle,) = (
+        one for one in server.server_state.connections if getattr(one, "client", None) == own
+    )
+    wait_until(
+        lambda: [idle.headers, idle.url, idle.scope, idle.cycle.scope] == [[], b"", {}, {}],
+        "nothing kept",
+    )
+
+
+def test_what_has_come_of_the_next_request_is_kept(connect: Connect) -> None:
+    connection = connect(GET + b"\r\n" + GET + b"x-second: y\r\n")
+    assert status(connection.recv(10_000)) == 200
+    connection.sendall(b"Connection: close\r\n\r\n")
+    answer = rest(connection)
+    assert b"200 OK" in answer
+    assert b"x-second" in answer
+
+
+@pytest.mark.parametrize("n_bytes", [10, HEADER_BYTES + 1, 8 * 1024 * 1024])
+def test_a_body_is_no_header_however_large(connect: Connect, n_bytes: int) -> None:
+    head = (
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        % n_bytes
+    )
+    answer = rest(connect(head + b"x" * n_bytes))
+    assert status(answer) == 200
+    assert answer.endswith(b"x" * n_bytes)
+
+
+def test_a_trailer_is_no_header(connect: Connect) -> None:
+    head = (
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    )
+    answer = rest(connect(head + b"2\r\nhi\r\n0\r\nAuthorization: Bearer x\r\n\r\n"))
+    assert status(answer) == 200
+    assert b"authorization" not in answer.lower()
+    assert answer.endswith(b"hi")
+
+
+def test_silent_connections_make_room_for_those_that_ask(
+    connect: Connect, server: uvicorn.Server
+) -> None:
+    silent = [connect() for _ in range(3 * CONNECTIONS)]
+    answer = rest(connect(GET + b"Connection: close\r\n\r\n"))
+    assert status(answer) == 200
+    assert len(server.server_state.connections) <= CONNECTIONS
+    assert rest(silent[0]) == b""  # the one that waited longest
+
+
+def test_those_that_come_at_once_make_room_too() -> None:
+    """asyncio's own loop, as in the API's image, takes them all before it sees the end of the
+    first that made room.
+    """
+    with running("asyncio") as server, ExitStack() as opened:
+        connect = Connect(server.servers[0].sockets[0].getsockname()[1], opened)
+        asking = connect(b"GET /stands HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert standstill.begun.wait(PATIENCE_S)
+        crowd = [connect() for _ in range(8 * CONNECTIONS)]
+        standstill.over.set()
+        assert status(asking.recv(10_000)) == 200
+        assert status(rest(connect(GET + b"Connection: close\r\n\r\n"))) == 200
+        assert len(server.server_state.connections) <= CONNECTIONS
+        assert rest(crowd[0]) == b""
+
+
+def test_those_that_take_nothing_make_room_too(connect: Connect) -> None:
+    for _ in range(CONNECTIONS):
+        assert connect(b"GET /parts HTTP/1.1\r\nHost: x\r\n\r\n").recv(1) == b"H"
+    assert status(rest(connect(GET + b"Connection: close\r\n\r\n"))) == 200
+
+
+def test_one_connection_serves_many_requests(connect: Connect) -> None:
+    connection = connect()
+    for _ in range(5):
+        connection.sendall(GET + b"\r\n")
+        assert status(connection.recv(10_000)) == 200
+        time.sleep(0.2)
+
+
+def test_a_client_that_keeps_its_connection_for_as_long_as_clients_do_is_answered(
+    connect: Connect,
+) -> None:
+    """httpx keeps one for 5 s, as uvicorn would: what it then sends would meet a connection
+    that is being closed.
+    """
+    connection = connect(GET + b"\r\n")
+    assert status(connection.recv(10_000)) == 200
+    time.sleep(5.5)
+    connection.sendall(GET + b"\r\n")
+    assert status(connection.recv(10_000)) == 200
+
+
+def test_requests_may_follow_each_other_at_once(connect: Connect) -> None:
+    whole = POST + b"0123456789"
+    answer = rest(connect(whole + whole + GET + b"Connection: close\r\n\r\n"))
+    assert answer.count(b"HTTP/1.1 200") == 3
+
+
+def test_too_many_requests_at_once_end_the_connection(connect: Connect) -> None:
+    answer = rest(connect((GET + b"\r\n") * 100))
+    assert answer.count(b"HTTP/1.1 200") < 100
+
+
+@pytest.mark.parametrize(("files", "connections"), [(256, 80), (65_536, 4096), (100, 8)])
+def test_a_process_holds_no_more_than_it_may_open(files: int, connections: int) -> None:
+    assert connections_for(4096, files) == connections
+
+
+def test_a_process_may_open_as_many_files_as_it_is_let() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
+        assert raise_file_limit() == before[1]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(
+    "behind", ["", "GET /livez HTTP/1.1\r\n"], ids=["alone", "with half a request behind it"]
+)
+def test_a_stream_without_an_end_does_not_keep_the_server_from_its_own(behind: str) -> None:
+    with ExitStack() as opened:
+        with running() as server:
+            connection = Connect(server.servers[0].sockets[0].getsockname()[1], opened)(
+                f"GET /api/v1{ENDLESS} HTTP/1.1\r\nHost: x\r\n\r\n{behind}".encode()
+            )
+            answer = b""
+            while b"first" not in answer:
+                answer += connection.recv(1000)
+        assert b"0\r\n\r\n" not in rest(
+            connection
+        )  # it broke off, which tells the page to ask again

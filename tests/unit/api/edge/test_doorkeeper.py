@@ -1,0 +1,181 @@
+"""Keys at the door: who is let in, to what, from where, and how often."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.edge.doorkeeper import OPEN, ROLES, Rates, keys_wanted, role_of
+from api.edge.keys import KeyFile, Role
+from poc_core.settings import Settings
+from tests.harness.samples import Clock, body
+
+STATUS = "/api/v1/pow/status"
+STOP = "/api/v1/pow/stop"
+CHAT = "/v1/chat/completions"
+Opened = Callable[..., TestClient]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "keys.json")
+
+
+@pytest.fixture
+def opened(client: TestClient, keys: KeyFile) -> Opened:
+    """The API beyond loopback: opened(peer="10.0.0.9", trusted_networks=...)."""
+
+    def open_to(
+        peer: str = "192.0.2.1", listens_on: str = "0.0.0.0", **settings: Any
+    ) -> TestClient:
+        services = client.app.state.services  # type: ignore[attr-defined]
+        app = create_app(Settings(api_keys_file=keys.path, **settings), services, listens_on)
+        return TestClient(app, client=(peer, 1234), raise_server_exceptions=False)
+
+    return open_to
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def paths(app: Any) -> Iterator[tuple[str, str]]:
+    for route in app.routes:
+        for method in sorted(route.methods or ()):
+            yield method, route.path
+
+
+def test_every_path_but_livez_wants_a_key(opened: Opened) -> None:
+    stranger = opened()
+    asked = {(method, path) for method, path in paths(stranger.app)} | {
+        ("GET", "/nowhere"),
+        ("POST", "/v9/api/v1/stop"),
+    }
+    answers = {(method, path): stranger.request(method, path).status_code for method, path in asked}
+    assert {path for (_, path), status in answers.items() if status != 401} == OPEN
+    assert len(answers) > 20
+
+
+def test_a_refusal_says_what_to_do(opened: Opened) -> None:
+    answer = opened().get(STATUS)
+    assert "proofline key new" in answer.json()["detail"]
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert "error" in opened().post(CHAT, json={"model": "x"}).json()
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"),
+    [
+        (Role.READ, {STATUS}),
+        (Role.CHAT, {CHAT, "/score", "/v2/rerank"}),
+        (Role.PROOFS, {STATUS, STOP}),
+        (Role.DEPLOY, {STATUS, "/api/v1/stop"}),
+    ],
+)
+def test_a_key_opens_what_its_role_is_for(
+    opened: Opened, keys: KeyFile, role: Role, allowed: set[str]
+) -> None:
+    headers = bearer(keys.add("a", [role]))
+    client = opened()
+    answers = {
+        STATUS: client.get(STATUS, headers=headers),
+        STOP: client.post(STOP, headers=headers),
+        **{
+            path: client.post(path, json={"model": "x"}, headers=headers)
+            for path in (CHAT, "/score", "/v2/rerank")
+        },
+        "/api/v1/stop": client.post("/api/v1/stop", headers=headers),
+    }
+    assert {
+        path for path, answer in answers.items() if answer.status_code not in (401, 403)
+    } == allowed
+    assert {answer.status_code for path, answer in answers.items() if path not in allowed} == {403}
+
+
+def test_a_revoked_key_opens_nothing_from_the_next_request_on(
+    opened: Opened, keys: KeyFile
+) -> None:
+    headers, client = bearer(keys.add("a", [Role.READ])), opened()
+    assert client.get(STATUS, headers=headers).status_code == 200
+    keys.revoke("a")
+    assert client.get(STATUS, headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "given", ["", "Basic YTpi", "Bearer", "Bearer ", "Bearer proofline_x", "\xff"]
+)
+def test_what_is_no_key_opens_nothing(opened: Opened, keys: KeyFile, given: str) -> None:
+    keys.add("a", list(Role))
+    headers = {b"Authorization": given.encode("latin-1")}
+    assert opened().get(STATUS, headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("peer", "status"),
+    [("10.1.2.3", 200), ("::ffff:10.1.2.3", 200), ("11.0.0.1", 401), ("fd00::1", 200), ("x", 401)],
+)
+def test_trusted_networks_need_no_key(opened: Opened, peer: str, status: int) -> None:
+    assert opened(peer, trusted_networks="10.0.0.0/8, fd00::/8").get(STATUS).status_code == status
+
+
+def test_a_header_makes_nobody_trusted(opened: Opened) -> None:
+    headers = {"X-Forwarded-For": "10.1.2.3", "Forwarded": "for=10.1.2.3"}
+    assert opened(trusted_networks="10.0.0.0/8").get(STATUS, headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("require_keys", "listens_on", "wanted"),
+    [
+        *[("auto", host, False) for host in ("127.0.0.1", "localhost", "::1", "127.0.0.2")],
+        *[("auto", host, True) for host in ("0.0.0.0", "10.0.0.7", "::", "node.example.org", "")],
+        ("always", "127.0.0.1", True),
+        ("never", "0.0.0.0", False),
+    ],
+)
+def test_keys_are_wanted_beyond_loopback(require_keys: Any, listens_on: str, wanted: bool) -> None:
+    assert keys_wanted(Settings(require_keys=require_keys), listens_on) is wanted
+
+
+def test_loopback_asks_for_none(opened: Opened) -> None:
+    assert opened(listens_on="127.0.0.1").get(STATUS).status_code == 200
+
+
+def test_the_key_of_the_environment_opens_everything(opened: Opened) -> None:
+    client = opened(api_key="a key of 16 characters or more")
+    assert client.post(STOP, headers=bearer("a key of 16 characters or more")).status_code == 200
+
+
+def test_every_path_of_the_table_exists(client: TestClient) -> None:
+    assert set(ROLES) <= {path for _, path in paths(client.app)}
+
+
+def test_what_is_not_in_the_table_may_only_be_looked_at_without_the_role_deploy() -> None:
+    assert role_of("/api/v1/new", "GET") is Role.READ
+    assert role_of("/api/v1/new", "POST") is role_of(None, "DELETE") is Role.DEPLOY
+
+
+class TestRates:
+    def test_a_client_has_its_burst_and_then_its_rate(self) -> None:
+        clock = Clock()
+        rates = Rates(2, clock)
+        assert [rates.take("a") for _ in range(20)] == [0.0] * 20
+        assert rates.take("a") == pytest.approx(0.5)
+        assert rates.take("b") == 0
+        clock.now += 0.5
+        assert rates.take("a") == 0
+
+    def test_a_rate_below_one_in_ten_seconds_lets_one_pass(self) -> None:
+        clock = Clock()
+        rates = Rates(0.01, clock)
+        assert rates.take("a") == 0
+        assert rates.take("a") == pytest.approx(100)
+
+    def test_beyond_it_the_api_answers_429(self, opened: Opened) -> None:
+        client = opened(listens_on="127.0.0.1", max_requests_per_s=0.5)
+        answers = [client.post("/api/v1/pow/generate", json=body()) for _ in range(6)]
+        assert [answer.status_code == 429 for answer in answers] == [False] * 5 + [True]
+        assert int(answers[-1].headers["Retry-After"]) > 0
+        assert client.get("/livez").status_code == 200

@@ -1,0 +1,98 @@
+"""Finding (11): requests that wait for a job have a limit, and one whose client leaves is
+released.
+"""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+
+from api.edge.connections import Limits, limited
+from api.services import Services, Waiting
+from tests.harness.samples import body
+from tests.harness.waiting import wait_until
+
+GENERATE = "/api/v1/pow/generate"
+PATIENCE_S = 10.0
+
+
+@pytest.fixture
+def services(client: TestClient, serve: Callable[..., Any]) -> Services:
+    serve("w1")
+    services: Services = client.app.state.services  # type: ignore[attr-defined]
+    return services
+
+
+@pytest.fixture
+def port(client: TestClient, services: Services) -> Iterator[int]:
+    """Of the API on a real server: an in-process one does not see clients leave."""
+    object.__setattr__(
+        services,
+        "settings",
+        services.settings.model_copy(update={"generate_chunk_timeout_sec": 60}),
+    )
+    protocol = limited(Limits(100, request_s=10))
+    config = uvicorn.Config(
+        client.app, port=0, log_level="critical", http=protocol, ws="none", lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.mark.parametrize("padding", [0, 100_000])
+def test_clients_that_leave_are_waited_for_no_longer(
+    port: int, services: Services, padding: int
+) -> None:
+    sent = json.dumps(body(wait=True, padding="x" * padding)).encode()
+    head = (
+        f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length:"
+        f" {len(sent)}\r\n\r\n"
+    )
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+    for client in clients:
+        client.sendall(head.encode() + sent)
+    wait_until(lambda: services.waiting.taken == 5)
+    for client in clients:
+        client.close()
+    wait_until(lambda: services.waiting.taken == 0)
+    assert services.jobs.queued_nonces() == 5 * 3  # the jobs go on
+
+
+def test_beyond_the_limit_they_are_refused_and_nothing_is_queued(
+    client: TestClient, services: Services
+) -> None:
+    services.waiting.taken = services.waiting.limit
+    answer = client.post(GENERATE, json=body(wait=True))
+    assert answer.status_code == 429
+    assert "POC_MAX_WAITING_REQUESTS" in answer.json()["detail"]
+    assert services.jobs.queued_nonces() == 0
+    assert client.post(GENERATE, json=body(wait=False)).status_code == 200
+    assert services.waiting.taken == services.waiting.limit
+    services.waiting.taken = 0
+
+
+def test_whoever_got_an_answer_has_left(client: TestClient, services: Services) -> None:
+    assert (
+        client.post(GENERATE, json=body(wait=True)).status_code == 503
+    )  # no batch was done in time
+    assert (
+        client.post(GENERATE, json=body(wait=True, nonces=list(range(2000)))).status_code == 429
+    )  # too many nonces
+    assert services.waiting.taken == 0
+
+
+def test_places_are_given_and_taken_back() -> None:
+    waiting = Waiting(2)
+    assert [waiting.take() for _ in range(3)] == [True, True, False]
+    waiting.leave()
+    assert waiting.take()

@@ -1,0 +1,50 @@
+import torch
+
+from poc_core.arithmetic.reflections import householder_vectors, layer_vectors, reflect
+from tests.harness.golden import PRIMITIVES
+
+CPU = torch.device("cpu")
+
+
+def reference_vector() -> torch.Tensor:
+    case = PRIMITIVES["householder_vector"]
+    return householder_vectors([case["seed_string"]], case["dim"], CPU)[0]
+
+
+def test_vector_is_the_references() -> None:
+    torch.testing.assert_close(
+        reference_vector(),
+        torch.tensor(PRIMITIVES["householder_vector"]["values"]),
+        rtol=0,
+        atol=1e-6,
+    )
+
+
+def test_reflection_is_the_references() -> None:
+    case = PRIMITIVES["householder_apply"]
+    y = reflect(torch.tensor(case["x"]), reference_vector())
+    torch.testing.assert_close(y, torch.tensor(case["y"]), rtol=0, atol=1e-6)
+
+
+def test_reflecting_twice_changes_nothing() -> None:
+    x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(reflect(reflect(x, reference_vector()), reference_vector()), x)
+
+
+def test_reflecting_leaves_its_argument_alone() -> None:
+    x = torch.ones(2, 16)
+    reflect(x, reference_vector())
+    assert torch.equal(x, torch.ones(2, 16))
+
+
+def test_layer_vectors_are_unit_vectors_named_by_layer() -> None:
+    vectors = layer_vectors("TEST_BLOCK", 3, 16, CPU, torch.float32)
+    assert torch.equal(vectors[0], reference_vector())
+    torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(3))
+
+
+def test_layer_vectors_are_cast_after_they_are_normalised() -> None:
+    exact = layer_vectors("block", 2, 128, CPU, torch.float32)
+    assert torch.equal(
+        layer_vectors("block", 2, 128, CPU, torch.bfloat16), exact.to(torch.bfloat16)
+    )

@@ -1,0 +1,85 @@
+"""Work that is recorded and replayed: what it reads is filled in where it lies, or refused."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from workers.vllm.chains.recording import NotReplayableError, recorder_for, refill
+
+
+@dataclass
+class Inner:
+    lengths: Tensor | None = None
+    parts: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Metadata:
+    slots: Tensor
+    longest: int = 7
+    scale: float | None = None
+    inner: Inner = field(default_factory=Inner)
+    wrapper: Any = None
+
+
+def test_tensors_are_filled_in_where_they_lie() -> None:
+    kept = Metadata(torch.tensor([1, 2]), inner=Inner(torch.tensor([3]), [torch.tensor([4])]))
+    pointers = [kept.slots.data_ptr(), kept.inner.parts[0].data_ptr()]
+    refill(
+        kept, Metadata(torch.tensor([5, 6]), inner=Inner(torch.tensor([7]), [torch.tensor([8])]))
+    )
+    assert kept.slots.tolist() == [5, 6]
+    assert kept.inner == Inner(torch.tensor([7]), [torch.tensor([8])])
+    assert [kept.slots.data_ptr(), kept.inner.parts[0].data_ptr()] == pointers
+
+
+def test_a_tensor_that_both_have_stays_as_it_is() -> None:
+    shared = torch.tensor([1, 2])
+    refill(Metadata(shared), Metadata(shared))
+    assert shared.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        Metadata(torch.tensor([1, 2, 3])),
+        Metadata(torch.tensor([1.0, 2.0])),
+        Metadata(torch.tensor([1, 2]), longest=8),
+        Metadata(torch.tensor([1, 2]), scale=0.5),
+        Metadata(torch.tensor([1, 2]), inner=Inner(torch.tensor([1]))),
+        Metadata(torch.tensor([1, 2]), inner=Inner(parts=[torch.tensor([1])])),
+        Inner(),
+    ],
+    ids=[
+        "longer",
+        "another dtype",
+        "a number",
+        "another number",
+        "one more tensor",
+        "one more item",
+        "another kind",
+    ],
+)
+def test_what_differs_beyond_the_contents_of_tensors_is_refused(new: Any) -> None:
+    with pytest.raises(NotReplayableError):
+        refill(Metadata(torch.tensor([1, 2])), new)
+
+
+def test_an_object_that_may_hide_tensors_is_refused_although_both_have_it() -> None:
+    wrapper = object()
+    with pytest.raises(NotReplayableError, match="hide"):
+        refill(
+            Metadata(torch.tensor([1]), wrapper=wrapper),
+            Metadata(torch.tensor([1]), wrapper=wrapper),
+        )
+
+
+def test_a_replay_fills_the_same_output_from_what_the_inputs_hold_then() -> None:
+    x = torch.tensor([1.0, 2.0])
+    replay, output = recorder_for(torch.device("cpu")).record(lambda: x * 2)
+    x.fill_(4)
+    replay()
+    assert output.tolist() == [8, 8]

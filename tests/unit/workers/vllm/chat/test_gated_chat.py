@@ -1,0 +1,182 @@
+"""The gate in front of vLLM's OpenAI server: what passes it, what is counted, how a refusal
+looks.
+"""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER
+from poc_core.settings import parse_chat_policy
+from workers.chat_gate import ChatGate
+from workers.vllm.chat.gated_chat import GatedChat, Receive, Scope, Send
+
+CHAT = "/v1/chat/completions"
+
+
+class Server:
+    """Stands in for vLLM's application; remembers how many requests the gate saw while each ran."""
+
+    def __init__(self, policy: str = "yield", secret: str | None = None) -> None:
+        self.gate = ChatGate(parse_chat_policy(policy), lambda: 0)
+        self.active: list[int] = []
+        self.error: BaseException | None = None
+        self.is_lost = False
+        self.lost_after: bytes | None = None  # the part of the answer with which the engine dies
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(
+                GatedChat(self.app, self.gate, lambda: self.is_lost, secret)
+            ),
+            base_url="http://worker",
+        )
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        self.active.append(self.gate.stats().chat_active)
+        if self.error is not None:
+            raise self.error
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"ans", b"wer"):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            self.is_lost = self.is_lost or part == self.lost_after
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def test_a_request_counts_while_it_runs() -> None:
+    server = Server()
+    answer = await server.client.post(CHAT)
+    assert (answer.status_code, answer.content) == (200, b"answer")
+    assert server.active == [1]
+    assert (server.gate.stats().chat_active, server.gate.stats().chat_total) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a bug"), asyncio.CancelledError()], ids=["bug", "client gone"]
+)
+async def test_a_request_that_breaks_leaves_too(error: Any) -> None:
+    server = Server()
+    server.error = error
+    with pytest.raises(type(error)):
+        await server.client.post(CHAT)
+    assert server.gate.stats().chat_active == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/models"), ("GET", "/health"), ("POST", "/tokenize")]
+)
+async def test_what_needs_no_engine_does_not_count(method: str, path: str) -> None:
+    server = Server("exclusive")
+    server.gate.set_computes_round(True)
+    answer = await server.client.request(method, path)
+    assert answer.status_code == 200
+    assert server.active == [0]
+
+
+async def test_exclusive_answers_503_with_retry_after_during_a_round_and_200_right_after() -> None:
+    server = Server("exclusive")
+    server.gate.set_computes_round(True)
+    answer = await server.client.post(CHAT)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    error: dict[str, Any] = answer.json()["error"]
+    assert "POC_CHAT_POLICY=exclusive" in error["message"]
+    assert (error["type"], error["code"]) == ("service_unavailable", 503)
+    assert server.active == []
+    server.gate.set_computes_round(False)
+    assert (await server.client.post(CHAT)).status_code == 200
+
+
+async def test_what_begins_after_the_engines_end_is_marked_for_the_gateway() -> None:
+    server = Server()
+    server.is_lost = True
+    answer = await server.client.post(CHAT)
+    assert answer.status_code == 503
+    assert ENGINE_LOST_HEADER in answer.headers
+    assert "was lost" in answer.json()["error"]["message"]
+
+
+async def test_what_began_before_the_engines_end_is_passed_on() -> None:
+    server = Server()
+    server.lost_after = b"ans"
+    answer = await server.client.post(CHAT)
+    assert (answer.status_code, answer.content) == (200, b"answer")
+
+
+async def test_lifespan_reaches_the_server() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        seen.append(scope["type"])
+
+    gated = GatedChat(app, ChatGate(parse_chat_policy("yield"), lambda: 0), lambda: False)
+    await gated({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+    assert seen == ["lifespan"]
+
+
+# vLLM's own: they run any method of the workers, scale, sleep, or load what they are told to.
+_ADMINISTRATIVE = (
+    "collective_rpc",
+    "scale_elastic_ep",
+    "sleep",
+    "reset_prefix_cache",
+    "v1/load_lora_adapter",
+    "metrics",
+)
+
+
+@pytest.mark.parametrize(
+    "path", [*_ADMINISTRATIVE, "v1/models/", "v1/chat/completions/render", "docs"]
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_finding_13_only_what_chat_needs_is_served(method: str, path: str) -> None:
+    server = Server()
+    answer = await server.client.request(method, f"/{path}")
+    assert answer.status_code == 404
+    assert server.active == []
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {GATEWAY_SECRET_HEADER: "another"}, {GATEWAY_SECRET_HEADER: ""}]
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", CHAT), ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/x")]
+)
+async def test_a_stranger_gets_nothing_but_401(
+    method: str, path: str, given: dict[str, str]
+) -> None:
+    server = Server(secret="of this start")
+    assert (await server.client.request(method, path, headers=given)).status_code == 401
+    assert server.active == []
+
+
+async def test_the_gateway_is_known_by_its_secret() -> None:
+    server = Server(secret="of this start")
+    answer = await server.client.post(CHAT, headers={GATEWAY_SECRET_HEADER: "of this start"})
+    assert answer.status_code == 200
+
+
+async def test_a_websocket_is_closed() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    gated = GatedChat(Server().app, ChatGate(parse_chat_policy("yield"), lambda: 0), lambda: False)
+    await gated({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)  # type: ignore[arg-type]
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+async def test_what_is_served_follows_the_server() -> None:
+    paths = ["POST /v1/score", "GET /v1/responses/{response_id}"]
+    gated = GatedChat(
+        Server().app, ChatGate(parse_chat_policy("yield"), lambda: 0), lambda: False, paths=paths
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(gated), base_url="http://worker"
+    ) as client:
+        assert (await client.post("/v1/score")).status_code == 200
+        assert (await client.get("/v1/responses/resp_1")).status_code == 200
+        for path in ("/v1/rerank", "/v1/chat/completions", "/sleep", "/v1/load_lora_adapter"):
+            assert (await client.post(path)).status_code == 404

@@ -1,0 +1,82 @@
+"""Which of a layer's outputs a scheme transforms."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from poc_core.records import ProofSpec
+from poc_core.schemes import load_scheme
+from poc_core.schemes.base import Scheme
+from workers.vllm.forward.layer_hooks import transformed
+
+HIDDEN, TOKENS, COPIES = 16, 5, 4
+
+
+class Layer(nn.Module):
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self) -> Any:
+        return self.output
+
+
+@pytest.fixture
+def scheme() -> Scheme:
+    spec = ProofSpec(block_hash="block", public_key="key", seq_len=4)
+    return load_scheme(
+        spec, hidden_size=HIDDEN, n_layers=2, device=torch.device("cpu"), dtype=torch.float32
+    )
+
+
+def after(scheme: Scheme | None, output: Any) -> Any:
+    layers = nn.ModuleList([Layer(None), Layer(output)])
+    with transformed(layers, range(1, 2), scheme):
+        found = layers[1]()
+    assert not layers[1]._forward_hooks, "chat would see it"
+    return found
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def test_hyper_connections_have_their_first_two_outputs_reflected_and_nothing_else(
+    scheme: Scheme,
+) -> None:
+    x, residual = random(TOKENS, HIDDEN), random(TOKENS, COPIES, HIDDEN)
+    post, mix = (
+        random(TOKENS, COPIES),
+        random(TOKENS, HIDDEN),
+    )  # the last as wide as the hidden size
+    found = after(scheme, (x, residual, post, mix))
+    assert torch.equal(found[0], scheme.transform_layer(1, x))
+    assert torch.equal(found[1], scheme.transform_layer(1, residual))
+    assert found[2] is post
+    assert found[3] is mix
+    assert not torch.equal(found[0], x)
+
+
+def test_a_residual_that_is_not_there_stays_away(scheme: Scheme) -> None:
+    x = random(TOKENS, HIDDEN)
+    found = after(scheme, (x, None))
+    assert torch.equal(found[0], scheme.transform_layer(1, x))
+    assert found[1] is None
+
+
+def test_a_second_output_that_is_no_state_is_left_alone(scheme: Scheme) -> None:
+    x, logits, ids = random(TOKENS, HIDDEN), random(TOKENS, 3), torch.arange(HIDDEN)
+    assert after(scheme, (x, logits))[1] is logits
+    assert after(scheme, (x, ids))[1] is ids
+
+
+def test_a_single_output_stays_one(scheme: Scheme) -> None:
+    x = random(COPIES, TOKENS, HIDDEN)
+    assert torch.equal(after(scheme, x), scheme.transform_layer(1, x))
+
+
+def test_without_a_scheme_nothing_happens() -> None:
+    output = (random(TOKENS, HIDDEN), None)
+    assert after(None, output) is output

@@ -1,0 +1,158 @@
+"""What goes into each pass of a micro-batch and what comes out, without a model."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from poc_core.records import ProofSpec
+from poc_core.schemes import load_scheme
+from workers.vllm.forward.micro_batch import ChainBatch, MicroBatch, micro_batch
+
+HIDDEN, SEQ_LEN, STEPS = 256, 6, 4
+CPU = torch.device("cpu")
+NONCES = [3, 14, 15, 92, 65]
+
+
+def batch_of(
+    part: int | None = None, scheme: str = "decode", reflected: bool = True, **options: Any
+) -> MicroBatch:
+    needed = {"max_tokens": STEPS} if scheme == "decode" else {}
+    spec = ProofSpec(
+        scheme=scheme, block_hash="b", public_key="k", seq_len=SEQ_LEN, options=needed | options
+    )
+    loaded = load_scheme(spec, hidden_size=HIDDEN, n_layers=2, device=CPU, dtype=torch.float32)
+    return micro_batch(loaded, NONCES, part, reflected)
+
+
+def run(batch: MicroBatch) -> list[Any]:
+    """A "model" that adds up what it has seen of each nonce, transforming once."""
+    seen: dict[int, Tensor] = {}
+    for step in range(batch.order.n_passes):
+        rows = batch.inputs(step).view(
+            len(batch.order.members(step)), len(batch.positions(step)), HIDDEN
+        )
+        assert batch.n_tokens(step) == rows.shape[0] * rows.shape[1]
+        sums = torch.stack(
+            [
+                rows[i].cumsum(0) + seen.get(place, 0)
+                for i, place in enumerate(batch.order.members(step))
+            ]
+        )
+        seen |= {place: sums[i, -1] for i, place in enumerate(batch.order.members(step))}
+        transform = batch.transform(step)
+        assert transform is not None
+        (states,) = transform.transform_terms(1, [sums.view(-1, HIDDEN)])
+        batch.take(step, states.view(sums.shape))
+    return batch.values(batch.numbers())
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("part", [1, 2, 4, 5, 9])
+def test_a_prefill_in_parts_gives_the_chains_of_one_at_once(part: int, own: bool) -> None:
+    expected = run(batch_of(None, per_nonce_reflection=own))
+    batch = batch_of(part, per_nonce_reflection=own)
+    assert batch.order.n_passes == -(-len(NONCES) // part) + STEPS
+    assert run(batch) == expected
+    assert [len(chain) for chain in expected] == [STEPS + 1] * len(NONCES)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_claims_are_judged_in_one_pass_as_step_by_step(own: bool) -> None:
+    chains = run(batch_of(None, per_nonce_reflection=own))
+    chains[2][1] = (chains[2][1] + 1) % 16
+    claims: dict[str, Any] = {
+        "enforced": {str(nonce): chain for nonce, chain in zip(NONCES, chains, strict=True)}
+    }
+    at_once = batch_of(None, per_nonce_reflection=own, **claims)
+    in_steps = batch_of(2, per_nonce_reflection=own, stepwise=True, **claims)
+    assert (at_once.order.n_passes, in_steps.order.n_passes) == (1, 3 + STEPS)
+    found, expected = run(at_once), run(in_steps)
+    assert [value[0] for value in found] == [value[0] for value in expected]
+    assert [value[1] for value in found] == pytest.approx(
+        [value[1] for value in expected], abs=1e-6
+    )
+    assert found[2][0] >= 1
+    assert found[0] == [0, 0.0]
+
+
+def test_passes_are_parts_and_then_steps() -> None:
+    batch = batch_of(2)
+    assert [batch.order.members(step) for step in range(4)] == [
+        range(2),
+        range(2, 4),
+        range(4, 5),
+        range(5),
+    ]
+    assert [batch.positions(step) for step in (0, 2, 3, 6)] == [
+        range(6),
+        range(6),
+        range(6, 7),
+        range(9, 10),
+    ]
+    assert [batch.has_points_after(step) for step in range(7)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert [batch.is_last(step) for step in range(7)] == [False] * 6 + [True]
+
+
+def test_experts_of_a_part_are_those_of_its_nonces() -> None:
+    whole, parts = batch_of(), batch_of(2)
+    every = whole.first_experts(0, 1, 8)
+    found = [parts.first_experts(step, 1, 8) for step in range(3)]
+    assert every is not None
+    assert torch.equal(torch.cat([one for one in found if one is not None]), every)
+    assert every.view(len(NONCES), SEQ_LEN).unique(dim=1).shape == (
+        len(NONCES),
+        1,
+    )  # t = 0 for all rows of a prefill
+    step = parts.first_experts(4, 1, 8)
+    assert step is not None
+    assert step.shape == (len(NONCES),)
+
+
+def test_the_hashes_of_a_step_lead_to_its_first_experts() -> None:
+    batch = batch_of()
+    assert isinstance(batch, ChainBatch)
+    assert [step for step in range(batch.order.n_passes) if batch.is_step(step)] == [1, 2, 3, 4]
+    for moe_layers, step in ((3, 1), (3, 4), (2, 2)):
+        hashes = batch.route_hashes(step, moe_layers)
+        assert hashes.shape == (moe_layers, len(NONCES))
+        for layer, row in enumerate(hashes):
+            expected = batch.first_experts(step, layer, 48)
+            assert expected is not None
+            assert torch.equal(row % 48, expected)
+
+
+def test_vectors_of_each_nonces_own_are_none_of_the_batch() -> None:
+    shared, own = batch_of(), batch_of(per_nonce_reflection=True)
+    assert isinstance(shared, ChainBatch)
+    assert isinstance(own, ChainBatch)
+    assert shared.layer_vectors is not None
+    assert shared.layer_vectors.shape == (2, HIDDEN)
+    assert own.layer_vectors is None
+
+
+def test_the_first_stage_goes_on_from_points_that_the_last_one_found() -> None:
+    last, first = batch_of(), batch_of()
+    states = torch.randn(len(NONCES), SEQ_LEN, HIDDEN, generator=torch.Generator().manual_seed(0))
+    last.take(0, states)
+    first.follow(last.points)
+    assert torch.equal(first.inputs(1), last.inputs(1))
+
+
+def test_a_prefill_is_one_pass_and_transformed_only_where_its_model_is() -> None:
+    batch = batch_of(scheme="artifact")
+    assert (batch.order.n_passes, batch.seeds_experts) == (1, False)
+    assert batch.transform(0) is batch.scheme
+    assert batch_of(scheme="artifact", reflected=False).transform(0) is None
+    assert (
+        batch_of(reflected=False).transform(0) is not None
+    )  # a chain's layers are, in every model

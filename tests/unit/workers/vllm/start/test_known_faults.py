@@ -1,0 +1,153 @@
+"""What releases of vLLM do wrongly, as far as it can be seen without an engine."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.harness.marks import needs_vllm
+
+pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
+
+SPARSE = {"index_topk": 2048, "kv_lora_rank": 512}
+REFUSED = (
+    "vLLM 0.25.1 cannot keep sparse attention's cache in 8 bits (its issue 48378); use"
+    " --kv-cache-dtype auto, or a later vLLM"
+)
+
+
+@pytest.mark.parametrize("asked", [[], ["all"], ["none"], ["all", "+rotary_embedding"]])
+@pytest.mark.parametrize("latent", [True, False])
+def test_mla_on_cpus_leaves_rotary_embedding_to_torch(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], latent: bool
+) -> None:
+    from vllm.platforms import current_platform
+    from vllm.transformers_utils import config as vllms
+
+    from workers.vllm.start import known_faults
+
+    text = SimpleNamespace(kv_lora_rank=512) if latent else SimpleNamespace()
+    monkeypatch.setattr(
+        vllms, "get_config", lambda *_: SimpleNamespace(get_text_config=lambda: text)
+    )
+    operations = [*asked]
+    known_faults.avoid(
+        SimpleNamespace(
+            model="m",
+            trust_remote_code=False,
+            revision=None,
+            compilation_config=SimpleNamespace(custom_ops=operations),
+        )
+    )
+    avoided = ["-rotary_embedding"] if asked else ["all", "-rotary_embedding"]
+    chosen = "+rotary_embedding" in asked or not latent or not current_platform.is_cpu()
+    assert operations == asked + ([] if chosen else avoided)
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Another platform than this one: its compute capability, and vLLM's release there."""
+    from vllm import platforms, version
+
+    def change(major: int, release: str = "0.25.1") -> None:
+        capability = SimpleNamespace(major=major, minor=0)
+        cuda = SimpleNamespace(
+            is_cpu=lambda: False, is_cuda=lambda: True, get_device_capability=lambda: capability
+        )
+        monkeypatch.setattr(platforms, "current_platform", cuda)
+        monkeypatch.setattr(version, "__version__", release)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("installed", "asked", "chosen"),
+    [
+        (False, None, "triton"),
+        (False, "cutedsl", "cutedsl"),
+        (True, None, None),
+    ],
+)
+def test_gated_delta_nets_do_without_flashinfer(
+    monkeypatch: pytest.MonkeyPatch, on: Any, installed: bool, asked: str | None, chosen: str | None
+) -> None:
+    from workers.vllm.start import known_faults
+
+    on(9)
+    monkeypatch.setattr(known_faults, "find_spec", lambda name: object() if installed else None)
+    arguments = SimpleNamespace(gdn_prefill_backend=asked)
+    known_faults.avoid(arguments)
+    assert arguments.gdn_prefill_backend == chosen
+    known_faults.avoid(SimpleNamespace())  # a release without it
+
+
+def test_vllms_argument_for_them_is_still_called_so() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    assert AsyncEngineArgs.gdn_prefill_backend is None
+
+
+def config(cache_dtype: str, **text: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype),
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(**text)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("major", "cache_dtype"), [(9, "fp8"), (9, "fp8_e4m3"), (9, "fp8_ds_mla"), (10, "fp8_ds_mla")]
+)
+def test_sparse_attentions_cache_in_8_bits_is_refused_where_vllm_cannot_lay_it_out(
+    on: Any, major: int, cache_dtype: str
+) -> None:
+    from workers.vllm.start import known_faults
+
+    on(major)
+    assert known_faults.why_not_startable(config(cache_dtype, **SPARSE)) == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("major", "release", "cache_dtype", "text"),
+    [
+        (9, "0.25.1", "auto", SPARSE),
+        (9, "0.26.0", "fp8", SPARSE),
+        (10, "0.25.1", "fp8", SPARSE),
+        (9, "0.25.1", "fp8", {"kv_lora_rank": 512}),
+        (9, "0.25.1", "fp8", {"index_topk": 512}),
+    ],
+    ids=[
+        "16 bits",
+        "a later release",
+        "a newer GPU",
+        "latent attention that is not sparse",
+        "DeepSeek-V4",
+    ],
+)
+def test_nothing_else_is(
+    on: Any, major: int, release: str, cache_dtype: str, text: dict[str, int]
+) -> None:
+    from workers.vllm.start import known_faults
+
+    on(major, release)
+    assert known_faults.why_not_startable(config(cache_dtype, **text)) is None
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "text", "refused"),
+    [
+        ("fp8", {"kv_lora_rank": 512}, True),
+        ("fp8_e4m3", SPARSE, True),
+        ("auto", {"kv_lora_rank": 512}, False),
+        ("fp8", {}, False),
+    ],
+)
+def test_latent_attentions_cache_in_8_bits_is_refused_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, cache_dtype: str, text: dict[str, int], refused: bool
+) -> None:
+    from vllm import platforms
+
+    from workers.vllm.start import known_faults
+
+    monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    why_not = known_faults.why_not_startable(config(cache_dtype, **text))
+    assert ("cannot answer chat on CPUs" in why_not if why_not else False) is refused

@@ -1,0 +1,91 @@
+"""An engine that gives other bits each time, and one that is wrong."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import JsonValue
+
+from poc_core.arithmetic.encoding import encode_vectors
+from poc_core.records import ModelInfo, ProofSpec
+from workers.slice_plan import SlicePlan
+from workers.vllm.start.repeats import as_near_as_repeats
+from workers.vllm.start.self_tests import prove_isolation, prove_slices
+
+SPEC = ProofSpec(block_hash="warm-up", public_key="warm-up", seq_len=8)
+VECTOR = np.arange(12.0)
+
+
+def artifact(off: float) -> JsonValue:
+    """One whose vector lies `off` from that of artifact(0)."""
+    return encode_vectors((VECTOR + off * np.eye(12)[0])[None])[0]
+
+
+class Wavering:
+    """An engine whose values lie off by one of `offs` after the other, and by `sliced` layer by
+    layer.
+    """
+
+    def __init__(self, offs: Sequence[float], sliced: float | None = 0.0) -> None:
+        self.info = ModelInfo("wavering", 64, 4, 64, 256, "bfloat16")
+        self.sliceable = True
+        self._offs: Iterator[float] = cycle(offs)
+        self._sliced = sliced
+
+    def compute(
+        self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
+    ) -> list[JsonValue]:
+        off = next(self._offs) if plan is None else self._sliced
+        return [None if off is None else artifact(off) for _ in nonces]
+
+    def watch(self, n_sequences: int, seq_len: int) -> None: ...
+
+    def unwatch(self) -> list[dict[str, Any]]:
+        return [{"touched": [], "replicated": True}]
+
+    def settle(self, private: bool, replicated: bool) -> None:
+        self.settled = private
+
+
+@pytest.mark.parametrize(
+    ("offs", "sliced", "near"),
+    [
+        ([0.0], 0.0, True),
+        ([0.0], 0.01, False),
+        ([0.0, 0.01], 0.02, True),
+        ([0.0, 0.01], 0.5, False),
+        ([0.0], None, False),
+    ],
+    ids=["same", "off by a little", "off by as much as by itself", "off by more", "no value"],
+)
+def test_layers_may_be_cut_where_the_engine_lies_as_far_from_itself(
+    offs: Sequence[float], sliced: float | None, near: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine: Any = Wavering(offs, sliced)
+    with caplog.at_level(logging.INFO):
+        prove_slices(engine)
+    assert engine.sliceable is near
+    assert ("cannot be run one by one" in caplog.text) is not near
+    assert ("values of wavering differ by 0.0100 each time" in caplog.text) is (len(offs) > 1)
+
+
+def test_an_engine_that_gives_no_values_now_and_then_is_not_near() -> None:
+    engine: Any = Wavering([float("inf")])
+    engine.compute = lambda *_: [None]
+    assert not as_near_as_repeats(engine, SPEC, [0], [artifact(0.0)], [artifact(0.1)])
+
+
+@pytest.mark.parametrize(("offs", "wavers"), [([0.0, 0.1, 0.1], False), ([0.0, 0.1, 0.2], True)])
+def test_why_layers_share_no_cache_is_said(
+    offs: Sequence[float], wavers: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shared, private, private again."""
+    engine: Any = Wavering(offs)
+    prove_isolation(engine)
+    assert engine.info.caches == "private"
+    assert engine.settled
+    assert "layers of wavering cannot share a cache for proofs: each gets its own" in caplog.text
+    assert ("its values differ each time" in caplog.text) is wavers

@@ -1,0 +1,218 @@
+"""What a freshly loaded engine has to show of decode proofs, by engines that show something
+else.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+
+from poc_core.errors import ProoflineError
+from poc_core.records import ModelInfo, ProofSpec
+from workers.engines.base import EngineMemoryError
+from workers.engines.ticks import Tick, TickResult
+from workers.slice_plan import SlicePlan
+from workers.vllm.start.self_tests import prove_budget, prove_chains, prove_graphs, prove_slices
+
+CHAIN: list[JsonValue] = [3, 14, 10, 12]
+
+
+class Stepping:
+    """An engine whose chains are CHAIN, or `replayed` by replayed steps; `judged` is what it
+    says of claims.
+    """
+
+    def __init__(
+        self,
+        replayed: list[JsonValue] | None = None,
+        judged: JsonValue = (0, 0.0),  # type: ignore[assignment]
+        kept_tokens: int = 4096,
+        touched: Sequence[str] = (),
+        hidden_size: int = 256,
+        why_not: str = "",
+        error: ProoflineError | None = None,
+    ) -> None:
+        self.info = ModelInfo("stepping", hidden_size, 4, 64, 256, "bfloat16")
+        self.calls: list[bool] = []
+        self._replayed = CHAIN if replayed is None else replayed
+        self._judged = judged
+        self._kept_tokens = kept_tokens
+        self._touched = touched
+        self._why_not = why_not
+        self._error = error
+
+    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+        if self._error is not None:
+            raise self._error
+        if spec.options.get("enforced") is not None:
+            return [self._judged for _ in nonces]
+        return [self._replayed if self.calls and self.calls[-1] else CHAIN for _ in nonces]
+
+    def reserve_for_steps(self) -> int:
+        return self._kept_tokens
+
+    def watch(self, n_sequences: int, seq_len: int) -> None: ...
+
+    def unwatch(self) -> list[dict[str, Any]]:
+        return [{"touched": list(self._touched), "replicated": True}]
+
+    def settle(self, private: bool, replicated: bool) -> None: ...
+
+    def use_graphs(self, on: bool) -> dict[str, Any]:
+        self.calls.append(on)
+        return {"recorded": 1, "why_not": self._why_not}
+
+
+class TestGraphs:
+    def test_stay_on_where_replayed_steps_give_the_same_chain(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = Stepping()
+        with caplog.at_level(logging.INFO):
+            prove_graphs(engine)
+        assert engine.calls == [True, True]
+        assert caplog.messages == ["steps of decode proofs run as CUDA graphs"]
+
+    @pytest.mark.parametrize(
+        ("options", "left", "said"),
+        [
+            (
+                {"replayed": [3, 14, 10, 11]},
+                False,
+                "replayed steps gave [[3, 14, 10, 11], [3, 14, 10, 11]] for",
+            ),
+            ({"why_not": "a backend that waits"}, True, "a backend that waits"),
+        ],
+        ids=["another chain", "cannot be recorded"],
+    )
+    def test_end_with_a_line_in_the_log(
+        self, options: dict[str, Any], left: bool, said: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = Stepping(**options)
+        prove_graphs(engine)
+        assert engine.calls == [True, left]
+        assert said in caplog.text
+        assert "without CUDA graphs with stepping" in caplog.text
+
+    @pytest.mark.parametrize(
+        "options", [{"hidden_size": 64}, {"kept_tokens": 16}], ids=["too narrow", "no memory"]
+    )
+    def test_are_not_tried_where_there_are_no_chains(self, options: dict[str, Any]) -> None:
+        engine = Stepping(**options)
+        prove_chains(engine)
+        prove_graphs(engine)
+        assert engine.calls == []
+
+
+class TestChains:
+    def test_that_one_forward_follows_are_taken(self) -> None:
+        engine = Stepping()
+        prove_chains(engine)
+        assert engine.info.no_chains == ""
+        assert engine.info.kept_tokens == 4096
+
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            (
+                {"kept_tokens": 16},
+                "There is no memory for the steps of decode proofs (--decode-memory-gb).",
+            ),
+            ({"judged": [2, 0.3]}, "one forward does not follow the steps"),
+            ({"judged": None}, "one forward does not follow the steps"),
+            (
+                {"touched": ["model.layers.2"]},
+                "their steps write into chat's cache of layer model.layers.2",
+            ),
+            ({"error": ProoflineError("no such kernel")}, "no such kernel"),
+        ],
+        ids=["no memory", "another point", "not finite", "chat's cache", "an error"],
+    )
+    def test_are_refused_with_a_sentence(self, options: dict[str, Any], why: str) -> None:
+        engine = Stepping(**options)
+        prove_chains(engine)
+        assert why in engine.info.no_chains
+
+    def test_short_memory_is_for_others_to_mend(self) -> None:
+        with pytest.raises(EngineMemoryError):
+            prove_chains(Stepping(error=EngineMemoryError("out of memory")))
+
+
+class Short:
+    """An engine that has memory for `room` tokens at a time."""
+
+    def __init__(self, room: int, sliceable: bool = True) -> None:
+        self.info = ModelInfo("short", 256, 4, 4096, 8192, "bfloat16")
+        self.sliceable = sliceable
+        self.stages = (range(2), range(2, 4))
+        self.ticks: list[Tick] = []
+        self._room = room
+
+    def tick(self, tick: Tick) -> TickResult:
+        self.ticks.append(tick)
+        for begin in tick.begin:
+            if len(begin.nonces) * begin.spec.seq_len > self._room:
+                raise EngineMemoryError("out of memory")
+        return TickResult({}, [], {})
+
+    def compute(
+        self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
+    ) -> list[JsonValue]:
+        if plan is not None:
+            raise ProoflineError("a model that does not stop after a layer")
+        return [1 for _ in nonces]
+
+
+class TestBudget:
+    def test_is_halved_until_the_memory_suffices(self, caplog: pytest.LogCaptureFixture) -> None:
+        engine: Any = Short(room=2048)
+        prove_budget(engine, whole=False)
+        assert engine.info.max_batch_tokens == 2048
+        assert "there is no memory for the 8192 that were asked for" in caplog.text
+        assert engine.ticks[-1].drop == [0]  # nothing stays on the device
+
+    def test_goes_through_the_first_stage_where_layers_cannot_be_cut(self) -> None:
+        engine: Any = Short(room=8192, sliceable=False)
+        prove_budget(engine, whole=False)
+        assert engine.info.max_batch_tokens == 8192
+        assert [(one.first, one.end) for one in engine.ticks[0].slices] == [(0, 2)]
+
+    def test_not_even_one_nonce(self) -> None:
+        engine: Any = Short(room=512)
+        with pytest.raises(EngineMemoryError):
+            prove_budget(engine, whole=False)
+
+
+class Joining:
+    """An engine that joins layers where there are few tokens, as vLLM does DeepSeek-V4's: one
+    by one they then give nothing finite.
+    """
+
+    def __init__(self) -> None:
+        self.info = ModelInfo("joining", 256, 4, 4096, 8192, "bfloat16")
+        self.sliceable = True
+
+    def compute(
+        self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
+    ) -> list[JsonValue]:
+        return [
+            None if plan is not None and len(nonces) * spec.seq_len <= 32 else "AAAA"
+            for _ in nonces
+        ]
+
+
+def test_layers_are_cut_of_a_model_that_joins_them_for_few_tokens_alone() -> None:
+    engine: Any = Joining()
+    prove_slices(engine)
+    assert engine.sliceable
+
+
+def test_a_model_that_does_not_stop_after_a_layer_is_not_cut(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine: Any = Short(room=8192)
+    prove_slices(engine)
+    assert engine.sliceable is False
+    assert "chat waits for whole micro-batches" in caplog.text

@@ -1,0 +1,1 @@
+"""What decode proofs need inside vLLM: kept caches, seeded gates, recorded steps."""

@@ -1,0 +1,117 @@
+"""Device work that is recorded once and replayed: on a GPU a CUDA graph, hundreds of kernels for
+one call of the host.
+
+Recorded work reads and writes tensors that stay where they are, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Replay = Callable[[], None]
+Plain = dict[str, Any]
+"""By name: dataclasses of tensors and plain values."""
+
+
+class NotReplayableError(RuntimeError):
+    """What recorded work reads has changed beyond the contents of its tensors."""
+
+
+class Recorder(Protocol):
+    def record(self, work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+        """What runs the work again, and what it then fills. The work may not have been run yet."""
+
+    def renewed(self, kept: Plain, new: Plain) -> Plain:
+        """What recorded work that was given `kept` is to be given for `new`. NotReplayableError."""
+
+
+class GraphRecorder:
+    """CUDA graphs that share their memory: one at a time is replayed, in the stream in which
+    all else runs.
+    """
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            # Not global: vLLM has another thread that waits for events meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = work()
+        except BaseException:
+            # torch leaves the stream of a capture that became invalid current, and the memory pool
+            # open, after which no memory could be given back any more.
+            torch.cuda.set_stream(stream)
+            with suppress(Exception):
+                from torch.cuda.memory import (
+                    _cuda_endAllocateToPool,  # torch's own: a release may do without
+                )
+
+                _cuda_endAllocateToPool(stream.device_index, self._pool)
+            raise
+        return graph.replay, output
+
+    def renewed(self, kept: Plain, new: Plain) -> Plain:
+        done: set[int] = set()
+        for name, one in kept.items():
+            if id(one) not in done:  # layers share theirs
+                done.add(id(one))
+                refill(one, new[name])
+        return kept
+
+
+class RunAgain:
+    """A CPU's recorder, which has nothing to gain: the same logic without a GPU."""
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+        output = work()
+
+        def replay() -> None:
+            output.copy_(work())
+
+        return replay, output
+
+    def renewed(self, kept: Plain, new: Plain) -> Plain:
+        """The new one itself: vLLM's metadata for CPUs has pointers into itself, which contents
+        would take along.
+        """
+        return new
+
+
+def recorder_for(device: torch.device) -> Recorder:
+    return GraphRecorder() if device.type == "cuda" else RunAgain()
+
+
+def refill(kept: Any, new: Any) -> None:
+    """Gives all tensors of `kept`, a dataclass of plain fields, the contents of `new`'s, where they
+    lie.
+
+    NotReplayableError: they differ in anything else, or hold what may hide tensors.
+    """
+    if type(kept) is not type(new):
+        raise NotReplayableError(f"{type(kept).__name__} became {type(new).__name__}")
+    if isinstance(kept, Tensor):
+        if kept.shape != new.shape or kept.dtype != new.dtype or kept.device != new.device:
+            raise NotReplayableError(f"a tensor {tuple(kept.shape)} became {tuple(new.shape)}")
+        if kept.data_ptr() != new.data_ptr() or kept.stride() != new.stride():
+            kept.copy_(new)
+    elif dataclasses.is_dataclass(kept):
+        for field in dataclasses.fields(kept):
+            refill(getattr(kept, field.name, None), getattr(new, field.name, None))
+    elif isinstance(kept, list | tuple):
+        if len(kept) != len(new):
+            raise NotReplayableError(f"{len(kept)} items became {len(new)}")
+        for one, other in zip(kept, new, strict=True):
+            refill(one, other)
+    elif not isinstance(kept, bool | int | float | str | enum.Enum | torch.dtype | None):
+        raise NotReplayableError(f"a {type(kept).__name__} may hide tensors")
+    elif kept != new:
+        raise NotReplayableError(f"{kept!r} became {new!r}")

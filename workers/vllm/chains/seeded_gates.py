@@ -1,0 +1,129 @@
+"""Experts that a seed chooses in the place of the gates of vLLM's models, for one slice: chat
+never sees it (protocol.md, section 8.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from poc_core.schemes.decode.routing import forced_logits
+
+FirstExperts = Callable[[int, int], Tensor | None]
+"""(index of the layer of experts, number of experts) -> the first expert of each row, int64 (rows,). None: the gate
+chooses."""
+
+# What models call a gate, and the number of experts that serve a token.
+_GATES = ("gate", "router")
+_TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "top_k_experts",
+    "moe_topk",
+    "moe_k",
+    "moe_top_k",
+)
+
+
+class Gates:
+    """The gates of this pipeline stage's layers of experts, in the model's order."""
+
+    def __init__(self, layers: nn.ModuleList, own: range, text_config: Any) -> None:
+        self._by_layer: dict[int, list[nn.Module]] = {}
+        self._tables: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._unknown: list[str] = []  # layers of experts whose gate is not found
+        for index in own:
+            self._by_layer[index] = self._find(layers[index])
+        self._top_k = next(
+            (int(k) for name in _TOP_K if (k := getattr(text_config, name, None))), 0
+        )
+        self.first = 0  # layers of experts that earlier pipeline stages have
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_layer.values()))
+
+    def why_not(self) -> str | None:
+        """Why experts cannot be seeded in this model."""
+        if self._unknown or (len(self) and not self._top_k):
+            what = self._unknown[0] if self._unknown else "their number per token"
+            return (
+                "Decode proofs cannot be computed with this model: its router cannot be seeded "
+                f"({what} is not known to this node)."
+            )
+        return None
+
+    @contextmanager
+    def seeded(self, layers: range, first_experts: FirstExperts | None) -> Iterator[None]:
+        """Within: logits of the gates of `layers` are those that lead to the seeded experts; what
+        follows of them is the model's own. `first_experts` None: nothing is done.
+
+        RuntimeError: a gate was not asked, or for other rows.
+        """
+        if first_experts is None:
+            yield
+            return
+        handles, asked = [], [0]
+        place = self.first
+        wanted: list[tuple[int, nn.Module]] = []
+        for index, gates in self._by_layer.items():
+            wanted += [(place + i, gate) for i, gate in enumerate(gates) if index in layers]
+            place += len(gates)
+        try:
+            for number, gate in wanted:
+                handles.append(gate.register_forward_hook(self._seed(number, first_experts, asked)))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        if asked[0] != len(wanted):
+            raise RuntimeError(
+                f"{asked[0]} of {len(wanted)} gates were asked: this model's router cannot be"
+                " seeded"
+            )
+
+    def _find(self, layer: nn.Module) -> list[nn.Module]:
+        found: list[nn.Module] = []
+        for name, block in layer.named_modules():
+            if not isinstance(getattr(block, "experts", None), nn.Module):
+                continue
+            named = (getattr(block, gate, None) for gate in _GATES)
+            gate = next((gate for gate in named if isinstance(gate, nn.Module)), None)
+            if gate is None:
+                self._unknown.append(f"the gate of {type(block).__name__} {name}".rstrip())
+            elif all(gate is not other for other in found):
+                found.append(gate)
+        return found
+
+    def _logits_by_first(self, logits: Tensor) -> Tensor:
+        """All that may take the place of a row of logits: (experts, experts), by the first
+        expert.
+        """
+        n_experts = logits.shape[-1]
+        key = (n_experts, logits.dtype)
+        table = self._tables.get(key)
+        if table is None:
+            first = torch.arange(n_experts, device=logits.device)
+            table = self._tables[key] = forced_logits(first, n_experts, self._top_k, logits.dtype)
+        return table
+
+    def _seed(self, number: int, first_experts: FirstExperts, asked: list[int]) -> Any:
+        def replace(_module: Any, _args: Any, output: Any) -> Any:
+            asked[0] += 1
+            logits: Tensor = output[0] if isinstance(output, tuple) else output
+            n_experts = logits.shape[-1]
+            first = first_experts(number, n_experts)
+            if first is None:
+                return output
+            if first.shape[0] != logits.numel() // n_experts:
+                raise RuntimeError(
+                    f"a gate was asked for {logits.numel() // n_experts} rows of {first.shape[0]}:"
+                    " experts cannot be seeded where ranks divide the rows"
+                )
+            forced = self._logits_by_first(logits)[first].view_as(logits)
+            return (forced, *output[1:]) if isinstance(output, tuple) else forced
+
+        return replace

@@ -1,0 +1,178 @@
+"""Steps of decode proofs recorded once for each shape and replayed, where one rank computes a whole
+step.
+
+Whatever speaks against it leaves steps as they were: run operation by operation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from cachetools import LRUCache
+from torch import Tensor
+
+from poc_core.arithmetic import reflections
+from workers.vllm import cache_compat, compat
+from workers.vllm.chains.kept_caches import KeptCaches, Place
+from workers.vllm.chains.recording import Recorder, Replay
+from workers.vllm.forward.bound_forward import BoundForward
+from workers.vllm.forward.layout import BlockTables, Layout
+from workers.vllm.forward.micro_batch import ChainBatch, Flight
+
+logger = logging.getLogger(__name__)
+
+# Shapes whose graph is kept: full and last micro-batches of a round and of a job beside it.
+_GRAPHS_KEPT = 4
+
+Caches = Callable[[], AbstractContextManager[None]]
+
+# Where a micro-batch's keys and values lie, its nonces, their positions, and where vLLM's own
+# buffers lie.
+_Key = tuple[int, ...]
+
+
+class StepGraphs:
+    """Off until `on` is set."""
+
+    def __init__(
+        self,
+        forward: BoundForward,
+        kept: KeptCaches,
+        n_layers: int,
+        moe_layers: int,
+        recorder: Recorder,
+    ) -> None:
+        self.on = False
+        self.recorded = 0  # graphs so far
+        self.why_not = "" if compat.is_alone() else "several ranks compute a step together"
+        self._forward = forward
+        self._kept = kept
+        self._layers = range(n_layers)
+        self._moe_layers = moe_layers
+        self._recorder = recorder
+        # None: a shape that has been seen once, which has warmed it up.
+        self._steps: LRUCache[_Key, RecordedStep | None] = LRUCache(_GRAPHS_KEPT)
+
+    def hidden_states(self, flight: Flight, layers: range, step: int) -> Tensor | None:
+        """(nonces, hidden) after the final norm of one step; None: it is to be run operation by
+        operation.
+
+        What a replay fills is filled anew by the next one.
+        """
+        batch, place, tables = flight.batch, flight.place, flight.tables
+        if not self.on or self.why_not or layers != self._layers or place is None or tables is None:
+            return None
+        if (
+            not isinstance(batch, ChainBatch)
+            or not batch.is_step(step)
+            or batch.layer_vectors is None
+        ):
+            return None
+        key = (
+            id(place),
+            place.n_tokens,
+            len(batch.nonces),
+            batch.shape.positions,
+            *cache_compat.workspaces(),
+        )
+        if key not in self._steps:
+            self._steps[key] = None
+            return None
+        recorded = self._steps[key]
+        try:
+            if recorded is None:
+                recorded = RecordedStep(batch, tables, self._moe_layers, self._recorder)
+                recorded.fill(batch, step)
+                self._record(recorded, place)
+                self._steps[key] = recorded
+            else:
+                recorded.fill(batch, step)
+        except Exception as error:  # whatever a backend says that cannot be recorded
+            self.why_not = f"{type(error).__name__}: {error}"
+            self._steps.clear()
+            self._forward.forget_unfinished()
+            logger.warning("steps of decode proofs go on without CUDA graphs: %s", self.why_not)
+            return None
+        return recorded.replayed()
+
+    def _record(self, recorded: RecordedStep, place: Place) -> None:
+        recorded.record(self._forward, self._layers, lambda: self._kept.bound(place))
+        self.recorded += 1
+
+
+class RecordedStep:
+    """Steps of micro-batches of one shape in one place. What changes from step to step and from
+    one to the next lies in tensors of its own.
+    """
+
+    hidden_size: int
+
+    def __init__(
+        self, batch: ChainBatch, tables: BlockTables, moe_layers: int, recorder: Recorder
+    ) -> None:
+        vectors, positions = batch.layer_vectors, batch.shape.positions
+        assert vectors is not None, "each nonce has vectors of its own"
+        n, device = len(batch.nonces), vectors.device
+        self.hidden_size = vectors.shape[-1]
+        self._layout = Layout(tables, range(positions - 1, positions), most=positions)
+        self._inputs = torch.empty(n, self.hidden_size, dtype=vectors.dtype, device=device)
+        self._vectors = torch.empty_like(vectors)  # (layers, hidden)
+        self._of: object = None  # the scheme whose vectors they are
+        self._hashes = torch.zeros(moe_layers, n, dtype=torch.int64, device=device)
+        self._metadata: dict[str, Any] | None = None  # by layer
+        self._recorder = recorder
+        self._replay: Replay | None = None
+        self._output: Tensor | None = None
+
+    def fill(self, batch: ChainBatch, step: int) -> None:
+        """Makes it one step of a micro-batch. NotReplayableError: another kind of step than was
+        recorded.
+        """
+        self._layout.move_to(batch.positions(step).start)
+        self._inputs.copy_(batch.inputs(step))
+        if self._of is not batch.scheme:
+            self._of = batch.scheme
+            assert batch.layer_vectors is not None
+            self._vectors.copy_(batch.layer_vectors)
+        if len(self._hashes):
+            self._hashes.copy_(batch.route_hashes(step, len(self._hashes)))
+        metadata = self._layout.metadata()
+        self._metadata = (
+            metadata if self._metadata is None else self._recorder.renewed(self._metadata, metadata)
+        )
+
+    def record(self, forward: BoundForward, layers: range, caches: Caches) -> None:
+        """`caches()` binds those of its place. After `fill`."""
+
+        def work() -> Tensor:
+            assert self._metadata is not None, "nothing was filled in"
+            output = forward.run(
+                layers,
+                self._layout,
+                self._metadata,
+                caches(),
+                self._inputs.clone(),  # layers add to them
+                transform=self,
+                experts=self._first_experts if len(self._hashes) else None,
+            )
+            return compat.final_hidden_states(output)
+
+        self._replay, self._output = self._recorder.record(work)
+
+    def replayed(self) -> Tensor:
+        """Runs the step that was filled in: (nonces, hidden)."""
+        assert self._replay is not None, "nothing was recorded"
+        assert self._output is not None
+        self._replay()
+        return self._output
+
+    def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
+        """See LayerTransform."""
+        return reflections.reflect_terms(list(terms), self._vectors[layer])
+
+    def _first_experts(self, moe_layer: int, n_experts: int) -> Tensor:
+        return self._hashes[moe_layer] % n_experts

@@ -1,0 +1,1 @@
+"""vLLM's own OpenAI server, and what it answers."""

@@ -1,0 +1,1 @@
+"""Micro-batches through vLLM's model, slice by slice."""

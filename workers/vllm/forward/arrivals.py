@@ -1,0 +1,53 @@
+"""Numbers of micro-batches on their way from the device to the host, which does not wait for
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from pydantic import JsonValue
+
+from workers.vllm.forward.micro_batch import MicroBatch
+
+
+@dataclass
+class _Arrival:
+    flight_id: int
+    batch: MicroBatch
+    numbers: torch.Tensor  # on the host
+    copied: torch.cuda.Event | None  # None: they are there
+
+
+class Arrivals:
+    """In the order in which they were launched."""
+
+    def __init__(self) -> None:
+        self._underway: list[_Arrival] = []
+
+    def expect(self, flight_id: int, batch: MicroBatch) -> None:
+        """Begins to copy the numbers of a micro-batch whose last pass is launched."""
+        numbers = batch.numbers()
+        copied = None
+        if numbers.device.type == "cuda":
+            host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            host.copy_(numbers, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+            numbers = host
+        self._underway.append(_Arrival(flight_id, batch, numbers, copied))
+
+    def take(self) -> dict[int, list[JsonValue]]:
+        """The values of those that are there, by micro-batch."""
+        values: dict[int, list[JsonValue]] = {}
+        while self._underway:
+            first = self._underway[0]
+            if first.copied is not None and not first.copied.query():
+                break
+            values[first.flight_id] = first.batch.values(first.numbers)
+            self._underway.pop(0)
+        return values
+
+    def forget(self) -> None:
+        self._underway.clear()

@@ -1,0 +1,287 @@
+"""Scratch caches that stand in for chat's while a proof batch runs.
+
+A proof is prefill only: once a layer has run, nobody reads its keys and values again, but for
+layers that are made to. So one cache serves every layer of a kind, and the blocks that chat owns
+are never touched (docs/architecture.md, "Chat beside proofs").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workers.vllm import cache_compat
+
+# Block 0 is vLLM's null block; sequences are laid out from block 1 on.
+FIRST_BLOCK = 1
+
+
+class NotIsolatableError(RuntimeError):
+    """The model keeps state that a proof batch would overwrite, so proofs are refused rather
+    than chat corrupted.
+    """
+
+
+@dataclass(frozen=True)
+class ScratchGroup:
+    """Layers that share one metadata builder and one kind of cache."""
+
+    group: Any
+    block_size: int  # tokens per block as the attention kernel addresses them
+    layer_names: tuple[str, ...]
+    block_dim: int
+    is_state: bool  # one block a sequence, whatever its length
+
+    def blocks_per_sequence(self, seq_len: int) -> int:
+        return 1 if self.is_state else -(-seq_len // self.block_size)
+
+    def n_blocks(self, n_sequences: int, seq_len: int) -> int:
+        return FIRST_BLOCK + n_sequences * self.blocks_per_sequence(seq_len)
+
+
+class ScratchCaches:
+    """Scratch caches for all layers of the model, each grown to the largest batch seen.
+
+    Layers share one where they have the same kind of cache, of the same shape, and never need it at
+    the same time: never two caches of one decoder layer, nor one that a later layer reads again.
+    `private`: none is shared.
+    """
+
+    def __init__(self, runner: Any, layers: dict[str, Any]) -> None:
+        """`layers`: the attention modules by name (vLLM's static forward context).
+
+        Raises NotIsolatableError for models with caches of unknown kinds.
+        """
+        self.private = False
+        self._layers = layers
+        self._caches: dict[tuple[Any, ...], list[Tensor]] = {}
+        self.groups: list[ScratchGroup] = []
+        for group in cache_compat.attention_groups(runner):
+            names = tuple(group.layer_names)
+            kind = cache_compat.cache_kind(group)
+            if kind is None:
+                raise NotIsolatableError(
+                    f"layers {names[0]} .. keep a {type(group.kv_cache_spec).__name__} cache, which"
+                    " cannot be isolated from chat; compute proofs with another model"
+                )
+            live = self._live(names[0])
+            if kind == "state":
+                self.groups.append(ScratchGroup(group, 1, names, 0, True))
+                continue
+            if len(live) > 1:
+                raise NotIsolatableError(
+                    f"layer {names[0]} binds {len(live)} tensors as its cache, which cannot be"
+                    " isolated from chat"
+                )
+            block_dim = cache_compat.cache_block_dim(group, live[0])
+            self.groups.append(
+                ScratchGroup(group, cache_compat.kernel_block_size(group), names, block_dim, False)
+            )
+        isolated = {name for group in self.groups for name in group.layer_names}
+        for name in layers:
+            if name not in isolated and any(cache.numel() for cache in self._tensors(name)):
+                raise NotIsolatableError(
+                    f"layer {name} keeps a cache outside all attention groups, which cannot be"
+                    " isolated from chat; compute proofs with another model"
+                )
+        self._sources = {
+            name: source for name in isolated if (source := cache_compat.cache_source(layers[name]))
+        }
+        self._places = {
+            name: place
+            for group in self.groups
+            for name, place in _places(group.layer_names).items()
+        }
+
+    @contextmanager
+    def bound(self, n_sequences: int, seq_len: int) -> Iterator[None]:
+        """Bind the scratch caches to every attention layer, and chat's own again at the end,
+        whatever happens.
+        """
+        scratch = {
+            name: self._scratch(name, index, group.n_blocks(n_sequences, seq_len))
+            for index, group in enumerate(self.groups)
+            for name in group.layer_names
+        }
+        with self.bound_to(scratch):
+            yield
+
+    @contextmanager
+    def bound_to(self, caches: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
+        """The same with other caches, by layer (see `own_caches`)."""
+        live: dict[str, Any] = {}
+        try:
+            for name, cache in caches.items():
+                live[name] = own = self._layers[name].kv_cache
+                self._layers[name].kv_cache = (
+                    cache[0] if isinstance(own, Tensor) else type(own)(cache)
+                )
+            yield
+        finally:
+            for name, cache in live.items():
+                self._layers[name].kv_cache = cache
+
+    def own_caches(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:
+        """New caches for so many sequences, by layer: each its own, but for those that read
+        another's.
+        """
+        found: dict[str, list[Tensor]] = {}
+        for group in self.groups:
+            for name in group.layer_names:
+                source = self._sources.get(name, name)
+                if source not in found:
+                    n_blocks = group.n_blocks(n_sequences, seq_len)
+                    found[source] = [
+                        self._zeros_like(cache, name, group, n_blocks)
+                        for cache in self._live(source)
+                    ]
+                found[name] = found[source]
+        return found
+
+    def own_bytes_per_token(self) -> int:
+        """What `own_caches` take for a token, all layers together; rounded up."""
+        return sum(
+            -(-self._page(live, name, group) * live.element_size() // group.block_size)
+            for group in self.groups
+            for name in group.layer_names
+            if name not in self._sources
+            for live in self._live(name)
+        )
+
+    def chats_bytes(self) -> int:
+        """What chat's own caches of these layers take."""
+        return sum(
+            cache.shape[group.block_dim] * self._page(cache, name, group) * cache.element_size()
+            for group in self.groups
+            for name in group.layer_names
+            if name not in self._sources
+            for cache in self._live(name)
+        )
+
+    def forget(self) -> None:
+        """Frees all scratch caches."""
+        self._caches.clear()
+
+    def chats_first_blocks(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:
+        """By layer: copies of those blocks of chat's caches that a batch which was not isolated
+        would write into.
+        """
+        return {
+            name: [
+                cache.narrow(
+                    group.block_dim,
+                    0,
+                    min(group.n_blocks(n_sequences, seq_len), cache.shape[group.block_dim]),
+                )
+                .clone(memory_format=torch.contiguous_format)
+                .view(torch.uint8)
+                for cache in self._live(name)
+            ]
+            for group in self.groups
+            for name in group.layer_names
+        }
+
+    def _tensors(self, layer_name: str) -> Sequence[Any]:
+        """What a layer binds; empty: it keeps nothing."""
+        cache = getattr(self._layers[layer_name], "kv_cache", None)
+        if cache is None:
+            return []
+        if isinstance(cache, Tensor):
+            return [cache]
+        if isinstance(cache, list | tuple) and all(isinstance(one, Tensor) for one in cache):
+            return cache
+        raise NotIsolatableError(
+            f"layer {layer_name} binds a {type(cache).__name__} as its cache, which cannot be"
+            " isolated from chat"
+        )
+
+    def _live(self, layer_name: str) -> Sequence[Tensor]:
+        if not (tensors := self._tensors(layer_name)):
+            raise NotIsolatableError(
+                f"layer {layer_name} has no cache, so it cannot be isolated from chat"
+            )
+        return tensors
+
+    def _scratch(self, name: str, index: int, n_blocks: int) -> list[Tensor]:
+        """Caches like a layer's own with at least `n_blocks` blocks; of a state always zeros."""
+        group, live = self.groups[index], self._live(name)
+        source = self._sources.get(name, name)
+        alone = self.private or source in self._sources.values()
+        kept = (source,) if alone else (index, self._places[name])
+        key = (*kept, *(_shape_without(cache, group.block_dim) for cache in live))
+        scratch = self._caches.get(key)
+        if scratch is None or scratch[0].shape[group.block_dim] < n_blocks:
+            self._caches.pop(key, None)
+            scratch = self._caches[key] = [
+                self._zeros_like(cache, name, group, n_blocks) for cache in live
+            ]
+        elif group.is_state:
+            for cache in scratch:
+                cache.zero_()
+        return scratch
+
+    def _zeros_like(self, live: Tensor, name: str, group: ScratchGroup, n_blocks: int) -> Tensor:
+        """Zeros, not empty: slots past a sequence's end are masked, but a masked NaN still
+        poisons a product.
+        """
+        return zeros_like(live, group.block_dim, n_blocks, self._page(live, name, group))
+
+    def _page(self, live: Tensor, name: str, group: ScratchGroup) -> int:
+        """Elements from one block to the next."""
+        content = _block_extent(live, group.block_dim) * live.element_size()
+        page = (
+            cache_compat.page_bytes(group.group, name, content) if not group.is_state else content
+        )
+        return -(-page // live.element_size())
+
+
+def zeros_like(live: Tensor, block_dim: int, n_blocks: int, page: int) -> Tensor:
+    """A cache like `live` of `n_blocks` blocks: same dtype, other dimensions and memory order.
+
+    Where blocks come first in memory, `page` elements lie from one to the next, and never more than
+    in `live`: the padding that kernels want stays, other layers' pages between do not.
+    """
+    sizes = list(live.shape)
+    sizes[block_dim] = n_blocks
+    # A dimension of one element has any stride.
+    order = sorted(
+        range(live.dim()), key=lambda dim: (live.stride(dim), dim == block_dim), reverse=True
+    )
+    wide = [dim for dim in order if live.shape[dim] > 1 or dim == block_dim]
+    if wide[0] == block_dim and _block_extent(live, block_dim) <= page:
+        strides = list(live.stride())
+        strides[block_dim] = (
+            min(live.stride(block_dim), page) if live.shape[block_dim] > 1 else page
+        )
+        flat = torch.zeros(n_blocks * strides[block_dim], dtype=live.dtype, device=live.device)
+        return flat.as_strided(sizes, strides)
+    dense = torch.zeros([sizes[dim] for dim in order], dtype=live.dtype, device=live.device)
+    return dense.permute([order.index(dim) for dim in range(live.dim())])
+
+
+def _block_extent(cache: Tensor, block_dim: int) -> int:
+    """Elements from a block's first to its last, those that it skips included."""
+    others = (dim for dim in range(cache.dim()) if dim != block_dim)
+    return 1 + sum((cache.shape[dim] - 1) * cache.stride(dim) for dim in others)
+
+
+def _shape_without(cache: Tensor, block_dim: int) -> tuple[Any, ...]:
+    others = (dim for dim in range(cache.dim()) if dim != block_dim)
+    return (cache.dtype, block_dim, *((cache.shape[dim], cache.stride(dim)) for dim in others))
+
+
+def _places(layer_names: Sequence[str]) -> dict[str, int]:
+    """For each name how many of the same decoder layer come before it: those must not share."""
+    seen: Counter[str] = Counter()
+    places = {}
+    for name in layer_names:
+        layer = next((part for part in name.split(".") if part.isdecimal()), name)
+        places[name] = seen[layer]
+        seen[layer] += 1
+    return places

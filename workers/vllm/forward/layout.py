@@ -1,0 +1,144 @@
+"""Where the tokens of a micro-batch lie in a scratch KV cache, and what attention must know of
+them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from cachetools import LRUCache
+
+from workers.vllm import cache_compat
+from workers.vllm.forward.kv_isolation import FIRST_BLOCK, ScratchGroup
+
+# Full and last micro-batches of a few jobs.
+_LAYOUTS_KEPT = 8
+
+
+class BlockTables:
+    """The blocks of `n` sequences of up to `capacity` tokens each, one sequence after the other
+    from the first block on.
+    """
+
+    def __init__(
+        self, groups: Sequence[ScratchGroup], n: int, capacity: int, device: torch.device
+    ) -> None:
+        self.groups = groups
+        self.device = device
+        self.tables: list[torch.Tensor] = []  # a group's blocks, (n, blocks per sequence) int32
+        self.first_slots: list[
+            torch.Tensor
+        ] = []  # a group's first slot of each sequence, (n, 1) int64
+        for group in groups:
+            per_sequence = group.blocks_per_sequence(capacity)
+            first = FIRST_BLOCK + per_sequence * torch.arange(n)
+            blocks = first[:, None] + torch.arange(per_sequence)
+            if group.is_state:
+                # As wide as the state's table gets where vLLM keeps checkpoints of it: all are this
+                # one.
+                blocks = blocks.expand(n, cache_compat.state_table_width(group.group, capacity))
+            self.tables.append(blocks.to(device, torch.int32).contiguous())
+            self.first_slots.append((first[:, None] * group.block_size).to(device))
+
+    @property
+    def n(self) -> int:
+        return len(self.first_slots[0]) if self.first_slots else 0
+
+    def part(self, members: range) -> BlockTables:
+        """Those of some of the sequences."""
+        part = copy.copy(self)
+        rows = slice(members.start, members.stop)
+        part.tables = [table[rows] for table in self.tables]
+        part.first_slots = [first[rows] for first in self.first_slots]
+        return part
+
+    def slots(self, index: int, positions: torch.Tensor) -> torch.Tensor:
+        """Of each sequence's `positions` (k,) in the cache of one group: int64 (n * k,)."""
+        if self.groups[index].is_state:  # its tokens have no slots of their own
+            return torch.zeros(self.n * len(positions), dtype=torch.int64, device=self.device)
+        return (self.first_slots[index] + positions).view(-1)
+
+
+class Layout:
+    """Some positions of each of a batch's sequences, whose earlier ones are in the cache: the same
+    for every batch of that shape. Made without waiting for the device.
+
+    `most`: positions that a sequence may get to, where it is moved there.
+    """
+
+    def __init__(self, tables: BlockTables, positions: range, most: int | None = None) -> None:
+        n, rows, end, device = tables.n, len(positions), positions.stop, tables.device
+        starts = torch.arange(0, n * rows + 1, rows, dtype=torch.int32)
+        self._lengths = torch.full((n,), end, dtype=torch.int32)
+        self._done = torch.full((n,), positions.start, dtype=torch.int32)
+        self._device_lengths = torch.full((n,), end, dtype=torch.int32, device=device)
+        offsets = torch.arange(positions.start, end, dtype=torch.int64, device=device)
+        self._tables = tables
+        self.n_tokens = n * rows
+        self.positions = offsets.repeat(n)
+        self._fields = {
+            "query_start_loc": torch.arange(
+                0, n * rows + 1, rows, dtype=torch.int32, device=device
+            ),
+            "query_start_loc_cpu": starts,
+            "seq_lens": self._device_lengths,
+            "seq_lens_cpu_upper_bound": self._lengths,
+            "_seq_lens_cpu": self._lengths,
+            "_num_computed_tokens_cpu": self._done,
+            "num_reqs": n,
+            "num_actual_tokens": n * rows,
+            "max_query_len": rows,
+            "max_seq_len": most or end,
+            "causal": True,
+            "is_prefilling": torch.full((n,), positions.start == 0, dtype=torch.bool),
+            "positions": self.positions,
+        }
+        self._slots = [tables.slots(index, offsets) for index in range(len(tables.groups))]
+        # A layer's slot of every token, (n * rows,) int64.
+        self.slot_mapping: dict[str, torch.Tensor] = {}
+        for group, slots in zip(tables.groups, self._slots, strict=True):
+            self.slot_mapping.update(dict.fromkeys(group.layer_names, slots))
+
+    def move_to(self, position: int) -> None:
+        """The same for one other position of each sequence, in the same tensors."""
+        assert len(self.positions) == self._tables.n, (
+            "a layout of several positions stays where it is"
+        )
+        self.positions.fill_(position)
+        for lengths in (self._lengths, self._device_lengths):
+            lengths.fill_(position + 1)
+        self._done.fill_(position)
+        for index, slots in enumerate(self._slots):
+            slots.copy_(self._tables.slots(index, self.positions[:1]))
+
+    def metadata(self) -> dict[str, Any]:
+        """Attention metadata by layer name; anew for each slice, as builders reuse buffers that
+        chat steps fill.
+        """
+        by_layer: dict[str, Any] = {}
+        for group, table, slots in zip(
+            self._tables.groups, self._tables.tables, self._slots, strict=True
+        ):
+            metadata = cache_compat.build_attention_metadata(
+                group.group, block_table_tensor=table, slot_mapping=slots, **self._fields
+            )
+            by_layer.update(dict.fromkeys(group.layer_names, metadata))
+        return by_layer
+
+
+class ReadyLayouts:
+    """Layouts of whole sequences, of the shapes that came last."""
+
+    def __init__(self, groups: Sequence[ScratchGroup], device: torch.device) -> None:
+        self._groups, self._device = groups, device
+        self._layouts: LRUCache[tuple[int, int], Layout] = LRUCache(_LAYOUTS_KEPT)
+
+    def of(self, n: int, seq_len: int) -> Layout:
+        layout = self._layouts.get((n, seq_len))
+        if layout is None:
+            tables = BlockTables(self._groups, n, seq_len, self._device)
+            layout = self._layouts[n, seq_len] = Layout(tables, range(seq_len))
+        return layout

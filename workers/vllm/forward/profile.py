@@ -1,0 +1,220 @@
+"""Proof work under torch's profiler, and how fast a device multiplies matrices; inside vLLM's
+worker processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pydantic import JsonValue
+from torch import nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, record_function
+
+from poc_core.schemes.base import PrefillScheme
+
+# Of the names of the ranges that a micro-batch's steps run in: nobody else's begin so.
+_PREFIX = "proofline."
+# Rows and columns of the product that shows a device's peak: enough to fill it.
+_PEAK_SIZE_GPU = 8192
+_PEAK_SIZE_CPU = 1024
+_PEAK_S = 0.2
+_PEAK_TRIES = 5
+
+
+class MarkedScheme(PrefillScheme):
+    """Another scheme, each of whose steps runs in a range of the profiler."""
+
+    def __init__(self, scheme: PrefillScheme) -> None:
+        super().__init__(
+            scheme.spec,
+            hidden_size=scheme.hidden_size,
+            n_layers=scheme.n_layers,
+            device=scheme.device,
+            dtype=scheme.dtype,
+        )
+        self._scheme = scheme
+        self.transforms_layers = scheme.transforms_layers
+
+    def inputs(self, nonces: Sequence[int]) -> torch.Tensor:
+        with record_function(f"{_PREFIX}inputs"):
+            return self._scheme.inputs(nonces)
+
+    def transform_layer(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        with record_function(f"{_PREFIX}reflections"):
+            return self._scheme.transform_layer(layer, x)
+
+    def transform_terms(self, layer: int, terms: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with record_function(f"{_PREFIX}reflections"):
+            return self._scheme.transform_terms(layer, terms)
+
+    def numbers(self, nonces: Sequence[int], last_hidden: torch.Tensor) -> torch.Tensor:
+        with record_function(f"{_PREFIX}tail"):
+            return self._scheme.numbers(nonces, last_hidden)
+
+    def values(self, nonces: Sequence[int], numbers: torch.Tensor) -> list[JsonValue]:
+        return self._scheme.values(nonces, numbers)
+
+
+@contextmanager
+def marked_norms(model: nn.Module) -> Iterator[None]:
+    """Within: each of the model's norms runs in a range too; on a CPU they are made of
+    operations that others use.
+    """
+    ranges: list[record_function] = []
+
+    def enter(_module: nn.Module, _args: Any) -> None:
+        ranges.append(record_function(f"{_PREFIX}norms"))
+        ranges[-1].__enter__()
+
+    def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
+
+    handles = []
+    try:
+        for module in model.modules():
+            if type(module).__name__.endswith("Norm"):
+                handles += [
+                    module.register_forward_pre_hook(enter),
+                    module.register_forward_hook(leave),
+                ]
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def profiled(
+    device: torch.device, work: Callable[[], None]
+) -> tuple[float, list[tuple[str, str, float]]]:
+    """Runs `work`: (seconds in which something ran on the device, [(step or "", name,
+    seconds)]).
+    """
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with torch.profiler.profile(activities=activities) as profile:
+        work()
+        synchronize(device)
+    events = profile.events() or ()
+    if on_gpu:
+        return kernels_of_device(
+            [event for event in events if event.device_type == DeviceType.CUDA]
+        )
+    return operations_of_host([event for event in events if event.device_type == DeviceType.CPU])
+
+
+def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
+    """Of the profiler's events on a GPU. A kernel belongs to the range that it began in, on the
+    GPU's own clock.
+    """
+    ranges: list[tuple[float, float, str]] = []  # microseconds
+    kernels: list[tuple[float, float, str]] = []
+    for event in events:
+        span = (event.time_range.start, event.time_range.end, event.name)
+        if event.name.startswith(_PREFIX):
+            ranges.append(span)
+        elif not getattr(event, "is_user_annotation", False):
+            kernels.append(span)
+    ranges.sort()
+    kernels.sort()
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+    busy_us = reached = 0.0
+    place = 0
+    for start, end, name in kernels:
+        while place < len(ranges) and ranges[place][1] <= start:
+            place += 1
+        inside = place < len(ranges) and ranges[place][0] <= start
+        step = ranges[place][2].removeprefix(_PREFIX) if inside else ""
+        seconds[step, name] += (end - start) / 1e6
+        busy_us += max(0.0, end - max(start, reached))  # kernels of several streams overlap
+        reached = max(reached, end)
+    return busy_us / 1e6, [(*key, value) for key, value in seconds.items()]
+
+
+def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
+    """Of the profiler's events on a CPU: what each operation took without those that it called."""
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for event in events:
+        outer = event
+        while outer is not None and not outer.name.startswith(_PREFIX):
+            outer = outer.cpu_parent
+        step = "" if outer is None else outer.name.removeprefix(_PREFIX)
+        seconds[step, event.name] += event.self_cpu_time_total / 1e6
+    return sum(seconds.values()), [(*key, value) for key, value in seconds.items()]
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of one large matrix product, the best of a few tries."""
+    size = _PEAK_SIZE_GPU if device.type == "cuda" else _PEAK_SIZE_CPU
+    a, b = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def seconds(times: int) -> float:
+        synchronize(device)
+        began = time.perf_counter()
+        for _ in range(times):
+            torch.mm(a, b, out=out)
+        synchronize(device)
+        return time.perf_counter() - began
+
+    seconds(2)  # chooses the kernel
+    times = max(1, int(_PEAK_S / seconds(1)))
+    return 2 * size**3 * times / min(seconds(times) for _ in range(_PEAK_TRIES))
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for all that was launched on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def matrix_flops(layers: Iterable[nn.Module], seq_len: int) -> float:
+    """Floating-point operations of the layers' matrix products and attention for one sequence, this
+    rank's share.
+
+    From the sizes that vLLM's linear, expert and attention modules name: weights may be packed or
+    moved elsewhere.
+    """
+    return sum(_matrix_flops(layer, seq_len) for layer in layers)
+
+
+def _matrix_flops(module: nn.Module, seq_len: int) -> float:
+    sizes: dict[str, Any] = vars(module)
+    if {
+        "top_k",
+        "hidden_size",
+        "intermediate_size_per_partition",
+    } <= sizes.keys():  # experts: gate, up and down
+        experts = sizes.get("global_num_experts", 1)
+        per_token = (
+            sizes["top_k"] * sizes.get("local_num_experts", experts) / experts
+        )  # of those on this rank
+        return float(
+            2
+            * 3
+            * sizes["hidden_size"]
+            * sizes["intermediate_size_per_partition"]
+            * per_token
+            * seq_len
+        )
+    if {"input_size", "output_size"} <= sizes.keys():
+        rows = sizes.get("input_size_per_partition", sizes["input_size"])
+        return float(
+            2 * rows * sizes.get("output_size_per_partition", sizes["output_size"]) * seq_len
+        )
+    if {
+        "num_heads",
+        "head_size",
+        "kv_cache",
+    } <= sizes.keys():  # each token sees itself and those before it, twice
+        return float(4 * sizes["num_heads"] * sizes["head_size"] * seq_len * (seq_len + 1) / 2)
+    return sum(_matrix_flops(child, seq_len) for child in module.children())

@@ -1,0 +1,338 @@
+"""Proof micro-batches through the deployed vLLM model, slice by slice, inside one of vLLM's worker
+processes.
+
+A slice is a run of decoder layers, run as a pipeline stage of its own: chat may have the engine
+between two of them, while the micro-batch's activations wait on the device. Every tensor-parallel
+rank runs the same code and makes the inputs for itself; no tensor is sent to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from poc_core.errors import SpecError
+from poc_core.records import ProofSpec
+from poc_core.schemes.base import PrefillScheme, SteppedScheme
+from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
+from workers.engines.kinds import LayerReflections
+from workers.engines.ticks import Slice
+from workers.vllm import cache_compat, compat
+from workers.vllm.chains.hand_over import HandOver
+from workers.vllm.chains.kept_caches import KeptCaches
+from workers.vllm.chains.recording import recorder_for
+from workers.vllm.chains.seeded_gates import Gates
+from workers.vllm.chains.step_graphs import StepGraphs
+from workers.vllm.forward import profile
+from workers.vllm.forward.arrivals import Arrivals
+from workers.vllm.forward.bound_forward import BoundForward
+from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches
+from workers.vllm.forward.micro_batch import Flight, PrefillBatch, micro_batch
+from workers.vllm.forward.ready_schemes import ReadySchemes
+from workers.vllm.forward.stopwatch import stopwatch_for
+from workers.vllm.forward.whereabouts import Whereabouts
+from workers.vllm.start.watch import Watch
+
+
+class ProofRunner:
+    """Runs proof micro-batches on the model that a vLLM worker has loaded."""
+
+    def __init__(self, worker: Any, reflections: LayerReflections = "fleet") -> None:
+        """`worker`: vLLM's Worker after its KV cache was set up. Raises NotIsolatableError,
+        LookupError.
+        """
+        runner = worker.model_runner
+        self._config = worker.vllm_config
+        self._model = runner.get_model()
+        self._device: torch.device = runner.device
+        model_config = self._config.model_config
+        self._dtype: torch.dtype = model_config.dtype
+        self._hidden_size: int = model_config.get_hidden_size()
+        text_config = model_config.hf_text_config
+        if why_not := cache_compat.why_not_provable(
+            self._model, self._config.cache_config.cache_dtype
+        ):
+            raise NotIsolatableError(why_not)
+        self._found = find_decoder_layers(self._model, text_config.num_hidden_layers, reflections)
+        self._layers = self._found.modules
+        self._vocab_size = n_routed_tokens(text_config)
+        self._own = compat.own_layers(self._layers)
+        self._reports = self._own.stop == len(self._layers) and compat.is_first_tensor_rank()
+        self._caches = ScratchCaches(runner, self._config.compilation_config.static_forward_context)
+        self._kept = KeptCaches(self._caches, self._device)
+        self._gates = Gates(self._layers, self._own, text_config)
+        owner = compat.layer_owner(self._model, self._layers, text_config)
+        self._sliceable = owner is not None
+        self._bound = BoundForward(self._model, self._config, self._layers, owner, self._gates)
+        recorder = recorder_for(self._device)
+        self._graphs = StepGraphs(
+            self._bound, self._kept, len(self._layers), len(self._gates), recorder
+        )
+        self._schemes = ReadySchemes(
+            self._hidden_size, len(self._layers), self._device, self._dtype
+        )
+        self._whereabouts = Whereabouts(self._caches, self._kept, self._device)
+        self._flights: dict[int, Flight] = {}
+        self._arrivals = Arrivals()
+        self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
+        self._stopwatch = stopwatch_for(self._device)
+        self._watch: Watch | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """What the engine needs to know: sizes in elements, this rank's layers, whether they
+        can be cut into slices.
+        """
+        return {
+            "hidden_size": self._hidden_size,
+            "n_layers": len(self._layers),
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "layers": [self._own.start, self._own.stop],
+            "sliceable": self._sliceable,
+            "layers_path": self._found.path,
+            "reflected": self._found.reflected,
+            "moe_layers": len(self._gates),
+            "kept_block": self._kept.block,
+            "no_chains": self._why_no_chains(),
+        }
+
+    def room_for_steps(self, n_places: int, limit_bytes: int | None) -> int:
+        """Tokens that could be kept of each of so many micro-batches, see KeptCaches.room."""
+        return self._kept.room(n_places, limit_bytes)
+
+    def reserve(self, n_places: int, n_tokens: int, moe_layers: Sequence[int]) -> None:
+        """Makes room for the steps of decode proofs. `moe_layers`: how many layers of experts
+        each stage has.
+        """
+        self._kept.reserve(n_places, n_tokens)
+        self._gates.first = sum(moe_layers[: compat.stage_index()])
+
+    def use_graphs(self, on: bool) -> dict[str, Any]:
+        """Whether steps are recorded and replayed from now on. Answers how many were recorded
+        so far, and what speaks against it.
+        """
+        self._graphs.on = on
+        return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
+
+    def watch(self, n_sequences: int, seq_len: int) -> None:
+        """Begins to watch micro-batches of at most that size."""
+        self._watch = Watch(self._caches, n_sequences, seq_len)
+
+    def unwatch(self) -> dict[str, Any]:
+        """Layers whose chat cache was touched since, and whether layers' outputs were the same
+        on all ranks.
+        """
+        watch, self._watch = self._watch, None
+        assert watch is not None, "unwatch without watch"
+        return {"touched": watch.touched(), "replicated": watch.replicated}
+
+    def settle(self, private: bool, replicated: bool) -> None:
+        """How to go on: with a cache for each layer or with shared ones, and what is known of
+        layers' outputs.
+        """
+        self._caches.private, self._schemes.replicated = private, replicated
+        self._caches.forget()
+
+    @torch.inference_mode()
+    def tick(
+        self,
+        begin: Sequence[tuple[int, Mapping[str, Any], Sequence[int], int | None]],
+        slices: Sequence[Sequence[int]],
+        drop: Sequence[int],
+        wait: bool,
+        fetch: int | None,
+    ) -> dict[str, Any]:
+        """Runs at most one of `slices` (see Slice), the one of this rank's own layers.
+
+        `begin`: flights (see Begin) that are new; `drop`: ids of flights that are given up; `wait`,
+        `fetch`: see Tick. Answers {"refused": {id: why}, "ran": [(slice, seconds)], "values": {id:
+        values}}: of what ended since the last tick, values on the reporting rank only. When it
+        raises, all flights are gone.
+        """
+        for flight_id in drop:
+            self._end(flight_id)
+        self._hand_over.release_sent()
+        try:
+            refused = self._begin(begin)
+            wanted = [one for one in map(Slice._make, slices) if one.flight not in refused]
+            for one in wanted:
+                if one.first in self._own:
+                    self._run(one)
+            for one in wanted:
+                if one.end == self._own.start:
+                    self._receive(one.flight, one.step)
+            for one in wanted:  # last, as every stage does: two of them wait for each other else
+                self._hand_points_back(one)
+            if wait or fetch is not None:
+                self._stopwatch.wait(None if wait else fetch)
+            return {
+                "refused": refused,
+                "ran": self._stopwatch.take(),
+                "values": self._arrivals.take(),
+            }
+        except BaseException:
+            self._forget_all()
+            raise
+
+    @torch.inference_mode()
+    def profile(
+        self, fields: Mapping[str, Any], nonces: Sequence[int], watch: bool
+    ) -> dict[str, Any]:
+        """One micro-batch, this rank's layers in one go and nothing beside them; `watch`: under the
+        profiler.
+
+        Answers a RankProfile's fields: without `watch` neither busy_s nor kernels. SpecError.
+        """
+        spec = ProofSpec.model_validate(fields)
+        scheme = self._schemes.of(spec)
+        if not isinstance(scheme, PrefillScheme):
+            raise SpecError(f"Where the time of {spec.scheme} proofs goes cannot be told.")
+        own = Slice(-1, self._own.start, self._own.stop)  # the micro-batch is nobody else's
+        try:
+            batch = PrefillBatch(
+                profile.MarkedScheme(scheme) if watch else scheme, nonces, self._found.reflected
+            )
+            self._flights[own.flight] = Flight(batch)
+            if self._own.start > 0:
+                self._receive(own.flight, 0)
+            profile.synchronize(self._device)  # what the stage before took is no time of this one
+            self._stopwatch.wait()
+            self._stopwatch.take()
+            if watch:
+                with profile.marked_norms(self._model):
+                    busy_s, kernels = profile.profiled(self._device, lambda: self._run(own))
+            else:
+                busy_s, kernels = 0.0, []
+                self._run(own)
+            self._stopwatch.wait()
+            seconds = sum(seconds for _slice, seconds in self._stopwatch.take())
+            self._arrivals.take()
+        except BaseException:
+            self._forget_all()
+            raise
+        flops = profile.matrix_flops([self._layers[index] for index in self._own], spec.seq_len)
+        return {
+            "first_layer": self._own.start,
+            "seconds": seconds,
+            "busy_s": busy_s,
+            "flops": flops * len(nonces),
+            "kernels": kernels,
+        }
+
+    def matrix_peak(self) -> dict[str, Any]:
+        """The device's name, and floating-point operations a second of a large matrix product
+        in the model's dtype.
+        """
+        peak = profile.matrix_peak(self._device, self._dtype)
+        return {"device": profile.device_name(self._device), "peak_flops": peak}
+
+    def _begin(
+        self, flights: Sequence[tuple[int, Mapping[str, Any], Sequence[int], int | None]]
+    ) -> dict[int, str]:
+        refused: dict[int, str] = {}
+        for flight_id, fields, nonces, part in flights:
+            spec = ProofSpec.model_validate(fields)
+            try:
+                scheme = self._schemes.of(spec)
+                if isinstance(scheme, SteppedScheme) and (why_not := self._why_no_chains()):
+                    raise SpecError(why_not)
+                self._flights[flight_id] = Flight(
+                    micro_batch(scheme, nonces, part, self._found.reflected)
+                )
+            except SpecError as error:
+                refused[flight_id] = str(error)
+        return refused
+
+    def _run(self, one: Slice) -> None:
+        self._stopwatch.begin()
+        for step in range(one.step, one.until):
+            self._forward(one.flight, range(one.first, one.end), step)
+        self._stopwatch.end(tuple(one))
+
+    def _forward(self, flight_id: int, layers: range, step: int) -> None:
+        """Some layers of one pass."""
+        flight = self._flights[flight_id]
+        batch = flight.batch
+        recorded = None if self._watch else self._graphs.hidden_states(flight, layers, step)
+        output: Any = self._operations(flight, layers, step) if recorded is None else recorded
+        if layers.stop == len(self._layers):
+            if self._reports or not batch.is_last(step):
+                hidden = compat.final_hidden_states(output)
+                batch.take(
+                    step,
+                    hidden.view(len(batch.order.members(step)), len(batch.positions(step)), -1),
+                )
+            if batch.has_points_after(step):
+                compat.as_first_tensor_rank_has_it(batch.points)
+            if batch.is_last(step) and self._reports:
+                self._arrivals.expect(flight_id, batch)
+        elif layers.stop == self._own.stop:
+            self._hand_over.send(output.tensors)
+        else:
+            flight.state = output.tensors
+        if batch.is_last(step) and layers.stop == self._own.stop:
+            self._end(flight_id)
+
+    def _operations(self, flight: Flight, layers: range, step: int) -> Any:
+        """What the model answers, operation by operation."""
+        batch = flight.batch
+        layout, caches = self._whereabouts.of(flight, step)
+        state, flight.state = flight.state, None
+        return self._bound.run(
+            layers,
+            layout,
+            layout.metadata(),
+            caches,
+            batch.inputs(step) if layers.start == 0 else None,
+            ids=None if self._vocab_size is None else batch.token_ids(self._vocab_size),
+            state=state,
+            transform=batch.transform(step),
+            experts=partial(batch.first_experts, step) if batch.seeds_experts else None,
+            watch=self._watch,
+        )
+
+    def _end(self, flight_id: int) -> None:
+        """This rank has done its part of a micro-batch, or it is given up."""
+        flight = self._flights.pop(flight_id, None)
+        if flight is not None and flight.place is not None:
+            self._kept.free(flight.place)
+
+    def _receive(self, flight_id: int, step: int) -> None:
+        flight = self._flights[flight_id]
+        flight.state = self._hand_over.receive(flight.batch.n_tokens(step))
+
+    def _hand_points_back(self, one: Slice) -> None:
+        """Where the slice was the end of a pass and another follows."""
+        flight = self._flights.get(one.flight)
+        if (
+            flight is None
+            or one.end != len(self._layers)
+            or not flight.batch.has_points_after(one.until - 1)
+        ):
+            return
+        is_first, is_last = self._own.start == 0, self._own.stop == len(self._layers)
+        if is_last and not is_first:
+            self._hand_over.send_points(flight.batch.points)
+        elif is_first and not is_last:
+            flight.batch.follow(self._hand_over.receive_points(len(flight.batch.nonces)))
+
+    def _forget_all(self) -> None:
+        """After an error: the engine host begins all flights anew."""
+        self._flights.clear()
+        self._caches.forget()  # as large as the batch that may just have been too large
+        self._kept.free_all()
+        self._arrivals.forget()
+        self._hand_over.forget()
+        self._stopwatch = stopwatch_for(self._device)
+        compat.forget_unfinished_forward(self._model)
+
+    def _why_no_chains(self) -> str | None:
+        """Why decode proofs cannot be computed with this model."""
+        if self._vocab_size is not None:
+            return (
+                "Decode proofs cannot be computed with this model on vLLM yet: it chooses experts"
+                " by token."
+            )
+        return self._kept.why_not() or self._gates.why_not()

@@ -1,0 +1,51 @@
+"""The schemes that a deployment computes now: made once, as their vectors take a while."""
+
+from __future__ import annotations
+
+import torch
+from cachetools import LRUCache
+
+from poc_core.errors import SpecError
+from poc_core.records import ProofSpec
+from poc_core.schemes import load_scheme
+from poc_core.schemes.base import Scheme
+
+# A round and a few jobs beside it. Each holds per-layer vectors (a few MB), a distance scheme also
+# its projection (8192 x hidden float32).
+_KEPT = 4
+
+
+class ReadySchemes:
+    """Schemes of one model, by their specs."""
+
+    def __init__(
+        self, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.replicated = True  # whether layers give the same on all tensor-parallel ranks
+        self._hidden_size, self._n_layers, self._device, self._dtype = (
+            hidden_size,
+            n_layers,
+            device,
+            dtype,
+        )
+        self._schemes: LRUCache[str, Scheme] = LRUCache(_KEPT)
+
+    def of(self, spec: ProofSpec) -> Scheme:
+        """SpecError: see load_scheme, or it cannot be computed on this deployment."""
+        key = spec.model_dump_json()
+        scheme = self._schemes.get(key)
+        if scheme is None:
+            scheme = self._schemes[key] = load_scheme(
+                spec,
+                hidden_size=self._hidden_size,
+                n_layers=self._n_layers,
+                device=self._device,
+                dtype=self._dtype,
+            )
+        if not self.replicated and scheme.transforms_layers and not scheme.transform_is_linear:
+            raise SpecError(
+                "This model's layers leave parts of a sum on each tensor-parallel rank, so a scheme"
+                " that divides their outputs by a norm cannot be computed; use sign_flips, or"
+                " tensor_parallel 1."
+            )
+        return scheme

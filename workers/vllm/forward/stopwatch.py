@@ -1,0 +1,96 @@
+"""How long slices keep a device, and how many of them wait there: on a GPU, where a launch
+returns at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Protocol
+
+import torch
+
+# Slices that may be on the device at a time: one runs, one waits behind it, so that there is no gap
+# between the two. Chat waits for both.
+MOST_IN_FLIGHT = 2
+
+
+class Stopwatch(Protocol):
+    """Measures runs of device work, one after the other; `tag` names a run in the answer."""
+
+    def begin(self) -> None:
+        """The next run is about to be launched. Waits until fewer than MOST_IN_FLIGHT are on
+        the device.
+        """
+
+    def end(self, tag: tuple[int, ...]) -> None:
+        """All of the run's work is launched."""
+
+    def wait(self, first: int | None = None) -> None:
+        """Until no run is on the device; `first`: none whose tag begins with it."""
+
+    def take(self) -> list[tuple[tuple[int, ...], float]]:
+        """(tag, seconds) of the runs that ended since the last call, in order."""
+
+
+class ClockStopwatch:
+    """For a CPU, which has done its work when the call returns."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._done: list[tuple[tuple[int, ...], float]] = []
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def end(self, tag: tuple[int, ...]) -> None:
+        self._done.append((tag, time.perf_counter() - self._began))
+
+    def wait(self, first: int | None = None) -> None:
+        return
+
+    def take(self) -> list[tuple[tuple[int, ...], float]]:
+        done, self._done = self._done, []
+        return done
+
+
+class EventStopwatch:
+    """For a GPU: events in its stream, so that times are the GPU's and no call waits for work
+    that it need not.
+    """
+
+    def __init__(self) -> None:
+        self._began: torch.cuda.Event | None = None
+        self._running: deque[tuple[tuple[int, ...], torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._done: list[tuple[tuple[int, ...], float]] = []
+
+    def begin(self) -> None:
+        while len(self._running) >= MOST_IN_FLIGHT:
+            self._retire()
+        self._began = torch.cuda.Event(enable_timing=True)
+        self._began.record()
+
+    def end(self, tag: tuple[int, ...]) -> None:
+        assert self._began is not None
+        ended = torch.cuda.Event(enable_timing=True)
+        ended.record()
+        self._running.append((tag, self._began, ended))
+
+    def wait(self, first: int | None = None) -> None:
+        while any(first is None or tag[0] == first for tag, _, _ in self._running):
+            self._retire()
+
+    def take(self) -> list[tuple[tuple[int, ...], float]]:
+        while self._running and self._running[0][2].query():
+            self._retire()
+        done, self._done = self._done, []
+        return done
+
+    def _retire(self) -> None:
+        tag, began, ended = self._running.popleft()
+        ended.synchronize()
+        self._done.append((tag, began.elapsed_time(ended) / 1000))
+
+
+def stopwatch_for(device: torch.device) -> Stopwatch:
+    return EventStopwatch() if device.type == "cuda" else ClockStopwatch()

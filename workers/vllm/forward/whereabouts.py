@@ -1,0 +1,45 @@
+"""Where the tokens of each pass of a micro-batch lie: in caches that all share, or in a place
+of its own.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from workers.vllm.chains.kept_caches import KeptCaches
+from workers.vllm.forward.kv_isolation import ScratchCaches
+from workers.vllm.forward.layout import BlockTables, Layout, ReadyLayouts
+from workers.vllm.forward.micro_batch import Flight
+
+
+class Whereabouts:
+    def __init__(self, scratch: ScratchCaches, kept: KeptCaches, device: torch.device) -> None:
+        self._scratch = scratch
+        self._kept = kept
+        self._device = device
+        self._layouts = ReadyLayouts(scratch.groups, device)
+
+    def of(self, flight: Flight, step: int) -> tuple[Layout, AbstractContextManager[None]]:
+        """Of one pass, and what binds the caches; a micro-batch with steps takes its place with
+        the first one.
+        """
+        batch, n = flight.batch, len(flight.batch.nonces)
+        if not batch.shape.steps:
+            rows = batch.shape.rows
+            return self._layouts.of(n, rows), self._scratch.bound(n, rows)
+        if flight.place is None or flight.tables is None:
+            flight.place = self._kept.take(n, batch.shape.positions)
+            flight.tables = BlockTables(
+                self._scratch.groups, n, batch.shape.positions, self._device
+            )
+        positions = batch.positions(step)
+        if not batch.is_step(step):
+            layout = Layout(flight.tables.part(batch.order.members(step)), positions)
+        elif flight.layout is None:
+            layout = flight.layout = Layout(flight.tables, positions, most=batch.shape.positions)
+        else:
+            layout = flight.layout
+            layout.move_to(positions.start)
+        return layout, self._kept.bound(flight.place)

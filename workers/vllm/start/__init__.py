@@ -1,0 +1,1 @@
+"""Starts a vLLM engine and tests it before it takes work."""

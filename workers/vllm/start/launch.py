@@ -1,0 +1,185 @@
+"""How vLLM's engine and its OpenAI server are started and ended, on the loop that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from poc_core.errors import ProoflineError, SettingsError
+from poc_core.serving.openai_paths import passed_on
+from workers.chat_gate import ChatGate
+from workers.engines.options import EngineOptions
+from workers.vllm.chat.gated_chat import GatedChat
+from workers.vllm.start import cpu_threads
+
+# Tokens of one forward. Large enough to fill a GPU, small enough that its activations fit beside
+# the weights and chat's KV cache; on a CPU larger batches gain nothing.
+_GPU_BATCH_TOKENS = 32_768
+_CPU_BATCH_TOKENS = 8_192
+# The class that vLLM mixes into its workers, by name: they import it in processes of their own.
+EXTENSION = "workers.vllm.extension.ProofExtension"
+
+
+@contextmanager
+def garbage_may_wait() -> Iterator[None]:
+    """Within: nobody looks for garbage, of which imports make none: that takes a fifth of the
+    time of vLLM's.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[Any, Any, Any]:
+    """The AsyncLLM, its configuration and the arguments of its server, made on the loop that
+    will run it. `on_step` is called there for each step of the engine.
+    """
+    try:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from workers.vllm import compat
+        from workers.vllm.start import known_faults
+    except ImportError as error:
+        raise ProoflineError(
+            f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make"
+            " setup-gpu`, or use --engine transformers."
+        ) from error
+    words = [
+        "--model",
+        options.model,
+        "--served-model-name",
+        options.name,
+        "--dtype",
+        options.dtype,
+    ]
+    words += ["--tensor-parallel-size", str(options.tensor_parallel)]
+    words += ["--pipeline-parallel-size", str(options.pipeline_parallel)]
+    # Proofs take as many tokens at a time as vLLM's memory profile and its kernels' buffers are
+    # made for.
+    tokens = options.max_batch_tokens or (
+        _CPU_BATCH_TOKENS if current_platform.is_cpu() else _GPU_BATCH_TOKENS
+    )
+    words += [
+        "--max-num-batched-tokens",
+        str(tokens),
+    ]  # what the operator says after -- comes later and wins
+    if current_platform.is_cpu():
+        # A graph compiler costs minutes at start and gains little on a CPU.
+        words.append("--enforce-eager")
+        # It would still compile some helpers when first used: a chat request for logprobs would
+        # wait for half a minute.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        cpu_threads.divide(options.n_devices)
+        # Left alone, glibc gives large activations back to the kernel after every use and gets them
+        # again page by page: a third of the time of a batch of 8,192 tokens. Read by the processes
+        # that vLLM starts from here.
+        for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+            os.environ.setdefault(variable, str(2**32))
+    try:
+        args = compat.serve_parser(FlexibleArgumentParser()).parse_args(
+            [*words, *options.vllm_args]
+        )
+    except (
+        SystemExit
+    ):  # the parser has said why; left alone, the exit would end this loop and not the process
+        raise SettingsError(
+            f"vLLM does not take these arguments: {' '.join(options.vllm_args)}; see above."
+        ) from None
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    engine_args.worker_extension_cls = EXTENSION
+    known_faults.avoid(engine_args)
+    if not current_platform.is_cpu():
+        compat.enable_custom_ops(engine_args)
+        if options.decode_memory_gb and not any(
+            "gpu-memory-util" in word for word in options.vllm_args
+        ):
+            compat.leave_memory(engine_args, options.decode_memory_gb)
+    # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
+    config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if why_not := known_faults.why_not_startable(config):
+        raise ProoflineError(f"vLLM cannot start with the model {options.model}: {why_not}.")
+    with lone_rank_in_core(engine_args, config):
+        llm = AsyncLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[compat.step_logger(on_step)],
+            enable_log_requests=engine_args.enable_log_requests,
+            disable_log_stats=engine_args.disable_log_stats,
+        )
+    return llm, config, args
+
+
+@contextmanager
+def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
+    """Within: the engine core that is started computes itself where there is but one rank, as it
+    does on a GPU.
+
+    On CPUs vLLM gives that rank a process of its own, because OpenMP reads when a process starts
+    where its threads are to run. Here the core starts with that. It saves a third of a start's CPU
+    time, and of its memory.
+    """
+    parallel = config.parallel_config
+    lone = parallel.world_size == parallel.data_parallel_size == 1
+    if (
+        not lone
+        or engine_args.distributed_executor_backend
+        or parallel.distributed_executor_backend != "mp"
+    ):
+        yield
+        return
+    try:
+        from vllm.utils.ompmultiprocessing import OMPProcessManager
+    except ImportError:  # a release that cannot tell the places beforehand
+        yield
+        return
+    parallel.distributed_executor_backend = "uni"
+    with OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0):
+        yield
+
+
+async def serve(
+    llm: Any, args: Any, gate: ChatGate, listener: socket.socket, secret: str | None
+) -> list[str]:
+    """Starts vLLM's OpenAI server on the running loop; returns once it listens: what of it the
+    API passes on.
+    """
+    import uvicorn
+
+    from workers.vllm import compat
+
+    app = await compat.openai_app(llm, args)
+    paths = passed_on(compat.routes(app))
+    gated = GatedChat(app, gate, is_lost=lambda: bool(llm.errored), secret=secret, paths=paths)
+    # Its lifespan is vLLM's; signals are Celery's.
+    config = uvicorn.Config(
+        gated, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on"
+    )
+    server = app.state.server = uvicorn.Server(config)  # vLLM ends it when the engine died
+    task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        if task.done():
+            raise ProoflineError(f"vLLM's OpenAI server did not start: {task.exception()}")
+        await asyncio.sleep(0.01)
+    return paths
+
+
+async def shut_down(llm: Any) -> None:
+    """Ends the engine and its processes."""
+    llm.shutdown()
+    # Its finalizer shuts down once more, maybe at the interpreter's exit, when what that calls is
+    # gone.
+    llm.shutdown = lambda timeout=None: None
+    await asyncio.sleep(0)  # lets the cancelled output task end before the loop stops

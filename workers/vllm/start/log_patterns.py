@@ -1,0 +1,55 @@
+"""What a worker's log tells whoever supervises it: lines of vLLM, of torch and of Celery."""
+
+import re
+from collections.abc import Sequence
+
+READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's word for a worker that consumes
+ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
+# The last word of a command that fails, or of what it calls.
+TELLING = re.compile(r"^(error: |\w+: error: )|\b[A-Z]\w*(Error|Exception): ")
+# An engine found too little memory.
+_NO_MEMORY = re.compile(
+    r"OutOfMemoryError|No available memory for the cache blocks|is larger than the available KV"
+    r" cache memory"
+    r"|is less than (desired|requested memory)|not enough memory"
+)
+# A model with state beside attention's caches (kv_isolation.py).
+_NOT_ISOLATED = re.compile(r"cannot be isolated from chat")
+# What the hub says of a name it does not know, or not to this node. One that cannot be reached may
+# be, the next time.
+_NOT_ON_HUB = re.compile(
+    r"Repository Not Found for url|Cannot access gated repo for url|'401 Unauthorized' for url"
+    r" '\S+/api/models/"
+    r"|is not a local folder and is not a valid model identifier"
+)
+_NOT_HERE = re.compile(r"outgoing traffic has been disabled")
+DOES_NOT_FIT = (
+    "the model does not fit: use more --tensor-parallel or --pipeline-parallel, after -- a smaller"
+    " --max-model-len, or a smaller model; on a CPU a smaller VLLM_CPU_KVCACHE_SPACE (GiB)"
+)
+CORRUPTS_CHAT = (
+    "proofs would corrupt this model's chat: choose a model that keeps its state in attention's"
+    " caches only"
+)
+NOT_ON_HUB = (
+    "the Hugging Face hub has no model of this name, or none for this node's HF_TOKEN: correct the"
+    " name, or give a model's directory"
+)
+NOT_HERE = (
+    "the model is not on this machine, and HF_HUB_OFFLINE forbids to ask the hub: download it first"
+)
+HOPELESS = {
+    _NO_MEMORY: DOES_NOT_FIT,
+    _NOT_ISOLATED: CORRUPTS_CHAT,
+    _NOT_ON_HUB: NOT_ON_HUB,
+    _NOT_HERE: NOT_HERE,
+}
+
+
+def why_hopeless(log: Sequence[str]) -> str | None:
+    """Why starting a worker again would end the same, as the log of one that never was ready
+    tells; else None.
+    """
+    return next(
+        (why for cause, why in HOPELESS.items() if any(cause.search(line) for line in log)), None
+    )

@@ -1,0 +1,61 @@
+"""An engine that gives other bits each time, told apart from one that computes something wrong.
+
+Some kernels add in the order in which their threads arrive: sparse attention's where it chooses
+tokens, some mixtures of experts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import JsonValue
+
+from poc_core.arithmetic.encoding import decode_vector
+from poc_core.records import ProofSpec
+from poc_core.schemes.artifact.options import ArtifactOptions
+from workers.engines.base import Engine
+
+logger = logging.getLogger(__name__)
+
+# As many times as a few runs that are alike may another one lie off.
+_MARGIN = 3.0
+_REPEATS = 3
+
+
+def as_near_as_repeats(
+    engine: Engine,
+    spec: ProofSpec,
+    nonces: Sequence[int],
+    expected: list[JsonValue],
+    seen: list[JsonValue],
+) -> bool:
+    """Whether artifacts are what was expected: bit for bit, or, where `engine.compute` does not
+    give the expected ones again, not further off than that.
+    """
+    if seen == expected:
+        return True
+    k_dim = ArtifactOptions.of(spec).k_dim
+    again = max(_apart(engine.compute(spec, nonces), expected, k_dim) for _ in range(_REPEATS))
+    apart = _apart(seen, expected, k_dim)
+    if again:
+        logger.info(
+            "values of %s differ by %.4f each time, and here by %.4f",
+            engine.info.name,
+            again,
+            apart,
+        )
+    return apart <= _MARGIN * again < math.inf
+
+
+def _apart(values: list[JsonValue], others: list[JsonValue], k_dim: int) -> float:
+    """The largest L2 of two micro-batches' artifacts; infinite where a nonce has none in one of
+    them.
+    """
+    pairs = [pair for pair in zip(values, others, strict=True) if pair[0] != pair[1]]
+    if any(None in pair for pair in pairs):
+        return math.inf
+    vectors = [[decode_vector(str(value), k_dim) for value in pair] for pair in pairs]
+    return max((float(np.linalg.norm(one - two)) for one, two in vectors), default=0.0)

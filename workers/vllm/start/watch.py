@@ -1,0 +1,36 @@
+"""What a rank watches while a freshly loaded model is tested: that chat's caches stay as they
+are, and whether layers give the same on all tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from workers.vllm import compat
+from workers.vllm.forward.kv_isolation import ScratchCaches
+
+
+class Watch:
+    """Begins when made, for batches of at most `n_sequences` of `seq_len` tokens."""
+
+    def __init__(self, caches: ScratchCaches, n_sequences: int, seq_len: int) -> None:
+        self._caches = caches
+        self._size = (n_sequences, seq_len)
+        self._before = caches.chats_first_blocks(n_sequences, seq_len)
+        self.replicated = (
+            True  # sparse attention leaves its layers' sums to be added up by the next layer
+        )
+
+    def look(self, hidden_states: Tensor) -> None:
+        """At a layer's output, on all ranks alike."""
+        self.replicated &= compat.is_replicated(hidden_states)
+
+    def touched(self) -> list[str]:
+        """The layers in whose chat cache something has changed."""
+        after = self._caches.chats_first_blocks(*self._size)
+        return [
+            name
+            for name, blocks in after.items()
+            if not all(map(torch.equal, blocks, self._before[name]))
+        ]
