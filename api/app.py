@@ -36,10 +36,11 @@ from api.version import VERSION
 from poc_core.settings import Settings, listed, load_settings
 
 _DESCRIPTION = """\
-A Proof-of-Compute node. Jobs go into Redis and over Celery to GPU workers; results come back by `request_id`.
+A Proof-of-Compute node. Jobs go into Redis and over Celery to GPU workers; results come back by
+`request_id`.
 
-Errors are `{"detail": ...}`: a sentence, or an object or list that tells more. 429 and 503 carry `Retry-
-After`.
+Errors are `{"detail": ...}`: a sentence, or an object or list that tells more. 429 and 503 carry
+`Retry-After`.
 """
 
 

@@ -27,7 +27,8 @@ PAUSE_S = 0.02
 HEAD = b"POST /api/v1/pow/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 GET = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 JOB = {
-    "block_hash": "bench", "block_height": 1, "public_key": "bench", "node_id": 0, "node_count": 1, "wait": True,
+    "block_hash": "bench", "block_height": 1, "public_key": "bench", "node_id": 0,
+    "node_count": 1, "wait": True,
     "nonces": list(range(64)), "params": {"model": "tiny-qwen3", "seq_len": 64, "k_dim": 12},
 }  # fmt: skip
 

@@ -178,7 +178,10 @@ def _process(command: list[str], **env: str) -> Iterator[psutil.Process]:
 @contextmanager
 def _worker_server() -> Iterator[int]:
     """The port of a server in this process that has an answer ready."""
-    answer = b'{"id":"chat-1","object":"chat.completion","choices":[{"index":0,"message":{"content":"Hello"}}]}'
+    answer = (
+        b'{"id":"chat-1","object":"chat.completion",'
+        b'"choices":[{"index":0,"message":{"content":"Hello"}}]}'
+    )
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [

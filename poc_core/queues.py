@@ -14,8 +14,10 @@ DELIVER_TASK = "proofline.deliver"  # args: the fields of poc_core.state.deliver
 CALLBACK_QUEUE = "poc.callbacks"
 
 Consumer = Literal["worker", "courier", "monitor"]
-"""Who takes messages. Each kind brings back its own that were never acknowledged, so that none needs others'
-queues."""
+"""Who takes messages.
+
+Each kind brings back its own that were never acknowledged, so that none needs others' queues.
+"""
 
 # Batches a worker process has in hand: one computes while the other's results are written and its
 # successor is claimed.

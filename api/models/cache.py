@@ -21,7 +21,7 @@ class Space:
 
 
 class ModelCache:
-    """Reads and deletes; what downloads is a process of its own (model_download.py)."""
+    """Reads and deletes; what downloads is a process of its own (download.py)."""
 
     def __init__(self, path: Path | None = None) -> None:
         """`path`: None for the one that HF_HOME or HF_HUB_CACHE names."""

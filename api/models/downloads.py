@@ -1,5 +1,5 @@
 """Starts the processes that download models, and starts those again that died (see
-model_download.py).
+download.py).
 """
 
 import asyncio

@@ -42,7 +42,10 @@ _OF_A_MODEL = {
 }
 
 StartFleet = Callable[[EngineOptions, bool], Fleet]
-"""Starts the workers of a model; True: of this command's own --model. ProoflineError: they have no place here."""
+"""Starts the workers of a model; True: of this command's own --model.
+
+ProoflineError: they have no place here.
+"""
 
 
 @dataclass(frozen=True)

@@ -16,26 +16,31 @@ DTYPES = ("auto", "float32", "bfloat16")  # those in which proofs are known to b
 # Of the command line, with one value or more.
 _WITH_VALUE = """
     attention-backend block-size chat-template-content-format config-format cpu-offload-gb
-    cudagraph-capture-sizes default-chat-template-kwargs distributed-executor-backend dtype generation-config
-    gpu-memory-utilization hf-overrides kv-cache-dtype kv-cache-memory-bytes limit-mm-per-prompt load-format
-    long-prefill-token-threshold max-cudagraph-capture-size max-logprobs max-long-partial-prefills max-model-len
-    max-num-batched-tokens max-num-partial-prefills max-num-seqs max-parallel-loading-workers max-seq-len-to-capture
-    mm-processor-cache-gb mm-processor-kwargs moe-backend num-gpu-blocks-override override-generation-config
-    pipeline-parallel-size quantization reasoning-parser revision rope-scaling rope-theta scheduling-policy seed
-    served-model-name swap-space tensor-parallel-size tokenizer tokenizer-mode tokenizer-revision tool-call-parser
+    cudagraph-capture-sizes default-chat-template-kwargs distributed-executor-backend dtype
+    generation-config gpu-memory-utilization hf-overrides kv-cache-dtype kv-cache-memory-bytes
+    limit-mm-per-prompt load-format long-prefill-token-threshold max-cudagraph-capture-size
+    max-logprobs max-long-partial-prefills max-model-len max-num-batched-tokens
+    max-num-partial-prefills max-num-seqs max-parallel-loading-workers max-seq-len-to-capture
+    mm-processor-cache-gb mm-processor-kwargs moe-backend num-gpu-blocks-override
+    override-generation-config pipeline-parallel-size quantization reasoning-parser revision
+    rope-scaling rope-theta scheduling-policy seed served-model-name swap-space
+    tensor-parallel-size tokenizer tokenizer-mode tokenizer-revision tool-call-parser
 """
 # Switches; most have a --no- beside them.
 _SWITCHES = """
-    async-scheduling calculate-kv-scales disable-cascade-attn disable-chunked-mm-input disable-custom-all-reduce
-    disable-sliding-window enable-auto-tool-choice enable-chunked-prefill enable-expert-parallel
-    enable-force-include-usage enable-prefix-caching enable-prompt-tokens-details enable-reasoning enforce-eager
-    exclude-tools-when-tool-choice-none language-model-only return-tokens-as-token-ids skip-mm-profiling
+    async-scheduling calculate-kv-scales disable-cascade-attn disable-chunked-mm-input
+    disable-custom-all-reduce disable-sliding-window enable-auto-tool-choice
+    enable-chunked-prefill enable-expert-parallel enable-force-include-usage
+    enable-prefix-caching enable-prompt-tokens-details enable-reasoning enforce-eager
+    exclude-tools-when-tool-choice-none language-model-only return-tokens-as-token-ids
+    skip-mm-profiling
 """
 # What a node settles by itself: where its engines listen, what they log, how many of them there
 # are.
 _IGNORED = """
-    data-parallel-size disable-fastapi-docs disable-log-requests disable-log-stats disable-uvicorn-access-log
-    enable-log-requests host max-log-len port root-path uvicorn-log-level
+    data-parallel-size disable-fastapi-docs disable-log-requests disable-log-stats
+    disable-uvicorn-access-log enable-log-requests host max-log-len port root-path
+    uvicorn-log-level
 """
 # Of these only some values are harmless: others are the name of a class to import, or a file.
 _VALUES = {

@@ -226,7 +226,8 @@ class JobStore:
 
         `number`: under which the worker's heartbeats tell of it (Hand); None: they do not.
         """
-        return f"{worker_id}|{int(self._clock())}|{uuid.uuid4().hex if number is None else f'n{number}'}"
+        name = uuid.uuid4().hex if number is None else f"n{number}"
+        return f"{worker_id}|{int(self._clock())}|{name}"
 
     def claim(
         self, job_id: str, batch_index: int, worker_id: str, lease: str | None = None

@@ -19,7 +19,7 @@ import httpx
 
 from cli.machine.gpus import visible_gpus, vllm_runs_on_cpu
 from cli.supervise.stack import Stack
-from tests.planted.worker import unisolated
+from tests.planted import unisolated
 from tests.stacks.round_client import FAST, LOG_LINES, RoundClient, StackClient
 from workers.engines.options import EngineOptions
 

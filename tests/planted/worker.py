@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cli.supervise.stack import Stack
-from tests.planted.worker import unisolated
+from tests.planted import unisolated
 from workers.engines.ticks import Slice
 from workers.vllm.extension import ProofExtension
 

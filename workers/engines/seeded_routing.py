@@ -16,7 +16,7 @@ from poc_core.errors import SpecError
 from poc_core.schemes.decode.routing import forced_logits
 
 FirstExperts = Callable[[int, int], Tensor | None]
-"""(index of the layer of experts, number of experts) -> the first expert of each row, int64 (rows,)."""
+"""(layer of experts, number of experts) -> the first expert of each row, int64 (rows,)."""
 
 
 def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:

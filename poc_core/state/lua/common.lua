@@ -122,7 +122,7 @@ local function count_job_bytes(bytes, ttl)
   redis.call('EXPIRE', 'poc:outbox:job_bytes', ttl)
 end
 
--- An entry of an outbox: its number of artifacts, '|', and their text, which only Python reads (state/entries.py).
+-- An entry of an outbox: its number of artifacts, '|', and their text, which only Python reads (state/delivery/entries.py).
 local function counted_entry(n, entry)
   return n .. '|' .. entry
 end

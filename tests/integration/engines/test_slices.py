@@ -16,7 +16,7 @@ import pytest
 from poc_core.arithmetic.encoding import decode_vector
 from tests.harness.marks import needs_vllm
 from tests.integration.processes import descendants
-from tests.planted.worker import worker as planted
+from tests.planted import worker as planted
 from tests.stacks.round_client import FAST, LOG_LINES, MODEL, StackClient, round_body
 from workers.engines.options import EngineOptions
 

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.integration
 WITH_GRANDCHILD = """
 import os, pathlib, signal, subprocess, sys, time
 grandchild = subprocess.Popen(
-    [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"],
+    [sys.executable, "-c",
+     "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"],
     start_new_session=True,
 )
 path = pathlib.Path(sys.argv[1])

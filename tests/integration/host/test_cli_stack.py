@@ -36,7 +36,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         status, document = 200, {"status": "ready"}
         if self.path == "/api/v1/pow/status":
-            document = {"workers": [{"pid": int(p.name), "state": "ready"} for p in (folder / "workers").iterdir()]}
+            pids = [int(p.name) for p in (folder / "workers").iterdir()]
+            document = {"workers": [{"pid": pid, "state": "ready"} for pid in pids]}
         payload = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(payload)))
@@ -108,9 +109,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fake_stack(**options: object) -> FakeStack:
     engine = {name: options.pop(name) for name in EngineOptions.model_fields if name in options}
-    return FakeStack(
-        EngineOptions(**{"model": "tiny-qwen3", "engine": "synthetic"} | engine), **options
-    )  # type: ignore[arg-type]
+    made = EngineOptions.model_validate({"model": "tiny-qwen3", "engine": "synthetic"} | engine)
+    return FakeStack(made, **options)  # type: ignore[arg-type]
 
 
 def test_everything_runs_and_then_nothing_is_left(folder: Path) -> None:

@@ -29,7 +29,7 @@ def of(*kinds: str) -> list[Block]:
 
 def sections_that_run() -> set[tuple[str, str]]:
     tests = [
-        *(ROOT / "tests" / "integration").glob("*.py"),
+        *(ROOT / "tests" / "integration").rglob("*.py"),
         *(ROOT / "tests" / "unit").rglob("*.py"),
     ]
     named = {

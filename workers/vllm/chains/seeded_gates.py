@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from poc_core.schemes.decode.routing import forced_logits
 
 FirstExperts = Callable[[int, int], Tensor | None]
-"""(index of the layer of experts, number of experts) -> the first expert of each row, int64 (rows,). None: the gate
-chooses."""
+"""(layer of experts, number of experts) -> the first expert of each row, int64 (rows,).
+
+None: the gate chooses.
+"""
 
 # What models call a gate, and the number of experts that serve a token.
 _GATES = ("gate", "router")

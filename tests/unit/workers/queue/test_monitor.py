@@ -13,13 +13,15 @@ from workers.queue import monitor
 def answer(handler, user):
     try:
         handler.prepare(SimpleNamespace(
-            get_current_user=lambda: user, application=SimpleNamespace(options=SimpleNamespace(basic_auth=["x"]))
+            get_current_user=lambda: user,
+            application=SimpleNamespace(options=SimpleNamespace(basic_auth=["x"]))
         ))
     except HTTPError as error:
         return error.status_code
 
 monitor.lock()
-classes = [getattr(one, "handler_class", None) or one[1] for one in handlers] + [settings["static_handler_class"]]
+classes = [getattr(one, "handler_class", None) or one[1] for one in handlers]
+classes.append(settings["static_handler_class"])
 for user in (None, "user"):
     print(sorted({f"{answer(one, user)} {one.__name__ == 'Healthcheck'}" for one in classes}))
 """

@@ -82,7 +82,8 @@ def test_what_the_chain_sends_is_enough() -> None:
     }
     config = found.config("tiny-qwen3-256", 32)
     assert DecodeRoundBody.of(config)["params"] == {
-        "model": "tiny-qwen3-256", "seq_len": 256, "k_dim": 12, "scheme": "decode", "decode": True, "max_tokens": 256,
+        "model": "tiny-qwen3-256", "seq_len": 256, "k_dim": 12, "scheme": "decode",
+        "decode": True, "max_tokens": 256,
     }  # fmt: skip
 
 

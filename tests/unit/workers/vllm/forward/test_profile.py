@@ -97,9 +97,7 @@ def test_a_marked_scheme_transforms_layers_where_the_scheme_does(
     assert MarkedScheme(scheme).transforms_layers is transforms
 
 
-def test_norms_are_told_apart_from_what_else_uses_their_operations_and_are_as_before_afterwards() -> (
-    None
-):
+def test_norms_are_told_apart_from_what_else_uses_their_operations() -> None:
     model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.ReLU())
     with profile.marked_norms(model), torch.inference_mode():
         _, kernels = profiled(CPU, lambda: model(torch.ones(2, 8)))
