@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
 ]
 
-ROOT = Path(lifeline.__file__).parents[2]
+ROOT = Path(lifeline.__file__).parents[3]
 # A worker with an engine core, which has two ranks; a rank holds the lifeline, and the core would
 # sleep for ever.
 FAMILY = """
@@ -35,7 +35,7 @@ def note(name):
 
 def rank(folder):
     sys.argv[1:] = [folder]
-    from workers.vllm import lifeline
+    from workers.vllm.start import lifeline
     lifeline.hold()
     note("rank")
     time.sleep(600)
@@ -48,7 +48,7 @@ def core(folder):
     time.sleep(600)
 
 if __name__ == "__main__":
-    from workers.vllm import lifeline
+    from workers.vllm.start import lifeline
     lifeline.offer()
     multiprocessing.get_context("spawn").Process(target=core, args=(sys.argv[1],)).start()
     time.sleep(600)
