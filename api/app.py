@@ -2,7 +2,6 @@
 environment.
 """
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -58,9 +57,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        downloads = asyncio.create_task(app.state.services.downloads.run())
+        app.state.services.downloads.start()
         yield
-        downloads.cancel()
         await app.state.services.gateway.close()
         app.state.services.close()
 

@@ -229,7 +229,7 @@ class WorkerRecord:
     port: int | None = None  # of its OpenAI server, where it has one
     chat_host: str | None = None  # by which the API reaches that server
     chat_paths: tuple[str, ...] = USUAL  # what of that server the API passes on, see openai_paths
-    stats: Mapping[str, JsonValue] = field(default_factory=dict)
+    stats: Mapping[str, int | float] = field(default_factory=dict)
     chat_secret: str | None = field(
         default=None, repr=False
     )  # made at its start; what its OpenAI server wants

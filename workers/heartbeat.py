@@ -7,10 +7,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from poc_core.gpus import GpuWatch
+from poc_core.periodic import Periodic
 from poc_core.records import WorkerRecord
 from poc_core.state.hand import Hand
 from poc_core.state.registry import WorkerRegistry
@@ -20,21 +22,28 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Keeps one worker registered, and tells what it serves, counts and has in hand."""
+    """Keeps one worker registered, and tells what it serves, counts and has in hand.
+
+    Each heartbeat is made anew from what is only ever added: the record of the start, what is
+    served, and whether the worker drains or hangs. One is made and sent at a time, so none says
+    less than the one before.
+    """
 
     def __init__(
         self, record: WorkerRecord, registry: WorkerRegistry, hand: Hand, interval_s: float
     ) -> None:
+        """`record`: of the worker as it starts."""
         self._record = record
         self._registry = registry
         self._hand = hand
         self._interval_s = interval_s
-        self._proofs: Proofs | None = None
+        self._served: tuple[Proofs, int | None] | None = (
+            None  # with the port of its chat; None: it loads its model
+        )
         self._gpus = GpuWatch(record.host)
         self._draining = threading.Event()
         self._hung = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._beats = Periodic("heartbeat", interval_s, self._beat)
 
     @property
     def is_draining(self) -> bool:
@@ -42,15 +51,11 @@ class Heartbeat:
 
     def start(self) -> None:
         self.beat()
-        self._thread.start()
+        self._beats.start()
 
     def ready(self, proofs: Proofs, chat_port: int | None) -> None:
         """From now on clients may use this worker."""
-        self._proofs = proofs
-        paths = tuple(proofs.engine.chat_paths)
-        self._record = dataclasses.replace(
-            self._record, state="ready", port=chat_port, chat_paths=paths
-        )
+        self._served = proofs, chat_port
         self.beat()
 
     def drain(self) -> None:
@@ -66,8 +71,7 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Leaves the registry at once, so that nobody waits for this worker."""
-        self._stop.set()
-        self._thread.join(timeout=self._interval_s)
+        self._beats.stop(self._interval_s)
         try:
             self._registry.remove(self._record.id)
         except RedisError as error:
@@ -76,23 +80,18 @@ class Heartbeat:
             )
 
     def beat(self) -> None:
-        """Says at once what it would say with the next heartbeat."""
-        try:
-            if self._proofs is not None:
-                info, stats = self._proofs.engine.info, self._proofs.chat_stats()
-                self._record = dataclasses.replace(self._record, info=info, stats=stats)
-            self._record = dataclasses.replace(self._record, gpus=self._gpus.now().model_dump())
-            if self._draining.is_set():
-                self._record = dataclasses.replace(self._record, state="draining")
-            if self._hung.is_set():
-                self._record = dataclasses.replace(self._record, state="hung")
-            self._registry.heartbeat(self._record, self._hand.told())
-        except RedisError as error:
-            logger.warning("no heartbeat: %s", error)
+        """Says at once what it would say with the next heartbeat. Raises nothing: failures are
+        logged.
+        """
+        self._beats.once()
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
-            try:
-                self.beat()
-            except Exception:
-                logger.exception("no heartbeat")  # the next one may do
+    def _beat(self) -> None:
+        now: dict[str, Any] = {"gpus": self._gpus.now().model_dump()}
+        if self._served is not None:
+            proofs, port = self._served
+            engine = proofs.engine
+            now |= {"state": "ready", "port": port, "chat_paths": tuple(engine.chat_paths)}
+            now |= {"info": engine.info, "stats": proofs.chat_stats()}
+        if self._hung.is_set() or self._draining.is_set():
+            now["state"] = "hung" if self._hung.is_set() else "draining"
+        self._registry.heartbeat(dataclasses.replace(self._record, **now), self._hand.told())

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable
 
 from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 
+from poc_core.periodic import Periodic
 from poc_core.records import WorkerRecord
 from poc_core.settings import Settings
 from poc_core.state.client import is_transient
@@ -69,18 +68,17 @@ class Housekeeper:
         self._proofs: Proofs | None = None
         self._runner: RoundRunner | None = None
         self._interval_s = settings.heartbeat_s
+        self._work = Periodic("housekeeping", settings.heartbeat_s, self._keep_house)
         self._hung_after_s = settings.engine_hung_s
         self._watchdog = Watchdog(settings.engine_hung_s, longest_look_s=2 * settings.heartbeat_s)
         self._reap_interval_s = settings.reap_interval_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
         self._next_reap_s = 0.0
         self._next_recount_s = 0.0
         self._logged: dict[str, None] = {}  # job ids, oldest first
 
     def start(self) -> None:
         self._heartbeat.start()
-        self._thread.start()
+        self._work.start()
 
     def ready(self, proofs: Proofs, runner: RoundRunner, chat_port: int | None) -> None:
         """The engine is loaded: from now on clients may use this worker, and it joins the
@@ -102,18 +100,8 @@ class Housekeeper:
 
     def stop(self) -> None:
         """Leave the registry at once, so that nobody waits for this worker."""
-        self._stop.set()
-        self._thread.join(timeout=self._interval_s)
+        self._work.stop(self._interval_s)
         self._heartbeat.stop()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
-            try:
-                self._keep_house()
-            except (RedisError, OperationalError) as error:
-                logger.warning("could not look for work left behind: %s", error)
-            except Exception:
-                logger.exception("housekeeping failed and goes on")
 
     def _keep_house(self) -> None:
         if self._proofs is None or self._runner is None:
@@ -165,7 +153,7 @@ class Housekeeper:
         waiting: list[str] = []
         n_dropped = 0
         for found in self._jobs.survey.slices(self._model):
-            if self._stop.is_set():
+            if self._work.is_stopping:
                 return
             n_dropped += found.n_dropped
             for job_id in found.broken:

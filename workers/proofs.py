@@ -135,11 +135,11 @@ class Proofs:
         if self.gate is not None:
             self.gate.set_computes_round(computes)
 
-    def chat_stats(self) -> dict[str, JsonValue]:
+    def chat_stats(self) -> dict[str, int | float]:
         """For the heartbeat: how many slices ran (of each pipeline stage), and what the gate
         counted.
         """
-        counted: dict[str, JsonValue] = {"slices": self._slices}
+        counted: dict[str, int | float] = {"slices": self._slices}
         return counted | vars(self.gate.stats()) if self.gate is not None else counted
 
     def judge(self, error: ProoflineError) -> bool:

@@ -83,6 +83,15 @@ class RoundRunner:
         """
         if not self._in_step.acquire(blocking=False):
             return
+        try:
+            goes_on = self._step(round_id)
+        finally:
+            self._in_step.release()
+        if goes_on and not self._leaving.is_set():
+            self._publish_step(round_id)
+
+    def _step(self, round_id: str) -> bool:
+        """Whether another step is to follow; else nothing of a round is left in hand."""
         goes_on = False
         try:
             self._drop_others(round_id)
@@ -92,13 +101,11 @@ class RoundRunner:
                 and record.state is RoundState.GENERATING
                 and self._run(record, time.monotonic() + self._step_s)
             )
+            return goes_on
         finally:
             if not goes_on:
+                self._proofs.set_computes_round(False)  # first: giving back may fail
                 self._drop_others(None)
-                self._proofs.set_computes_round(False)
-            self._in_step.release()
-        if goes_on and not self._leaving.is_set():
-            self._publish_step(round_id)
 
     def _run(self, record: RoundRecord, deadline: float) -> bool:
         """Leases and computes until the deadline (True) or until there is nothing more to do

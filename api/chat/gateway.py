@@ -89,8 +89,8 @@ class Gateway:
         its last heartbeat.
         """
 
-        def load(worker: WorkerRecord) -> tuple[int, int]:
-            return self._active[worker.id], int(str(worker.stats.get("chat_active", 0)))
+        def load(worker: WorkerRecord) -> tuple[int, float]:
+            return self._active[worker.id], worker.stats.get("chat_active", 0)
 
         return sorted(workers, key=load)
 

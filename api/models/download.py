@@ -1,16 +1,18 @@
-"""The process that downloads one model: `python -m api.models.download NAME`. It ends when
-nobody wants the model any more, and says in Redis that it lives, so that another is started
-when it dies; what it had is not downloaded again.
+"""The process that downloads one model: `python -m api.models.download NAME TASK_ID`.
+
+It ends when nobody wants the model any more. It says in Redis that it lives, so that another is
+started when it dies; what it had is not downloaded again.
 """
 
 import logging
 import os
 import sys
-import threading
 import time
+from contextlib import suppress
 
 from redis.exceptions import RedisError
 
+from poc_core.periodic import Periodic
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
 from poc_core.state.downloads import ALIVE_S, Download, DownloadStore
@@ -21,16 +23,16 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S = 60.0
 
 
-def main(name: str) -> None:
-    settings = load_settings()
-    store = DownloadStore(connect(settings))
+def main(name: str, task_id: str) -> None:
+    store = DownloadStore(connect(load_settings()))
     download = store.by_name(name)
-    if download is None or download.state != "running" or not store.claim(download):
-        return
-    threading.Thread(target=_live, args=(store, download), daemon=True).start()
-    error = fetch(download)
-    store.end(download, error)
-    store.leave(download)
+    if download is not None and download.task_id == task_id and store.renew(download):
+        life = Periodic("life of the download", ALIVE_S / 5, _Life(store, download).go_on)
+        life.start()
+        error = fetch(download)
+        life.stop()
+        store.end(download, error)
+    store.leave(task_id)
 
 
 def fetch(download: Download) -> str | None:
@@ -45,18 +47,25 @@ def fetch(download: Download) -> str | None:
     return None
 
 
-def _live(store: DownloadStore, download: Download) -> None:
-    answered_at = time.monotonic()
-    while True:
-        time.sleep(ALIVE_S / 5)
+class _Life:
+    """Says that the process lives, and ends it where it is not wanted."""
+
+    def __init__(self, store: DownloadStore, download: Download) -> None:
+        self._store = store
+        self._download = download
+        self._answered_at = time.monotonic()
+
+    def go_on(self) -> None:
         try:
-            wanted = store.renew(download)
-            answered_at = time.monotonic()
+            wanted = self._store.renew(self._download)
+            self._answered_at = time.monotonic()
         except RedisError:
-            wanted = time.monotonic() - answered_at < _PATIENCE_S
+            wanted = time.monotonic() - self._answered_at < _PATIENCE_S
         if not wanted:
+            with suppress(RedisError):
+                self._store.leave(self._download.task_id)
             os._exit(0)  # from within whatever it downloads
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

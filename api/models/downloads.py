@@ -2,16 +2,14 @@
 download.py).
 """
 
-import asyncio
 import logging
 import os
 import socket
 import subprocess
 import sys
+import threading
 
-from anyio import to_thread
-from redis.exceptions import RedisError
-
+from poc_core.periodic import Periodic
 from poc_core.settings import Settings
 from poc_core.state.downloads import ALIVE_S, Download, DownloadStore
 
@@ -28,47 +26,49 @@ class Downloads:
         self.store = store
         self.machine = socket.gethostname()
         self._redis_url = settings.redis_url
+        self._lock = threading.Lock()  # of the processes: requests begin downloads beside `tend`
         self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by task_id
+        self._looks = Periodic("downloads", _LOOK_S, self.tend)
+
+    def start(self) -> None:
+        """For the life of the API looks whether the processes live."""
+        self._looks.start()
 
     def begin(self, download: Download) -> None:
-        """Starts a process, which does nothing when another has the download."""
-        command = [sys.executable, "-m", "api.models.download", download.name]
+        """Starts a process, where this API has none for the download. For who has claimed it."""
+        command = [sys.executable, "-m", "api.models.download", download.name, download.task_id]
         # The url may hold a password: the environment is private, a command line is not.
-        process = subprocess.Popen(command, env=_environment(self._redis_url), stdin=subprocess.DEVNULL)
-        self._processes[download.task_id] = process
+        environment = {**os.environ, "POC_REDIS_URL": self._redis_url}
+        with self._lock:
+            if download.task_id not in self._processes:
+                process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+                self._processes[download.task_id] = process
 
     def tend(self) -> None:
-        """Starts again what runs by its record and has no process: it died, maybe with this
-        API's predecessor.
+        """Starts again what is wanted and has no process, as that died, maybe with an earlier
+        API.
         """
-        running = [one for one in self.store.running() if one.machine == self.machine]
-        for task_id in [task_id for task_id, process in self._processes.items() if process.poll() is not None]:
-            del self._processes[task_id]
-        for download in running:
-            if download.task_id not in self._processes and not self.store.is_alive(download):
+        with self._lock:
+            ended = [task_id for task_id, one in self._processes.items() if one.poll() is not None]
+            for task_id in ended:
+                del self._processes[task_id]
+        for task_id in ended:
+            self.store.leave(task_id)  # as it could not say itself where it was killed
+        for download in self.store.running():
+            if download.machine == self.machine and self.store.claim(download):
                 logger.info("the download of %s goes on", download.name)
                 self.begin(download)
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
         """Those that this API started and that run."""
-        return [process for process in self._processes.values() if process.poll() is None]
-
-    async def run(self) -> None:
-        """For the life of the API."""
-        while True:
-            try:
-                await to_thread.run_sync(self.tend)
-            except RedisError as error:
-                logger.debug("could not look for downloads: %s", error)
-            await asyncio.sleep(_LOOK_S)
+        with self._lock:
+            return [process for process in self._processes.values() if process.poll() is None]
 
     def close(self) -> None:
         """With the API that ends in order nothing is left running; its successor goes on."""
-        for process in self._processes.values():
+        self._looks.stop(_LOOK_S)
+        processes = self.processes()
+        for process in processes:
             process.terminate()
-        for process in self._processes.values():
+        for process in processes:
             process.wait(ALIVE_S)
-
-
-def _environment(redis_url: str) -> dict[str, str]:
-    return {**os.environ, "POC_REDIS_URL": redis_url}

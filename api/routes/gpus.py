@@ -1,11 +1,14 @@
 """/api/v1/gpu: what the node computes on, as NVML tells (mlnode's paths)."""
 
+from functools import partial
+
 from fastapi import APIRouter
 from pydantic import BaseModel
 
 from api.schema import examples
 from api.services import AppServices, Services
 from poc_core.gpus import Gpu, GpuDriver, MachineGpus
+from poc_core.state.unreadable import readable
 
 router = APIRouter(prefix="/api/v1/gpu", tags=["aggregator"])
 
@@ -38,5 +41,9 @@ def driver(services: AppServices) -> GpuDriver:
 
 
 def _machines(services: Services) -> list[MachineGpus]:
-    workers = services.workers.live()
-    return [services.gpus.now(), *(MachineGpus.model_validate(worker.gpus) for worker in workers)]
+    found = [services.gpus.now()]
+    for worker in services.workers.live():
+        parse = partial(MachineGpus.model_validate, worker.gpus)
+        if (told := readable(f"GPUs of worker {worker.id!r}", parse)) is not None:
+            found.append(told)
+    return found

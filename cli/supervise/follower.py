@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
 from poc_core.errors import ProoflineError
+from poc_core.periodic import Periodic
 from poc_core.serving.deployments import (
     Deployment,
     DeploymentRecord,
@@ -96,8 +97,7 @@ class Follower:
         self._serving = False  # it did get ready
         self._told_logs_at = float("-inf")
         self._told_pids: list[int | None] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        self._looks = Periodic("follower", LOOK_S, self.look)
 
     @property
     def fleet(self) -> Fleet | None:
@@ -128,14 +128,14 @@ class Follower:
         have no place here.
         """
         self.look()
-        self._thread.start()
+        self._looks.start()
 
     def stop(self) -> None:
         """Lets all workers finish what they have in hand, and waits until they are gone. May be
         called twice.
         """
-        is_first = not self._stop.is_set()
-        self._stop.set()
+        is_first = not self._looks.is_stopping
+        self._looks.stop(timeout_s=0)
         with self._lock:  # from here on nothing is started
             fleet, ending = self._fleet, self._ending
         if ending is not None:
@@ -143,8 +143,7 @@ class Follower:
         elif fleet is not None:
             fleet.stop()
         if is_first:
-            if self._thread.ident is not None:
-                self._thread.join(timeout=LAST_LOOK_S)
+            self._looks.stop(LAST_LOOK_S)
             with contextlib.suppress(RedisError):  # else the report expires
                 self._store.leave(self._id)
 
@@ -159,7 +158,7 @@ class Follower:
         """
         record = self._read()
         with self._lock:
-            if self._stop.is_set():
+            if self._looks.is_stopping:
                 return
             self._step(self._plan_for(record))
             report = self._describe()
@@ -169,15 +168,6 @@ class Follower:
         if pids != self._told_pids or time.monotonic() - self._told_logs_at >= LOGS_S:
             self._told_pids, self._told_logs_at = pids, time.monotonic()
             self._store.tell_logs(self._id, HostLogs(host=self._host, workers=logs))
-
-    def _run(self) -> None:
-        while not self._stop.wait(LOOK_S):
-            try:
-                self.look()
-            except RedisError:
-                continue  # the workers say so in their logs
-            except Exception as error:  # of our own: this host would not follow any more
-                self._announce(f"looking at the deployment failed: {error!r}")
 
     def _read(self) -> DeploymentRecord | None:
         record = self._store.read()

@@ -12,12 +12,16 @@ from typing import Any, Literal
 from redis import Redis
 
 from poc_core.state import keys, scripts
+from poc_core.state.unreadable import readable
 
 # At a time over the whole node, as the network's client expects (mlnode).
 MOST_AT_A_TIME = 3
 # Seconds without a sign of life after which a download's process is dead; it gives one every third
 # of them.
 ALIVE_S = 15
+# The same for a process that is being started: on a busy machine importing what it needs takes
+# long.
+STARTS_S = 60
 # Seconds that a download is remembered, counted anew with each change.
 _KEPT_S = 7 * 24 * 3600
 
@@ -40,72 +44,77 @@ class Download:
 
 
 class DownloadStore:
+    """The downloads that are wanted, and how the last of each model ended."""
+
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._clock = clock
         self._start = scripts.load(redis, "start_download")
+        self._end = scripts.load(redis, "end_download")
 
     def start(
         self, hf_repo: str, hf_commit: str | None, machine: str
     ) -> Download | Literal["running", "full"]:
-        """Stores a download as running, or says why not."""
+        """Stores a download as wanted and claimed by this caller, who is to start its process; or
+        says why not.
+
+        MOST_AT_A_TIME have a slot, also those that were cancelled and whose process has not ended
+        yet.
+        """
         new = Download(uuid.uuid4().hex, hf_repo, hf_commit, machine, self._clock())
-        args: list[Any] = [new.name, json.dumps(asdict(new)), MOST_AT_A_TIME, _KEPT_S]
-        reason = self._start([keys.DOWNLOADS, keys.DOWNLOADS_RUNNING], args).decode()
+        names = [keys.DOWNLOADS, keys.DOWNLOADS_WANTED, keys.DOWNLOAD_SLOTS]
+        record = json.dumps(asdict(new))
+        args: list[Any] = [new.name, new.task_id, record, MOST_AT_A_TIME, STARTS_S, _KEPT_S]
+        reason = self._start(names, args).decode()
         return new if reason == "ok" else "running" if reason == "running" else "full"
 
     def read(self, hf_repo: str, hf_commit: str | None) -> Download | None:
         return self.by_name(name_of(hf_repo, hf_commit))
 
     def by_name(self, name: str) -> Download | None:
+        """None where there is none, or none that can be read."""
         raw = self._redis.hget(keys.DOWNLOADS, name)
-        return None if raw is None else Download(**json.loads(raw))
+        if raw is None:
+            return None
+        return readable(f"download {name!r}", lambda: Download(**json.loads(raw)))
 
     def running(self) -> list[Download]:
-        names = sorted(name.decode() for name in self._redis.smembers(keys.DOWNLOADS_RUNNING))
+        names = sorted(name.decode() for name in self._redis.hkeys(keys.DOWNLOADS_WANTED))
         return [
             found
             for name in names
             if (found := self.by_name(name)) is not None and found.state == "running"
         ]
 
-    def end(self, download: Download, error: str | None = None) -> None:
-        """It is done, or failed with `error`."""
+    def end(self, download: Download, error: str | None = None) -> bool:
+        """It is done, or failed with `error`. False: it was cancelled, and maybe begun again."""
         ended = asdict(download) | {"state": "done" if error is None else "failed", "error": error}
-        with self._redis.pipeline(transaction=True) as pipe:
-            pipe.srem(keys.DOWNLOADS_RUNNING, download.name)
-            pipe.hset(keys.DOWNLOADS, download.name, json.dumps(ended))
-            pipe.expire(keys.DOWNLOADS, _KEPT_S)
-            pipe.execute()
+        args: list[Any] = [download.name, download.task_id, json.dumps(ended), _KEPT_S]
+        return bool(self._end([keys.DOWNLOADS, keys.DOWNLOADS_WANTED], args))
 
     def forget(self, hf_repo: str, hf_commit: str | None) -> bool:
         """Cancels it; its process sees that. Whether it ran."""
         name = name_of(hf_repo, hf_commit)
         with self._redis.pipeline(transaction=True) as pipe:
-            pipe.srem(keys.DOWNLOADS_RUNNING, name)
+            pipe.hdel(keys.DOWNLOADS_WANTED, name)
             pipe.hdel(keys.DOWNLOADS, name)
             return bool(pipe.execute()[0])
 
-    # The process that downloads.
-
     def claim(self, download: Download) -> bool:
-        """One process at a time downloads it."""
-        return bool(
-            self._redis.set(keys.download_alive(download.task_id), "1", nx=True, ex=ALIVE_S)
-        )
+        """Whether no process downloads it and this caller, nobody else, is to start one."""
+        return bool(self._redis.set(keys.download(download.task_id), "1", nx=True, ex=STARTS_S))
+
+    # The process that downloads.
 
     def renew(self, download: Download) -> bool:
         """Says that the process lives. Whether it is still wanted."""
-        self._redis.set(keys.download_alive(download.task_id), "1", ex=ALIVE_S)
-        found = self.by_name(download.name)
-        return found is not None and found.task_id == download.task_id
+        self._redis.set(keys.download(download.task_id), "1", ex=ALIVE_S)
+        wanted = self._redis.hget(keys.DOWNLOADS_WANTED, download.name)
+        return bool(wanted == download.task_id.encode())
 
-    def leave(self, download: Download) -> None:
-        """The process ends, so that another may begin at once."""
-        self._redis.delete(keys.download_alive(download.task_id))
-
-    def is_alive(self, download: Download) -> bool:
-        return bool(self._redis.exists(keys.download_alive(download.task_id)))
+    def leave(self, task_id: str) -> None:
+        """The process ends: where the download is still wanted, another may begin at once."""
+        self._redis.delete(keys.download(task_id))
 
 
 def name_of(hf_repo: str, hf_commit: str | None) -> str:

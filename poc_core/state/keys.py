@@ -57,12 +57,13 @@ def job(job_id: str) -> str:
 
 
 DOWNLOADS = "poc:downloads"  # hash of models that are or were downloaded: repository@commit -> json
-DOWNLOADS_RUNNING = "poc:downloads:running"  # set of those that are
+DOWNLOADS_WANTED = "poc:downloads:wanted"  # hash of those that are: repository@commit -> task id
+DOWNLOAD_SLOTS = "poc:downloads:slots"  # set of task ids: wanted, or with a process
 
 
-def download_alive(task_id: str) -> str:
-    """Exists while a process downloads that model."""
-    return f"poc:download:{task_id}:alive"
+def download(task_id: str) -> str:
+    """Exists while a process downloads that model, or is being started to."""
+    return f"poc:download:{task_id}"
 
 
 def active(model: str) -> str:

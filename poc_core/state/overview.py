@@ -16,8 +16,9 @@ from poc_core.records import RoundRecord, WorkerRecord
 from poc_core.state import keys, scripts
 from poc_core.state.delivery.outbox import OutboxStatus
 from poc_core.state.delivery.receivers import MOST_LOOKED_AT, SilentReceiver, spared
-from poc_core.state.registry import worker_record
+from poc_core.state.registry import worker_records
 from poc_core.state.rounds import round_record
+from poc_core.state.unreadable import readable
 
 # Whole seconds over which current rates are averaged.
 RATE_WINDOW_S = 10
@@ -77,10 +78,11 @@ class Overviews:
         ]
         found: Any = self._read(names, [second, RATE_WINDOW_S, MOST_LOOKED_AT])
         queued, n_due, total, n_lately, workers, receivers, current = found
-        alive = (worker_record(_hash(flat)) for flat in workers if flat)
         return Overview(
             round=_current(second, *current) if current else None,
-            workers=sorted(alive, key=lambda worker: worker.id),
+            workers=worker_records(
+                (name.decode(errors="replace"), _hash(flat)) for name, flat in workers
+            ),
             silent=spared(receivers),
             callbacks_waiting=int(n_due),
             queued_nonces=max(0, int(queued)),
@@ -111,7 +113,8 @@ def _current(
             _counts(totals), {worker: n / window_s for worker, n in _counts(lately).items()}
         ),
         [int(nonce) for nonce in excluded],
-        OutboxStatus.of(_hash(outbox)),
+        readable(f"outbox {round_id.decode()!r}", lambda: OutboxStatus.of(_hash(outbox)))
+        or OutboxStatus.of({}),
     )
 
 

@@ -3,8 +3,9 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -14,6 +15,7 @@ from poc_core.queues import bindings, worker_queue
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.settings import Settings
 from poc_core.state import keys
+from poc_core.state.unreadable import answers, readable
 
 _WORKER = TypeAdapter(WorkerRecord)
 _INFO = TypeAdapter(ModelInfo)
@@ -72,21 +74,19 @@ class WorkerRegistry:
 
     def live(self, model: str | None = None) -> list[WorkerRecord]:
         """The workers alive (of `model`), starting or ready, by id."""
-        ids = [worker_id.decode() for worker_id in self._redis.zrange(keys.WORKERS, 0, -1)]
+        ids = self._ids()
         with self._redis.pipeline(transaction=False) as pipe:
             for worker_id in ids:
                 pipe.hgetall(keys.worker(worker_id))
-            hashes = pipe.execute()
+            hashes = answers(pipe)
         dead = [worker_id for worker_id, found in zip(ids, hashes, strict=True) if not found]
         if dead:
             # Only those silent for long: one that beats at this very moment must not be dropped.
             silent_since = self._clock() - 10 * self._settings.worker_ttl_s
             for worker_id in self._redis.zrangebyscore(keys.WORKERS, "-inf", silent_since):
-                self.remove(worker_id.decode())
-        workers = [worker_record(found) for found in hashes if found]
-        return sorted(
-            (w for w in workers if model is None or w.model == model), key=lambda worker: worker.id
-        )
+                self.remove(worker_id.decode(errors="replace"))
+        alive = worker_records(zip(ids, hashes, strict=True))
+        return [worker for worker in alive if model is None or worker.model == model]
 
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
         """Those of `live` that take new work."""
@@ -97,10 +97,15 @@ class WorkerRegistry:
         up.
         """
         with self._redis.pipeline(transaction=False) as pipe:
-            for worker_id in self._redis.zrange(keys.WORKERS, 0, -1):
-                pipe.hget(keys.worker(worker_id.decode()), "port")
-            found = (json.loads(port) for port in pipe.execute() if port is not None)
-        return {int(port) for port in found if port}
+            ids = self._ids()
+            for worker_id in ids:
+                pipe.hget(keys.worker(worker_id), "port")
+            found = zip(ids, answers(pipe), strict=True)
+        ports = (readable(f"port of worker {name!r}", partial(_port, raw)) for name, raw in found)
+        return {port for port in ports if port}
+
+    def _ids(self) -> list[str]:
+        return [name.decode(errors="replace") for name in self._redis.zrange(keys.WORKERS, 0, -1)]
 
     def here(self) -> list[WorkerRecord]:
         """Those alive that run on this machine, or in this container."""
@@ -110,18 +115,30 @@ class WorkerRegistry:
     def known_models(self) -> dict[str, ModelInfo]:
         """The models that a worker served within the last job_ttl_sec, also when none does now."""
         oldest = self._clock() - self._settings.job_ttl_sec
-        known = {
-            name.decode(): json.loads(raw) for name, raw in self._redis.hgetall(keys.MODELS).items()
-        }
-        return {
-            name: _INFO.validate_python(entry["info"])
-            for name, entry in known.items()
-            if entry["seen_at"] >= oldest
-        }
+        known = {}
+        for name, raw in self._redis.hgetall(keys.MODELS).items():
+            entry = readable(f"model {name.decode()!r}", partial(_model, raw))
+            if entry is not None and entry[1] >= oldest:
+                known[name.decode()] = entry[0]
+        return known
 
 
-def worker_record(found: Mapping[bytes, bytes]) -> WorkerRecord:
-    """The worker of a hash that a heartbeat wrote."""
-    return _WORKER.validate_python(
-        {name.decode(): json.loads(value) for name, value in found.items()}
-    )
+def worker_records(found: Iterable[tuple[str, Mapping[bytes, bytes]]]) -> list[WorkerRecord]:
+    """The workers of hashes that heartbeats wrote, by id. Empty ones, of the dead, are left out."""
+    alive = (readable(f"worker {name!r}", partial(_worker, told)) for name, told in found if told)
+    return sorted((worker for worker in alive if worker is not None), key=lambda worker: worker.id)
+
+
+def _worker(fields: Mapping[bytes, bytes]) -> WorkerRecord:
+    told = {name.decode(): json.loads(value) for name, value in fields.items()}
+    return _WORKER.validate_python(told)
+
+
+def _port(raw: bytes | None) -> int:
+    return int(json.loads(raw) or 0) if raw is not None else 0
+
+
+def _model(raw: bytes) -> tuple[ModelInfo, float]:
+    """A model, and when it was served last."""
+    entry = json.loads(raw)
+    return _INFO.validate_python(entry["info"]), float(entry["seen_at"])

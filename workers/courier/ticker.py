@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import astuple
 
 from celery import Celery
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 
+from poc_core.periodic import Periodic
 from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
 from poc_core.state.delivery.outbox import Outbox
 from workers.courier.courier import Courier
-
-logger = logging.getLogger(__name__)
 
 # Seconds between two looks for deliveries that are due.
 TICK_S = 0.25
@@ -43,22 +38,13 @@ class Ticker:
         self._courier = courier
         self._look_around = look_around
         self._renewed_at = float("-inf")
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="courier-ticker", daemon=True)
+        self._ticks = Periodic("courier-ticker", TICK_S, self._tick)
 
     def start(self) -> None:
-        self._thread.start()
+        self._ticks.start()
 
     def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(TICK_S):
-            try:
-                self._tick()
-            except (RedisError, OperationalError) as error:
-                logger.warning("could not look for deliveries: %s", error)
+        self._ticks.stop()
 
     def _tick(self) -> None:
         now = time.monotonic()

@@ -10,8 +10,9 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from redis import Redis
@@ -23,6 +24,7 @@ from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.delivery import entries
 from poc_core.state.delivery.receivers import BREAKS_AT, FIRST_BACKOFF_S, LAST_BACKOFF_S, PROBE_S
+from poc_core.state.unreadable import readable
 
 # Outboxes of which is said at a time that they are due.
 _MOST_DUE = 1000
@@ -112,14 +114,16 @@ class Outbox:
         """
         now = self._clock()
         found = iter(self._announce([keys.OUTBOX_DUE], [now, now + self.lock_s, _MOST_DUE]))
-        return [
-            Due(outbox_id.decode(), receiver_of(url.decode()), bool(head), int(waiting_bytes))
-            for outbox_id, url, head, waiting_bytes in zip(found, found, found, found, strict=True)
-        ]
+        told: list[Due] = []
+        for outbox_id, *fields in zip(found, found, found, found, strict=True):
+            name = f"outbox {outbox_id.decode(errors='replace')!r}"
+            if (due := readable(name, partial(_due, outbox_id, *fields))) is not None:
+                told.append(due)
+        return told
 
     def take(self, outbox_id: str) -> Delivery | None:
-        """The next payload, for this caller alone; None when it is not due or somebody else
-        delivers it.
+        """The next payload, for this caller alone. None when it is not due, somebody else delivers
+        it or it cannot be read.
 
         OutboxExpiredError, once: what waited is gone.
         """
@@ -129,7 +133,7 @@ class Outbox:
             self._redis.hget(key, "url") or b""
         )  # without one the script says what became of it
         found = self._take(
-            [key, keys.receiver(receiver_of(for_url.decode()))],
+            [key, keys.receiver(receiver_of(for_url.decode(errors="replace")))],
             [token, now, now + self.lock_s, *self._most, ttl_s, BREAKS_AT, now + PROBE_S],
         )
         if not found:
@@ -139,28 +143,9 @@ class Outbox:
                 f"Retention ended (POC_CALLBACK_RETENTION_SEC, {ttl_s} s): what {outbox_id} still"
                 " had for its receiver is gone."
             )
-        url, head, number, n_entries, _, failures = found
-        counted = self._redis.lrange(key + ":entries", 0, int(n_entries) - 1)
-        waiting = [entries.without_count(entry) for entry in counted]
-        payload_id = f"{outbox_id}-{int(number)}"
-        ending = b', "payload_id": "%s"}' % payload_id.encode()
-        # A job's outbox has no head: its entry is the whole body, which may be large and is not
-        # parsed.
-        body = (
-            json.dumps(payload(json.loads(head), entries.unpack(waiting))).encode()
-            if head
-            else waiting[0]
-        )
-        text = body.rstrip()[:-1] + ending
-        return Delivery(
-            outbox_id,
-            token,
-            url.decode(),
-            text,
-            payload_id,
-            int(failures),
-            bool(head),
-            n_entries=int(n_entries),
+        counted = self._redis.lrange(key + ":entries", 0, int(found[3]) - 1)
+        return readable(
+            f"outbox {outbox_id!r}", lambda: _delivery(outbox_id, token, found, counted)
         )
 
     def renew(self, delivery: Delivery) -> bool:
@@ -228,3 +213,27 @@ class Outbox:
     def n_jobs(self) -> int:
         """Jobs whose callback is not delivered, those among them that are not computed yet."""
         return int(self._redis.scard(keys.OUTBOX_JOBS))
+
+
+def _due(outbox_id: bytes, url: bytes, head: bytes, waiting_bytes: bytes) -> Due:
+    return Due(outbox_id.decode(), receiver_of(url.decode()), bool(head), int(waiting_bytes))
+
+
+def _delivery(
+    outbox_id: str, token: str, taken: Sequence[bytes], counted: Sequence[bytes]
+) -> Delivery:
+    """Of what take_delivery.lua returns, and of the entries that it took."""
+    url, head, number, n_entries, _, failures = taken
+    waiting = [entries.without_count(entry) for entry in counted]
+    payload_id = f"{outbox_id}-{int(number)}"
+    ending = b', "payload_id": "%s"}' % payload_id.encode()
+    # A job's outbox has no head: its entry is the whole body, which may be large and is not parsed.
+    body = waiting[0]
+    if head:
+        body = json.dumps(payload(json.loads(head), entries.unpack(waiting))).encode()
+    return Delivery(
+        *(outbox_id, token, url.decode(), body.rstrip()[:-1] + ending, payload_id),
+        failures=int(failures),
+        is_round=bool(head),
+        n_entries=int(n_entries),
+    )

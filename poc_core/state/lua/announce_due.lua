@@ -4,13 +4,15 @@
 -- ARGV: 1 now      seconds since the epoch
 --       2 until_s  seconds since the epoch: when it may be said again
 --       3 most     outboxes
--- Returns for each its id, url, head and bytes; '' for what it does not have.
+-- Returns for each its id, url, head and bytes; '' for what it does not have. In place of the bytes of what is no hash
+-- stands an error.
 local due = KEYS[1]
 local now, until_s, most = unpack(ARGV)
 local found = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)) do
   redis.call('ZADD', due, until_s, id)
-  local url, head, bytes = unpack(redis.call('HMGET', 'poc:outbox:' .. id, 'url', 'head', 'bytes'))
+  local fields = redis.pcall('HMGET', 'poc:outbox:' .. id, 'url', 'head', 'bytes')
+  local url, head, bytes = unpack(fields.err and {'', '', fields.err} or fields)
   for _, value in ipairs({id, url or '', head and '1' or '', bytes or '0'}) do
     found[#found + 1] = value
   end

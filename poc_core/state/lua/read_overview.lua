@@ -9,9 +9,10 @@
 -- ARGV: 1 second           since the epoch, the one under way
 --       2 window           seconds before it, of which rates are
 --       3 most_receivers   that are looked at, those first that were silent last
--- Returns {queued, outboxes due, nonces computed, of these within the window, the workers' hashes, receivers, round}. Each
--- receiver is {name, failures, next_at}; round is {} where there is none, else {id, its hash, nonces by worker, the same
--- within the window, its outbox's hash, excluded nonces}. Hashes are {field, value, ...}; that of a dead worker is empty.
+-- Returns {queued, outboxes due, nonces computed, of these within the window, workers, receivers, round}. Each worker is
+-- {id, its hash}, each receiver {name, failures, next_at}; round is {} where there is none, else {id, its hash, nonces by
+-- worker, the same within the window, its outbox's hash, excluded nonces}. Hashes are {field, value, ...}; that of a dead
+-- worker is empty.
 local current, workers, receivers, outboxes_due, queued, total = unpack(KEYS)
 local second, window, most_receivers = unpack(ARGV)
 
@@ -46,7 +47,8 @@ each_second(function(at)
 end)
 local records = {}
 for i, id in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
-  records[i] = redis.call('HGETALL', 'poc:worker:' .. id)
+  local found = redis.pcall('HGETALL', 'poc:worker:' .. id)
+  records[i] = {id, found.err and {'', ''} or found} -- what is no hash is no worker's record either
 end
 local silent = {}
 for i, name in ipairs(redis.call('ZREVRANGE', receivers, 0, string.format('%d', most_receivers - 1))) do

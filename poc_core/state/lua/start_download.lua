@@ -1,22 +1,38 @@
--- Stores a download as running, unless it runs already or too many do.
+-- Stores a download as wanted, unless it is already or too many have a slot. A slot is given back when its download is
+-- wanted no more and its process is gone.
 --
 -- KEYS: 1 downloads    hash: name -> JSON
---       2 running      set of names
+--       2 wanted       hash: name -> task id
+--       3 slots        set of task ids
 -- ARGV: 1 name
---       2 download     as JSON
---       3 most         at a time
---       4 ttl          seconds that downloads are remembered
+--       2 task_id
+--       3 download     as JSON
+--       4 most         at a time
+--       5 starts_s     seconds in which its process must give a first sign of life
+--       6 ttl          seconds that downloads are remembered
 -- Returns ok, running or full.
-local downloads, running = unpack(KEYS)
-local name, download, most, ttl = unpack(ARGV)
-if redis.call('SISMEMBER', running, name) == 1 then
+local downloads, wanted, slots = unpack(KEYS)
+local name, task_id, download, most, starts_s, ttl = unpack(ARGV)
+if redis.call('HEXISTS', wanted, name) == 1 then
   return 'running'
 end
-if redis.call('SCARD', running) >= tonumber(most) then
+local is_wanted = {}
+for _, task in ipairs(redis.call('HVALS', wanted)) do
+  is_wanted[task] = true
+end
+for _, task in ipairs(redis.call('SMEMBERS', slots)) do
+  if not is_wanted[task] and redis.call('EXISTS', 'poc:download:' .. task) == 0 then
+    redis.call('SREM', slots, task)
+  end
+end
+if redis.call('SCARD', slots) >= tonumber(most) then
   return 'full'
 end
-redis.call('SADD', running, name)
+redis.call('SADD', slots, task_id)
+redis.call('SET', 'poc:download:' .. task_id, '1', 'EX', starts_s)
+redis.call('HSET', wanted, name, task_id)
 redis.call('HSET', downloads, name, download)
-redis.call('EXPIRE', downloads, ttl)
-redis.call('EXPIRE', running, ttl)
+for _, key in ipairs(KEYS) do
+  redis.call('EXPIRE', key, ttl)
+end
 return 'ok'

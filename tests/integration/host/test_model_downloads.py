@@ -11,7 +11,7 @@ from api.models.cache import ModelCache
 from api.models.downloads import Downloads
 from poc_core.settings import Settings
 from poc_core.state import keys
-from poc_core.state.downloads import Download, DownloadStore
+from poc_core.state.downloads import MOST_AT_A_TIME, Download, DownloadStore
 from tests.harness.waiting import wait_until
 from tests.integration.node import Node
 from tests.peers.hub import COMMIT, REPO, Hub
@@ -117,7 +117,7 @@ def test_it_goes_on_after_the_apis_restart_and_after_its_own_death(
     assert successor.processes() == []  # one is at it
     process.kill()
     process.wait(10)
-    redis_of(node).delete(keys.download_alive(download.task_id))  # as after its 15 s
+    redis_of(node).delete(keys.download(download.task_id))  # as after its 15 s
     hub.delay_s = 0.0
     successor.tend()
     assert len(successor.processes()) == 1
@@ -140,3 +140,43 @@ def test_one_that_is_cancelled_ends(
     assert cache.stage(REPO, None) in ("PARTIAL", "NOT_FOUND")
     assert store.forget(REPO, None)
     assert process.wait(20) == 0
+
+
+def test_one_that_is_cancelled_and_begun_again_is_not_ended_by_the_first_process(
+    store: DownloadStore, api: Any, cache: ModelCache, hub: Hub
+) -> None:
+    hub.delay_s = 60.0
+    downloads = api()
+    begin(store, downloads)
+    wait_until(
+        lambda: any(path.endswith(".safetensors") for path in hub.asked),
+        "the weights asked for",
+        60,
+    )
+    (process,) = downloads.processes()
+    assert store.forget(REPO, None)
+    hub.delay_s = 0.0
+    again = begin(store, downloads)
+    assert process.wait(20) == 0
+    wait_until(lambda: ended(store), "the end of the download", 60)
+    assert (found := store.read(REPO, None)) is not None
+    assert (found.task_id, found.state) == (again.task_id, "done")
+    assert cache.stage(REPO, None) == "DOWNLOADED"
+
+
+def test_downloads_begun_and_cancelled_in_a_loop_have_three_processes_at_most(
+    store: DownloadStore, api: Any, cache: ModelCache, hub: Hub
+) -> None:
+    hub.delay_s = 60.0
+    downloads = api()
+    for _ in range(30):
+        if isinstance(started := store.start(REPO, None, MACHINE), Download):
+            downloads.begin(started)
+        store.forget(REPO, None)
+    processes = downloads.processes()
+    assert len(processes) == MOST_AT_A_TIME
+    for process in processes:
+        assert process.wait(60) == 0
+    again = store.start(REPO, None, MACHINE)
+    assert isinstance(again, Download)  # each gave its slot back when it ended
+    store.leave(again.task_id)

@@ -302,20 +302,6 @@ def test_the_heart_beats_on_by_itself(
     wait_until(lambda: workers.is_alive("w1"))
 
 
-def test_a_heartbeat_that_fails_is_not_the_last(
-    housekeeper: Housekeeper,
-    workers: WorkerRegistry,
-    redis: Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(workers, "heartbeat", _breaks_down)
-        wait_until(lambda: "no heartbeat" in caplog.text)
-        redis.delete("poc:worker:w1")
-    wait_until(lambda: workers.is_alive("w1"))
-
-
 def test_a_worker_that_cannot_leave_the_registry_ends_all_the_same(
     housekeeper: Housekeeper,
     workers: WorkerRegistry,
@@ -327,10 +313,6 @@ def test_a_worker_that_cannot_leave_the_registry_ends_all_the_same(
     assert (
         "could not leave the registry (away); this worker's entry expires by itself" in caplog.text
     )
-
-
-def _breaks_down(*_: object) -> None:
-    raise TypeError("a mistake")
 
 
 def _is_away(*_: object) -> None:

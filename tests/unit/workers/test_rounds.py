@@ -12,7 +12,7 @@ from typing import Any, cast
 import fakeredis
 import pytest
 from redis import Redis
-from redis.exceptions import ConnectionError
+from redis.exceptions import ConnectionError, ResponseError
 
 from poc_core.errors import ProoflineError
 from poc_core.records import RoundRecord, RoundState
@@ -272,6 +272,26 @@ def test_a_second_step_beside_the_first_does_nothing(
         runner.step(record.round_id)
         assert runner.is_in_step
     assert published == []
+
+
+def test_a_step_that_cannot_give_back_what_it_has_leaves_the_way_free_for_the_next(
+    runner: RoundRunner,
+    engine: FakeEngine,
+    rounds: RoundStore,
+    record: RoundRecord,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*_: object) -> None:
+        raise ResponseError("WRONGTYPE")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "release", refuses)
+        patch.setattr(rounds, "complete", refuses)
+        with pytest.raises(ResponseError):
+            runner.step(record.round_id)
+    assert not runner.is_in_step
+    with under_way(runner, rounds, record):
+        wait_until(lambda: runner.is_in_step)
 
 
 @pytest.mark.parametrize("round_id", ["0" * 32, None], ids=["unknown", "stopped"])

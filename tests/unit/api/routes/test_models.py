@@ -1,18 +1,22 @@
 """Models in the Hugging Face cache: what lies there, what is being downloaded, what is deleted."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from redis import Redis
 
+from api.models import downloads as model_downloads
 from api.models.cache import ModelCache
 from api.models.downloads import Downloads
 from api.services import Services
 from poc_core.state.downloads import Download
 from tests.harness.samples import Clock
+from tests.harness.waiting import wait_until
 
 MODELS = "/api/v1/models"
 REPO = "acme/small"
@@ -24,11 +28,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Download]:
     """The downloads whose processes would have been started."""
     begun: list[Download] = []
     monkeypatch.setattr(Downloads, "begin", lambda _, download: begun.append(download))
-
-    async def run(_: Downloads) -> None:
-        """Tests look themselves."""
-
-    monkeypatch.setattr(Downloads, "run", run)
+    monkeypatch.setattr(Downloads, "start", lambda _: None)  # tests look themselves
     return begun
 
 
@@ -139,6 +139,7 @@ def test_three_are_downloaded_at_a_time(
     answer = client.post(f"{MODELS}/download", json={"hf_repo": "acme/m3"})
     assert (answer.status_code, int(answer.headers["Retry-After"]) > 0) == (429, True)
     services.downloads.store.end(begun[1])
+    services.downloads.store.leave(begun[1].task_id)
     assert client.post(f"{MODELS}/download", json={"hf_repo": "acme/m3"}).status_code == 202
 
 
@@ -222,11 +223,72 @@ def test_a_download_whose_process_died_is_begun_again(
     client: TestClient, services: Services, begun: list[Download]
 ) -> None:
     client.post(f"{MODELS}/download", json={"hf_repo": REPO})
-    store = services.downloads.store
-    assert store.claim(begun[0])
-    assert not store.claim(begun[0])
     services.downloads.tend()
-    assert len(begun) == 1
-    store.leave(begun[0])  # or its sign of life expired
-    services.downloads.tend()
-    assert [one.task_id for one in begun] == [begun[0].task_id] * 2
+    assert len(begun) == 1  # it has one that begins
+    services.downloads.store.leave(begun[0].task_id)  # or its sign of life expired
+    for _ in range(2):
+        services.downloads.tend()
+        assert [one.task_id for one in begun] == [begun[0].task_id] * 2
+
+
+def test_downloads_in_a_loop_with_cancelling_them_have_three_processes_at_most(
+    client: TestClient, services: Services, begun: list[Download]
+) -> None:
+    def download() -> int:
+        return int(client.post(f"{MODELS}/download", json={"hf_repo": REPO}).status_code)
+
+    for status in (202, 202, 202, 429, 429):
+        assert download() == status
+        client.request("DELETE", MODELS, json={"hf_repo": REPO})
+    assert len(begun) == 3
+    services.downloads.store.leave(begun[0].task_id)
+    assert download() == 202
+
+
+def test_a_download_that_cannot_be_read_is_skipped_and_said_once(
+    client: TestClient,
+    services: Services,
+    redis: Redis,
+    begun: list[Download],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for repo in ("acme/unreadable", REPO):
+        assert client.post(f"{MODELS}/download", json={"hf_repo": repo}).status_code == 202
+    redis.hset("poc:downloads", "acme/unreadable@", '{"task_id": 1}')
+    services.downloads.store.leave(begun[1].task_id)
+    for _ in range(2):
+        listed = client.get(f"{MODELS}/list").json()["models"]
+        assert [one["model"]["hf_repo"] for one in listed] == [REPO]
+        unreadable = {"hf_repo": "acme/unreadable"}
+        assert client.post(f"{MODELS}/status", json=unreadable).json()["status"] == "NOT_FOUND"
+        services.downloads.tend()
+    assert begun[1:] == [begun[1]] * 2
+    assert caplog.text.count("download 'acme/unreadable@' in Redis cannot be read") == 1
+    assert client.request("DELETE", MODELS, json=unreadable).json()["status"] == "cancelled"
+
+
+def test_requests_begin_downloads_beside_a_look_whether_others_live(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Running:
+        """A process; while one is asked whether it runs, a request begins another download."""
+
+        def poll(self) -> None:
+            if repos:
+                another = threading.Thread(target=begin, args=(repos.pop(),))
+                another.start()
+                another.join(0.1)
+
+        terminate = wait = lambda *_: None
+
+    def begin(repo: str) -> None:
+        downloads.begin(Download(repo, repo, None, "m", 0.0))
+
+    repos = [f"acme/m{n}" for n in range(9)]
+    monkeypatch.undo()
+    monkeypatch.setattr(model_downloads.subprocess, "Popen", lambda *_, **__: Running())
+    downloads = services.downloads
+    begin("acme/first")
+    for _ in range(3):
+        downloads.tend()
+    wait_until(lambda: len(downloads.processes()) == 10)

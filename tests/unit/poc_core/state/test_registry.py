@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from poc_core.settings import Settings
 from poc_core.state import WorkerRegistry
@@ -105,3 +107,25 @@ def test_celery_forgets_the_queue_of_a_worker_that_left_or_is_long_gone(
     clock.now += 11 * settings.worker_ttl_s
     workers.live()
     assert redis.keys("_kombu*") == []
+
+
+def test_a_port_that_cannot_be_read_hides_no_other(
+    workers: WorkerRegistry, serve: Serve, redis: Redis
+) -> None:
+    for worker_id in ("bad", "worse", "good"):
+        workers.heartbeat(replace(serve(worker_id), port=5005))
+    redis.hset("poc:worker:bad", "port", "{")
+    redis.delete("poc:worker:worse")
+    redis.set("poc:worker:worse", "no hash")
+    assert workers.ports() == {5005}
+
+
+def test_a_redis_that_refuses_is_no_bad_record(
+    workers: WorkerRegistry, serve: Serve, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve("w1")
+    monkeypatch.setattr(
+        "redis.client.Pipeline.execute", lambda *_, **__: [ResponseError("BUSY a script")]
+    )
+    with pytest.raises(ResponseError, match="BUSY"):
+        workers.live()

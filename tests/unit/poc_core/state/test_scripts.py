@@ -47,7 +47,7 @@ def test_a_key_that_a_script_spells_out_is_one_that_keys_names() -> None:
         key("")
         for key in (
             *(keys.job, keys.active, keys.round, keys.generating),
-            *(keys.outbox, keys.receiver, keys.worker, keys.host),
+            *(keys.outbox, keys.receiver, keys.worker, keys.host, keys.download),
         )
     }
     named = {value for name, value in vars(keys).items() if name.isupper()} | prefixes

@@ -499,8 +499,28 @@ def test_the_ticker_outlives_a_redis_that_is_away(
     caplog.set_level(logging.WARNING)
     server.connected = False
     ticker.start()
-    wait_until(lambda: "could not look for deliveries" in caplog.text)
+    wait_until(lambda: "courier-ticker failed and goes on" in caplog.text)
     server.connected = True
+    wait_until(lambda: bool(messages.sent))
+
+
+def test_the_ticker_outlives_a_mistake(
+    ticker: Ticker,
+    messages: Messages,
+    outbox: Outbox,
+    record: RoundRecord,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = threading.Event()
+
+    def fails() -> None:
+        failed.set()
+        raise ValueError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox, "announce", fails)
+        ticker.start()
+        assert failed.wait(60)
     wait_until(lambda: bool(messages.sent))
 
 

@@ -835,6 +835,45 @@ def test_an_outbox_is_announced_once_until_whoever_was_told_must_be_dead(
     assert len(outbox.announce()) == 2
 
 
+@pytest.mark.parametrize(
+    "fields", [{"bytes": "many"}, {"url": b"\xff"}, None], ids=["no number", "no text", "no hash"]
+)
+def test_an_outbox_that_cannot_be_read_keeps_no_other_from_being_announced(
+    rounds: RoundStore,
+    outbox: Outbox,
+    waiting: RoundRecord,
+    redis: Redis,
+    caplog: pytest.LogCaptureFixture,
+    clock: Clock,
+    fields: dict[str, Any] | None,
+) -> None:
+    bad = f"bad-{fields}"
+    redis.zadd("poc:outbox:due", {bad: 0.0})
+    if fields is None:
+        redis.set(f"poc:outbox:{bad}", "no hash")
+    else:
+        redis.hset(f"poc:outbox:{bad}", mapping={"url": URL, **fields})
+    for _ in range(3):
+        assert [due.outbox_id for due in outbox.announce()] == [waiting.round_id]
+        clock.now += outbox.lock_s
+    assert caplog.text.count("in Redis cannot be read") == 1
+
+
+def test_a_payload_that_cannot_be_read_is_said_once_and_kept(
+    outbox: Outbox,
+    waiting: RoundRecord,
+    redis: Redis,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    redis.hset(f"poc:outbox:{waiting.round_id}", "head", "{")
+    for _ in range(3):
+        assert outbox.take(waiting.round_id) is None
+        clock.now += outbox.lock_s
+    assert caplog.text.count(f"outbox '{waiting.round_id}' in Redis cannot be read") == 1
+    assert outbox_status(redis, waiting.round_id).waiting == 4
+
+
 def test_an_announcement_says_for_whom_it_is_and_keeps_the_secret(
     rounds: RoundStore, outbox: Outbox, clock: Clock, settings: Settings, redis: Redis
 ) -> None:

@@ -1,0 +1,182 @@
+"""A worker's heartbeats: what each of them says, also of what changes while one is under way."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError
+
+from poc_core.gpus import MachineGpus
+from poc_core.records import ModelInfo, WorkerRecord
+from poc_core.state import WorkerRegistry
+from poc_core.state.hand import Hand
+from tests.harness.samples import MODEL, worker_record
+from tests.harness.waiting import wait_until
+from workers.heartbeat import Heartbeat
+from workers.proofs import Proofs
+
+# Seconds between two heartbeats: of tests that wait for the next one, and of those in which none
+# comes.
+SOON, NEVER = 0.01, 1000.0
+
+
+class LoadedEngine:
+    """What a heartbeat asks of proofs, and of the engine that computes them."""
+
+    chat_paths = ("POST /v1/score",)
+
+    def __init__(self) -> None:
+        self.engine = self
+        self.info = ModelInfo(MODEL, 128, 4, 1024, max_batch_tokens=8192, dtype="float32")
+        self.slices = 0
+
+    def chat_stats(self) -> dict[str, Any]:
+        return {"slices": self.slices}
+
+
+@pytest.fixture
+def loaded() -> LoadedEngine:
+    return LoadedEngine()
+
+
+@pytest.fixture
+def proofs(loaded: LoadedEngine) -> Proofs:
+    return cast(Proofs, loaded)
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand(lambda number: f"w1|0|n{number}")
+
+
+@pytest.fixture
+def start(workers: WorkerRegistry, hand: Hand) -> Iterator[Callable[[float], Heartbeat]]:
+    started: list[Heartbeat] = []
+
+    def start(interval_s: float) -> Heartbeat:
+        started.append(Heartbeat(worker_record("w1", state="starting"), workers, hand, interval_s))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for heartbeat in started:
+        heartbeat.stop()
+
+
+Start = Callable[[float], Heartbeat]
+
+
+def told(workers: WorkerRegistry) -> WorkerRecord:
+    (record,) = workers.live()
+    return record
+
+
+def test_a_worker_is_known_from_its_start_on(start: Start, workers: WorkerRegistry) -> None:
+    start(NEVER)
+    assert (told(workers).state, told(workers).info) == ("starting", None)
+
+
+def test_a_worker_that_is_ready_says_at_once_what_it_serves(
+    start: Start, workers: WorkerRegistry, proofs: Proofs, loaded: LoadedEngine
+) -> None:
+    start(NEVER).ready(proofs, 5005)
+    record = told(workers)
+    assert (record.state, record.port, record.info) == ("ready", 5005, loaded.info)
+    assert record.chat_paths == ("POST /v1/score",)
+
+
+def test_each_heartbeat_counts_anew(
+    start: Start, workers: WorkerRegistry, proofs: Proofs, loaded: LoadedEngine
+) -> None:
+    start(SOON).ready(proofs, None)
+    loaded.slices = 7
+    wait_until(lambda: told(workers).stats == {"slices": 7})
+
+
+def test_ready_is_not_lost_in_a_heartbeat_under_way(
+    start: Start, workers: WorkerRegistry, proofs: Proofs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heartbeat = start(NEVER)
+    asks_gpus, answered = threading.Event(), threading.Event()
+
+    def slow_at_first(_: object) -> MachineGpus:
+        if not asks_gpus.is_set():
+            asks_gpus.set()
+            answered.wait(60)
+        return MachineGpus()
+
+    monkeypatch.setattr("poc_core.gpus.GpuWatch.now", slow_at_first)
+    under_way = threading.Thread(target=heartbeat.beat)
+    under_way.start()
+    assert asks_gpus.wait(60)
+    ready = threading.Thread(target=heartbeat.ready, args=(proofs, 5005))
+    ready.start()
+    ready.join(0.5)  # where it waits for the one under way, it goes on in a moment
+    answered.set()
+    for thread in (under_way, ready):
+        thread.join(60)
+    assert (told(workers).state, told(workers).port) == ("ready", 5005)
+    heartbeat.beat()
+    assert (told(workers).state, told(workers).port) == ("ready", 5005)
+
+
+@pytest.mark.parametrize("is_ready", [False, True], ids=["loading", "ready"])
+def test_a_worker_that_drains_says_so_with_the_next_heartbeat(
+    start: Start, workers: WorkerRegistry, proofs: Proofs, is_ready: bool
+) -> None:
+    heartbeat = start(NEVER)
+    if is_ready:
+        heartbeat.ready(proofs, 5005)
+    heartbeat.drain()
+    assert told(workers).state != "draining"
+    heartbeat.beat()
+    assert (told(workers).state, heartbeat.is_draining) == ("draining", True)
+
+
+def test_an_engine_that_hangs_is_said_at_once_whatever_else_the_worker_does(
+    start: Start, workers: WorkerRegistry, proofs: Proofs
+) -> None:
+    heartbeat = start(NEVER)
+    heartbeat.ready(proofs, 5005)
+    heartbeat.drain()
+    heartbeat.hung()
+    assert told(workers).state == "hung"
+
+
+def test_what_is_in_hand_is_told(start: Start, redis: Redis, hand: Hand) -> None:
+    heartbeat = start(NEVER)
+    hand.drop(hand.take())
+    hand.take()
+    heartbeat.beat()
+    assert redis.hget("poc:worker:w1", "in_hand") == b'"2:2"'
+
+
+@pytest.mark.parametrize("error", [ConnectionError("away"), TypeError("a mistake")], ids=repr)
+def test_a_heartbeat_that_fails_is_logged_and_not_the_last(
+    start: Start,
+    workers: WorkerRegistry,
+    redis: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    heartbeat = start(SOON)
+
+    def fails(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "heartbeat", fails)
+        heartbeat.hung()  # raises nothing: what its caller does next must come
+        wait_until(lambda: "heartbeat" in caplog.text)
+        redis.delete("poc:worker:w1")
+    wait_until(lambda: workers.is_alive("w1"))
+
+
+def test_a_worker_that_stops_is_known_no_more(start: Start, workers: WorkerRegistry) -> None:
+    start(SOON).stop()
+    assert workers.live() == []
