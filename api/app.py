@@ -15,6 +15,7 @@ from api.edge.doorkeeper import Doorkeeper, keys_wanted
 from api.edge.head import HeadAsGet
 from api.edge.perimeter import Perimeter
 from api.edge.version_segment import VersionSegment
+from api.models.downloads import LOOK_S
 from api.routes import (
     aggregator,
     console,
@@ -57,8 +58,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.services.downloads.start()
+        looks = app.state.services.downloads.looks()
+        looks.start()
         yield
+        looks.stop(LOOK_S)
         await app.state.services.gateway.close()
         app.state.services.close()
 

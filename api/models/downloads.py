@@ -16,7 +16,7 @@ from poc_core.state.downloads import ALIVE_S, Download, DownloadStore
 logger = logging.getLogger(__name__)
 
 # Seconds between two looks whether a download's process lives.
-_LOOK_S = 5.0
+LOOK_S = 5.0
 
 
 class Downloads:
@@ -28,11 +28,10 @@ class Downloads:
         self._redis_url = settings.redis_url
         self._lock = threading.Lock()  # of the processes: requests begin downloads beside `tend`
         self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by task_id
-        self._looks = Periodic("downloads", _LOOK_S, self.tend)
 
-    def start(self) -> None:
-        """For the life of the API looks whether the processes live."""
-        self._looks.start()
+    def looks(self) -> Periodic:
+        """What looks whether the processes live; each life of an API has one of its own."""
+        return Periodic("downloads", LOOK_S, self.tend)
 
     def begin(self, download: Download) -> None:
         """Starts a process, where this API has none for the download. For who has claimed it."""
@@ -66,7 +65,6 @@ class Downloads:
 
     def close(self) -> None:
         """With the API that ends in order nothing is left running; its successor goes on."""
-        self._looks.stop(_LOOK_S)
         processes = self.processes()
         for process in processes:
             process.terminate()
