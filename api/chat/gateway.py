@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.chat.chat_workers import ChatWorkers
+from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
 from api.errors import openai_error
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER, WorkerRecord
 from poc_core.serving.openai_errors import error_body
@@ -58,6 +59,7 @@ class ProxyRequest:
     path: bytes  # with query, as it is to go over the wire
     headers: Headers
     body: bytes
+    prefix: Prefix = NO_PREFIX
 
 
 class NoWorkerError(Exception):
@@ -65,7 +67,7 @@ class NoWorkerError(Exception):
 
 
 class Gateway:
-    """Sends each request to the least busy worker that serves its model."""
+    """Sends each request to a worker of its model: the one with its prefix, or the least busy."""
 
     def __init__(self, workers: ChatWorkers) -> None:
         self.workers = workers
@@ -80,9 +82,14 @@ class Gateway:
             verify=False,
         )
         self._active: Counter[str] = Counter()  # requests of this process under way, by worker
+        self._prefixes = PrefixMemory()
 
     async def close(self) -> None:
         await self._client.aclose()
+
+    def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
+        """The worker that has the prompt's beginning in its cache first, then the least busy."""
+        return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
         """Least busy first: by this process's own requests, then by what the worker said with
@@ -112,6 +119,7 @@ class Gateway:
         for worker in workers:
             async with AsyncExitStack() as stack:
                 stack.enter_context(self._counted(worker))
+                self._prefixes.remember(request.prefix, worker.id)
                 try:
                     response = await self._send(worker, request)
                     stack.push_async_callback(_cancel, response)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from api.chat.gateway import ProxiedAnswer, ProxyRequest
 from api.chat.named_model import model_in
+from api.chat.prefixes import NO_PREFIX, prefix_of
 from api.errors import openai_error
 from api.schema.bodies import whole_body
 from api.services import AppServices, Services
@@ -96,10 +97,11 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     if not chosen:
         return await to_thread.run_sync(_nobody, model, models, services)
     query = request.scope["query_string"]
-    sent = ProxyRequest(
-        request.method, path.encode() + (b"?" + query if query else b""), request.headers.raw, body
-    )
-    return ProxiedAnswer(gateway, gateway.by_load(chosen), sent)
+    target = path.encode() + (b"?" + query if query else b"")
+    # One worker has every prefix.
+    prefix = await to_thread.run_sync(prefix_of, body) if len(chosen) > 1 else NO_PREFIX
+    sent = ProxyRequest(request.method, target, request.headers.raw, body, prefix)
+    return ProxiedAnswer(gateway, gateway.by_prefix(chosen, prefix), sent)
 
 
 # What a worker of an earlier release serves too.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import numpy as np
@@ -66,13 +67,14 @@ def prompt(rng: random.Random, n_words: int) -> str:
     return " ".join(rng.choices(_WORDS, k=n_words))
 
 
-def stream(http: httpx.Client, model: str, text: str, n_tokens: int) -> Timed:
-    """One answer of exactly `n_tokens` tokens. ChatError: refused, broken off or another number
-    of tokens.
+def stream(http: httpx.Client, model: str, text: str | list[Any], n_tokens: int) -> Timed:
+    """One answer of exactly `n_tokens` tokens to a text or to a conversation's messages.
+
+    ChatError: refused, broken off or another number of tokens.
     """
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": text}],
+        "messages": [{"role": "user", "content": text}] if isinstance(text, str) else text,
         "max_tokens": n_tokens,
         "temperature": 0,
         "ignore_eos": True,

@@ -1,0 +1,142 @@
+"""Which worker's prefix cache is likely to hold the beginning of a chat request."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import ceil
+
+from pydantic_core import from_json
+
+from poc_core.records import WorkerRecord
+
+# Characters of one block. vLLM's own blocks hold 16 tokens or more, about 64 characters.
+_BLOCK = 512
+# Blocks that are looked at: 128 thousand characters tell a conversation from all others.
+_MAX_BLOCKS = 256
+# Bytes of a body that is read for its prefix. Parsing holds the event loop for some 5 ms a MiB.
+_MAX_BODY = 1 << 20
+# Blocks that are remembered, about 100 bytes each.
+_MEMORY = 200_000
+_DIGEST = 16  # bytes of a hash
+# Requests under way at one worker, over the mean of all: consistent hashing with bounded loads.
+_MOST_OVER_MEAN = 1.25
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A request's prompt as hashes of its beginnings."""
+
+    blocks: tuple[bytes, ...] = ()  # of the prompt up to the end of each block
+    shared: int = 0  # blocks before the first user's message: tools and system prompt
+    opening: int = 0  # blocks up to its end, at least one: the same in every turn that follows
+
+
+NO_PREFIX = Prefix()
+
+
+def prefix_of(body: bytes) -> Prefix:
+    """The prefix of a chat or completion body; NO_PREFIX for what is too large or has none."""
+    if len(body) > _MAX_BODY:
+        return NO_PREFIX
+    try:
+        request = from_json(body)
+    except ValueError:
+        return NO_PREFIX
+    match request:
+        case {"messages": [*messages]}:
+            return _of_conversation(messages, json.dumps(request.get("tools")))
+        case {"prompt": str() | list() as prompt}:
+            return Prefix(tuple(_chain(_text(prompt), b"")), 0, 1)
+    return NO_PREFIX
+
+
+def _of_conversation(messages: Sequence[object], tools: str) -> Prefix:
+    blocks: list[bytes] = []
+    shared = opening = 0
+    last = blake2b(tools.encode(), digest_size=_DIGEST).digest()
+    for message in messages:
+        if not opening:
+            shared = len(blocks)
+        blocks.extend(_chain(_text(message), last))
+        last = blocks[-1]
+        if not opening and isinstance(message, dict) and message.get("role") == "user":
+            opening = len(blocks)
+        if len(blocks) > _MAX_BLOCKS:
+            break
+    return Prefix(tuple(blocks[:_MAX_BLOCKS]), shared, min(opening or len(blocks), _MAX_BLOCKS))
+
+
+def _text(part: object) -> str:
+    return part if isinstance(part, str) else json.dumps(part)
+
+
+def _chain(text: str, last: bytes) -> list[bytes]:
+    """A hash for each block of `text`, at least one; `last` is that of the block before."""
+    chain = []
+    for start in range(0, min(max(len(text), 1), _BLOCK * _MAX_BLOCKS), _BLOCK):
+        block = text[start : start + _BLOCK].encode("utf-8", "surrogatepass")
+        last = blake2b(block, digest_size=_DIGEST, key=last).digest()
+        chain.append(last)
+    return chain
+
+
+class PrefixMemory:
+    """Which worker last computed each beginning of a prompt: a guess at what its cache holds.
+
+    For the event loop alone: nothing here is locked.
+    """
+
+    def __init__(self, size: int = _MEMORY) -> None:
+        self._size = size
+        self._workers: OrderedDict[bytes, str] = OrderedDict()  # least lately used first
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def remember(self, prefix: Prefix, worker_id: str) -> None:
+        """The worker computes this prompt now."""
+        for block in prefix.blocks:
+            self._workers[block] = worker_id
+            self._workers.move_to_end(block)
+        while len(self._workers) > self._size:
+            self._workers.popitem(last=False)
+
+    def order(
+        self, prefix: Prefix, workers: Sequence[WorkerRecord], active: Callable[[str], int]
+    ) -> list[WorkerRecord]:
+        """`workers`, the one to ask first in front.
+
+        That is the one which has most of the prompt, else the one which the conversation's opening
+        falls to; but none with more than its share of the requests under way (`active`, by
+        worker id). `workers` come least busy first, and follow in that order.
+        """
+        if not prefix.blocks:
+            return list(workers)
+        most = ceil(
+            _MOST_OVER_MEAN * (sum(active(worker.id) for worker in workers) + 1) / len(workers)
+        )
+        by_id = {worker.id: worker for worker in workers}
+        for worker_id in self._wanted(prefix, by_id):
+            if active(worker_id) < most:
+                first = by_id[worker_id]
+                return [first, *(worker for worker in workers if worker is not first)]
+        return list(workers)
+
+    def _wanted(self, prefix: Prefix, by_id: dict[str, WorkerRecord]) -> Iterator[str]:
+        least = max(prefix.shared + 1, min(prefix.opening, len(prefix.blocks) // 2))
+        for matched in range(len(prefix.blocks), least - 1, -1):
+            worker_id = self._workers.get(prefix.blocks[matched - 1])
+            if worker_id in by_id:
+                yield worker_id
+                break
+        opening = prefix.blocks[prefix.opening - 1]
+        yield from sorted(by_id, key=lambda worker_id: _weight(opening, worker_id))
+
+
+def _weight(opening: bytes, worker_id: str) -> bytes:
+    """Rendezvous hashing: a worker that comes or goes moves the conversations of no other."""
+    return blake2b(worker_id.encode(), digest_size=8, key=opening).digest()

@@ -1,0 +1,222 @@
+"""What it is worth to keep a conversation on the engine that has its prefix.
+
+    .venv/bin/python -m bench.prefix_routing
+
+Conversations of several turns at random times on four real tiny engines: through an API that
+sends each request where its prefix is, through one that sends it to the least busy worker, and on
+one engine with four times the cache. Tells the prefix caches' hit rate and how long the first
+token of later turns takes. With --kill an engine is killed in the middle of a further run.
+"""
+
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import httpx
+import typer
+from prometheus_client.parser import text_string_to_metric_families
+from rich.table import Table
+
+from bench.harness import machine
+from bench.harness.chat_load import ChatError, prompt, stream
+from bench.harness.report import console, exit_with, verdict
+from cli.supervise.redis_server import free_port
+from cli.supervise.stack import Stack
+from poc_core.records import GATEWAY_SECRET_HEADER, WorkerRecord
+from poc_core.settings import load_settings
+from poc_core.state import WorkerRegistry, connect
+from workers.engines.options import EngineOptions
+
+ENGINES = 4
+TOKENS = 16  # of an answer
+WORDS = 40  # of a user's message
+READY_TIMEOUT_S = 600.0
+# Of one engine with the cache of all four.
+LEAST_HIT_RATE = 0.9
+# Of the median time to the first token, over that of the least busy engine.
+MOST_FIRST_TOKEN = 0.75
+# An API as it was: each request goes to the least busy worker.
+LEAST_BUSY = """
+from api.chat.gateway import Gateway
+Gateway.by_prefix = lambda self, workers, prefix: self.by_load(workers)
+from cli.main import app
+app()
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What clients and caches saw of all conversations."""
+
+    hit_rate: float
+    first_token_ms: float  # the median of turns after the first
+    failed: int
+
+
+@dataclass(frozen=True)
+class Talk:
+    """Conversations as they are sent."""
+
+    conversations: int
+    turns: int
+    at_once: int
+    pause_s: float  # between an answer and the next turn, in the mean
+
+    def hold(self, http: httpx.Client, model: str, salt: str) -> tuple[list[float], int]:
+        """First-token times in seconds of later turns, and how many requests failed."""
+        with ThreadPoolExecutor(self.at_once) as pool:
+            held = list(
+                pool.map(
+                    lambda n: self._converse(http, model, random.Random(f"{salt}-{n}")),
+                    range(self.conversations),
+                )
+            )
+        return [time_s for times, _ in held for time_s in times], sum(failed for _, failed in held)
+
+    def _converse(
+        self, http: httpx.Client, model: str, rng: random.Random
+    ) -> tuple[list[float], int]:
+        messages: list[dict[str, Any]] = [{"role": "system", "content": "Answer in short words."}]
+        times, failed = [], 0
+        for turn in range(self.turns):
+            time.sleep(rng.expovariate(1 / self.pause_s))
+            messages.append({"role": "user", "content": prompt(rng, WORDS)})
+            try:
+                timed = stream(http, model, messages, TOKENS)
+            except ChatError as error:
+                console.print(f"[red]{error}[/]")
+                failed += 1
+                continue
+            if turn:
+                times.append(timed.first_token_s)
+            messages.append({"role": "assistant", "content": prompt(rng, TOKENS)})
+        return times, failed
+
+
+def main(
+    conversations: Annotated[int, typer.Option(min=8)] = 200,
+    turns: Annotated[int, typer.Option(min=2)] = 8,
+    at_once: Annotated[int, typer.Option(help="Conversations under way.")] = 24,
+    pause_s: Annotated[float, typer.Option(help="Mean pause before a turn.")] = 2.0,
+    blocks: Annotated[int, typer.Option(help="Blocks of 32 tokens in an engine's cache.")] = 400,
+    kill: Annotated[bool, typer.Option(help="Kill an engine in a further run.")] = False,
+) -> None:
+    """Compares three ways to serve the same conversations."""
+    talk = Talk(conversations, turns, at_once, pause_s)
+    exit_with(lambda: measure(talk, blocks, kill))
+
+
+def measure(talk: Talk, blocks: int, kill: bool) -> bool:
+    console.print(f"{machine.describe()}; {talk}", highlight=False)
+    found: dict[str, Run] = {}
+    with _stack(ENGINES, blocks) as stack:
+        with _least_busy_api(stack) as url:
+            found["least busy of four"] = _run(talk, stack, url, "least")
+        found["by prefix, four"] = _run(talk, stack, stack.base_url, "prefix")
+        if kill:
+            found["by prefix, one killed"] = _run(talk, stack, stack.base_url, "kill", kill=True)
+    with _stack(1, ENGINES * blocks) as stack:
+        found["one engine, four times the cache"] = _run(talk, stack, stack.base_url, "one")
+    table = Table(title="Conversations")
+    for heading in ("", "hit rate", "first token ms", "failed"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, run in found.items():
+        table.add_row(name, f"{run.hit_rate:.3f}", f"{run.first_token_ms:.1f}", str(run.failed))
+    console.print(table)
+    least, prefix, one = (
+        found["least busy of four"],
+        found["by prefix, four"],
+        found["one engine, four times the cache"],
+    )
+    hits = verdict("hit rate over one engine's", prefix.hit_rate / one.hit_rate, LEAST_HIT_RATE)
+    first = prefix.first_token_ms / least.first_token_ms
+    quick = verdict("first token, saved over the least busy's", 1 - first, 1 - MOST_FIRST_TOKEN)
+    return hits and quick and not any(run.failed for run in found.values())
+
+
+def _run(talk: Talk, stack: Stack, url: str, salt: str, kill: bool = False) -> Run:
+    limits = httpx.Limits(max_connections=None)
+    with (
+        httpx.Client(base_url=url, timeout=120, limits=limits, trust_env=False) as http,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        before = _counters(stack)
+        if kill:
+            pool.submit(_kill_later, stack, talk.turns * talk.pause_s)
+        times, failed = talk.hold(http, stack.model_name, salt)
+        after = _counters(stack)
+    queries, hits = (
+        sum(found[index] - before.get(worker, (0.0, 0.0))[index] for worker, found in after.items())
+        for index in (0, 1)
+    )
+    return Run(hits / queries, 1000 * statistics.median(times), failed)
+
+
+def _kill_later(stack: Stack, seconds: float) -> None:
+    time.sleep(seconds)
+    os.kill(stack.worker_pids()[0], signal.SIGKILL)
+
+
+def _counters(stack: Stack) -> dict[str, tuple[float, float]]:
+    """Prefix cache queries and hits in tokens, by worker."""
+    return {worker.id: _read(worker) for worker in _workers(stack)}
+
+
+def _workers(stack: Stack) -> list[WorkerRecord]:
+    settings = load_settings(redis_url=stack.redis_url)
+    with connect(settings) as redis:
+        return WorkerRegistry(redis, settings).ready()
+
+
+def _read(worker: WorkerRecord) -> tuple[float, float]:
+    answer = httpx.get(
+        f"http://{worker.chat_host}:{worker.port}/metrics",
+        headers={GATEWAY_SECRET_HEADER: worker.chat_secret or ""},
+        trust_env=False,
+    )
+    totals = {"vllm:prefix_cache_queries": 0.0, "vllm:prefix_cache_hits": 0.0}
+    for family in text_string_to_metric_families(answer.text):
+        if family.name in totals:
+            totals[family.name] = sum(
+                sample.value for sample in family.samples if sample.name.endswith("_total")
+            )
+    return totals["vllm:prefix_cache_queries"], totals["vllm:prefix_cache_hits"]
+
+
+@contextmanager
+def _stack(workers: int, blocks: int) -> Iterator[Stack]:
+    args = ("--enforce-eager", "--num-gpu-blocks-override", str(blocks), "--block-size", "32")
+    options = EngineOptions(model="tiny-qwen3", vllm_args=args)
+    with Stack(options, workers=workers) as stack:
+        stack.wait_ready(READY_TIMEOUT_S)
+        yield stack
+
+
+@contextmanager
+def _least_busy_api(stack: Stack) -> Iterator[str]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-c", LEAST_BUSY, "api", "--port", str(port)]
+    with subprocess.Popen([*command, "--redis-url", stack.redis_url or ""]) as process:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                httpx.get(f"{url}/livez", trust_env=False).raise_for_status()
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield url
+        process.terminate()
+
+
+if __name__ == "__main__":
+    typer.run(main)
