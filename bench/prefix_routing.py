@@ -23,17 +23,13 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 
 from bench.harness import machine
-from bench.harness.chat_load import ChatError, prompt, stream
+from bench.harness.chat_load import ChatError, Timed, prompt, stream
 from bench.harness.report import console, exit_with, verdict
 from cli.supervise.redis_server import free_port
 from cli.supervise.stack import Stack
-from poc_core.records import GATEWAY_SECRET_HEADER, WorkerRecord
-from poc_core.settings import load_settings
-from poc_core.state import WorkerRegistry, connect
 from workers.engines.options import EngineOptions
 
 ENGINES = 4
@@ -71,8 +67,8 @@ class Talk:
     at_once: int
     pause_s: float  # between an answer and the next turn, in the mean
 
-    def hold(self, http: httpx.Client, model: str, salt: str) -> tuple[list[float], int]:
-        """First-token times in seconds of later turns, and how many requests failed."""
+    def hold(self, http: httpx.Client, model: str, salt: str) -> Run:
+        """All conversations, whose texts follow from `salt`."""
         with ThreadPoolExecutor(self.at_once) as pool:
             held = list(
                 pool.map(
@@ -80,26 +76,31 @@ class Talk:
                     range(self.conversations),
                 )
             )
-        return [time_s for times, _ in held for time_s in times], sum(failed for _, failed in held)
+        answers = [answer for answers, _ in held for answer in answers]
+        later = [answer.first_token_s for answers, _ in held for answer in answers[1:]]
+        return Run(
+            sum(answer.cached_tokens for answer in answers)
+            / sum(answer.prompt_tokens for answer in answers),
+            1000 * statistics.median(later),
+            sum(failed for _, failed in held),
+        )
 
     def _converse(
         self, http: httpx.Client, model: str, rng: random.Random
-    ) -> tuple[list[float], int]:
+    ) -> tuple[list[Timed], int]:
+        """The answers, and how many requests failed."""
         messages: list[dict[str, Any]] = [{"role": "system", "content": "Answer in short words."}]
-        times, failed = [], 0
-        for turn in range(self.turns):
+        answers, failed = [], 0
+        for _ in range(self.turns):
             time.sleep(rng.expovariate(1 / self.pause_s))
             messages.append({"role": "user", "content": prompt(rng, WORDS)})
             try:
-                timed = stream(http, model, messages, TOKENS)
+                answers.append(stream(http, model, messages, TOKENS))
             except ChatError as error:
                 console.print(f"[red]{error}[/]")
                 failed += 1
-                continue
-            if turn:
-                times.append(timed.first_token_s)
             messages.append({"role": "assistant", "content": prompt(rng, TOKENS)})
-        return times, failed
+        return answers, failed
 
 
 def main(
@@ -149,16 +150,9 @@ def _run(talk: Talk, stack: Stack, url: str, salt: str, kill: bool = False) -> R
         httpx.Client(base_url=url, timeout=120, limits=limits, trust_env=False) as http,
         ThreadPoolExecutor(1) as pool,
     ):
-        before = _counters(stack)
         if kill:
             pool.submit(_kill_later, stack, talk.turns * talk.pause_s)
-        times, failed = talk.hold(http, stack.model_name, salt)
-        after = _counters(stack)
-    queries, hits = (
-        sum(found[index] - before.get(worker, (0.0, 0.0))[index] for worker, found in after.items())
-        for index in (0, 1)
-    )
-    return Run(hits / queries, 1000 * statistics.median(times), failed)
+        return talk.hold(http, stack.model_name, salt)
 
 
 def _kill_later(stack: Stack, seconds: float) -> None:
@@ -166,35 +160,16 @@ def _kill_later(stack: Stack, seconds: float) -> None:
     os.kill(stack.worker_pids()[0], signal.SIGKILL)
 
 
-def _counters(stack: Stack) -> dict[str, tuple[float, float]]:
-    """Prefix cache queries and hits in tokens, by worker."""
-    return {worker.id: _read(worker) for worker in _workers(stack)}
-
-
-def _workers(stack: Stack) -> list[WorkerRecord]:
-    settings = load_settings(redis_url=stack.redis_url)
-    with connect(settings) as redis:
-        return WorkerRegistry(redis, settings).ready()
-
-
-def _read(worker: WorkerRecord) -> tuple[float, float]:
-    answer = httpx.get(
-        f"http://{worker.chat_host}:{worker.port}/metrics",
-        headers={GATEWAY_SECRET_HEADER: worker.chat_secret or ""},
-        trust_env=False,
-    )
-    totals = {"vllm:prefix_cache_queries": 0.0, "vllm:prefix_cache_hits": 0.0}
-    for family in text_string_to_metric_families(answer.text):
-        if family.name in totals:
-            totals[family.name] = sum(
-                sample.value for sample in family.samples if sample.name.endswith("_total")
-            )
-    return totals["vllm:prefix_cache_queries"], totals["vllm:prefix_cache_hits"]
-
-
 @contextmanager
 def _stack(workers: int, blocks: int) -> Iterator[Stack]:
-    args = ("--enforce-eager", "--num-gpu-blocks-override", str(blocks), "--block-size", "32")
+    args = (
+        "--enforce-eager",
+        "--enable-prompt-tokens-details",
+        "--num-gpu-blocks-override",
+        str(blocks),
+        "--block-size",
+        "32",
+    )
     options = EngineOptions(model="tiny-qwen3", vllm_args=args)
     with Stack(options, workers=workers) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
@@ -207,15 +182,17 @@ def _least_busy_api(stack: Stack) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-c", LEAST_BUSY, "api", "--port", str(port)]
     with subprocess.Popen([*command, "--redis-url", stack.redis_url or ""]) as process:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while time.monotonic() < deadline:
-            try:
-                httpx.get(f"{url}/livez", trust_env=False).raise_for_status()
-                break
-            except httpx.TransportError:
-                time.sleep(0.1)
-        yield url
-        process.terminate()
+        try:
+            deadline = time.monotonic() + READY_TIMEOUT_S
+            while time.monotonic() < deadline:
+                try:
+                    httpx.get(f"{url}/livez", trust_env=False).raise_for_status()
+                    break
+                except httpx.TransportError:
+                    time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 that goes on.
 """
 
+import json
 import random
 import threading
 import time
@@ -45,6 +46,8 @@ class Timed:
     first_token_s: float
     token_s: float  # mean time per token after the first
     ended_at: float  # time.monotonic() of the last token
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt; 0 without --enable-prompt-tokens-details
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,14 @@ def stream(http: httpx.Client, model: str, text: str | list[Any], n_tokens: int)
         raise ChatError(f"broken off: {error!r}") from error
     if not done or f'"completion_tokens":{n_tokens}' not in counted:
         raise ChatError(f"incomplete: {counted or 'no usage'}")
-    return Timed(first_at - began, (last_at - first_at) / max(1, n_tokens - 1), last_at)
+    usage = json.loads(counted.removeprefix("data: "))["usage"]
+    return Timed(
+        first_at - began,
+        (last_at - first_at) / max(1, n_tokens - 1),
+        last_at,
+        usage["prompt_tokens"],
+        (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+    )
 
 
 def one_by_one(http: httpx.Client, model: str, n: int, n_tokens: int, seed: int) -> list[Timed]:
