@@ -68,7 +68,7 @@ class NodeMetrics(Collector):
         yield _gauge(
             "proofline_queued_nonces_limit", "POC_MAX_QUEUED_NONCES.", settings.max_queued_nonces
         )
-        yield _gauge("proofline_jobs_limit", "POC_MAX_JOBS.", settings.max_jobs)
+        yield _gauge("proofline_jobs_limit", "A fifth of POC_MAX_QUEUED_NONCES.", settings.max_jobs)
         counts = self._services.jobs.count_active()
         by_status = GaugeMetricFamily(
             "proofline_jobs", "Jobs that have not ended.", labels=["status"]
@@ -137,8 +137,8 @@ class NodeMetrics(Collector):
             "Artifacts the receiver is still to get.",
             stats["artifacts_waiting"],
         )
-        yield _gauge("proofline_outbox_limit", "POC_OUTBOX_MAX_ARTIFACTS.", outbox["limit"])
         yield _gauge("proofline_outbox_bytes", "Redis' memory that they take.", outbox["bytes"])
+        yield _gauge("proofline_outbox_limit", "POC_OUTBOX_MAX_BYTES.", outbox["limit_bytes"])
         yield _gauge(
             "proofline_outbox_full", "1 while the round pauses at a limit.", outbox["full"]
         )

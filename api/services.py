@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from anyio import CapacityLimiter
@@ -19,7 +19,15 @@ from api.reading.live import Live
 from api.reading.together import Together
 from poc_core.gpus import GpuWatch
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry, connect
+from poc_core.state import (
+    DeploymentStore,
+    JobStore,
+    Outbox,
+    RoundStore,
+    WorkerRegistry,
+    connect,
+    registry,
+)
 from poc_core.state.delivery.receivers import Receivers
 from poc_core.state.downloads import DownloadStore
 from poc_core.state.overview import Overviews
@@ -50,10 +58,11 @@ class Waiting:
             self.taken -= 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Services:
     settings: Settings
     redis: Redis
+    now: Callable[[], float]  # seconds since the epoch
     jobs: JobStore
     workers: WorkerRegistry
     rounds: RoundStore
@@ -61,16 +70,15 @@ class Services:
     receivers: Receivers
     overviews: Overviews
     deployments: DeploymentStore
+    downloads: Downloads
     dispatcher: Dispatcher
     gateway: Gateway
     gpus: GpuWatch
-    model_cache: ModelCache
-    downloads: Downloads
-    large_bodies: CapacityLimiter
     waiting: Waiting
-    live: Live
-    now: Callable[[], float]  # seconds since the epoch
-    together: Together
+    model_cache: ModelCache = field(default_factory=ModelCache)
+    live: Live = field(default_factory=Live)
+    together: Together = field(default_factory=Together)
+    large_bodies: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_BODIES))
 
     @classmethod
     def create(
@@ -87,25 +95,21 @@ class Services:
         workers = WorkerRegistry(redis, settings, clock)
         jobs = JobStore(redis, settings, clock)
         return cls(
-            settings,
-            redis,
-            jobs,
-            workers,
-            RoundStore(redis, settings, clock),
-            Outbox(redis, settings, clock),
-            Receivers(redis, clock),
-            Overviews(redis, clock),
-            DeploymentStore(redis, settings, clock),
-            dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
-            Gateway(ChatWorkers(workers, settings.worker_cache_s)),
-            GpuWatch(settings.host),
-            ModelCache(),
-            Downloads(DownloadStore(redis, clock), settings),
-            CapacityLimiter(_LARGE_BODIES),
-            Waiting(settings.max_waiting_requests),
-            Live(),
-            clock,
-            Together(),
+            settings=settings,
+            redis=redis,
+            now=clock,
+            jobs=jobs,
+            workers=workers,
+            rounds=RoundStore(redis, settings, clock),
+            outbox=Outbox(redis, settings, clock),
+            receivers=Receivers(redis, clock),
+            overviews=Overviews(redis, clock),
+            deployments=DeploymentStore(redis, settings, clock),
+            downloads=Downloads(DownloadStore(redis, clock), settings),
+            dispatcher=dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
+            gateway=Gateway(ChatWorkers(workers, registry.CHAT_MEMORY_S)),
+            gpus=GpuWatch(settings.host),
+            waiting=Waiting(settings.max_waiting_requests),
         )
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 """What the API adds to a chat request, with and without its memory of the workers
-(POC_WORKER_CACHE_S).
+(registry.CHAT_MEMORY_S).
 
     .venv/bin/python -m bench.chat_proxy
 
@@ -7,9 +7,9 @@ A real Redis, one API process and a worker's server that answers at once: the CP
 request takes the API and Redis, and how long its client waits. The two kinds of API take turns.
 """
 
-import os
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +27,6 @@ from starlette.types import Receive, Scope, Send
 
 from bench.harness import machine
 from bench.harness.report import console, exit_with
-from cli.supervise.processes import command_of_proofline
 from cli.supervise.redis_server import find_redis_server, free_port, wait_for_redis
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, WorkerRecord
@@ -65,8 +64,10 @@ class Node:
         self.apis: dict[float, tuple[psutil.Process, httpx.Client]] = {}
         for cache_s in caches_s:
             port = free_port()
-            command = command_of_proofline("api", "--port", str(port), "--redis-url", url)
-            api = stack.enter_context(_process(command, POC_WORKER_CACHE_S=str(cache_s)))
+            remembers = f"from poc_core.state import registry; registry.CHAT_MEMORY_S = {cache_s}"
+            code = f"{remembers}; from cli.main import app; app()"
+            command = [sys.executable, "-c", code, "api", "--port", str(port), "--redis-url", url]
+            api = stack.enter_context(_process(command))
             client = httpx.Client(
                 base_url=f"http://127.0.0.1:{port}", timeout=START_TIMEOUT_S, trust_env=False
             )
@@ -167,10 +168,8 @@ def _register(settings: Settings, workers: int, port: int) -> None:
 
 
 @contextmanager
-def _process(command: list[str], **env: str) -> Iterator[psutil.Process]:
-    with subprocess.Popen(
-        command, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+def _process(command: list[str]) -> Iterator[psutil.Process]:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         yield psutil.Process(process.pid)
         process.terminate()
 

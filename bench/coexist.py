@@ -21,7 +21,7 @@ from bench.harness.coexist_parts import PARTS, SHARE, Options
 from bench.harness.report import console, exit_with
 from cli.measure import dimensions as dummies
 from poc_core.settings import Settings
-from workers.engines.kinds import DecodeGraphs, Dtype
+from workers.engines.kinds import Dtype
 from workers.engines.options import EngineOptions
 
 
@@ -81,7 +81,6 @@ def main(
     decode_memory_gb: Annotated[
         float | None, typer.Option(help="As of `proofline workers`.")
     ] = None,
-    decode_graphs: Annotated[DecodeGraphs, typer.Option(help="As POC_DECODE_GRAPHS.")] = "auto",
     engine_arg: Annotated[
         list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
     ] = None,
@@ -102,7 +101,6 @@ def main(
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
             decode_memory_gb=decode_memory_gb,
-            decode_graphs=decode_graphs,
             vllm_args=(*dummy, *(engine_arg or ())),
         )
         work = Work(engine, seq_len, batch_size, max_step_ms, max_tokens)

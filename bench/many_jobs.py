@@ -73,8 +73,7 @@ def main(
 
 def measure(n_jobs: int, n_workers: int, watch_s: float) -> bool:
     env = {
-        "POC_MAX_QUEUED_NONCES": str(max(100_000, n_jobs)),
-        "POC_MAX_JOBS": str(max(100_000, n_jobs)),
+        "POC_MAX_QUEUED_NONCES": str(max(100_000, 5 * n_jobs)),
     }
     options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=STEP_MS)
     with Stack(options, workers=n_workers, env=env) as stack:

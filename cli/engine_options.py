@@ -117,9 +117,7 @@ def from_command_line(
     from workers.engines.options import EngineOptions
 
     settings = load_settings()
-    read_codebook_file(
-        settings.decode_codebook, settings.decode_codebook_sha256
-    )  # before an engine is loaded
+    read_codebook_file(settings.decode_codebook)  # before an engine is loaded
     if model is None and served_model_name is not None:
         raise UsageError("--served-model-name is for a --model; a deployment brings its own name.")
     # The parser has dropped the `--` itself; but a word that does not follow an option cannot have
@@ -138,10 +136,7 @@ def from_command_line(
         max_batch_tokens=max_batch_tokens,
         decode_memory_gb=decode_memory_gb,
         synthetic_step_ms=synthetic_step_ms,
-        layer_reflections=settings.layer_reflections,
-        decode_graphs=settings.decode_graphs,
         codebook=settings.decode_codebook,
-        codebook_sha256=settings.decode_codebook_sha256,
         vllm_args=tuple(vllm_args or ()),
     )
     return options if model is None else with_chosen_model(options)

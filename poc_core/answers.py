@@ -41,12 +41,9 @@ class WorkerStats(BaseModel):
 
 
 class OutboxStats(BaseModel):
-    limit: int = Field(
-        description="Artifacts that may wait (POC_OUTBOX_MAX_ARTIFACTS); at it the round pauses."
-    )
     bytes: int = Field(description="Of Redis' memory, that what waits takes.")
     limit_bytes: int = Field(
-        description="Of these, at most (POC_OUTBOX_MAX_BYTES); at it the round pauses too."
+        description="Of these, at most (POC_OUTBOX_MAX_BYTES); at it the round pauses."
     )
     full: bool
     dropped: int = Field(

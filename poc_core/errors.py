@@ -42,8 +42,8 @@ class RoundError(ProoflineError):
 
 
 class QueueFullError(ProoflineError):
-    """More nonces, jobs or callbacks than POC_MAX_QUEUED_NONCES, POC_MAX_JOBS or
-    POC_OUTBOX_MAX_JOBS would wait.
+    """More nonces or jobs than POC_MAX_QUEUED_NONCES allows, or more callbacks than
+    POC_OUTBOX_MAX_BYTES does, would wait.
     """
 
 

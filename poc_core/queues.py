@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from redis.connection import parse_url
 
-from poc_core.settings import Settings
+from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
 RUN_BATCH_TASK = "proofline.run_batch"  # args: [job_id, batch_index]
 ROUND_STEP_TASK = "proofline.round_step"  # args: [round_id]; on the queue of one worker
@@ -54,11 +54,11 @@ def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[st
             "unacked_mutex_key": f"unacked.{consumer}.mutex",
             "visibility_timeout": settings.visibility_timeout_s,
             # A Redis that is away must show as an error, not as a process that hangs.
-            "socket_connect_timeout": settings.redis_timeout_s,
-            "socket_timeout": settings.redis_timeout_s,
+            "socket_connect_timeout": REDIS_TIMEOUT_S,
+            "socket_timeout": REDIS_TIMEOUT_S,
             "socket_keepalive": True,
         },
-        "broker_connection_timeout": settings.redis_timeout_s,
+        "broker_connection_timeout": REDIS_TIMEOUT_S,
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # workers outlive a Redis that is away for long
         "task_serializer": "json",

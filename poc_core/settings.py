@@ -14,6 +14,9 @@ from poc_core.callbacks import CallbackPolicy
 from poc_core.errors import SettingsError
 from poc_core.work_settings import WorkSettings
 
+# Seconds to wait for Redis; a longer silence is an error, which clients see as 503.
+REDIS_TIMEOUT_S = 5.0
+
 
 class ChatPolicy(NamedTuple):
     """Who has the engine when chat and proofs both want it. `fraction`: the proofs' share of
@@ -74,21 +77,6 @@ class Settings(WorkSettings):
             " its own; others are refused."
         ),
     )
-    max_connections: int = Field(
-        4096,
-        ge=8,
-        description=(
-            "Connections the API holds at a time, fewer where the process may open fewer files;"
-            " then the one that has waited longest for its client is closed."
-        ),
-    )
-    request_timeout_s: float = Field(
-        60,
-        gt=0,
-        description=(
-            "Seconds a client has to send a request, or to take the next 64 KiB of an answer."
-        ),
-    )
     max_requests_per_s: float | None = Field(
         None,
         gt=0,
@@ -101,42 +89,6 @@ class Settings(WorkSettings):
         256,
         ge=1,
         description="Requests with wait=true that may wait at a time; more are refused with 429.",
-    )
-
-    flower_url: str = Field(
-        "",
-        pattern=r"^(https?://\S+)?$",
-        description=(
-            "Where the console's link to Flower leads; unset: to port 5555 of the host it came"
-            " from."
-        ),
-    )
-
-    # Of no use to operators: tests shorten them.
-    reap_interval_s: float = Field(
-        5,
-        gt=0,
-        description=(
-            "For experts. Seconds between a worker's looks for stuck jobs: a dead worker's batches"
-            " are back after POC_WORKER_TTL_S and this."
-        ),
-    )
-    round_step_s: float = Field(
-        10,
-        gt=0,
-        description=(
-            "For experts. Seconds of one task of a round: far below POC_VISIBILITY_TIMEOUT_S, and"
-            " so long that the few ms between two tasks do not show."
-        ),
-    )
-    delivery_lock_s: float = Field(
-        20,
-        gt=0,
-        description=(
-            "For experts. Seconds that a callback's delivery holds its outbox without being"
-            " renewed: so long it stands still when a courier is killed. More than it takes to put"
-            " the largest payload together."
-        ),
     )
 
     @model_validator(mode="before")
@@ -222,18 +174,41 @@ class Settings(WorkSettings):
     def chat(self) -> ChatPolicy:
         return parse_chat_policy(self.chat_policy)
 
-    @model_validator(mode="after")
-    def _timeouts_fit(self) -> "Settings":
-        if self.heartbeat_s * 2 > self.worker_ttl_s:
-            raise ValueError(
-                "POC_HEARTBEAT_S must be at most half of POC_WORKER_TTL_S: one may come late"
-            )
-        if self.visibility_timeout_s * 1000 <= self.rpc_timeout_ms:
-            raise ValueError(
-                "POC_VISIBILITY_TIMEOUT_S must exceed POC_RPC_TIMEOUT_MS: else live workers'"
-                " batches run twice"
-            )
-        return self
+    # What follows from a setting.
+
+    @property
+    def max_jobs(self) -> int:
+        """Jobs that may wait or run: each costs every look at them about as much as five nonces."""
+        return max(1, self.max_queued_nonces // 5)
+
+    @property
+    def max_callbacks(self) -> int:
+        """Jobs with a url that may be under way or wait for their receivers."""
+        return max(1, self.outbox_max_bytes // (512 * 1024))
+
+    @property
+    def visibility_timeout_s(self) -> int:
+        """After it the broker hands an unacknowledged task to another worker: beyond what one
+        batch takes, else a live worker's task would run twice.
+        """
+        return max(180, 3 * self.rpc_timeout_ms // 1000)
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Between two heartbeats of a worker, some of which may come late."""
+        return self.worker_ttl_s / 5
+
+    @property
+    def reap_interval_s(self) -> float:
+        """Between two looks of a worker for what dead ones left behind."""
+        return self.worker_ttl_s / 2
+
+    @property
+    def delivery_lock_s(self) -> float:
+        """For which a callback's delivery holds its outbox without being renewed: more than it
+        takes to put the largest payload together.
+        """
+        return 2 * self.worker_ttl_s
 
 
 def parse_chat_policy(text: str) -> ChatPolicy:

@@ -3,7 +3,6 @@ Redis.
 """
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -27,15 +26,9 @@ class WorkSettings(BaseSettings):
         100_000,
         ge=1,
         le=10_000_000,
-        description="Nonces that may wait or run over all jobs; more are refused with 429.",
-    )
-    max_jobs: int = Field(
-        20_000,
-        ge=1,
-        le=10_000_000,
         description=(
-            "Jobs that may wait or run; more are refused with 429. Each costs every look at them a"
-            " little."
+            "Nonces that may wait or run over all jobs, and a fifth as many jobs; more are refused"
+            " with 429."
         ),
     )
     max_result_bytes: int = Field(
@@ -53,7 +46,8 @@ class WorkSettings(BaseSettings):
         gt=0,
         description=(
             "Seconds a client with wait=true waits for the next batch before it gets 503, and"
-            " proofs for constant chat before they get a share of the time (POC_STARVATION_SHARE)."
+            " proofs for constant chat before they get a twentieth of the time, so that a"
+            " validation takes long instead of failing."
         ),
     )
     generate_result_ttl_sec: int = Field(
@@ -88,6 +82,7 @@ class WorkSettings(BaseSettings):
         ge=1,
         description=(
             "Milliseconds one call into the engine may take before the engine counts as lost."
+            " After 180 s, or three times as long, a batch is handed to another worker."
         ),
     )
 
@@ -106,29 +101,14 @@ class WorkSettings(BaseSettings):
             "Seconds that undelivered callbacks are kept and tried after a round or job ended."
         ),
     )
-    outbox_max_artifacts: int = Field(
-        5_000_000,
-        ge=1,
-        description=(
-            "Artifacts of a round that may wait for its receiver, about 80 bytes of Redis memory"
-            " each. At the limit the round pauses until some are delivered; nothing is dropped."
-        ),
-    )
-    outbox_max_jobs: int = Field(
-        1000,
-        ge=1,
-        description=(
-            "Jobs with a url that may be under way or wait for their receivers; more are refused"
-            " with 429."
-        ),
-    )
     outbox_max_bytes: int = Field(
         512 * 1024 * 1024,
         ge=1024,
         description=(
             "Bytes of Redis memory that a round's artifacts may take while they wait for its"
-            " receiver, beside POC_OUTBOX_MAX_ARTIFACTS: values are larger with a large k_dim. For"
-            " all jobs' callbacks together as much."
+            " receiver, some 80 each of k_dim 12. At the limit the round pauses until some are"
+            " delivered; nothing is dropped. For all jobs' callbacks together as much, and a job"
+            " with a url for each 512 KiB of it; more are refused with 429."
         ),
     )
     callback_max_bytes: int = Field(
@@ -157,14 +137,6 @@ class WorkSettings(BaseSettings):
             " --port."
         ),
     )
-    round_lease_sec: int = Field(
-        300,
-        ge=10,
-        description=(
-            "Seconds after which a round's lease is handed to another worker, whatever its holder"
-            " does."
-        ),
-    )
 
     chat_policy: str = Field(
         "yield",
@@ -181,52 +153,12 @@ class WorkSettings(BaseSettings):
             "Milliseconds that a chat request waits at most for proofs that the GPU has begun."
         ),
     )
-    starvation_share: float = Field(
-        0.05,
-        gt=0,
-        lt=1,
-        description=(
-            "Share of the engine's time that proofs get under constant chat by policy yield, once"
-            " they had none for POC_GENERATE_CHUNK_TIMEOUT_SEC: so that a validation takes long"
-            " instead of failing."
-        ),
-    )
-    fused: Literal["auto", "off"] = Field(
-        "auto",
-        description=(
-            "off: proofs by torch's own operations instead of fused kernels, on GPUs; for"
-            " comparisons."
-        ),
-    )
     decode_codebook: str = Field(
         "",
         description=(
-            "File of the 16 points of decode proofs, 16 x 256 little-endian float32, on each"
-            " worker's machine; empty: the one that ships. All nodes of the network must have the"
-            " same."
-        ),
-    )
-    decode_codebook_sha256: str = Field(
-        "",
-        description=(
-            "The sha256 that POC_DECODE_CODEBOOK must have; with another one no worker starts."
-        ),
-    )
-    decode_graphs: Literal["off", "auto"] = Field(
-        "auto",
-        description=(
-            "auto: on a GPU that computes the whole model, steps of decode proofs are recorded as"
-            " CUDA graphs and replayed, if a trial at start-up gives the same chains; off: they run"
-            " operation by operation."
-        ),
-    )
-    layer_reflections: Literal["fleet", "all"] = Field(
-        "fleet",
-        description=(
-            "Which models' decoder layers are reflected. fleet: those that the network's own nodes"
-            " find, which in models that wrap a language model (Kimi-K2.6, Qwen3.5, GLM-5.3-Flash)"
-            " is none; all: every model's. Other than fleet only on the day on which the network"
-            " changes it."
+            "The network's own file of the 16 points of decode proofs, 16 x 256 little-endian"
+            " float32, on each worker's machine; empty: the rebuild that ships. With another file"
+            " no worker starts."
         ),
     )
     chat_host: str = Field(
@@ -244,14 +176,6 @@ class WorkSettings(BaseSettings):
         ),
     )
 
-    deploy_wait_s: float = Field(
-        870,
-        gt=0,
-        description=(
-            "Seconds that POST /api/v1/inference/up waits for a model to serve, below the 900 that"
-            " the network's client waits; the deployment itself goes on."
-        ),
-    )
     deploy_arguments: str = Field(
         "",
         description=(
@@ -276,13 +200,6 @@ class WorkSettings(BaseSettings):
     redis_password_file: Path | None = Field(
         None, description="File with Redis' password, for a POC_REDIS_URL that has none in it."
     )
-    redis_timeout_s: float = Field(
-        5,
-        gt=0,
-        description=(
-            "Seconds to wait for Redis; a longer silence is an error, which clients see as 503."
-        ),
-    )
     max_body_bytes: int = Field(
         32 * 1024 * 1024,
         ge=1024,
@@ -301,13 +218,8 @@ class WorkSettings(BaseSettings):
         ge=2,
         description=(
             "Seconds without a heartbeat after which a worker is dead and its leases are free."
-        ),
-    )
-    heartbeat_s: float = Field(
-        2,
-        gt=0,
-        description=(
-            "Seconds between heartbeats; several fit into worker_ttl_s, so one may be late."
+            " Heartbeats are a fifth of it apart; after half of it more, what the dead left is"
+            " looked for; a dead courier's callbacks go on after twice as long."
         ),
     )
     engine_hung_s: float = Field(
@@ -317,22 +229,5 @@ class WorkSettings(BaseSettings):
             "Seconds that an engine may stand still while requests wait for it. Then it hangs, and"
             " its worker ends with status 70, to be started again. However busy it is, an engine"
             " that goes on is left alone."
-        ),
-    )
-    worker_cache_s: float = Field(
-        0.25,
-        ge=0,
-        le=5,
-        description=(
-            "Seconds for which the API remembers which workers serve chat, instead of asking Redis"
-            " for each request: short beside heartbeat_s, and a worker that ends waits for as long."
-        ),
-    )
-    visibility_timeout_s: int = Field(
-        180,
-        ge=30,
-        description=(
-            "Seconds after which the broker hands an unacknowledged task to another worker; "
-            "beyond what one batch takes, else a live worker's task runs twice."
         ),
     )

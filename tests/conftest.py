@@ -60,7 +60,6 @@ def up() -> Iterator[Up]:
     settings = {
         **FAST,
         "POC_GENERATE_CHUNK_TIMEOUT_SEC": str(PATIENCE_S),
-        "POC_STARVATION_SHARE": "0.3",
     }
     up = Up(
         "--model",

@@ -21,7 +21,7 @@ from poc_core.settings import Settings, load_settings
 from poc_core.state.client import connect
 from poc_core.state.hand import Hand
 from poc_core.state.jobs import JobStore
-from poc_core.state.registry import WorkerRegistry
+from poc_core.state.registry import CHAT_MEMORY_S, WorkerRegistry
 from poc_core.state.rounds import RoundStore
 from workers.chat_gate import ChatGate, Starvation
 from workers.engines import load_engine
@@ -94,9 +94,7 @@ def run_worker(
             gate, chat_port = _serve_chat(engine, settings, record.chat_secret)
             proofs = Proofs(engine, gate, settings.max_step_ms)
             job_runner = JobRunner(proofs, worker_id, jobs, queue, hand)
-            round_runner = RoundRunner(
-                proofs, worker_id, rounds, steps.publish, settings.round_step_s
-            )
+            round_runner = RoundRunner(proofs, worker_id, rounds, steps.publish)
             runtime.install(Runtime(job_runner, round_runner))
             began_to_leave: list[float] = []
 
@@ -130,7 +128,7 @@ def run_worker(
             if gate is not None and began_to_leave:
                 housekeeper.beat()
                 time.sleep(
-                    settings.worker_cache_s
+                    CHAT_MEMORY_S
                 )  # until no API remembers this worker as one that takes chat
                 _let_chat_end(gate, began_to_leave[0] + CHAT_GRACE_S)
         finally:
@@ -170,7 +168,7 @@ def _serve_chat(
     """
     if settings.chat.mode == "off":
         return None, None
-    starvation = Starvation(settings.generate_chunk_timeout_sec, settings.starvation_share)
+    starvation = Starvation(settings.generate_chunk_timeout_sec)
     gate = ChatGate(settings.chat, engine.unfinished_chat, starvation)
     port = engine.serve_chat(gate, settings.chat_host, secret)
     return (None, None) if port is None else (gate, port)

@@ -30,6 +30,9 @@ _FULL_PAUSE_S = 0.2
 _LOOK_S = 0.02
 # Seconds to wait for chat before looking at the clock and the round again.
 _CHAT_WAIT_S = 0.5
+# Seconds of one task of a round: far below the broker's visibility timeout, and so long that the
+# few ms between two tasks do not show.
+STEP_S = 10.0
 # Seconds between two lines in the log about a full outbox.
 _FULL_LOG_S = 10.0
 
@@ -48,7 +51,7 @@ class RoundRunner:
         worker_id: str,
         rounds: RoundStore,
         publish_step: Callable[[str], None],
-        step_s: float,
+        step_s: float = STEP_S,
     ) -> None:
         """`publish_step(round_id)` queues the next step for this worker; each takes about
         `step_s` seconds.
@@ -217,7 +220,7 @@ class RoundRunner:
         if time.monotonic() - self._full_logged_at > _FULL_LOG_S:
             self._full_logged_at = time.monotonic()
             logger.error(
-                "the outbox of round %s is full (POC_OUTBOX_MAX_ARTIFACTS): generation pauses until"
+                "the outbox of round %s is full (POC_OUTBOX_MAX_BYTES): generation pauses until"
                 " the receiver takes what waits",
                 round_id,
             )

@@ -94,7 +94,6 @@ class View:
             "queued_nonces": seen.queued_nonces,
             "queued_nonces_limit": settings.max_queued_nonces,
             "jobs": vars(self._services.jobs.count_active()),
-            "flower_url": settings.flower_url,
             "models": {worker.model: vars(worker.info) for worker in ready},
         }
 

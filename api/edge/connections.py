@@ -22,6 +22,10 @@ MOST_HEADERS = 200
 # Seconds that a connection without a request stays open: longer than clients keep theirs (httpx 5,
 # aiohttp 15, nginx 60), as what one sends over a connection that is being closed under it fails.
 IDLE_S = 75
+# Connections held at a time, fewer where the process may open fewer files.
+MAX_CONNECTIONS = 4096
+# Seconds for a whole request, and for the next 64 KiB of its answer.
+REQUEST_S = 60.0
 # Seconds between two looks at a connection.
 _LOOK_S = 0.5
 # Bytes of an answer that a client has to take within Limits.request_s.
@@ -39,7 +43,7 @@ _FILES_PER_CONNECTION = 2
 @dataclass(frozen=True)
 class Limits:
     connections: int
-    request_s: float  # for a whole request, and for the next part of its answer
+    request_s: float = REQUEST_S
     headers_s: float = HEADERS_S
     idle_s: int = IDLE_S
 

@@ -90,7 +90,6 @@ def stats_without_round(services: Services, seen: Overview) -> dict[str, Any]:
         "artifacts_delivered": 0,
         "artifacts_waiting": 0,
         "outbox": {
-            "limit": services.settings.outbox_max_artifacts,
             "bytes": 0,
             "limit_bytes": services.settings.outbox_max_bytes,
             "full": False,
@@ -119,7 +118,7 @@ def stats_of(services: Services, current: CurrentRound) -> dict[str, Any]:
     # A current rate is one of a round that runs; of one that is over, the last seconds say nothing.
     running = record.state is RoundState.GENERATING
     elapsed_s = services.rounds.elapsed_s(record)
-    limit, limit_bytes = services.settings.outbox_max_artifacts, services.settings.outbox_max_bytes
+    limit_bytes = services.settings.outbox_max_bytes
     return {
         "total_processed": record.n_processed,
         "nonces_per_second": sum(rates.per_second.values()) if running else 0.0,
@@ -137,10 +136,9 @@ def stats_of(services: Services, current: CurrentRound) -> dict[str, Any]:
         "artifacts_delivered": outbox.delivered,
         "artifacts_waiting": outbox.waiting,
         "outbox": {
-            "limit": limit,
             "bytes": outbox.waiting_bytes,
             "limit_bytes": limit_bytes,
-            "full": outbox.waiting >= limit or outbox.waiting_bytes >= limit_bytes,
+            "full": outbox.waiting_bytes >= limit_bytes,
             "dropped": outbox.dropped,
             "failures": outbox.failures,
             "next_try_at": outbox.next_at if outbox.waiting else None,

@@ -29,7 +29,7 @@ _REFUSALS = {
         "The key has not the role, or a strange web page asks (POC_ALLOWED_ORIGINS).",
         {"type": "object"},
     ),
-    "408": _refusal("The request was not whole in time (POC_REQUEST_TIMEOUT_S)."),
+    "408": _refusal("The request was not whole within 60 s."),
     "413": _refusal("The body is over the limit.", {"type": "object"}),
     "415": _refusal("The body does not say that it is application/json."),
     "421": _refusal("The Host header names another node (POC_ALLOWED_HOSTS)."),

@@ -97,7 +97,7 @@ def _outbox(status: dict[str, Any], now: float) -> RenderableType:
     table = _grid()
     table.add_row("receiver", Text(receiver))
     table.add_row("delivered", f"{stats['artifacts_delivered']:,}")
-    waiting = f"{stats['artifacts_waiting']:,} of at most {outbox['limit']:,}"
+    waiting = f"{stats['artifacts_waiting']:,}, {outbox['bytes']:,} of {outbox['limit_bytes']:,} B"
     table.add_row("waiting", Text(waiting, style=ALARM if outbox["full"] else ""))
     for trouble in _troubles(stats, with_error=False):
         table.add_row("", Text(trouble, style=ALARM))

@@ -172,7 +172,7 @@ def _of_the_model(
     uses_gpus = not vllm_runs_on_cpu()
     yield from model.room(found, dtype, gpus if uses_gpus else [], size, uses_gpus)
     has_torchvision = importlib.util.find_spec("torchvision") is not None
-    yield from model.family(found, settings.layer_reflections, not uses_gpus, has_torchvision)
+    yield from model.family(found, not uses_gpus, has_torchvision)
 
 
 def _of_the_node(

@@ -15,7 +15,6 @@ from cli.machine.cpu_memory import available_bytes
 from cli.machine.model_memory import weights_bytes
 from cli.model_choice import ModelChoiceError, choose_model
 from poc_core.gpus import Gpu
-from workers.engines.kinds import LayerReflections
 from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 
 _GIB = 1024**3
@@ -163,9 +162,7 @@ def room(
         yield problem("memory", f"{text}.", remedy)
 
 
-def family(
-    model: Model, reflections: LayerReflections, on_cpu: bool, has_torchvision: bool
-) -> Iterator[Finding]:
+def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
     """Which of its layers are reflected in proofs, and what is known to be amiss with its
     family.
     """
@@ -178,20 +175,12 @@ def family(
     path = KNOWN_PATHS.get(architecture, FLEET_PATHS[0])
     if path in FLEET_PATHS:
         yield ok("family", f"{architecture}: reflected after each of its {n_layers} layers")
-    elif reflections == "fleet":
+    else:
         yield ok(
             "family",
             f"{architecture} wraps a language model, whose layers ({path}) the network's nodes do"
             f" not find: none of its {n_layers} layers is reflected, as in the fleet"
-            f" (POC_LAYER_REFLECTIONS=fleet, {_SEEN})",
-        )
-    else:
-        yield warning(
-            "family",
-            f"{architecture} wraps a language model; POC_LAYER_REFLECTIONS=all reflects its layers,"
-            " unlike the fleet.",
-            "Unset POC_LAYER_REFLECTIONS until the network changes it: other nodes would call these"
-            " proofs a fraud.",
+            f" ({_SEEN})",
         )
     kind = str(config.get("model_type", ""))
     if on_cpu and kind in _NOT_ON_CPU:

@@ -11,7 +11,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from cli.examine.findings import Finding, ok, problem, warning
 from cli.supervise.redis_server import MIN_VERSION, RedisServerError, find_redis_server, version_of
 from poc_core.callbacks import redacted, without_secret
-from poc_core.settings import Settings
+from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
 ABOUT = "redis"
 _LOOKS = 20  # of which the median is the latency
@@ -35,13 +35,15 @@ def own_server() -> Iterator[Finding]:
     )
 
 
-def server(settings: Settings, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
+def server(
+    settings: Settings, clock: Callable[[], float] = time.time, timeout_s: float = REDIS_TIMEOUT_S
+) -> Iterator[Finding]:
     """The one at POC_REDIS_URL. `clock`: this host's, in seconds since the epoch."""
     shown = redacted(settings.redis_url) or ""
     client = Redis.from_url(
         settings.redis_url,
-        socket_connect_timeout=settings.redis_timeout_s,
-        socket_timeout=settings.redis_timeout_s,
+        socket_connect_timeout=timeout_s,
+        socket_timeout=timeout_s,
     )
     with client:
         try:

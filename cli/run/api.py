@@ -35,7 +35,13 @@ def api(
 
     os.environ.update(receiver_settings(host, port, os.environ))
     from api.app import create_app
-    from api.edge.connections import Limits, connections_for, limited, raise_file_limit
+    from api.edge.connections import (
+        MAX_CONNECTIONS,
+        Limits,
+        connections_for,
+        limited,
+        raise_file_limit,
+    )
     from api.edge.doorkeeper import keys_wanted
     from poc_core.settings import load_settings
 
@@ -46,7 +52,7 @@ def api(
             f"api: clients need a key of {settings.api_keys_file.expanduser()}; `proofline key new`"
             " makes one"
         )
-    connections = connections_for(settings.max_connections, raise_file_limit())
+    connections = connections_for(MAX_CONNECTIONS, raise_file_limit())
     app = create_app(settings, listens_on=host)
     # What is there by now stays to the end: looking through all of it for garbage held up every
     # request for 0.1 s.
@@ -57,7 +63,7 @@ def api(
         host=host,
         port=port,
         access_log=access_log,
-        http=limited(Limits(connections, settings.request_timeout_s)),
+        http=limited(Limits(connections)),
         ws="none",
         # A backstop: connections beyond the limit are closed before they are asked anything.
         limit_concurrency=connections + 2,

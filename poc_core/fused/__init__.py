@@ -1,5 +1,4 @@
-"""Fused kernels for GPUs, each the same numbers as the plain expression beside which it stands
-(POC_FUSED=off: none).
+"""Fused kernels for GPUs, each the same numbers as the plain expression beside which it stands.
 
 Triton comes with torch's CUDA build and compiles a kernel when it is first called.
 """
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 
 import torch
 
@@ -16,8 +14,4 @@ import torch
 @functools.cache
 def is_on(device: torch.device) -> bool:
     """Whether this device computes with the kernels; else the plain expressions do."""
-    return (
-        device.type == "cuda"
-        and os.environ.get("POC_FUSED", "auto") != "off"
-        and importlib.util.find_spec("triton") is not None
-    )
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None

@@ -11,7 +11,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from poc_core.settings import Settings
+from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
 # Tries after a failed command. Every script may run twice without harm, so a command is simply
 # repeated: this outlives a broken connection, not a Redis that is away, which the caller must see
@@ -31,18 +31,18 @@ def is_transient(error: Exception) -> bool:
     return isinstance(error, TRANSIENT)
 
 
-def connect(settings: Settings, patient: bool = True) -> Redis:
+def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:
     """A client with a connection pool, for any number of threads. Connects on first use; answers
     are bytes.
 
     `patient`: a Redis that keeps silent is asked again too; else that is an error after
-    redis_timeout_s.
+    `timeout_s`.
     """
     again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
     return Redis.from_url(
         settings.redis_url,
-        socket_connect_timeout=settings.redis_timeout_s,
-        socket_timeout=settings.redis_timeout_s,
+        socket_connect_timeout=timeout_s,
+        socket_timeout=timeout_s,
         socket_keepalive=True,
         retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.4), _RETRIES, again),
     )

@@ -130,7 +130,7 @@ class JobStore:
         }
         limits: list[Any] = [self._settings.max_queued_nonces, self._settings.max_jobs]
         limits += [
-            self._settings.outbox_max_jobs if job.request.url else "",
+            self._settings.max_callbacks if job.request.url else "",
             self._settings.outbox_max_bytes,
         ]
         limits += [now, self._settings.job_ttl_sec]
@@ -142,12 +142,13 @@ class JobStore:
             self._check_room(len(job.nonces), number[0])
         if what == b"jobs":
             raise QueueFullError(
-                f"{number[0]} jobs have not ended, as many as may (POC_MAX_JOBS); wait for some to"
-                " end, and send more nonces in one request."
+                f"{number[0]} jobs have not ended, as many as may (a fifth of"
+                " POC_MAX_QUEUED_NONCES); wait for some to end, and send more nonces in one"
+                " request."
             )
         if what == b"callbacks":
             raise QueueFullError(
-                f"The callbacks of {self._settings.outbox_max_jobs} jobs (POC_OUTBOX_MAX_JOBS) or"
+                f"The callbacks of {self._settings.max_callbacks} jobs or"
                 f" {self._settings.outbox_max_bytes} bytes of them (POC_OUTBOX_MAX_BYTES) wait for"
                 " their receivers already; try again later, or leave out the url and poll."
             )
@@ -235,8 +236,8 @@ class JobStore:
         """Leases a batch to a worker; the first claim of a job sets it running.
 
         The lease ends with the worker's heartbeat, with one that has it not in hand any more, or
-        after visibility_timeout_s. For a worker that lives may have forgotten it, and so may Redis
-        that it was completed.
+        after the broker's visibility timeout. For a worker that lives may have forgotten it, and so
+        may Redis that it was completed.
         """
         lease = lease or self.new_lease(worker_id)
         limits = [

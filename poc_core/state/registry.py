@@ -17,6 +17,10 @@ from poc_core.settings import Settings
 from poc_core.state import keys
 from poc_core.state.unreadable import answers, readable
 
+# Seconds for which the API remembers which workers serve chat, instead of asking Redis for each
+# request. Short beside a heartbeat; a worker that ends waits for as long.
+CHAT_MEMORY_S = 0.25
+
 _WORKER = TypeAdapter(WorkerRecord)
 _INFO = TypeAdapter(ModelInfo)
 

@@ -27,6 +27,8 @@ from poc_core.state.delivery import entries
 
 # Seconds of a step of a round's pace, which is kept for an hour; a divisor of 60.
 PACE_STEP_S = 5
+# Seconds after which a lease is handed to another worker, whatever its holder does.
+LEASE_S = 300
 # Places that Redis counts exactly: Lua's numbers are doubles.
 _MOST_PLACES = 2**53 - 1
 # Reported nonces that are kept for /status, for schemes where it lists them: some 5 MB of Redis'
@@ -176,8 +178,7 @@ class RoundStore:
         never got them because an answer was lost, or an error made it forget them.
         """
         now = self._clock()
-        until = now + self._settings.round_lease_sec
-        most = self._settings.outbox_max_artifacts
+        until = now + LEASE_S
         reason, *found = self._lease(
             [
                 keys.round(round.round_id),
@@ -191,7 +192,6 @@ class RoundStore:
                 now,
                 until,
                 self._ttl_s,
-                most,
                 self._settings.outbox_max_bytes,
                 " ".join(f"{lease.first}:{lease.places}" for lease in in_hand),
             ],

@@ -143,7 +143,7 @@ class Node:
         return {}
 
     def _full(self) -> dict[str, Any]:
-        settings = self._services.settings.model_copy(update={"max_jobs": 1})
+        settings = self._services.settings.model_copy(update={"max_queued_nonces": 5})
         jobs = JobStore(self._redis, settings)
         self._use(settings=settings, jobs=jobs, waiting=Waiting(0))
         for n in range(3):

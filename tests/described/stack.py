@@ -47,7 +47,7 @@ class RealNode:
             "HF_ENDPOINT": NOWHERE,  # downloads fail at once
             "POC_GENERATE_CHUNK_TIMEOUT_SEC": "5",
             "POC_CALLBACK_MAX_RETRIES": "3",
-            "POC_OUTBOX_MAX_JOBS": "100000",
+            "POC_OUTBOX_MAX_BYTES": str(100_000 * 512 * 1024),
         }
         self._up = Up(
             "--model", MODEL, "--engine", "synthetic", "--workers", "2", "--port", "0", env=env

@@ -71,10 +71,7 @@ def node() -> Iterator[Node]:
     it, and whole.
     """
     with ExitStack() as exits:
-        settings = {**FAST, "POC_REDIS_TIMEOUT_S": "1"}
-        yield run_node(
-            exits, workers=2, synthetic_step_ms=50.0, env=settings, max_fast_crashes=1000
-        )
+        yield run_node(exits, workers=2, synthetic_step_ms=50.0, env=FAST, max_fast_crashes=1000)
 
 
 @pytest.fixture(scope="session")

@@ -24,14 +24,11 @@ from workers.engines.options import EngineOptions
 
 MODEL = "tiny-qwen3"
 
-# Everything that waits for a timeout waits less than in production; the ratios are the same.
+# Whoever waits for the dead waits less than in production: heartbeats, looks for what was left
+# behind and the locks of deliveries follow from POC_WORKER_TTL_S.
 FAST = {
     "POC_CALLBACK_INTERVAL_SEC": "1",
     "POC_WORKER_TTL_S": "4",
-    "POC_HEARTBEAT_S": "1",
-    "POC_REAP_INTERVAL_S": "1",
-    "POC_ROUND_STEP_S": "3",
-    "POC_DELIVERY_LOCK_S": "4",
 }
 LOG_LINES = 4000
 

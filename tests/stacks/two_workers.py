@@ -19,9 +19,8 @@ from tests.stacks.local_compose import PROGRAMS, LocalCompose
 from tests.stacks.round_client import FAST, MODEL, RoundClient
 
 READY_S = 240.0
-# Chat is refused during a round, and first without one. Heartbeats tell which worker has chat:
-# frequent ones, or an answer is over before it is looked for.
-SETTINGS = {**FAST, "POC_CHAT_POLICY": "exclusive", "POC_HEARTBEAT_S": "0.2"}
+# Chat is refused during a round, and first without one.
+SETTINGS = {**FAST, "POC_CHAT_POLICY": "exclusive"}
 
 
 class TwoWorkers(RoundClient):

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from workers.engines.kinds import LayerReflections
 from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 
 # Parts of a path that lead to another tower than the one that writes text.
@@ -39,14 +38,12 @@ class DecoderLayers:
     reflected: bool  # whether a scheme that transforms layers is to transform these
 
 
-def find_decoder_layers(
-    model: nn.Module, n_layers: int, reflections: LayerReflections
-) -> DecoderLayers:
+def find_decoder_layers(model: nn.Module, n_layers: int) -> DecoderLayers:
     """The model's decoder layers. LookupError: it has none, or it cannot be told which they are."""
     path = _path(model, n_layers)
     modules = _at(model, path)
     assert modules is not None
-    return DecoderLayers(modules, path, reflections == "all" or path in FLEET_PATHS)
+    return DecoderLayers(modules, path, path in FLEET_PATHS)
 
 
 def n_routed_tokens(text_config: Any) -> int | None:

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from poc_core.errors import OptionsError
-from workers.engines.kinds import DecodeGraphs, Dtype, EngineKind, LayerReflections
+from workers.engines.kinds import Dtype, EngineKind
 
 
 class EngineOptions(BaseModel):
@@ -28,10 +28,7 @@ class EngineOptions(BaseModel):
     # what is free
     decode_memory_gb: float | None = Field(None, ge=0)
     synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
-    layer_reflections: LayerReflections = "fleet"
-    decode_graphs: DecodeGraphs = "auto"
-    codebook: str = ""  # a file with the points of decode proofs; empty: the one that ships
-    codebook_sha256: str = ""  # that it must have
+    codebook: str = ""  # the file with the points of decode proofs; empty: what ships
     vllm_args: tuple[str, ...] = ()  # further arguments of `vllm serve`, as on its command line
 
     @model_validator(mode="after")

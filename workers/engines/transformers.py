@@ -58,9 +58,7 @@ class TransformersEngine(WholeBatchEngine):
             raise ProoflineError(f"Cannot load the model {options.model!r}: {error}") from error
         self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)
         try:
-            found = find_decoder_layers(
-                self._model, config.num_hidden_layers, options.layer_reflections
-            )
+            found = find_decoder_layers(self._model, config.num_hidden_layers)
         except LookupError as error:
             raise ProoflineError(f"{error}; use the vllm engine.") from error
         self._layers = list(found.modules)
@@ -79,7 +77,7 @@ class TransformersEngine(WholeBatchEngine):
             dtype=str(self._dtype).removeprefix("torch."),
             layers=found.path,
             layers_reflected=found.reflected,
-            codebook=choose_codebook(options.codebook, options.codebook_sha256),
+            codebook=choose_codebook(options.codebook),
             no_chains="" if self._vocab_size is None else _NO_CHAINS,
         )
 

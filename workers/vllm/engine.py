@@ -96,8 +96,7 @@ class VllmEngine(Engine):
                 raise ProoflineError(
                     f"vLLM cannot start with the model {options.model}: {said}"
                 ) from error
-            told = (options.layer_reflections, options.codebook, options.codebook_sha256)
-            ranks = self._rpc("proof_describe", told, _WARM_UP_TIMEOUT_S)
+            ranks = self._rpc("proof_describe", (options.codebook,), _WARM_UP_TIMEOUT_S)
             scheduler = config.scheduler_config
             self.info = ModelInfo(
                 name=options.name,
@@ -131,7 +130,7 @@ class VllmEngine(Engine):
             prove_slices(self)
             prove_budget(self, whole=self._on_gpu)
             prove_chains(self)
-            if options.decode_graphs == "auto" and self._on_gpu:
+            if self._on_gpu:
                 prove_graphs(self)
             self._rpc_timeout_s = given
             logger.info("%s", described(self))

@@ -29,20 +29,17 @@ class ProofExtension:
     for the answer to the next call.
     """
 
-    def proof_describe(
-        self, reflections: str, codebook: str, codebook_sha256: str
-    ) -> dict[str, Any]:
+    def proof_describe(self, codebook: str) -> dict[str, Any]:
         """This rank's part of the model; an error when proofs would corrupt chat with this model.
         Called first.
 
-        See EngineOptions.layer_reflections and EngineOptions.codebook.
+        `codebook`: see EngineOptions.
         """
-        self.__dict__["_proof_reflections"] = reflections
 
         def describe() -> dict[str, Any]:
             from poc_core.schemes.decode.codebook import choose_codebook  # here as below
 
-            digest = choose_codebook(codebook, codebook_sha256)
+            digest = choose_codebook(codebook)
             described: dict[str, Any] = self._proof_runner().describe()
             return described | {"codebook": digest}
 
@@ -96,9 +93,7 @@ class ProofExtension:
             # Imported here: vLLM resolves this class before its worker has chosen a device.
             from workers.vllm.forward.proof_runner import ProofRunner
 
-            runner = self.__dict__["_proof_runner_instance"] = ProofRunner(
-                self, self.__dict__["_proof_reflections"]
-            )
+            runner = self.__dict__["_proof_runner_instance"] = ProofRunner(self)
         return runner
 
 

@@ -23,7 +23,7 @@ const Outbox = ({ round, now }) => {
     <${Facts} of=${[
       ['Receiver of the round', round.config.url ?? round.config.callback_url],
       ['Delivered', count(round.artifacts_delivered)],
-      ['Waiting', `${count(round.artifacts_waiting)} of ${count(outbox.limit)} that may (${size(outbox.bytes)})`],
+      ['Waiting', `${count(round.artifacts_waiting)} (${size(outbox.bytes)} of ${size(outbox.limit_bytes)} that may)`],
       ['Given up', outbox.dropped ? count(outbox.dropped) : null],
       ['Tries in a row that failed', outbox.failures ? count(outbox.failures) : null],
       ['Next try', outbox.next_try_at && outbox.failures ? `in ${duration(outbox.next_try_at - now)}` : null],

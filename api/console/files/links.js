@@ -2,7 +2,7 @@
 import { html } from './html.js'
 
 export const Links = ({ known, act }) => {
-  const flower = known.node.flower_url || `http://${location.hostname}:5555`
+  const flower = `http://${location.hostname}:5555`
   const open = path => () => act.open(path).catch(error => act.change({ jobProblem: error.message }))
   return html`<footer>
     <nav aria-label="Elsewhere">

@@ -15,15 +15,14 @@ class _Chosen:
     """What this process computes with: one codebook for all specs."""
 
     file = ""
-    sha256 = ""
 
 
-def choose_codebook(file: str, sha256: str) -> str:
+def choose_codebook(file: str) -> str:
     """From now on this process computes with that file, or with the one that ships where none
     is named. Returns the sha256 in use. SettingsError, see read_codebook_file.
     """
-    digest = read_codebook_file(file, sha256)[1]
-    _Chosen.file, _Chosen.sha256 = file, sha256
+    digest = read_codebook_file(file)[1]
+    _Chosen.file = file
     codebook.cache_clear()
     return digest
 
@@ -31,7 +30,7 @@ def choose_codebook(file: str, sha256: str) -> str:
 @cache
 def codebook(device: torch.device) -> Tensor:
     """float32 (POINTS, DIM) on a device."""
-    raw, _digest = read_codebook_file(_Chosen.file, _Chosen.sha256)
+    raw, _digest = read_codebook_file(_Chosen.file)
     return torch.from_numpy(np.frombuffer(raw, "<f4").reshape(POINTS, DIM).astype(np.float32)).to(
         device
     )

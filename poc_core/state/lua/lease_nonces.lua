@@ -9,13 +9,12 @@
 --       3 now             seconds since the epoch
 --       4 until_s         when the lease expires, seconds since the epoch
 --       5 ttl             seconds the round is kept
---       6 most_waiting    artifacts that may wait in the outbox
---       7 most_bytes      that they may take
---       8 in_hand         the leases (first:places, blanks between) that the worker computes: any other of its own it
+--       6 most_bytes      that artifacts may take that wait in the outbox
+--       7 in_hand         the leases (first:places, blanks between) that the worker computes: any other of its own it
 --                         has lost, like a dead worker's
 -- Returns {reason} with stopped, full or exhausted, or {'ok', first place, places}.
 local round, outbox, generating, current = unpack(KEYS)
-local worker, wanted, now, until_s, ttl, most_waiting, most_bytes, in_hand = unpack(ARGV)
+local worker, wanted, now, until_s, ttl, most_bytes, in_hand = unpack(ARGV)
 wanted, now = tonumber(wanted), tonumber(now)
 if redis.call('HGET', round, 'state') ~= 'GENERATING' then
   return {'stopped'}
@@ -27,8 +26,7 @@ end
 for _, key in ipairs({outbox, outbox .. ':entries', generating, current}) do
   redis.call('EXPIRE', key, ttl)
 end
-local waiting, bytes = unpack(redis.call('HMGET', outbox, 'waiting', 'bytes'))
-if tonumber(waiting or '0') >= tonumber(most_waiting) or tonumber(bytes or '0') >= tonumber(most_bytes) then
+if tonumber(redis.call('HGET', outbox, 'bytes') or '0') >= tonumber(most_bytes) then
   return {'full'}
 end
 local leases = redis.call('HGETALL', round .. ':leases')

@@ -27,9 +27,7 @@ HUNG_AFTER_S = Settings().engine_hung_s if REAL else 8.0
 BESIDE_S = 10.0
 STREAMS = 64
 SATURATED_S = 600.0 if REAL else 2 * HUNG_AFTER_S
-SETTINGS = (
-    {} if REAL else {**FAST, "POC_ENGINE_HUNG_S": str(HUNG_AFTER_S), "POC_HEARTBEAT_S": "0.5"}
-)
+SETTINGS = {} if REAL else {**FAST, "POC_ENGINE_HUNG_S": str(HUNG_AFTER_S)}
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def client(own: OwnRedis) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def settings(own: OwnRedis) -> Settings:
-    return Settings(redis_url=own.url, redis_timeout_s=30)
+    return Settings(redis_url=own.url)
 
 
 def wrong(findings: Iterator[Finding]) -> list[Finding]:
@@ -100,7 +100,7 @@ def test_a_user_who_may_not_look(settings: Settings, own: OwnRedis, client: redi
     url = f"redis://worker:password@127.0.0.1:{own.port}/0"
     found = [
         finding
-        for finding in server(Settings(redis_url=url, redis_timeout_s=30))
+        for finding in server(Settings(redis_url=url), timeout_s=30)
         if finding.level != "ok"
     ]
     assert [finding.level for finding in found] == ["warning"]

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from poc_core.queues import CALLBACK_QUEUE
+from poc_core.settings import Settings
 from tests.peers.receiver import Receiver, gaps_and_repeats
 from tests.stacks.round_client import (
     FAST,
@@ -25,21 +26,20 @@ from tests.stacks.round_client import (
     round_body,
     running_stack,
 )
+from workers.rounds import STEP_S as ROUND_STEP_S
 
 pytestmark = pytest.mark.integration
 
 STEP_S = 0.05  # of a synthetic micro-batch
-TASK_S = float(FAST["POC_ROUND_STEP_S"]) + 0.5  # of a task of a round, and a little more
-LOCK_S = float(FAST["POC_DELIVERY_LOCK_S"])
+TASK_S = ROUND_STEP_S + 0.5  # of a task of a round, and a little more
+LOCK_S = Settings(worker_ttl_s=int(FAST["POC_WORKER_TTL_S"])).delivery_lock_s
 BUSY_S = 0.3  # what a machine that is busy with other tests adds
-OUTBOX_LIMIT = (
-    20_000  # beyond what a receiver misses that is away for seconds, at 32 nonces a micro-batch
-)
+OUTBOX_BYTES = 1_600_000  # beyond what a receiver misses that is away for seconds
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[StackClient]:
-    with running_stack({"POC_OUTBOX_MAX_ARTIFACTS": str(OUTBOX_LIMIT)}) as client:
+    with running_stack({"POC_OUTBOX_MAX_BYTES": str(OUTBOX_BYTES)}) as client:
         yield client
 
 
@@ -250,15 +250,10 @@ class TestReceiver:
         client.wait(lambda: client.stats()["outbox"]["full"], 60, "a full outbox")
         client.wait_settled()
         stats = client.stats()
-        assert (
-            OUTBOX_LIMIT
-            <= stats["artifacts_waiting"]
-            == stats["total_processed"]
-            < OUTBOX_LIMIT + 4 * 32
-        )
-        assert any(
-            "POC_OUTBOX_MAX_ARTIFACTS" in line and "ERROR" in line for line in client.lines()
-        )
+        waiting, n_bytes = stats["artifacts_waiting"], stats["outbox"]["bytes"]
+        assert OUTBOX_BYTES <= n_bytes < OUTBOX_BYTES + 4 * 32 * n_bytes / waiting
+        assert waiting == stats["total_processed"]
+        assert any("POC_OUTBOX_MAX_BYTES" in line and "ERROR" in line for line in client.lines())
         receiver.status = 200
         client.wait_progress(5000)
         finish(client, receiver)

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from cli.engine_options import from_command_line
 from cli.main import app
 from cli.shipped import shipped_model
-from poc_core.schemes.decode.codebook_file import SHIPPED, SHIPPED_SHA256
+from poc_core.schemes.decode.codebook_file import NETWORK_SHA256, SHIPPED
 from workers.engines.options import EngineOptions
 
 FLAGS = (
@@ -41,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_the_command_line_knows_every_option_and_its_default() -> None:
     on_command_line = inspect.signature(from_command_line).parameters
     # What all workers of a node are to share is a setting.
-    shared = {"layer_reflections", "decode_graphs", "codebook", "codebook_sha256"}
+    shared = {"codebook"}
     fields = {
         name: field for name, field in EngineOptions.model_fields.items() if name not in shared
     }
@@ -95,50 +96,22 @@ def test_a_worker_gets_what_was_said(started: list[tuple[Any, ...]]) -> None:
     assert started == [(options, "w", None)]
 
 
-def test_which_layers_are_reflected_is_a_setting(
-    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POC_LAYER_REFLECTIONS", "all")
-    assert (
-        CliRunner()
-        .invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
-        .exit_code
-        == 0
-    )
-    assert started[0][0].layer_reflections == "all"
-
-
-def test_whether_steps_run_as_graphs_is_a_setting_and_auto_unless_it_is_off(
-    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for setting in ("auto", "off"):
-        assert (
-            CliRunner()
-            .invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
-            .exit_code
-            == 0
-        )
-        assert started[-1][0].decode_graphs == setting
-        monkeypatch.setenv("POC_DECODE_GRAPHS", "off")
-
-
 def test_a_codebook_with_another_checksum_ends_the_command_before_an_engine_is_loaded(
-    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("POC_DECODE_CODEBOOK", str(SHIPPED))
-    monkeypatch.setenv("POC_DECODE_CODEBOOK_SHA256", "0" * 64)
-    done = CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
+    def worker() -> Any:
+        flags = ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"]
+        return CliRunner().invoke(app, flags)
+
+    (tmp_path / "other").write_bytes(b"other")
+    monkeypatch.setenv("POC_DECODE_CODEBOOK", str(tmp_path / "other"))
+    done = worker()
     assert done.exit_code == 2
-    assert "POC_DECODE_CODEBOOK_SHA256 says 000" in done.stderr
+    assert f"the network's own (POC_DECODE_CODEBOOK) has {NETWORK_SHA256}" in done.stderr
     assert started == []
-    monkeypatch.setenv("POC_DECODE_CODEBOOK_SHA256", SHIPPED_SHA256)
-    assert (
-        CliRunner()
-        .invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
-        .exit_code
-        == 0
-    )
-    assert (started[0][0].codebook, started[0][0].codebook_sha256) == (str(SHIPPED), SHIPPED_SHA256)
+    monkeypatch.setenv("POC_DECODE_CODEBOOK", str(SHIPPED))
+    assert worker().exit_code == 0
+    assert started[0][0].codebook == str(SHIPPED)
 
 
 def test_a_supervised_worker_gets_them_whole(started: list[tuple[Any, ...]]) -> None:

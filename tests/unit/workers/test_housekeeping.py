@@ -106,7 +106,7 @@ def hand_of(worker: str, jobs: JobStore) -> Hand:
 def housekeeper(
     jobs: JobStore, workers: WorkerRegistry, rounds: RoundStore, messages: Messages, hand: Hand
 ) -> Iterator[Housekeeper]:
-    settings = Settings(heartbeat_s=0.01, reap_interval_s=0.01, engine_hung_s=0.3)
+    settings = Settings(engine_hung_s=0.3).model_copy(update={"worker_ttl_s": 0.05})
     queue, steps = cast(JobQueue, messages), cast(StepQueue, NoSteps())
     keeper = Housekeeper(
         worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, hand, settings

@@ -35,6 +35,7 @@ from workers.rounds import RoundRunner
 
 MICRO_BATCH_S = 0.02
 STEP_S = 0.25  # of steps that end in time
+TWO_LEASES = 100  # bytes: more than a lease of 4 nonces takes in the outbox, less than two do
 LONG_STEP_S = 60.0  # of steps that end by what happens in them, on a machine with other work too
 
 
@@ -440,13 +441,13 @@ def test_a_full_outbox_pauses_the_round_and_says_so_loudly(
     record: RoundRecord,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    small = RoundStore(redis, settings.model_copy(update={"outbox_max_artifacts": 8}), clock)
+    small = RoundStore(redis, settings.model_copy(update={"outbox_max_bytes": TWO_LEASES}), clock)
 
     def said() -> list[int]:
         return [
             entry.levelno
             for entry in caplog.records
-            if "is full (POC_OUTBOX_MAX_ARTIFACTS)" in entry.message
+            if "is full (POC_OUTBOX_MAX_BYTES)" in entry.message
         ]
 
     with under_way(RoundRunner(proofs, "w1", small, lambda _: None, LONG_STEP_S), small, record):
@@ -464,11 +465,11 @@ def test_a_round_whose_outbox_has_room_again_goes_on(
     clock: Clock,
     record: RoundRecord,
 ) -> None:
-    small = RoundStore(redis, settings.model_copy(update={"outbox_max_artifacts": 8}), clock)
+    small = RoundStore(redis, settings.model_copy(update={"outbox_max_bytes": TWO_LEASES}), clock)
     with under_way(RoundRunner(proofs, "w1", small, lambda _: None, LONG_STEP_S), small, record):
         wait_until(lambda: len(arrived(redis, record)) == 12)
         assert len(engine.begun) == 3
-        redis.hset(f"poc:outbox:{record.round_id}", "waiting", "0")
+        redis.hset(f"poc:outbox:{record.round_id}", "bytes", "0")
         wait_until(lambda: len(engine.begun) > 3)
 
 
@@ -744,7 +745,7 @@ def housekeeper(
     rounds: RoundStore,
     messages: Messages,
 ) -> Iterator[Housekeeper]:
-    settings = Settings(heartbeat_s=0.01)
+    settings = Settings().model_copy(update={"worker_ttl_s": 0.05})
     queue, steps, hand = cast(JobQueue, FakeJobQueue()), cast(StepQueue, messages), Hand(str)
     keeper = Housekeeper(
         worker_record("w1", state="starting"), workers, jobs, queue, rounds, steps, hand, settings

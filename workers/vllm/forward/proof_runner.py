@@ -18,7 +18,6 @@ from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.base import PrefillScheme, SteppedScheme
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
-from workers.engines.kinds import LayerReflections
 from workers.engines.ticks import Slice
 from workers.vllm import cache_compat, compat
 from workers.vllm.chains.hand_over import HandOver
@@ -40,7 +39,7 @@ from workers.vllm.start.watch import Watch
 class ProofRunner:
     """Runs proof micro-batches on the model that a vLLM worker has loaded."""
 
-    def __init__(self, worker: Any, reflections: LayerReflections = "fleet") -> None:
+    def __init__(self, worker: Any) -> None:
         """`worker`: vLLM's Worker after its KV cache was set up. Raises NotIsolatableError,
         LookupError.
         """
@@ -56,7 +55,7 @@ class ProofRunner:
             self._model, self._config.cache_config.cache_dtype
         ):
             raise NotIsolatableError(why_not)
-        self._found = find_decoder_layers(self._model, text_config.num_hidden_layers, reflections)
+        self._found = find_decoder_layers(self._model, text_config.num_hidden_layers)
         self._layers = self._found.modules
         self._vocab_size = n_routed_tokens(text_config)
         self._own = compat.own_layers(self._layers)

@@ -25,6 +25,7 @@ from api.services import Services
 from poc_core.records import ENGINE_LOST_HEADER
 from poc_core.serving.openai_paths import USUAL
 from poc_core.settings import Settings
+from poc_core.state import registry
 from tests.harness.samples import MODEL, RecordingDispatcher, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Behaviour, Call, FakeWorker
@@ -59,7 +60,7 @@ def services(app: FastAPI) -> Services:
     """The services of the API, which know of no worker yet."""
     services: Services = app.state.services
     services.redis.flushall()
-    services.gateway.workers = ChatWorkers(services.workers, services.settings.worker_cache_s)
+    services.gateway.workers = ChatWorkers(services.workers, registry.CHAT_MEMORY_S)
     return services
 
 

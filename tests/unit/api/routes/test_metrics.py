@@ -45,7 +45,7 @@ def test_an_empty_node_has_a_state_and_zeros(client: TestClient) -> None:
     assert scraped("queued_nonces") == 0
     assert scraped("queued_nonces_limit") == 1000
     assert scraped("jobs", status="queued") == 0
-    assert scraped("jobs_limit") == 20_000
+    assert scraped("jobs_limit") == 200  # of 1,000 nonces
     assert scraped("silent_receivers") == 0
     assert "proofline_outbox_waiting" not in scraped.names
 
@@ -109,7 +109,7 @@ def test_a_round_per_worker_and_its_outbox(
     assert scraped("round_reported_total") == 5
     assert scraped("round_seconds") == pytest.approx(2)
     assert scraped("outbox_waiting") == 5
-    assert scraped("outbox_limit") == settings.outbox_max_artifacts
+    assert scraped("outbox_limit") == settings.outbox_max_bytes
     assert scraped("outbox_bytes") == outbox_status(redis, round_id).waiting_bytes > 0
     assert scraped("outbox_full") == 0
     assert scraped("outbox_failures") == 0
@@ -119,7 +119,7 @@ def test_an_outbox_in_trouble(
     client: TestClient, round_id: str, redis: Redis, settings: Settings
 ) -> None:
     redis.hset(
-        f"poc:outbox:{round_id}", mapping={"waiting": settings.outbox_max_artifacts, "failures": 7}
+        f"poc:outbox:{round_id}", mapping={"bytes": settings.outbox_max_bytes, "failures": 7}
     )
     scraped = Scraped(client)
     assert scraped("outbox_full") == 1

@@ -83,12 +83,12 @@ def test_429_for_more_jobs_than_may_wait(
 ) -> None:
     state = client.app.state  # type: ignore[attr-defined]
     state.services = replace(
-        state.services, jobs=JobStore(redis, settings.model_copy(update={"max_jobs": 1}))
+        state.services, jobs=JobStore(redis, settings.model_copy(update={"max_queued_nonces": 6}))
     )
     submit(client)
     answer = client.post(GENERATE, json=body())
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
-    assert "POC_MAX_JOBS" in answer.json()["detail"]
+    assert "1 jobs have not ended" in answer.json()["detail"]
 
 
 def test_a_request_is_queued_stored_and_published(

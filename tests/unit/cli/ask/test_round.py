@@ -27,8 +27,7 @@ def status_of(state: str = "GENERATING", **changes: Any) -> dict[str, Any]:
     its stats.
     """
     outbox = {
-        "limit": 5_000_000,
-        "bytes": 0,
+        "bytes": 9_680,
         "limit_bytes": 5_000_000,
         "full": False,
         "dropped": 0,
@@ -361,7 +360,7 @@ def test_status_shows_the_round_its_workers_and_its_outbox(api: FakeApi, runner:
         "w2 gone 321 0.0",
         f"receiver {URL}",
         "delivered 4,200",
-        "waiting 121 of at most 5,000,000",
+        "waiting 121, 9,680 of 5,000,000 B",
     ]:
         assert row in rows
 

@@ -74,7 +74,7 @@ def test_a_receiver_is_looked_at_where_one_is_named() -> None:
 def test_settings_that_cannot_be_read_are_named_and_the_rest_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("POC_MAX_JOBS", "many")
+    monkeypatch.setenv("POC_MAX_WAITING_REQUESTS", "many")
     monkeypatch.setenv("POC_CHAT_POLCY", "off")
     code, findings = run()
     assert code == 1
@@ -82,8 +82,8 @@ def test_settings_that_cannot_be_read_are_named_and_the_rest_is_looked_at(
         ("settings", "problem"),
         ("settings", "warning"),
     ]
-    assert "POC_MAX_JOBS" in findings[0]["says"]
-    monkeypatch.setenv("POC_MAX_JOBS", "20")
+    assert "POC_MAX_WAITING_REQUESTS" in findings[0]["says"]
+    monkeypatch.setenv("POC_MAX_WAITING_REQUESTS", "20")
     monkeypatch.delenv("POC_CHAT_POLCY")
     assert run()[0] == 0
 

@@ -133,7 +133,6 @@ class TestFamily:
         self, tmp_path: Path, config: dict[str, Any], **changes: Any
     ) -> list[tuple[str, str]]:
         given: dict[str, Any] = {
-            "reflections": "fleet",
             "on_cpu": False,
             "has_torchvision": True,
         } | changes
@@ -150,9 +149,6 @@ class TestFamily:
         assert level == "ok"
         assert "none of its 61 layers is reflected" in says
 
-    def test_a_wrapper_reflected_against_the_fleet_is_worth_a_look(self, tmp_path: Path) -> None:
-        assert [level for level, _ in self.about(tmp_path, KIMI, reflections="all")] == ["warning"]
-
     def test_a_wrapper_with_pictures_needs_torchvision(self, tmp_path: Path) -> None:
         assert self.about(tmp_path, KIMI, has_torchvision=False)[-1] == (
             "problem",
@@ -168,4 +164,4 @@ class TestFamily:
         ]
 
     def test_of_a_model_that_is_not_here_nothing_can_be_said(self) -> None:
-        assert list(model.family(Model("owner/name", None), "fleet", True, True)) == []
+        assert list(model.family(Model("owner/name", None), True, True)) == []

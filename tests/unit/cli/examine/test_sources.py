@@ -41,12 +41,12 @@ def test_every_setting_is_shown_with_its_default(runner: CliRunner) -> None:
 
 def test_the_environment_is_told_apart(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POC_BATCH_SIZE_DEFAULT", "8")
-    monkeypatch.setenv("poc_max_jobs", "9")  # pydantic reads any case
+    monkeypatch.setenv("poc_max_waiting_requests", "9")  # pydantic reads any case
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.setenv("PROOFLINE_URL", "http://node:8000")
     assert shown(runner, "--changed") == {
         "POC_BATCH_SIZE_DEFAULT": (8, "environment"),
-        "POC_MAX_JOBS": (9, "environment"),
+        "POC_MAX_WAITING_REQUESTS": (9, "environment"),
         "PROOFLINE_URL": ("http://node:8000", "environment"),
         "HF_TOKEN": ("***", "environment"),
     }
@@ -56,12 +56,15 @@ def test_compose_s_file_is_told_apart(
     runner: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".env").write_text(
-        "POC_MAX_JOBS=7\nexport POC_CHAT_POLICY='off'\n# POC_MAX_STEP_MS=1\n"
+        "POC_MAX_WAITING_REQUESTS=7\nexport POC_CHAT_POLICY='off'\n# POC_MAX_STEP_MS=1\n"
     )
     monkeypatch.setenv("POC_CHAT_POLICY", "off")
     found = shown(runner, "--changed")
     assert found["POC_CHAT_POLICY"] == ("off", "environment, as .env has it")
-    assert found["POC_MAX_JOBS"] == (20000, "default; .env sets it for Compose's containers only")
+    assert found["POC_MAX_WAITING_REQUESTS"] == (
+        256,
+        "default; .env sets it for Compose's containers only",
+    )
     assert len(found) == 2
 
 
@@ -93,10 +96,10 @@ def test_for_people_it_is_lines_and_misspelt_names_are_told(
     runner: CliRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POC_CHAT_POLCY", "off")
-    monkeypatch.setenv("POC_MAX_JOBS", "9")
+    monkeypatch.setenv("POC_MAX_WAITING_REQUESTS", "9")
     answer = runner.invoke(app, ["config"])
     assert "POC_CHAT_POLICY = yield\n" in answer.stdout
-    assert "POC_MAX_JOBS = 9    # environment\n" in answer.stdout
+    assert "POC_MAX_WAITING_REQUESTS = 9    # environment\n" in answer.stdout
     assert "POC_CALLBACK_MAX_RETRIES = unset\n" in answer.stdout
     assert "POC_CHAT_POLCY is no setting; POC_CHAT_POLICY is." in answer.stderr
 
@@ -104,7 +107,7 @@ def test_for_people_it_is_lines_and_misspelt_names_are_told(
 def test_a_value_that_cannot_be_used_is_named(
     runner: CliRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("POC_MAX_JOBS", "many")
+    monkeypatch.setenv("POC_MAX_WAITING_REQUESTS", "many")
     answer = runner.invoke(app, ["config"])
     assert answer.exit_code == 2
-    assert "POC_MAX_JOBS" in answer.stderr
+    assert "POC_MAX_WAITING_REQUESTS" in answer.stderr

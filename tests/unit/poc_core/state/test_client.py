@@ -1,5 +1,5 @@
-"""Finding (14): a Redis that takes connections and says nothing is an error after
-POC_REDIS_TIMEOUT_S, not after four of them.
+"""A Redis that takes connections and says nothing is an error after one time limit, not after
+four of them.
 """
 
 import socket
@@ -16,7 +16,7 @@ from poc_core.state import connect
 def test_a_silent_redis(patient: bool, tries: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        with connect(Settings(redis_url=url, redis_timeout_s=0.3), patient) as client:
+        with connect(Settings(redis_url=url), patient, timeout_s=0.3) as client:
             began = time.monotonic()
             with pytest.raises(TimeoutError):
                 client.ping()

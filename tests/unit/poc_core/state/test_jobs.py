@@ -310,10 +310,10 @@ def test_more_nonces_than_may_ever_wait_must_be_split(jobs: JobStore) -> None:
 def test_more_jobs_than_may_wait_are_refused_and_leave_nothing(
     redis: Redis, clock: Clock, settings: Settings
 ) -> None:
-    jobs = JobStore(redis, settings.model_copy(update={"max_jobs": 2}), clock)
+    jobs = JobStore(redis, settings.model_copy(update={"max_queued_nonces": 10}), clock)
     first, _ = jobs.create(new_job([1])), jobs.create(new_job([2], model="other"))
     before = set(redis.scan_iter("*"))
-    with pytest.raises(QueueFullError, match=r"2 jobs have not ended.*POC_MAX_JOBS"):
+    with pytest.raises(QueueFullError, match=r"2 jobs have not ended.*POC_MAX_QUEUED_NONCES"):
         jobs.create(new_job([3]))
     assert set(redis.scan_iter("*")) == before
     jobs.cancel(first)

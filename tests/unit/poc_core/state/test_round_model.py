@@ -15,7 +15,7 @@ from poc_core.records import RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import RoundStore, WorkerRegistry, keys
 from poc_core.state.delivery import entries
-from poc_core.state.rounds import Lease, LeaseRefusal
+from poc_core.state.rounds import LEASE_S, Lease, LeaseRefusal
 from tests.harness.fuzz import FUZZ
 from tests.harness.samples import Clock, round_config, worker_record
 
@@ -86,7 +86,7 @@ class RoundMachine(RuleBasedStateMachine):
             assert all(places_of(found).isdisjoint(places_of(other)) for other in leases)
         assert places_of(found).isdisjoint(self.done)
         self.in_hand[worker].append(found)
-        self.until[lease_name(found)] = self.clock.now + self.settings.round_lease_sec
+        self.until[lease_name(found)] = self.clock.now + LEASE_S
 
     @precondition(lambda self: any(self.in_hand.values()))
     @rule(pick=PICK)

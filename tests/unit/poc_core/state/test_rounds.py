@@ -14,7 +14,7 @@ from poc_core.settings import Settings
 from poc_core.state import Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery import entries
 from poc_core.state.overview import Overviews
-from poc_core.state.rounds import Lease, LeaseRefusal
+from poc_core.state.rounds import LEASE_S, Lease, LeaseRefusal
 from tests.harness.samples import DISTANCE_SPEC, Clock, due_now, round_config
 from tests.harness.stored import outbox_status
 from tests.planted.forgetful import forgetting
@@ -338,7 +338,7 @@ def test_an_expired_lease_goes_to_another_worker(
 ) -> None:
     record = start(rounds)
     stuck = take(rounds, record, "w1")
-    clock.now += settings.round_lease_sec
+    clock.now += LEASE_S
     assert take(rounds, record, "w2").first == 4
     clock.now += 1
     assert (
@@ -458,7 +458,7 @@ def test_a_lost_lease_is_handed_on_also_at_the_end_of_the_sequence(
 def test_a_full_outbox_pauses_the_round_until_some_is_delivered(
     redis: Redis, clock: Clock, settings: Settings
 ) -> None:
-    small = settings.model_copy(update={"outbox_max_artifacts": 4})
+    small = settings.model_copy(update={"outbox_max_bytes": 1})
     rounds, outbox = RoundStore(redis, small, clock), Outbox(redis, small, clock)
     record = start(rounds)
     complete(rounds, take(rounds, record))
@@ -473,7 +473,7 @@ def test_a_full_outbox_pauses_the_round_until_some_is_delivered(
 def test_a_round_without_a_url_never_fills_up(
     redis: Redis, clock: Clock, settings: Settings
 ) -> None:
-    rounds = RoundStore(redis, settings.model_copy(update={"outbox_max_artifacts": 1}), clock)
+    rounds = RoundStore(redis, settings.model_copy(update={"outbox_max_bytes": 1}), clock)
     record = start(rounds, url=None)
     complete(rounds, take(rounds, record))
     assert take(rounds, record).first == 4

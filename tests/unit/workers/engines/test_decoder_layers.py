@@ -33,7 +33,7 @@ def model(lists: dict[str, int], name: str = "SomeForCausalLM") -> nn.Module:
     ],
 )
 def test_what_the_networks_nodes_find_is_reflected(lists: dict[str, int], path: str) -> None:
-    found = find_decoder_layers(model(lists), N, "fleet")
+    found = find_decoder_layers(model(lists), N)
     assert (found.path, found.reflected, len(found.modules)) == (path, True, N)
 
 
@@ -46,10 +46,7 @@ def test_what_the_networks_nodes_find_is_reflected(lists: dict[str, int], path: 
         "Newer",
     ],
 )
-@pytest.mark.parametrize(("reflections", "reflected"), [("fleet", False), ("all", True)])
-def test_wrapped_layers_are_found_and_reflected_only_when_all_are(
-    architecture: str, reflections: str, reflected: bool
-) -> None:
+def test_wrapped_layers_are_found_and_not_reflected(architecture: str) -> None:
     paths = (
         "vision_tower.encoder.layers",
         "visual.blocks",
@@ -57,8 +54,8 @@ def test_wrapped_layers_are_found_and_reflected_only_when_all_are(
         "mtp.layers",
     )
     wrapped = model(dict.fromkeys(paths, N), architecture)
-    found = find_decoder_layers(wrapped, N, reflections)  # type: ignore[arg-type]
-    assert (found.path, found.reflected) == ("language_model.model.layers", reflected)
+    found = find_decoder_layers(wrapped, N)
+    assert (found.path, found.reflected) == ("language_model.model.layers", False)
 
 
 @pytest.mark.parametrize(
@@ -66,19 +63,19 @@ def test_wrapped_layers_are_found_and_reflected_only_when_all_are(
 )
 def test_another_tower_never_is_the_decoder(path: str) -> None:
     with pytest.raises(LookupError, match="no list of 3 layers"):
-        find_decoder_layers(model({path: N}), N, "fleet")
+        find_decoder_layers(model({path: N}), N)
 
 
 def test_two_that_may_be_it_are_refused_by_name() -> None:
     with pytest.raises(
         LookupError, match=r"2 lists of 3 layers \(thinker\.layers, talker\.layers\)"
     ):
-        find_decoder_layers(model({"thinker.layers": N, "talker.layers": N}), N, "all")
+        find_decoder_layers(model({"thinker.layers": N, "talker.layers": N}), N)
 
 
 def test_a_list_of_another_length_is_passed_over() -> None:
     assert (
-        find_decoder_layers(model({"layers": N + 1, "decoder.layers": N}), N, "fleet").path
+        find_decoder_layers(model({"layers": N + 1, "decoder.layers": N}), N).path
         == "decoder.layers"
     )
 
@@ -88,4 +85,4 @@ def test_lists_inside_a_layer_are_no_decoder() -> None:
     outer.get_submodule("decoder.layers.0").add_module(
         "blocks", nn.ModuleList(nn.Module() for _ in range(N))
     )
-    assert find_decoder_layers(outer, N, "fleet").path == "decoder.layers"
+    assert find_decoder_layers(outer, N).path == "decoder.layers"

@@ -887,10 +887,12 @@ def test_an_announcement_says_for_whom_it_is_and_keeps_the_secret(
 # Places of jobs.
 
 
-def test_jobs_that_come_quickly_do_not_pass_outbox_max_jobs(
+def test_jobs_that_come_quickly_do_not_pass_one_for_each_half_mebibyte_of_the_outbox(
     redis: Redis, settings: Settings, clock: Clock, serve: Callable[..., Any]
 ) -> None:
-    settings = settings.model_copy(update={"outbox_max_jobs": 20, "max_queued_nonces": 10**6})
+    settings = settings.model_copy(
+        update={"outbox_max_bytes": 20 * 512 * 1024, "max_queued_nonces": 10**6}
+    )
     jobs, outbox = JobStore(redis, settings, clock), Outbox(redis, settings, clock)
     request = REQUEST.model_copy(update={"url": URL})
     refusals = []
@@ -900,7 +902,7 @@ def test_jobs_that_come_quickly_do_not_pass_outbox_max_jobs(
         except QueueFullError as error:
             refusals.append(str(error))
     assert (outbox.n_jobs(), len(refusals)) == (20, 30)
-    assert "POC_OUTBOX_MAX_JOBS" in refusals[0]
+    assert "The callbacks of 20 jobs" in refusals[0]
     assert "try again later, or leave out the url and poll" in refusals[0]
     assert len(jobs.active_jobs(MODEL)) == 20
     jobs.create(NewJob(MODEL, SPEC, REQUEST, [1], 1))  # without a url
