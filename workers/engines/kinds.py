@@ -4,8 +4,9 @@
 
 from typing import Literal
 
+from poc_core.serving.dtypes import Dtype as Dtype
+
 EngineKind = Literal["vllm", "transformers", "synthetic"]
-Dtype = Literal["auto", "float32", "bfloat16"]
 # Whose decoder layers are reflected: those that the network's own nodes find, or every model's.
 LayerReflections = Literal["fleet", "all"]
 # Whether steps of decode proofs run as CUDA graphs: never, or wherever that gives the same.
