@@ -20,10 +20,10 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
     ModelChoiceError for a directory that holds no model.
     """
     shipped = shipped_models()
-    directory = Path(model).expanduser()
-    if model in shipped and not directory.is_dir():
+    directory = _directory(model)
+    if model in shipped and directory is None:
         return str(shipped[model]), served_model_name or model
-    if model and directory.is_dir():
+    if directory is not None:
         if not (directory / "config.json").is_file():
             raise ModelChoiceError(
                 f"The directory {model} has no config.json; give the directory of a model."
@@ -38,6 +38,15 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
             f" hub, or one of the shipped models: {', '.join(shipped)}."
         )
     return model, served_model_name or model
+
+
+def _directory(model: str) -> Path | None:
+    """The directory of this name; None: there is none, nor could there be."""
+    try:
+        directory = Path(model).expanduser()
+        return directory if model and directory.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # too long, ~ of nobody, a NUL
+        return None
 
 
 def with_chosen_model(options: EngineOptions) -> EngineOptions:

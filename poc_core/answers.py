@@ -203,6 +203,9 @@ class HostStatus(BaseModel):
     workers: int = Field(description="Workers that the host runs.")
     ready: int = Field(description="Of these, ready.")
     error: str | None = None
+    left_out: list[str] = Field(
+        default=[], description="Arguments that the host's vLLM does not know, with the reason."
+    )
 
 
 class UpStatus(BaseModel):
@@ -213,6 +216,9 @@ class UpStatus(BaseModel):
     )
     error: str | None = Field(description="Why it failed.")
     model: str | None = Field(description="What is deployed.")
+    left_out: list[str] = Field(
+        default=[], description="Arguments that no engine is given, with the reason."
+    )
     hosts: list[HostStatus]
     is_starting: bool
     models: list[str] = Field(description="Models with a worker that is ready.")

@@ -12,6 +12,7 @@ from redis.connection import parse_url
 
 from poc_core.callbacks import CallbackPolicy
 from poc_core.errors import SettingsError
+from poc_core.serving.trusted_models import parse_trusted
 from poc_core.work_settings import WorkSettings
 
 # Seconds to wait for Redis; a longer silence is an error, which clients see as 503.
@@ -137,6 +138,12 @@ class Settings(WorkSettings):
         parse_chat_policy(text)
         return text
 
+    @field_validator("trusted_models")
+    @classmethod
+    def _pinned_models(cls, text: str) -> str:
+        parse_trusted(text)
+        return text
+
     @field_validator("trusted_networks")
     @classmethod
     def _real_networks(cls, text: str) -> str:
@@ -154,8 +161,8 @@ class Settings(WorkSettings):
         return text
 
     @property
-    def deploy_also(self) -> list[str]:
-        return [name.strip() for name in self.deploy_arguments.split(",") if name.strip()]
+    def trusted(self) -> frozenset[str]:
+        return parse_trusted(self.trusted_models)
 
     @property
     def host(self) -> str:

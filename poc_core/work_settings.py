@@ -176,12 +176,12 @@ class WorkSettings(BaseSettings):
         ),
     )
 
-    deploy_arguments: str = Field(
+    trusted_models: str = Field(
         "",
         description=(
-            "Further arguments of `vllm serve` that a deployment by API may bring, with commas"
-            " between them, such as --trust-remote-code,--chat-template. Whoever may deploy can use"
-            " them then; the first runs code."
+            "Models whose code engines may run beside the chain's own, each at one commit:"
+            " ORG/NAME@COMMIT, with commas between them. Of others a deployment's"
+            " --trust-remote-code is left out."
         ),
     )
 

@@ -18,7 +18,7 @@ from poc_core.serving.deployments import Deployment, DeploymentState, Deployment
 from poc_core.errors import ArgumentsError, BodyError, DeployedError, NoHostError
 from poc_core.records import RoundState
 from poc_core.settings import Settings
-from poc_core.serving.vllm_arguments import DTYPES, read_arguments
+from poc_core.serving.vllm_arguments import read_deployment
 
 log = logging.getLogger(__name__)
 
@@ -32,27 +32,14 @@ SERVE_S = 870.0
 
 
 def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
-    """What the body asks for. BodyError: an argument that may not be, or a number format
-    without proofs.
-    """
+    """What the body asks for. BodyError: an argument that may not be."""
     try:
-        arguments = read_arguments(body.additional_args, settings.deploy_also)
+        wanted = read_deployment(body.model, body.dtype, body.additional_args, settings.trusted)
     except ArgumentsError as error:
         raise BodyError(str(error), ("additional_args",), "deployment_arguments") from None
-    if arguments.ignored:
-        names = ", ".join(arguments.ignored)
-        log.warning("deployment of %s: %s left out; a node settles that by itself", body.model, names)
-    dtype = arguments.dtype or body.dtype
-    if dtype not in DTYPES:
-        raise BodyError(f"dtype may be {', '.join(DTYPES)} here, not {dtype!r}.", ("dtype",), "deployment_dtype")
-    return Deployment(
-        model=body.model,
-        served_model_name=arguments.served_model_name,
-        dtype=None if dtype == "auto" else dtype,
-        tensor_parallel=arguments.tensor_parallel,
-        pipeline_parallel=arguments.pipeline_parallel,
-        vllm_args=arguments.rest,
-    )
+    for told in wanted.left_out:
+        log.warning("deployment of %s: left out %s", body.model, told)
+    return wanted
 
 
 def deploy(body: DeployBody, services: Services) -> int:
@@ -94,7 +81,9 @@ async def until_served(request: Request, services: Services, generation: int) ->
         if status.state is DeploymentState.FAILED:
             raise HTTPException(500, f"The model could not be started: {status.record.error}")
         if not status.hosts:
-            raise HTTPException(500, "Every host that was to start the model is gone; one that comes will start it.")
+            raise HTTPException(
+                500, "Every host that was to start the model is gone; one that comes will start it."
+            )
         if await request.is_disconnected():
             return Response(status_code=499)
         await anyio.sleep(_LOOK_S)
@@ -105,7 +94,9 @@ async def until_served(request: Request, services: Services, generation: int) ->
     )
 
 
-async def until_gone(services: Services, generation: int, clock: Callable[[], float] = time.monotonic) -> Done:
+async def until_gone(
+    services: Services, generation: int, clock: Callable[[], float] = time.monotonic
+) -> Done:
     """Returns when no host runs what was withdrawn. HTTPException 500 names those that still do
     after a minute.
     """
@@ -116,12 +107,16 @@ async def until_gone(services: Services, generation: int, clock: Callable[[], fl
         if status.is_gone or superseded:
             return Done()
         if clock() > deadline:
-            raise HTTPException(500, f"Engines still end on {_busy(status)}; look into the logs there.")
+            raise HTTPException(
+                500, f"Engines still end on {_busy(status)}; look into the logs there."
+            )
         await anyio.sleep(_LOOK_S)
 
 
 def _busy(status: DeploymentStatus) -> str:
-    return ", ".join(f"{host.host} ({host.state.lower()})" for host in status.hosts if host.state != "IDLE")
+    return ", ".join(
+        f"{host.host} ({host.state.lower()})" for host in status.hosts if host.state != "IDLE"
+    )
 
 
 def _end_work(services: Services) -> None:

@@ -112,6 +112,7 @@ def up_status(services: AppServices) -> answers.UpStatus:
         else None,
         error=record.error if record else None,
         model=status.wanted.model if status.wanted else None,
+        left_out=list(status.wanted.left_out) if status.wanted else [],
         hosts=[answers.HostStatus(**_host(host)) for host in status.hosts],
         is_starting=found is DeploymentState.STARTING,
         models=sorted({worker.model for worker in running}),
@@ -133,9 +134,8 @@ def versions(services: AppServices) -> answers.Versions:
 
 
 def _host(report: HostReport) -> dict[str, Any]:
-    return report.model_dump(include={"id", "host", "model", "workers", "ready", "error"}) | {
-        "state": report.state.value.lower()
-    }
+    told = {"id", "host", "model", "workers", "ready", "error", "left_out"}
+    return report.model_dump(include=told) | {"state": report.state.value.lower()}
 
 
 def _chats_beside_proofs(services: Services) -> bool:

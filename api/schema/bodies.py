@@ -5,13 +5,15 @@ from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from fastapi import HTTPException, Request
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
+from pydantic_core import PydanticCustomError
 
 from api.errors import malformed_body
 from poc_core.fields import Text
 from poc_core.schemes import contracts, recognised
 from poc_core.schemes.contract import Contract
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
+from poc_core.serving.dtypes import Dtype
 
 # Commas a body may hold per nonce that may wait. A nonce with an artifact to validate takes 3.
 # Parsing takes memory per item, so a body of nothing but short items would otherwise take 30 times
@@ -24,19 +26,23 @@ _MAX_ROUND_BYTES = 64 * 1024
 Body = TypeVar("Body", bound=BaseModel)
 
 
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise PydanticCustomError("name", "A name has no characters that cannot be printed")
+    return name
+
+
 class DeployBody(BaseModel):
     """A model to deploy, as the network's client asks for it."""
 
     # What begins with a dash would be read as an argument.
-    model: Annotated[Text, Field(pattern=r"^[^\s-]")] = Field(
+    model: Annotated[Text, Field(pattern=r"^[^\s-]"), AfterValidator(_printable)] = Field(
         description=(
             "A name on the Hugging Face hub, a shipped model's, or a directory on every host."
         ),
         examples=["Qwen/Qwen3-8B"],
     )
-    dtype: Text = Field(
-        "auto", description="Number format of the weights: auto, float32 or bfloat16."
-    )
+    dtype: Dtype = Field("auto", description="Number format of the weights.")
     additional_args: list[Annotated[str, Field(max_length=8192)]] = Field(
         default=[],
         max_length=200,

@@ -159,7 +159,8 @@ DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
                 "loc": ["body", "additional_args"],
                 "msg": (
                     "--middleware is not among the arguments that a deployment may bring here:"
-                    " leave it out, or whoever runs this node adds it to POC_DEPLOY_ARGUMENTS."
+                    " leave it out, or whoever runs this node's hosts gives it to `proofline"
+                    " workers` after --."
                 ),
                 "type": "deployment_arguments",
             }

@@ -106,8 +106,12 @@ def show(found: "UpStatus") -> None:
     what = f"{found.model}: " if found.model else ""
     seconds = f", {found.elapsed_seconds:.0f} s" if found.elapsed_seconds is not None else ""
     typer.echo(f"{what}{found.status}{seconds}{': ' + found.error if found.error else ''}")
+    for told in found.left_out:
+        typer.echo(f"  left out {told}")
     for host in found.hosts:
         serves = (
             f" {host.model}, {host.ready} of {host.workers} workers ready" if host.model else ""
         )
         typer.echo(f"  {host.host}: {host.state}{serves}{': ' + host.error if host.error else ''}")
+        for told in host.left_out:
+            typer.echo(f"  {host.host}: left out {told}")

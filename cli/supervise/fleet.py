@@ -56,6 +56,8 @@ class Fleet:
         self._on_line = on_line
         self._announce = announce
         self.children: list[Child] = []
+        # Arguments that the workers' vLLM does not know, as their logs tell.
+        self.left_out: list[str] = []
 
     def start(self, env: Mapping[str, str]) -> None:
         """`env`: for every worker, over its own environment; the Redis url, say, which no
@@ -72,9 +74,15 @@ class Fleet:
                 ready_line=log_patterns.READY,
                 hopeless=log_patterns.why_hopeless,
             )
-            child = Child(spec, self._on_line, self._announce)
+            child = Child(spec, self._hear, self._announce)
             child.start()
             self.children.append(child)
+
+    def _hear(self, name: str, line: str) -> None:
+        found = log_patterns.LEFT_OUT.search(line)
+        if found and found[1] not in self.left_out:
+            self.left_out.append(found[1])
+        self._on_line(name, line)
 
     def stop(self) -> None:
         """Lets all workers finish what they have in hand, and waits until they are gone."""

@@ -27,6 +27,7 @@ from poc_core.serving.deployments import (
     HostReport,
     HostState,
 )
+from poc_core.serving.model_options import ModelOptions
 from poc_core.state.deployments import DeploymentStore
 from workers.engines.options import EngineOptions
 
@@ -35,12 +36,7 @@ LAST_LOOK_S = 5.0  # that a look under way gets to end
 LOGS_S = 2.0
 LOOK_S = 0.5  # between two looks at the record: a change of model takes seconds at least
 MOST_ERROR_CHARS = 4000  # of a reason that is told to clients
-
-# What a command line says of its --model, and not of the machine.
-_OF_A_MODEL = {
-    *("model", "served_model_name", "dtype"),
-    *("tensor_parallel", "pipeline_parallel", "max_batch_tokens", "vllm_args"),
-}
+_OF_ANY_ENGINE = {"model", "dtype"}  # what a deployment says to engines other than vLLM
 
 StartFleet = Callable[[EngineOptions, bool], Fleet]
 """Starts the workers of a model; True: of this command's own --model.
@@ -84,7 +80,9 @@ class Follower:
         self._host = host
         self._id = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._options = options
-        self._own = _as_deployment(options) if options.model else None
+        said = options.model_dump(include=set(ModelOptions.model_fields))
+        named = {"served_model_name": options.name}
+        self._own = Deployment(**said | named) if options.model else None
         self._start_fleet = start_fleet
         self._announce = announce
         self._vllm_version = _vllm_version()
@@ -197,6 +195,8 @@ class Follower:
             return Plan(generation, deployed_options(record.wanted, self._options))
         except ProoflineError as error:
             return Plan(generation, None, why_not=str(error))
+        except Exception as error:  # of a record that no request makes: the host must not vanish
+            return Plan(generation, None, why_not=f"what is deployed cannot be read: {error!r}")
 
     def _step(self, plan: Plan) -> None:
         before, self._plan = self._plan, plan
@@ -264,6 +264,7 @@ class Follower:
             ready=fleet.n_ready if fleet else 0,
             error=self._error[:MOST_ERROR_CHARS] if self._error else None,
             vllm_version=self._vllm_version,
+            left_out=tuple(fleet.left_out) if fleet else (),
         )
 
 
@@ -275,31 +276,15 @@ def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptio
     memory and number format belongs to that model alone. Engines other than vLLM take neither its
     arguments nor parallelism.
     """
-    kept = defaults.model_dump(
-        exclude=_OF_A_MODEL if defaults.model else {"model", "served_model_name"}
-    )
-    said = wanted.model_dump(exclude_none=True, exclude={"vllm_args"}) | {
-        "served_model_name": wanted.name
-    }
-    # Of two arguments that contradict each other vLLM takes the last.
-    said["vllm_args"] = (*kept.get("vllm_args", ()), *wanted.vllm_args)
+    of_model = set(ModelOptions.model_fields) if defaults.model else {"model", "served_model_name"}
+    said = wanted.model_dump(exclude_unset=True, exclude={"left_out"})
     if defaults.engine != "vllm":
-        said = {
-            name: said[name] for name in ("model", "served_model_name", "dtype") if name in said
-        }
-    return with_chosen_model(EngineOptions(**kept | said))
-
-
-def _as_deployment(options: EngineOptions) -> Deployment:
-    return Deployment(
-        model=options.model,
-        served_model_name=options.name,
-        dtype=options.dtype,
-        tensor_parallel=options.tensor_parallel,
-        pipeline_parallel=options.pipeline_parallel,
-        max_batch_tokens=options.max_batch_tokens,
-        vllm_args=options.vllm_args,
-    )
+        said = {name: said[name] for name in said.keys() & _OF_ANY_ENGINE}
+    else:  # of two arguments that contradict each other vLLM takes the last
+        before = () if defaults.model else defaults.vllm_args
+        said["vllm_args"] = (*before, *wanted.vllm_args)
+    kept = defaults.model_dump(exclude=of_model)
+    return with_chosen_model(EngineOptions(**kept | said | {"served_model_name": wanted.name}))
 
 
 def _vllm_version() -> str | None:

@@ -3,38 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import PurePath
 from typing import Literal
 
 from pydantic import BaseModel
 
+from poc_core.serving.model_options import ModelOptions
 
-class Deployment(BaseModel, frozen=True):
-    """A model, and how `vllm serve` would be told to serve it. None: as each host has it."""
 
-    model: str  # a name on the Hugging Face hub, a shipped model's, or a directory on every host
-    served_model_name: str | None = None
-    dtype: str | None = None
-    tensor_parallel: int | None = None
-    pipeline_parallel: int | None = None
-    max_batch_tokens: int | None = None
-    vllm_args: tuple[str, ...] = ()
+class Deployment(ModelOptions):
+    """A model that the node shall serve."""
 
-    @property
-    def name(self) -> str:
-        """What clients call the model; of a directory, if nothing else was said, its last part."""
-        return self.served_model_name or (
-            PurePath(self.model).name if self._is_directory else self.model
-        )
+    # Arguments that somebody asked for and no engine is given, each with the reason.
+    left_out: tuple[str, ...] = ()
 
     @property
     def asked(self) -> str:
         """The model as it was asked for; a directory, which only hosts know, by its name."""
-        return self.name if self._is_directory else self.model
-
-    @property
-    def _is_directory(self) -> bool:
-        return self.model.startswith(("/", ".", "~"))
+        return self.name if self.is_directory else self.model
 
 
 class DeploymentState(StrEnum):
@@ -68,6 +53,7 @@ class HostReport(BaseModel, frozen=True):
     ready: int = 0  # of these workers
     error: str | None = None
     vllm_version: str | None = None
+    left_out: tuple[str, ...] = ()  # arguments that its vLLM does not know, each with the reason
 
 
 class ChildLog(BaseModel, frozen=True):
@@ -113,10 +99,10 @@ class DeploymentStatus:
     @property
     def state(self) -> DeploymentState:
         record = self.record
+        if record is not None and record.error is not None:
+            return DeploymentState.FAILED
         if record is None or record.wanted is None:
             return DeploymentState.IDLE
-        if record.error is not None:
-            return DeploymentState.FAILED
         serving = [host for host in self.following if host.state is HostState.SERVING]
         served = any(host.model == record.wanted.name for host in serving)
         return DeploymentState.RUNNING if served else DeploymentState.STARTING

@@ -1,102 +1,151 @@
-"""Which arguments of `vllm serve` a deployment may bring, and what they say of parallelism, name
-and number format.
+"""Reads the arguments of `vllm serve` that a deployment brings.
 
-Whoever reaches the API may deploy, so the list names what is allowed: nothing on it runs code,
+Whoever reaches the API may deploy, so the lists name what is allowed: nothing on them runs code,
 opens a port, reads a file that is no model's, or changes who may ask. vLLM's own parser checks the
 values later, where the engine starts.
 """
 
+import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any, get_args
 
 from poc_core.errors import ArgumentsError
+from poc_core.serving.deployments import Deployment
+from poc_core.serving.dtypes import Dtype
+from poc_core.serving.json_arguments import JSON_ARGUMENTS, check_json
+from poc_core.serving.trusted_models import why_not_trusted
 
-DTYPES = ("auto", "float32", "bfloat16")  # those in which proofs are known to be right
 
-# Of the command line, with one value or more.
-_WITH_VALUE = """
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Of the command line, with one value.
+_WITH_VALUE = _names("""
     attention-backend block-size chat-template-content-format config-format cpu-offload-gb
-    cudagraph-capture-sizes default-chat-template-kwargs distributed-executor-backend dtype
-    generation-config gpu-memory-utilization hf-overrides kv-cache-dtype kv-cache-memory-bytes
-    limit-mm-per-prompt load-format long-prefill-token-threshold max-cudagraph-capture-size
-    max-logprobs max-long-partial-prefills max-model-len max-num-batched-tokens
-    max-num-partial-prefills max-num-seqs max-parallel-loading-workers max-seq-len-to-capture
-    mm-processor-cache-gb mm-processor-kwargs moe-backend num-gpu-blocks-override
-    override-generation-config pipeline-parallel-size quantization reasoning-parser revision
-    rope-scaling rope-theta scheduling-policy seed served-model-name swap-space
-    tensor-parallel-size tokenizer tokenizer-mode tokenizer-revision tool-call-parser
-"""
+    distributed-executor-backend dtype gdn-prefill-backend generation-config
+    gpu-memory-utilization kda-decode-backend kda-prefill-backend kv-cache-dtype
+    kv-cache-memory-bytes load-format logprobs-mode long-prefill-token-threshold
+    max-cudagraph-capture-size max-logprobs max-long-partial-prefills max-model-len
+    max-num-batched-tokens max-num-partial-prefills max-num-seqs max-parallel-loading-workers
+    max-seq-len-to-capture mm-encoder-tp-mode mm-processor-cache-gb moe-backend
+    num-gpu-blocks-override pipeline-parallel-size quantization reasoning-parser revision
+    rope-theta scheduling-policy seed served-model-name swap-space tensor-parallel-size tokenizer
+    tokenizer-mode tokenizer-revision tool-call-parser worker-extension-cls
+    """) | set(JSON_ARGUMENTS)
+_WITH_VALUES = frozenset({"cudagraph-capture-sizes"})
 # Switches; most have a --no- beside them.
-_SWITCHES = """
+_SWITCHES = _names("""
     async-scheduling calculate-kv-scales disable-cascade-attn disable-chunked-mm-input
     disable-custom-all-reduce disable-sliding-window enable-auto-tool-choice
-    enable-chunked-prefill enable-expert-parallel enable-force-include-usage
-    enable-prefix-caching enable-prompt-tokens-details enable-reasoning enforce-eager
-    exclude-tools-when-tool-choice-none language-model-only return-tokens-as-token-ids
-    skip-mm-profiling
-"""
+    enable-chunked-prefill enable-expert-parallel enable-flashinfer-autotune
+    enable-force-include-usage enable-prefix-caching enable-prompt-tokens-details enable-reasoning
+    enforce-eager exclude-tools-when-tool-choice-none language-model-only
+    return-tokens-as-token-ids skip-mm-profiling trust-remote-code
+    """)
 # What a node settles by itself: where its engines listen, what they log, how many of them there
-# are.
-_IGNORED = """
+# are, whose proofs they compute.
+_SETTLED = _names("""
     data-parallel-size disable-fastapi-docs disable-log-requests disable-log-stats
     disable-uvicorn-access-log enable-log-requests host max-log-len port root-path
-    uvicorn-log-level
-"""
+    uvicorn-log-level worker-extension-cls
+    """)
 # Of these only some values are harmless: others are the name of a class to import, or a file.
 _VALUES = {
     "distributed-executor-backend": ("mp", "uni"),
-    "dtype": DTYPES,
+    "dtype": get_args(Dtype),
     "generation-config": ("auto", "vllm"),
     "load-format": ("auto", "hf", "safetensors", "fastsafetensors"),
+    "worker-extension-cls": ("gonka_poc.worker.PoCWorkerExtension",),  # the network's own proofs
 }
+# Without these an engine serves the same, slower or with less memory to spare: one whose vLLM does
+# not know them, as it is older or newer, goes without.
+_HARMLESS = _names("""
+    disable-chunked-mm-input enable-flashinfer-autotune enable-reasoning gdn-prefill-backend
+    kda-decode-backend kda-prefill-backend language-model-only max-long-partial-prefills
+    max-num-partial-prefills max-seq-len-to-capture mm-encoder-tp-mode swap-space
+    """)
 _SHORT = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
+    "-ac": "--attention-config",
+    "-cc": "--compilation-config",
     "-dp": "--data-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-pp": "--pipeline-parallel-size",
     "-q": "--quantization",
+    "-sc": "--speculative-config",
+    "-tp": "--tensor-parallel-size",
+}
+# Those that are options of a model (model_options.py), and what they are called there.
+_OPTIONS = {
+    "dtype": "dtype",
+    "pipeline-parallel-size": "pipeline_parallel",
+    "served-model-name": "served_model_name",
+    "tensor-parallel-size": "tensor_parallel",
+}
+_COUNTS = {"pipeline-parallel-size", "tensor-parallel-size"}
+_MOST_DEVICES = 1024  # of one engine
+# Names and numbers: no path, no address, no class.
+_PLAIN = re.compile(r"[\w+-]{1,200}|-?[0-9.]{1,40}", re.ASCII)
+_REVISION = re.compile(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,3}", re.ASCII)
+_PATTERNS = {
+    "revision": _REVISION,
+    "served-model-name": re.compile(r"\S([^\t\n\r]{0,254}\S)?"),
+    "tokenizer": re.compile(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99})?", re.ASCII),  # on the hub
+    "tokenizer-revision": _REVISION,
 }
 
 
-@dataclass(frozen=True)
-class ServeArguments:
-    """What the arguments of `vllm serve` say; None where they say nothing."""
+def read_deployment(
+    model: str, dtype: Dtype, words: Sequence[str], trusted: Collection[str] = ()
+) -> Deployment:
+    """What `vllm serve MODEL --dtype DTYPE WORDS` asks for. Of arguments that are said twice the
+    last one counts, as in vLLM.
 
-    tensor_parallel: int | None = None
-    pipeline_parallel: int | None = None
-    served_model_name: str | None = None
-    dtype: str | None = None
-    rest: tuple[str, ...] = ()  # for vLLM itself
-    ignored: tuple[str, ...] = ()  # names of those that a node settles by itself
-
-
-def read_arguments(words: Sequence[str], also_allowed: Collection[str] = ()) -> ServeArguments:
-    """The words that would follow `vllm serve MODEL`, understood.
-
-    `also_allowed`: names such as --trust-remote-code that this node's operator allows beside those
-    here. ArgumentsError names the first argument that may not be, or has not the value that it
-    needs.
+    `trusted`: see trusted_models.py. ArgumentsError names the first argument that may not be, or
+    has not the value that it needs.
     """
+    said: dict[str, Any] = {"model": model} | ({} if dtype == "auto" else {"dtype": dtype})
     rest: list[str] = []
-    ignored: list[str] = []
-    said: dict[str, str] = {}
-    extra = {_name(word) for word in also_allowed}
+    left_out: dict[str, str] = {}
+    last: dict[str, str] = {}  # value of each
+    trusts = False
     for name, values in _arguments(words):
-        if name in _IGNORED.split():
-            ignored.append(f"--{name}")
-            continue
-        _check(name, values, extra)
-        if name in ("tensor-parallel-size", "pipeline-parallel-size", "served-model-name", "dtype"):
-            said[name] = _only(name, values)
+        _check(name, values)
+        last[name] = values[0] if values else ""
+        if name in _SETTLED:
+            left_out[f"--{name}"] = "a node settles that by itself"
+        elif name in _OPTIONS:
+            said[_OPTIONS[name]] = _count(name, values[0]) if name in _COUNTS else values[0]
         else:
             rest += [f"--{name}", *values]
-    return ServeArguments(
-        tensor_parallel=_count(said, "tensor-parallel-size"),
-        pipeline_parallel=_count(said, "pipeline-parallel-size"),
-        served_model_name=said.get("served-model-name"),
-        dtype=said.get("dtype"),
-        rest=tuple(rest),
-        ignored=tuple(ignored),
-    )
+        if name.endswith("trust-remote-code"):
+            trusts = not name.startswith("no-")
+    if said.get("dtype") == "auto":  # as the host has it
+        del said["dtype"]
+    why_not = why_not_trusted(model, last, trusted) if trusts else None
+    if why_not is not None:
+        left_out["--trust-remote-code"] = why_not
+    if not trusts or why_not is not None:
+        rest = without(rest, {"trust-remote-code"})
+    told = tuple(f"{name}: {why}" for name, why in left_out.items())
+    return Deployment(**said, vllm_args=tuple(rest), left_out=told)
+
+
+def harmless(words: Sequence[str]) -> set[str]:
+    """The names of those arguments among these without which an engine serves the same."""
+    names = {_name(word.partition("=")[0]) for word in words if not _is_value(word)}
+    return {name for name in names if name.removeprefix("no-") in _HARMLESS}
+
+
+def without(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """The words but for the arguments of these names and their values."""
+    kept, dropping = [], False
+    for word in words:
+        if not _is_value(word):
+            dropping = _name(word.partition("=")[0]) in names
+        if not dropping:
+            kept.append(word)
+    return kept
 
 
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -104,6 +153,8 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     name: str | None = None
     values: list[str] = []
     for word in words:
+        if not all(char.isprintable() or char in "\t\n\r" for char in word):
+            raise ArgumentsError(f"{word[:80]!r} has a character that cannot be printed.")
         if _is_value(word):
             if name is None:
                 raise ArgumentsError(
@@ -127,34 +178,38 @@ def _name(option: str) -> str:
     return _SHORT.get(option, option).removeprefix("--").replace("_", "-")
 
 
-def _check(name: str, values: list[str], extra: Collection[str]) -> None:
-    is_switch = name.removeprefix("no-") in _SWITCHES.split()
-    if not is_switch and name not in _WITH_VALUE.split() and name not in extra:
+def _check(name: str, values: list[str]) -> None:
+    is_switch = name.removeprefix("no-") in _SWITCHES
+    if not (is_switch or name in _WITH_VALUE or name in _WITH_VALUES or name in _SETTLED):
         raise ArgumentsError(
             f"--{name[:80]} is not among the arguments that a deployment may bring here: leave it"
-            " out, or whoever runs this node adds it to POC_DEPLOY_ARGUMENTS."
+            " out, or whoever runs this node's hosts gives it to `proofline workers` after --."
         )
-    for value in values:
-        if not _is_value(value):  # --tokenizer=--trust-remote-code would become two arguments again
-            raise ArgumentsError(f"--{name} cannot have the value {value[:80]!r}.")
     if is_switch and values:
         raise ArgumentsError(f"--{name} takes no value, and {values[0][:80]!r} follows it.")
-    if name in _WITH_VALUE.split() and not values:
+    if name in _WITH_VALUE | _WITH_VALUES and not values:
         raise ArgumentsError(f"--{name} needs a value.")
-    allowed = _VALUES.get(name)
-    if allowed and name not in extra and not set(values) <= set(allowed):
-        raise ArgumentsError(f"--{name} may be {', '.join(allowed)} here, not {values[0][:80]!r}.")
-
-
-def _only(name: str, values: list[str]) -> str:
-    if len(values) != 1:
+    if name in _WITH_VALUE and len(values) > 1:
         raise ArgumentsError(f"--{name} takes one value, not {len(values)}.")
-    return values[0]
+    for value in values:
+        _check_value(name, value)
 
 
-def _count(said: dict[str, str], name: str) -> int | None:
-    if name not in said:
-        return None
-    if not said[name].isascii() or not said[name].isdigit() or int(said[name]) < 1:
-        raise ArgumentsError(f"--{name} is a number from 1, not {said[name][:80]!r}.")
-    return int(said[name])
+def _check_value(name: str, value: str) -> None:
+    if not _is_value(value):  # --tokenizer=--trust-remote-code would become two arguments again
+        raise ArgumentsError(f"--{name} cannot have the value {value[:80]!r}.")
+    allowed = _VALUES.get(name)
+    if allowed and value not in allowed:
+        raise ArgumentsError(f"--{name} may be {', '.join(allowed)} here, not {value[:80]!r}.")
+    if name in JSON_ARGUMENTS:
+        check_json(name, value)
+    elif name not in _SETTLED and not _PATTERNS.get(name, _PLAIN).fullmatch(value):
+        raise ArgumentsError(f"--{name} cannot have the value {value[:80]!r} here.")
+
+
+def _count(name: str, value: str) -> int:
+    # Few digits: Python refuses to read thousands of them.
+    fits = value.isascii() and value.isdigit() and len(value) <= len(str(_MOST_DEVICES))
+    if not fits or not 1 <= int(value) <= _MOST_DEVICES:
+        raise ArgumentsError(f"--{name} is a number from 1 to {_MOST_DEVICES}, not {value[:80]!r}.")
+    return int(value)

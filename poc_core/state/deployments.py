@@ -5,9 +5,11 @@ its model. It is one key, written over by each change. Hosts live while their re
 worker_ttl_s after the last one they are gone.
 """
 
+import json
+import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from redis import Redis
@@ -22,6 +24,8 @@ from poc_core.serving.deployments import (
 )
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+
+MOST_REASON_CHARS = 300  # of why a record cannot be read
 
 
 class DeploymentStore:
@@ -65,19 +69,15 @@ class DeploymentStore:
 
     def read(self) -> DeploymentRecord | None:
         raw = {
-            name.decode(): value.decode()
+            name.decode(errors="replace"): value.decode(errors="replace")
             for name, value in self._redis.hgetall(keys.DEPLOYMENT).items()
         }
         if not raw:
             return None
-        return DeploymentRecord(
-            generation=int(raw["generation"]),
-            wanted=Deployment.model_validate_json(raw["wanted"]) if raw["wanted"] else None,
-            by="start" if raw["by"] == "start" else "request",
-            asked_at=float(raw["asked_at"]),
-            settled_at=float(raw["settled_at"]) if "settled_at" in raw else None,
-            error=raw.get("error"),
-        )
+        try:
+            return _record(raw)
+        except (AttributeError, KeyError, RecursionError, ValueError) as error:
+            return _unreadable(raw, error)
 
     def hosts(self) -> list[HostReport]:
         """The reports of the hosts that live, by the host's name."""
@@ -143,6 +143,43 @@ class DeploymentStore:
     def _set(
         self, wanted: Deployment, by: Literal["start", "request"], host_id: str = ""
     ) -> tuple[str, int]:
-        args: list[Any] = [wanted.model_dump_json(), by, self._clock(), uuid.uuid4().hex, host_id]
+        args: list[Any] = [
+            wanted.model_dump_json(exclude_unset=True),
+            by,
+            self._clock(),
+            uuid.uuid4().hex,
+            host_id,
+        ]
         outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
         return outcome.decode(), int(generation)
+
+
+def _record(raw: Mapping[str, str]) -> DeploymentRecord:
+    """Raises whatever a record makes it that somebody else has written."""
+    wanted = json.loads(raw["wanted"]) if raw["wanted"] else None
+    if wanted is not None:  # earlier versions wrote down what was not said, as null
+        said = {name: value for name, value in wanted.items() if value is not None}
+        wanted = Deployment.model_validate(said)
+    return DeploymentRecord(
+        generation=int(raw["generation"]),
+        wanted=wanted,
+        by="start" if raw["by"] == "start" else "request",
+        asked_at=float(raw["asked_at"]),
+        settled_at=float(raw["settled_at"]) if "settled_at" in raw else None,
+        error=raw.get("error"),
+    )
+
+
+def _unreadable(raw: Mapping[str, str], error: Exception) -> DeploymentRecord:
+    """Says that nothing shall run, and why: hosts and API go on until it is written anew."""
+    generation = raw.get("generation", "")
+    why = " ".join(str(error).split())[:MOST_REASON_CHARS]
+    return DeploymentRecord(
+        generation=int(generation) if re.fullmatch("[0-9]{1,12}", generation) else 0,
+        wanted=None,
+        by="request",
+        asked_at=0.0,
+        settled_at=0.0,
+        error=f"The record {keys.DEPLOYMENT} cannot be read ({why}); send POST /api/v1/stop, then"
+        " deploy a model again.",
+    )

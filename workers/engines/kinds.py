@@ -4,5 +4,6 @@
 
 from typing import Literal
 
+from poc_core.serving.dtypes import Dtype as Dtype
+
 EngineKind = Literal["vllm", "transformers", "synthetic"]
-Dtype = Literal["auto", "float32", "bfloat16"]

@@ -287,6 +287,11 @@ def serve_parser(parser: Any) -> Any:
     return make_arg_parser(parser)
 
 
+def known_arguments(parser: Any) -> set[str]:
+    """The names of all that such a parser takes, without dashes before them."""
+    return {name.lstrip("-") for name in parser._option_string_actions}
+
+
 async def openai_app(llm: Any, args: Any) -> Any:
     """vLLM's own OpenAI application (ASGI) around a running engine."""
     try:

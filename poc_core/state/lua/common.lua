@@ -190,3 +190,8 @@ local function live_hosts(hosts)
   end
   return found
 end
+
+-- A deployment's generation as a number; 0 for what is none, which somebody else has written.
+local function generation_of(text)
+  return tonumber(string.match(text or '', '^%d+$') and #text <= 12 and text or '0')
+end

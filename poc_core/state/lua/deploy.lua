@@ -14,7 +14,7 @@ local deployment, hosts, models = unpack(KEYS)
 local wanted, by, now, token, host = unpack(ARGV)
 local before, before_by, error, before_token, generation =
   unpack(redis.call('HMGET', deployment, 'wanted', 'by', 'error', 'token', 'generation'))
-generation = tonumber(generation or '0')
+generation = generation_of(generation)
 if before_token == token then
   return {'ok', generation} -- the first answer was lost
 end

@@ -6,7 +6,7 @@
 local deployment = KEYS[1]
 local now = ARGV[1]
 local wanted, generation = unpack(redis.call('HMGET', deployment, 'wanted', 'generation'))
-generation = tonumber(generation or '0')
+generation = generation_of(generation)
 if wanted == '' then
   return generation
 end

@@ -56,7 +56,19 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
         choose_model(str(tmp_path), None)
 
 
-@pytest.mark.parametrize("model", ["./none", "/no/such/model", "models/none/at-all", "~/none", ""])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "./none",
+        "/no/such/model",
+        "models/none/at-all",
+        "~/none",
+        "",
+        "~nobody/x",
+        "~\0",
+        "./" + "x" * 5000,
+    ],
+)
 def test_a_directory_that_does_not_exist_is_refused(model: str) -> None:
     with pytest.raises(ModelChoiceError, match=r"There is no directory .*tiny-qwen3"):
         choose_model(model, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -12,10 +13,13 @@ from typing import Any
 
 from poc_core.errors import ProoflineError, SettingsError
 from poc_core.serving.openai_paths import passed_on
+from poc_core.serving.vllm_arguments import harmless, without
 from workers.chat_gate import ChatGate
 from workers.engines.options import EngineOptions
 from workers.vllm.chat.gated_chat import GatedChat
 from workers.vllm.start import cpu_threads
+
+logger = logging.getLogger(__name__)
 
 # Tokens of one forward. Large enough to fill a GPU, small enough that its activations fit beside
 # the weights and chat's KV cache; on a CPU larger batches gain nothing.
@@ -44,6 +48,7 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
     will run it. `on_step` is called there for each step of the engine.
     """
     try:
+        import vllm
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.usage.usage_lib import UsageContext
@@ -57,28 +62,8 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make"
             " setup-gpu`, or use --engine transformers."
         ) from error
-    words = [
-        "--model",
-        options.model,
-        "--served-model-name",
-        options.name,
-        "--dtype",
-        options.dtype,
-    ]
-    words += ["--tensor-parallel-size", str(options.tensor_parallel)]
-    words += ["--pipeline-parallel-size", str(options.pipeline_parallel)]
-    # Proofs take as many tokens at a time as vLLM's memory profile and its kernels' buffers are
-    # made for.
-    tokens = options.max_batch_tokens or (
-        _CPU_BATCH_TOKENS if current_platform.is_cpu() else _GPU_BATCH_TOKENS
-    )
-    words += [
-        "--max-num-batched-tokens",
-        str(tokens),
-    ]  # what the operator says after -- comes later and wins
+    words = serve_words(options, current_platform.is_cpu())
     if current_platform.is_cpu():
-        # A graph compiler costs minutes at start and gains little on a CPU.
-        words.append("--enforce-eager")
         # It would still compile some helpers when first used: a chat request for logprobs would
         # wait for half a minute.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -88,10 +73,12 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
         # that vLLM starts from here.
         for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             os.environ.setdefault(variable, str(2**32))
+    parser = compat.serve_parser(FlexibleArgumentParser())
+    unknown = harmless(options.vllm_args) - compat.known_arguments(parser)
+    for name in sorted(unknown):
+        logger.warning("left out --%s: vLLM %s does not know it", name, vllm.__version__)
     try:
-        args = compat.serve_parser(FlexibleArgumentParser()).parse_args(
-            [*words, *options.vllm_args]
-        )
+        args = parser.parse_args([*words, *without(options.vllm_args, unknown)])
     except (
         SystemExit
     ):  # the parser has said why; left alone, the exit would end this loop and not the process
@@ -120,6 +107,24 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
             disable_log_stats=engine_args.disable_log_stats,
         )
     return llm, config, args
+
+
+def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
+    """The arguments of `vllm serve` that come before `options.vllm_args`, which win."""
+    # Proofs take as many tokens at a time as vLLM's memory profile and its kernels' buffers are
+    # made for.
+    tokens = options.max_batch_tokens or (_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS)
+    said = {
+        "--model": options.model,
+        "--served-model-name": options.name,
+        "--dtype": options.dtype,
+        "--tensor-parallel-size": options.tensor_parallel,
+        "--pipeline-parallel-size": options.pipeline_parallel,
+        "--max-num-batched-tokens": tokens,
+    }
+    words = [str(word) for pair in said.items() for word in pair]
+    # A graph compiler costs minutes at start and gains little on a CPU.
+    return [*words, "--enforce-eager"] if on_cpu else words
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 
 READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's word for a worker that consumes
+# An argument of vLLM that an engine goes without, and why.
+LEFT_OUT = re.compile(r"left out (--[\w-]+: vLLM \S+ does not know it)$")
 ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 # The last word of a command that fails, or of what it calls.
 TELLING = re.compile(r"^(error: |\w+: error: )|\b[A-Z]\w*(Error|Exception): ")
@@ -23,6 +25,7 @@ _NOT_ON_HUB = re.compile(
     r"|is not a local folder and is not a valid model identifier"
 )
 _NOT_HERE = re.compile(r"outgoing traffic has been disabled")
+_NEEDS_TRUST = re.compile(r"(setting|argument|option) `trust_remote_code=True`")
 DOES_NOT_FIT = (
     "the model does not fit: use more --tensor-parallel or --pipeline-parallel, after -- a smaller"
     " --max-model-len, or a smaller model; on a CPU a smaller VLLM_CPU_KVCACHE_SPACE (GiB)"
@@ -38,11 +41,17 @@ NOT_ON_HUB = (
 NOT_HERE = (
     "the model is not on this machine, and HF_HUB_OFFLINE forbids to ask the hub: download it first"
 )
+NEEDS_TRUST = (
+    "the model needs code from its repository, which runs only where it is trusted: name it in"
+    " POC_TRUSTED_MODELS as ORG/NAME@COMMIT and deploy it with --revision COMMIT and"
+    " --trust-remote-code; or, with --model, put --trust-remote-code after --"
+)
 HOPELESS = {
     _NO_MEMORY: DOES_NOT_FIT,
     _NOT_ISOLATED: CORRUPTS_CHAT,
     _NOT_ON_HUB: NOT_ON_HUB,
     _NOT_HERE: NOT_HERE,
+    _NEEDS_TRUST: NEEDS_TRUST,
 }
 
 

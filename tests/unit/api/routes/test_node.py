@@ -15,7 +15,8 @@ from api.models import deployments
 from poc_core.records import RoundState
 from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, JobStore, RoundStore
+from poc_core.state import DeploymentStore, JobStore, RoundStore, keys
+from tests.harness.official import Official, official
 from tests.harness.samples import MODEL, Clock, body, distance_body, round_body
 from tests.harness.waiting import wait_until
 
@@ -115,6 +116,50 @@ def test_what_is_stored_is_what_was_asked_for(client: TestClient, host: Host) ->
     assert record.wanted == wanted
 
 
+@pytest.mark.parametrize("deployment", official(), ids=str)
+def test_every_deployment_of_the_network_is_taken(
+    client: TestClient, host: Host, serve: Serve, deployment: Official
+) -> None:
+    assert client.post("/api/v1/inference/up/async", json=deployment.body).status_code == 200
+    host.says(HostState.SERVING)
+    serve("w1", model=deployment.name)
+    found = up_status(client)
+    assert (found["status"], found["models"]) == ("running", [deployment.name])
+    assert state(client) == ("INFERENCE", deployment.model, True)
+    assert client.post("/api/v1/inference/up", json=deployment.body).status_code == 409
+
+
+def test_what_was_left_out_is_told(
+    client: TestClient, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = ["--trust-remote-code", "--port", "5000", "--kda-prefill-backend", "triton"]
+    client.post("/api/v1/inference/up/async", json={"model": MODEL, "additional_args": args})
+    unknown = "--kda-prefill-backend: vLLM 0.25.1 does not know it"
+    host.says(HostState.STARTING, left_out=(unknown,))
+    found = up_status(client)
+    port, trust = found["left_out"]
+    assert port == "--port: a node settles that by itself"
+    assert trust.startswith("--trust-remote-code: not without the --revision that is trusted")
+    assert found["hosts"][0]["left_out"] == [unknown]
+    assert f"deployment of {MODEL}: left out {trust}" in caplog.messages
+
+
+def test_a_record_that_nobody_can_read_is_told_and_stop_mends_it(
+    client: TestClient, host: Host, redis: Redis
+) -> None:
+    redis.hset(keys.DEPLOYMENT, mapping={"generation": "9" * 400, "wanted": "{", "by": "\0"})
+    host.says(HostState.IDLE)
+    found = up_status(client)
+    assert found["status"] == "failed"
+    assert "poc:deployment cannot be read" in found["error"]
+    assert state(client) == ("STOPPED", "", False)
+    assert client.get("/api/v1/pow/status").status_code == 200
+    host.says(HostState.IDLE, generation=1)
+    assert client.post("/api/v1/stop").status_code == 200
+    assert client.post("/api/v1/inference/up/async", json=UP).status_code == 200
+    assert up_status(client)["status"] == "starting"
+
+
 def test_a_number_format_is_taken_from_the_body_or_the_arguments(
     client: TestClient, host: Host
 ) -> None:
@@ -203,16 +248,26 @@ def test_up_without_a_host_is_503(client: TestClient, path: str) -> None:
     ("changes", "said"),
     [
         (
-            {"additional_args": ["--trust-remote-code"]},
-            "--trust-remote-code is not among the arguments",
+            {"additional_args": ["--middleware", "x.y"]},
+            "--middleware is not among the arguments that a deployment may bring here",
         ),
         (
-            {"additional_args": ["--middleware", "x.y"]},
-            "whoever runs this node adds it to POC_DEPLOY_ARGUMENTS",
+            {"additional_args": ["--compilation-config", '{"cache_dir": "/tmp"}']},
+            "--compilation-config has the key 'cache_dir'",
         ),
+        (
+            {"additional_args": ["--tensor-parallel-size", "9" * 5000]},
+            "--tensor-parallel-size cannot have the value",
+        ),
+        (
+            {"additional_args": ["--served-model-name", ""]},
+            "--served-model-name cannot have the value",
+        ),
+        ({"model": "~\0"}, "characters that cannot be printed"),
+        ({"model": "acme/\x1b[31mred"}, "characters that cannot be printed"),
         ({"additional_args": ["x" * 9000]}, "at most 8192 characters"),
         ({"additional_args": "--seed 1"}, "valid list"),
-        ({"dtype": "int4"}, "dtype may be auto, float32, bfloat16 here, not 'int4'"),
+        ({"dtype": "int4"}, "Input should be 'auto', 'float32' or 'bfloat16'"),
         ({"model": "--trust-remote-code"}, "match pattern"),
         ({"model": ""}, "at least 1 character"),
     ],
@@ -223,7 +278,9 @@ def test_what_may_not_be_asked_for_is_422_and_changes_nothing(
     for path in ("up", "up/async"):
         answer = client.post(f"/api/v1/inference/{path}", json=UP | changes)
         assert answer.status_code == 422
-        assert said in answer.json()["detail"][0]["msg"]
+        (problem,) = answer.json()["detail"]
+        assert problem["loc"][:2] == ["body", *changes]
+        assert said in problem["msg"]
     assert host.store.read() is None
 
 

@@ -22,7 +22,7 @@ from poc_core.serving.deployments import (
     HostState,
 )
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore
+from poc_core.state import DeploymentStore, keys
 from tests.harness.samples import Clock
 from workers.engines.options import EngineOptions
 
@@ -41,6 +41,7 @@ class FakeFleet:
         self.options = options
         self.children = ["worker-0"]
         self.is_serving = False
+        self.left_out = ["--swap-space: vLLM 0.32.0 does not know it"]
         self.why: str | None = None
         self.n_stops = 0
 
@@ -275,6 +276,32 @@ def test_the_end_of_a_host_ends_its_workers_and_its_report(
     assert (h.fleet.n_stops > 0, store.hosts()) == (True, [])
     h.follower.look()
     assert len(h.fleets) == 1
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        '{"model": "~\\u0000"}',
+        '{"model": "~nobody/x"}',
+        '{"model": ""}',
+        '{"model": "a/b", "tensor_parallel": 100000000000}',
+        '{"model": "a/b", "vllm_args": [1]}',
+        "?",
+    ],
+)
+def test_a_host_survives_every_record(
+    host: Callable[..., Host], store: DeploymentStore, redis: Redis, wanted: str
+) -> None:
+    h = host()
+    h.look()
+    record = {"generation": "7", "wanted": wanted, "by": "request", "asked_at": "0"}
+    redis.hset(keys.DEPLOYMENT, mapping=record)
+    assert h.look(2).host == "h1"
+    store.withdraw()
+    assert h.look(2).state is HostState.IDLE
+    store.deploy(LLAMA)
+    assert (h.look().state, h.fleet.options.name) == (HostState.STARTING, "tiny-llama")
+    assert h.look().left_out == tuple(h.fleet.left_out)
 
 
 # A --model of its own.

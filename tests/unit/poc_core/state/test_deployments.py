@@ -206,3 +206,44 @@ def test_a_node_that_runs_nothing_takes_the_model_of_the_first_host_that_begins(
     store.leave("h1")
     assert store.deploy_first(QWEN3, "h2")
     assert state(store) is DeploymentState.STARTING
+
+
+# Records that others have written.
+
+
+def test_a_record_of_an_earlier_version_is_read(store: DeploymentStore, redis: Redis) -> None:
+    wanted = '{"model": "tiny-llama", "dtype": null, "tensor_parallel": 2, "vllm_args": []}'
+    record = {"generation": 7, "wanted": wanted, "by": "request", "asked_at": 1.5}
+    redis.hset(keys.DEPLOYMENT, mapping=record)
+    found = store.read()
+    assert found is not None
+    assert found.wanted == Deployment(model="tiny-llama", tensor_parallel=2)
+    assert found.wanted.model_fields_set == {"model", "tensor_parallel", "vllm_args"}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"generation": "x", "wanted": "", "by": "request", "asked_at": "0"},
+        {"generation": "9" * 5000, "wanted": "", "by": "request", "asked_at": "0"},
+        {"generation": "7", "wanted": "{", "by": "request", "asked_at": "0"},
+        {"generation": "7", "wanted": "[1]", "by": "request", "asked_at": "0"},
+        {"generation": "7", "wanted": "{}", "by": "request", "asked_at": "0"},
+        {"generation": "7", "wanted": b"\xff", "by": "request", "asked_at": "0"},
+        {"generation": "7", "wanted": '{"model": "m", "tensor_parallel": 0}', "by": "start"},
+        {"generation": "7", "wanted": "", "by": "request", "asked_at": "soon"},
+        {"wanted": ""},
+    ],
+)
+def test_a_record_that_nobody_can_read_says_so_and_can_be_replaced(
+    store: DeploymentStore, redis: Redis, record: dict[str, Any]
+) -> None:
+    redis.hset(keys.DEPLOYMENT, mapping=record)
+    found = store.read()
+    assert found is not None
+    assert (found.wanted, state(store)) == (None, DeploymentState.FAILED)
+    assert "cannot be read" in str(found.error)
+    report(store, HostState.IDLE)
+    store.withdraw()
+    store.deploy(LLAMA)
+    assert state(store) is DeploymentState.STARTING

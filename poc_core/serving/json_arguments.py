@@ -1,0 +1,112 @@
+"""Arguments of `vllm serve` whose value is JSON: which keys and values a deployment may bring.
+
+In some of these vLLM would find the name of a class to import, of a model to load or of a folder
+to write into.
+"""
+
+import json
+import re
+from typing import Any, NoReturn
+
+from pydantic import JsonValue
+
+from poc_core.errors import ArgumentsError
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Sizes, modes and backends by name. None: any key that does not sound like code or a place.
+JSON_ARGUMENTS: dict[str, frozenset[str] | None] = {
+    "additional-config": _names("gdn_prefill_backend kda_decode_backend kda_prefill_backend"),
+    "attention-config": _names("""
+        backend backend_per_kind disable_flashinfer_prefill disable_flashinfer_q_quantization
+        flash_attn_max_num_splits_for_cuda_graph flash_attn_version indexer_kv_dtype
+        mla_prefill_backend sparse_mla_force_mqa sparse_mla_prefill_workspace_factor
+        tokenspeed_mla_min_split_kv use_cudnn_prefill use_prefill_query_quantization
+        use_trtllm_attention use_trtllm_ragged_deepseek_prefill
+        """),
+    "compilation-config": _names("""
+        backend compile_mm_encoder compile_ranges_endpoints compile_sizes
+        cudagraph_capture_sizes cudagraph_copy_inputs cudagraph_mm_encoder cudagraph_mode
+        cudagraph_num_of_warmups cudagraph_specialize_lora custom_ops fast_moe_cold_start level
+        max_cudagraph_capture_size mode pass_config use_inductor_graph_partition
+        """),
+    "default-chat-template-kwargs": None,
+    "hf-overrides": None,
+    "limit-mm-per-prompt": None,
+    "mm-processor-kwargs": None,
+    "override-generation-config": None,
+    "rope-scaling": None,
+    "speculative-config": _names("""
+        disable_padded_drafter_batch draft_tensor_parallel_size method num_speculative_tokens
+        prompt_lookup_max prompt_lookup_min
+        """),
+}
+# Values that would be looked up as code or as a model are a few names.
+_NAMES = {
+    ("compilation-config", "backend"): ("eager", "inductor"),
+    ("speculative-config", "method"): ("deepseek_mtp", "mtp", "ngram"),
+}
+_CODE_OR_PLACE = re.compile(
+    r"auth|auto_?map|class|cls|(^|_)code|(^|_)dir|file|hf_token|import|module|path|plugin|processor"
+    r"|repo|revision|script|template|tokenizer|trust|ur[il]",
+    re.IGNORECASE,
+)
+_NAME = re.compile(r"[\w +-]{0,64}", re.ASCII)  # no class, no path, no address
+_DEEPEST = 4
+
+
+def check_json(argument: str, text: str) -> None:
+    """ArgumentsError names what is not allowed in the value of `argument`, or is no JSON."""
+
+    def object_of(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+        if len({key for key, _ in pairs}) < len(pairs):  # parsers differ in which one counts
+            raise ValueError("a key twice")
+        return dict(pairs)
+
+    def refused(constant: str) -> NoReturn:
+        raise ValueError(constant)
+
+    try:
+        value = json.loads(text, object_pairs_hook=object_of, parse_constant=refused)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ArgumentsError(
+            f"--{argument} takes a JSON object without repeated keys, such as"
+            f' {{"mode": 0}}, not {text[:80]!r}.'
+        )
+    allowed = JSON_ARGUMENTS[argument]
+    for key, one in value.items():
+        if key not in allowed if allowed else _CODE_OR_PLACE.search(key):
+            _refuse_key(argument, key)
+        names = _NAMES.get((argument, key))
+        if names and one not in names:
+            raise ArgumentsError(
+                f"--{argument}: {key} may be {', '.join(names)} here, not {str(one)[:80]!r}."
+            )
+        _check_value(argument, one, _DEEPEST)
+
+
+def _check_value(argument: str, value: Any, deepest: int) -> None:
+    if isinstance(value, str) and not _NAME.fullmatch(value):
+        raise ArgumentsError(f"--{argument} cannot have {value[:80]!r} in it: names and numbers.")
+    if isinstance(value, dict | list) and not deepest:
+        raise ArgumentsError(f"--{argument} is nested too deep.")
+    if isinstance(value, dict):
+        for key in value:
+            if _CODE_OR_PLACE.search(key):
+                _refuse_key(argument, key)
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            _check_value(argument, one, deepest - 1)
+
+
+def _refuse_key(argument: str, key: str) -> NoReturn:
+    raise ArgumentsError(
+        f"--{argument} has the key {key[:80]!r}, which a deployment may not bring here: leave it"
+        " out."
+    )

@@ -1,0 +1,50 @@
+"""Whose code an engine may run: repositories, each at one commit, whose --trust-remote-code is
+followed.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+
+# The chain's models, at the commits that the network's own deployments name.
+SHIPPED = frozenset(
+    {
+        "MiniMaxAI/MiniMax-M2.7@d494266a4affc0d2995ba1fa35c8481cbd84294b",
+        "deepseek-ai/DeepSeek-V4-Flash-0731@7872f01b1d1fe23eabc4c98b48bffcef5a386062",
+        "MJPansa/DeepSeek-V4-Flash-0731-NVFP4@64d64cd89bc63a66aa46506da89d7821f7491c62",
+        "zai-org/GLM-5.3-Flash@04c4e9e95c5da8862dced7e5056455116f83a7e0",
+    }
+)
+_PINNED = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}", re.ASCII)
+# Arguments that name further code.
+_ELSEWHERE = ("tokenizer", "tokenizer-revision")
+
+
+def parse_trusted(text: str) -> frozenset[str]:
+    """What ships and what a setting adds. ValueError says what is allowed."""
+    added = {entry.strip() for entry in text.split(",") if entry.strip()}
+    if not all(_PINNED.fullmatch(entry) for entry in added):
+        raise ValueError(
+            "must be repositories at commits of 40 digits, such as org/name@0123...cdef, after"
+            " commas"
+        )
+    return SHIPPED | added
+
+
+def why_not_trusted(
+    model: str, arguments: Mapping[str, str], trusted: Collection[str]
+) -> str | None:
+    """Why the code of a model is not run; None: it is. `arguments`: the last value of each, by
+    name without dashes.
+    """
+    for name in _ELSEWHERE:
+        if name in arguments:
+            return f"not beside --{name}, whose code nobody has named"
+    revision = arguments.get("revision")
+    if revision is None:
+        return (
+            "not without the --revision that is trusted; a model that needs it wants both that and"
+            f" POC_TRUSTED_MODELS={model}@COMMIT"
+        )
+    if f"{model}@{revision}" in trusted:
+        return None
+    return f"not trusted here; a model that needs it wants POC_TRUSTED_MODELS={model}@{revision}"
