@@ -27,6 +27,7 @@ from cli.model_choice import with_chosen_model
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
+from workers.pipeline import compute_all
 
 K_DIM = 12
 # Nonces of a micro-batch: what clients send, and what another node may make of it.
@@ -131,7 +132,7 @@ def artifacts(
                 [
                     value
                     for first in range(0, nonces, batch)
-                    for value in engine.compute(spec, range(first, min(first + batch, nonces)))
+                    for value in compute_all(engine, spec, range(first, min(first + batch, nonces)))
                 ]
                 for batch in batches
             ]

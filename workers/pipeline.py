@@ -13,19 +13,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import Passes, ProofSpec
 from poc_core.schemes import contract_of
+from workers.engines.base import Engine
 from workers.engines.ticks import (
     Begin,
     EngineMemoryError,
     PassOrder,
     Slice,
     Tick,
-    Ticking,
     TickResult,
 )
 from workers.slice_plan import SlicePlan
@@ -70,7 +71,7 @@ class Flight:
 class Pipeline:
     """Forms ticks and takes their results. Not for several threads."""
 
-    def __init__(self, engine: Ticking, plan: SlicePlan) -> None:
+    def __init__(self, engine: Engine, plan: SlicePlan) -> None:
         self._engine = engine
         self.plan = plan
         self._ids = engine.flight_ids
@@ -303,13 +304,17 @@ def _parts(flight: Flight, most: int) -> list[Flight]:
 
 
 def compute_all(
-    engine: Ticking, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
-) -> list[JsonValue]:
-    """See Engine.compute."""
+    engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
+) -> list[Any]:
+    """One value per nonce, in order; None for a nonce that the model gave no finite state for.
+
+    For callers who have the engine for themselves. `plan`: how micro-batches are cut; None: not
+    at all. SpecError: this model cannot follow the spec.
+    """
     engine.check_spec(spec)
     if not nonces:
         return []
-    found: list[JsonValue] = []
+    found: list[Any] = []
 
     def keep(values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
         if error is not None:

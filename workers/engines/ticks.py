@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
-from poc_core.records import ModelInfo, ProofSpec
+from poc_core.records import ProofSpec
 
 
 class EngineLostError(ProoflineError):
@@ -95,18 +95,3 @@ class TickResult:
     values: Mapping[int, Sequence[JsonValue]] = field(
         default_factory=dict
     )  # one per nonce; None: no finite state
-
-
-class Ticking(Protocol):
-    """What runs ticks: an engine, see its class."""
-
-    info: ModelInfo
-    stages: Sequence[range]
-    sliceable: bool
-
-    @property
-    def flight_ids(self) -> Iterator[int]: ...
-
-    def tick(self, tick: Tick) -> TickResult: ...
-
-    def check_spec(self, spec: ProofSpec) -> None: ...

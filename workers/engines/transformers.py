@@ -18,10 +18,11 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import PrefillScheme, Scheme, SteppedBatch, SteppedScheme
 from poc_core.schemes.decode.codebook import choose_codebook
-from workers.engines.base import EngineLostError, EngineMemoryError, WholeBatchEngine
+from workers.engines.base import WholeBatchEngine
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.options import EngineOptions
 from workers.engines.seeded_routing import gates, seeded
+from workers.engines.ticks import EngineLostError, EngineMemoryError
 
 # Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large
 # model beside its weights.
