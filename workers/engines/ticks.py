@@ -24,32 +24,6 @@ class EngineMemoryError(ProoflineError):
     """
 
 
-class PassOrder(NamedTuple):
-    """How the passes of a micro-batch of `n` nonces are numbered: the forwards of all rows come
-    first, one for each `part` nonces, and then its steps, of all nonces each.
-    """
-
-    n: int
-    part: int
-    steps: int
-
-    @property
-    def n_parts(self) -> int:
-        return -(-self.n // self.part)
-
-    @property
-    def n_passes(self) -> int:
-        return self.n_parts + self.steps
-
-    def members(self, step: int) -> range:
-        """Places of the nonces that a pass computes."""
-        return (
-            range(step * self.part, min((step + 1) * self.part, self.n))
-            if step < self.n_parts
-            else range(self.n)
-        )
-
-
 class Slice(NamedTuple):
     """A run of decoder layers [first, end) of one micro-batch, all of one pipeline stage, in one of
     its passes.

@@ -25,6 +25,7 @@ from tests.harness.chains import (
     golden,
     nonces_of,
     spec_of,
+    stepwise,
 )
 from tests.harness.chat_beside import answers_alone_and_beside
 from tests.harness.marks import needs_vllm
@@ -58,10 +59,6 @@ def random_claims(case: dict[str, Any], n: int, seed: int) -> ProofSpec:
         for nonce in range(n)
     }
     return spec_of(case, enforced=claims)
-
-
-def stepwise(spec: ProofSpec) -> ProofSpec:
-    return spec.model_copy(update={"options": {**spec.options, "stepwise": True}})
 
 
 @engines

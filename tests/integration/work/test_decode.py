@@ -7,11 +7,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from poc_core.records import ProofSpec
-from poc_core.schemes import load_scheme
-from poc_core.schemes.base import SteppedBatch, SteppedScheme
 from poc_core.schemes.decode.contract import CONTRACT
 from tests.harness.chains import (
     assert_chains,
@@ -20,6 +17,7 @@ from tests.harness.chains import (
     golden,
     nonces_of,
     spec_of,
+    stepwise,
 )
 from tests.harness.golden import model_dir
 from tests.harness.waiting import wait_until
@@ -45,19 +43,6 @@ def engine(request: pytest.FixtureRequest) -> Iterator[TransformersEngine]:
     )
     yield engine
     engine.close()
-
-
-def batch_of(engine: TransformersEngine, spec: ProofSpec, nonces: list[int]) -> SteppedBatch:
-    info = engine.info
-    scheme = load_scheme(
-        spec,
-        hidden_size=info.hidden_size,
-        n_layers=info.n_layers,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-    )
-    assert isinstance(scheme, SteppedScheme)
-    return scheme.begin(nonces)
 
 
 @pytest.mark.parametrize("index", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
@@ -96,9 +81,7 @@ def test_one_forward_judges_as_step_by_step(engine: TransformersEngine) -> None:
         case for case in golden(engine.info.name, "validation") if case["name"] == "all_random"
     )
     spec, nonces = enforced_spec(case), nonces_of(case)
-    with torch.inference_mode():
-        at_once: list[Any] = engine.run_steps(batch_of(engine, spec, nonces))
-        in_steps: list[Any] = engine.run_steps(batch_of(engine, spec, nonces), one_forward=False)
+    at_once, in_steps = (compute_all(engine, one, nonces) for one in (spec, stepwise(spec)))
     assert [value[0] for value in at_once] == [value[0] for value in in_steps]
     assert [value[1] for value in at_once] == pytest.approx(
         [value[1] for value in in_steps], abs=1e-5
