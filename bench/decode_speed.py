@@ -33,6 +33,7 @@ from cli.model_choice import with_chosen_model
 from poc_core.records import ProofSpec
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.pipeline import compute_all
 
 # Nonces that the network's nodes validate at a time by default.
 USUAL_BATCH = 32
@@ -230,7 +231,7 @@ def _tell(n: int, **figures: Any) -> None:
 
 
 def chains(engine: Engine, seq_len: int, max_tokens: int, n: int, block_hash: str) -> list[Any]:
-    return engine.compute(spec_of(seq_len, max_tokens, block_hash), range(n))
+    return compute_all(engine, spec_of(seq_len, max_tokens, block_hash), range(n))
 
 
 def spec_of(seq_len: int, max_tokens: int, block_hash: str, **options: Any) -> ProofSpec:
@@ -300,7 +301,7 @@ def validation(
         return [
             one
             for low in range(0, n, batch)
-            for one in engine.compute(judged, range(n)[low : low + batch])
+            for one in compute_all(engine, judged, range(n)[low : low + batch])
         ]
 
     stepwise = {"stepwise": True}

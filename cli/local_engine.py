@@ -62,13 +62,14 @@ def compute_in_steps(
     between them.
     """
     from poc_core.schemes import contract_of
+    from workers.pipeline import compute_all
 
     step = min(
         MAX_STEP_NONCES,
         STEP_BATCHES * engine.info.max_batch(*contract_of(spec.scheme).passes(spec)),
     )
     for start in range(0, len(nonces), step):
-        yield engine.compute(spec, nonces[start : start + step])
+        yield compute_all(engine, spec, nonces[start : start + step])
 
 
 def progress_title(engine: "Engine") -> str:

@@ -35,6 +35,51 @@ class Passes(NamedTuple):
         return self.rows + self.steps
 
 
+class PassOrder(NamedTuple):
+    """How the passes of a micro-batch of `n` nonces are numbered: the forwards of all rows come
+    first, one for each `part` nonces, and then its steps, of all nonces each.
+    """
+
+    n: int
+    part: int
+    shape: Passes
+
+    @property
+    def n_parts(self) -> int:
+        return -(-self.n // self.part)
+
+    @property
+    def n_passes(self) -> int:
+        return self.n_parts + self.shape.steps
+
+    def members(self, step: int) -> range:
+        """Places of the nonces that a pass computes."""
+        return (
+            range(step * self.part, min((step + 1) * self.part, self.n))
+            if step < self.n_parts
+            else range(self.n)
+        )
+
+    def positions(self, step: int) -> range:
+        """Those of each nonce that a pass computes."""
+        rows, t = self.shape.rows, step - self.n_parts
+        return range(rows) if t < 0 else range(rows + t, rows + t + 1)
+
+    def n_tokens(self, step: int) -> int:
+        return len(self.members(step)) * len(self.positions(step))
+
+    def is_step(self, step: int) -> bool:
+        """Whether a pass is one position of every nonce."""
+        return step >= self.n_parts
+
+    def is_last(self, step: int) -> bool:
+        return step == self.n_passes - 1
+
+    def has_points_after(self, step: int) -> bool:
+        """Whether a step follows a pass, which needs its points."""
+        return self.n_parts - 1 <= step < self.n_passes - 1
+
+
 class JobStatus(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"

@@ -19,7 +19,7 @@ from poc_core.state.hand import Hand
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
-from workers.engines.base import EngineLostError
+from workers.engines.ticks import EngineLostError
 from workers.heartbeat import Heartbeat
 from workers.jobs import finish_or_fail
 from workers.proofs import Proofs

@@ -13,19 +13,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
-from poc_core.records import Passes, ProofSpec
+from poc_core.records import Passes, PassOrder, ProofSpec
 from poc_core.schemes import contract_of
+from workers.engines.base import Engine
 from workers.engines.ticks import (
     Begin,
     EngineMemoryError,
-    PassOrder,
     Slice,
     Tick,
-    Ticking,
     TickResult,
 )
 from workers.slice_plan import SlicePlan
@@ -57,7 +57,7 @@ class Flight:
 
     @property
     def order(self) -> PassOrder:
-        return PassOrder(len(self.nonces), self.part, self.passes.steps)
+        return PassOrder(len(self.nonces), self.part, self.passes)
 
     def rewind(self, new_id: int, part: int) -> None:
         """It begins, for the first time or again."""
@@ -70,7 +70,7 @@ class Flight:
 class Pipeline:
     """Forms ticks and takes their results. Not for several threads."""
 
-    def __init__(self, engine: Ticking, plan: SlicePlan) -> None:
+    def __init__(self, engine: Engine, plan: SlicePlan) -> None:
         self._engine = engine
         self.plan = plan
         self._ids = engine.flight_ids
@@ -178,10 +178,10 @@ class Pipeline:
         """
         stage, order, first = self._engine.stages[flight.stage], flight.order, flight.step
         n, measured = len(order.members(first)), stage if self._engine.sliceable else range(1)
-        if first < order.n_parts:
-            cut, n_passes = self.plan.cut(flight.spec, n, measured), 1
-        else:
+        if order.is_step(first):
             cut, n_passes = self.plan.cut_steps(flight.spec, n, measured)
+        else:
+            cut, n_passes = self.plan.cut(flight.spec, n, measured), 1
         if not self._engine.sliceable:
             cut = [stage]
         until = (
@@ -228,7 +228,7 @@ class Pipeline:
                 flight = self._measured[one.flight]
                 # A stage that cannot be cut is as one layer to the plan: it is what chat waits for.
                 layers = one.end - one.first if self._engine.sliceable else 1
-                n, are_steps = len(flight.order.members(one.step)), one.step >= flight.order.n_parts
+                n, are_steps = len(flight.order.members(one.step)), flight.order.is_step(one.step)
                 self.plan.ran(flight.spec, n, layers * (one.until - one.step), seconds, are_steps)
         oldest = min(self._flying, default=max(self._measured, default=0))
         self._measured = {
@@ -303,13 +303,17 @@ def _parts(flight: Flight, most: int) -> list[Flight]:
 
 
 def compute_all(
-    engine: Ticking, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
-) -> list[JsonValue]:
-    """See Engine.compute."""
+    engine: Engine, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
+) -> list[Any]:
+    """One value per nonce, in order; None for a nonce that the model gave no finite state for.
+
+    For callers who have the engine for themselves. `plan`: how micro-batches are cut; None: not
+    at all. SpecError: this model cannot follow the spec.
+    """
     engine.check_spec(spec)
     if not nonces:
         return []
-    found: list[JsonValue] = []
+    found: list[Any] = []
 
     def keep(values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
         if error is not None:

@@ -18,7 +18,8 @@ from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine, EngineLostError
+from workers.engines.base import Engine
+from workers.engines.ticks import EngineLostError
 from workers.pipeline import Flight, Pipeline
 from workers.slice_plan import SlicePlan
 

@@ -27,6 +27,7 @@ from poc_core.records import ProofSpec
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
+from workers.pipeline import compute_all
 from workers.proofs import Proofs
 
 RUN_TIMEOUT_S = 600.0
@@ -125,7 +126,7 @@ class _Access:
         values: list[JsonValue] = []
         began = time.perf_counter()
         for first in range(0, len(nonces), batch_size):
-            values += self.engine.compute(spec, nonces[first : first + batch_size])
+            values += compute_all(self.engine, spec, nonces[first : first + batch_size])
         return time.perf_counter() - began, values
 
     def serve_chat(self, max_step_ms: float) -> int | None:

@@ -1,8 +1,10 @@
 """What a proof scheme is to an engine: its inputs, what happens after each layer, its answers."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from pydantic import JsonValue
@@ -10,16 +12,23 @@ from torch import Tensor
 
 from poc_core.arithmetic import rng
 from poc_core.errors import SpecError
-from poc_core.records import ProofSpec
+from poc_core.records import Passes, PassOrder, ProofSpec
 
-_ALL = slice(None)
+
+class LayerTransform(Protocol):
+    """What happens after a layer: a Scheme is one."""
+
+    hidden_size: int
+
+    def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors (..., hidden) that a layer (global index) gave, transformed; may use their
+        memory.
+        """
 
 
 class Scheme(ABC):
     """One proof scheme, prepared for one spec on one model and device; used for any number of
     batches.
-
-    What an engine does with it depends on which it is, a PrefillScheme or a SteppedScheme.
 
     Parameters: `hidden_size` of the model, `n_layers` of the whole model (also under pipeline
     parallelism), `device` and `dtype` of its activations. A constructor raises SpecError when it
@@ -49,6 +58,19 @@ class Scheme(ABC):
         self.n_layers = n_layers
         self.device = device
         self.dtype = dtype
+
+    @property
+    def passes(self) -> Passes:
+        """What an engine runs of each nonce, see Contract.passes."""
+        return Passes(self.spec.seq_len)
+
+    @abstractmethod
+    def begin(
+        self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
+    ) -> Batch:
+        """A new micro-batch. `part`: nonces of one forward of all rows, None: all; `reflected`:
+        whether the network transforms a prefill's layers in this model.
+        """
 
     def inputs(self, nonces: Sequence[int]) -> Tensor:
         """The input embeddings: (n, seq_len, hidden), model dtype, on the device."""
@@ -91,6 +113,11 @@ class Scheme(ABC):
 class PrefillScheme(Scheme):
     """A scheme whose values come from the last position's state of one forward."""
 
+    def begin(
+        self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
+    ) -> Batch:
+        return PrefillBatch(self, nonces, reflected)
+
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
         """What the nonces' values are made of, on the device, from their last tokens' states
@@ -109,93 +136,101 @@ class PrefillScheme(Scheme):
         return self.values(nonces, self.numbers(nonces, last_hidden).cpu()) if nonces else []
 
 
-class SteppedScheme(Scheme):
-    """A scheme whose nonces go on step by step after their prefill."""
+class Batch(ABC):
+    """A micro-batch of one scheme: what goes into each of its passes and what comes out of it.
 
-    @abstractmethod
-    def begin(self, nonces: Sequence[int]) -> "SteppedBatch":
-        """A new micro-batch."""
-
-
-class SteppedBatch(ABC):
-    """A micro-batch whose nonces each get `n_steps` further positions after the prefill's.
-
-    Each one's input follows from the state before it. All tensors stay on the device.
+    All tensors stay on the device; nothing waits for it. Steps are numbered as `order` says.
     """
 
-    n_steps: int
+    seeds_experts: ClassVar[bool] = False
+
+    def __init__(self, scheme: Scheme, nonces: Sequence[int], part: int | None) -> None:
+        """`part`: nonces of one forward of all rows; None: all."""
+        self.scheme = scheme
+        self.nonces = nonces
+        self.order = PassOrder(len(nonces), part or len(nonces), scheme.passes)
 
     @abstractmethod
-    def prefill(self, part: slice = _ALL) -> Tensor:
-        """The input embeddings of the first seq_len positions: (n, seq_len, hidden), model
-        dtype; of some nonces.
-        """
+    def inputs(self, step: int) -> Tensor:
+        """The embeddings of a pass: (tokens, hidden), model dtype."""
+
+    def token_ids(self, vocab_size: int) -> Tensor:
+        """What models that choose experts by token get beside them: (tokens,)."""
+        raise AssertionError("such models are refused beforehand")
 
     @abstractmethod
-    def whole(self) -> Tensor | None:
-        """Those of all seq_len + n_steps positions, where they are known beforehand: one causal
-        forward does it all.
-        """
-
-    @abstractmethod
-    def next_inputs(self) -> Tensor:
-        """Those of the next step, (n, 1, hidden), from the states taken so far."""
-
-    @abstractmethod
-    def take(self, states: Tensor) -> None:
-        """States after the final norm, (n, k, hidden), of the next k: the prefill's last
-        position, then the steps.
-        """
+    def transform(self, step: int) -> LayerTransform | None:
+        """What happens after each layer; None: nothing."""
 
     @property
-    @abstractmethod
-    def points(self) -> Tensor:
-        """What the next step follows from, as the last state taken gave it: int64 (n,). May be
-        written to.
-        """
-
-    @abstractmethod
-    def follow(self, points: Tensor) -> None:
-        """Another device has taken the next state, and these are its points."""
-
-    @abstractmethod
-    def transform_terms(
-        self, layer: int, terms: Sequence[Tensor], part: slice = _ALL
-    ) -> list[Tensor]:
-        """The outputs (n, positions, hidden) of a decoder layer (global index), transformed;
-        may use their memory. Of some nonces.
-        """
-
-    @property
-    @abstractmethod
     def layer_vectors(self) -> Tensor | None:
-        """What `transform_terms` reflects the layers' outputs by: (n_layers, hidden). None: it
-        does otherwise.
+        """What `transform` reflects the layers' outputs by: (n_layers, hidden). None: it does
+        otherwise.
         """
+        return None
+
+    def route_hashes(self, step: int, moe_layers: int) -> Tensor:
+        """What the first experts of a step follow from in so many layers of experts, the first
+        ones of the model: int64 (moe_layers, n); each modulo its layer's number of experts is
+        `first_experts`.
+        """
+        raise AssertionError("no step follows")
+
+    def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor | None:
+        """The first of the experts that serve each row in the m-th layer of experts: int64
+        (tokens,). None: the gate chooses.
+        """
+        return None
 
     @abstractmethod
-    def route_hashes(self, moe_layers: int, position: int) -> Tensor:
-        """What the first experts at one position follow from in so many layers of experts, the
-        first ones of the model: int64 (moe_layers, n); each modulo its layer's number of
-        experts is `first_experts`.
-        """
+    def take(self, step: int, states: Tensor) -> None:
+        """The states of a pass after the final norm: (nonces, positions, hidden)."""
 
-    @abstractmethod
-    def first_experts(self, moe_layer: int, positions: range, n_experts: int) -> Tensor | None:
-        """The first of the experts that serve each position in the m-th layer of experts: int64 (n,
-        positions).
+    @property
+    def points(self) -> Tensor:
+        """What the next step follows from: int64 (n,). May be written to."""
+        raise AssertionError("no step follows")
 
-        None: the gate chooses.
-        """
+    def follow(self, points: Tensor) -> None:
+        """Another device has taken the last pass's states, and these are its points."""
+        raise AssertionError("no step follows")
 
     @abstractmethod
     def numbers(self) -> Tensor:
-        """What the nonces' values are made of, on the device. Queues its work and waits for
-        none.
-        """
+        """What the nonces' values are made of, after the last pass."""
 
     @abstractmethod
     def values(self, numbers: Tensor) -> list[JsonValue]:
         """One value per nonce from its numbers, on the host. None: a state was not finite, so
-        it is excluded.
+        it is excluded, not wrong.
         """
+
+
+class PrefillBatch(Batch):
+    """One forward, of which the last position counts."""
+
+    scheme: PrefillScheme
+
+    def __init__(self, scheme: PrefillScheme, nonces: Sequence[int], reflected: bool) -> None:
+        super().__init__(scheme, nonces, None)
+        self._transform = scheme if reflected and scheme.transforms_layers else None
+        self._numbers: Tensor | None = None
+
+    def inputs(self, step: int) -> Tensor:
+        return self.scheme.inputs(self.nonces).view(-1, self.scheme.hidden_size)
+
+    def token_ids(self, vocab_size: int) -> Tensor:
+        return self.scheme.token_ids(self.nonces, vocab_size).view(-1)
+
+    def transform(self, step: int) -> LayerTransform | None:
+        return self._transform
+
+    def take(self, step: int, states: Tensor) -> None:
+        self._numbers = self.scheme.numbers(self.nonces, states[:, -1])
+
+    def numbers(self) -> Tensor:
+        assert self._numbers is not None, "no state was taken"
+        return self._numbers
+
+    def values(self, numbers: Tensor) -> list[JsonValue]:
+        return self.scheme.values(self.nonces, numbers)

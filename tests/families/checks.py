@@ -15,7 +15,9 @@ from pydantic import JsonValue
 from poc_core.records import ProofSpec
 from tests.families.differences import Answer, Difference, of_answers, of_values
 from tests.harness import golden
-from workers.engines.base import Begin, Engine, Slice, Tick
+from workers.engines.base import Engine
+from workers.engines.ticks import Begin, Slice, Tick
+from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
 # Longer than the families' windows and blocks.
@@ -25,7 +27,9 @@ NONCES = range(5)
 PROMPT, ANSWER = 300, 8
 # Runs that are alike, which tell how far an engine lies from itself.
 _REPEATS = 4
-_FLIGHTS = itertools.count(1_000_000)
+# Of the micro-batches that run beside chat: others than a pipeline's.
+FIRST_FLIGHT = 1_000_000
+_FLIGHTS = itertools.count(FIRST_FLIGHT)
 _TIMEOUT_S = 120
 
 
@@ -33,7 +37,7 @@ def shared_against_private(engine: Any, spec: ProofSpec = SPEC) -> Difference:
     """L2 of artifacts with caches that layers share from those with a cache for each layer."""
     private = engine.info.caches == "private"
     engine.settle(private=False, replicated=True)
-    shared = engine.compute(spec, NONCES)
+    shared = compute_all(engine, spec, NONCES)
     engine.settle(private=True, replicated=True)
     found = _against_repeats(engine, spec, shared)
     engine.settle(private=private, replicated=True)
@@ -42,14 +46,14 @@ def shared_against_private(engine: Any, spec: ProofSpec = SPEC) -> Difference:
 
 def slices_against_whole(engine: Engine, spec: ProofSpec = SPEC) -> Difference:
     """L2 of artifacts of layers run one by one from those of all in one go."""
-    return _against_repeats(engine, spec, engine.compute(spec, NONCES, SlicePlan(0.0, 1)))
+    return _against_repeats(engine, spec, compute_all(engine, spec, NONCES, SlicePlan(0.0, 1)))
 
 
 def _against_repeats(engine: Engine, spec: ProofSpec, seen: Sequence[JsonValue]) -> Difference:
     """Of what was seen from a whole micro-batch; where there is one, also of such micro-batches
     from each other.
     """
-    expected = engine.compute(spec, NONCES)
+    expected = compute_all(engine, spec, NONCES)
     return _told(engine, spec, expected, of_values(seen, expected))
 
 
@@ -60,20 +64,22 @@ def _told(
     if seen == 0.0:
         return Difference(0.0, 0.0)
     return Difference(
-        seen, max(of_values(engine.compute(spec, NONCES), expected) for _ in range(_REPEATS))
+        seen, max(of_values(compute_all(engine, spec, NONCES), expected) for _ in range(_REPEATS))
     )
 
 
 def batch_against_alone(engine: Engine) -> np.ndarray:
     """L2 of artifacts of a batch from those of batches of one."""
     return golden.l2(
-        engine.compute(SPEC, NONCES), [engine.compute(SPEC, [nonce])[0] for nonce in NONCES], 12
+        compute_all(engine, SPEC, NONCES),
+        [compute_all(engine, SPEC, [nonce])[0] for nonce in NONCES],
+        12,
     )
 
 
 def against(engine: Engine, other: Engine) -> np.ndarray:
     """L2 of the artifacts of two engines."""
-    return golden.l2(engine.compute(SPEC, NONCES), other.compute(SPEC, NONCES), 12)
+    return golden.l2(compute_all(engine, SPEC, NONCES), compute_all(other, SPEC, NONCES), 12)
 
 
 def chat_beside_proofs(
@@ -83,7 +89,7 @@ def chat_beside_proofs(
     from answers without proofs ("chat"); the proofs' values from those without chat ("beside
     chat").
     """
-    expected, alone = engine.compute(spec, NONCES), answered(engine, prompt)
+    expected, alone = compute_all(engine, spec, NONCES), answered(engine, prompt)
     values, answers = _beside(engine, spec, prompt)
     apart = max(of_values(one, expected) for one in values)
     if all(answer == alone for answer in answers):
@@ -107,14 +113,14 @@ def _beside(
     others = spec.model_copy(
         update={"block_hash": "other"}
     )  # which a wrong cache or buffer would mix with these
-    engine.compute(others, NONCES)
+    compute_all(engine, others, NONCES)
     for one in slices_of_a_flight(engine, spec):
         values += [] if one is None else [one]
         answers.append(answered(engine, prompt, logprobs=logprobs))
     under_way = ask(engine, prompt, logprobs=logprobs)
     while not under_way.done():
         values += [one for one in slices_of_a_flight(engine, spec) if one is not None]
-        engine.compute(others, NONCES)
+        compute_all(engine, others, NONCES)
     answers.append(under_way.result(_TIMEOUT_S))
     return values, answers
 

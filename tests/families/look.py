@@ -15,6 +15,7 @@ from tests.families import checks
 from tests.families.differences import Difference
 from tests.families.make import FOR_TRANSFORMERS, given, is_quantized, make, text_config
 from tests.harness import golden
+from workers.pipeline import compute_all
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "families"
 
@@ -161,7 +162,7 @@ def second_opinion(engine: Any, options: Any, family: str) -> tuple[bool, str]:
         return not is_quantized(
             family
         ), f"none ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
-    errors = golden.l2(engine.compute(spec, _OPINIONS), theirs, 12)
+    errors = golden.l2(compute_all(engine, spec, _OPINIONS), theirs, 12)
     return agree(errors, options.dtype, with_experts="experts" in json.dumps(config))
 
 
@@ -172,7 +173,7 @@ def opinion(options: Any, spec: ProofSpec) -> list[JsonValue]:
     from workers.engines import load_engine
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    return load_engine(options).compute(spec, _OPINIONS)
+    return compute_all(load_engine(options), spec, _OPINIONS)
 
 
 def agree(errors: np.ndarray, dtype: str, with_experts: bool) -> tuple[bool, str]:

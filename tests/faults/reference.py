@@ -18,6 +18,7 @@ import torch
 from poc_core.records import ProofSpec
 from tests.faults.work import Artifacts
 from workers.engines.base import Engine
+from workers.pipeline import compute_all
 
 K_DIM = 12
 # Nonces of a forward: what it makes stays in a core's cache.
@@ -60,7 +61,7 @@ class Reference:
     def _compute(self, spec: ProofSpec, nonces: Sequence[int]) -> Artifacts:
         engine = self._idle.get()
         try:
-            values = engine.compute(spec, nonces)
+            values = compute_all(engine, spec, nonces)
         finally:
             self._idle.put(engine)
         return [

@@ -38,6 +38,11 @@ def nonces_of(case: dict[str, Any]) -> list[int]:
     return [artifact["nonce"] for artifact in case["artifacts"]]
 
 
+def stepwise(spec: ProofSpec) -> ProofSpec:
+    """The same claims, followed step by step."""
+    return spec.model_copy(update={"options": {**spec.options, "stepwise": True}})
+
+
 def assert_chains(found: list[Any], case: dict[str, Any]) -> None:
     """The same to the first step where the reference itself was undecided."""
     for chain, expected in zip(found, case["artifacts"], strict=True):

@@ -9,6 +9,7 @@ import numpy as np
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
 from workers.engines.base import Engine
+from workers.pipeline import compute_all
 
 ROOT = Path(__file__).parents[2]
 # What needs no model: hashes, floats, vectors.
@@ -63,8 +64,8 @@ def artifact_errors(engine: Engine, found: list[dict[str, Any]]) -> list[np.ndar
     """Per case, how far the engine's artifacts lie from the reference's: (n,)."""
     errors = []
     for case in found:
-        values = engine.compute(
-            artifact_spec(case), [artifact["nonce"] for artifact in case["artifacts"]]
+        values = compute_all(
+            engine, artifact_spec(case), [artifact["nonce"] for artifact in case["artifacts"]]
         )
         errors.append(
             l2(values, [artifact["vector_b64"] for artifact in case["artifacts"]], case["k_dim"])
@@ -77,7 +78,8 @@ def distance_errors(engine: Engine, found: list[dict[str, Any]]) -> np.ndarray:
     return np.concatenate(
         [
             np.abs(
-                np.array(engine.compute(distance_spec(case), case["nonces"]), float) - case["dist"]
+                np.array(compute_all(engine, distance_spec(case), case["nonces"]), float)
+                - case["dist"]
             )
             for case in found
         ]

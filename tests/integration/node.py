@@ -12,6 +12,7 @@ from tests.harness.samples import MODEL, SPEC, body
 from tests.harness.waiting import wait_until
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
+from workers.pipeline import compute_all
 
 PREFIX = "/api/v1/pow"
 TIMEOUT_S = 60.0  # of one request; the machine may be busy with other tests
@@ -140,9 +141,11 @@ def run_node(exits: ExitStack, **options: Any) -> Node:
 
 def synthetic_artifacts(nonces: Sequence[int]) -> list[dict[str, Any]]:
     """What the synthetic engine answers to the samples' body."""
-    vectors = SyntheticEngine(
-        EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=0)
-    ).compute(SPEC, nonces)
+    vectors = compute_all(
+        SyntheticEngine(EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=0)),
+        SPEC,
+        nonces,
+    )
     return [
         {"nonce": nonce, "vector_b64": vector}
         for nonce, vector in zip(nonces, vectors, strict=True)

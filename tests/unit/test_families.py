@@ -13,12 +13,12 @@ import pytest
 import torch
 from pydantic import JsonValue
 
+import workers.engines.base
 from poc_core.arithmetic.encoding import encode_vectors
-from poc_core.records import ProofSpec
+from poc_core.records import ModelInfo, ProofSpec
 from tests.families import checks, look, make
 from tests.families.differences import Answer, Difference, of_answers, of_values
-from workers.engines.base import Tick, TickResult
-from workers.slice_plan import SlicePlan
+from workers.engines.ticks import Slice, Tick, TickResult
 
 
 def artifacts(off: float) -> list[JsonValue]:
@@ -28,7 +28,7 @@ def artifacts(off: float) -> list[JsonValue]:
     return list(encode_vectors(vectors))
 
 
-class Engine:
+class Engine(workers.engines.base.Engine):
     """One whose values lie off by one of `offs` after the other, by `sliced` layer by layer, by
     `private` with private caches and by `beside` beside chat; its answers have a token with one
     of `logprobs` after the other.
@@ -43,27 +43,26 @@ class Engine:
         logprobs: Sequence[float] = (-1.0,),
         caches: str = "shared",
     ) -> None:
-        self.info = SimpleNamespace(caches=caches, layers="model.layers", layers_reflected=True)
-        self.sliceable, self.stages = True, [range(2)]
+        self.info = ModelInfo("m", 256, 2, 4096, 8192, "float32", layers="layers", caches=caches)
+        self.stages = [range(2)]
         self._offs, self._logprobs = cycle(offs), cycle(logprobs)
         self._sliced, self._private, self._beside, self._is_private = sliced, private, beside, False
 
     def settle(self, private: bool, replicated: bool) -> None:
         self._is_private = private
 
-    def compute(
-        self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
-    ) -> list[JsonValue]:
-        return self._artifacts(next(self._offs) if plan is None else self._sliced)
-
-    def _artifacts(self, off: float) -> list[JsonValue]:
-        return artifacts(off + (self._private if self._is_private else 0))
-
     def tick(self, tick: Tick) -> TickResult:
         (one,) = tick.slices
-        return TickResult(
-            {}, [], {one.flight: self._artifacts(self._beside)} if one.end == 2 else {}
-        )
+        return TickResult({}, [], {one.flight: self._values(one)} if one.end == 2 else {})
+
+    def _values(self, last: Slice) -> list[JsonValue]:
+        if last.flight >= checks.FIRST_FLIGHT:
+            off = self._beside
+        else:
+            off = next(self._offs) if last.first == 0 else self._sliced
+        return artifacts(off + (self._private if self._is_private else 0))
+
+    def close(self) -> None: ...
 
     def ask(
         self, _engine: Any, prompt: int = 0, n_tokens: int = 8, logprobs: bool = False

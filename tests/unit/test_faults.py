@@ -17,7 +17,8 @@ from tests.faults.reference import Reference
 from tests.faults.usage import Usage, Use
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
 from tests.peers.receiver import Payload, Receiver
-from workers.engines.base import EngineLostError, WholeBatchEngine
+from workers.engines.base import WholeBatchEngine
+from workers.engines.ticks import EngineLostError
 
 
 class Engine(WholeBatchEngine):

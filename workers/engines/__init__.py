@@ -18,9 +18,9 @@ def load_engine(options: "EngineOptions", rpc_timeout_s: float = 60.0) -> "Engin
     """
     try:
         if options.engine == "vllm":
-            from workers.vllm.engine import VllmEngine
+            from workers.vllm.start.self_tests import load
 
-            return VllmEngine(options, rpc_timeout_s)
+            return load(options, rpc_timeout_s)
         if options.engine == "transformers":
             from workers.engines.transformers import TransformersEngine
 

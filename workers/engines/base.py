@@ -17,24 +17,11 @@ from poc_core.errors import SpecError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import contract_of
 from workers.engines.pulse import Pulse
-from workers.engines.ticks import Begin, EngineLostError, EngineMemoryError, Slice, Tick, TickResult
-from workers.pipeline import compute_all
-from workers.slice_plan import SlicePlan
+from workers.engines.ticks import Slice, Tick, TickResult
 
 if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
     from workers.engines.profile import RankProfile
-
-__all__ = [
-    "Begin",
-    "Engine",
-    "EngineLostError",
-    "EngineMemoryError",
-    "Slice",
-    "Tick",
-    "TickResult",
-    "WholeBatchEngine",
-]
 
 
 class Engine(ABC):
@@ -64,20 +51,10 @@ class Engine(ABC):
         micro-batches too.
         """
 
-    def compute(
-        self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
-    ) -> list[JsonValue]:
-        """One value per nonce, in order; None for a nonce that the model gave no finite state for.
-
-        For callers who have the engine for themselves. `plan`: how micro-batches are cut; None: not
-        at all. SpecError: this model cannot follow the spec.
-        """
-        return compute_all(self, spec, nonces, plan)
-
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
         """Where the time of one micro-batch goes, on each device; empty: this engine cannot tell.
 
-        For callers who have the engine for themselves. SpecError as `compute`.
+        For callers who have the engine for themselves. SpecError: it cannot follow the spec.
         """
         return []
 
@@ -140,7 +117,9 @@ class WholeBatchEngine(Engine):
 
     @abstractmethod
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        """The values of one micro-batch, see `compute`."""
+        """One value per nonce; None: the model gave no finite state. SpecError: it cannot follow
+        the spec.
+        """
 
     def tick(self, tick: Tick) -> TickResult:
         refused: dict[int, str] = {}

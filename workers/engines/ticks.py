@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
-from poc_core.records import ModelInfo, ProofSpec
+from poc_core.records import ProofSpec
 
 
 class EngineLostError(ProoflineError):
@@ -22,32 +22,6 @@ class EngineMemoryError(ProoflineError):
     """The device had too little memory for a micro-batch; the engine lives, and has forgotten
     all micro-batches.
     """
-
-
-class PassOrder(NamedTuple):
-    """How the passes of a micro-batch of `n` nonces are numbered: the forwards of all rows come
-    first, one for each `part` nonces, and then its steps, of all nonces each.
-    """
-
-    n: int
-    part: int
-    steps: int
-
-    @property
-    def n_parts(self) -> int:
-        return -(-self.n // self.part)
-
-    @property
-    def n_passes(self) -> int:
-        return self.n_parts + self.steps
-
-    def members(self, step: int) -> range:
-        """Places of the nonces that a pass computes."""
-        return (
-            range(step * self.part, min((step + 1) * self.part, self.n))
-            if step < self.n_parts
-            else range(self.n)
-        )
 
 
 class Slice(NamedTuple):
@@ -95,18 +69,3 @@ class TickResult:
     values: Mapping[int, Sequence[JsonValue]] = field(
         default_factory=dict
     )  # one per nonce; None: no finite state
-
-
-class Ticking(Protocol):
-    """What runs ticks: an engine, see its class."""
-
-    info: ModelInfo
-    stages: Sequence[range]
-    sliceable: bool
-
-    @property
-    def flight_ids(self) -> Iterator[int]: ...
-
-    def tick(self, tick: Tick) -> TickResult: ...
-
-    def check_spec(self, spec: ProofSpec) -> None: ...

@@ -16,12 +16,13 @@ from transformers import AutoConfig, AutoModel
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import load_scheme
-from poc_core.schemes.base import PrefillScheme, Scheme, SteppedBatch, SteppedScheme
+from poc_core.schemes.base import Batch, Scheme
 from poc_core.schemes.decode.codebook import choose_codebook
-from workers.engines.base import EngineLostError, EngineMemoryError, WholeBatchEngine
+from workers.engines.base import WholeBatchEngine
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.options import EngineOptions
 from workers.engines.seeded_routing import gates, seeded
+from workers.engines.ticks import EngineLostError, EngineMemoryError
 
 # Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large
 # model beside its weights.
@@ -82,13 +83,10 @@ class TransformersEngine(WholeBatchEngine):
         )
 
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        scheme = self._scheme(spec)
+        batch = self._scheme(spec).begin(nonces, reflected=self._reflected)
         try:
             with torch.inference_mode():
-                if isinstance(scheme, SteppedScheme):
-                    return self.run_steps(scheme.begin(nonces))
-                assert isinstance(scheme, PrefillScheme)
-                return self._finish(scheme, nonces)
+                return self._run(batch)
         except torch.OutOfMemoryError as error:
             raise EngineMemoryError(str(error).splitlines()[0]) from error
         except torch.AcceleratorError as error:
@@ -96,28 +94,28 @@ class TransformersEngine(WholeBatchEngine):
                 f"The accelerator failed ({error}); restart the worker."
             ) from error
 
-    def run_steps(self, batch: SteppedBatch, one_forward: bool = True) -> list[JsonValue]:
-        """The values of a micro-batch that goes on step by step. `one_forward`: without steps,
-        where their inputs are known.
-        """
-        whole = batch.whole() if one_forward else None
-        cache, n_seen = None, 0
-
-        def first_experts(moe_layer: int, n_experts: int) -> Tensor | None:
-            return batch.first_experts(moe_layer, range(n_seen, n_seen + rows.shape[1]), n_experts)
-
-        rows = batch.prefill() if whole is None else whole
-        with _stepped_layers(self._layers, batch), seeded(self._gates, self._top_k, first_experts):
-            if whole is not None:
-                states = self._model(inputs_embeds=whole, use_cache=False).last_hidden_state
-                batch.take(states[:, -1 - batch.n_steps :])
-                return batch.values(batch.numbers().cpu())
-            for step in range(batch.n_steps + 1):
-                output = self._model(inputs_embeds=rows, use_cache=True, past_key_values=cache)
-                cache, n_seen = output.past_key_values, n_seen + rows.shape[1]
-                batch.take(output.last_hidden_state[:, -1:])
-                if step < batch.n_steps:
-                    rows = batch.next_inputs()
+    def _run(self, batch: Batch) -> list[JsonValue]:
+        order, cache = batch.order, None
+        for step in range(order.n_passes):
+            ids = None
+            if self._vocab_size is not None:
+                ids = batch.token_ids(self._vocab_size).view(order.n, -1)
+            with (
+                _given_token_ids(self._layers, ids),
+                _transformed_layers(self._layers, batch, step),
+                seeded(
+                    self._gates if batch.seeds_experts else (),
+                    self._top_k,
+                    partial(batch.first_experts, step),
+                ),
+            ):
+                output = self._model(
+                    inputs_embeds=batch.inputs(step).view(order.n, -1, self.info.hidden_size),
+                    use_cache=bool(order.shape.steps),
+                    past_key_values=cache,
+                )
+            cache = output.past_key_values if order.shape.steps else None
+            batch.take(step, output.last_hidden_state)
         return batch.values(batch.numbers().cpu())
 
     def close(self) -> None:
@@ -127,17 +125,6 @@ class TransformersEngine(WholeBatchEngine):
         self._model = nn.Module()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _finish(self, scheme: PrefillScheme, nonces: Sequence[int]) -> list[JsonValue]:
-        ids = None if self._vocab_size is None else scheme.token_ids(nonces, self._vocab_size)
-        with (
-            _given_token_ids(self._layers, ids),
-            _transformed_layers(self._layers if self._reflected else (), scheme),
-        ):
-            state = self._model(
-                inputs_embeds=scheme.inputs(nonces), use_cache=False
-            ).last_hidden_state
-        return scheme.finish(nonces, state[:, -1])
 
     def _scheme(self, spec: ProofSpec) -> Scheme:
         key = spec.model_dump_json()
@@ -171,41 +158,29 @@ def _given_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterato
 
 
 @contextmanager
-def _stepped_layers(layers: Sequence[nn.Module], batch: SteppedBatch) -> Iterator[None]:
-    """As _transformed_layers, for a micro-batch that goes on step by step. Reflections are
-    linear.
-    """
-    with ExitStack() as exits:
-        for index, layer in enumerate(layers):
-            exits.callback(_replace_output(layer, partial(_transform_output, batch, index)).remove)
-        yield
-
-
-@contextmanager
-def _transformed_layers(layers: Sequence[nn.Module], scheme: Scheme) -> Iterator[None]:
-    """Within: each layer's output is transformed by the scheme. The model is as before
+def _transformed_layers(layers: Sequence[nn.Module], batch: Batch, step: int) -> Iterator[None]:
+    """Within: each layer's output is transformed as this pass wants it. The model is as before
     afterwards.
     """
-    handles = []
-    if scheme.transforms_layers:
-        for index, layer in enumerate(layers):
-            transform = _transform_sum if scheme.transform_is_linear else _transform_terms
-            handles += transform(layer, index, scheme)
-    try:
+    transform = batch.transform(step)
+    with ExitStack() as exits:
+        for index, layer in enumerate(layers if transform is not None else ()):
+            assert transform is not None
+            hook = _transform_sum if batch.scheme.transform_is_linear else _transform_terms
+            for handle in hook(layer, partial(transform.transform_terms, index)):
+                exits.callback(handle.remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _transform_sum(
-    layer: nn.Module, index: int, scheme: Scheme
-) -> list[torch.utils.hooks.RemovableHandle]:
-    return [_replace_output(layer, lambda x: scheme.transform_layer(index, x))]
+_Terms = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+def _transform_sum(layer: nn.Module, transform: _Terms) -> list[torch.utils.hooks.RemovableHandle]:
+    return [_replace_output(layer, lambda x: transform([x])[0])]
 
 
 def _transform_terms(
-    layer: nn.Module, index: int, scheme: Scheme
+    layer: nn.Module, transform: _Terms
 ) -> list[torch.utils.hooks.RemovableHandle]:
     """Transforms apart the two terms of the layer's output that vLLM's layers return:
     (hidden_states, residual).
@@ -218,19 +193,13 @@ def _transform_terms(
     def remember(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
         last[:] = [output[0] if isinstance(output, tuple) else output]
 
-    def transform(x: Tensor) -> Tensor:
+    def apart(x: Tensor) -> Tensor:
         hidden_states = last.pop().view_as(x)
-        return scheme.transform_layer(index, hidden_states) + scheme.transform_layer(
-            index, x - hidden_states
-        )
+        one, other = transform([hidden_states, x - hidden_states])
+        return one + other
 
     handles = [child.register_forward_hook(remember) for child in layer.children()]
-    return [*handles, _replace_output(layer, transform)]
-
-
-def _transform_output(batch: SteppedBatch, layer: int, x: Tensor) -> Tensor:
-    (after,) = batch.transform_terms(layer, [x])
-    return after
+    return [*handles, _replace_output(layer, apart)]
 
 
 def _replace_output(

@@ -20,20 +20,13 @@ from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import contract_of
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine, EngineLostError, EngineMemoryError, Slice, Tick, TickResult
+from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 from workers.engines.profile import Kernel, RankProfile
 from workers.engines.pulse import Pulse
+from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.vllm.start import lifeline
 from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
-from workers.vllm.start.self_tests import (
-    described,
-    prove_budget,
-    prove_chains,
-    prove_graphs,
-    prove_isolation,
-    prove_slices,
-)
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -54,13 +47,15 @@ class VllmEngine(Engine):
     share GPU memory limits.
     """
 
-    def __init__(self, options: EngineOptions, rpc_timeout_s: float) -> None:
-        """Loads the model; returns when it can compute.
+    # Seconds that a call may take; the first ones compile kernels.
+    rpc_timeout_s: float = _WARM_UP_TIMEOUT_S
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Loads the model; `start/self_tests.py` tests it before it takes work.
 
         ProoflineError: vLLM is not installed, or the model cannot be loaded or cannot serve proofs
         beside chat.
         """
-        self._rpc_timeout_s = rpc_timeout_s
         self._closed = False
         self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
         self._calls = 0  # under way
@@ -115,25 +110,13 @@ class VllmEngine(Engine):
             experts = {rank["layers"][0]: rank["moe_layers"] for rank in ranks}
             self._moe_layers = [experts[first] for first in sorted(experts)]  # of each stage
             self._decode_memory_gb = options.decode_memory_gb
-            self._on_gpu = config.device_config.device_type != "cpu"
-            self.slices_in_flight = 2 if self._on_gpu else 1
+            self.on_gpu = config.device_config.device_type != "cpu"
+            self.slices_in_flight = 2 if self.on_gpu else 1
             self.stages = [
                 range(first, end)
                 for first, end in sorted({tuple(rank["layers"]) for rank in ranks})
             ]
             self.sliceable = all(rank["sliceable"] for rank in ranks)
-            self._rpc_timeout_s, given = (
-                _WARM_UP_TIMEOUT_S,
-                self._rpc_timeout_s,
-            )  # the first batch compiles kernels
-            prove_isolation(self)
-            prove_slices(self)
-            prove_budget(self, whole=self._on_gpu)
-            prove_chains(self)
-            if self._on_gpu:
-                prove_graphs(self)
-            self._rpc_timeout_s = given
-            logger.info("%s", described(self))
         except BaseException:
             self.close()
             raise
@@ -149,7 +132,7 @@ class VllmEngine(Engine):
         slices = [list(one) for one in tick.slices]
         try:
             told = (begin, slices, list(tick.drop), tick.wait, tick.fetch)
-            answers = self._rpc("proof_tick", told, self._rpc_timeout_s)
+            answers = self._rpc("proof_tick", told, self.rpc_timeout_s)
         except (EngineMemoryError, EngineFailedError) as error:
             self._heard.clear()
             if any(map(self._hands_over, tick.slices)):
@@ -198,28 +181,28 @@ class VllmEngine(Engine):
         return found
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
-        self._rpc("proof_watch", (n_sequences, seq_len), self._rpc_timeout_s)
+        self._rpc("proof_watch", (n_sequences, seq_len), self.rpc_timeout_s)
 
     def unwatch(self) -> list[dict[str, Any]]:
-        return self._rpc("proof_unwatch", (), self._rpc_timeout_s)
+        return self._rpc("proof_unwatch", (), self.rpc_timeout_s)
 
     def settle(self, private: bool, replicated: bool) -> None:
-        self._rpc("proof_settle", (private, replicated), self._rpc_timeout_s)
+        self._rpc("proof_settle", (private, replicated), self.rpc_timeout_s)
 
     def reserve_for_steps(self) -> int:
         gb, n_places = self._decode_memory_gb, len(self.stages)
         limit = None if gb is None else int(gb * 2**30)
-        n_tokens = min(self._rpc("proof_room_for_steps", (n_places, limit), self._rpc_timeout_s))
-        if gb is None and not self._on_gpu:  # more at a time gain nothing
+        n_tokens = min(self._rpc("proof_room_for_steps", (n_places, limit), self.rpc_timeout_s))
+        if gb is None and not self.on_gpu:  # more at a time gain nothing
             n_tokens = min(n_tokens, max(self.info.max_batch_tokens, self.info.max_seq_len))
-        self._rpc("proof_reserve", (n_places, n_tokens, self._moe_layers), self._rpc_timeout_s)
+        self._rpc("proof_reserve", (n_places, n_tokens, self._moe_layers), self.rpc_timeout_s)
         return int(n_tokens)
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
         """Whether steps of decode proofs are recorded and replayed from now on, see
         ProofRunner.use_graphs.
         """
-        answers = self._rpc("proof_use_graphs", (on,), self._rpc_timeout_s)
+        answers = self._rpc("proof_use_graphs", (on,), self.rpc_timeout_s)
         return {
             "recorded": min(one["recorded"] for one in answers),
             "why_not": next((why for one in answers if (why := one["why_not"])), ""),

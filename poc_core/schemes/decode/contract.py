@@ -12,7 +12,7 @@ from poc_core.schemes.artifact.answers import Encoding
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.contract import Contract
 from poc_core.schemes.decode.answers import DECODE_EXAMPLES, DecodeResult, DecodeValidationResult
-from poc_core.schemes.decode.options import PICKED, DecodeOptions
+from poc_core.schemes.decode.options import PICKED, DecodeOptions, passes_of
 from poc_core.schemes.decode.requests import DecodeBody, DecodeRoundBody
 from poc_core.schemes.noise import noise
 
@@ -78,11 +78,7 @@ class DecodeContract(Contract):
         return info.no_chains
 
     def passes(self, spec: ProofSpec) -> Passes:
-        light = spec.model_copy(update={"options": {**spec.options, "enforced": None}})
-        options = DecodeOptions.checked(light, PICKED)
-        if spec.options.get("enforced") is None or options.stepwise:
-            return Passes(spec.seq_len, options.max_tokens)
-        return Passes(spec.seq_len + options.max_tokens)
+        return passes_of(spec)
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
         return {"encoding": Encoding(k_dim=DecodeOptions.of(spec).k_dim).model_dump()}

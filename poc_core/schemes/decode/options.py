@@ -2,6 +2,7 @@
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from poc_core.records import Passes, ProofSpec
 from poc_core.schemes.contract import Options
 
 # Dimensions that are read of a state.
@@ -26,3 +27,14 @@ class DecodeOptions(Options):
         if info.context and info.context["hidden_size"] < PICKED:
             raise ValueError("the model is too narrow")
         return max_tokens
+
+
+def passes_of(spec: ProofSpec) -> Passes:
+    """A prefill and its steps; one forward of all positions where their inputs are claimed, and so
+    known. SpecError: options that cannot be followed.
+    """
+    light = spec.model_copy(update={"options": {**spec.options, "enforced": None}})
+    options = DecodeOptions.checked(light, PICKED)
+    if spec.options.get("enforced") is None or options.stepwise:
+        return Passes(spec.seq_len, options.max_tokens)
+    return Passes(spec.seq_len + options.max_tokens)

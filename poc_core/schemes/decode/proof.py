@@ -2,6 +2,8 @@
 section 8).
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
 
@@ -10,20 +12,18 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core.arithmetic import reflections
-from poc_core.records import ProofSpec
-from poc_core.schemes.base import SteppedBatch, SteppedScheme
+from poc_core.records import Passes, ProofSpec
+from poc_core.schemes.base import Batch, LayerTransform, Scheme
 from poc_core.schemes.decode import routing, steps
-from poc_core.schemes.decode.options import DecodeOptions
+from poc_core.schemes.decode.options import DecodeOptions, passes_of
 
 logger = logging.getLogger(__name__)
-
-_ALL = slice(None)
 
 # Hashes that the picks of some positions are chosen from at a time.
 _CHUNK_KEYS = 1 << 24
 
 
-class DecodeScheme(SteppedScheme):
+class DecodeScheme(Scheme):
     def __init__(
         self,
         spec: ProofSpec,
@@ -41,8 +41,14 @@ class DecodeScheme(SteppedScheme):
             spec.block_hash, n_layers, hidden_size, device, dtype
         )
 
-    def begin(self, nonces: Sequence[int]) -> "DecodeBatch":
-        return DecodeBatch(self, nonces)
+    @property
+    def passes(self) -> Passes:
+        return passes_of(self.spec)
+
+    def begin(
+        self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
+    ) -> DecodeBatch:
+        return DecodeBatch(self, nonces, part)
 
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         return reflections.reflect(x, self.layer_vectors[layer])
@@ -51,10 +57,16 @@ class DecodeScheme(SteppedScheme):
         return reflections.reflect_terms(list(terms), self.layer_vectors[layer])
 
 
-class DecodeBatch(SteppedBatch):
-    def __init__(self, scheme: DecodeScheme, nonces: Sequence[int]) -> None:
-        self._scheme = scheme
-        self._nonces = nonces
+class DecodeBatch(Batch):
+    """A prefill, in parts, and further steps, each of whose inputs follow from the state before;
+    or one forward of all positions where their inputs are claimed.
+    """
+
+    scheme: DecodeScheme
+    seeds_experts = True
+
+    def __init__(self, scheme: DecodeScheme, nonces: Sequence[int], part: int | None) -> None:
+        super().__init__(scheme, nonces, part)
         spec, options, device = scheme.spec, scheme.options, scheme.device
         self.n_steps = options.max_tokens
         self._base = steps.base_seeds(spec.block_hash, spec.public_key, nonces, device)
@@ -67,6 +79,7 @@ class DecodeBatch(SteppedBatch):
             # computable.
             padded = [(points + [0] * (self.n_steps + 1))[: self.n_steps + 1] for points in claimed]
             self._claims = torch.tensor(padded, dtype=torch.int64, device=device)
+        self._first_states: list[Tensor] = []  # of the parts so far
         self._points: list[Tensor] = []  # int64 (n,) of each state taken
         self._margins: list[Tensor] = []  # float32 (n,) of the claims, likewise
         self._own_vectors: dict[int, Tensor] = {}  # by layer: (n, 1, hidden)
@@ -75,23 +88,26 @@ class DecodeBatch(SteppedBatch):
             None  # of the first layers of experts: int64 (layers, n)
         )
 
-    def prefill(self, part: slice = _ALL) -> Tensor:
-        return self._scheme.inputs(self._nonces[part])
+    def inputs(self, step: int) -> Tensor:
+        if self.order.is_step(step):
+            t = len(self._points)
+            rows = self._inputs_of(range(t, t + 1))
+        else:
+            rows = self.scheme.inputs(self.nonces[self._slice(step)])
+            if not self.order.shape.steps:  # those of the steps are claimed
+                rows = torch.cat([rows, self._inputs_of(range(1, self.n_steps + 1))], dim=1)
+        return rows.reshape(-1, self.scheme.hidden_size)
 
-    def whole(self) -> Tensor | None:
-        if self._claims is None or self._scheme.options.stepwise:
-            return None
-        return torch.cat([self.prefill(), self._inputs_of(range(1, self.n_steps + 1))], dim=1)
-
-    def next_inputs(self) -> Tensor:
-        step = len(self._points)
-        return self._inputs_of(range(step, step + 1))
-
-    def take(self, states: Tensor) -> None:
-        for some in states.split(
-            max(1, _CHUNK_KEYS // (len(self._nonces) * self._scheme.hidden_size)), dim=1
-        ):
-            self._take(some)
+    def take(self, step: int, states: Tensor) -> None:
+        if self.order.is_step(step):
+            self._take(states)
+        elif not self.order.shape.steps:  # those that steps would have had too
+            self._take(states[:, -1 - self.n_steps :])
+        else:
+            self._first_states.append(states[:, -1:])
+            if step == self.order.n_parts - 1:
+                self._take(torch.cat(self._first_states))
+                self._first_states.clear()
 
     @property
     def points(self) -> Tensor:
@@ -100,41 +116,44 @@ class DecodeBatch(SteppedBatch):
     def follow(self, points: Tensor) -> None:
         self._points.append(points)
 
-    def transform_terms(
-        self, layer: int, terms: Sequence[Tensor], part: slice = _ALL
-    ) -> list[Tensor]:
-        if not self._scheme.options.per_nonce_reflection:
-            return self._scheme.transform_terms(layer, terms)
+    def transform(self, step: int) -> LayerTransform:
+        """In every model, also where prefills' layers are left as they are."""
+        if not self.scheme.options.per_nonce_reflection:
+            return self.scheme
+        return _OfEachNonce(self, self._slice(step))
+
+    def own_vectors(self, layer: int) -> Tensor:
+        """What one layer's outputs are reflected by, for each nonce: (n, 1, hidden)."""
         vectors = self._own_vectors.get(layer)
         if vectors is None:
-            block_hash = self._scheme.spec.block_hash
+            block_hash = self.scheme.spec.block_hash
             names = [
-                f"{block_hash}_nonce{nonce}_layer_{layer}_householder" for nonce in self._nonces
+                f"{block_hash}_nonce{nonce}_layer_{layer}_householder" for nonce in self.nonces
             ]
             vectors = reflections.householder_vectors(
-                names, self._scheme.hidden_size, self._scheme.device
+                names, self.scheme.hidden_size, self.scheme.device
             )
-            vectors = self._own_vectors[layer] = vectors.to(self._scheme.dtype)[:, None]
-        return [reflections.reflect(x, vectors[part]) for x in terms]
+            vectors = self._own_vectors[layer] = vectors.to(self.scheme.dtype)[:, None]
+        return vectors
 
     @property
     def layer_vectors(self) -> Tensor | None:
-        return None if self._scheme.options.per_nonce_reflection else self._scheme.layer_vectors
+        return None if self.scheme.options.per_nonce_reflection else self.scheme.layer_vectors
 
-    def route_hashes(self, moe_layers: int, position: int) -> Tensor:
+    def route_hashes(self, step: int, moe_layers: int) -> Tensor:
         if self._all_route_seeds is None or len(self._all_route_seeds) != moe_layers:
             self._all_route_seeds = torch.cat(
                 [self._seeds_of(layer) for layer in range(moe_layers)], dim=1
             ).T
-        return routing.route_hashes(
-            self._all_route_seeds, max(0, position - (self._scheme.spec.seq_len - 1))
-        )
+        t = self.order.positions(step).start - (self.scheme.spec.seq_len - 1)
+        return routing.route_hashes(self._all_route_seeds, max(0, t))
 
-    def first_experts(self, moe_layer: int, positions: range, n_experts: int) -> Tensor:
-        seeds = self._seeds_of(moe_layer)
+    def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor:
+        seeds, positions = self._seeds_of(moe_layer), self.order.positions(step)
         places = torch.arange(positions.start, positions.stop, device=seeds.device)
-        step = (places - (self._scheme.spec.seq_len - 1)).clamp_(min=0)
-        return routing.first_experts(seeds, step[None], n_experts)
+        steps = (places - (self.scheme.spec.seq_len - 1)).clamp_(min=0)
+        first = routing.first_experts(seeds, steps[None], n_experts)
+        return first[self._slice(step)].reshape(-1)
 
     def numbers(self) -> Tensor:
         """float32 (n, T + 1, 1 or 2): each step's point and, where there are claims, the margin
@@ -149,7 +168,7 @@ class DecodeBatch(SteppedBatch):
         points = numbers[..., 0].to(torch.int64)
         claims = None if self._claims is None else self._claims.cpu()
         values: list[JsonValue] = []
-        for i, nonce in enumerate(self._nonces):
+        for i, nonce in enumerate(self.nonces):
             if (points[i] == steps.NO_POINT).any():
                 logger.warning("nonce %d excluded: one of its hidden states is not finite", nonce)
                 values.append(None)
@@ -168,13 +187,23 @@ class DecodeBatch(SteppedBatch):
         seeds = self._route_seeds.get(moe_layer)
         if seeds is None:
             found = routing.route_seeds(
-                self._scheme.spec.block_hash, self._nonces, moe_layer, self._scheme.device
+                self.scheme.spec.block_hash, self.nonces, moe_layer, self.scheme.device
             )
             seeds = self._route_seeds[moe_layer] = found[:, None]
         return seeds
 
+    def _slice(self, step: int) -> slice:
+        members = self.order.members(step)
+        return slice(members.start, members.stop)
+
     def _take(self, states: Tensor) -> None:
         """(n, k, hidden), of the next k."""
+        for some in states.split(
+            max(1, _CHUNK_KEYS // (len(self.nonces) * self.scheme.hidden_size)), dim=1
+        ):
+            self._take_some(some)
+
+    def _take_some(self, states: Tensor) -> None:
         (n, k, hidden), first = states.shape, len(self._points)
         picks = self._picks_of(range(first, first + k)).view(n * k, -1)
         snap = steps.snap(states.reshape(n * k, hidden), picks)
@@ -187,10 +216,10 @@ class DecodeBatch(SteppedBatch):
 
     def _picks_of(self, passes: range) -> Tensor:
         """Of the prefill (0) and of steps: (n, passes, DIM)."""
-        scheme, spec, found = self._scheme, self._scheme.spec, []
+        scheme, spec, found = self.scheme, self.scheme.spec, []
         if 0 in passes:
             first = steps.first_picks(
-                spec.block_hash, spec.public_key, self._nonces, scheme.hidden_size, scheme.device
+                spec.block_hash, spec.public_key, self.nonces, scheme.hidden_size, scheme.device
             )
             found.append(first[:, None])
         if later := range(max(1, passes.start), passes.stop):
@@ -201,7 +230,7 @@ class DecodeBatch(SteppedBatch):
 
     def _inputs_of(self, which: range) -> Tensor:
         """Of steps: (n, steps, hidden)."""
-        scheme = self._scheme
+        scheme = self.scheme
         return steps.step_inputs(
             self._base[:, None], *self._which(which), scheme.hidden_size, scheme.dtype
         )
@@ -215,6 +244,22 @@ class DecodeBatch(SteppedBatch):
         else:
             before = torch.stack(self._points[which.start - 1 : which.stop - 1], dim=1)
         return torch.arange(which.start, which.stop, device=before.device), before
+
+
+class _OfEachNonce:
+    """Reflects the rows of some nonces by each one's own vectors."""
+
+    def __init__(self, batch: DecodeBatch, members: slice) -> None:
+        self.hidden_size = batch.scheme.hidden_size
+        self._batch = batch
+        self._members = members
+
+    def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
+        vectors = self._batch.own_vectors(layer)[self._members]
+        return [
+            reflections.reflect(x.reshape(len(vectors), -1, x.shape[-1]), vectors).reshape(x.shape)
+            for x in terms
+        ]
 
 
 SCHEME = DecodeScheme

@@ -15,7 +15,8 @@ from tests.families.checks import greedy
 from tests.harness.chains import assert_chains, enforced_spec, golden, nonces_of, spec_of
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import CHAINS, DECODE, DECODE_BFLOAT16
-from workers.engines.base import Begin, Slice, Tick
+from workers.engines.ticks import Begin, Slice, Tick
+from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
@@ -57,7 +58,7 @@ def spec(block_hash: str, **options: Any) -> ProofSpec:
 
 def eager(engine: Any, *proofs: tuple[ProofSpec, range]) -> list[Any]:
     engine.use_graphs(False)
-    found = [engine.compute(*proof) for proof in proofs]
+    found = [compute_all(engine, *proof) for proof in proofs]
     engine.use_graphs(True)
     return found
 
@@ -66,7 +67,7 @@ def eager(engine: Any, *proofs: tuple[ProofSpec, range]) -> list[Any]:
 class TestReplayedSteps:
     def test_they_are_the_references(self, vllm_engine: Any, recorded: Any) -> None:
         for case in golden(vllm_engine.info.name, "decode")[:2]:
-            assert_chains(vllm_engine.compute(spec_of(case), nonces_of(case)), case)
+            assert_chains(compute_all(vllm_engine, spec_of(case), nonces_of(case)), case)
         assert recorded() >= 1
 
     def test_blocks_and_batches_that_take_turns_do_not_mix(
@@ -75,7 +76,7 @@ class TestReplayedSteps:
         proofs = [(spec(block_hash), range(n)) for block_hash in "ab" for n in (5, 3)]
         expected = eager(vllm_engine, *proofs)
         for _ in range(2):
-            assert [vllm_engine.compute(*proof) for proof in proofs] == expected
+            assert [compute_all(vllm_engine, *proof) for proof in proofs] == expected
         assert recorded() == 2
 
     def test_chat_and_other_proofs_between_two_steps_change_nothing(
@@ -90,7 +91,7 @@ class TestReplayedSteps:
             values |= vllm_engine.tick(Tick(begin, [one], wait=True)).values
             if step % 3 == 2:
                 assert greedy(vllm_engine) == answers, f"after step {step}"
-                vllm_engine.compute(other, range(5))
+                compute_all(vllm_engine, other, range(5))
         assert values[flight] == expected
         assert recorded() >= 1
 
@@ -98,14 +99,14 @@ class TestReplayedSteps:
         self, vllm_engine: Any, recorded: Any
     ) -> None:
         proof = (spec("e"), range(6))
-        assert vllm_engine.compute(*proof, SlicePlan(0.0, 1)) == eager(vllm_engine, proof)[0]
+        assert compute_all(vllm_engine, *proof, SlicePlan(0.0, 1)) == eager(vllm_engine, proof)[0]
         assert recorded() == 0
 
     def test_reflections_of_each_nonces_own_are_not_recorded(
         self, vllm_engine: Any, recorded: Any
     ) -> None:
         proof = (spec("f", per_nonce_reflection=True), range(7))
-        assert vllm_engine.compute(*proof) == eager(vllm_engine, proof)[0]
+        assert compute_all(vllm_engine, *proof) == eager(vllm_engine, proof)[0]
         assert recorded() == 0
 
 
@@ -114,7 +115,7 @@ class TestReplayedSteps:
 def test_ranks_that_share_a_step_record_nothing(vllm_engine: Any) -> None:
     assert "several ranks" in vllm_engine.use_graphs(True)["why_not"]
     case = golden(vllm_engine.info.name, "decode")[0]
-    assert_chains(vllm_engine.compute(spec_of(case), nonces_of(case)), case)
+    assert_chains(compute_all(vllm_engine, spec_of(case), nonces_of(case)), case)
     assert vllm_engine.use_graphs(False)["recorded"] == 0
 
 
@@ -131,7 +132,7 @@ def test_bfloat16_chains_and_margins_are_the_same_bits(
         enforced={str(nonce): [nonce % 16] * (case["max_tokens"] + 1) for nonce in range(n)},
     )
     proofs = [(spec_of(case), range(n)), (claims, range(n))]
-    assert [vllm_engine.compute(*proof) for proof in proofs] == eager(vllm_engine, *proofs)
+    assert [compute_all(vllm_engine, *proof) for proof in proofs] == eager(vllm_engine, *proofs)
     assert recorded() == 1
 
 
@@ -152,7 +153,7 @@ def test_cuda_graphs_give_the_bits_of_single_kernels(
     proofs = [(chains, range(n)), (claims, range(n))]
     expected = eager(vllm_engine, *proofs)
     for _ in range(2):
-        assert [vllm_engine.compute(*proof) for proof in proofs] == expected
+        assert [compute_all(vllm_engine, *proof) for proof in proofs] == expected
     assert recorded() >= 1
 
 
@@ -160,17 +161,19 @@ def test_cuda_graphs_give_the_bits_of_single_kernels(
 @bfloat16
 def test_replayed_chains_hold_against_one_forward(vllm_engine: Any, recorded: Any) -> None:
     for case in golden(vllm_engine.info.name, "decode"):
-        found = vllm_engine.compute(spec_of(case), nonces_of(case))
+        found = compute_all(vllm_engine, spec_of(case), nonces_of(case))
         enforced = dict(zip(map(str, nonces_of(case)), found, strict=True))
         assert (
             max(
                 one[1]
-                for one in vllm_engine.compute(spec_of(case, enforced=enforced), nonces_of(case))
+                for one in compute_all(
+                    vllm_engine, spec_of(case, enforced=enforced), nonces_of(case)
+                )
             )
             <= 0.025
         )
         assert (
-            max(one[1] for one in vllm_engine.compute(enforced_spec(case), nonces_of(case)))
+            max(one[1] for one in compute_all(vllm_engine, enforced_spec(case), nonces_of(case)))
             <= 0.025
         )
     assert recorded() >= 1

@@ -25,11 +25,14 @@ from tests.harness.chains import (
     golden,
     nonces_of,
     spec_of,
+    stepwise,
 )
 from tests.harness.chat_beside import answers_alone_and_beside
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import DECODE, DECODE_BFLOAT16
-from workers.engines.base import Begin, Engine, Slice, Tick
+from workers.engines.base import Engine
+from workers.engines.ticks import Begin, Slice, Tick
+from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
@@ -58,16 +61,12 @@ def random_claims(case: dict[str, Any], n: int, seed: int) -> ProofSpec:
     return spec_of(case, enforced=claims)
 
 
-def stepwise(spec: ProofSpec) -> ProofSpec:
-    return spec.model_copy(update={"options": {**spec.options, "stepwise": True}})
-
-
 @engines
 class TestChains:
     @pytest.mark.parametrize("index", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
     def test_they_are_the_references(self, vllm_engine: Engine, index: int) -> None:
         case = golden(vllm_engine.info.name, "decode")[index]
-        assert_chains(vllm_engine.compute(spec_of(case), nonces_of(case)), case)
+        assert_chains(compute_all(vllm_engine, spec_of(case), nonces_of(case)), case)
 
     def test_they_depend_neither_on_their_batch_nor_on_its_size(
         self, vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -76,39 +75,39 @@ class TestChains:
         nonces = [*nonces_of(case)[::-1], 1000, 1001, 1002]
         small = dataclasses.replace(vllm_engine.info, max_batch_tokens=3 * case["seq_len"])
         monkeypatch.setattr(vllm_engine, "info", small)
-        found = dict(zip(nonces, vllm_engine.compute(spec_of(case), nonces), strict=True))
+        found = dict(zip(nonces, compute_all(vllm_engine, spec_of(case), nonces), strict=True))
         assert_chains([found[nonce] for nonce in nonces_of(case)], case)
 
     def test_they_do_not_depend_on_where_they_are_cut(self, vllm_engine: Engine) -> None:
         """A call for each layer of each step; with several stages two micro-batches meet there."""
         case = golden(vllm_engine.info.name, "decode")[1]
         nonces, plan = nonces_of(case), SlicePlan(0.0, 1)
-        assert_chains(vllm_engine.compute(spec_of(case), nonces, plan), case)
+        assert_chains(compute_all(vllm_engine, spec_of(case), nonces, plan), case)
 
     def test_claims_lie_as_far_off_as_the_reference_finds_in_one_forward_and_step_by_step(
         self, vllm_engine: Engine
     ) -> None:
         for case in golden(vllm_engine.info.name, "validation"):
             spec, nonces = enforced_spec(case), nonces_of(case)
-            assert_judged(vllm_engine.compute(spec, nonces), case)
-            assert_judged(vllm_engine.compute(stepwise(spec), nonces), case)
+            assert_judged(compute_all(vllm_engine, spec, nonces), case)
+            assert_judged(compute_all(vllm_engine, stepwise(spec), nonces), case)
 
     def test_one_forward_in_slices_judges_as_a_whole_one(self, vllm_engine: Engine) -> None:
         spec = random_claims(golden(vllm_engine.info.name, "decode")[0], 5, seed=1)
-        assert vllm_engine.compute(spec, range(5), SlicePlan(0.0, 1)) == vllm_engine.compute(
-            spec, range(5)
+        assert compute_all(vllm_engine, spec, range(5), SlicePlan(0.0, 1)) == compute_all(
+            vllm_engine, spec, range(5)
         )
 
     def test_reflections_of_each_nonces_own_change_them(self, vllm_engine: Engine) -> None:
         case = golden(vllm_engine.info.name, "decode")[0]
-        own: list[Any] = vllm_engine.compute(
-            spec_of(case, per_nonce_reflection=True), nonces_of(case)[:2]
+        own: list[Any] = compute_all(
+            vllm_engine, spec_of(case, per_nonce_reflection=True), nonces_of(case)[:2]
         )
-        shared: list[Any] = vllm_engine.compute(spec_of(case), nonces_of(case)[:2])
+        shared: list[Any] = compute_all(vllm_engine, spec_of(case), nonces_of(case)[:2])
         assert all(one != other for one, other in zip(own, shared, strict=True))
         enforced = dict(zip(map(str, nonces_of(case)), own, strict=False))
         again = spec_of(case, per_nonce_reflection=True, enforced=enforced)
-        judged: list[Any] = vllm_engine.compute(again, nonces_of(case)[:2])
+        judged: list[Any] = compute_all(vllm_engine, again, nonces_of(case)[:2])
         assert [value[1] for value in judged] == pytest.approx([0, 0], abs=1e-4)
 
     def test_more_positions_than_memory_is_kept_for_are_refused(self, vllm_engine: Engine) -> None:
@@ -124,7 +123,7 @@ class TestChains:
             options={"max_tokens": kept},
         )
         with pytest.raises(SpecError, match="positions"):
-            vllm_engine.compute(spec, [0])
+            compute_all(vllm_engine, spec, [0])
 
     def test_one_that_is_given_up_frees_its_place(self, vllm_engine: Engine) -> None:
         case = golden(vllm_engine.info.name, "decode")[0]
@@ -133,7 +132,7 @@ class TestChains:
             begin = [Begin(flight, spec_of(case), nonces_of(case))]
             vllm_engine.tick(Tick(begin, [Slice(flight, 0, stage.stop)], wait=True))
             vllm_engine.tick(Tick(drop=[flight]))
-        found = vllm_engine.compute(spec_of(case), nonces_of(case)[:1])
+        found = compute_all(vllm_engine, spec_of(case), nonces_of(case)[:1])
         expected = case["artifacts"][0]
         assert_chain(found[0], expected["k_points_steps"], case["gaps"][str(expected["nonce"])])
 
@@ -145,7 +144,7 @@ def test_chat_and_other_proofs_between_two_steps_change_nothing(vllm_engine: Eng
     spec, nonces = spec_of(case), nonces_of(case)
     other, others = ProofSpec(block_hash="other", public_key="key", seq_len=64), range(5)
     expected, alone, n_layers = (
-        vllm_engine.compute(other, others),
+        compute_all(vllm_engine, other, others),
         greedy(vllm_engine),
         vllm_engine.info.n_layers,
     )
@@ -173,8 +172,8 @@ def test_one_forward_judges_500_random_cases_as_step_by_step(vllm_engine: Engine
     case = golden(vllm_engine.info.name, "decode")[0]
     for seed in range(5):
         spec, nonces = random_claims(case, 100, seed), range(100)
-        at_once: list[Any] = vllm_engine.compute(spec, nonces)
-        in_steps: list[Any] = vllm_engine.compute(stepwise(spec), nonces)
+        at_once: list[Any] = compute_all(vllm_engine, spec, nonces)
+        in_steps: list[Any] = compute_all(vllm_engine, stepwise(spec), nonces)
         assert [one[1] for one in at_once] == pytest.approx([one[1] for one in in_steps], abs=1e-5)
         verdicts = [
             judge(nonces, values, case["max_tokens"] + 1, test) for values in (at_once, in_steps)
@@ -192,7 +191,7 @@ def test_bfloat16_follows_the_float32_chains_within_the_margin_of_honest_nodes(
     """Forced along the golden chains, which a free one would leave at its first near tie."""
     margins: list[float] = []
     for case in golden(vllm_engine.info.name, "decode"):
-        found: list[Any] = vllm_engine.compute(enforced_spec(case), nonces_of(case))
+        found: list[Any] = compute_all(vllm_engine, enforced_spec(case), nonces_of(case))
         margins += [value[1] for value in found]
     print(
         f"bfloat16 of {vllm_engine.info.name}: margins {np.mean(margins):.5f} mean,"
@@ -206,8 +205,8 @@ def test_bfloat16_follows_the_float32_chains_within_the_margin_of_honest_nodes(
 def test_bfloat16_follows_the_references_bfloat16_chains(vllm_engine: Engine) -> None:
     for case in golden(vllm_engine.info.name, "decode", "bfloat16"):
         spec, nonces = enforced_spec(case), nonces_of(case)
-        at_once: list[Any] = vllm_engine.compute(spec, nonces)
-        in_steps: list[Any] = vllm_engine.compute(stepwise(spec), nonces)
+        at_once: list[Any] = compute_all(vllm_engine, spec, nonces)
+        in_steps: list[Any] = compute_all(vllm_engine, stepwise(spec), nonces)
         assert max(value[1] for value in [*at_once, *in_steps]) <= BFLOAT16_MARGIN
         assert [one[1] for one in at_once] == pytest.approx([one[1] for one in in_steps], abs=0.005)
 
@@ -219,7 +218,9 @@ def test_greedy_answers_beside_chains_are_those_without(vllm_engine: Engine) -> 
     case = golden(vllm_engine.info.name, "decode")[0]
 
     def prove() -> int:
-        assert_chains(vllm_engine.compute(spec_of(case), nonces_of(case), SlicePlan(0.0, 1)), case)
+        assert_chains(
+            compute_all(vllm_engine, spec_of(case), nonces_of(case), SlicePlan(0.0, 1)), case
+        )
         return len(nonces_of(case))
 
     alone, beside, n_nonces = answers_alone_and_beside(vllm_engine, prove)

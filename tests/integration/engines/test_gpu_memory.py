@@ -14,7 +14,8 @@ from tests.families import checks
 from tests.harness import golden
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import Deployment
-from workers.vllm.start.self_tests import prove_budget
+from workers.pipeline import compute_all
+from workers.vllm.start.self_tests import check_memory
 
 pytestmark = [pytest.mark.integration, pytest.mark.gpu, pytest.mark.timeout(300), needs_vllm]
 
@@ -35,7 +36,7 @@ class ShortOfMemory:
         """Bytes that these take beside weights and chat's cache."""
         self._forget_scratch()
         self.engine._rpc("proof_memory_begin", (), 60)
-        self.engine.compute(SPEC, nonces)
+        compute_all(self.engine, SPEC, nonces)
         return int(self.engine._rpc("proof_memory_taken", (), 60)[0])
 
     def limit(self, spare: int | None) -> None:
@@ -79,20 +80,20 @@ def half(short: ShortOfMemory) -> Iterator[int]:
 def test_the_budget_is_halved_at_start_where_a_full_batch_does_not_fit(
     short: ShortOfMemory,
 ) -> None:
-    prove_budget(short.engine, whole=True)
+    check_memory(short.engine, whole=True)
     assert short.engine.info.max_batch_tokens == ASKED // 2
 
 
 def test_memory_that_gets_short_later_halves_the_budget_and_runs_the_batch_again(
     short: ShortOfMemory, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected, answer = short.engine.compute(SPEC, NONCES), checks.greedy(short.engine)
+    expected, answer = compute_all(short.engine, SPEC, NONCES), checks.greedy(short.engine)
     request.getfixturevalue("half")
-    found = short.engine.compute(SPEC, NONCES)
+    found = compute_all(short.engine, SPEC, NONCES)
     assert short.engine.info.max_batch_tokens == ASKED // 2
     assert f"too little memory for {ASKED} tokens at a time" in caplog.text
     errors = golden.l2(found, expected, 12)
     assert np.median(errors) <= 0.005, "as far as rounding in other batches goes"
     assert errors.max() <= 0.02
-    assert short.engine.compute(SPEC, NONCES) == found, "it goes on, bit for bit"
+    assert compute_all(short.engine, SPEC, NONCES) == found, "it goes on, bit for bit"
     assert checks.greedy(short.engine) == answer

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.harness.marks import needs_vllm
+from workers.engines.base import WholeBatchEngine
 
 pytestmark = [
     pytest.mark.integration,
@@ -392,7 +393,7 @@ class TestProvable:
         assert self.why_not(wrapper) is None
 
 
-class Planted:
+class Planted(WholeBatchEngine):
     """An engine of two layers, each of which writes what it is given and what it finds into its own
     cache.
 
@@ -409,7 +410,7 @@ class Planted:
         self.settled: list[tuple[bool, bool]] = []
         self.reads, self.leaks, self.replicated = reads, leaks, replicated
 
-    def compute(self, spec: Any, nonces: Any) -> list[Any]:
+    def compute_batch(self, spec: Any, nonces: Any) -> list[Any]:
         chats = self.layers["0"].kv_cache
         with self.caches.bound(len(nonces), spec.seq_len):
             first, second = (layer.kv_cache for layer in self.layers.values())
@@ -432,52 +433,55 @@ class Planted:
         self.caches.forget()
         self.settled.append((private, replicated))
 
+    def close(self) -> None: ...
+
 
 class TestSelfTest:
     def test_a_model_whose_layers_may_share_goes_on_sharing(self) -> None:
-        from workers.vllm.start.self_tests import prove_isolation
+        from workers.vllm.start.self_tests import check_isolation
 
-        engine = Planted()
-        prove_isolation(engine)
+        engine: Any = Planted()
+        check_isolation(engine)
         assert engine.settled[-1] == (False, True)
         assert engine.info.caches == "shared"
 
     def test_a_planted_fault_of_sharing_ends_it(self, caplog: pytest.LogCaptureFixture) -> None:
-        from workers.vllm.start.self_tests import prove_isolation
+        from workers.vllm.start.self_tests import check_isolation
 
-        engine = Planted(reads=True)
-        prove_isolation(engine)
+        engine: Any = Planted(reads=True)
+        check_isolation(engine)
         assert engine.settled[-1] == (True, True)
         assert engine.info.caches == "private"
         assert "each gets its own" in caplog.text
 
     def test_a_model_that_writes_into_chats_cache_is_refused_by_layer(self) -> None:
         from poc_core.errors import ProoflineError
-        from workers.vllm.start.self_tests import prove_isolation
+        from workers.vllm.start.self_tests import check_isolation
 
+        engine: Any = Planted(leaks=True)
         with pytest.raises(
             ProoflineError, match="Proofs of planted write into chat's cache of layer 0"
         ):
-            prove_isolation(Planted(leaks=True))
+            check_isolation(engine)
 
     def test_sums_that_are_spread_over_ranks_are_remembered(self) -> None:
-        from workers.vllm.start.self_tests import prove_isolation
+        from workers.vllm.start.self_tests import check_isolation
 
-        engine = Planted(replicated=False)
-        prove_isolation(engine)
+        engine: Any = Planted(replicated=False)
+        check_isolation(engine)
         assert engine.settled[-1] == (False, False)
 
     def test_what_a_model_cannot_compute_is_one_sentence(self) -> None:
         from poc_core.errors import ProoflineError
-        from workers.vllm.start.self_tests import prove_isolation
+        from workers.vllm.start.self_tests import check_isolation
 
-        engine = Planted()
+        engine: Any = Planted()
 
         def fail(*_: Any) -> list[Any]:
             raise ProoflineError("it wants token ids.")
 
-        vars(engine)["compute"] = fail
+        vars(engine)["compute_batch"] = fail
         with pytest.raises(
             ProoflineError, match=r"^Proofs cannot be computed with planted: it wants token ids\.$"
         ):
-            prove_isolation(engine)
+            check_isolation(engine)

@@ -13,6 +13,7 @@ from tests.families import checks
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import QWEN3, Deployment
 from workers.engines.base import Engine
+from workers.pipeline import compute_all
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,11 +57,11 @@ def test_layers_that_share_what_they_may_not_get_their_own(
     started.append(engine)
     assert engine.info.caches == "private"
     assert "layers of tiny-qwen3 cannot share a cache for proofs: each gets its own" in caplog.text
-    values = engine.compute(checks.SPEC, checks.NONCES)
+    values = compute_all(engine, checks.SPEC, checks.NONCES)
     engine.settle(private=False, replicated=True)
-    shared = engine.compute(checks.SPEC, checks.NONCES)
+    shared = compute_all(engine, checks.SPEC, checks.NONCES)
     engine.settle(private=True, replicated=True)
-    assert values == engine.compute(checks.SPEC, checks.NONCES)
+    assert values == compute_all(engine, checks.SPEC, checks.NONCES)
     assert values != shared  # the fault is there
 
 
@@ -73,6 +74,6 @@ def test_parts_of_sums_on_tensor_parallel_ranks_are_not_divided_by_their_norms(
     with pytest.raises(
         SpecError, match=r"leave parts of a sum on each tensor-parallel rank.*use sign_flips"
     ):
-        engine.compute(distances("layer_hooks"), checks.NONCES)
-    assert len(engine.compute(distances("sign_flips"), checks.NONCES)) == len(checks.NONCES)
-    assert len(engine.compute(checks.SPEC, checks.NONCES)) == len(checks.NONCES)
+        compute_all(engine, distances("layer_hooks"), checks.NONCES)
+    assert len(compute_all(engine, distances("sign_flips"), checks.NONCES)) == len(checks.NONCES)
+    assert len(compute_all(engine, checks.SPEC, checks.NONCES)) == len(checks.NONCES)

@@ -19,6 +19,7 @@ from tests.harness.golden import AGREEING_FRACTION, MODELS
 from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.pipeline import compute_all
 
 pytestmark = pytest.mark.integration
 
@@ -69,8 +70,8 @@ def test_distances_are_the_references(engine: Engine, randomization: str) -> Non
 def test_artifacts_do_not_depend_on_their_batch(engine: Engine) -> None:
     spec = ProofSpec(block_hash="block", public_key="key", seq_len=33)
     nonces = [*range(31), 2**63 - 1]
-    together = engine.compute(spec, nonces)
-    alone = [engine.compute(spec, [nonce])[0] for nonce in nonces]
+    together = compute_all(engine, spec, nonces)
+    alone = [compute_all(engine, spec, [nonce])[0] for nonce in nonces]
     errors = golden.l2(together, alone, 12)
     assert np.mean(errors <= 0.003) >= AGREEING_FRACTION[engine.info.name], sorted(errors)[-5:]
 
@@ -78,17 +79,17 @@ def test_artifacts_do_not_depend_on_their_batch(engine: Engine) -> None:
 def test_micro_batches_give_the_same_artifacts(engine: Engine) -> None:
     spec = ProofSpec(block_hash="block", public_key="key", seq_len=16)
     split = load(engine.info.name, dtype="float32", max_batch_tokens=40)
-    errors = golden.l2(engine.compute(spec, range(7)), split.compute(spec, range(7)), 12)
+    errors = golden.l2(compute_all(engine, spec, range(7)), compute_all(split, spec, range(7)), 12)
     assert np.mean(errors <= 0.003) >= AGREEING_FRACTION[engine.info.name]
 
 
 def test_no_nonces_have_no_values(engine: Engine) -> None:
-    assert engine.compute(ProofSpec(block_hash="block", public_key="key", seq_len=8), []) == []
+    assert compute_all(engine, ProofSpec(block_hash="block", public_key="key", seq_len=8), []) == []
 
 
 def test_a_seq_len_beyond_the_model_is_refused_with_its_limit(engine: Engine) -> None:
     with pytest.raises(SpecError, match="from 1 to 2048"):
-        engine.compute(ProofSpec(block_hash="block", public_key="key", seq_len=2049), [0])
+        compute_all(engine, ProofSpec(block_hash="block", public_key="key", seq_len=2049), [0])
 
 
 def test_the_model_keeps_no_trace_of_a_proof(engine: Engine) -> None:
@@ -96,7 +97,7 @@ def test_the_model_keeps_no_trace_of_a_proof(engine: Engine) -> None:
         spec = ProofSpec(
             scheme=scheme, block_hash="block", public_key="key", seq_len=8, options=options
         )
-        engine.compute(spec, [1])
+        compute_all(engine, spec, [1])
     assert all(not module._forward_hooks for module in engine.__dict__["_model"].modules())
 
 
@@ -110,7 +111,7 @@ def test_a_failed_batch_leaves_no_hooks_behind(
 
     monkeypatch.setattr("poc_core.schemes.artifact.proof.ArtifactScheme.finish", fail)
     with pytest.raises(RuntimeError, match="on purpose"):
-        engine.compute(spec, [1])
+        compute_all(engine, spec, [1])
     assert all(not module._forward_hooks for module in engine.__dict__["_model"].modules())
 
 
@@ -152,18 +153,20 @@ def test_experts_chosen_by_token_get_the_ids_of_the_protocol(tmp_path: Path) -> 
             input_ids=scheme.token_ids(nonces, config.vocab_size).long(), use_cache=False
         )
         expected = scheme.finish(nonces, states.last_hidden_state[:, -1])
-    assert golden.l2(engine.compute(spec, nonces), expected, 12).max() < 1e-5
+    assert golden.l2(compute_all(engine, spec, nonces), expected, 12).max() < 1e-5
     with pytest.raises(SpecError, match="chooses experts by token"):
-        engine.compute(
-            spec.model_copy(update={"scheme": "decode", "options": {"max_tokens": 5}}), nonces
+        compute_all(
+            engine,
+            spec.model_copy(update={"scheme": "decode", "options": {"max_tokens": 5}}),
+            nonces,
         )
 
 
 def test_bfloat16_lies_near_float32() -> None:
     case = golden.cases("tiny-qwen3", "artifact")[0]
     engine = load("tiny-qwen3", dtype="auto")
-    values = engine.compute(
-        golden.artifact_spec(case), [artifact["nonce"] for artifact in case["artifacts"]]
+    values = compute_all(
+        engine, golden.artifact_spec(case), [artifact["nonce"] for artifact in case["artifacts"]]
     )
     errors = golden.l2(
         values, [artifact["vector_b64"] for artifact in case["artifacts"]], case["k_dim"]

@@ -21,7 +21,9 @@ from tests.harness.chat_client import PROMPTS
 from tests.harness.marks import needs_vllm
 from tests.integration.processes import command_of, descendants, engine_cores
 from tests.stacks.deployments import BFLOAT16, EXPERTS, FLOAT32, PIPELINED, QWEN3
-from workers.engines.base import Begin, Engine, Slice, Tick
+from workers.engines.base import Engine
+from workers.engines.ticks import Begin, Slice, Tick
+from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
 pytestmark = [
@@ -51,8 +53,8 @@ class TestFloat32:
     def test_artifacts_do_not_depend_on_their_batch(self, vllm_engine: Engine) -> None:
         spec = ProofSpec(block_hash="block", public_key="key", seq_len=33)
         nonces = [*range(31), 2**63 - 1]
-        together = vllm_engine.compute(spec, nonces)
-        alone = [vllm_engine.compute(spec, [nonce])[0] for nonce in nonces]
+        together = compute_all(vllm_engine, spec, nonces)
+        alone = [compute_all(vllm_engine, spec, [nonce])[0] for nonce in nonces]
         errors = golden.l2(together, alone, 12)
         assert np.mean(errors <= 0.003) >= golden.AGREEING_FRACTION[vllm_engine.info.name], np.sort(
             errors
@@ -77,7 +79,7 @@ class TestFloat32:
             assert any(flight in answer.values for answer in answers)
         values = {flight: found for answer in answers for flight, found in answer.values.items()}
         assert values == {
-            flight: vllm_engine.compute(spec, range(9)) for flight, spec in specs.items()
+            flight: compute_all(vllm_engine, spec, range(9)) for flight, spec in specs.items()
         }
         # A rank may tell only now how long something took that ended before.
         told = [one for answer in answers for one, _seconds in answer.ran if one.flight in specs]
@@ -91,8 +93,8 @@ class TestFloat32:
         spec = ProofSpec(block_hash="block", public_key="key", seq_len=1025)
         nonces = range(vllm_engine.info.max_batch_tokens // 1025 + 2)
         errors = golden.l2(
-            vllm_engine.compute(spec, nonces),
-            [vllm_engine.compute(spec, [n])[0] for n in nonces],
+            compute_all(vllm_engine, spec, nonces),
+            [compute_all(vllm_engine, spec, [n])[0] for n in nonces],
             12,
         )
         assert np.mean(errors <= 0.003) >= golden.AGREEING_FRACTION[vllm_engine.info.name], np.sort(
@@ -120,25 +122,27 @@ class TestFloat32:
         assert vllm_engine.sliceable
         # Two micro-batches, which meet in a pipeline.
         nonces = range(vllm_engine.info.max_batch(spec.seq_len) + 5)
-        whole = vllm_engine.compute(spec, nonces)
-        assert vllm_engine.compute(spec, nonces, SlicePlan(0.0, 1)) == whole
+        whole = compute_all(vllm_engine, spec, nonces)
+        assert compute_all(vllm_engine, spec, nonces, SlicePlan(0.0, 1)) == whole
         assert None not in whole
 
     def test_a_spec_that_the_model_cannot_follow_is_refused_and_the_engine_lives_on(
         self, vllm_engine: Engine
     ) -> None:
         good = ProofSpec(block_hash="block", public_key="key", seq_len=16)
-        before = vllm_engine.compute(good, [5])
+        before = compute_all(vllm_engine, good, [5])
         with pytest.raises(SpecError, match="from 1 to 2048"):
-            vllm_engine.compute(good.model_copy(update={"seq_len": 2049}), [0])
+            compute_all(vllm_engine, good.model_copy(update={"seq_len": 2049}), [0])
         with pytest.raises(ProoflineError, match="k_dim"):
-            vllm_engine.compute(good.model_copy(update={"options": {"k_dim": 129}}), [0])
+            compute_all(vllm_engine, good.model_copy(update={"options": {"k_dim": 129}}), [0])
         with pytest.raises(SpecError, match="hidden size of 256"):
-            vllm_engine.compute(
-                good.model_copy(update={"scheme": "decode", "options": {"max_tokens": 2}}), [0]
+            compute_all(
+                vllm_engine,
+                good.model_copy(update={"scheme": "decode", "options": {"max_tokens": 2}}),
+                [0],
             )
         assert vllm_engine.info.kept_tokens is None  # no memory is held for what it cannot compute
-        assert vllm_engine.compute(good, [5]) == before
+        assert compute_all(vllm_engine, good, [5]) == before
 
     def test_its_speed_is_measured_and_its_time_told_by_part(
         self, vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -147,7 +151,7 @@ class TestFloat32:
             vllm_engine, "info", dataclasses.replace(vllm_engine.info, max_batch_tokens=1024)
         )
         spec = ProofSpec(block_hash="block", public_key="key", seq_len=64)
-        before = vllm_engine.compute(spec, range(4))
+        before = compute_all(vllm_engine, spec, range(4))
         found = speed.measure(vllm_engine, spec, [2, 8], 50, [50], seconds=0, on_step=lambda: None)
         assert all(one.nonces_per_s > 0 for pair in found.sizes for one in pair)
         assert [whole.n_slices for whole, _ in found.sizes] == [1, 1]
@@ -159,7 +163,7 @@ class TestFloat32:
         assert parts.n_stages == len(vllm_engine.stages)
         assert 0.9 < parts.flops / parts.n / flops_of_a_nonce(vllm_engine.info, spec.seq_len) < 1.1
         assert parts.peak_flops > 1e9
-        assert vllm_engine.compute(spec, range(4)) == before
+        assert compute_all(vllm_engine, spec, range(4)) == before
 
 
 @pytest.mark.parametrize("vllm_engine", [QWEN3], indirect=True, ids=str, scope="session")
@@ -211,8 +215,8 @@ CHATTING = [QWEN3, EXPERTS, *([PIPELINED] if torch.cuda.is_available() else [])]
 def test_chat_between_two_slices_finds_a_clean_engine_and_leaves_one(vllm_engine: Engine) -> None:
     spec = ProofSpec(block_hash="block", public_key="key", seq_len=100)
     nonces = range(7)
-    expected, alone = vllm_engine.compute(spec, nonces), greedy(vllm_engine)
-    vllm_engine.compute(spec.model_copy(update={"block_hash": "other"}), nonces)
+    expected, alone = compute_all(vllm_engine, spec, nonces), greedy(vllm_engine)
+    compute_all(vllm_engine, spec.model_copy(update={"block_hash": "other"}), nonces)
     flight = 1_000_000
     values: dict[int, Sequence[JsonValue]] = {}
     for stage in vllm_engine.stages:
@@ -248,7 +252,7 @@ def test_greedy_answers_of_a_mixture_of_experts_beside_proofs_are_those_without(
     vllm_engine: Engine,
 ) -> None:
     alone, beside, n_nonces = answers_alone_and_beside(
-        vllm_engine, lambda: len(vllm_engine.compute(PROOFS, range(16)))
+        vllm_engine, lambda: len(compute_all(vllm_engine, PROOFS, range(16)))
     )
     assert n_nonces > len(PROMPTS), "there were no proofs beside chat"
     assert [answer.tokens for answer in beside] == [answer.tokens for answer in alone]

@@ -7,11 +7,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from poc_core.records import ProofSpec
-from poc_core.schemes import load_scheme
-from poc_core.schemes.base import SteppedBatch, SteppedScheme
 from poc_core.schemes.decode.contract import CONTRACT
 from tests.harness.chains import (
     assert_chains,
@@ -20,12 +17,14 @@ from tests.harness.chains import (
     golden,
     nonces_of,
     spec_of,
+    stepwise,
 )
 from tests.harness.golden import model_dir
 from tests.harness.waiting import wait_until
 from tests.integration.node import PREFIX, Node, run_node
 from tests.peers.receiver import Receiver
 from workers.engines.options import EngineOptions
+from workers.pipeline import compute_all
 
 if TYPE_CHECKING:  # every process of `make test` imports this module, one needs transformers for it
     from workers.engines.transformers import TransformersEngine
@@ -46,36 +45,25 @@ def engine(request: pytest.FixtureRequest) -> Iterator[TransformersEngine]:
     engine.close()
 
 
-def batch_of(engine: TransformersEngine, spec: ProofSpec, nonces: list[int]) -> SteppedBatch:
-    info = engine.info
-    scheme = load_scheme(
-        spec,
-        hidden_size=info.hidden_size,
-        n_layers=info.n_layers,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-    )
-    assert isinstance(scheme, SteppedScheme)
-    return scheme.begin(nonces)
-
-
 @pytest.mark.parametrize("index", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_chains_are_the_references(engine: TransformersEngine, index: int) -> None:
     case = golden(engine.info.name, "decode")[index]
-    assert_chains(engine.compute(spec_of(case), nonces_of(case)), case)
+    assert_chains(compute_all(engine, spec_of(case), nonces_of(case)), case)
 
 
 def test_a_chain_does_not_depend_on_its_batch(engine: TransformersEngine) -> None:
     case = golden(engine.info.name, "decode")[0]
     nonces = nonces_of(case)[::-1][:3]
     expected = {one["nonce"]: one["k_points_steps"] for one in case["artifacts"]}
-    assert engine.compute(spec_of(case), nonces) == [expected[nonce] for nonce in nonces]
+    assert compute_all(engine, spec_of(case), nonces) == [expected[nonce] for nonce in nonces]
 
 
 def test_reflections_of_each_nonces_own_change_the_chains(engine: TransformersEngine) -> None:
     case = golden(engine.info.name, "decode")[0]
-    own: list[Any] = engine.compute(spec_of(case, per_nonce_reflection=True), nonces_of(case)[:2])
-    shared: list[Any] = engine.compute(spec_of(case), nonces_of(case)[:2])
+    own: list[Any] = compute_all(
+        engine, spec_of(case, per_nonce_reflection=True), nonces_of(case)[:2]
+    )
+    shared: list[Any] = compute_all(engine, spec_of(case), nonces_of(case)[:2])
     assert all(one != other for one, other in zip(own, shared, strict=True))
 
 
@@ -84,7 +72,7 @@ def test_claims_lie_as_far_off_as_the_reference_finds(
     engine: TransformersEngine, index: int
 ) -> None:
     case = golden(engine.info.name, "validation")[index]
-    assert_judged(engine.compute(enforced_spec(case), nonces_of(case)), case)
+    assert_judged(compute_all(engine, enforced_spec(case), nonces_of(case)), case)
 
 
 def test_one_forward_judges_as_step_by_step(engine: TransformersEngine) -> None:
@@ -93,9 +81,7 @@ def test_one_forward_judges_as_step_by_step(engine: TransformersEngine) -> None:
         case for case in golden(engine.info.name, "validation") if case["name"] == "all_random"
     )
     spec, nonces = enforced_spec(case), nonces_of(case)
-    with torch.inference_mode():
-        at_once: list[Any] = engine.run_steps(batch_of(engine, spec, nonces))
-        in_steps: list[Any] = engine.run_steps(batch_of(engine, spec, nonces), one_forward=False)
+    at_once, in_steps = (compute_all(engine, one, nonces) for one in (spec, stepwise(spec)))
     assert [value[0] for value in at_once] == [value[0] for value in in_steps]
     assert [value[1] for value in at_once] == pytest.approx(
         [value[1] for value in in_steps], abs=1e-5
@@ -106,7 +92,7 @@ def test_a_chain_of_another_length_is_a_mismatch(engine: TransformersEngine) -> 
     case = golden(engine.info.name, "decode")[0]
     nonce, chain = case["artifacts"][0]["nonce"], case["artifacts"][0]["k_points_steps"]
     for claimed in (chain[:1], [*chain, 0]):
-        (value,) = engine.compute(spec_of(case, enforced={str(nonce): claimed}), [nonce])
+        (value,) = compute_all(engine, spec_of(case, enforced={str(nonce): claimed}), [nonce])
         assert value == [len(chain), 2.0]
 
 

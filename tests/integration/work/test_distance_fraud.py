@@ -19,6 +19,7 @@ from tests.stacks.deployments import QWEN3
 from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
+from workers.pipeline import compute_all
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines")]
 
@@ -52,7 +53,7 @@ def start(dtype: str = "float32", **options: Any) -> Engine:
 
 
 def distances(engine: Engine, spec: ProofSpec = SPEC) -> Distances:
-    return np.array(engine.compute(spec, range(N_NONCES)), np.float64)
+    return np.array(compute_all(engine, spec, range(N_NONCES)), np.float64)
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,6 @@ def test_where_most_nonces_are_valid_few_invented_ones_are_seldom_missed(own: Di
 def test_another_seq_len_gives_other_distances(
     engine: Engine, own: Distances, seq_len: int
 ) -> None:
-    others = np.array(engine.compute(SPEC.model_copy(update={"seq_len": seq_len}), range(100)))
+    others = np.array(compute_all(engine, SPEC.model_copy(update={"seq_len": seq_len}), range(100)))
     assert (others != own[:100]).all()
     assert np.median(np.abs(others - own[:100])) > 0.003  # their standard deviation is 0.008

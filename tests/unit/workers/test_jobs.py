@@ -34,7 +34,7 @@ from tests.peers.fake_engine import FakeEngine, value
 from workers import jobs as jobs_module
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
-from workers.engines.base import EngineLostError
+from workers.engines.ticks import EngineLostError
 from workers.jobs import JobRunner
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
 from workers.queue.job_queue import JobQueue

@@ -10,8 +10,8 @@ from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
 from tests.harness.samples import SPEC
 from tests.peers.fake_engine import FakeEngine, values
-from workers.engines.base import EngineMemoryError, Slice
-from workers.pipeline import Flight, Pipeline
+from workers.engines.ticks import EngineMemoryError, Slice
+from workers.pipeline import Flight, Pipeline, compute_all
 from workers.slice_plan import SlicePlan
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
@@ -477,27 +477,27 @@ def test_failing_ends_what_waits_and_what_flies(ends: Ends) -> None:
 def test_compute_gives_one_value_per_nonce_in_order(n_stages: int, limit_ms: float | None) -> None:
     engine = FakeEngine(n_stages, late=True)
     nonces = list(range(300, 0, -1))
-    assert engine.compute(SPEC, nonces, SlicePlan(limit_ms, 1)) == values(SPEC, nonces)
+    assert compute_all(engine, SPEC, nonces, SlicePlan(limit_ms, 1)) == values(SPEC, nonces)
     assert [len(begun) for begun in engine.begun] == [128, 128, 44]
     assert engine.is_idle
 
 
 def test_compute_cuts_nothing_unless_asked() -> None:
     engine = FakeEngine()
-    engine.compute(SPEC, [1])
+    compute_all(engine, SPEC, [1])
     assert engine.slices == [Slice(0, 0, 4)]
 
 
 def test_no_two_micro_batches_of_an_engine_have_one_id_as_times_may_come_late() -> None:
     engine = FakeEngine()
     for _ in range(2):
-        engine.compute(SPEC, [0])
+        compute_all(engine, SPEC, [0])
     assert [one.flight for tick in engine.ticks for one in tick.begin] == [0, 1]
 
 
 def test_compute_asks_nothing_of_the_engine_for_no_nonces() -> None:
     engine = FakeEngine()
-    assert engine.compute(SPEC, []) == []
+    assert compute_all(engine, SPEC, []) == []
     assert engine.ticks == []
 
 
@@ -512,13 +512,13 @@ def test_compute_raises_what_the_engine_raises(
     engine = FakeEngine()
     engine.events[0] = event
     with pytest.raises(kind):
-        engine.compute(SPEC, [1])
+        compute_all(engine, SPEC, [1])
 
 
 def test_compute_halves_what_does_not_fit() -> None:
     engine = FakeEngine(n_stages=2)
     engine.memory, engine.memory_error = 1000, out_of_memory
-    assert engine.compute(SPEC, range(300)) == values(SPEC, range(300))
+    assert compute_all(engine, SPEC, range(300)) == values(SPEC, range(300))
     assert engine.info.max_batch_tokens == 512
 
 
@@ -526,9 +526,9 @@ def test_compute_raises_a_refusal_and_a_seq_len_beyond_the_limit() -> None:
     engine = FakeEngine()
     engine.refuse["other"] = "no"
     with pytest.raises(SpecError, match="no"):
-        engine.compute(OTHER, [1])
+        compute_all(engine, OTHER, [1])
     with pytest.raises(SpecError, match="from 1 to 1024"):
-        engine.compute(SPEC.model_copy(update={"seq_len": 1025}), [])
+        compute_all(engine, SPEC.model_copy(update={"seq_len": 1025}), [])
 
 
 # Micro-batches that go on step by step.

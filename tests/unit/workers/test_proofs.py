@@ -12,7 +12,7 @@ from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine, values
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
-from workers.engines.base import EngineLostError, EngineMemoryError
+from workers.engines.ticks import EngineLostError, EngineMemoryError
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})

@@ -27,7 +27,7 @@ from tests.peers.fake_engine import FakeEngine
 from workers import patience
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate
-from workers.engines.base import EngineLostError
+from workers.engines.ticks import EngineLostError
 from workers.housekeeping import Housekeeper
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
 from workers.queue.job_queue import JobQueue, StepQueue

@@ -16,12 +16,12 @@ from cachetools import LRUCache
 from torch import Tensor
 
 from poc_core.arithmetic import reflections
+from poc_core.schemes.base import Batch
 from workers.vllm import cache_compat, compat
 from workers.vllm.chains.kept_caches import KeptCaches, Place
 from workers.vllm.chains.recording import Recorder, Replay
 from workers.vllm.forward.bound_forward import BoundForward
-from workers.vllm.forward.layout import BlockTables, Layout
-from workers.vllm.forward.micro_batch import ChainBatch, Flight
+from workers.vllm.forward.layout import BlockTables, DeviceBatch, Layout
 
 logger = logging.getLogger(__name__)
 
@@ -57,26 +57,22 @@ class StepGraphs:
         # None: a shape that has been seen once, which has warmed it up.
         self._steps: LRUCache[_Key, RecordedStep | None] = LRUCache(_GRAPHS_KEPT)
 
-    def hidden_states(self, flight: Flight, layers: range, step: int) -> Tensor | None:
+    def hidden_states(self, held: DeviceBatch, layers: range, step: int) -> Tensor | None:
         """(nonces, hidden) after the final norm of one step; None: it is to be run operation by
         operation.
 
         What a replay fills is filled anew by the next one.
         """
-        batch, place, tables = flight.batch, flight.place, flight.tables
+        batch, place, tables = held.batch, held.place, held.tables
         if not self.on or self.why_not or layers != self._layers or place is None or tables is None:
             return None
-        if (
-            not isinstance(batch, ChainBatch)
-            or not batch.is_step(step)
-            or batch.layer_vectors is None
-        ):
+        if not batch.order.is_step(step) or batch.layer_vectors is None:
             return None
         key = (
             id(place),
             place.n_tokens,
             len(batch.nonces),
-            batch.shape.positions,
+            batch.order.shape.positions,
             *cache_compat.workspaces(),
         )
         if key not in self._steps:
@@ -112,9 +108,9 @@ class RecordedStep:
     hidden_size: int
 
     def __init__(
-        self, batch: ChainBatch, tables: BlockTables, moe_layers: int, recorder: Recorder
+        self, batch: Batch, tables: BlockTables, moe_layers: int, recorder: Recorder
     ) -> None:
-        vectors, positions = batch.layer_vectors, batch.shape.positions
+        vectors, positions = batch.layer_vectors, batch.order.shape.positions
         assert vectors is not None, "each nonce has vectors of its own"
         n, device = len(batch.nonces), vectors.device
         self.hidden_size = vectors.shape[-1]
@@ -128,11 +124,11 @@ class RecordedStep:
         self._replay: Replay | None = None
         self._output: Tensor | None = None
 
-    def fill(self, batch: ChainBatch, step: int) -> None:
+    def fill(self, batch: Batch, step: int) -> None:
         """Makes it one step of a micro-batch. NotReplayableError: another kind of step than was
         recorded.
         """
-        self._layout.move_to(batch.positions(step).start)
+        self._layout.move_to(batch.order.positions(step).start)
         self._inputs.copy_(batch.inputs(step))
         if self._of is not batch.scheme:
             self._of = batch.scheme
@@ -155,7 +151,7 @@ class RecordedStep:
                 self._layout,
                 self._metadata,
                 caches(),
-                self._inputs.clone(),  # layers add to them
+                {"inputs_embeds": self._inputs.clone()},  # layers add to them
                 transform=self,
                 experts=self._first_experts if len(self._hashes) else None,
             )

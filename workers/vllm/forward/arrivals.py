@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from pydantic import JsonValue
 
-from workers.vllm.forward.micro_batch import MicroBatch
+from poc_core.schemes.base import Batch
 
 
 @dataclass
 class _Arrival:
     flight_id: int
-    batch: MicroBatch
+    batch: Batch
     numbers: torch.Tensor  # on the host
     copied: torch.cuda.Event | None  # None: they are there
 
@@ -26,7 +26,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._underway: list[_Arrival] = []
 
-    def expect(self, flight_id: int, batch: MicroBatch) -> None:
+    def expect(self, flight_id: int, batch: Batch) -> None:
         """Begins to copy the numbers of a micro-batch whose last pass is launched."""
         numbers = batch.numbers()
         copied = None

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from poc_core.schemes.base import LayerTransform
 from workers.vllm import compat
 from workers.vllm.chains.seeded_gates import FirstExperts, Gates
-from workers.vllm.forward.layer_hooks import LayerTransform, transformed
 from workers.vllm.forward.layout import Layout
 from workers.vllm.start.watch import Watch
 
+# What the network transforms of a layer's outputs: hidden_states and residual. Hyper-connections
+# give more beside them.
+_TERMS = 2
+
 
 class BoundForward:
-    """Chat never sees any of it."""
+    """Runs decoder layers with a proof's caches, hooks and experts, bound only for the duration of
+    the call: chat never sees them.
+    """
 
     def __init__(
         self,
@@ -39,18 +46,16 @@ class BoundForward:
         layout: Layout,
         metadata: dict[str, Any],
         caches: AbstractContextManager[None],
-        inputs: torch.Tensor | None,
-        *,
-        ids: torch.Tensor | None = None,
-        state: dict[str, torch.Tensor] | None = None,
-        transform: LayerTransform | None = None,
-        experts: FirstExperts | None = None,
+        given: dict[str, Any],
+        transform: LayerTransform | None,
+        experts: FirstExperts | None,
         watch: Watch | None = None,
     ) -> Any:
         """What the model answers: hidden states after the last layer, else what the next one takes.
 
-        `metadata`: of the layout, by layer; `inputs` (tokens, hidden) where `layers` begin with the
-        first one, else `state`, what the layer before them gave.
+        `metadata`: of the layout, by layer; `given`: arguments of the model's own beside positions,
+        inputs_embeds (tokens, hidden) where `layers` begin with the first one, else
+        intermediate_tensors, what the layer before them gave.
         """
         with (
             caches,
@@ -60,13 +65,53 @@ class BoundForward:
             compat.forward_context(metadata, self._config, layout.n_tokens, layout.slot_mapping),
             compat.fused_kernels(),
         ):
-            return self._model(
-                input_ids=ids,
-                positions=layout.positions,
-                intermediate_tensors=None if state is None else compat.intermediate(state),
-                inputs_embeds=inputs,
-            )
+            absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
+            return self._model(positions=layout.positions, **absent | given)
 
     def forget_unfinished(self) -> None:
         """After one that an exception ended."""
         compat.forget_unfinished_forward(self._model)
+
+
+@contextmanager
+def transformed(
+    modules: nn.ModuleList, layers: range, scheme: LayerTransform | None, watch: Watch | None = None
+) -> Iterator[None]:
+    """Within: the scheme is applied after each of the layers, and the watch looks at what they
+    give.
+
+    `scheme`: None where it transforms none.
+    """
+    handles = []
+    try:
+        for index in layers:
+            if watch is not None:
+                handles.append(modules[index].register_forward_hook(_looked_at(watch)))
+            if scheme is not None:
+                handles.append(modules[index].register_forward_hook(_after_layer(scheme, index)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _looked_at(watch: Watch) -> Any:
+    def look(_module: Any, _args: Any, output: Any) -> None:
+        watch.look(output[0] if isinstance(output, tuple) else output)
+
+    return look
+
+
+def _after_layer(scheme: LayerTransform, index: int) -> Any:
+    def transform(_module: Any, _args: Any, output: Any) -> Any:
+        outputs = output if isinstance(output, tuple) else (output,)
+        at = [i for i, x in enumerate(outputs[:_TERMS]) if _is_term(x, scheme.hidden_size)]
+        terms = dict(zip(at, scheme.transform_terms(index, [outputs[i] for i in at]), strict=True))
+        after = tuple(terms.get(i, x) for i, x in enumerate(outputs))
+        return after if isinstance(output, tuple) else after[0]
+
+    return transform
+
+
+def _is_term(x: Any, hidden_size: int) -> bool:
+    return isinstance(x, Tensor) and torch.is_floating_point(x) and x.shape[-1] == hidden_size

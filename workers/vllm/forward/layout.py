@@ -1,18 +1,22 @@
-"""Where the tokens of a micro-batch lie in a scratch KV cache, and what attention must know of
-them.
+"""Where the tokens of each pass of a micro-batch lie, in caches that all share or in a place of its
+own, and what attention must know of them.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from cachetools import LRUCache
 
+from poc_core.schemes.base import Batch
 from workers.vllm import cache_compat
-from workers.vllm.forward.kv_isolation import FIRST_BLOCK, ScratchGroup
+from workers.vllm.chains.kept_caches import KeptCaches, Place
+from workers.vllm.forward.kv_isolation import FIRST_BLOCK, ScratchCaches, ScratchGroup
 
 # Full and last micro-batches of a few jobs.
 _LAYOUTS_KEPT = 8
@@ -142,3 +146,44 @@ class ReadyLayouts:
             tables = BlockTables(self._groups, n, seq_len, self._device)
             layout = self._layouts[n, seq_len] = Layout(tables, range(seq_len))
         return layout
+
+
+@dataclass
+class DeviceBatch:
+    """A micro-batch under way on this rank's device."""
+
+    batch: Batch
+    # What one slice hands to the next, each (rows of the pass, hidden).
+    state: dict[str, torch.Tensor] | None = None
+    # Of one with steps, from its first slice here on: where its keys and values are kept.
+    place: Place | None = None
+    tables: BlockTables | None = None
+    layout: Layout | None = None  # of its steps
+
+
+class Whereabouts:
+    """Finds where the tokens of a pass lie, and what binds the caches in which they do."""
+
+    def __init__(self, scratch: ScratchCaches, kept: KeptCaches, device: torch.device) -> None:
+        self._scratch = scratch
+        self._kept = kept
+        self._device = device
+        self._layouts = ReadyLayouts(scratch.groups, device)
+
+    def of(self, held: DeviceBatch, step: int) -> tuple[Layout, AbstractContextManager[None]]:
+        """Of one pass; a micro-batch with steps takes its place with the first one."""
+        order = held.batch.order
+        n, shape, positions = order.n, order.shape, order.positions(step)
+        if not shape.steps:
+            return self._layouts.of(n, shape.rows), self._scratch.bound(n, shape.rows)
+        if held.place is None or held.tables is None:
+            held.place = self._kept.take(n, shape.positions)
+            held.tables = BlockTables(self._scratch.groups, n, shape.positions, self._device)
+        if not order.is_step(step):
+            layout = Layout(held.tables.part(order.members(step)), positions)
+        elif held.layout is None:
+            layout = held.layout = Layout(held.tables, positions, most=shape.positions)
+        else:
+            layout = held.layout
+            layout.move_to(positions.start)
+        return layout, self._kept.bound(held.place)

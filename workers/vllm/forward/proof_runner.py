@@ -16,7 +16,7 @@ import torch
 
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
-from poc_core.schemes.base import PrefillScheme, SteppedScheme
+from poc_core.schemes.base import PrefillScheme
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.ticks import Slice
 from workers.vllm import cache_compat, compat
@@ -29,10 +29,9 @@ from workers.vllm.forward import profile
 from workers.vllm.forward.arrivals import Arrivals
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches
-from workers.vllm.forward.micro_batch import Flight, PrefillBatch, micro_batch
+from workers.vllm.forward.layout import DeviceBatch, Whereabouts
 from workers.vllm.forward.ready_schemes import ReadySchemes
 from workers.vllm.forward.stopwatch import stopwatch_for
-from workers.vllm.forward.whereabouts import Whereabouts
 from workers.vllm.start.watch import Watch
 
 
@@ -74,7 +73,7 @@ class ProofRunner:
             self._hidden_size, len(self._layers), self._device, self._dtype
         )
         self._whereabouts = Whereabouts(self._caches, self._kept, self._device)
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, DeviceBatch] = {}
         self._arrivals = Arrivals()
         self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
@@ -190,10 +189,9 @@ class ProofRunner:
             raise SpecError(f"Where the time of {spec.scheme} proofs goes cannot be told.")
         own = Slice(-1, self._own.start, self._own.stop)  # the micro-batch is nobody else's
         try:
-            batch = PrefillBatch(
-                profile.MarkedScheme(scheme) if watch else scheme, nonces, self._found.reflected
-            )
-            self._flights[own.flight] = Flight(batch)
+            marked = profile.MarkedScheme(scheme) if watch else scheme
+            batch = marked.begin(nonces, reflected=self._found.reflected)
+            self._flights[own.flight] = DeviceBatch(batch)
             if self._own.start > 0:
                 self._receive(own.flight, 0)
             profile.synchronize(self._device)  # what the stage before took is no time of this one
@@ -234,12 +232,10 @@ class ProofRunner:
         for flight_id, fields, nonces, part in flights:
             spec = ProofSpec.model_validate(fields)
             try:
-                scheme = self._schemes.of(spec)
-                if isinstance(scheme, SteppedScheme) and (why_not := self._why_no_chains()):
+                batch = self._schemes.of(spec).begin(nonces, part, self._found.reflected)
+                if batch.seeds_experts and (why_not := self._why_no_chains()):
                     raise SpecError(why_not)
-                self._flights[flight_id] = Flight(
-                    micro_batch(scheme, nonces, part, self._found.reflected)
-                )
+                self._flights[flight_id] = DeviceBatch(batch)
             except SpecError as error:
                 refused[flight_id] = str(error)
         return refused
@@ -252,70 +248,72 @@ class ProofRunner:
 
     def _forward(self, flight_id: int, layers: range, step: int) -> None:
         """Some layers of one pass."""
-        flight = self._flights[flight_id]
-        batch = flight.batch
-        recorded = None if self._watch else self._graphs.hidden_states(flight, layers, step)
-        output: Any = self._operations(flight, layers, step) if recorded is None else recorded
+        held = self._flights[flight_id]
+        batch, order = held.batch, held.batch.order
+        recorded = None if self._watch else self._graphs.hidden_states(held, layers, step)
+        output: Any = self._operations(held, layers, step) if recorded is None else recorded
         if layers.stop == len(self._layers):
-            if self._reports or not batch.is_last(step):
+            if self._reports or not order.is_last(step):
                 hidden = compat.final_hidden_states(output)
-                batch.take(
-                    step,
-                    hidden.view(len(batch.order.members(step)), len(batch.positions(step)), -1),
-                )
-            if batch.has_points_after(step):
+                shape = len(order.members(step)), len(order.positions(step)), -1
+                batch.take(step, hidden.view(shape))
+            if order.has_points_after(step):
                 compat.as_first_tensor_rank_has_it(batch.points)
-            if batch.is_last(step) and self._reports:
+            if order.is_last(step) and self._reports:
                 self._arrivals.expect(flight_id, batch)
         elif layers.stop == self._own.stop:
             self._hand_over.send(output.tensors)
         else:
-            flight.state = output.tensors
-        if batch.is_last(step) and layers.stop == self._own.stop:
+            held.state = output.tensors
+        if order.is_last(step) and layers.stop == self._own.stop:
             self._end(flight_id)
 
-    def _operations(self, flight: Flight, layers: range, step: int) -> Any:
+    def _operations(self, held: DeviceBatch, layers: range, step: int) -> Any:
         """What the model answers, operation by operation."""
-        batch = flight.batch
-        layout, caches = self._whereabouts.of(flight, step)
-        state, flight.state = flight.state, None
+        batch = held.batch
+        layout, caches = self._whereabouts.of(held, step)
+        given: dict[str, Any] = {}
+        if self._vocab_size is not None:
+            given["input_ids"] = batch.token_ids(self._vocab_size)
+        if layers.start == 0:
+            given["inputs_embeds"] = batch.inputs(step)
+        if held.state is not None:
+            given["intermediate_tensors"] = compat.intermediate(held.state)
+            held.state = None
         return self._bound.run(
             layers,
             layout,
             layout.metadata(),
             caches,
-            batch.inputs(step) if layers.start == 0 else None,
-            ids=None if self._vocab_size is None else batch.token_ids(self._vocab_size),
-            state=state,
-            transform=batch.transform(step),
-            experts=partial(batch.first_experts, step) if batch.seeds_experts else None,
-            watch=self._watch,
+            given,
+            batch.transform(step),
+            partial(batch.first_experts, step) if batch.seeds_experts else None,
+            self._watch,
         )
 
     def _end(self, flight_id: int) -> None:
         """This rank has done its part of a micro-batch, or it is given up."""
-        flight = self._flights.pop(flight_id, None)
-        if flight is not None and flight.place is not None:
-            self._kept.free(flight.place)
+        held = self._flights.pop(flight_id, None)
+        if held is not None and held.place is not None:
+            self._kept.free(held.place)
 
     def _receive(self, flight_id: int, step: int) -> None:
-        flight = self._flights[flight_id]
-        flight.state = self._hand_over.receive(flight.batch.n_tokens(step))
+        held = self._flights[flight_id]
+        held.state = self._hand_over.receive(held.batch.order.n_tokens(step))
 
     def _hand_points_back(self, one: Slice) -> None:
         """Where the slice was the end of a pass and another follows."""
-        flight = self._flights.get(one.flight)
-        if (
-            flight is None
-            or one.end != len(self._layers)
-            or not flight.batch.has_points_after(one.until - 1)
-        ):
+        held = self._flights.get(one.flight)
+        if held is None or one.end != len(self._layers):
+            return
+        batch = held.batch
+        if not batch.order.has_points_after(one.until - 1):
             return
         is_first, is_last = self._own.start == 0, self._own.stop == len(self._layers)
         if is_last and not is_first:
-            self._hand_over.send_points(flight.batch.points)
+            self._hand_over.send_points(batch.points)
         elif is_first and not is_last:
-            flight.batch.follow(self._hand_over.receive_points(len(flight.batch.nonces)))
+            batch.follow(self._hand_over.receive_points(batch.order.n))
 
     def _forget_all(self) -> None:
         """After an error: the engine host begins all flights anew."""

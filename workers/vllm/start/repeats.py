@@ -17,6 +17,7 @@ from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
 from workers.engines.base import Engine
+from workers.pipeline import compute_all
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +33,13 @@ def as_near_as_repeats(
     expected: list[JsonValue],
     seen: list[JsonValue],
 ) -> bool:
-    """Whether artifacts are what was expected: bit for bit, or, where `engine.compute` does not
+    """Whether artifacts are what was expected: bit for bit, or, where the engine does not
     give the expected ones again, not further off than that.
     """
     if seen == expected:
         return True
     k_dim = ArtifactOptions.of(spec).k_dim
-    again = max(_apart(engine.compute(spec, nonces), expected, k_dim) for _ in range(_REPEATS))
+    again = max(_apart(compute_all(engine, spec, nonces), expected, k_dim) for _ in range(_REPEATS))
     apart = _apart(seen, expected, k_dim)
     if again:
         logger.info(

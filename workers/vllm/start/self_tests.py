@@ -7,15 +7,19 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
-from poc_core.records import ModelInfo, ProofSpec
+from poc_core.records import ProofSpec
 from poc_core.schemes.decode.options import PICKED
-from workers.engines.base import Begin, Engine, EngineLostError, EngineMemoryError, Slice, Tick
+from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
+from workers.engines.ticks import Begin, EngineLostError, EngineMemoryError, Slice, Tick
+from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
+from workers.vllm.engine import VllmEngine
 from workers.vllm.start.repeats import as_near_as_repeats
 
 logger = logging.getLogger(__name__)
@@ -44,40 +48,25 @@ _CHAIN = ProofSpec(
 _NEAR_TIE = 0.075
 
 
-class Isolating(Protocol):
-    """An engine whose proofs have caches of their own."""
-
-    info: ModelInfo
-
-    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]: ...
-
-    def watch(self, n_sequences: int, seq_len: int) -> None:
-        """On every rank, see ProofRunner.watch."""
-
-    def unwatch(self) -> list[dict[str, Any]]:
-        """Of every rank, see ProofRunner.unwatch."""
-
-    def settle(self, private: bool, replicated: bool) -> None:
-        """On every rank, see ProofRunner.settle."""
-
-
-class Steppable(Isolating, Protocol):
-    """One whose proofs may go on step by step."""
-
-    def reserve_for_steps(self) -> int:
-        """Makes room for the steps of decode proofs on every rank: tokens that each micro-batch
-        may keep there.
-        """
+def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
+    """An engine that has passed the tests. Errors: see VllmEngine and the tests below."""
+    engine = VllmEngine(options)
+    try:
+        check_isolation(engine)
+        check_slices(engine)
+        check_memory(engine, whole=engine.on_gpu)
+        check_chains(engine)
+        if engine.on_gpu:
+            check_graphs(engine)
+    except BaseException:
+        engine.close()
+        raise
+    engine.rpc_timeout_s = rpc_timeout_s
+    logger.info("%s", described(engine))
+    return engine
 
 
-class Recording(Steppable, Protocol):
-    """One whose steps may be recorded and replayed."""
-
-    def use_graphs(self, on: bool) -> dict[str, Any]:
-        """See ProofRunner.use_graphs."""
-
-
-def prove_isolation(engine: Isolating) -> None:
+def check_isolation(engine: VllmEngine) -> None:
     """Runs a small micro-batch with caches that layers share and one with a cache for each layer.
     Values that differ by a bit end the sharing with this model: also where it gives other bits each
     time, as nobody can tell then.
@@ -89,9 +78,9 @@ def prove_isolation(engine: Isolating) -> None:
     nonces = range(engine.info.max_batch(spec.seq_len))[:_SEQUENCES]
     try:
         engine.watch(len(nonces), spec.seq_len)
-        shared = engine.compute(spec, nonces)
+        shared = compute_all(engine, spec, nonces)
         engine.settle(private=True, replicated=True)
-        private = engine.compute(spec, nonces)
+        private = compute_all(engine, spec, nonces)
         seen = engine.unwatch()
     except (EngineLostError, EngineMemoryError):
         raise
@@ -103,7 +92,7 @@ def prove_isolation(engine: Isolating) -> None:
             " another model."
         )
     if private != shared:
-        repeats = engine.compute(spec, nonces) == private
+        repeats = compute_all(engine, spec, nonces) == private
         logger.warning(
             "layers of %s cannot share a cache for proofs: each gets its own, which takes more"
             " memory%s",
@@ -120,13 +109,13 @@ def prove_isolation(engine: Isolating) -> None:
     engine.settle(private != shared, all(rank["replicated"] for rank in seen))
 
 
-def prove_slices(engine: Engine) -> None:
+def check_slices(engine: Engine) -> None:
     """Runs a small micro-batch whole and layer by layer; values that differ by a bit end the
     slicing of this model. Where whole ones differ too, by more than those lie apart.
     """
     spec = _spec(min(_SHORT, engine.info.max_seq_len, engine.info.max_batch_tokens))
     nonces = range(engine.info.max_batch(spec.seq_len))[:2]
-    whole = engine.compute(spec, nonces)
+    whole = compute_all(engine, spec, nonces)
     sliced = _layer_by_layer(engine, spec, nonces) if engine.sliceable else None
     if sliced is None or not as_near_as_repeats(engine, spec, nonces, whole, sliced):
         engine.sliceable = False
@@ -142,14 +131,14 @@ def _layer_by_layer(
 ) -> list[JsonValue] | None:
     """None: a model that does not stop after a layer takes what comes back for an error."""
     try:
-        return engine.compute(spec, nonces, SlicePlan(0.0, 1))
+        return compute_all(engine, spec, nonces, SlicePlan(0.0, 1))
     except (EngineLostError, EngineMemoryError):
         raise
     except ProoflineError:
         return None
 
 
-def prove_budget(engine: Engine, whole: bool) -> None:
+def check_memory(engine: Engine, whole: bool) -> None:
     """Runs one micro-batch of as many tokens as the engine may be given; halves that until the
     memory suffices.
 
@@ -160,9 +149,9 @@ def prove_budget(engine: Engine, whole: bool) -> None:
     asked = engine.info.max_batch_tokens
     if whole:
         # Layer by layer: memory that is short between two pipeline stages would lose the engine.
-        engine.compute(spec, range(engine.info.max_batch(spec.seq_len)), SlicePlan(0.0, 1))
+        compute_all(engine, spec, range(engine.info.max_batch(spec.seq_len)), SlicePlan(0.0, 1))
     else:
-        _prove_first_layer(engine, spec)
+        _check_first_layer(engine, spec)
     found = engine.info.max_batch_tokens
     if found < asked:
         logger.warning(
@@ -172,7 +161,7 @@ def prove_budget(engine: Engine, whole: bool) -> None:
         )
 
 
-def prove_chains(engine: Steppable) -> None:
+def check_chains(engine: VllmEngine) -> None:
     """Makes room for the steps of decode proofs, and holds a short chain, step by step, against
     one forward that follows it. What speaks against either is registered, and such proofs are
     refused.
@@ -191,11 +180,11 @@ def prove_chains(engine: Steppable) -> None:
     nonces = range(min(2, info.max_batch(_CHAIN.seq_len, _CHAIN_STEPS)))
     try:
         engine.watch(len(nonces), _CHAIN.seq_len)
-        chains = engine.compute(_CHAIN, nonces)
+        chains = compute_all(engine, _CHAIN, nonces)
         seen = engine.unwatch()
         enforced = {str(nonce): chain for nonce, chain in zip(nonces, chains, strict=True)}
         claimed = _CHAIN.model_copy(update={"options": {**_CHAIN.options, "enforced": enforced}})
-        judged: list[Any] = engine.compute(claimed, nonces)
+        judged: list[Any] = compute_all(engine, claimed, nonces)
     except (EngineLostError, EngineMemoryError):
         raise
     except ProoflineError as error:
@@ -207,16 +196,16 @@ def prove_chains(engine: Steppable) -> None:
         _refuse_chains(engine, f"one forward does not follow the steps ({judged})")
 
 
-def prove_graphs(engine: Recording) -> None:
+def check_graphs(engine: VllmEngine) -> None:
     """Holds a short chain whose steps are recorded and replayed against one that is not; where
     they differ by a point, nothing is recorded with this model.
     """
     if engine.info.hidden_size < PICKED or engine.info.no_chains:
         return
     nonces = range(min(2, engine.info.max_batch(_CHAIN.seq_len, _CHAIN_STEPS)))
-    chains = engine.compute(_CHAIN, nonces)
+    chains = compute_all(engine, _CHAIN, nonces)
     engine.use_graphs(True)
-    replayed = engine.compute(_CHAIN, nonces)
+    replayed = compute_all(engine, _CHAIN, nonces)
     found = engine.use_graphs(replayed == chains)
     if found["why_not"] or replayed != chains:
         why = found["why_not"] or f"replayed steps gave {replayed} for {chains}"
@@ -227,7 +216,7 @@ def prove_graphs(engine: Recording) -> None:
         logger.info("steps of decode proofs run as CUDA graphs")
 
 
-def _refuse_chains(engine: Steppable, why: str) -> None:
+def _refuse_chains(engine: VllmEngine, why: str) -> None:
     refusal = f"Decode proofs cannot be computed with {engine.info.name}: {why}"
     logger.warning("%s", refusal)
     engine.info = dataclasses.replace(engine.info, no_chains=refusal)
@@ -249,7 +238,7 @@ def described(engine: Engine) -> str:
     )
 
 
-def _prove_first_layer(engine: Engine, spec: ProofSpec) -> None:
+def _check_first_layer(engine: Engine, spec: ProofSpec) -> None:
     while True:
         n = engine.info.max_batch(spec.seq_len)
         try:

@@ -15,6 +15,7 @@ from poc_core.records import ProofSpec
 from tests.harness.commands import run_here
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
+from workers.pipeline import compute_all
 
 COMMAND = ["calibrate", "--model", "tiny-qwen3"]
 
@@ -27,11 +28,11 @@ class WatchedEngine(SyntheticEngine):
         self.excluded: set[int] = set()
         self.closed = False
 
-    def compute(self, spec: ProofSpec, nonces: Sequence[int], plan: object = None) -> list[Any]:
+    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[Any]:
         print("noise")
         if spec not in self.specs:
             self.specs.append(spec)
-        values = super().compute(spec, nonces)
+        values = super().compute_batch(spec, nonces)
         return [
             None if nonce in self.excluded else value
             for nonce, value in zip(nonces, values, strict=True)
@@ -81,7 +82,7 @@ def test_the_r_target_lets_the_wanted_share_of_the_distances_pass(
         200,
     )
     flips = found["randomizations"]["sign_flips"]
-    distances = np.array([engine.compute(spec, range(200)) for spec in engine.specs])
+    distances = np.array([compute_all(engine, spec, range(200)) for spec in engine.specs])
     assert flips["n"] == distances.size == 600
     assert flips["mean"] == pytest.approx(distances.mean())
     for target, rate in zip(flips["targets"], (0.1, 0.5), strict=True):

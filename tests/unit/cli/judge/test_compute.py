@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import workers.engines
 from cli.main import app
 from poc_core.records import ModelInfo, ProofSpec
 from tests.harness.commands import run_here
-from workers.engines.base import Engine, Tick, TickResult
+from workers.engines.base import WholeBatchEngine
 from workers.engines.options import EngineOptions
+from workers.engines.ticks import EngineLostError
 
 COMMAND = [
     "compute",
@@ -29,13 +29,13 @@ COMMAND = [
 ]
 
 
-class NoisyEngine(Engine):
+class NoisyEngine(WholeBatchEngine):
     """Writes to file descriptor 1 as vLLM and its child processes do."""
 
     def __init__(self) -> None:
         self.info = ModelInfo(
             "tiny-qwen3",
-            hidden_size=128,
+            hidden_size=256,
             n_layers=4,
             max_seq_len=512,
             max_batch_tokens=256,
@@ -46,7 +46,7 @@ class NoisyEngine(Engine):
         self.closed = False
         self.excluded: set[int] = set()
 
-    def compute(self, spec: ProofSpec, nonces: Sequence[int], plan: object = None) -> list[Any]:
+    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[Any]:
         os.write(1, b"noise\n")
         print("more noise")
         self.calls.append((spec, list(nonces)))
@@ -54,9 +54,6 @@ class NoisyEngine(Engine):
             (lambda nonce: f"v{nonce}") if spec.scheme == "artifact" else (lambda nonce: nonce / 2)
         )
         return [None if nonce in self.excluded else value(nonce) for nonce in nonces]
-
-    def tick(self, tick: Tick) -> TickResult:
-        raise AssertionError("a command asks for whole computations")
 
     def close(self) -> None:
         self.closed = True
@@ -178,11 +175,11 @@ def test_excluded_nonces_are_left_out_and_counted(
     assert "1 nonces gave no finite state and are left out." in stderr
 
 
-def test_many_nonces_are_computed_in_steps_that_fill_the_engine(
+def test_many_nonces_are_computed_in_steps_that_fill_the_engines_micro_batches(
     engine: NoisyEngine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--seq-len", "16", "--nonces", "0-39", "--json") == 0
-    assert [len(nonces) for _, nonces in engine.calls] == [32, 8]
+    assert [len(nonces) for _, nonces in engine.calls] == [16, 16, 8]
     assert len(json.loads(capfd.readouterr().out)["artifacts"]) == 40
 
 
@@ -210,9 +207,9 @@ def test_the_engine_is_closed_after_a_failure_too(
     engine: NoisyEngine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> list[Any]:
-        raise workers.engines.base.EngineLostError("The engine is gone; start again.")
+        raise EngineLostError("The engine is gone; start again.")
 
-    monkeypatch.setattr(engine, "compute", broken)
+    monkeypatch.setattr(engine, "compute_batch", broken)
     assert run("--json") == 1
     stdout, stderr = capfd.readouterr()
     assert stdout == ""

@@ -7,9 +7,10 @@ from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from workers.engines import load_engine
-from workers.engines.base import Begin, Slice, Tick
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
+from workers.engines.ticks import Begin, Slice, Tick
+from workers.pipeline import compute_all
 
 SPEC = ProofSpec(block_hash="block", public_key="key", seq_len=64)
 DISTANCE = ProofSpec(scheme="distance", block_hash="block", public_key="key", seq_len=64)
@@ -27,28 +28,28 @@ def engine() -> Any:
 def test_synthetic_takes_its_set_time(engine: Any) -> None:
     engine = SyntheticEngine(synthetic(synthetic_step_ms=40))
     start = time.monotonic()
-    engine.compute(SPEC, list(range(32)))
+    compute_all(engine, SPEC, list(range(32)))
     assert 0.04 <= time.monotonic() - start < 0.2
 
 
 def test_synthetic_values_follow_from_spec_and_nonce(engine: Any) -> None:
-    values = engine.compute(SPEC, [5, 6, 2**63 - 1])
-    assert engine.compute(SPEC, [2**63 - 1, 5]) == [values[2], values[0]]
+    values = compute_all(engine, SPEC, [5, 6, 2**63 - 1])
+    assert compute_all(engine, SPEC, [2**63 - 1, 5]) == [values[2], values[0]]
     assert len(set(values)) == 3
-    assert engine.compute(SPEC.model_copy(update={"block_hash": "other"}), [5]) != values[:1]
+    assert compute_all(engine, SPEC.model_copy(update={"block_hash": "other"}), [5]) != values[:1]
 
 
 def test_synthetic_artifacts_can_be_decoded(engine: Any) -> None:
     spec = SPEC.model_copy(update={"options": {"k_dim": 7}})
-    assert all(decode_vector(value, 7).shape == (7,) for value in engine.compute(spec, [0, 1]))
+    assert all(decode_vector(value, 7).shape == (7,) for value in compute_all(engine, spec, [0, 1]))
 
 
 def test_synthetic_distances_are_distances(engine: Any) -> None:
-    assert all(0 < distance < 2 for distance in engine.compute(DISTANCE, list(range(100))))
+    assert all(0 < distance < 2 for distance in compute_all(engine, DISTANCE, list(range(100))))
 
 
 def test_synthetic_computes_nothing_for_no_nonces(engine: Any) -> None:
-    assert engine.compute(SPEC, []) == engine.compute(DISTANCE, []) == []
+    assert compute_all(engine, SPEC, []) == compute_all(engine, DISTANCE, []) == []
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_synthetic_computes_nothing_for_no_nonces(engine: Any) -> None:
 )
 def test_synthetic_refuses_bad_specs_like_an_engine(engine: Any, spec: Any) -> None:
     with pytest.raises(SpecError):
-        engine.compute(spec, [1])
+        compute_all(engine, spec, [1])
 
 
 class Recording(SyntheticEngine):
@@ -83,24 +84,24 @@ def recording() -> Any:
 
 def test_micro_batches_hold_no_more_tokens_than_allowed(recording: Any) -> None:
     spec = SPEC.model_copy(update={"seq_len": recording.info.max_batch_tokens // 3})
-    recording.compute(spec, range(7))
+    compute_all(recording, spec, range(7))
     assert recording.batches == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 def test_micro_batches_hold_no_more_nonces_than_allowed(recording: Any) -> None:
-    recording.compute(SPEC, range(70))
+    compute_all(recording, SPEC, range(70))
     assert [len(batch) for batch in recording.batches] == [32, 32, 6]
 
 
 def test_a_nonce_longer_than_half_a_micro_batch_goes_alone(recording: Any) -> None:
-    recording.compute(SPEC.model_copy(update={"seq_len": recording.info.max_seq_len}), [4, 5])
+    compute_all(recording, SPEC.model_copy(update={"seq_len": recording.info.max_seq_len}), [4, 5])
     assert recording.batches == [[4], [5]]
 
 
 def test_a_seq_len_beyond_the_models_limit_is_refused_with_the_limit(recording: Any) -> None:
     limit = recording.info.max_seq_len
     with pytest.raises(SpecError, match=f"from 1 to {limit} for model load-test, not {limit + 1}"):
-        recording.compute(SPEC.model_copy(update={"seq_len": limit + 1}), [1])
+        compute_all(recording, SPEC.model_copy(update={"seq_len": limit + 1}), [1])
     assert recording.batches == []
 
 

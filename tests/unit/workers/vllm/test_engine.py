@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from poc_core.errors import ProoflineError
-from workers.engines.base import Slice, Tick
 from workers.engines.options import EngineOptions
+from workers.engines.ticks import Slice, Tick
 from workers.vllm import engine
 from workers.vllm.start import lifeline
 
@@ -26,7 +26,7 @@ def test_finding_13_vllms_paths_for_developers_are_off(monkeypatch: pytest.Monke
     for name in ("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_NO_USAGE_STATS", lifeline.VARIABLE):
         monkeypatch.setenv(name, os.environ.get(name, "1"))  # to be as it was after the test
     with pytest.raises(ProoflineError, match="This is enough"):
-        engine.VllmEngine(EngineOptions(model="m"), rpc_timeout_s=1)
+        engine.VllmEngine(EngineOptions(model="m"))
     assert seen == [None]
 
 
@@ -36,7 +36,6 @@ class Ranks(engine.VllmEngine):
     def __init__(self, n_stages: int, *answers: Sequence[Sequence[tuple[Slice, float]]]) -> None:
         """`answers`: of each call, what each rank tells of its slices."""
         self.stages = [range(stage, stage + 1) for stage in range(n_stages)]
-        self._rpc_timeout_s = 1.0
         self._heard = {}
         self._stepping = set()
         self._waiting = iter(answers)

@@ -11,9 +11,10 @@ from pydantic import JsonValue
 
 from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.records import ModelInfo, ProofSpec
-from workers.slice_plan import SlicePlan
+from workers.engines.base import WholeBatchEngine
+from workers.engines.ticks import Tick, TickResult
 from workers.vllm.start.repeats import as_near_as_repeats
-from workers.vllm.start.self_tests import prove_isolation, prove_slices
+from workers.vllm.start.self_tests import check_isolation, check_slices
 
 SPEC = ProofSpec(block_hash="warm-up", public_key="warm-up", seq_len=8)
 VECTOR = np.arange(12.0)
@@ -24,22 +25,27 @@ def artifact(off: float) -> JsonValue:
     return encode_vectors((VECTOR + off * np.eye(12)[0])[None])[0]
 
 
-class Wavering:
+class Wavering(WholeBatchEngine):
     """An engine whose values lie off by one of `offs` after the other, and by `sliced` layer by
     layer.
     """
 
     def __init__(self, offs: Sequence[float], sliced: float | None = 0.0) -> None:
         self.info = ModelInfo("wavering", 64, 4, 64, 256, "bfloat16")
-        self.sliceable = True
+        self.stages = [range(4)]
+        self._is_sliced = False
         self._offs: Iterator[float] = cycle(offs)
         self._sliced = sliced
 
-    def compute(
-        self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
-    ) -> list[JsonValue]:
-        off = next(self._offs) if plan is None else self._sliced
+    def tick(self, tick: Tick) -> TickResult:
+        self._is_sliced = range(tick.slices[0].first, tick.slices[0].end) not in self.stages
+        return super().tick(tick)
+
+    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+        off = self._sliced if self._is_sliced else next(self._offs)
         return [None if off is None else artifact(off) for _ in nonces]
+
+    def close(self) -> None: ...
 
     def watch(self, n_sequences: int, seq_len: int) -> None: ...
 
@@ -66,7 +72,7 @@ def test_layers_may_be_cut_where_the_engine_lies_as_far_from_itself(
 ) -> None:
     engine: Any = Wavering(offs, sliced)
     with caplog.at_level(logging.INFO):
-        prove_slices(engine)
+        check_slices(engine)
     assert engine.sliceable is near
     assert ("cannot be run one by one" in caplog.text) is not near
     assert ("values of wavering differ by 0.0100 each time" in caplog.text) is (len(offs) > 1)
@@ -74,7 +80,7 @@ def test_layers_may_be_cut_where_the_engine_lies_as_far_from_itself(
 
 def test_an_engine_that_gives_no_values_now_and_then_is_not_near() -> None:
     engine: Any = Wavering([float("inf")])
-    engine.compute = lambda *_: [None]
+    engine.compute_batch = lambda *_: [None]
     assert not as_near_as_repeats(engine, SPEC, [0], [artifact(0.0)], [artifact(0.1)])
 
 
@@ -84,7 +90,7 @@ def test_why_layers_share_no_cache_is_said(
 ) -> None:
     """Shared, private, private again."""
     engine: Any = Wavering(offs)
-    prove_isolation(engine)
+    check_isolation(engine)
     assert engine.info.caches == "private"
     assert engine.settled
     assert "layers of wavering cannot share a cache for proofs: each gets its own" in caplog.text

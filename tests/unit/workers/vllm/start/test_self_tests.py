@@ -11,15 +11,14 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
-from workers.engines.base import EngineMemoryError
-from workers.engines.ticks import Tick, TickResult
-from workers.slice_plan import SlicePlan
-from workers.vllm.start.self_tests import prove_budget, prove_chains, prove_graphs, prove_slices
+from workers.engines.base import Engine, WholeBatchEngine
+from workers.engines.ticks import EngineMemoryError, Tick, TickResult
+from workers.vllm.start.self_tests import check_chains, check_graphs, check_memory, check_slices
 
 CHAIN: list[JsonValue] = [3, 14, 10, 12]
 
 
-class Stepping:
+class Stepping(WholeBatchEngine):
     """An engine whose chains are CHAIN, or `replayed` by replayed steps; `judged` is what it
     says of claims.
     """
@@ -43,7 +42,7 @@ class Stepping:
         self._why_not = why_not
         self._error = error
 
-    def compute(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
         if self._error is not None:
             raise self._error
         if spec.options.get("enforced") is not None:
@@ -60,6 +59,8 @@ class Stepping:
 
     def settle(self, private: bool, replicated: bool) -> None: ...
 
+    def close(self) -> None: ...
+
     def use_graphs(self, on: bool) -> dict[str, Any]:
         self.calls.append(on)
         return {"recorded": 1, "why_not": self._why_not}
@@ -69,9 +70,9 @@ class TestGraphs:
     def test_stay_on_where_replayed_steps_give_the_same_chain(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        engine = Stepping()
+        engine: Any = Stepping()
         with caplog.at_level(logging.INFO):
-            prove_graphs(engine)
+            check_graphs(engine)
         assert engine.calls == [True, True]
         assert caplog.messages == ["steps of decode proofs run as CUDA graphs"]
 
@@ -90,8 +91,8 @@ class TestGraphs:
     def test_end_with_a_line_in_the_log(
         self, options: dict[str, Any], left: bool, said: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        engine = Stepping(**options)
-        prove_graphs(engine)
+        engine: Any = Stepping(**options)
+        check_graphs(engine)
         assert engine.calls == [True, left]
         assert said in caplog.text
         assert "without CUDA graphs with stepping" in caplog.text
@@ -100,16 +101,16 @@ class TestGraphs:
         "options", [{"hidden_size": 64}, {"kept_tokens": 16}], ids=["too narrow", "no memory"]
     )
     def test_are_not_tried_where_there_are_no_chains(self, options: dict[str, Any]) -> None:
-        engine = Stepping(**options)
-        prove_chains(engine)
-        prove_graphs(engine)
+        engine: Any = Stepping(**options)
+        check_chains(engine)
+        check_graphs(engine)
         assert engine.calls == []
 
 
 class TestChains:
     def test_that_one_forward_follows_are_taken(self) -> None:
-        engine = Stepping()
-        prove_chains(engine)
+        engine: Any = Stepping()
+        check_chains(engine)
         assert engine.info.no_chains == ""
         assert engine.info.kept_tokens == 4096
 
@@ -131,17 +132,18 @@ class TestChains:
         ids=["no memory", "another point", "not finite", "chat's cache", "an error"],
     )
     def test_are_refused_with_a_sentence(self, options: dict[str, Any], why: str) -> None:
-        engine = Stepping(**options)
-        prove_chains(engine)
+        engine: Any = Stepping(**options)
+        check_chains(engine)
         assert why in engine.info.no_chains
 
     def test_short_memory_is_for_others_to_mend(self) -> None:
+        engine: Any = Stepping(error=EngineMemoryError("out of memory"))
         with pytest.raises(EngineMemoryError):
-            prove_chains(Stepping(error=EngineMemoryError("out of memory")))
+            check_chains(engine)
 
 
-class Short:
-    """An engine that has memory for `room` tokens at a time."""
+class Short(Engine):
+    """An engine that has memory for `room` tokens at a time, and does not stop after a layer."""
 
     def __init__(self, room: int, sliceable: bool = True) -> None:
         self.info = ModelInfo("short", 256, 4, 4096, 8192, "bfloat16")
@@ -155,57 +157,57 @@ class Short:
         for begin in tick.begin:
             if len(begin.nonces) * begin.spec.seq_len > self._room:
                 raise EngineMemoryError("out of memory")
-        return TickResult({}, [], {})
-
-    def compute(
-        self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
-    ) -> list[JsonValue]:
-        if plan is not None:
+        if any(one.first not in [stage.start for stage in self.stages] for one in tick.slices):
             raise ProoflineError("a model that does not stop after a layer")
-        return [1 for _ in nonces]
+        done = [one.flight for one in tick.slices if one.end == self.info.n_layers]
+        return TickResult({}, [], {flight: [1, 1] for flight in done})
+
+    def close(self) -> None: ...
 
 
 class TestBudget:
     def test_is_halved_until_the_memory_suffices(self, caplog: pytest.LogCaptureFixture) -> None:
         engine: Any = Short(room=2048)
-        prove_budget(engine, whole=False)
+        check_memory(engine, whole=False)
         assert engine.info.max_batch_tokens == 2048
         assert "there is no memory for the 8192 that were asked for" in caplog.text
         assert engine.ticks[-1].drop == [0]  # nothing stays on the device
 
     def test_goes_through_the_first_stage_where_layers_cannot_be_cut(self) -> None:
         engine: Any = Short(room=8192, sliceable=False)
-        prove_budget(engine, whole=False)
+        check_memory(engine, whole=False)
         assert engine.info.max_batch_tokens == 8192
         assert [(one.first, one.end) for one in engine.ticks[0].slices] == [(0, 2)]
 
     def test_not_even_one_nonce(self) -> None:
         engine: Any = Short(room=512)
         with pytest.raises(EngineMemoryError):
-            prove_budget(engine, whole=False)
+            check_memory(engine, whole=False)
 
 
-class Joining:
+class Joining(WholeBatchEngine):
     """An engine that joins layers where there are few tokens, as vLLM does DeepSeek-V4's: one
     by one they then give nothing finite.
     """
 
     def __init__(self) -> None:
         self.info = ModelInfo("joining", 256, 4, 4096, 8192, "bfloat16")
-        self.sliceable = True
+        self.stages = [range(4)]
+        self._joins = False
 
-    def compute(
-        self, spec: ProofSpec, nonces: Sequence[int], plan: SlicePlan | None = None
-    ) -> list[JsonValue]:
-        return [
-            None if plan is not None and len(nonces) * spec.seq_len <= 32 else "AAAA"
-            for _ in nonces
-        ]
+    def tick(self, tick: Tick) -> TickResult:
+        self._joins = range(tick.slices[0].first, tick.slices[0].end) not in self.stages
+        return super().tick(tick)
+
+    def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
+        return [None if self._joins and len(nonces) * spec.seq_len <= 32 else "AAAA"] * len(nonces)
+
+    def close(self) -> None: ...
 
 
 def test_layers_are_cut_of_a_model_that_joins_them_for_few_tokens_alone() -> None:
     engine: Any = Joining()
-    prove_slices(engine)
+    check_slices(engine)
     assert engine.sliceable
 
 
@@ -213,6 +215,6 @@ def test_a_model_that_does_not_stop_after_a_layer_is_not_cut(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine: Any = Short(room=8192)
-    prove_slices(engine)
+    check_slices(engine)
     assert engine.sliceable is False
     assert "chat waits for whole micro-batches" in caplog.text

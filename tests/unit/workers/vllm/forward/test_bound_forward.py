@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Scheme
-from workers.vllm.forward.layer_hooks import transformed
+from workers.vllm.forward.bound_forward import transformed
 
 HIDDEN, TOKENS, COPIES = 16, 5, 4
 

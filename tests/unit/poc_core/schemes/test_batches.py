@@ -8,7 +8,7 @@ from torch import Tensor
 
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
-from workers.vllm.forward.micro_batch import ChainBatch, MicroBatch, micro_batch
+from poc_core.schemes.base import Batch
 
 HIDDEN, SEQ_LEN, STEPS = 256, 6, 4
 CPU = torch.device("cpu")
@@ -17,23 +17,23 @@ NONCES = [3, 14, 15, 92, 65]
 
 def batch_of(
     part: int | None = None, scheme: str = "decode", reflected: bool = True, **options: Any
-) -> MicroBatch:
+) -> Batch:
     needed = {"max_tokens": STEPS} if scheme == "decode" else {}
     spec = ProofSpec(
         scheme=scheme, block_hash="b", public_key="k", seq_len=SEQ_LEN, options=needed | options
     )
     loaded = load_scheme(spec, hidden_size=HIDDEN, n_layers=2, device=CPU, dtype=torch.float32)
-    return micro_batch(loaded, NONCES, part, reflected)
+    return loaded.begin(NONCES, part, reflected)
 
 
-def run(batch: MicroBatch) -> list[Any]:
+def run(batch: Batch) -> list[Any]:
     """A "model" that adds up what it has seen of each nonce, transforming once."""
     seen: dict[int, Tensor] = {}
     for step in range(batch.order.n_passes):
         rows = batch.inputs(step).view(
-            len(batch.order.members(step)), len(batch.positions(step)), HIDDEN
+            len(batch.order.members(step)), len(batch.order.positions(step)), HIDDEN
         )
-        assert batch.n_tokens(step) == rows.shape[0] * rows.shape[1]
+        assert batch.order.n_tokens(step) == rows.shape[0] * rows.shape[1]
         sums = torch.stack(
             [
                 rows[i].cumsum(0) + seen.get(place, 0)
@@ -85,13 +85,13 @@ def test_passes_are_parts_and_then_steps() -> None:
         range(4, 5),
         range(5),
     ]
-    assert [batch.positions(step) for step in (0, 2, 3, 6)] == [
+    assert [batch.order.positions(step) for step in (0, 2, 3, 6)] == [
         range(6),
         range(6),
         range(6, 7),
         range(9, 10),
     ]
-    assert [batch.has_points_after(step) for step in range(7)] == [
+    assert [batch.order.has_points_after(step) for step in range(7)] == [
         False,
         False,
         True,
@@ -100,7 +100,7 @@ def test_passes_are_parts_and_then_steps() -> None:
         True,
         False,
     ]
-    assert [batch.is_last(step) for step in range(7)] == [False] * 6 + [True]
+    assert [batch.order.is_last(step) for step in range(7)] == [False] * 6 + [True]
 
 
 def test_experts_of_a_part_are_those_of_its_nonces() -> None:
@@ -120,8 +120,12 @@ def test_experts_of_a_part_are_those_of_its_nonces() -> None:
 
 def test_the_hashes_of_a_step_lead_to_its_first_experts() -> None:
     batch = batch_of()
-    assert isinstance(batch, ChainBatch)
-    assert [step for step in range(batch.order.n_passes) if batch.is_step(step)] == [1, 2, 3, 4]
+    assert [step for step in range(batch.order.n_passes) if batch.order.is_step(step)] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     for moe_layers, step in ((3, 1), (3, 4), (2, 2)):
         hashes = batch.route_hashes(step, moe_layers)
         assert hashes.shape == (moe_layers, len(NONCES))
@@ -133,8 +137,6 @@ def test_the_hashes_of_a_step_lead_to_its_first_experts() -> None:
 
 def test_vectors_of_each_nonces_own_are_none_of_the_batch() -> None:
     shared, own = batch_of(), batch_of(per_nonce_reflection=True)
-    assert isinstance(shared, ChainBatch)
-    assert isinstance(own, ChainBatch)
     assert shared.layer_vectors is not None
     assert shared.layer_vectors.shape == (2, HIDDEN)
     assert own.layer_vectors is None
