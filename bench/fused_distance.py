@@ -4,9 +4,9 @@ batch size alone does.
     python -m bench.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b # on a GPU host
     python -m bench.fused_distance --model tiny-qwen3 --nonces 64 # anywhere; a CPU has no kernels
 
-The same weights in two engines, one after the other: PROOFLINE_FUSED=off and without. For --dimensions they
-are drawn as transformers begins a training: vLLM's dummy ones are so small that layers hardly
-change what goes through them, and artifacts of any two batch sizes are the same.
+The same weights in two engines, one after the other: with PROOFLINE_FUSED=off and without. For
+--dimensions they are drawn as transformers begins a training: vLLM's dummy ones are so small that
+layers hardly change what goes through them, and artifacts of any two batch sizes are the same.
 """
 
 import json
