@@ -90,8 +90,6 @@ class Engine(ABC):
         """SpecError: the model's limits do not allow what the spec asks for of a nonce."""
         info, contract = self.info, contract_of(spec.scheme)
         passes = contract.passes(spec)
-        if refusal := contract.why_not(info):
-            raise SpecError(refusal)
         most = min(info.max_seq_len, info.max_batch_tokens)
         if not 1 <= spec.seq_len <= most:
             raise SpecError(
@@ -101,15 +99,8 @@ class Engine(ABC):
             raise SpecError(
                 f"A nonce has {passes.positions} positions; the model {info.name} takes {most}."
             )
-        if (
-            passes.steps
-            and info.kept_tokens is not None
-            and info.kept_by_nonce(passes.positions) > info.kept_tokens
-        ):
-            raise SpecError(
-                f"A nonce has {passes.positions} positions; there is memory to keep"
-                f" {info.kept_tokens} (--decode-memory-gb)."
-            )
+        if refusal := contract.why_not(spec, info):
+            raise SpecError(f"{refusal.removesuffix('.')}.")
 
 
 class WholeBatchEngine(Engine):

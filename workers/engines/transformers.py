@@ -18,6 +18,7 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Batch, Scheme
 from poc_core.schemes.decode.codebook import choose_codebook
+from poc_core.schemes.decode.limits import ChainLimits
 from workers.engines.base import WholeBatchEngine
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.options import EngineOptions
@@ -71,7 +72,11 @@ class TransformersEngine(WholeBatchEngine):
         self._top_k = int(getattr(config, "num_experts_per_tok", None) or 0)
         self._dtype: torch.dtype = loaded.dtype
         self._schemes: MutableMapping[str, Scheme] = LRUCache(_MAX_SCHEMES)
-        self.info = ModelInfo(
+        limits = ChainLimits(
+            codebook=choose_codebook(options.codebook, options.codebook_sha256),
+            no_chains="" if self._vocab_size is None else _NO_CHAINS,
+        )
+        info = ModelInfo(
             name=options.name,
             hidden_size=config.hidden_size,
             n_layers=len(self._layers),
@@ -80,9 +85,8 @@ class TransformersEngine(WholeBatchEngine):
             dtype=str(self._dtype).removeprefix("torch."),
             layers=found.path,
             layers_reflected=found.reflected,
-            codebook=choose_codebook(options.codebook, options.codebook_sha256),
-            no_chains="" if self._vocab_size is None else _NO_CHAINS,
         )
+        self.info = limits.on(info)
 
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
         batch = self._scheme(spec).begin(nonces, reflected=self._reflected)
