@@ -21,7 +21,7 @@ from workers.engines.ticks import Slice, Tick, TickResult
 
 if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
-    from workers.engines.profile import RankProfile
+    from workers.engines.rank_profile import RankProfile
 
 
 class Engine(ABC):

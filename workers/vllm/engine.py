@@ -23,8 +23,8 @@ from poc_core.schemes.decode.limits import ChainLimits
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
-from workers.engines.profile import Kernel, RankProfile
 from workers.engines.pulse import Pulse
+from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.vllm.start import lifeline
 from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
