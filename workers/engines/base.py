@@ -8,6 +8,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,19 @@ from pydantic import JsonValue
 from poc_core.errors import SpecError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import contract_of
-from workers.engines.pulse import Pulse
 from workers.engines.ticks import Slice, Tick, TickResult
 
 if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
     from workers.engines.rank_profile import RankProfile
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """Whether an engine goes on: what it tells of itself, beside whether its processes live."""
+
+    beats: int = 0  # steps that it has told of and calls that it has answered, since its start
+    waits: bool = False  # somebody waits for it to go on
 
 
 class Engine(ABC):

@@ -21,9 +21,8 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import contract_of
 from poc_core.schemes.decode.limits import ChainLimits
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine
+from workers.engines.base import Engine, Pulse
 from workers.engines.options import EngineOptions
-from workers.engines.pulse import Pulse
 from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.vllm.start import lifeline

@@ -19,6 +19,7 @@ from poc_core.records import ProofSpec
 from poc_core.schemes.base import PrefillScheme
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.kinds import LayerReflections
+from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.ticks import Slice
 from workers.vllm import cache_compat, compat
 from workers.vllm.chains.hand_over import HandOver
@@ -31,7 +32,6 @@ from workers.vllm.forward.arrivals import Arrivals
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches
 from workers.vllm.forward.layout import DeviceBatch, Whereabouts
-from workers.vllm.forward.ready_schemes import ReadySchemes
 from workers.vllm.forward.stopwatch import stopwatch_for
 from workers.vllm.start.watch import Watch
 
