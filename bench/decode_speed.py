@@ -31,6 +31,8 @@ from cli.local_engine import local_engine, stdout_kept_clean
 from cli.measure import dimensions as dummies
 from cli.model_choice import with_chosen_model
 from poc_core.records import ProofSpec
+from poc_core.schemes.decode.contract import CONTRACT
+from poc_core.schemes.decode.limits import ChainLimits
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 from workers.pipeline import compute_all
@@ -115,7 +117,7 @@ def main(
             engine = exits.enter_context(local_engine(with_chosen_model(options)))
             console.print(
                 f"{machine.describe()}; {engine.info.name}, {engine.info.dtype},"
-                f" {engine.info.kept_tokens} tokens kept",
+                f" {ChainLimits.of(engine.info).kept_tokens} tokens kept",
                 highlight=False,
             )
             passed, ways = (
@@ -158,7 +160,7 @@ def best_of(
         table.add_column(heading, justify="right")
     best = 0.0
     for n in batches:
-        room = engine.info.max_batch(seq_len, max_tokens)
+        room = CONTRACT.max_batch(spec_of(seq_len, max_tokens, ""), engine.info)
         if n > room:
             console.print(
                 f"[yellow]{n} nonces have no room ({room} have); see --decode-memory-gb[/]"

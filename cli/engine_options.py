@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.console import UsageError
+from cli.terminal import UsageError
 from workers.engines.kinds import Dtype, EngineKind
 
 if TYPE_CHECKING:

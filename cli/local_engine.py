@@ -66,7 +66,7 @@ def compute_in_steps(
 
     step = min(
         MAX_STEP_NONCES,
-        STEP_BATCHES * engine.info.max_batch(*contract_of(spec.scheme).passes(spec)),
+        STEP_BATCHES * contract_of(spec.scheme).max_batch(spec, engine.info),
     )
     for start in range(0, len(nonces), step):
         yield compute_all(engine, spec, nonces[start : start + step])

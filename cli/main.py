@@ -12,7 +12,6 @@ from cli.ask.deploy import deploy, undeploy
 from cli.ask.generate import generate
 from cli.ask.round import app as round_app
 from cli.ask.validate import validate
-from cli.console import EXIT_INTERRUPTED, exit_code_of, show_error
 from cli.examine.config import config
 from cli.examine.doctor import doctor
 from cli.judge.calibrate import calibrate
@@ -29,6 +28,7 @@ from cli.run.receive import receive
 from cli.run.up import up
 from cli.run.worker import supervised_worker, worker
 from cli.run.workers import workers
+from cli.terminal import EXIT_INTERRUPTED, exit_code_of, show_error
 from poc_core.errors import ProoflineError
 
 RUNNING = "Run"

@@ -4,8 +4,8 @@ Face hub.
 
 from pathlib import Path
 
-from cli.console import UsageError
 from cli.shipped import shipped_models
+from cli.terminal import UsageError
 from workers.engines.options import EngineOptions
 
 

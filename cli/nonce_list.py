@@ -2,7 +2,7 @@
 
 import re
 
-from cli.console import UsageError
+from cli.terminal import UsageError
 
 MAX_NONCE = 2**63 - 1  # protocol.md, section 4
 MAX_COUNT = (

@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.console import UsageError, check_output
+from cli.terminal import UsageError, check_output
 from poc_core.errors import ProoflineError
 
 if TYPE_CHECKING:

@@ -222,31 +222,15 @@ class ModelInfo:
     layers_reflected: bool = (
         True  # whether proofs transform them; False: as the network's nodes, which do not find them
     )
-    no_chains: str = ""  # why decode proofs cannot be computed with it; empty: they can
-    codebook: str = ""  # sha256 of the points of decode proofs; empty: this engine computes none
-    # Positions whose keys and values the steps of one micro-batch can keep; None: as many as
-    # max_batch_tokens.
-    kept_tokens: int | None = None
-    kept_block: int = 1  # of these a nonce takes a multiple
     # of proofs: "shared" by layers that never need one at the same time, or "private" to each layer
     caches: str = ""
 
-    def max_batch(self, rows: int, steps: int = 0) -> int:
-        """Nonces that one micro-batch holds, of `rows` tokens in its first forward and one in
-        each of its `steps`; at least one. What is kept from step to step may be of more nonces
-        than one forward of all rows holds.
-        """
-        tokens, by_nonce = self.max_batch_tokens, rows
-        if steps:
-            tokens, by_nonce = (
-                self.kept_tokens or self.max_batch_tokens,
-                self.kept_by_nonce(rows + steps),
-            )
-        return max(1, min(tokens // by_nonce, self.max_sequences))
+    # Of schemes that have limits of their own with this model, by name: what Contract.common gives.
+    schemes: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
 
-    def kept_by_nonce(self, positions: int) -> int:
-        """What a nonce of so many positions takes of `kept_tokens`."""
-        return -(-positions // self.kept_block) * self.kept_block
+    def max_batch(self, rows: int) -> int:
+        """Nonces that one forward of `rows` tokens each holds; at least one."""
+        return max(1, min(self.max_batch_tokens // rows, self.max_sequences))
 
 
 # Of a chat answer in which a worker says that its engine is gone: another worker may answer the

@@ -7,7 +7,6 @@ is work.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -157,7 +156,7 @@ class Pipeline:
 
     def _next_waiting(self) -> Flight:
         flight = self._waiting.popleft()
-        most = self._engine.info.max_batch(*flight.passes)
+        most = contract_of(flight.spec.scheme).max_batch(flight.spec, self._engine.info)
         if len(flight.nonces) <= most:
             return flight
         flight.parts = _parts(flight, most)
@@ -250,19 +249,14 @@ class Pipeline:
             largest.on_end(None, error)
             return
         self._waiting.extendleft(reversed(flights))
-        info = self._engine.info
-        most = min(info.max_batch_tokens, max(1, _n_tokens(largest) // 2))
-        self._engine.info = dataclasses.replace(info, max_batch_tokens=most)
-        if largest.passes.steps and info.kept_tokens is not None:
-            kept = len(largest.nonces) // 2 * info.kept_by_nonce(largest.passes.positions)
-            self._engine.info = dataclasses.replace(
-                self._engine.info, kept_tokens=min(info.kept_tokens, kept)
-            )
+        spec, n = largest.spec, len(largest.nonces)
+        part = min(largest.part or n, n)
+        self._engine.info = contract_of(spec.scheme).halved(spec, n, part, self._engine.info)
         logger.warning(
             "the device has too little memory for %d tokens at a time; from now on micro-batches"
             " hold %d: %s",
             _n_tokens(largest),
-            most,
+            self._engine.info.max_batch_tokens,
             error,
         )
 

@@ -105,10 +105,9 @@ class Proofs:
 
     def batch_size(self, spec: ProofSpec) -> int:
         """Nonces that a micro-batch holds best now."""
-        passes = contract_of(spec.scheme).passes(spec)
-        return self._pipeline.plan.batch_size(
-            spec, self.engine.info.max_batch(*passes), passes.steps > 0
-        )
+        contract = contract_of(spec.scheme)
+        most = contract.max_batch(spec, self.engine.info)
+        return self._pipeline.plan.batch_size(spec, most, contract.passes(spec).steps > 0)
 
     def submit(self, spec: ProofSpec, nonces: Sequence[int]) -> Computation:
         """Computes them as one micro-batch, after those submitted before. SpecError: the model

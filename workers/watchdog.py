@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from workers.engines.pulse import Pulse
+from workers.engines.base import Pulse
 
 
 class Watchdog:

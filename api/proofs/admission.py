@@ -1,6 +1,6 @@
 """Decides whether a well-formed request can be computed here, and turns it into a job."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from api.errors import unavailable
 from poc_core.errors import BodyError, ForbiddenReceiverError
 from poc_core.records import JobRequest, ModelInfo, NewJob, ProofSpec
-from poc_core.schemes import contract_of
+from poc_core.schemes import contract_of, contracts
 from poc_core.schemes.requests import JobBody
 from poc_core.settings import Settings
 from poc_core.state import WorkerRegistry
@@ -33,7 +33,7 @@ def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
             terms=body.terms(settings.honour_p_value_threshold),
         ),
         nonces=body.nonces,
-        batch_size=min(batch_size, limits.max_batch(*contract_of(spec.scheme).passes(spec))),
+        batch_size=min(batch_size, contract_of(spec.scheme).max_batch(spec, limits)),
         claimed=claimed,
     )
 
@@ -50,18 +50,6 @@ def check_receiver(url: str | None, settings: Settings, field: str = "url") -> N
         raise BodyError(str(error), (field,), "url_not_allowed") from None
 
 
-def _why_no_chains(infos: Sequence[ModelInfo]) -> str:
-    """Of one worker, or of several that would give other chains each."""
-    if why := next((info.no_chains for info in infos if info.no_chains), ""):
-        return why
-    if len({info.codebook for info in infos if info.codebook}) > 1:
-        return (
-            "The workers of this model have different codebooks: POC_DECODE_CODEBOOK must be the"
-            " same for all."
-        )
-    return ""
-
-
 def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
     """What every worker of the model can do. 409: other models are served here; 503: no worker
     serves it.
@@ -74,11 +62,9 @@ def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
             max_seq_len=min(info.max_seq_len for info in infos),
             max_batch_tokens=min(info.max_batch_tokens for info in infos),
             max_sequences=min(info.max_sequences for info in infos),
-            kept_tokens=min(
-                (n for info in infos if (n := info.kept_tokens) is not None), default=None
-            ),
-            kept_block=max(info.kept_block for info in infos),
-            no_chains=_why_no_chains(infos),
+            schemes={
+                contract.name: own for contract in contracts() if (own := contract.common(infos))
+            },
         )
     live, known = workers.live(), workers.known_models()
     if model in known or any(worker.model == model for worker in live):

@@ -1,6 +1,6 @@
 """The commands' connection to a running API."""
 
-from cli.console import UsageError, note
+from cli.terminal import UsageError, note
 from proofline.client import ApiError, Client, UrlError
 
 # Seconds that a command does what Retry-After says before it gives up. Its user sees why, and may

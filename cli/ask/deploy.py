@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import options
-from cli.console import UsageError, note
+from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
 if TYPE_CHECKING:  # they take a while to import

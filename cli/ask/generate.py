@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from cli import options
-from cli.console import UsageError, check_output, note, write_json
+from cli.terminal import UsageError, check_output, note, write_json
 
 FOR_A_NEW_JOB = "Needed unless --request-id is given."
 

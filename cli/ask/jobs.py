@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cli.console import note, progress_bar
+from cli.terminal import note, progress_bar
 from proofline.client import Client, Document
 from proofline.client.calls import job_path
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cli import options
-from cli.console import EXIT_FRAUD, UsageError, check_output, note, write_json
+from cli.terminal import EXIT_FRAUD, UsageError, check_output, note, write_json
 from poc_core.schemes.artifact.thresholds import DIST_THRESHOLD, FRAUD_THRESHOLD, P_MISMATCH
 from poc_core.schemes.decode.thresholds import MARGIN
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli import options
-from cli.console import note
+from cli.terminal import note
 
 
 def config(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import options
-from cli.console import EXIT_FAILURE, note
+from cli.terminal import EXIT_FAILURE, note
 from workers.engines.kinds import Dtype
 
 if TYPE_CHECKING:

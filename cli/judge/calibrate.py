@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import options
-from cli.console import UsageError, note, progress_bar
 from cli.engine_options import takes_engine_options
 from cli.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
+from cli.terminal import UsageError, note, progress_bar
 
 if TYPE_CHECKING:
     import numpy as np

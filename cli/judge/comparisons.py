@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from cli.console import UsageError
 from cli.judge.power import Sample
 from cli.judge.proof_files import TERMS, Machine, Proof
+from cli.terminal import UsageError
 
 # Nonces that two machines must have in common: of fewer, a seventh may be beyond any threshold and
 # not be seen.

@@ -7,9 +7,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cli import options
-from cli.console import UsageError, check_output, note, progress_bar
 from cli.engine_options import takes_engine_options
 from cli.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
+from cli.terminal import UsageError, check_output, note, progress_bar
 from poc_core.schemes import scheme_names
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def write_result(
     """JSON to a file or to stdout, or else a table for people."""
     import json
 
-    from cli.console import write_json
+    from cli.terminal import write_json
     from poc_core.schemes import contract_of
 
     contract = contract_of(spec.scheme)

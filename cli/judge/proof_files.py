@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cli.console import UsageError
+from cli.terminal import UsageError
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import VectorError
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.console import UsageError, note
+from cli.terminal import UsageError, note
 from poc_core.schemes.artifact import thresholds
 
 if TYPE_CHECKING:
-    from cli.judge.findings import Findings
+    from cli.judge.report_findings import Findings
 
 PAGE = "report.html"
 
@@ -87,8 +87,8 @@ def report(
     **Example:** proofline report h200.json a100.json cpu.json --tampered int4.json
     """
     from cli.judge.comparisons import compare
-    from cli.judge.findings import find
     from cli.judge.proof_files import read_machines
+    from cli.judge.report_findings import find
     from cli.picture import check_matplotlib
 
     check_matplotlib("report")
@@ -144,7 +144,12 @@ def write_files(folder: Path, findings: "Findings") -> None:
 
 
 def print_findings(findings: "Findings") -> None:
-    from cli.judge.findings import COMPARISON_COLUMNS, RULE_COLUMNS, comparison_cells, rule_cells
+    from cli.judge.report_findings import (
+        COMPARISON_COLUMNS,
+        RULE_COLUMNS,
+        comparison_cells,
+        rule_cells,
+    )
     from cli.tables import result_console, result_table
 
     console = result_console(sys.stdout)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from cli.judge.findings import (
+from cli.judge.report_findings import (
     COMPARISON_COLUMNS,
     RULE_COLUMNS,
     Findings,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from cli.judge.findings import Findings
 from cli.judge.power import Rule
+from cli.judge.report_findings import Findings
 from cli.picture import DPI, save
 
 if TYPE_CHECKING:

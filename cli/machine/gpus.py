@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.console import UsageError
+from cli.terminal import UsageError
 from poc_core.gpus import nvml
 
 DEVICES = Path("/dev")

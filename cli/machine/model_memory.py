@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.console import UsageError
 from cli.machine.gpus import memory_bytes
+from cli.terminal import UsageError
 
 GB = 1e9
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")  # in the order in which vLLM prefers them

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import options
-from cli.console import UsageError, note, progress_bar
 from cli.engine_options import takes_engine_options
 from cli.local_engine import local_engine, progress_title, stdout_kept_clean
 from cli.measure.dimensions import takes_dimensions
+from cli.terminal import UsageError, note, progress_bar
 
 if TYPE_CHECKING:
     from cli.measure.speed import SeqLenSpeeds

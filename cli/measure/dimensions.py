@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.console import UsageError
 from cli.shipped import shipped_models
+from cli.terminal import UsageError
 
 # What differs from the shipped model named first, which lends the rest and its tokenizer.
 DIMENSIONS: dict[str, tuple[str, dict[str, Any]]] = {

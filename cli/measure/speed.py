@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from cli.console import note
 from cli.measure.time_parts import TimeParts, time_parts
+from cli.terminal import note
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from workers.engines.base import Engine

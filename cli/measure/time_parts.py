@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workers.engines.profile import Kernel, RankProfile
+    from workers.engines.rank_profile import Kernel, RankProfile
 
 INPUTS = "inputs"
 MATRICES = "matrix products, attention"

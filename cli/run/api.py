@@ -9,7 +9,7 @@ import typer
 
 from cli import options
 from cli.addresses import receiver_settings
-from cli.console import note
+from cli.terminal import note
 
 GRACEFUL_SHUTDOWN_S = 10  # for answers under way, such as a /generate with wait=true
 # Seconds that a thread which has read from Redis waits for the event loop's to let it go on, where

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.console import note
 from cli.options import DEFAULT_K_DIM
+from cli.terminal import note
 from poc_core.errors import ProoflineError
 from workers.engines.kinds import EngineKind
 
@@ -182,7 +182,7 @@ def check_installed(package: str) -> None:
 
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
-    from cli.console import stderr_console
+    from cli.terminal import stderr_console
 
     with stderr_console().status(text):
         yield

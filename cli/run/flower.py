@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cli import options
-from cli.console import UsageError, note
+from cli.terminal import UsageError, note
 
 AUTH = "FLOWER_BASIC_AUTH"  # Flower's own: USER:PASSWORD, more of them after commas
 USER = "proofline"

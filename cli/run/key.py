@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from api.edge.keys import KeyFile, Role
-from cli.console import note
+from cli.terminal import note
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -3,7 +3,7 @@
 import socket
 
 from cli import options
-from cli.console import note
+from cli.terminal import note
 
 
 def ready(redis_url: options.RedisUrl = None) -> None:

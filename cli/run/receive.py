@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.console import EXIT_FAILURE, UsageError, note
 from cli.run.receipts import Receipts
+from cli.terminal import EXIT_FAILURE, UsageError, note
 
 
 def receive(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.console import note
 from cli.engine_options import takes_engine_options
+from cli.terminal import note
 
 if TYPE_CHECKING:
     from cli.supervise.stack import Stack

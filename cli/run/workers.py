@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import options
-from cli.console import UsageError, note
 from cli.engine_options import takes_engine_options
+from cli.terminal import UsageError, note
 
 if TYPE_CHECKING:
     from cli.supervise.fleet import Fleet

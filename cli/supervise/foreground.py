@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from cli.console import note
+from cli.terminal import note
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 COLORS = (36, 33, 32, 35, 34)  # ANSI, one after the other for each process; red stays for errors

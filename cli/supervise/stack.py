@@ -24,7 +24,6 @@ from typing import Self
 from redis import Redis
 
 from cli.addresses import receiver_settings
-from cli.console import UsageError
 from cli.machine import placement
 from cli.machine.gpus import visible_gpus
 from cli.model_choice import with_chosen_model
@@ -39,6 +38,7 @@ from cli.supervise.processes import (
     environment_of_proofline,
 )
 from cli.supervise.redis_server import OwnRedis, RedisServerError, wait_for_redis
+from cli.terminal import UsageError
 from poc_core.errors import ProoflineError
 from poc_core.settings import Settings, load_settings
 from poc_core.state.client import connect

@@ -7,7 +7,7 @@ wherever two schemes differ, so that none of them knows any scheme by name.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
@@ -101,9 +101,28 @@ class Contract(ABC):
         """What a request asks for and the most that the model can do, by the request's names."""
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
 
-    def why_not(self, info: ModelInfo) -> str:
-        """Why this model cannot compute the scheme's proofs, a sentence; empty: it can."""
+    def why_not(self, spec: ProofSpec, info: ModelInfo) -> str:
+        """Why this model cannot compute what the spec asks for, beside `limits`, in words; empty:
+        it can.
+        """
         return ""
+
+    def common(self, infos: Sequence[ModelInfo]) -> dict[str, JsonValue]:
+        """What all of these workers' models can do, of the limits that are the scheme's own:
+        ModelInfo.schemes of each has its own.
+        """
+        return {}
+
+    def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
+        """Nonces that one micro-batch holds; at least one."""
+        return info.max_batch(self.passes(spec).rows)
+
+    def halved(self, spec: ProofSpec, n: int, part: int, info: ModelInfo) -> ModelInfo:
+        """The limits after a micro-batch of `n` nonces, `part` in one forward of all rows, found
+        too little memory: half of that at most.
+        """
+        tokens = max(1, part * self.passes(spec).rows // 2)
+        return replace(info, max_batch_tokens=min(info.max_batch_tokens, tokens))
 
     def passes(self, spec: ProofSpec) -> Passes:
         """What an engine runs of each nonce. SpecError: options that cannot be followed."""

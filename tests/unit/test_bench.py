@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bench import console, pollers, queue_overhead, queue_scale
+from bench import console_pages, pollers, queue_overhead, queue_scale
 from bench.harness import machine, timed_job
 from bench.harness.machine import Observed, Usage
 from bench.harness.timed_job import JobRun
@@ -83,11 +83,11 @@ def test_what_pages_of_the_console_may_cost(
     cores: float, commands: float, missed: str | None
 ) -> None:
     costs = [
-        console.Cost(0, 0.0, 50, 9, 0),
-        console.Cost(1, 0.01, 100, 10, 1),
-        console.Cost(50, cores, commands, 10, 50),
+        console_pages.Cost(0, 0.0, 50, 9, 0),
+        console_pages.Cost(1, 0.01, 100, 10, 1),
+        console_pages.Cost(50, cores, commands, 10, 50),
     ]
-    found = console.verdict(costs)
+    found = console_pages.verdict(costs)
     assert (missed is None) if found is None else (missed is not None and missed in found)
 
 

@@ -8,6 +8,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,19 @@ from pydantic import JsonValue
 from poc_core.errors import SpecError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import contract_of
-from workers.engines.pulse import Pulse
 from workers.engines.ticks import Slice, Tick, TickResult
 
 if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
-    from workers.engines.profile import RankProfile
+    from workers.engines.rank_profile import RankProfile
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """Whether an engine goes on: what it tells of itself, beside whether its processes live."""
+
+    beats: int = 0  # steps that it has told of and calls that it has answered, since its start
+    waits: bool = False  # somebody waits for it to go on
 
 
 class Engine(ABC):
@@ -90,8 +98,6 @@ class Engine(ABC):
         """SpecError: the model's limits do not allow what the spec asks for of a nonce."""
         info, contract = self.info, contract_of(spec.scheme)
         passes = contract.passes(spec)
-        if refusal := contract.why_not(info):
-            raise SpecError(refusal)
         most = min(info.max_seq_len, info.max_batch_tokens)
         if not 1 <= spec.seq_len <= most:
             raise SpecError(
@@ -101,15 +107,8 @@ class Engine(ABC):
             raise SpecError(
                 f"A nonce has {passes.positions} positions; the model {info.name} takes {most}."
             )
-        if (
-            passes.steps
-            and info.kept_tokens is not None
-            and info.kept_by_nonce(passes.positions) > info.kept_tokens
-        ):
-            raise SpecError(
-                f"A nonce has {passes.positions} positions; there is memory to keep"
-                f" {info.kept_tokens} (--decode-memory-gb)."
-            )
+        if refusal := contract.why_not(spec, info):
+            raise SpecError(f"{refusal.removesuffix('.')}.")
 
 
 class WholeBatchEngine(Engine):

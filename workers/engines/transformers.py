@@ -2,35 +2,31 @@
 without vLLM.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from cachetools import LRUCache
 from pydantic import JsonValue
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
-from poc_core.schemes import load_scheme
-from poc_core.schemes.base import Batch, Scheme
+from poc_core.schemes.base import Batch
 from poc_core.schemes.decode.codebook import choose_codebook
+from poc_core.schemes.decode.limits import ChainLimits
 from workers.engines.base import WholeBatchEngine
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.options import EngineOptions
+from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.seeded_routing import gates, seeded
 from workers.engines.ticks import EngineLostError, EngineMemoryError
 
 # Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large
 # model beside its weights.
 _MAX_BATCH_TOKENS = 8192
-
-# Specs whose scheme is kept: a scheme holds a vector per layer, or for distances a matrix (8192,
-# hidden).
-_MAX_SCHEMES = 4
 
 _NO_CHAINS = (
     "Decode proofs cannot be computed with this model by transformers yet: it chooses experts by"
@@ -68,8 +64,14 @@ class TransformersEngine(WholeBatchEngine):
         self._vocab_size = n_routed_tokens(config)
         self._top_k = int(getattr(config, "num_experts_per_tok", None) or 0)
         self._dtype: torch.dtype = loaded.dtype
-        self._schemes: MutableMapping[str, Scheme] = LRUCache(_MAX_SCHEMES)
-        self.info = ModelInfo(
+        self._schemes = ReadySchemes(
+            config.hidden_size, len(self._layers), self._device, self._dtype
+        )
+        limits = ChainLimits(
+            codebook=choose_codebook(options.codebook),
+            no_chains="" if self._vocab_size is None else _NO_CHAINS,
+        )
+        info = ModelInfo(
             name=options.name,
             hidden_size=config.hidden_size,
             n_layers=len(self._layers),
@@ -78,12 +80,11 @@ class TransformersEngine(WholeBatchEngine):
             dtype=str(self._dtype).removeprefix("torch."),
             layers=found.path,
             layers_reflected=found.reflected,
-            codebook=choose_codebook(options.codebook),
-            no_chains="" if self._vocab_size is None else _NO_CHAINS,
         )
+        self.info = limits.on(info)
 
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        batch = self._scheme(spec).begin(nonces, reflected=self._reflected)
+        batch = self._schemes.of(spec).begin(nonces, reflected=self._reflected)
         try:
             with torch.inference_mode():
                 return self._run(batch)
@@ -121,25 +122,10 @@ class TransformersEngine(WholeBatchEngine):
     def close(self) -> None:
         self._layers = []
         self._gates = []
-        self._schemes.clear()
+        vars(self).pop("_schemes", None)
         self._model = nn.Module()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _scheme(self, spec: ProofSpec) -> Scheme:
-        key = spec.model_dump_json()
-        scheme = self._schemes.get(key)
-        if scheme is None:
-            info = self.info
-            scheme = load_scheme(
-                spec,
-                hidden_size=info.hidden_size,
-                n_layers=info.n_layers,
-                device=self._device,
-                dtype=self._dtype,
-            )
-            self._schemes[key] = scheme
-        return scheme
 
 
 @contextmanager

@@ -19,11 +19,11 @@ from pydantic import JsonValue
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import contract_of
+from poc_core.schemes.decode.limits import ChainLimits
 from workers.chat_gate import ChatGate
-from workers.engines.base import Engine
+from workers.engines.base import Engine, Pulse
 from workers.engines.options import EngineOptions
-from workers.engines.profile import Kernel, RankProfile
-from workers.engines.pulse import Pulse
+from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.vllm.start import lifeline
 from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
@@ -93,7 +93,7 @@ class VllmEngine(Engine):
                 ) from error
             ranks = self._rpc("proof_describe", (options.codebook,), _WARM_UP_TIMEOUT_S)
             scheduler = config.scheduler_config
-            self.info = ModelInfo(
+            info = ModelInfo(
                 name=options.name,
                 hidden_size=ranks[0]["hidden_size"],
                 n_layers=ranks[0]["n_layers"],
@@ -103,10 +103,12 @@ class VllmEngine(Engine):
                 max_sequences=scheduler.max_num_seqs,
                 layers=ranks[0]["layers_path"],
                 layers_reflected=ranks[0]["reflected"],
+            )
+            self.info = ChainLimits(
                 codebook=ranks[0]["codebook"],
                 kept_block=max(rank["kept_block"] for rank in ranks),
                 no_chains=next((why for rank in ranks if (why := rank["no_chains"])), ""),
-            )
+            ).on(info)
             experts = {rank["layers"][0]: rank["moe_layers"] for rank in ranks}
             self._moe_layers = [experts[first] for first in sorted(experts)]  # of each stage
             self._decode_memory_gb = options.decode_memory_gb

@@ -6,13 +6,13 @@ from typing import Any
 from pydantic import JsonValue
 
 from poc_core.arithmetic.nonces import MAX_NONCE
-from poc_core.errors import BodyError
 from poc_core.records import JobRequest, ModelInfo, Passes, ProofSpec
 from poc_core.schemes.artifact.answers import Encoding
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.contract import Contract
 from poc_core.schemes.decode.answers import DECODE_EXAMPLES, DecodeResult, DecodeValidationResult
-from poc_core.schemes.decode.options import PICKED, DecodeOptions, passes_of
+from poc_core.schemes.decode.limits import ChainLimits, refusal
+from poc_core.schemes.decode.options import DecodeOptions, passes_of
 from poc_core.schemes.decode.requests import DecodeBody, DecodeRoundBody
 from poc_core.schemes.noise import noise
 
@@ -39,43 +39,25 @@ class DecodeContract(Contract):
         )
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
-        passes, field = self.passes(spec), ("params", "max_tokens")
-        n_tokens = passes.positions
-        if refusal := self.why_not(info):
-            raise BodyError(refusal, ("params", "decode"), "no_decode")
-        if n_tokens > info.max_seq_len:
-            raise BodyError(
-                f"seq_len and max_tokens are {n_tokens} together; the model takes"
-                f" {info.max_seq_len}",
-                field,
-                "too_long",
-            )
-        if passes.rows > info.max_batch_tokens >= spec.seq_len:
-            raise BodyError(
-                f"A nonce takes {passes.rows} tokens of one forward; the model takes"
-                f" {info.max_batch_tokens}",
-                ("params", "seq_len"),
-                "too_long",
-            )
-        if (
-            passes.steps
-            and info.kept_tokens is not None
-            and info.kept_by_nonce(n_tokens) > info.kept_tokens
-        ):
-            raise BodyError(
-                f"seq_len and max_tokens are {n_tokens} together; there is memory for"
-                f" {info.kept_tokens} (--decode-memory-gb)",
-                field,
-                "too_long",
-            )
+        if (error := refusal(spec, info)) is not None:
+            raise error
         return super().limits(spec, info)
 
-    def why_not(self, info: ModelInfo) -> str:
-        if info.hidden_size < PICKED:
-            return (
-                f"Decode proofs need a hidden size of {PICKED}; this model's is {info.hidden_size}."
-            )
-        return info.no_chains
+    def why_not(self, spec: ProofSpec, info: ModelInfo) -> str:
+        return str(refusal(spec, info) or "")
+
+    def common(self, infos: Sequence[ModelInfo]) -> dict[str, JsonValue]:
+        return ChainLimits.common(infos).model_dump()
+
+    def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
+        return ChainLimits.of(info).max_batch(spec, info)
+
+    def halved(self, spec: ProofSpec, n: int, part: int, info: ModelInfo) -> ModelInfo:
+        less, limits = super().halved(spec, n, part, info), ChainLimits.of(info)
+        if limits.kept_tokens is None or not limits.kept_by(spec):
+            return less
+        kept = min(limits.kept_tokens, n // 2 * limits.kept_by(spec))
+        return limits.model_copy(update={"kept_tokens": kept}).on(less)
 
     def passes(self, spec: ProofSpec) -> Passes:
         return passes_of(spec)

@@ -15,6 +15,7 @@ from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.codebook_file import SHIPPED_SHA256
+from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.schemes.decode.verdict import judge
 from tests.families.checks import greedy
 from tests.harness.chains import (
@@ -111,9 +112,9 @@ class TestChains:
         assert [value[1] for value in judged] == pytest.approx([0, 0], abs=1e-4)
 
     def test_more_positions_than_memory_is_kept_for_are_refused(self, vllm_engine: Engine) -> None:
-        kept = vllm_engine.info.kept_tokens
+        kept = ChainLimits.of(vllm_engine.info).kept_tokens
         assert kept is not None
-        assert vllm_engine.info.codebook == SHIPPED_SHA256
+        assert ChainLimits.of(vllm_engine.info).codebook == SHIPPED_SHA256
         assert kept >= 1024
         spec = ProofSpec(
             scheme="decode",

@@ -109,7 +109,7 @@ def test_a_failed_batch_leaves_no_hooks_behind(
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("poc_core.schemes.artifact.proof.ArtifactScheme.finish", fail)
+    monkeypatch.setattr("poc_core.schemes.artifact.proof.ArtifactScheme.transform_terms", fail)
     with pytest.raises(RuntimeError, match="on purpose"):
         compute_all(engine, spec, [1])
     assert all(not module._forward_hooks for module in engine.__dict__["_model"].modules())

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from cli.measure import speed
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ModelInfo, ProofSpec
+from poc_core.schemes.decode.limits import ChainLimits
 from tests.harness import golden
 from tests.harness.chat_beside import answers_alone_and_beside
 from tests.harness.chat_client import PROMPTS
@@ -141,7 +142,9 @@ class TestFloat32:
                 good.model_copy(update={"scheme": "decode", "options": {"max_tokens": 2}}),
                 [0],
             )
-        assert vllm_engine.info.kept_tokens is None  # no memory is held for what it cannot compute
+        assert (
+            ChainLimits.of(vllm_engine.info).kept_tokens is None
+        )  # no memory is held for what it cannot compute
         assert compute_all(vllm_engine, good, [5]) == before
 
     def test_its_speed_is_measured_and_its_time_told_by_part(

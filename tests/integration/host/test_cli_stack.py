@@ -12,11 +12,11 @@ import psutil
 import pytest
 import redis
 
-from cli.console import UsageError
 from cli.machine import placement
 from cli.supervise import processes, stack
 from cli.supervise.ports import AddressError
 from cli.supervise.stack import Stack, StackError
+from cli.terminal import UsageError
 from poc_core.errors import OptionsError
 from tests.harness.waiting import wait_until
 from tests.integration.processes import assert_all_gone, is_running

@@ -1,9 +1,10 @@
-"""A scheme is one folder: tests/toy_scheme, of which nothing else in the project knows, through
-the whole stack.
+"""A scheme is one folder: tests/toy_scheme/toy, put into a copy of the product in which no other
+file differs, through API, queue and synthetic engines.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import deque
@@ -24,20 +25,33 @@ from tests.stacks.round_client import StackClient, given_back
 
 pytestmark = pytest.mark.integration
 
-TOY = Path(__file__).parents[2] / "toy_scheme"
+ROOT = Path(__file__).parents[3]
+TOY = ROOT / "tests/toy_scheme"
+PRODUCT = ("api", "cli", "poc_core", "proofline", "workers")
 # A body may say in two forms that it means this scheme.
 FORMS: list[dict[str, Any]] = [{"scheme": "toy"}, {"toy": True}]
 
 
 @pytest.fixture(scope="module")
-def toy_node() -> Iterator[Node]:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as exits:
-        patch.setenv(
-            "PYTHONPATH", str(TOY)
-        )  # all processes of the stack import its sitecustomize.py
-        patch.setattr(
-            poc_core.schemes, "__path__", [*poc_core.schemes.__path__, str(TOY / "schemes")]
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the product, and the scheme's folder in it."""
+    tree = tmp_path_factory.mktemp("tree")
+    for package in PRODUCT:
+        shutil.copytree(
+            ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__")
         )
+    shutil.copytree(TOY / "toy", tree / "poc_core/schemes/toy")
+    (tree / "models").symlink_to(ROOT / "models")
+    return tree
+
+
+@pytest.fixture(scope="module")
+def toy_node(tree: Path) -> Iterator[Node]:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as exits:
+        # All processes of the stack import the product from there; this one, which has imported it
+        # already, knows the scheme as well.
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(tree), str(ROOT)]))
+        patch.setattr(poc_core.schemes, "__path__", [*poc_core.schemes.__path__, str(TOY)])
         patch.setenv("POC_CALLBACK_INTERVAL_SEC", "0.2")
         yield run_node(exits, workers=2, synthetic_step_ms=20.0)
 
@@ -74,6 +88,23 @@ def ask(node: Node, nonces: range, **changes: Any) -> Any:
     return node.http.post(
         f"{PREFIX}/generate", json=sent | {"nonces": list(nonces), "params": toy_params()} | changes
     )
+
+
+def files_of(tree: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(tree).as_posix(): path.read_bytes()
+        for package in PRODUCT
+        for path in (tree / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_no_other_file_differs(tree: Path) -> None:
+    ours, with_toy = files_of(ROOT), files_of(tree)
+    new = {f"poc_core/schemes/toy/{path.name}" for path in (TOY / "toy").glob("*.py")}
+    assert len(new) == 3
+    assert {name for name in with_toy if with_toy[name] != ours.get(name)} == new
+    assert ours.keys() | new == with_toy.keys()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -142,7 +173,7 @@ def test_a_round(toy_node: Node, receiver: Receiver) -> None:
     assert first["artifacts"][0] in items
 
 
-def test_a_proof_without_a_queue() -> None:
+def test_a_proof_without_a_queue(tree: Path) -> None:
     asked = ("--block-hash", "block", "--public-key", "key", "--nonces", "0-2", "--seq-len", "8")
     chosen = (
         "--engine",
@@ -157,8 +188,8 @@ def test_a_proof_without_a_queue() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-m", "cli.main", "compute", "--model", "tiny-qwen3", *asked, *chosen],
-        cwd=TOY.parents[1],
-        env={**os.environ, "PYTHONPATH": str(TOY)},
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
         capture_output=True,
         text=True,
         timeout=120,

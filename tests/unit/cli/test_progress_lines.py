@@ -2,8 +2,8 @@
 
 import pytest
 
-from cli.console import progress_bar
 from cli.progress_lines import ProgressLines
+from cli.terminal import progress_bar
 
 Capture = pytest.CaptureFixture[str]
 

@@ -21,7 +21,7 @@ from tests.harness.samples import MODEL, Clock, new_job, round_config, worker_re
 from tests.harness.waiting import wait_until
 from tests.planted.forgetful import forgetting
 from workers import housekeeping
-from workers.engines.pulse import Pulse
+from workers.engines.base import Pulse
 from workers.engines.ticks import EngineLostError
 from workers.housekeeping import Housekeeper
 from workers.queue.job_queue import JobQueue, StepQueue

@@ -8,6 +8,7 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
+from poc_core.schemes.decode.limits import ChainLimits
 from tests.harness.samples import SPEC
 from tests.peers.fake_engine import FakeEngine, values
 from workers.engines.ticks import EngineMemoryError, Slice
@@ -590,7 +591,7 @@ def test_no_more_chains_fly_than_have_a_place(ends: Ends) -> None:
 
 def test_a_chain_of_more_nonces_than_there_is_memory_for_goes_in_parts(ends: Ends) -> None:
     engine = FakeEngine()
-    engine.info = dataclasses.replace(engine.info, kept_tokens=320, kept_block=32)
+    engine.info = ChainLimits(kept_tokens=320, kept_block=32).on(engine.info)
     pipeline = pipeline_of(engine, limit_ms=None)
     pipeline.add(ends.flight(0, range(7), CHAIN))  # 69 positions, so 96 of 320 each
     fly(pipeline)
@@ -600,7 +601,9 @@ def test_a_chain_of_more_nonces_than_there_is_memory_for_goes_in_parts(ends: End
 
 def test_the_prefill_of_more_nonces_than_one_forward_holds_goes_in_parts(ends: Ends) -> None:
     engine = FakeEngine()
-    engine.info = dataclasses.replace(engine.info, max_batch_tokens=3 * 64, kept_tokens=4096)
+    engine.info = ChainLimits(kept_tokens=4096).on(
+        dataclasses.replace(engine.info, max_batch_tokens=3 * 64)
+    )
     pipeline = pipeline_of(engine, limit_ms=None)
     pipeline.add(ends.flight(0, range(7), CHAIN))
     fly(pipeline)
@@ -615,7 +618,7 @@ def test_the_prefill_of_more_nonces_than_one_forward_holds_goes_in_parts(ends: E
 
 def test_a_chain_begins_anew_where_memory_is_short_between_two_steps(ends: Ends) -> None:
     engine = FakeEngine()
-    engine.info = dataclasses.replace(engine.info, kept_tokens=1024)
+    engine.info = ChainLimits(kept_tokens=1024).on(engine.info)
     pipeline = pipeline_of(engine, limit_ms=0.0)
 
     def short() -> None:

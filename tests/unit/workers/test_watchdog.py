@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness.samples import Clock
-from workers.engines.pulse import Pulse
+from workers.engines.base import Pulse
 from workers.watchdog import Watchdog
 
 HUNG_AFTER_S = 120.0

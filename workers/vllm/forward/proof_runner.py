@@ -18,6 +18,7 @@ from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from poc_core.schemes.base import PrefillScheme
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
+from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.ticks import Slice
 from workers.vllm import cache_compat, compat
 from workers.vllm.chains.hand_over import HandOver
@@ -25,12 +26,11 @@ from workers.vllm.chains.kept_caches import KeptCaches
 from workers.vllm.chains.recording import recorder_for
 from workers.vllm.chains.seeded_gates import Gates
 from workers.vllm.chains.step_graphs import StepGraphs
-from workers.vllm.forward import profile
+from workers.vllm.forward import profiler
 from workers.vllm.forward.arrivals import Arrivals
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches
 from workers.vllm.forward.layout import DeviceBatch, Whereabouts
-from workers.vllm.forward.ready_schemes import ReadySchemes
 from workers.vllm.forward.stopwatch import stopwatch_for
 from workers.vllm.start.watch import Watch
 
@@ -189,17 +189,17 @@ class ProofRunner:
             raise SpecError(f"Where the time of {spec.scheme} proofs goes cannot be told.")
         own = Slice(-1, self._own.start, self._own.stop)  # the micro-batch is nobody else's
         try:
-            marked = profile.MarkedScheme(scheme) if watch else scheme
+            marked = profiler.MarkedScheme(scheme) if watch else scheme
             batch = marked.begin(nonces, reflected=self._found.reflected)
             self._flights[own.flight] = DeviceBatch(batch)
             if self._own.start > 0:
                 self._receive(own.flight, 0)
-            profile.synchronize(self._device)  # what the stage before took is no time of this one
+            profiler.synchronize(self._device)  # what the stage before took is no time of this one
             self._stopwatch.wait()
             self._stopwatch.take()
             if watch:
-                with profile.marked_norms(self._model):
-                    busy_s, kernels = profile.profiled(self._device, lambda: self._run(own))
+                with profiler.marked_norms(self._model):
+                    busy_s, kernels = profiler.profiled(self._device, lambda: self._run(own))
             else:
                 busy_s, kernels = 0.0, []
                 self._run(own)
@@ -209,7 +209,7 @@ class ProofRunner:
         except BaseException:
             self._forget_all()
             raise
-        flops = profile.matrix_flops([self._layers[index] for index in self._own], spec.seq_len)
+        flops = profiler.matrix_flops([self._layers[index] for index in self._own], spec.seq_len)
         return {
             "first_layer": self._own.start,
             "seconds": seconds,
@@ -222,8 +222,8 @@ class ProofRunner:
         """The device's name, and floating-point operations a second of a large matrix product
         in the model's dtype.
         """
-        peak = profile.matrix_peak(self._device, self._dtype)
-        return {"device": profile.device_name(self._device), "peak_flops": peak}
+        peak = profiler.matrix_peak(self._device, self._dtype)
+        return {"device": profiler.device_name(self._device), "peak_flops": peak}
 
     def _begin(
         self, flights: Sequence[tuple[int, Mapping[str, Any], Sequence[int], int | None]]

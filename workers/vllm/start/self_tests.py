@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
-from poc_core.schemes.decode.options import PICKED
+from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 from workers.engines.ticks import Begin, EngineLostError, EngineMemoryError, Slice, Tick
@@ -166,18 +166,13 @@ def check_chains(engine: VllmEngine) -> None:
     one forward that follows it. What speaks against either is registered, and such proofs are
     refused.
     """
-    info = engine.info
-    if info.hidden_size < PICKED or info.no_chains:
+    if why_no_chains(engine.info):
         return
-    n_tokens = engine.reserve_for_steps()
-    engine.info = info = dataclasses.replace(info, kept_tokens=n_tokens)
-    if n_tokens < info.kept_by_nonce(_CHAIN.seq_len + _CHAIN_STEPS):
-        engine.info = dataclasses.replace(
-            info,
-            no_chains="There is no memory for the steps of decode proofs (--decode-memory-gb).",
-        )
+    limits = ChainLimits.of(engine.info).with_room(engine.reserve_for_steps(), _CHAIN)
+    engine.info = limits.on(engine.info)
+    if limits.no_chains:
         return
-    nonces = range(min(2, info.max_batch(_CHAIN.seq_len, _CHAIN_STEPS)))
+    nonces = range(min(2, limits.max_batch(_CHAIN, engine.info)))
     try:
         engine.watch(len(nonces), _CHAIN.seq_len)
         chains = compute_all(engine, _CHAIN, nonces)
@@ -200,9 +195,9 @@ def check_graphs(engine: VllmEngine) -> None:
     """Holds a short chain whose steps are recorded and replayed against one that is not; where
     they differ by a point, nothing is recorded with this model.
     """
-    if engine.info.hidden_size < PICKED or engine.info.no_chains:
+    if why_no_chains(engine.info):
         return
-    nonces = range(min(2, engine.info.max_batch(_CHAIN.seq_len, _CHAIN_STEPS)))
+    nonces = range(min(2, ChainLimits.of(engine.info).max_batch(_CHAIN, engine.info)))
     chains = compute_all(engine, _CHAIN, nonces)
     engine.use_graphs(True)
     replayed = compute_all(engine, _CHAIN, nonces)
@@ -219,7 +214,7 @@ def check_graphs(engine: VllmEngine) -> None:
 def _refuse_chains(engine: VllmEngine, why: str) -> None:
     refusal = f"Decode proofs cannot be computed with {engine.info.name}: {why}"
     logger.warning("%s", refusal)
-    engine.info = dataclasses.replace(engine.info, no_chains=refusal)
+    engine.info = ChainLimits.of(engine.info).refused(refusal).on(engine.info)
 
 
 def described(engine: Engine) -> str:

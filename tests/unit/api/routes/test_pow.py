@@ -15,6 +15,7 @@ from redis import Connection, Redis
 
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import JobKind, JobRecord
+from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, WorkerRegistry
 from tests.harness.samples import K_DIM, MODEL, RecordingDispatcher, body, round_body
@@ -157,12 +158,12 @@ def test_workers_with_different_codebooks_compute_no_decode_proofs(
 ) -> None:
     for worker_id, codebook in (("w1", "aa"), ("w2", "bb")):
         record = serve(worker_id, hidden_size=256)
-        workers.heartbeat(replace(record, info=replace(record.info, codebook=codebook)))
+        workers.heartbeat(replace(record, info=ChainLimits(codebook=codebook).on(record.info)))
     asked = body(params={"model": MODEL, "seq_len": 32, "scheme": "decode", "max_tokens": 4})
     refused = client.post(GENERATE, json=asked)
     assert refused.status_code == 422
     assert "POC_DECODE_CODEBOOK must be the same" in refused.text
-    workers.heartbeat(replace(record, info=replace(record.info, codebook="aa")))
+    workers.heartbeat(replace(record, info=ChainLimits(codebook="aa").on(record.info)))
     assert client.post(GENERATE, json=asked).status_code == 200
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from cli.judge.comparisons import Comparisons, compare
-from cli.judge.findings import find
 from cli.judge.power import MOST_NONCES, Evidence, Rule, Sample, recommend
 from cli.judge.proof_files import read_machines
+from cli.judge.report_findings import find
 from poc_core.arithmetic.statistics import at_least, at_most, binomial_p_value, least_frauds
 
 ROOT = Path(__file__).resolve().parents[4]

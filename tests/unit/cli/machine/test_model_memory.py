@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cli.console import UsageError
 from cli.machine import model_memory
+from cli.terminal import UsageError
 
 GB = 10**9
 

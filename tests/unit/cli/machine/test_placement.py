@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from cli.console import UsageError
 from cli.machine import model_memory, placement
 from cli.shipped import shipped_model
+from cli.terminal import UsageError
 from workers.engines.options import EngineOptions
 
 TINY = str(shipped_model("tiny-qwen3"))

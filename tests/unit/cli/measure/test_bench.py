@@ -16,7 +16,7 @@ from cli.measure.dimensions import DIMENSIONS
 from poc_core.records import ProofSpec
 from tests.harness.commands import run_here
 from workers.engines.options import EngineOptions
-from workers.engines.profile import Kernel, RankProfile
+from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.synthetic import SyntheticEngine
 
 Capture = pytest.CaptureFixture[str]

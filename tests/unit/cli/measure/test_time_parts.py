@@ -4,7 +4,7 @@ import pytest
 
 from cli.measure import time_parts
 from cli.measure.time_parts import PARTS, part_of
-from workers.engines.profile import Kernel, RankProfile
+from workers.engines.rank_profile import Kernel, RankProfile
 
 
 def rank(

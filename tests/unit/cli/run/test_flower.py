@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.console import UsageError
 from cli.main import app
 from cli.run.flower import credentials
+from cli.terminal import UsageError
 
 
 @pytest.fixture(autouse=True)

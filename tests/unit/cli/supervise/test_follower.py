@@ -9,10 +9,10 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from cli.console import UsageError
 from cli.shipped import shipped_model
 from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower, deployed_options
+from cli.terminal import UsageError
 from poc_core.serving.deployments import (
     ChildLog,
     Deployment,

@@ -9,7 +9,7 @@ import torch
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
 from tests.harness.marks import needs_vllm
-from workers.vllm.forward.ready_schemes import ReadySchemes
+from workers.engines.ready_schemes import ReadySchemes
 
 pytestmark = pytest.mark.xdist_group("engines")  # whose process has loaded vLLM
 

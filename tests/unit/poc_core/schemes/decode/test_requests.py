@@ -14,6 +14,7 @@ from poc_core.records import ModelInfo
 from poc_core.schemes import contracts, recognised
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.contract import CONTRACT
+from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.schemes.decode.requests import MOST_CLAIMED_POINTS, DecodeBody, DecodeRoundBody
 from tests.harness.samples import body
 
@@ -162,15 +163,13 @@ def test_what_an_engine_cannot_do_is_said_when_it_is_asked() -> None:
     info = ModelInfo("m", 256, 4, 1024, 8192, "float32")
     spec = DecodeBody.model_validate(decode_body()).spec()  # 64 positions and 4 steps
     refusals = {
-        "cannot be seeded": dataclasses.replace(info, no_chains="its router cannot be seeded"),
-        "68 together; there is memory for 95": dataclasses.replace(
-            info, kept_tokens=95, kept_block=32
-        ),
+        "cannot be seeded": ChainLimits(no_chains="its router cannot be seeded").on(info),
+        "68 together; there is memory for 95": ChainLimits(kept_tokens=95, kept_block=32).on(info),
     }
     for problem, refusing in refusals.items():
         with pytest.raises(BodyError, match=problem):
             CONTRACT.limits(spec, refusing)
-    assert CONTRACT.limits(spec, dataclasses.replace(info, kept_tokens=96, kept_block=32))
+    assert CONTRACT.limits(spec, ChainLimits(kept_tokens=96, kept_block=32).on(info))
     claimed = spec.model_copy(update={"options": {**spec.options, "enforced": {"0": [1]}}})
     assert CONTRACT.limits(
         claimed, refusals["68 together; there is memory for 95"]
@@ -180,14 +179,32 @@ def test_what_an_engine_cannot_do_is_said_when_it_is_asked() -> None:
 
 
 def test_how_many_nonces_a_micro_batch_holds() -> None:
-    info = ModelInfo(
-        "m", 256, 4, 1024, 8192, "float32", max_sequences=200, kept_tokens=9600, kept_block=32
-    )
+    plain = ModelInfo("m", 256, 4, 1024, 8192, "float32", max_sequences=200)
+    info = ChainLimits(kept_tokens=9600, kept_block=32).on(plain)
+    spec = DecodeBody.model_validate(decode_body()).spec()  # 64 positions and 4 steps
+    long = spec.model_copy(update={"options": {**spec.options, "max_tokens": 1000}})
+    claimed = spec.model_copy(update={"options": {**spec.options, "enforced": {"0": [1]}}})
     assert info.max_batch(64) == 128
-    assert info.max_batch(64, 4) == 100  # 96 kept of each
-    assert info.max_batch(64, 1000) == 8
-    assert dataclasses.replace(info, kept_tokens=None, kept_block=1).max_batch(64, 4) == 120
-    assert dataclasses.replace(info, kept_tokens=1 << 20).max_batch(64, 4) == 200
+    assert CONTRACT.max_batch(spec, info) == 100  # 96 kept of each
+    assert CONTRACT.max_batch(long, info) == 8
+    assert CONTRACT.max_batch(claimed, info) == 8192 // 68  # one forward keeps nothing
+    assert CONTRACT.max_batch(spec, plain) == 120
+    assert CONTRACT.max_batch(spec, ChainLimits(kept_tokens=1 << 20).on(plain)) == 200
+
+
+def test_workers_together_can_do_what_each_of_them_can() -> None:
+    info = ModelInfo("m", 256, 4, 1024, 8192, "float32")
+    one = ChainLimits(codebook="a", kept_tokens=96, kept_block=16).on(info)
+    other = ChainLimits(codebook="a", kept_tokens=640, kept_block=32).on(info)
+    assert ChainLimits.common([one, other, info]) == ChainLimits(
+        codebook="a", kept_tokens=96, kept_block=32
+    )
+    assert (
+        "different codebooks"
+        in ChainLimits.common([one, ChainLimits(codebook="b").on(info)]).no_chains
+    )
+    refusing = ChainLimits(no_chains="its router cannot be seeded").on(info)
+    assert ChainLimits.common([one, refusing]).no_chains == "its router cannot be seeded"
 
 
 def test_a_model_too_narrow_is_422(client: TestClient, serve: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
+from poc_core.schemes.decode.limits import ChainLimits
 from workers.engines.base import Engine, WholeBatchEngine
 from workers.engines.ticks import EngineMemoryError, Tick, TickResult
 from workers.vllm.start.self_tests import check_chains, check_graphs, check_memory, check_slices
@@ -111,8 +112,8 @@ class TestChains:
     def test_that_one_forward_follows_are_taken(self) -> None:
         engine: Any = Stepping()
         check_chains(engine)
-        assert engine.info.no_chains == ""
-        assert engine.info.kept_tokens == 4096
+        assert ChainLimits.of(engine.info).no_chains == ""
+        assert ChainLimits.of(engine.info).kept_tokens == 4096
 
     @pytest.mark.parametrize(
         ("options", "why"),
@@ -134,7 +135,7 @@ class TestChains:
     def test_are_refused_with_a_sentence(self, options: dict[str, Any], why: str) -> None:
         engine: Any = Stepping(**options)
         check_chains(engine)
-        assert why in engine.info.no_chains
+        assert why in ChainLimits.of(engine.info).no_chains
 
     def test_short_memory_is_for_others_to_mend(self) -> None:
         engine: Any = Stepping(error=EngineMemoryError("out of memory"))

@@ -10,8 +10,8 @@ import torch
 
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
-from workers.vllm.forward import profile
-from workers.vllm.forward.profile import MarkedScheme, kernels_of_device, profiled
+from workers.vllm.forward import profiler
+from workers.vllm.forward.profiler import MarkedScheme, kernels_of_device, profiled
 
 CPU = torch.device("cpu")
 
@@ -99,7 +99,7 @@ def test_a_marked_scheme_transforms_layers_where_the_scheme_does(
 
 def test_norms_are_told_apart_from_what_else_uses_their_operations() -> None:
     model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.ReLU())
-    with profile.marked_norms(model), torch.inference_mode():
+    with profiler.marked_norms(model), torch.inference_mode():
         _, kernels = profiled(CPU, lambda: model(torch.ones(2, 8)))
     steps = {name: step for step, name, _ in kernels}
     assert (steps["aten::native_layer_norm"], steps["aten::relu"]) == ("norms", "")
@@ -109,6 +109,6 @@ def test_norms_are_told_apart_from_what_else_uses_their_operations() -> None:
 
 
 def test_the_matrix_peak_is_that_of_a_large_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "_PEAK_S", 0.001)
-    assert 1e8 < profile.matrix_peak(CPU, torch.float32) < 1e14
-    assert profile.device_name(CPU) == "CPU"
+    monkeypatch.setattr(profiler, "_PEAK_S", 0.001)
+    assert 1e8 < profiler.matrix_peak(CPU, torch.float32) < 1e14
+    assert profiler.device_name(CPU) == "CPU"

@@ -1,4 +1,4 @@
-"""The schemes that a deployment computes now: made once, as their vectors take a while."""
+"""The schemes that an engine computes now: made once, as their vectors take a while."""
 
 from __future__ import annotations
 

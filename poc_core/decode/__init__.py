@@ -1,1 +1,0 @@
-"""The arithmetic of decode proofs (protocol.md, section 8): torch and numpy only, no engine."""

@@ -1,0 +1,118 @@
+"""What a model on an engine can do of decode proofs: its part of a worker's ModelInfo."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+from pydantic import BaseModel
+
+from poc_core.errors import BodyError
+from poc_core.records import ModelInfo, ProofSpec
+from poc_core.schemes.decode.options import PICKED, passes_of
+
+_NAME = "decode"
+_LITTLE_MEMORY = "There is no memory for the steps of decode proofs (--decode-memory-gb)."
+_CODEBOOKS_DIFFER = (
+    "The workers of this model have different codebooks: POC_DECODE_CODEBOOK must be the same for"
+    " all."
+)
+
+
+class ChainLimits(BaseModel, frozen=True):
+    """ModelInfo.schemes["decode"], typed."""
+
+    no_chains: str = ""  # why decode proofs cannot be computed with the model; empty: they can
+    codebook: str = ""  # sha256 of the points; empty: this engine computes none
+    # Positions whose keys and values the steps of one micro-batch can keep; None: as many as
+    # max_batch_tokens.
+    kept_tokens: int | None = None
+    kept_block: int = 1  # of these a nonce takes a multiple
+
+    @classmethod
+    def of(cls, info: ModelInfo) -> Self:
+        return cls.model_validate(info.schemes.get(_NAME, {}))
+
+    @classmethod
+    def common(cls, infos: Sequence[ModelInfo]) -> Self:
+        """Of a micro-batch that may go to any of these; other codebooks give other chains."""
+        each = [cls.of(info) for info in infos]
+        codebooks = sorted({one.codebook for one in each if one.codebook})
+        why_not = next((one.no_chains for one in each if one.no_chains), "")
+        return cls(
+            no_chains=why_not or (_CODEBOOKS_DIFFER if len(codebooks) > 1 else ""),
+            codebook=codebooks[0] if codebooks else "",
+            kept_tokens=min(
+                (n for one in each if (n := one.kept_tokens) is not None), default=None
+            ),
+            kept_block=max(one.kept_block for one in each),
+        )
+
+    def on(self, info: ModelInfo) -> ModelInfo:
+        """The model with these limits."""
+        return replace(info, schemes={**info.schemes, _NAME: self.model_dump()})
+
+    def with_room(self, n_tokens: int, spec: ProofSpec) -> Self:
+        """With memory for the steps of so many positions, of which a nonce of `spec` is the least
+        that is of use.
+        """
+        room = self.model_copy(update={"kept_tokens": n_tokens})
+        return room.refused("" if room.keeps(spec) else _LITTLE_MEMORY)
+
+    def refused(self, why: str) -> Self:
+        return self.model_copy(update={"no_chains": why})
+
+    def keeps(self, spec: ProofSpec) -> bool:
+        """Whether there is memory for one nonce's steps."""
+        return self.kept_tokens is None or self.kept_by(spec) <= self.kept_tokens
+
+    def kept_by(self, spec: ProofSpec) -> int:
+        """What a nonce takes of `kept_tokens`: nothing where it has no steps."""
+        passes = passes_of(spec)
+        return -(-passes.positions // self.kept_block) * self.kept_block if passes.steps else 0
+
+    def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
+        """See Contract. What is kept from step to step may be of more nonces than one forward of
+        all rows holds.
+        """
+        by_nonce = self.kept_by(spec)
+        if not by_nonce:
+            return info.max_batch(passes_of(spec).rows)
+        room = self.kept_tokens or info.max_batch_tokens
+        return max(1, min(room // by_nonce, info.max_sequences))
+
+
+def why_no_chains(info: ModelInfo) -> str:
+    """Why a model computes no decode proofs at all, a sentence; empty: it does."""
+    if info.hidden_size < PICKED:
+        return f"Decode proofs need a hidden size of {PICKED}; this model's is {info.hidden_size}."
+    return ChainLimits.of(info).no_chains
+
+
+def refusal(spec: ProofSpec, info: ModelInfo) -> BodyError | None:
+    """Why a model cannot compute chains of this spec. None: it can."""
+    passes, limits = passes_of(spec), ChainLimits.of(info)
+    n_tokens = passes.positions
+    if why_not := why_no_chains(info):
+        return BodyError(why_not, ("params", "decode"), "no_decode")
+    if n_tokens > info.max_seq_len:
+        return _too_long(
+            "max_tokens",
+            f"seq_len and max_tokens are {n_tokens} together; the model takes {info.max_seq_len}",
+        )
+    if passes.rows > info.max_batch_tokens >= spec.seq_len:
+        return _too_long(
+            "seq_len",
+            f"A nonce takes {passes.rows} tokens of one forward; the model takes"
+            f" {info.max_batch_tokens}",
+        )
+    if not limits.keeps(spec):
+        return _too_long(
+            "max_tokens",
+            f"seq_len and max_tokens are {n_tokens} together; there is memory for"
+            f" {limits.kept_tokens} (--decode-memory-gb)",
+        )
+    return None
+
+
+def _too_long(field: str, message: str) -> BodyError:
+    return BodyError(message, ("params", field), "too_long")
