@@ -2,15 +2,9 @@
 
 from pathlib import Path
 
-from poc_core.errors import ProoflineError
-
 _HERE = Path(__file__).resolve().parent
 # A checkout keeps the models at its top; a wheel carries them inside this package (pyproject.toml).
 _PLACES = (_HERE.parent / "models", _HERE / "models")
-
-
-class NotShippedError(ProoflineError):
-    """The named model is not among those that ship with Proofline."""
 
 
 def shipped_models() -> dict[str, Path]:
@@ -22,17 +16,3 @@ def shipped_models() -> dict[str, Path]:
         if found:
             return found
     return {}
-
-
-def shipped_model(name: str) -> Path:
-    """Directory of a shipped model such as ``tiny-qwen3``.
-
-    Raises NotShippedError, naming those there are.
-    """
-    models = shipped_models()
-    if name not in models:
-        there_are = ", ".join(models) or "none"
-        raise NotShippedError(
-            f"No model named {name!r} ships with Proofline; there are: {there_are}."
-        )
-    return models[name]

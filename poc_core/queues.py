@@ -10,18 +10,12 @@ from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
 RUN_BATCH_TASK = "proofline.run_batch"  # args: [job_id, batch_index]
 ROUND_STEP_TASK = "proofline.round_step"  # args: [round_id]; on the queue of one worker
-DELIVER_TASK = "proofline.deliver"  # args: the fields of poc_core.state.delivery.outbox.Due
-CALLBACK_QUEUE = "poc.callbacks"
 
-Consumer = Literal["worker", "courier", "monitor"]
+Consumer = Literal["worker", "monitor"]
 """Who takes messages.
 
 Each kind brings back its own that were never acknowledged, so that none needs others' queues.
 """
-
-# Batches a worker process has in hand: one computes while the other's results are written and its
-# successor is claimed.
-WORKER_CONCURRENCY = 2
 
 
 def model_queue(model: str) -> str:
@@ -70,7 +64,6 @@ def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[st
         "task_reject_on_worker_lost": True,
         "task_default_queue": "poc.default",  # nothing is sent there: every call names its queue
         "worker_prefetch_multiplier": 1,  # a batch waits where any worker can take it
-        "worker_concurrency": WORKER_CONCURRENCY,
         "worker_hijack_root_logger": False,
     }
 

@@ -19,8 +19,6 @@ from poc_core.schemes import contract_of
 
 router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
 
-_ANSWERS = [body.answer for body in batch_bodies().values()]
-
 
 @router.post(
     "/validate",

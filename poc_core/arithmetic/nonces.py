@@ -48,15 +48,6 @@ class NonceSequence:
         """
         return max(0, (MAX_NONCE - self.offset) // self.step + 1)
 
-    def nth(self, x: int) -> int:
-        """The nonce at place x. IndexError: x is negative or the nonce would lie beyond
-        MAX_NONCE.
-        """
-        nonce = self.offset + x * self.step
-        if x < 0 or nonce > MAX_NONCE:
-            raise IndexError(f"The sequence has no place {x}: its nonces end at {MAX_NONCE}.")
-        return nonce
-
     def take(self, start: int, count: int) -> range:
         """The nonces at places start .. start + count - 1; fewer where the sequence ends before."""
         if start < 0 or count < 0:

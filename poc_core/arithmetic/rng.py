@@ -2,8 +2,8 @@
 
 The hot path is `normal`: up to 134 million hashes a batch. It works on int32 tensors, whose bits
 are read as uint32: torch's int32 arithmetic wraps on every device, and half the bytes of int64 pass
-through memory. `murmur3_plain` and `normal_plain` are the formulas as the protocol writes them, in
-exact int64 arithmetic: the oracle that the tests hold the fast path against.
+through memory. `murmur3_plain` is the formula as the protocol writes it, in exact int64
+arithmetic: what the tests hold the fast path against.
 """
 
 import hashlib
@@ -240,16 +240,3 @@ def murmur3_plain(keys: Tensor, seed: int | Tensor) -> Tensor:
     h = (h ^ h >> 16) * 0x85EBCA6B & _MASK
     h = (h ^ h >> 13) * 0xC2B2AE35 & _MASK
     return h ^ h >> 16
-
-
-def normal_plain(seed: int, n: int, device: torch.device) -> Tensor:
-    """normal(seed, n) as protocol.md writes it: float32 (n,): the oracle."""
-    m = (n + 1) // 2
-    u = (
-        murmur3_plain(torch.arange(2 * m, dtype=torch.int64, device=device), seed).to(torch.float32)
-        / 2.0**32
-    )
-    u1, u2 = u[:m].clamp(min=_MIN_U1), u[m:]
-    radius = torch.sqrt(-2.0 * torch.log(u1))
-    angle = 2.0 * math.pi * u2
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:n]

@@ -20,9 +20,6 @@ CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
 OUTBOX_JOBS = "poc:outbox:jobs"  # set of the jobs with a url that are not computed or not delivered
 RECEIVERS = "poc:receivers"  # zset receiver -> when it last did not answer
-OUTBOX_JOB_BYTES = (
-    "poc:outbox:job_bytes"  # counter: bytes of jobs' callbacks that are not delivered
-)
 
 
 def round(round_id: str) -> str:
@@ -81,11 +78,6 @@ def drained(model: str) -> str:
     although they did.
     """
     return f"poc:jobs:drained:{model}"
-
-
-def stats_second(second: int) -> str:
-    """The counter of nonces done in that second since the epoch."""
-    return f"poc:stats:{second}"
 
 
 def worker(worker_id: str) -> str:

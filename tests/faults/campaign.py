@@ -208,9 +208,7 @@ def _check_end(
         } - {keys.DEPLOYMENT}
         if eternal:
             report.problems.append(f"{len(eternal)} keys have no TTL: {sorted(eternal)[:10]}")
-        messages = {
-            queue: connection.llen(queue) for queue in (f"poc.model.{MODEL}", "poc.callbacks")
-        }
+        messages = {queue: connection.llen(queue) for queue in (f"poc.model.{MODEL}",)}
         if sum(messages.values()) > 100:
             report.problems.append(f"messages are left: {messages}")
 

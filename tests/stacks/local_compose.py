@@ -166,7 +166,8 @@ class LocalCompose:
     def environment(self, name: str) -> dict[str, str]:
         """What the service's process finds: what Compose sets, and what an image has."""
         path = os.pathsep.join([str(BIN), str(REDIS.parent), os.environ["PATH"]])
-        image = {"PATH": path, "HOME": str(self.folder / "home"), "HOSTNAME": socket.gethostname()}
+        home = str(self.folder / "home")
+        image = {"PATH": path, "HOME": home, "TMPDIR": home, "HOSTNAME": socket.gethostname()}
         given = self.services[name].get(
             "environment", {}
         )  # without a value: from .env, which has none here

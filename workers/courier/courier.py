@@ -30,15 +30,6 @@ _REDIS_THREADS = 4
 
 T = TypeVar("T")
 
-_current: Courier | None = None
-
-
-def current() -> Courier:
-    """The courier of this process. RuntimeError elsewhere."""
-    if _current is None:
-        raise RuntimeError("this process delivers nothing; start one with `proofline courier`")
-    return _current
-
 
 class Courier:
     """Delivers on an event loop in a thread of its own: a receiver that hangs costs a
@@ -64,10 +55,6 @@ class Courier:
         self._places = Places(self.deliver, largest_payload)
         self._redis_threads = ThreadPoolExecutor(_REDIS_THREADS, "courier-redis")
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    def install(self) -> None:
-        global _current
-        _current = self
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import socket
+import signal
+import threading
 
 import httpx
 
-from poc_core.queues import CALLBACK_QUEUE
 from poc_core.settings import load_settings
 from poc_core.state import WorkerRegistry
 from poc_core.state.client import connect
@@ -17,10 +17,7 @@ from workers.courier.courier import Courier
 from workers.courier.own_ports import OwnPorts
 from workers.courier.poster import Poster
 from workers.courier.ticker import Ticker
-from workers.queue.app import create_app
 
-# Celery's threads: a task only says to the courier's loop what is due.
-CONCURRENCY = 2
 # No limit on connections, which Places sets; none is kept, as another name's must not be taken for
 # it.
 _CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -28,14 +25,12 @@ _CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 def run_courier(redis_url: str | None = None) -> None:
     """Delivers until SIGTERM or SIGINT. Several may run, also on several hosts."""
-    for name in (
-        "celery.worker.strategy",
-        "celery.app.trace",
-        "httpx",
-    ):  # lines that say nothing of failures
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each payload
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     settings = load_settings(redis_url=redis_url)
-    app = create_app(redis_url, "courier")
     redis = connect(settings)
     outbox = Outbox(redis, settings)
     own_ports = OwnPorts(settings.own_ports, WorkerRegistry(redis, settings))
@@ -46,19 +41,9 @@ def run_courier(redis_url: str | None = None) -> None:
     courier = Courier(
         outbox, Receivers(redis), poster, settings.callback_max_retries, settings.callback_max_bytes
     )
-    courier.install()
     with courier.running():
-        ticker = Ticker(outbox, app, courier, own_ports.look)
+        ticker = Ticker(outbox, courier, own_ports.look)
         ticker.start()
-        try:
-            app.Worker(
-                pool="threads",
-                concurrency=CONCURRENCY,
-                hostname=f"courier@{socket.gethostname()}",
-                queues=[CALLBACK_QUEUE],
-                loglevel="INFO",
-                without_gossip=True,
-                without_mingle=True,
-            ).start()
-        finally:
-            ticker.stop()
+        logging.getLogger(__name__).info("the courier delivers")
+        stop.wait()
+        ticker.stop()

@@ -4,9 +4,7 @@ truth is in Redis.
 
 from celery import shared_task
 
-from poc_core.queues import DELIVER_TASK, ROUND_STEP_TASK, RUN_BATCH_TASK
-from poc_core.state.delivery.outbox import Due
-from workers.courier import courier
+from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK
 from workers.queue import runtime
 
 
@@ -24,11 +22,3 @@ def round_step(round_id: str) -> None:
     nothing.
     """
     runtime.current().rounds.step(round_id)
-
-
-@shared_task(name=DELIVER_TASK)
-def deliver(outbox_id: str, receiver: str, is_round: bool, waiting_bytes: int) -> None:
-    """Tell the courier that an outbox is due (poc_core.state.delivery.outbox.Due); it delivers
-    when it has a place for it.
-    """
-    courier.current().offer(Due(outbox_id, receiver, is_round, waiting_bytes))

@@ -16,7 +16,6 @@ from poc_core.schemes.decode.options import DecodeOptions, passes_of
 from poc_core.schemes.decode.requests import DecodeBody, DecodeRoundBody
 from poc_core.schemes.noise import noise
 
-_POINTS = 16
 # The margin of invented chains that differ.
 _SYNTHETIC_MARGIN = 0.1
 

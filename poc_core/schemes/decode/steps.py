@@ -72,14 +72,6 @@ def step_picks(base: Tensor, step: int | Tensor, points: Tensor, hidden: int) ->
     return rng.smallest_hashes(seeds.reshape(-1), hidden, DIM, base.device).view(*seeds.shape, DIM)
 
 
-def token_ids(base: Tensor, step: int | Tensor, points: Tensor, vocabulary: int) -> Tensor:
-    """For models that look at ids beside embeddings: int64 (n,)."""
-    return (
-        rng.murmur3_plain(torch.zeros_like(base), step_seeds(base, step, points, "token"))
-        % vocabulary
-    )
-
-
 @dataclass(frozen=True)
 class Snap:
     """Where states lie in the codebook."""

@@ -47,7 +47,7 @@ NOBODY_MAY = (
 )
 NOT = {
     "api": (
-        "LPUSH poc.callbacks x",
+        "LPUSH poc.other x",
         "HGET unacked.worker x",
         "PUBLISH /0.celery.pidbox x",
         "BRPOP poc.model.m 1",
@@ -55,8 +55,8 @@ NOT = {
     "worker": (
         "HSET poc:receiver:r failures 9",
         "HSET poc:downloads a b",
-        "LPUSH poc.callbacks x",
-        "HGET unacked.courier x",
+        "LPUSH poc.other x",
+        "HGET unacked.monitor x",
     ),
     "courier": (
         *(
@@ -70,6 +70,7 @@ NOT = {
             "BRPOP poc.worker.w 1",
             "HDEL unacked.worker x",
             "RENAME poc:outbox:1 poc:outbox:2",
+            "PUBLISH /0.celery.pidbox x",
         ),
     ),
     "flower": (
@@ -82,7 +83,7 @@ NOT = {
         *(
             "HSET poc:deployment model x",
             "LPUSH poc.model.m x",
-            "RPUSH poc.callbacks x",
+            "RPUSH poc.model.m x",
             "HDEL unacked.worker x",
         ),
     ),
@@ -91,7 +92,7 @@ NOT = {
 # tests use has not.
 NOT_SINCE_7 = {
     "courier": ("DEL poc:worker:w", "HSET poc:worker:w port 22", "ZREM poc:workers w"),
-    "flower": ("DEL poc.model.m", "BRPOP poc.model.m 1", "RPOP poc.callbacks"),
+    "flower": ("DEL poc.model.m", "BRPOP poc.model.m 1", "RPOP poc.worker.w"),
 }
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cli.engine_options import from_command_line
 from cli.main import app
-from cli.shipped import shipped_model
+from cli.shipped import shipped_models
 from poc_core.schemes.decode.codebook_file import NETWORK_SHA256, SHIPPED
 from workers.engines.options import EngineOptions
 
@@ -87,7 +87,7 @@ def test_a_worker_gets_what_was_said(started: list[tuple[Any, ...]]) -> None:
     done = CliRunner().invoke(app, ["worker", "--model", "tiny-qwen3", *flags, "--worker-id", "w"])
     assert done.exit_code == 0
     options = EngineOptions(
-        model=str(shipped_model("tiny-qwen3")),
+        model=str(shipped_models()["tiny-qwen3"]),
         served_model_name="m",
         engine="synthetic",
         synthetic_step_ms=5,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.model_choice import ModelChoiceError, choose_model
-from cli.shipped import shipped_model
+from cli.shipped import shipped_models
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_a_shipped_model_by_its_name() -> None:
-    assert choose_model("tiny-qwen3", None) == (str(shipped_model("tiny-qwen3")), "tiny-qwen3")
+    assert choose_model("tiny-qwen3", None) == (str(shipped_models()["tiny-qwen3"]), "tiny-qwen3")
 
 
 def test_a_directory_is_served_under_its_last_part(model_dir: Path) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cli.machine import cpu_memory
 from cli.machine.cpu_memory import GIB, available_bytes, kv_cache_environment
 from cli.main import app
-from cli.shipped import shipped_model
+from cli.shipped import shipped_models
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_a_quarter_of_what_is_free_is_shared_out(
 
 
 def test_a_shipped_model_needs_little() -> None:
-    assert kv_cache_environment(str(shipped_model("tiny-qwen3")), 1) == {
+    assert kv_cache_environment(str(shipped_models()["tiny-qwen3"]), 1) == {
         "VLLM_CPU_KVCACHE_SPACE": "1"
     }
 

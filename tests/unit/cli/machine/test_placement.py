@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from cli.machine import model_memory, placement
-from cli.shipped import shipped_model
+from cli.shipped import shipped_models
 from cli.terminal import UsageError
 from workers.engines.options import EngineOptions
 
-TINY = str(shipped_model("tiny-qwen3"))
+TINY = str(shipped_models()["tiny-qwen3"])
 
 
 def test_each_worker_sees_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from cli.shipped import shipped_model
+from cli.shipped import shipped_models
 from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower, deployed_options
 from cli.terminal import UsageError
@@ -30,7 +30,7 @@ LLAMA = Deployment(model="tiny-llama")
 QWEN3 = Deployment(model="tiny-qwen3")
 SYNTHETIC = EngineOptions(model="", engine="synthetic")
 OWN = EngineOptions(
-    model=str(shipped_model("tiny-qwen3")), served_model_name="tiny-qwen3", engine="synthetic"
+    model=str(shipped_models()["tiny-qwen3"]), served_model_name="tiny-qwen3", engine="synthetic"
 )
 
 
@@ -117,7 +117,7 @@ def test_a_host_without_a_model_waits_for_one_and_serves_it(
     store.deploy(LLAMA)
     report = h.look()
     assert (report.state, report.model, report.generation) == (HostState.STARTING, "tiny-llama", 1)
-    assert h.fleet.options.model == str(shipped_model("tiny-llama"))
+    assert h.fleet.options.model == str(shipped_models()["tiny-llama"])
     assert (h.serve().state, store.status().state) == (HostState.SERVING, DeploymentState.RUNNING)
     assert not h.follower.waits
 
@@ -323,7 +323,7 @@ def test_hosts_each_serve_their_own_where_nobody_deployed_anything(
     host: Callable[..., Host], store: DeploymentStore
 ) -> None:
     llama = OWN.model_copy(
-        update={"model": str(shipped_model("tiny-llama")), "served_model_name": "tiny-llama"}
+        update={"model": str(shipped_models()["tiny-llama"]), "served_model_name": "tiny-llama"}
     )
     first, second, third = host(OWN), host(llama, "h2"), host(name="h3")
     for one in (first, second, third):
@@ -415,7 +415,7 @@ def test_what_workers_are_told(
 
 
 def test_a_directory_is_served_under_its_name() -> None:
-    wanted = Deployment(model=str(shipped_model("tiny-llama")))
+    wanted = Deployment(model=str(shipped_models()["tiny-llama"]))
     assert deployed_options(wanted, SYNTHETIC).name == wanted.name == "tiny-llama"
 
 

@@ -80,7 +80,7 @@ class RoundMachine(RuleBasedStateMachine):
         assert isinstance(found, Lease)
         assert 1 <= found.places <= wanted
         assert list(found.nonces) == [
-            self.record.config.nonces.nth(place) for place in sorted(places_of(found))
+            self.record.config.nonces.take(place, 1)[0] for place in sorted(places_of(found))
         ]
         for leases in self.in_hand.values():
             assert all(places_of(found).isdisjoint(places_of(other)) for other in leases)
@@ -220,7 +220,9 @@ class RoundMachine(RuleBasedStateMachine):
         }
 
     def expected_pairs(self, nonces: Any) -> list[tuple[int, str]]:
-        return [(nonces.nth(place), f"v{place}") for place in sorted(self.done) if place % 7 != 3]
+        return [
+            (nonces.take(place, 1)[0], f"v{place}") for place in sorted(self.done) if place % 7 != 3
+        ]
 
     def held(self, pick: int) -> tuple[str, Lease]:
         every = [(worker, lease) for worker, leases in self.in_hand.items() for lease in leases]

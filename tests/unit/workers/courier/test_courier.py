@@ -8,26 +8,26 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import fakeredis
 import httpx
 import pytest
-from celery import Celery
 from redis import Redis
 
-from poc_core.queues import CALLBACK_QUEUE, DELIVER_TASK
 from poc_core.records import NewJob, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state.delivery.outbox import Due
 from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
 from poc_core.state.rounds import Lease
 from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, round_config, worker_record
 from tests.harness.stored import outbox_status, spared_receivers
 from tests.harness.waiting import wait_until
 from workers import patience
-from workers.courier import courier as courier_module
 from workers.courier import main as main_module
 from workers.courier import poster as poster_module
 from workers.courier import ticker as ticker_module
@@ -36,7 +36,6 @@ from workers.courier.own_ports import OwnPorts
 from workers.courier.places import JOB_PLACES
 from workers.courier.poster import UNREACHABLE, Poster
 from workers.courier.ticker import Ticker
-from workers.queue import tasks
 
 Answer = int | Exception
 
@@ -376,7 +375,7 @@ def test_a_body_without_end_does_not_hold_the_courier(
 
 
 def test_the_couriers_process_follows_no_redirect(
-    redis: Redis, record: RoundRecord, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, record: RoundRecord, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[str] = []
 
@@ -384,25 +383,22 @@ def test_the_couriers_process_follows_no_redirect(
         asked.append(str(request.url))
         return httpx.Response(302, headers={"Location": "http://elsewhere/"})
 
-    class App:
-        """Celery's, whose worker gets one task and ends."""
+    handlers: list[Callable[[], None]] = []
 
-        def Worker(self, **_options: object) -> "App":
-            return self
-
-        def start(self) -> None:
-            tasks.deliver(record.round_id, "receiver:9000", True, 100)
-            wait_until(lambda: outbox_status(redis, record.round_id).failures == 1)
-
-        def send_task(self, *_: object, **_options: object) -> None: ...
+    def stop_after_a_try() -> None:
+        wait_until(lambda: outbox_status(redis, record.round_id).failures == 1)
+        handlers[0]()
 
     found = [(0, 0, 0, "", (ADDRESS, 9000))]
     monkeypatch.setattr(poster_module.socket, "getaddrinfo", lambda *_args, **_options: found)
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", redirect)
-    monkeypatch.setattr(main_module, "create_app", lambda *_: App())
+    monkeypatch.setattr(ticker_module, "ALIVE", tmp_path / "alive")
+    monkeypatch.setattr(main_module.signal, "signal", lambda _, handler: handlers.append(handler))
     monkeypatch.setattr(main_module, "connect", lambda _: redis)
-    monkeypatch.setattr(courier_module, "_current", None)
-    main_module.run_courier()
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(stop_after_a_try)
+        main_module.run_courier()
+        stopping.result()
     assert asked == [f"http://{ADDRESS}:9000/poc/generated"]
     assert (
         outbox_status(redis, record.round_id).delivered,
@@ -417,81 +413,76 @@ def test_deliver_is_harmless_for_an_outbox_that_is_gone(
     assert receiver.requests == []
 
 
-def test_another_process_has_no_courier() -> None:
-    with pytest.raises(RuntimeError, match="proofline courier"):
-        courier_module.current()
-
-
-class Messages:
-    """Stands in for Celery: keeps what is sent."""
+class Offers:
+    """Stands in for the courier: keeps what it is offered."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[str, list[Any], str]] = []
+        self.all: list[Due] = []
 
-    def send_task(self, name: str, args: list[Any], queue: str) -> None:
-        self.sent.append((name, args, queue))
+    def offer(self, due: Due) -> None:
+        self.all.append(due)
+
+    def renew_locks(self) -> None:
+        """It delivers nothing."""
 
 
 @pytest.fixture
-def messages() -> Messages:
-    return Messages()
+def offers() -> Offers:
+    return Offers()
 
 
 @pytest.fixture
 def ticker(
-    outbox: Outbox, courier: Courier, messages: Messages, monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox, offers: Offers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Ticker]:
+    monkeypatch.setattr(ticker_module, "ALIVE", tmp_path / "alive")
     monkeypatch.setattr(ticker_module, "TICK_S", 0.01)
-    ticker = Ticker(outbox, cast(Celery, messages), courier)
+    ticker = Ticker(outbox, cast(Courier, offers))
     yield ticker
     ticker.stop()
 
 
-def test_what_is_due_is_queued_once(
-    ticker: Ticker, messages: Messages, record: RoundRecord
+def test_what_is_due_is_offered_once(
+    ticker: Ticker, offers: Offers, record: RoundRecord, tmp_path: Path
 ) -> None:
     ticker.start()
-    wait_until(lambda: bool(messages.sent))
+    wait_until(lambda: bool(offers.all))
     time.sleep(0.1)
-    ((name, (outbox_id, receiver, is_round, waiting_bytes), queue),) = messages.sent
-    assert (name, queue) == (DELIVER_TASK, CALLBACK_QUEUE)
-    assert (outbox_id, receiver, is_round, waiting_bytes > 0) == (
-        record.round_id,
-        "receiver:9000",
-        True,
-        True,
-    )
+    (due,) = offers.all
+    assert (due.outbox_id, due.receiver, due.is_round) == (record.round_id, "receiver:9000", True)
+    assert due.waiting_bytes > 0
+    assert (tmp_path / "alive").exists()
 
 
-def test_what_is_due_again_is_queued_again(
+def test_what_is_due_again_is_offered_again(
     ticker: Ticker,
-    messages: Messages,
+    offers: Offers,
     courier: Courier,
     rounds: RoundStore,
     record: RoundRecord,
     clock: Clock,
 ) -> None:
     ticker.start()
-    wait_until(lambda: len(messages.sent) == 1)
+    wait_until(lambda: len(offers.all) == 1)
     deliver(courier, record.round_id)
     time.sleep(0.1)  # some ticks see that nothing is due
     compute(rounds, record)
     clock.now += LAST_BACKOFF_S
-    wait_until(lambda: len(messages.sent) == 2)
+    wait_until(lambda: len(offers.all) == 2)
 
 
-def test_a_message_that_was_lost_is_queued_again(
-    ticker: Ticker, messages: Messages, outbox: Outbox, record: RoundRecord, clock: Clock
+def test_what_a_courier_that_died_was_offered_is_offered_again(
+    ticker: Ticker, offers: Offers, outbox: Outbox, record: RoundRecord, clock: Clock
 ) -> None:
     ticker.start()
-    wait_until(lambda: len(messages.sent) == 1)
+    wait_until(lambda: len(offers.all) == 1)
     clock.now += outbox.lock_s
-    wait_until(lambda: len(messages.sent) == 2)
+    wait_until(lambda: len(offers.all) == 2)
 
 
 def test_the_ticker_outlives_a_redis_that_is_away(
     ticker: Ticker,
-    messages: Messages,
+    offers: Offers,
     record: RoundRecord,
     server: fakeredis.FakeServer,
     caplog: pytest.LogCaptureFixture,
@@ -501,12 +492,12 @@ def test_the_ticker_outlives_a_redis_that_is_away(
     ticker.start()
     wait_until(lambda: "courier-ticker failed and goes on" in caplog.text)
     server.connected = True
-    wait_until(lambda: bool(messages.sent))
+    wait_until(lambda: bool(offers.all))
 
 
 def test_the_ticker_outlives_a_mistake(
     ticker: Ticker,
-    messages: Messages,
+    offers: Offers,
     outbox: Outbox,
     record: RoundRecord,
     monkeypatch: pytest.MonkeyPatch,
@@ -521,7 +512,7 @@ def test_the_ticker_outlives_a_mistake(
         patch.setattr(outbox, "announce", fails)
         ticker.start()
         assert failed.wait(60)
-    wait_until(lambda: bool(messages.sent))
+    wait_until(lambda: bool(offers.all))
 
 
 # What one receiver cannot do to the others.
@@ -585,9 +576,9 @@ def test_a_round_is_delivered_while_60_jobs_receivers_hang(
     assert outbox_status(redis, record.round_id).delivered == 4
 
 
-def test_an_outbox_has_one_message_however_long_it_waits_for_its_turn(
+def test_an_outbox_is_offered_once_however_long_it_waits_for_its_turn(
     ticker: Ticker,
-    messages: Messages,
+    offers: Offers,
     jobs: JobStore,
     workers: WorkerRegistry,
     outbox: Outbox,
@@ -595,15 +586,15 @@ def test_an_outbox_has_one_message_however_long_it_waits_for_its_turn(
 ) -> None:
     workers.heartbeat(worker_record("w1"))
     ids = [finished_job(jobs, "http://hangs:9000") for _ in range(60)]
-    other = Ticker(outbox, cast(Celery, messages), ticker._courier)  # another courier's
+    other = Ticker(outbox, cast(Courier, offers))  # another courier's
     ticker.start()
     other.start()
-    wait_until(lambda: len(messages.sent) >= 60)
+    wait_until(lambda: len(offers.all) >= 60)
     for _ in range(20):
         clock.now += outbox.lock_s / 50
         time.sleep(0.01)
     other.stop()
-    assert sorted(args[0] for _, args, _ in messages.sent) == sorted(ids)
+    assert sorted(due.outbox_id for due in offers.all) == sorted(ids)
 
 
 def test_a_receiver_that_answers_413_gets_the_same_in_halves(

@@ -98,10 +98,10 @@ def test_tls_takes_no_certificate_unseen_unless_told_to(url: str, given: dict[st
 def test_each_kind_of_consumer_has_its_own_messages_in_hand() -> None:
     options = [
         create_app(URL, consumer).conf.broker_transport_options
-        for consumer in ("worker", "courier", "monitor")
+        for consumer in ("worker", "monitor")
     ]
     for name in ("unacked_key", "unacked_index_key", "unacked_mutex_key"):
-        assert len({one[name] for one in options}) == 3
+        assert len({one[name] for one in options}) == 2
     assert all(
         value.startswith("unacked.")
         for one in options

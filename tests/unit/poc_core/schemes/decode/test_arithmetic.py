@@ -104,14 +104,6 @@ def test_margins_of_claims_are_the_references(case: Any) -> None:
     assert found.tolist() == pytest.approx([case["margin"]])
 
 
-@cases("pseudo_token_id")
-def test_token_ids_are_the_references(case: Any) -> None:
-    found = steps.token_ids(
-        tensor(case["base"]), case["step"], tensor(case["prev_k"]), case["vocab"]
-    )
-    assert found.tolist() == [case["id"]]
-
-
 @cases("routing")
 def test_experts_are_the_references(case: Any) -> None:
     seeds = routing.route_seeds(case["block_hash"], [case["nonce"]], case["moe_layer"], CPU)
