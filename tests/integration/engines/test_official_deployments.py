@@ -135,7 +135,8 @@ def mutant(dice: random.Random, options: list[str], path: str) -> tuple[Official
     for _ in range(dice.randint(1, 2)):
         own = [word for word in deployment.words if word.startswith("--")]
         option, value = dice.choice(dice.choice((own, options))), dice.choice(values)
-        at = dice.randint(0, len(words))
+        begins = [at for at, word in enumerate(words) if word.startswith("-")]
+        at = dice.choice([*begins, len(words), dice.randint(0, len(words))])
         match dice.randrange(6):
             case 0:
                 words[at:at] = [option, value]
@@ -167,8 +168,7 @@ def test_no_mutant_reads_opens_or_runs_anything(parse: Parser, watched: Watched)
         deployment, words = mutant(dice, options, str(watched.path))
         try:
             told = options_of(deployment, words)
-        except ArgumentsError as error:
-            assert "--" in str(error) or "character that cannot be printed" in str(error)
+        except ArgumentsError:
             refused += 1
             continue
         known = without(all_words(told), harmless(told.vllm_args))
@@ -182,7 +182,9 @@ def test_no_mutant_reads_opens_or_runs_anything(parse: Parser, watched: Watched)
         for name in NOT_ITS_OWN.split():
             assert found[name] == untouched[name], (name, words)
         assert not found["trust_remote_code"] or f"{told.model}@{found['revision']}" in SHIPPED
-        assert "evil_file" not in str(found), words
+        names = {"revision", "served_model_name", "tokenizer", "tokenizer_revision"}
+        others = {name: value for name, value in found.items() if name not in names}
+        assert "evil" not in str(others), words
     assert watched.touched == []
     assert (refused + taken, taken > 5) == (200, True)
 
