@@ -111,6 +111,7 @@ def from_command_line(
     """`model` None: options without one, for whoever waits for a deployment. OptionsError or
     UsageError: there is no such model, or the options do not go together. SettingsError.
     """
+    said = dict(locals())  # by the names of EngineOptions' fields
     from cli.model_choice import with_chosen_model
     from poc_core.schemes.decode.codebook_file import read_codebook_file
     from poc_core.settings import load_settings
@@ -128,22 +129,14 @@ def from_command_line(
         raise UsageError(
             f"{vllm_args[0]!r} is not an option; vLLM's own arguments go to the end, after --."
         )
-    options = EngineOptions(
-        model=model or "",
-        served_model_name=served_model_name,
-        engine=engine,
-        dtype=dtype,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        max_batch_tokens=max_batch_tokens,
-        decode_memory_gb=decode_memory_gb,
-        synthetic_step_ms=synthetic_step_ms,
-        layer_reflections=settings.layer_reflections,
-        decode_graphs=settings.decode_graphs,
-        codebook=settings.decode_codebook,
-        codebook_sha256=settings.decode_codebook_sha256,
-        vllm_args=tuple(vllm_args or ()),
-    )
+    of_all_workers = {
+        "layer_reflections": settings.layer_reflections,
+        "decode_graphs": settings.decode_graphs,
+        "codebook": settings.decode_codebook,
+        "codebook_sha256": settings.decode_codebook_sha256,
+    }
+    made = {"model": model or "", "vllm_args": tuple(vllm_args or ())}
+    options = EngineOptions(**said | of_all_workers | made)
     return options if model is None else with_chosen_model(options)
 
 
