@@ -111,6 +111,7 @@ def from_command_line(
     """`model` None: options without one, for whoever waits for a deployment. OptionsError or
     UsageError: there is no such model, or the options do not go together. SettingsError.
     """
+    said = dict(locals())  # by the names of EngineOptions' fields
     from cli.model_choice import with_chosen_model
     from poc_core.schemes.decode.codebook_file import read_codebook_file
     from poc_core.settings import load_settings
@@ -126,19 +127,12 @@ def from_command_line(
         raise UsageError(
             f"{vllm_args[0]!r} is not an option; vLLM's own arguments go to the end, after --."
         )
-    options = EngineOptions(
-        model=model or "",
-        served_model_name=served_model_name,
-        engine=engine,
-        dtype=dtype,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        max_batch_tokens=max_batch_tokens,
-        decode_memory_gb=decode_memory_gb,
-        synthetic_step_ms=synthetic_step_ms,
-        codebook=settings.decode_codebook,
-        vllm_args=tuple(vllm_args or ()),
-    )
+    made = {
+        "model": model or "",
+        "vllm_args": tuple(vllm_args or ()),
+        "codebook": settings.decode_codebook,
+    }
+    options = EngineOptions(**said | made)
     return options if model is None else with_chosen_model(options)
 
 

@@ -1,10 +1,12 @@
 """The workers of one machine: what is shown of the log of one that ended."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 from cli.supervise import fleet
 from cli.supervise.fleet import Fleet, telling_lines
+from tests.harness.waiting import wait_until
 
 
 def test_a_cause_far_above_the_end_of_a_log_is_shown_with_it() -> None:
@@ -64,3 +66,22 @@ def test_the_last_lines_of_each_worker_are_told() -> None:
         7,
         [*map(str, range(11, 30)), "x" * 300],
     )
+
+
+def test_what_the_workers_go_without_is_told_once() -> None:
+    said = "--swap-space: vLLM 0.32.0 does not know it"
+    code = f"print('WARNING/MainProcess] left out {said}', flush=True)"
+    heard: list[str] = []
+    fleet = Fleet(
+        lambda: [sys.executable, "-c", code],
+        [{}, {}],
+        max_fast_crashes=0,
+        on_line=lambda _name, line: heard.append(line),
+        announce=lambda _message: None,
+    )
+    fleet.start({})
+    try:
+        wait_until(lambda: len([line for line in heard if said in line]) == 2, "both lines")
+        assert fleet.left_out == [said]
+    finally:
+        fleet.stop()

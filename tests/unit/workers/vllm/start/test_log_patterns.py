@@ -5,6 +5,8 @@ import pytest
 from workers.vllm.start.log_patterns import (
     CORRUPTS_CHAT,
     DOES_NOT_FIT,
+    LEFT_OUT,
+    NEEDS_TRUST,
     NOT_HERE,
     NOT_ON_HUB,
     READY,
@@ -107,3 +109,29 @@ def test_a_model_that_is_not_here_and_may_not_be_fetched() -> None:
 )
 def test_another_cause_may_pass(line: str) -> None:
     assert why_hopeless([line]) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (
+            "RuntimeError: Failed to load the model config. If the model is a custom model not yet"
+            " available in the HuggingFace transformers library, consider setting"
+            " `trust_remote_code=True` in LLM or using the `--trust-remote-code` flag in the CLI."
+        ),
+        (
+            "ValueError: The repository acme/model contains custom code which must be executed to"
+            " correctly load the model. Please pass the argument `trust_remote_code=True` to allow"
+            " custom code to be run."
+        ),
+    ],
+)
+def test_a_model_that_needs_code_of_its_repository(line: str) -> None:
+    assert why_hopeless(["loading", line]) == NEEDS_TRUST
+
+
+def test_an_argument_that_an_engine_goes_without() -> None:
+    said = "--kda-prefill-backend: vLLM 0.25.1 does not know it"
+    found = LEFT_OUT.search(f"[2026-11-20 16:35:53,031: WARNING/MainProcess] left out {said}")
+    assert found is not None
+    assert found[1] == said

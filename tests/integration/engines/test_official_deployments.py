@@ -1,0 +1,257 @@
+"""The network's own deployments, and mutants of them, as the installed vLLM reads their words; its
+families' tiny models started with these words, as far as a CPU goes.
+"""
+
+import json
+import random
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.supervise.fleet import worker_command
+from cli.supervise.follower import deployed_options
+from poc_core.errors import ArgumentsError, ProoflineError
+from poc_core.serving.trusted_models import SHIPPED
+from poc_core.serving.vllm_arguments import harmless, read_deployment, without
+from tests.families.make import make
+from tests.harness.marks import needs_vllm
+from tests.harness.official import Official, official
+from workers.engines import load_engine
+from workers.engines.options import EngineOptions
+from workers.vllm.start.launch import serve_words
+from workers.vllm.start.log_patterns import LEFT_OUT
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
+
+HOST = EngineOptions(model="")  # that was told nothing
+UNPINNED = "moonshotai/Kimi-K2.6"
+# What a deployment leaves as it is, whatever words it brings.
+NOT_ITS_OWN = """
+    api_key chat_template code_revision config_format download_dir enable_lora hf_config_path
+    hf_token host io_processor_plugin kv_events_config kv_transfer_config logits_processors
+    lora_modules middleware model model_loader_extra_config model_class_overrides port
+    reasoning_parser_plugin root_path scheduler_cls ssl_certfile ssl_keyfile
+    structured_outputs_config
+    tool_parser_plugin tool_server uds worker_cls worker_extension_cls
+"""
+
+
+class Parser:
+    """Of `vllm serve`."""
+
+    def __call__(self, words: list[str]) -> Namespace:
+        """SystemExit: vLLM does not take them."""
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        from workers.vllm import compat
+
+        found: Namespace = compat.serve_parser(FlexibleArgumentParser()).parse_args(words)
+        return found
+
+
+@pytest.fixture(scope="module")
+def parse(forked_engines: None) -> Parser:
+    return Parser()
+
+
+def options_of(deployment: Official, words: list[str]) -> EngineOptions:
+    """What a host starts a worker's process with."""
+    wanted = read_deployment(deployment.model, "auto", words, SHIPPED)
+    *_, argument = worker_command(deployed_options(wanted, HOST))
+    return EngineOptions.model_validate_json(argument)
+
+
+def all_words(options: EngineOptions) -> list[str]:
+    return [*serve_words(options, on_cpu=False), *options.vllm_args]
+
+
+@pytest.mark.parametrize("deployment", official(), ids=str)
+def test_the_engine_gets_what_vllm_serve_would_get(parse: Parser, deployment: Official) -> None:
+    own = ["--model", deployment.model, "--served-model-name", deployment.name]
+    theirs = vars(parse([*own, *deployment.words]))
+    ours = vars(parse(all_words(options_of(deployment, deployment.words))))
+    changed = {name for name, value in theirs.items() if value != ours[name]}
+    allowed = (
+        set() if "--max-num-batched-tokens" in deployment.words else {"max_num_batched_tokens"}
+    )
+    if deployment.model == UNPINNED:  # whose code is not trusted
+        allowed.add("trust_remote_code")
+    assert changed == allowed
+
+
+_EVENTS = ("open", "import", "exec", "subprocess.Popen", "os.system")
+
+
+class Watched:
+    """A file and a module that nobody may open or import, and whoever did."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "evil_file_of_a_test.py"
+        self.path.write_text("raise SystemError('run')")
+        self.touched: list[str] = []
+        self._on = True
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._on and (event == "socket.bind" or (event in _EVENTS and "evil" in str(args))):
+            self.touched.append(f"{event} {args}"[:200])
+
+    def stop(self) -> None:
+        self._on = False
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.syspath_prepend(tmp_path)
+    watched = Watched(tmp_path)
+    yield watched
+    watched.stop()
+
+
+def mutant(dice: random.Random, options: list[str], path: str) -> tuple[Official, list[str]]:
+    """Words of the network, in which somebody has put what would run, read or open something."""
+    deployment = dice.choice(official())
+    words = list(deployment.words)
+    values = [
+        path,
+        "evil_file_of_a_test.Evil",
+        "../evil",
+        "http://evil",
+        "evil/repo",
+        "7999",
+        "{}",
+        "64",
+        "auto",
+    ]
+    values += [
+        json.dumps({dice.choice(KEYS.split()): dice.choice(values)}),
+        "true",
+        "",
+        "\0",
+        "-1",
+        "@evil",
+    ]
+    for _ in range(dice.randint(1, 2)):
+        own = [word for word in deployment.words if word.startswith("--")]
+        option, value = dice.choice(dice.choice((own, options))), dice.choice(values)
+        begins = [at for at, word in enumerate(words) if word.startswith("-")]
+        at = dice.choice([*begins, len(words), dice.randint(0, len(words))])
+        match dice.randrange(6):
+            case 0:
+                words[at:at] = [option, value]
+            case 1:
+                words.insert(at, f"{option}={value}")
+            case 2:
+                words.insert(at, f"--{option.strip('-').replace('-', '_')}={value}")
+            case 3:
+                words.insert(at, f"{option}.{dice.choice(KEYS.split())}={value}")
+            case 4:
+                words[at : at + 1] = [value]
+            case _:
+                words.insert(at, option[: dice.randint(3, len(option))])
+    return deployment, words
+
+
+KEYS = """
+    auto_map backend cache_dir chat_template debug_dump_path inductor_passes method model mode
+    pass_config splitting_ops trust_remote_code code_revision hisparse_config
+    max_cudagraph_capture_size
+"""
+
+
+def test_no_mutant_reads_opens_or_runs_anything(parse: Parser, watched: Watched) -> None:
+    options = [name for name in _all_options(parse) if name not in ("-h", "--help")]
+    dice = random.Random(7)
+    refused = taken = 0
+    for _ in range(200):
+        deployment, words = mutant(dice, options, str(watched.path))
+        try:
+            told = options_of(deployment, words)
+        except ArgumentsError:
+            refused += 1
+            continue
+        known = without(all_words(told), harmless(told.vllm_args))
+        try:
+            found = vars(parse(known))
+        except SystemExit:  # vLLM refuses the value
+            taken += 1
+            continue
+        taken += 1
+        untouched = vars(parse(["--model", deployment.model]))
+        for name in NOT_ITS_OWN.split():
+            assert found[name] == untouched[name], (name, words)
+        assert not found["trust_remote_code"] or f"{told.model}@{found['revision']}" in SHIPPED
+        names = {"revision", "served_model_name", "tokenizer", "tokenizer_revision"}
+        others = {name: value for name, value in found.items() if name not in names}
+        assert "evil" not in str(others), words
+    assert watched.touched == []
+    assert (refused + taken, taken > 5) == (200, True)
+
+
+def _all_options(parse: Parser) -> list[str]:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from workers.vllm import compat
+
+    parser = compat.serve_parser(FlexibleArgumentParser())
+    return [f"--{name}" for name in sorted(compat.known_arguments(parser)) if len(name) > 3]
+
+
+# What a CPU cannot do of these words, or a tiny model: kernels of GPUs, their cache in 8 bits,
+# several of them, lengths, tokenizers and parsers of the real models.
+_OF_A_GPU = """
+    attention-backend attention-config block-size disable-custom-all-reduce gpu-memory-utilization
+    kv-cache-dtype max-model-len mm-encoder-tp-mode moe-backend max-num-batched-tokens revision
+    tokenizer-mode trust-remote-code
+"""
+_FAMILIES = {
+    "qwen235B-B200-node1": ("qwen3-moe", None),
+    "kimik26-B200-node1": ("deepseek-v3", None),  # MLA and experts, the core of it
+    "minimaxm27-H200-node1": ("minimax-m2", "sigmoid"),
+    "deepseekv4flash0731-H200-node1": ("deepseek-v4", ""),
+    "glm53flash-H200-node1": ("glm-5.3-flash", ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "deployment", [one for one in official() if one.file in _FAMILIES], ids=str
+)
+def test_a_tiny_model_of_each_family_starts_with_these_words(
+    tmp_path: Path, forked_engines: None, deployment: Official, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or fails for its kernels, as docs/models.md says of it, and not for a word: what vLLM does
+    not know any more is left out.
+    """
+    family, refusal = _FAMILIES[deployment.file]
+    told = options_of(deployment, deployment.words)
+    options = told.model_copy(
+        update={
+            "model": str(make(family, tmp_path)),
+            "tensor_parallel": 1,
+            "dtype": "float32" if family in ("qwen3-moe", "deepseek-v3") else "bfloat16",
+            "max_batch_tokens": 2048,
+            "vllm_args": (
+                *without(told.vllm_args, _OF_A_GPU.split()),
+                "--max-model-len",
+                "512",
+                "--swap-space",
+                "4",
+            ),
+        }
+    )
+    if refusal is None:
+        engine = load_engine(options, 120)
+        engine.close()
+        assert engine.info.name == deployment.name
+    else:
+        with pytest.raises(ProoflineError) as error:
+            load_engine(options, 120)
+        assert "does not take these arguments" not in str(error.value)
+        assert refusal in str(error.value)
+    told_left_out = [LEFT_OUT.search(message) for message in caplog.messages]
+    assert [found[1].partition(":")[0] for found in told_left_out if found] == ["--swap-space"]
