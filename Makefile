@@ -96,10 +96,11 @@ lock: setup ## write locks/*.txt anew after pyproject.toml changed (UPGRADE=1: w
 audit: setup ## known holes in what is installed and locked, secrets in what is checked in; offline
 	@$(BIN)/python -m scripts.audit
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff, mypy, and vulture, which finds what nothing calls
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
+	@$(BIN)/python -m vulture
 
 format: setup ## let ruff fix and format
 	@$(BIN)/python -m ruff check --fix .

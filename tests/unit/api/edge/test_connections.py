@@ -15,6 +15,8 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from api.edge.connections import (
     ENDLESS,
@@ -354,3 +356,23 @@ def test_a_stream_without_an_end_does_not_keep_the_server_from_its_own(behind: s
         assert b"0\r\n\r\n" not in rest(
             connection
         )  # it broke off, which tells the page to ask again
+
+
+async def test_what_is_used_of_uvicorn_is_where_it_was() -> None:
+    """pyproject.toml allows one minor version: read connections.py again before another one."""
+    assert uvicorn.__version__.startswith("0.54.")
+    config = uvicorn.Config(Standstill(), log_config=None)
+    uvicorns = HttpToolsProtocol(config, ServerState(), {})
+    overridden = {
+        *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),
+        *("on_message_begin", "on_header", "on_headers_complete", "on_message_complete"),
+        *("on_response_complete", "shutdown"),
+    }
+    assert overridden | {"_unset_keepalive_if_required"} <= vars(HttpToolsProtocol).keys()
+    of_a_protocol = {"connections", "cycle", "loop", "pipeline", "transport", "timeout_keep_alive"}
+    of_a_request = {"headers", "scope", "url"}  # which a protocol has from the first one on
+    names = HttpToolsProtocol.on_message_begin.__code__.co_names
+    assert of_a_protocol <= vars(uvicorns).keys()
+    assert of_a_request <= vars(uvicorns).keys() | set(names)
+    cycle = {"disconnected", "message_event", "response_complete", "response_started", "scope"}
+    assert cycle <= set(RequestResponseCycle.__init__.__code__.co_names)
