@@ -62,7 +62,7 @@ class Engine:
     def tick(self, tick: Tick) -> TickResult:
         (one,) = tick.slices
         return TickResult(
-            {}, [], {one.flight: self._artifacts(self._beside)} if one.end == 2 else {}
+            {}, [], {one.micro_batch: self._artifacts(self._beside)} if one.end == 2 else {}
         )
 
     def ask(

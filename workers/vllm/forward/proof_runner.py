@@ -146,23 +146,23 @@ class ProofRunner:
     ) -> dict[str, Any]:
         """Runs at most one of `slices` (see Slice), the one of this rank's own layers.
 
-        `begin`: flights (see Begin) that are new; `drop`: ids of flights that are given up; `wait`,
-        `fetch`: see Tick. Answers {"refused": {id: why}, "ran": [(slice, seconds)], "values": {id:
-        values}}: of what ended since the last tick, values on the reporting rank only. When it
-        raises, all flights are gone.
+        `begin`: id, spec, nonces and part of each micro-batch (see ticks.py) that is new; `drop`:
+        ids of those that are given up; `wait`, `fetch`: see Tick. Answers {"refused": {id: why},
+        "ran": [(slice, seconds)], "values": {id: values}}: of what ended since the last tick,
+        values on the reporting rank only. When it raises, all micro-batches are gone.
         """
         for flight_id in drop:
             self._end(flight_id)
         self._hand_over.release_sent()
         try:
             refused = self._begin(begin)
-            wanted = [one for one in map(Slice._make, slices) if one.flight not in refused]
+            wanted = [one for one in map(Slice._make, slices) if one.micro_batch not in refused]
             for one in wanted:
                 if one.first in self._own:
                     self._run(one)
             for one in wanted:
                 if one.end == self._own.start:
-                    self._receive(one.flight, one.step)
+                    self._receive(one.micro_batch, one.step)
             for one in wanted:  # last, as every stage does: two of them wait for each other else
                 self._hand_points_back(one)
             if wait or fetch is not None:
@@ -194,9 +194,9 @@ class ProofRunner:
             batch = PrefillBatch(
                 profile.MarkedScheme(scheme) if watch else scheme, nonces, self._found.reflected
             )
-            self._flights[own.flight] = Flight(batch)
+            self._flights[own.micro_batch] = Flight(batch)
             if self._own.start > 0:
-                self._receive(own.flight, 0)
+                self._receive(own.micro_batch, 0)
             profile.synchronize(self._device)  # what the stage before took is no time of this one
             self._stopwatch.wait()
             self._stopwatch.take()
@@ -248,7 +248,7 @@ class ProofRunner:
     def _run(self, one: Slice) -> None:
         self._stopwatch.begin()
         for step in range(one.step, one.until):
-            self._forward(one.flight, range(one.first, one.end), step)
+            self._forward(one.micro_batch, range(one.first, one.end), step)
         self._stopwatch.end(tuple(one))
 
     def _forward(self, flight_id: int, layers: range, step: int) -> None:
@@ -305,7 +305,7 @@ class ProofRunner:
 
     def _hand_points_back(self, one: Slice) -> None:
         """Where the slice was the end of a pass and another follows."""
-        flight = self._flights.get(one.flight)
+        flight = self._flights.get(one.micro_batch)
         if (
             flight is None
             or one.end != len(self._layers)

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.decode.options import PICKED
-from workers.engines.base import Begin, Engine, EngineLostError, EngineMemoryError, Slice, Tick
+from workers.engines.base import Engine, EngineLostError, EngineMemoryError, MicroBatch, Slice, Tick
 from workers.slice_plan import SlicePlan
 from workers.vllm.start.repeats import as_near_as_repeats
 
@@ -255,7 +255,7 @@ def _prove_first_layer(engine: Engine, spec: ProofSpec) -> None:
         try:
             engine.tick(
                 Tick(
-                    [Begin(0, spec, range(n))],
+                    [MicroBatch(spec, range(n), id=0)],
                     [Slice(0, 0, 1 if engine.sliceable else engine.stages[0].stop)],
                     wait=True,
                 )
