@@ -28,6 +28,14 @@ def worker_queue(worker_id: str) -> str:
     return f"poc.worker.{worker_id}"
 
 
+# How kombu names its keys in Redis: nothing else of Proofline knows.
+
+
+def messages(queue: str) -> str:
+    """The list in which kombu keeps the messages of a queue that nobody has taken."""
+    return queue
+
+
 def bindings(queue: str) -> str:
     """The key in which kombu keeps that a queue exists; without a TTL, unlike what the queue
     holds.

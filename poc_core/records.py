@@ -207,6 +207,35 @@ class RoundRecord:
     is_exhausted: bool = False  # it stopped because all nonces of its sequence are computed
 
 
+class Refusal(StrEnum):
+    """Why a worker is leased nothing."""
+
+    # Of a job's batch, whose message is dropped in every case:
+    GONE = "gone"  # no such job: expired
+    ENDED = "ended"  # completed, failed or cancelled
+    ROUND = "round"  # a round has the workers; the batch waits for its end
+    DONE = "done"  # this batch has its values
+    HELD = "held"  # a live worker computes it, maybe this one
+    # Of a round:
+    STOPPED = "stopped"  # or it validates, or expired
+    FULL = "full"  # the outbox is at its limit: ask again later
+    EXHAUSTED = "exhausted"  # the sequence has ended; the round does with the last of its leases
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Nonces of a job or a round that one worker computes next; then it must `complete` or
+    `release` them.
+    """
+
+    owner_id: str  # of the job or the round
+    place: int  # of a job: which batch; of a round: of the first nonce in its sequence
+    model: str
+    spec: ProofSpec
+    nonces: Sequence[int]
+    terms: Mapping[str, JsonValue] = field(default_factory=dict)  # of a round: RoundConfig.terms
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """A loaded model and its limits."""

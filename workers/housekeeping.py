@@ -24,7 +24,7 @@ from workers.heartbeat import Heartbeat
 from workers.jobs import finish_or_fail
 from workers.proofs import Proofs
 from workers.queue.job_queue import JobQueue, StepQueue
-from workers.rounds import RoundRunner
+from workers.rounds import RoundSteps
 from workers.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Housekeeper:
         self._rounds = rounds
         self._steps = steps
         self._proofs: Proofs | None = None
-        self._runner: RoundRunner | None = None
+        self._runner: RoundSteps | None = None
         self._interval_s = settings.heartbeat_s
         self._work = Periodic("housekeeping", settings.heartbeat_s, self._keep_house)
         self._hung_after_s = settings.engine_hung_s
@@ -80,7 +80,7 @@ class Housekeeper:
         self._heartbeat.start()
         self._work.start()
 
-    def ready(self, proofs: Proofs, runner: RoundRunner, chat_port: int | None) -> None:
+    def ready(self, proofs: Proofs, runner: RoundSteps, chat_port: int | None) -> None:
         """The engine is loaded: from now on clients may use this worker, and it joins the
         current round.
         """
@@ -132,7 +132,7 @@ class Housekeeper:
             )
             proofs.exit_without_engine(EngineLostError(f"{hung} while requests wait for it."))
 
-    def _join_round(self, proofs: Proofs, runner: RoundRunner) -> None:
+    def _join_round(self, proofs: Proofs, runner: RoundSteps) -> None:
         """Queue this worker's next step when a round generates and no step runs: it begins, or
         its message was lost.
         """

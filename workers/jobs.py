@@ -1,4 +1,4 @@
-"""A worker's part in jobs: claims batches, as many as its engine holds at a time, and brings
+"""A worker's part in jobs: leases batches, as many as its engine holds at a time, and brings
 their values to the jobs.
 """
 
@@ -7,20 +7,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
-from functools import partial
 
 from pydantic import JsonValue
 from redis.exceptions import RedisError
 
-from poc_core.errors import ProoflineError, SpecError
+from poc_core.errors import ProoflineError
+from poc_core.records import Lease
 from poc_core.state.client import is_transient
 from poc_core.state.hand import Hand
-from poc_core.state.jobs import Claim, JobStore
+from poc_core.state.jobs import JobStore
 from workers.patience import until_redis_answers
-from workers.proofs import Computation, Proofs
+from workers.proofs import Proofs
 from workers.queue.job_queue import JobQueue
+from workers.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -31,25 +31,25 @@ _LOOK_S = 0.05
 _CHAT_WAIT_S = 1.0
 
 
-class JobRunner:
+class JobBatches:
     """Runs batches of jobs, on whichever thread a task comes."""
 
     def __init__(
         self, proofs: Proofs, worker_id: str, jobs: JobStore, queue: JobQueue, hand: Hand
     ) -> None:
         """`hand`: of this worker, as its heartbeats tell."""
-        self._proofs = proofs
-        self._worker_id = worker_id
-        self._jobs = jobs
-        self._queue = queue
+        self.proofs = proofs
+        self.worker_id = worker_id
+        self.jobs = jobs
+        self.queue = queue
         self._hand = hand
-        self._leaving = threading.Event()
+        self.leaving = threading.Event()
 
     def leave(self) -> None:
         """The worker is to end: batches that wait for chat go back. For signal handlers; does
         not wait.
         """
-        self._leaving.set()
+        self.leaving.set()
 
     def run_batch(self, job_id: str, batch_index: int) -> None:
         """Compute a batch of a job, unless somebody else has it, a round has the engine or the
@@ -57,146 +57,115 @@ class JobRunner:
         holds.
         """
         if not self._chat_allows(job_id):
-            if self._leaving.is_set():
-                self._queue.publish(job_id, [batch_index])
+            if self.leaving.is_set():
+                self.queue.publish(job_id, [batch_index])
             return
-        lease = self._hand.take()
+        name = self._hand.take()
         try:
-            claims = self._claim(job_id, batch_index, lease)
-            if claims:
-                self._run(claims)
+            source = _Neighbours(self, job_id, batch_index, name)
+            Runner(self.proofs, source).run(is_over=lambda: False)
         finally:
-            self._hand.drop(lease)
+            self._hand.drop(name)
 
-    def _run(self, claims: Sequence[Claim]) -> None:
-        try:
-            values = self._compute(claims)
-        except SpecError as error:
-            for job in _jobs_of(claims):
-                logger.error("job %s failed: %s", job, error)
-                self._jobs.fail(job, str(error))
-        except ProoflineError as error:
-            try:
-                self._give_back(claims, lost_engine=True)
-            finally:
-                self._proofs.judge(error)
-        except BaseException:
-            self._give_back(claims)
-            raise
-        else:
-            self._complete(claims, values)
+    def note(self, job_ids: Sequence[str], what: str) -> bool:
+        """Shows the jobs' clients what they wait for. False: none of them is to be computed now."""
+        wanted = [self.jobs.note_waiting(job_id, what) for job_id in job_ids]
+        return any(wanted)
 
     def _chat_allows(self, job_id: str) -> bool:
-        """Waits before anything is claimed, so that a worker whose chat is idle may take it.
+        """Waits before anything is leased, so that a worker whose chat is idle may take it.
         False: it is not to be run here.
         """
-        if self._proofs.chat_allows(_CHAT_WAIT_S):
+        if self.proofs.chat_allows(_CHAT_WAIT_S):
             return True
         while (
-            until_redis_answers(lambda: self._jobs.note_waiting(job_id, "chat"))
-            and not self._leaving.is_set()
+            until_redis_answers(lambda: self.note([job_id], "chat")) and not self.leaving.is_set()
         ):
-            if self._proofs.chat_allows(_CHAT_WAIT_S):
-                until_redis_answers(lambda: self._jobs.note_waiting(job_id, ""))
+            if self.proofs.chat_allows(_CHAT_WAIT_S):
+                until_redis_answers(lambda: self.note([job_id], ""))
                 return True
         return False
 
-    def _claim(self, job_id: str, batch_index: int, lease: str) -> list[Claim]:
-        claim = until_redis_answers(
-            lambda: self._jobs.claim(job_id, batch_index, self._worker_id, lease)
+
+class _Neighbours:
+    """The batch that a message names, and those beside it that the engine has room for: a source
+    of leases that gives them once.
+    """
+
+    cuts = True
+
+    def __init__(self, worker: JobBatches, job_id: str, batch_index: int, name: str) -> None:
+        """`name`: of all their leases."""
+        self._worker = worker
+        self._jobs = worker.jobs
+        self._named: tuple[str, int] | None = (job_id, batch_index)
+        self._name = name
+        self.look_s = _LOOK_S
+        self._waits_since: float | None = None  # for chat
+        self._said = False  # to the jobs' clients, that they wait
+
+    def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
+        if self._named is None:
+            return None
+        (job_id, index), self._named = self._named, None
+        lease = until_redis_answers(
+            lambda: self._jobs.lease(job_id, index, self._worker.worker_id, self._name)
         )
-        if not isinstance(claim, Claim):
-            logger.debug("batch %d of job %s not run here: %s", batch_index, job_id, claim)
-            return []
-        room = self._proofs.batch_size(claim.spec) - len(claim.nonces)
-        return [claim, *until_redis_answers(lambda: self._jobs.claim_more(claim, lease, room))]
+        if not isinstance(lease, Lease):
+            logger.debug("batch %d of job %s not run here: %s", index, job_id, lease)
+            return None
+        room = self._worker.proofs.batch_size(lease.spec) - len(lease.nonces)
+        more = until_redis_answers(lambda: self._jobs.lease_more(lease, self._name, room))
+        return [lease, *more]
 
-    def _compute(self, claims: Sequence[Claim]) -> list[JsonValue] | None:
-        """The values of all their nonces, in order. None: they are not wanted any more, or the
-        worker is to end.
-        """
-        spec, nonces = claims[0].spec, [nonce for claim in claims for nonce in claim.nonces]
-        values: list[JsonValue] = []
-        parts: deque[Computation] = deque()
-        first = 0
+    def is_wanted(self, leases: Sequence[Lease]) -> bool:
+        job_ids = _jobs_of(leases)
         try:
-            while len(values) < len(nonces):
-                while first < len(nonces) and len(parts) < self._proofs.depth:
-                    size = self._proofs.batch_size(spec)
-                    parts.append(self._proofs.submit(spec, nonces[first : first + size]))
-                    first += size
-                found = self._await(parts[0], claims)
-                if found is None:
-                    return None
-                values += found
-                parts.popleft()
-            return values
-        finally:
-            for part in parts:
-                self._proofs.cancel(part)
+            if not self._jobs.any_active(job_ids):
+                return False
+            if self._worker.proofs.chat_allows(0):
+                self._waits_since = None
+                self._said = self._said and not self._worker.note(job_ids, "")
+                return True
+            if self._worker.leaving.is_set():
+                return False
+            self._waits_since = self._waits_since or time.monotonic()
+            if time.monotonic() - self._waits_since > _CHAT_WAIT_S:
+                self._waits_since, self._said = time.monotonic(), True
+                return self._worker.note(job_ids, "chat")
+        except RedisError as error:
+            logger.warning("could not look whether a job is still wanted: %s", error)
+        return True
 
-    def _await(self, computation: Computation, claims: Sequence[Claim]) -> list[JsonValue] | None:
-        jobs = _jobs_of(claims)
-        waits_since: float | None = None
-        said = False  # to the jobs' clients, that they wait
-        while (values := computation.result(_LOOK_S)) is None:
-            try:
-                if not self._jobs.any_active(jobs):
-                    return None
-                if self._proofs.chat_allows(0):
-                    waits_since = None
-                    said = said and not self._note(jobs, "")
-                    continue
-                if self._leaving.is_set():
-                    return None
-                waits_since = waits_since or time.monotonic()
-                if time.monotonic() - waits_since > _CHAT_WAIT_S:
-                    waits_since, said = time.monotonic(), True
-                    if not self._note(jobs, "chat"):
-                        return None
-            except RedisError as error:
-                logger.warning("could not look whether a job is still wanted: %s", error)
-        return values
+    def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
+        try:
+            if until_redis_answers(
+                lambda: self._jobs.complete(lease.owner_id, lease.place, values)
+            ):
+                finish_or_fail(self._jobs, lease.owner_id)
+        except Exception as error:  # of this batch, not of the others
+            self._not_completed(lease.owner_id, error)
 
-    def _note(self, jobs: Sequence[str], what: str) -> bool:
-        """Shows the jobs' clients what they wait for. False: none of them is to be computed now."""
-        wanted = [self._jobs.note_waiting(job, what) for job in jobs]
-        return any(wanted)
+    def release(self, lease: Lease, lost_engine: bool) -> None:
+        job_id, index = lease.owner_id, lease.place
+        if self._jobs.release(job_id, index, self._worker.worker_id, lost_engine=lost_engine):
+            self._worker.queue.publish(job_id, [index])
 
-    def _complete(self, claims: Sequence[Claim], values: list[JsonValue] | None) -> None:
-        if values is None:
-            self._give_back(claims)
-            return
-        first = 0
-        for claim in claims:
-            own = values[first : first + len(claim.nonces)]
-            first += len(claim.nonces)
-            try:
-                if until_redis_answers(
-                    partial(self._jobs.complete, claim.job_id, claim.batch_index, own)
-                ):
-                    finish_or_fail(self._jobs, claim.job_id)
-            except Exception as error:  # of this batch, not of the others
-                self._not_completed(claim.job_id, error)
+    def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
+        for job_id in _jobs_of(leases):
+            logger.error("job %s failed: %s", job_id, error)
+            self._jobs.fail(job_id, str(error))
 
     def _not_completed(self, job_id: str, error: Exception) -> None:
         if is_transient(error):
             logger.warning("job %s is finished when Redis is back: %s", job_id, error)
             return
         logger.error("a batch of job %s cannot be stored", job_id, exc_info=error)
+        why = f"A batch cannot be stored: {error!r}. Report this with the worker's log."
         try:
-            self._jobs.fail(
-                job_id, f"A batch cannot be stored: {error!r}. Report this with the worker's log."
-            )
+            self._jobs.fail(job_id, why)
         except RedisError as again:
             logger.error("job %s cannot even be failed: %s", job_id, again)
-
-    def _give_back(self, claims: Sequence[Claim], lost_engine: bool = False) -> None:
-        for claim in claims:
-            if self._jobs.release(
-                claim.job_id, claim.batch_index, self._worker_id, lost_engine=lost_engine
-            ):
-                self._queue.publish(claim.job_id, [claim.batch_index])
 
 
 def finish_or_fail(jobs: JobStore, job_id: str) -> None:
@@ -210,10 +179,9 @@ def finish_or_fail(jobs: JobStore, job_id: str) -> None:
         if is_transient(error):
             raise
         logger.exception("the answer of job %s cannot be built", job_id)
-        jobs.fail(
-            job_id, f"The answer cannot be built: {error!r}. Report this with the worker's log."
-        )
+        why = f"The answer cannot be built: {error!r}. Report this with the worker's log."
+        jobs.fail(job_id, why)
 
 
-def _jobs_of(claims: Sequence[Claim]) -> list[str]:
-    return list(dict.fromkeys(claim.job_id for claim in claims))
+def _jobs_of(leases: Sequence[Lease]) -> list[str]:
+    return list(dict.fromkeys(lease.owner_id for lease in leases))

@@ -28,13 +28,12 @@ from workers.engines import load_engine
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 from workers.housekeeping import Housekeeper
-from workers.jobs import JobRunner
+from workers.jobs import JobBatches
 from workers.proofs import Proofs
-from workers.queue import broker, runtime
+from workers.queue import broker, tasks
 from workers.queue.app import create_app
 from workers.queue.job_queue import JobQueue, StepQueue
-from workers.queue.runtime import Runtime
-from workers.rounds import RoundRunner
+from workers.rounds import RoundSteps
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def run_worker(
         or (socket.gethostname() if settings.chat_host == "0.0.0.0" else settings.chat_host),
         chat_secret=secrets.token_urlsafe(32),
     )
-    hand = Hand(partial(jobs.new_lease, worker_id))
+    hand = Hand(partial(jobs.name_lease, worker_id))
     housekeeper = Housekeeper(
         record, WorkerRegistry(redis, settings), jobs, queue, rounds, steps, hand, settings
     )
@@ -93,21 +92,21 @@ def run_worker(
         try:
             gate, chat_port = _serve_chat(engine, settings, record.chat_secret)
             proofs = Proofs(engine, gate, settings.max_step_ms)
-            job_runner = JobRunner(proofs, worker_id, jobs, queue, hand)
-            round_runner = RoundRunner(proofs, worker_id, rounds, steps.publish)
-            runtime.install(Runtime(job_runner, round_runner))
+            job_batches = JobBatches(proofs, worker_id, jobs, queue, hand)
+            round_steps = RoundSteps(proofs, worker_id, rounds, steps.publish)
+            tasks.install(job_batches, round_steps)
             began_to_leave: list[float] = []
 
             def leave(**_: object) -> None:
                 # Else SIGTERM would wait for the rest of a round's task, or for chat, longer than
                 # some supervisors do.
-                round_runner.leave()
-                job_runner.leave()
+                round_steps.leave()
+                job_batches.leave()
                 housekeeper.drain()
                 began_to_leave.append(time.monotonic())
 
             worker_shutting_down.connect(leave, weak=False)
-            housekeeper.ready(proofs, round_runner, chat_port)
+            housekeeper.ready(proofs, round_steps, chat_port)
             logger.info("worker %s serves %s: %s", worker_id, model, engine.info)
             app.conf.task_queues = [
                 broker.queue(model_queue(model)),

@@ -9,61 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
-from pydantic import JsonValue
-
 from poc_core.errors import ProoflineError, SpecError
-from poc_core.records import Passes, PassOrder, ProofSpec
+from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of
 from workers.engines.base import Engine
-from workers.engines.ticks import (
-    Begin,
-    EngineMemoryError,
-    Slice,
-    Tick,
-    TickResult,
-)
+from workers.engines.ticks import EngineMemoryError, MicroBatch, Slice, Tick, TickResult
 from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
-
-OnEnd = Callable[[Sequence[JsonValue] | None, ProoflineError | None], None]
-"""Takes the values of a micro-batch's nonces, or why there are none."""
-
-
-@dataclass(eq=False)
-class Flight:
-    """A micro-batch, or more nonces than the engine holds at a time: then it begins in parts."""
-
-    spec: ProofSpec
-    nonces: Sequence[int]
-    on_end: OnEnd  # called once
-    id: int = -1  # on the engine; anew each time it begins
-    stage: int = 0
-    part: int = 0  # nonces of one forward of all rows
-    step: int = 0  # of its passes, the one that it is in
-    slices: deque[Slice] = field(default_factory=deque)  # of its stage, still to be run
-    launched: bool = False  # all its slices are; its values are awaited
-    parts: Sequence[Flight] = ()
-
-    @cached_property
-    def passes(self) -> Passes:
-        return contract_of(self.spec.scheme).passes(self.spec)
-
-    @property
-    def order(self) -> PassOrder:
-        return PassOrder(len(self.nonces), self.part, self.passes)
-
-    def rewind(self, new_id: int, part: int) -> None:
-        """It begins, for the first time or again."""
-        self.id, self.part = new_id, part
-        self.stage = self.step = 0
-        self.slices.clear()
-        self.launched = False
 
 
 class Pipeline:
@@ -72,38 +28,37 @@ class Pipeline:
     def __init__(self, engine: Engine, plan: SlicePlan) -> None:
         self._engine = engine
         self.plan = plan
-        self._ids = engine.flight_ids
-        self._waiting: deque[Flight] = deque()
-        self._flying: dict[int, Flight] = {}  # begun on the engine, oldest first
-        self._measured: dict[int, Flight] = {}  # those whose times may still come
+        self._waiting: deque[MicroBatch] = deque()
+        self._going: dict[int, MicroBatch] = {}  # begun on the engine, oldest first
+        self._measured: dict[int, MicroBatch] = {}  # those whose times may still come
         self._drop: list[int] = []
 
     @property
     def is_empty(self) -> bool:
-        return not self._waiting and not self._flying and not self._drop
+        return not self._waiting and not self._going and not self._drop
 
     @property
     def is_launched(self) -> bool:
         """Whether nothing is to be launched, and only values are awaited."""
-        return not self._waiting and all(flight.launched for flight in self._flying.values())
+        return not self._waiting and all(one.launched for one in self._going.values())
 
-    def add(self, flight: Flight) -> None:
-        self._waiting.append(flight)
+    def add(self, micro_batch: MicroBatch) -> None:
+        self._waiting.append(micro_batch)
 
-    def cancel(self, flight: Flight) -> None:
+    def cancel(self, micro_batch: MicroBatch) -> None:
         """Forgets it; nothing is launched for it any more."""
-        for part in flight.parts:
+        for part in micro_batch.parts:
             self.cancel(part)
-        if self._flying.pop(flight.id, None) is not None:
-            self._drop.append(flight.id)
-        elif flight in self._waiting:
-            self._waiting.remove(flight)
+        if self._going.pop(micro_batch.id, None) is not None:
+            self._drop.append(micro_batch.id)
+        elif micro_batch in self._waiting:
+            self._waiting.remove(micro_batch)
 
     def fetch(self) -> None:
         """Waits for the first of those micro-batches that are launched, if there is any, and
         takes its values.
         """
-        first = next((flight.id for flight in self._flying.values() if flight.launched), None)
+        first = next((one.id for one in self._going.values() if one.launched), None)
         if self._drop or first is not None:
             drop, self._drop = self._drop, []
             self._call(Tick(drop=drop, fetch=first))
@@ -113,29 +68,26 @@ class Pipeline:
         it heard of.
 
         `wait`: until all that was launched is done. The engine's errors pass through, after the
-        flights were told of those that are the end of them.
+        micro-batches that they are the end of have them.
         """
-        begin: list[Flight] = []
+        begin: list[MicroBatch] = []
         slices: list[Slice] = []
         busy: set[int] = set()  # stages
-        for flight in [*self._flying.values()]:
-            if not flight.launched:
-                slices += self._next_slice(flight, busy)
-                busy.add(flight.stage)
+        for micro_batch in [*self._going.values()]:
+            if not micro_batch.launched:
+                slices += self._next_slice(micro_batch, busy)
+                busy.add(micro_batch.stage)
         if self._waiting and 0 not in busy and self._has_place():
-            flight = self._next_waiting()
-            flight.rewind(next(self._ids), self._part(flight))
-            self._flying[flight.id] = flight
-            self._measured[flight.id] = flight
-            begin.append(flight)
-            slices += self._next_slice(flight, busy)
+            micro_batch = self._next_waiting()
+            micro_batch.rewind(self._part(micro_batch))
+            self._going[micro_batch.id] = micro_batch
+            self._measured[micro_batch.id] = micro_batch
+            begin.append(micro_batch)
+            slices += self._next_slice(micro_batch, busy)
         drop, self._drop = self._drop, []
-        started = [
-            Begin(flight.id, flight.spec, list(flight.nonces), flight.part) for flight in begin
-        ]
         for one in slices:
-            self._move_on(self._flying[one.flight], one)
-        return self._call(Tick(started, slices, drop, wait))
+            self._move_on(self._going[one.micro_batch], one)
+        return self._call(Tick(begin, slices, drop, wait))
 
     def _call(self, tick: Tick) -> float:
         try:
@@ -148,88 +100,89 @@ class Pipeline:
             raise
 
     def fail(self, error: ProoflineError) -> None:
-        """Ends all flights, waiting ones too."""
-        flights = [*self._forget_flying(), *self._waiting]
+        """Ends all micro-batches, waiting ones too."""
+        ended = [*self._forget_going(), *self._waiting]
         self._waiting.clear()
-        for flight in flights:
-            flight.on_end(None, error)
+        for micro_batch in ended:
+            micro_batch.future.set_exception(error)
 
-    def _next_waiting(self) -> Flight:
-        flight = self._waiting.popleft()
-        most = contract_of(flight.spec.scheme).max_batch(flight.spec, self._engine.info)
-        if len(flight.nonces) <= most:
-            return flight
-        flight.parts = _parts(flight, most)
-        self._waiting.extendleft(reversed(flight.parts))
+    def _next_waiting(self) -> MicroBatch:
+        micro_batch = self._waiting.popleft()
+        contract = contract_of(micro_batch.spec.scheme)
+        most = contract.max_batch(micro_batch.spec, self._engine.info)
+        if len(micro_batch.nonces) <= most:
+            return micro_batch
+        micro_batch.divide(most)
+        self._waiting.extendleft(reversed(micro_batch.parts))
         return self._waiting.popleft()
 
-    def _next_slice(self, flight: Flight, busy: set[int]) -> list[Slice]:
+    def _next_slice(self, micro_batch: MicroBatch, busy: set[int]) -> list[Slice]:
         """Its next slice, unless another micro-batch has its stage in this tick."""
-        if flight.stage in busy:
+        if micro_batch.stage in busy:
             return []
-        if not flight.slices:
-            flight.slices.extend(self._cut(flight))
-        return [flight.slices.popleft()]
+        if not micro_batch.slices:
+            micro_batch.slices.extend(self._cut(micro_batch))
+        return [micro_batch.slices.popleft()]
 
-    def _cut(self, flight: Flight) -> list[Slice]:
+    def _cut(self, micro_batch: MicroBatch) -> list[Slice]:
         """What its stage runs of the pass that it is in, or of several passes where there is no
         other stage.
         """
-        stage, order, first = self._engine.stages[flight.stage], flight.order, flight.step
-        n, measured = len(order.members(first)), stage if self._engine.sliceable else range(1)
+        engine, order, first = self._engine, micro_batch.order, micro_batch.step
+        stage, n = engine.stages[micro_batch.stage], len(order.members(first))
+        measured = stage if engine.sliceable else range(1)
         if order.is_step(first):
-            cut, n_passes = self.plan.cut_steps(flight.spec, n, measured)
+            cut, n_passes = self.plan.cut_steps(micro_batch.spec, n, measured)
         else:
-            cut, n_passes = self.plan.cut(flight.spec, n, measured), 1
-        if not self._engine.sliceable:
+            cut, n_passes = self.plan.cut(micro_batch.spec, n, measured), 1
+        if not engine.sliceable:
             cut = [stage]
-        until = (
-            min(first + n_passes, order.n_passes) if len(self._engine.stages) == 1 else first + 1
-        )
-        return [Slice(flight.id, layers.start, layers.stop, first, until) for layers in cut]
+        until = min(first + n_passes, order.n_passes) if len(engine.stages) == 1 else first + 1
+        return [Slice(micro_batch.id, layers.start, layers.stop, first, until) for layers in cut]
 
-    def _move_on(self, flight: Flight, ran: Slice) -> None:
+    def _move_on(self, micro_batch: MicroBatch, ran: Slice) -> None:
         """To the next stage or pass, where the slice was the last one of its stage."""
-        if flight.slices:
+        if micro_batch.slices:
             return
         if ran.end != self._engine.stages[-1].stop:
-            flight.stage += 1
-        elif ran.until < flight.order.n_passes:
-            flight.stage, flight.step = 0, ran.until
+            micro_batch.stage += 1
+        elif ran.until < micro_batch.order.n_passes:
+            micro_batch.stage, micro_batch.step = 0, ran.until
         else:
-            flight.launched = True
+            micro_batch.launched = True
 
-    def _part(self, flight: Flight) -> int:
+    def _part(self, micro_batch: MicroBatch) -> int:
         """Nonces of one forward of all rows: all of them, where it goes on without steps."""
-        most = self.plan.batch_size(flight.spec, self._engine.info.max_batch(flight.passes.rows))
-        return min(most, len(flight.nonces)) if flight.passes.steps else len(flight.nonces)
+        n, passes = len(micro_batch.nonces), micro_batch.passes
+        most = self.plan.batch_size(micro_batch.spec, self._engine.info.max_batch(passes.rows))
+        return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
         """Whether another micro-batch may begin: what a stage keeps for the steps of some is
         for one each.
         """
-        going = [flight for flight in self._flying.values() if not flight.launched]
+        going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
-            f.passes.steps for f in [*going, self._waiting[0]]
+            one.passes.steps for one in [*going, self._waiting[0]]
         )
 
     def _take(self, result: TickResult) -> float:
-        for flight_id, why in result.refused.items():
-            if (flight := self._flying.pop(int(flight_id), None)) is not None:
-                flight.on_end(None, SpecError(why))
-        for flight_id, values in result.values.items():
-            if (flight := self._flying.pop(int(flight_id), None)) is not None:
-                flight.on_end(values, None)
+        for batch_id, why in result.refused.items():
+            if (micro_batch := self._going.pop(int(batch_id), None)) is not None:
+                micro_batch.future.set_exception(SpecError(why))
+        for batch_id, values in result.values.items():
+            if (micro_batch := self._going.pop(int(batch_id), None)) is not None:
+                micro_batch.future.set_result(values)
         busy_s = 0.0
         for one, seconds in result.ran:
             busy_s += seconds / len(self._engine.stages)
-            if one.flight in self._measured:
-                flight = self._measured[one.flight]
+            if (micro_batch := self._measured.get(one.micro_batch)) is not None:
                 # A stage that cannot be cut is as one layer to the plan: it is what chat waits for.
                 layers = one.end - one.first if self._engine.sliceable else 1
-                n, are_steps = len(flight.order.members(one.step)), flight.order.is_step(one.step)
-                self.plan.ran(flight.spec, n, layers * (one.until - one.step), seconds, are_steps)
-        oldest = min(self._flying, default=max(self._measured, default=0))
+                layers, order = layers * (one.until - one.step), micro_batch.order
+                n, are_steps = len(order.members(one.step)), order.is_step(one.step)
+                self.plan.ran(micro_batch.spec, n, layers, seconds, are_steps)
+        oldest = min(self._going, default=max(self._measured, default=0))
         self._measured = {
             key: kept
             for key, kept in self._measured.items()
@@ -241,59 +194,34 @@ class Pipeline:
         """The engine has forgotten its micro-batches: they begin again, of half the size from
         now on. A single nonce that does not fit has no smaller size: it ends.
         """
-        flights = self._forget_flying()
-        largest = max(flights, key=_n_tokens)
+        going = self._forget_going()
+        largest = max(going, key=lambda one: one.n_tokens)
         if len(largest.nonces) == 1:
-            flights.remove(largest)
-            self._waiting.extendleft(reversed(flights))
-            largest.on_end(None, error)
+            going.remove(largest)
+            self._waiting.extendleft(reversed(going))
+            largest.future.set_exception(error)
             return
-        self._waiting.extendleft(reversed(flights))
+        self._waiting.extendleft(reversed(going))
         spec, n = largest.spec, len(largest.nonces)
         part = min(largest.part or n, n)
         self._engine.info = contract_of(spec.scheme).halved(spec, n, part, self._engine.info)
         logger.warning(
             "the device has too little memory for %d tokens at a time; from now on micro-batches"
             " hold %d: %s",
-            _n_tokens(largest),
+            largest.n_tokens,
             self._engine.info.max_batch_tokens,
             error,
         )
 
-    def _forget_flying(self) -> list[Flight]:
-        """After an error: the engine's process that met it has forgotten all flights; the
+    def _forget_going(self) -> list[MicroBatch]:
+        """After an error: the engine's process that met it has forgotten all micro-batches; the
         others are told to.
         """
-        flights = [*self._flying.values()]
-        self._drop = [flight.id for flight in flights]
-        self._flying.clear()
+        going = [*self._going.values()]
+        self._drop = [one.id for one in going]
+        self._going.clear()
         self._measured.clear()
-        return flights
-
-
-def _n_tokens(flight: Flight) -> int:
-    return min(flight.part or len(flight.nonces), len(flight.nonces)) * flight.passes.rows
-
-
-def _parts(flight: Flight, most: int) -> list[Flight]:
-    """Flights of at most `most` nonces that together are this one."""
-    runs = [flight.nonces[first : first + most] for first in range(0, len(flight.nonces), most)]
-    found: dict[int, Sequence[JsonValue]] = {}
-    errors: list[ProoflineError | None] = []
-
-    def end_of(index: int) -> OnEnd:
-        def end(values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
-            if values is not None:
-                found[index] = values
-                if len(found) == len(runs):
-                    flight.on_end([value for i in range(len(runs)) for value in found[i]], None)
-            elif not errors:  # the others may end so too
-                errors.append(error)
-                flight.on_end(None, error)
-
-        return end
-
-    return [Flight(flight.spec, run, end_of(index)) for index, run in enumerate(runs)]
+        return going
 
 
 def compute_all(
@@ -307,18 +235,11 @@ def compute_all(
     engine.check_spec(spec)
     if not nonces:
         return []
-    found: list[Any] = []
-
-    def keep(values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
-        if error is not None:
-            raise error
-        found.extend(values or ())
-
-    pipeline = Pipeline(engine, plan or SlicePlan(None, 1))
-    pipeline.add(Flight(spec, nonces, keep))
-    while not pipeline.is_empty:
+    pipeline, whole = Pipeline(engine, plan or SlicePlan(None, 1)), MicroBatch(spec, nonces)
+    pipeline.add(whole)
+    while not whole.future.done():
         if pipeline.is_launched:
             pipeline.fetch()
         else:
             pipeline.run(wait=False)
-    return found
+    return list(whole.future.result())

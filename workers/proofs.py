@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NoReturn
 
@@ -19,8 +19,8 @@ from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
-from workers.engines.ticks import EngineLostError
-from workers.pipeline import Flight, Pipeline
+from workers.engines.ticks import EngineLostError, MicroBatch
+from workers.pipeline import Pipeline
 from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
@@ -32,33 +32,6 @@ ENGINE_LOST_STATUS = 70
 _MOST_FAILURES = 3
 # Seconds to wait for chat before looking for work that was cancelled.
 _LOOK_S = 0.1
-
-
-class Computation:
-    """A micro-batch that was asked for; `result` as soon as it is there."""
-
-    def __init__(
-        self, spec: ProofSpec, nonces: Sequence[int], on_success: Callable[[], None]
-    ) -> None:
-        self._future: Future[list[JsonValue]] = Future()
-        self._on_success = on_success
-        self.flight = Flight(spec, nonces, self._end)
-
-    def result(self, timeout_s: float) -> list[JsonValue] | None:
-        """One value per nonce, in order; None: not within `timeout_s`. The engine's error, or
-        SpecError.
-        """
-        try:
-            return self._future.result(timeout_s)
-        except TimeoutError:
-            return None
-
-    def _end(self, values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
-        if error is not None:
-            self._future.set_exception(error)
-        else:
-            self._on_success()
-            self._future.set_result(list(values or ()))
 
 
 class Proofs:
@@ -74,8 +47,8 @@ class Proofs:
         self._pipeline = Pipeline(engine, SlicePlan(None, 1))
         self.admit_chat(gate, max_step_ms)
         self._changed = threading.Condition()
-        self._added: list[Flight] = []
-        self._cancelled: list[Flight] = []
+        self._added: list[MicroBatch] = []
+        self._cancelled: list[MicroBatch] = []
         self._slices = 0
         self._failures = 0
         self._last_error: ProoflineError | None = None
@@ -109,21 +82,22 @@ class Proofs:
         most = contract.max_batch(spec, self.engine.info)
         return self._pipeline.plan.batch_size(spec, most, contract.passes(spec).steps > 0)
 
-    def submit(self, spec: ProofSpec, nonces: Sequence[int]) -> Computation:
+    def submit(self, spec: ProofSpec, nonces: Sequence[int]) -> MicroBatch:
         """Computes them as one micro-batch, after those submitted before. SpecError: the model
         cannot.
         """
         self.engine.check_spec(spec)
-        computation = Computation(spec, nonces, self._succeeded)
+        micro_batch = MicroBatch(spec, nonces)
+        micro_batch.future.add_done_callback(self._ended)
         with self._changed:
-            self._added.append(computation.flight)
+            self._added.append(micro_batch)
             self._changed.notify_all()
-        return computation
+        return micro_batch
 
-    def cancel(self, computation: Computation) -> None:
+    def cancel(self, micro_batch: MicroBatch) -> None:
         """No further slice of it is launched, and it never ends."""
         with self._changed:
-            self._cancelled.append(computation.flight)
+            self._cancelled.append(micro_batch)
             self._changed.notify_all()
 
     def chat_allows(self, wait_s: float) -> bool:
@@ -190,7 +164,7 @@ class Proofs:
         while self._take_orders():
             try:
                 self._step()
-            except ProoflineError as error:  # the flights that it ended know
+            except ProoflineError as error:  # the micro-batches that it ended have it
                 logger.error("%s", error)
             except Exception as error:
                 logger.exception("proofs cannot be computed")
@@ -205,10 +179,10 @@ class Proofs:
         with self._changed:
             while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):
                 self._changed.wait()
-            for flight in self._added:
-                self._pipeline.add(flight)
-            for flight in self._cancelled:
-                self._pipeline.cancel(flight)
+            for micro_batch in self._added:
+                self._pipeline.add(micro_batch)
+            for micro_batch in self._cancelled:
+                self._pipeline.cancel(micro_batch)
             self._added.clear()
             self._cancelled.clear()
             return not self._stopped
@@ -230,5 +204,6 @@ class Proofs:
         if self.gate is not None:
             self.gate.ran(started, busy_s)
 
-    def _succeeded(self) -> None:
-        self._failures = 0
+    def _ended(self, future: Future[Sequence[JsonValue]]) -> None:
+        if future.exception() is None:
+            self._failures = 0

@@ -7,19 +7,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from pydantic import JsonValue
 from redis.exceptions import RedisError
 
 from poc_core.errors import ProoflineError
-from poc_core.records import RoundRecord, RoundState
-from poc_core.state.rounds import Lease, LeaseRefusal, RoundStore
+from poc_core.records import Lease, Refusal, RoundRecord, RoundState
+from poc_core.state.rounds import RoundStore
 from workers.patience import until_redis_answers
-from workers.proofs import Computation, Proofs
+from workers.proofs import Proofs
+from workers.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +35,14 @@ STEP_S = 10.0
 _FULL_LOG_S = 10.0
 
 
-class _InHand(NamedTuple):
-    lease: Lease
-    computation: Computation
+class RoundSteps:
+    """Computes for the current round on this process's engine, one step at a time, whoever asks;
+    the source of that round's leases.
+    """
 
-
-class RoundRunner:
-    """Computes for the current round on this process's engine; one step at a time, whoever asks."""
+    look_s = _LOOK_S
+    cuts = False
+    _record: RoundRecord  # of the round that a step computes for
 
     def __init__(
         self,
@@ -61,11 +60,9 @@ class RoundRunner:
         self._rounds = rounds
         self._publish_step = publish_step
         self._step_s = step_s
+        self._runner = Runner(proofs, self)  # holds leases of one round, from step to step
         self._in_step = threading.Lock()
         self._leaving = threading.Event()
-        self._in_hand: deque[_InHand] = (
-            deque()
-        )  # of one round, oldest first; kept from step to step
         self._full_logged_at = 0.0
         self._n_done = 0  # nonces since the last line in the log
         self._logged_at = time.monotonic()
@@ -97,145 +94,97 @@ class RoundRunner:
         """Whether another step is to follow; else nothing of a round is left in hand."""
         goes_on = False
         try:
-            self._drop_others(round_id)
-            record = until_redis_answers(lambda: self._rounds.read(round_id))
-            goes_on = (
-                record is not None
-                and record.state is RoundState.GENERATING
-                and self._run(record, time.monotonic() + self._step_s)
-            )
+            goes_on = self._compute(round_id)
             return goes_on
         finally:
             if not goes_on:
                 self._proofs.set_computes_round(False)  # first: giving back may fail
-                self._drop_others(None)
+                self._runner.give_back()
 
-    def _run(self, record: RoundRecord, deadline: float) -> bool:
-        """Leases and computes until the deadline (True) or until there is nothing more to do
-        (False).
-
-        As many micro-batches are in hand as keep every stage of the engine busy while values go to
-        Redis.
-        """
-        self._proofs.set_computes_round(
-            True
-        )  # before the first look at the gate: `exclusive` does not wait for chat
-        if not self._in_hand:
+    def _compute(self, round_id: str) -> bool:
+        """Whether another step is to follow."""
+        if any(lease.owner_id != round_id for lease in self._runner.held):
+            self._runner.give_back()
+        record = until_redis_answers(lambda: self._rounds.read(round_id))
+        if record is None or record.state is not RoundState.GENERATING:
+            return False
+        self._record = record
+        # Before the first look at the gate: `exclusive` does not wait for chat.
+        self._proofs.set_computes_round(True)
+        if not self._runner.held:
             self._n_done, self._logged_at = 0, time.monotonic()
-        more = True
-        while time.monotonic() < deadline and not self._leaving.is_set():
-            if more:
-                more = self._lease_more(record)
-            if self._in_hand:
-                if not self._wait_for_oldest(record):
-                    return False
-            elif not more or not (
-                self._proofs.chat_allows(_CHAT_WAIT_S) or self._generates(record)
-            ):
-                return False
+        deadline = time.monotonic() + self._step_s
+        if not self._runner.run(lambda: time.monotonic() >= deadline or self._leaving.is_set()):
+            return False
         if self._leaving.is_set():
-            while self._in_hand and self._proofs.chat_allows(0) and self._wait_for_oldest(record):
+            while self._runner.held and self._proofs.chat_allows(0) and self._runner.bring_home():
                 pass
             return False
-        self._log(record)
+        self._log()
         return True
 
-    def _lease_more(self, record: RoundRecord) -> bool:
-        """Fills the hand while chat lets it be computed. False: the round has nothing more to
-        lease.
-        """
-        while len(self._in_hand) < self._proofs.depth and self._proofs.chat_allows(0):
-            size = self._proofs.batch_size(record.config.spec)
-            held = [in_hand.lease for in_hand in self._in_hand]
-            lease = until_redis_answers(
-                partial(self._rounds.lease, record, self._worker_id, size, held)
-            )
-            if lease is LeaseRefusal.FULL:
-                if not self._in_hand:
-                    self._wait_for_room(record.round_id)
-                return True
-            if not isinstance(lease, Lease):
-                return False
-            try:
-                self._in_hand.append(
-                    _InHand(lease, self._proofs.submit(record.config.spec, lease.nonces))
-                )
-            except ProoflineError as error:
-                self._release(lease)
-                self._fail(record, error)
-                return False
-        return True
+    # What its runner asks for, see Source.
 
-    def _wait_for_oldest(self, record: RoundRecord) -> bool:
-        """Brings the oldest micro-batch home when it ends within _LOOK_S. False: the round is
-        over.
-        """
-        lease, computation = self._in_hand[0]
+    def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
+        record = self._record
+        if not self._proofs.chat_allows(0 if held else _CHAT_WAIT_S):
+            return [] if held or self.is_wanted(held) else None
+        size = self._proofs.batch_size(record.config.spec)
+        lease = until_redis_answers(lambda: self._rounds.lease(record, self._worker_id, size, held))
+        if isinstance(lease, Lease):
+            return [lease]
+        if lease is not Refusal.FULL:
+            return None
+        if not held:
+            self._wait_for_room()
+        return []
+
+    def is_wanted(self, leases: Sequence[Lease]) -> bool:
         try:
-            values = computation.result(_LOOK_S)
-        except ProoflineError as error:
-            self._drop_others(None)
-            return self._fail(record, error)
-        if values is None:
-            return self._generates(record)
-        self._in_hand.popleft()
-        self._complete(lease, values)
-        return True
-
-    def _generates(self, record: RoundRecord) -> bool:
-        try:
-            return self._rounds.generating(record.config.model) == record.round_id
+            return self._rounds.generating(self._record.config.model) == self._record.round_id
         except RedisError:
             return True  # when it is back, the next lease tells
 
-    def _complete(self, lease: Lease, values: list[JsonValue]) -> None:
+    def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
         taken = until_redis_answers(lambda: self._rounds.complete(lease, self._worker_id, values))
         if not taken:
             logger.info(
-                "places %d .. of the round were computed by another worker too", lease.first
+                "places %d .. of the round were computed by another worker too", lease.place
             )
         self._n_done += len(values)
 
-    def _fail(self, record: RoundRecord, error: ProoflineError) -> bool:
-        """True: try again. What no engine can compute ends the round; one engine's failure does
-        not, for the round has others: they go on while this one tries again or is replaced.
+    def release(self, lease: Lease, lost_engine: bool) -> None:
+        until_redis_answers(lambda: self._rounds.release(lease, self._worker_id))
+
+    def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
+        """What no engine can compute ends the round; one engine's failure does not, for the round
+        has others.
         """
-        if self._proofs.judge(error):
-            return True
         logger.error("the round stops: %s", error)
-        until_redis_answers(lambda: self._rounds.switch(record, RoundState.STOPPED, str(error)))
-        return False
+        until_redis_answers(
+            lambda: self._rounds.switch(self._record, RoundState.STOPPED, str(error))
+        )
 
-    def _drop_others(self, round_id: str | None) -> None:
-        """Gives back what is in hand of other rounds than this one."""
-        while self._in_hand and self._in_hand[0].lease.round_id != round_id:
-            lease, computation = self._in_hand.popleft()
-            self._proofs.cancel(computation)
-            self._release(lease)
-
-    def _release(self, lease: Lease) -> None:
-        until_redis_answers(partial(self._rounds.release, lease, self._worker_id))
-
-    def _wait_for_room(self, round_id: str) -> None:
+    def _wait_for_room(self) -> None:
         if time.monotonic() - self._full_logged_at > _FULL_LOG_S:
             self._full_logged_at = time.monotonic()
             logger.error(
                 "the outbox of round %s is full (POC_OUTBOX_MAX_BYTES): generation pauses until"
                 " the receiver takes what waits",
-                round_id,
+                self._record.round_id,
             )
         self._leaving.wait(_FULL_PAUSE_S)
 
-    def _log(self, record: RoundRecord) -> None:
+    def _log(self) -> None:
         """One line a step."""
-        now = time.monotonic()
+        now, round_id = time.monotonic(), self._record.round_id
         logger.info(
             "round %s: %d nonces in %.0f s, %.1f nonces/s%s; %d wait in the outbox",
-            record.round_id,
+            round_id,
             self._n_done,
             now - self._logged_at,
             self._n_done / max(now - self._logged_at, 1e-3),
             "" if self._proofs.chat_allows(0) else ", waits for chat",
-            until_redis_answers(lambda: self._rounds.waiting_artifacts(record.round_id)),
+            until_redis_answers(lambda: self._rounds.waiting_artifacts(round_id)),
         )
         self._n_done, self._logged_at = 0, now

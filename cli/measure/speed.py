@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-from pydantic import JsonValue
 
 from cli.measure.time_parts import TimeParts, time_parts
 from cli.terminal import note
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from workers.engines.base import Engine
-from workers.pipeline import Flight, Pipeline
+from workers.engines.ticks import MicroBatch
+from workers.pipeline import Pipeline
 from workers.slice_plan import SlicePlan
 
 # Micro-batches before the clock starts: the first compiles and fills caches, those after it settle
@@ -139,25 +139,21 @@ def _run(
     """
     pipeline = Pipeline(engine, plan)
     most = engine.info.max_batch(spec.seq_len)
+    going: deque[MicroBatch] = deque()
     ended: list[int] = []
-    begun = 0
-
-    def end(values: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
-        if error is not None:
-            raise error
-        ended.append(len(values or ()))
-
     while True:
-        while begun - len(ended) <= len(engine.stages) and goes_on(begun):
+        while len(going) <= len(engine.stages) and goes_on(begun := len(ended) + len(going)):
             size = min(most, n) if n else plan.batch_size(spec, most)
-            pipeline.add(Flight(spec, range(begun * most, begun * most + size), end))
-            begun += 1
+            going.append(MicroBatch(spec, range(begun * most, begun * most + size)))
+            pipeline.add(going[-1])
         if pipeline.is_empty:
             return ended
         if pipeline.is_launched:
             pipeline.fetch()
         else:
             pipeline.run(wait=False)
+        while going and going[0].future.done():
+            ended.append(len(going.popleft().future.result()))
 
 
 def n_steps(n_sizes: int, n_limits: int) -> int:

@@ -10,16 +10,14 @@ not supported.
 from poc_core.state.client import connect
 from poc_core.state.delivery.outbox import Outbox
 from poc_core.state.deployments import DeploymentStore
-from poc_core.state.jobs import Claim, JobStore, Refusal
+from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 
 __all__ = [
-    "Claim",
     "DeploymentStore",
     "JobStore",
     "Outbox",
-    "Refusal",
     "RoundStore",
     "WorkerRegistry",
     "connect",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class Hand:
-    """The leases that a worker's tasks have in hand, one for each claim. For many threads.
+    """The leases that a worker's tasks have in hand, numbered. For many threads.
 
     They are numbered in the order in which they are taken, so a few numbers tell of all: what was
     taken and is not in hand any more is forgotten, whatever Redis says; what comes later is not
@@ -18,7 +18,7 @@ class Hand:
     """
 
     def __init__(self, name_lease: Callable[[int], str]) -> None:
-        """`name_lease(number)`: as JobStore.new_lease."""
+        """`name_lease(number)`: as JobStore.name_lease."""
         self._name_lease = name_lease
         self._lock = threading.Lock()
         self._n_taken = 0

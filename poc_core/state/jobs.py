@@ -1,7 +1,7 @@
 """Jobs in Redis: created by the API, computed batch by batch by workers, finished exactly once.
 
 The job record is the truth; a Celery message only says where to look. So a message may come twice,
-late or never: a claim refuses what is done or in hand, and the reaper publishes again what waits
+late or never: a lease refuses what is done or in hand, and the reaper publishes again what waits
 (`pending`) or lost its worker (`orphans`).
 """
 
@@ -9,16 +9,23 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from pydantic import JsonValue
 from redis import Redis
 
 from poc_core.errors import AnswerTooLargeError, NoVerdictError, QueueFullError
-from poc_core.queues import model_queue
-from poc_core.records import JobKind, JobRecord, JobRequest, JobStatus, NewJob, ProofSpec
+from poc_core.queues import messages, model_queue
+from poc_core.records import (
+    JobKind,
+    JobRecord,
+    JobRequest,
+    JobStatus,
+    Lease,
+    NewJob,
+    ProofSpec,
+    Refusal,
+)
 from poc_core.schemes import contract_of
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
@@ -56,27 +63,6 @@ _RECORD_FIELDS = (
 )
 
 
-class Refusal(StrEnum):
-    """Why a batch cannot be claimed; in every case the message is dropped."""
-
-    GONE = "gone"  # no such job: expired
-    ENDED = "ended"  # completed, failed or cancelled
-    ROUND = "round"  # a round has the workers; the batch waits for its end
-    DONE = "done"  # this batch has its values
-    HELD = "held"  # a live worker computes it, maybe this one
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A batch leased to a worker, which then must `complete` or `release` it."""
-
-    job_id: str
-    batch_index: int
-    model: str
-    spec: ProofSpec
-    nonces: list[int]
-
-
 class JobStore:
     """All operations on jobs. Each changes Redis in one atomic step and may be repeated without
     harm.
@@ -89,8 +75,8 @@ class JobStore:
         self._settings = settings
         self._clock = clock
         self._create = scripts.load(redis, "create_job")
-        self._claim = scripts.load(redis, "claim_batch")
-        self._claim_more = scripts.load(redis, "claim_more")
+        self._lease = scripts.load(redis, "lease_batch")
+        self._lease_more = scripts.load(redis, "lease_more")
         self._complete = scripts.load(redis, "complete_batch")
         self._release = scripts.load(redis, "release_batch")
         self._note_waiting = scripts.load(redis, "note_waiting")
@@ -184,18 +170,13 @@ class JobStore:
         The messages of their models are gone too; a worker sends those of the jobs that stay again
         (`pending`).
         """
-        n_cancelled = 0
+        n_cancelled, ended_ttl_s = 0, self._settings.generate_result_ttl_sec
         for model in self._models():
+            names = [keys.active(model), messages(model_queue(model))]
             n_seen, n_here, n_stay = _CANCEL_CHUNK, 0, 0
             while n_seen == _CANCEL_CHUNK:
-                args = [
-                    n_stay,
-                    _CANCEL_CHUNK,
-                    self._clock(),
-                    self._settings.generate_result_ttl_sec,
-                    n_here,
-                ]
-                n_seen, n, stay = self._cancel([keys.active(model), model_queue(model)], args)
+                args = [n_stay, _CANCEL_CHUNK, self._clock(), ended_ttl_s, n_here]
+                n_seen, n, stay = self._cancel(names, args)
                 n_here, n_stay = n_here + n, n_stay + stay
             n_cancelled += n_here
         return n_cancelled
@@ -219,67 +200,56 @@ class JobStore:
         """Nonces done so far (counted anew after job_ttl_sec without any)."""
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
-    # Workers: claim, then complete or release; whoever completes the last batch finishes.
+    # Workers: lease, then complete or release; whoever completes the last batch finishes.
 
-    def new_lease(self, worker_id: str, number: int | None = None) -> str:
-        """Names one claim, so that a claim that Redis did not answer may be repeated: it may have
-        been granted.
+    def name_lease(self, worker_id: str, number: int | None = None) -> str:
+        """Names a lease, so that one that Redis did not answer may be asked for again: it may
+        have been granted.
 
         `number`: under which the worker's heartbeats tell of it (Hand); None: they do not.
         """
         name = uuid.uuid4().hex if number is None else f"n{number}"
         return f"{worker_id}|{int(self._clock())}|{name}"
 
-    def claim(
-        self, job_id: str, batch_index: int, worker_id: str, lease: str | None = None
-    ) -> Claim | Refusal:
-        """Leases a batch to a worker; the first claim of a job sets it running.
+    def lease(
+        self, job_id: str, batch_index: int, worker_id: str, name: str | None = None
+    ) -> Lease | Refusal:
+        """Leases a batch to a worker; the first lease of a job sets it running.
 
         The lease ends with the worker's heartbeat, with one that has it not in hand any more, or
         after the broker's visibility timeout. For a worker that lives may have forgotten it, and so
         may Redis that it was completed.
         """
-        lease = lease or self.new_lease(worker_id)
-        limits = [
-            self._settings.job_ttl_sec,
-            MAX_LOSSES,
-            self._settings.generate_result_ttl_sec,
-            self._oldest_lease(),
-        ]
-        reason, *found = self._claim(
-            [keys.job(job_id)], [batch_index, lease, self._clock(), *limits]
-        )
+        name, ttl_s = name or self.name_lease(worker_id), self._settings.job_ttl_sec
+        args: list[Any] = [batch_index, name, self._clock(), ttl_s, MAX_LOSSES]
+        args += [self._settings.generate_result_ttl_sec, self._oldest_lease()]
+        reason, *found = self._lease([keys.job(job_id)], args)
         if reason != b"ok":
             return Refusal(reason.decode())
         model, spec, nonces = found
-        return Claim(
-            job_id,
-            batch_index,
-            model.decode(),
-            ProofSpec.model_validate_json(spec),
-            json.loads(nonces),
-        )
+        parsed = ProofSpec.model_validate_json(spec)
+        return Lease(job_id, batch_index, model.decode(), parsed, json.loads(nonces))
 
-    def claim_more(self, beside: Claim, lease: str, room: int) -> list[Claim]:
+    def lease_more(self, beside: Lease, name: str, room: int) -> list[Lease]:
         """Leases batches of the same spec, of at most `room` nonces together, that a worker
-        computes with `beside`: the next ones of its job, then those of other jobs. `lease`:
+        computes with `beside`: the next ones of its job, then those of other jobs. `name`:
         that of `beside`.
         """
-        found: list[Claim] = []
+        found: list[Lease] = []
         spec = beside.spec.model_dump_json()
-        places = [(beside.job_id, beside.batch_index + 1)]
+        places = [(beside.owner_id, beside.place + 1)]
         if room > 0:
             active = self.active_jobs(beside.model, _MOST_JOBS_BESIDE)
-            places += [(job_id, 0) for job_id in active if job_id != beside.job_id]
+            places += [(job_id, 0) for job_id in active if job_id != beside.owner_id]
         for job_id, first in places:
             if room <= 0:
                 break
-            args: list[Any] = [lease, self._settings.job_ttl_sec, spec, first, room, _MOST_MISSES]
-            pairs = self._claim_more([keys.job(job_id)], args)
+            args: list[Any] = [name, self._settings.job_ttl_sec, spec, first, room, _MOST_MISSES]
+            pairs = self._lease_more([keys.job(job_id)], args)
             for index, nonces in zip(pairs[::2], pairs[1::2], strict=True):
-                claim = Claim(job_id, int(index), beside.model, beside.spec, json.loads(nonces))
-                room -= len(claim.nonces)
-                found.append(claim)
+                lease = Lease(job_id, int(index), beside.model, beside.spec, json.loads(nonces))
+                room -= len(lease.nonces)
+                found.append(lease)
         return found
 
     def any_active(self, job_ids: Sequence[str]) -> bool:
@@ -374,7 +344,7 @@ class JobStore:
         return sorted(int(index) for index in set(todo).difference(leased))[:limit]
 
     def orphans(self, job_id: str) -> list[int]:
-        """Frees the leases that ended uncompleted (see `claim`) and returns their batches, to be
+        """Frees the leases that ended uncompleted (see `lease`) and returns their batches, to be
         published again.
 
         A dead worker counts as a lost engine (see `release`): a batch that kills every worker must

@@ -39,7 +39,7 @@ class WorkerRegistry:
 
     def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
         """Says that the worker lives, what it serves and which leases it has in hand
-        (Hand.told; None: all that Redis knows of). Comes before its first claim: the dead hold
+        (Hand.told; None: all that Redis knows of). Comes before its first lease: the dead hold
         no lease.
         """
         fields = asdict(worker)

@@ -9,8 +9,6 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from pydantic import JsonValue
@@ -18,7 +16,7 @@ from redis import Redis
 
 from poc_core.errors import RoundError
 from poc_core.payloads import callback_url, payload_head
-from poc_core.records import RoundConfig, RoundRecord, RoundState
+from poc_core.records import Lease, Refusal, RoundConfig, RoundRecord, RoundState
 from poc_core.schemes import contract_of
 from poc_core.schemes.contract import Reported
 from poc_core.settings import Settings
@@ -36,28 +34,6 @@ _MOST_PLACES = 2**53 - 1
 _MOST_KEPT = 100_000
 # Of these, in one answer: 0.4 MB of JSON, and more than most rounds have.
 MOST_LISTED = 10_000
-
-
-class LeaseRefusal(StrEnum):
-    """Why a worker gets no nonces of a round."""
-
-    STOPPED = "stopped"  # or it validates, or expired
-    FULL = "full"  # the outbox is at its limit: ask again later
-    EXHAUSTED = "exhausted"  # the sequence has ended; the round does with the last of its leases
-
-
-@dataclass(frozen=True)
-class Lease:
-    """Nonces of a round that a worker computes next; then it must `complete` or `release` them."""
-
-    round_id: str
-    config: RoundConfig
-    first: int  # place in the nonce sequence
-    places: int
-
-    @property
-    def nonces(self) -> range:
-        return self.config.nonces.take(self.first, self.places)
 
 
 class RoundStore:
@@ -170,35 +146,26 @@ class RoundStore:
 
     def lease(
         self, round: RoundRecord, worker_id: str, places: int, in_hand: Sequence[Lease] = ()
-    ) -> Lease | LeaseRefusal:
+    ) -> Lease | Refusal:
         """Up to `places` nonces for a worker whose heart beats: lost ones first, then the next of
         the sequence.
 
         `in_hand`: the leases that the worker computes. Others that it held are taken from it: it
         never got them because an answer was lost, or an error made it forget them.
         """
-        now = self._clock()
-        until = now + LEASE_S
-        reason, *found = self._lease(
-            [
-                keys.round(round.round_id),
-                keys.outbox(round.round_id),
-                keys.generating(round.config.model),
-                keys.CURRENT_ROUND,
-            ],
-            [
-                worker_id,
-                places,
-                now,
-                until,
-                self._ttl_s,
-                self._settings.outbox_max_bytes,
-                " ".join(f"{lease.first}:{lease.places}" for lease in in_hand),
-            ],
-        )
+        now, config = self._clock(), round.config
+        args: list[Any] = [worker_id, places, now, now + LEASE_S, self._ttl_s]
+        args += [
+            self._settings.outbox_max_bytes,
+            " ".join(f"{lease.place}:{len(lease.nonces)}" for lease in in_hand),
+        ]
+        names = [keys.round(round.round_id), keys.outbox(round.round_id)]
+        names += [keys.generating(config.model), keys.CURRENT_ROUND]
+        reason, *found = self._lease(names, args)
         if reason != b"ok":
-            return LeaseRefusal(reason.decode())
-        return Lease(round.round_id, round.config, int(found[0]), int(found[1]))
+            return Refusal(reason.decode())
+        place, nonces = int(found[0]), config.nonces.take(*map(int, found))
+        return Lease(round.round_id, place, config.model, config.spec, nonces, config.terms)
 
     def complete(self, lease: Lease, worker_id: str, values: Sequence[JsonValue]) -> bool:
         """Stores the values of a lease's nonces, in their order, and puts the valid ones into the
@@ -208,12 +175,14 @@ class RoundStore:
         is delivered.
         """
         pairs = list(zip(lease.nonces, values, strict=True))
-        contract, terms = contract_of(lease.config.spec.scheme), lease.config.terms
+        contract = contract_of(lease.spec.scheme)
         excluded = [nonce for nonce, value in pairs if value is None]
         valid = [
-            pair for pair in pairs if pair[1] is not None and contract.is_reported(pair[1], terms)
+            (nonce, value)
+            for nonce, value in pairs
+            if value is not None and contract.is_reported(value, lease.terms)
         ]
-        args: list[Any] = [lease.round_id, lease.first, lease.places, worker_id]
+        args: list[Any] = [lease.owner_id, lease.place, len(lease.nonces), worker_id]
         args += [json.dumps(excluded) if excluded else "", len(excluded)]
         args += [self._clock(), self._settings.callback_interval_sec, self._ttl_s]
         listed = [entries.pack([pair]) for pair in valid] if contract.lists_reported else []
@@ -222,17 +191,13 @@ class RoundStore:
         most, most_bytes = self._settings.callback_max_artifacts, self._settings.callback_max_bytes
         for n, entry in entries.packed(valid, most, most_bytes):
             args += [n, entry]
-        generating = keys.generating(lease.config.model)
-        return bool(
-            self._complete(
-                [keys.round(lease.round_id), keys.outbox(lease.round_id), generating], args
-            )
-        )
+        names = [keys.round(lease.owner_id), keys.outbox(lease.owner_id)]
+        return bool(self._complete([*names, keys.generating(lease.model)], args))
 
     def release(self, lease: Lease, worker_id: str) -> bool:
         """Gives a lease back uncomputed, to whoever asks next."""
-        args: list[Any] = [lease.first, lease.places, worker_id, self._ttl_s]
-        return bool(self._release([keys.round(lease.round_id)], args))
+        args: list[Any] = [lease.place, len(lease.nonces), worker_id, self._ttl_s]
+        return bool(self._release([keys.round(lease.owner_id)], args))
 
     @property
     def _ttl_s(self) -> int:

@@ -16,13 +16,12 @@ from api.models.downloads import Downloads
 from api.proofs.admission import admit
 from api.proofs.dispatch import Dispatcher
 from api.services import Services, Waiting
-from poc_core.records import NewJob, RoundState
+from poc_core.records import Lease, NewJob, RoundState
 from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.serving.deployments import Deployment, HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore
+from poc_core.state import JobStore
 from poc_core.state.downloads import Download, DownloadStore
-from poc_core.state.rounds import Lease
 from tests.harness.samples import (
     DISTANCE_SPEC,
     MODEL,
@@ -213,8 +212,8 @@ class Node:
     def _computed(self, job: NewJob) -> str:
         jobs = self._services.jobs
         job_id = jobs.create(job)
-        claim = jobs.claim(job_id, 0, "w1")
-        assert isinstance(claim, Claim)
-        jobs.complete(job_id, 0, [VECTOR for _ in claim.nonces])
+        lease = jobs.lease(job_id, 0, "w1")
+        assert isinstance(lease, Lease)
+        jobs.complete(job_id, 0, [VECTOR for _ in lease.nonces])
         jobs.finish(job_id)
         return job_id

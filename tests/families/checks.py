@@ -16,7 +16,7 @@ from poc_core.records import ProofSpec
 from tests.families.differences import Answer, Difference, of_answers, of_values
 from tests.harness import golden
 from workers.engines.base import Engine
-from workers.engines.ticks import Begin, Slice, Tick
+from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
@@ -28,8 +28,8 @@ PROMPT, ANSWER = 300, 8
 # Runs that are alike, which tell how far an engine lies from itself.
 _REPEATS = 4
 # Of the micro-batches that run beside chat: others than a pipeline's.
-FIRST_FLIGHT = 1_000_000
-_FLIGHTS = itertools.count(FIRST_FLIGHT)
+FIRST_ID = 1_000_000
+_IDS = itertools.count(FIRST_ID)
 _TIMEOUT_S = 120
 
 
@@ -114,27 +114,25 @@ def _beside(
         update={"block_hash": "other"}
     )  # which a wrong cache or buffer would mix with these
     compute_all(engine, others, NONCES)
-    for one in slices_of_a_flight(engine, spec):
+    for one in slices_of_one(engine, spec):
         values += [] if one is None else [one]
         answers.append(answered(engine, prompt, logprobs=logprobs))
     under_way = ask(engine, prompt, logprobs=logprobs)
     while not under_way.done():
-        values += [one for one in slices_of_a_flight(engine, spec) if one is not None]
+        values += [one for one in slices_of_one(engine, spec) if one is not None]
         compute_all(engine, others, NONCES)
     answers.append(under_way.result(_TIMEOUT_S))
     return values, answers
 
 
-def slices_of_a_flight(engine: Engine, spec: ProofSpec) -> Iterator[Sequence[JsonValue] | None]:
+def slices_of_one(engine: Engine, spec: ProofSpec) -> Iterator[Sequence[JsonValue] | None]:
     """Runs a micro-batch layer by layer, where that can be; its values after the last slice."""
-    flight = next(_FLIGHTS)
+    own = next(_IDS)
     for stage in engine.stages:
         for first in stage if engine.sliceable else [stage.start]:
-            begin = [Begin(flight, spec, NONCES)] if first == 0 else []
+            begin = [MicroBatch(spec, NONCES, id=own)] if first == 0 else []
             end = first + 1 if engine.sliceable else stage.stop
-            yield engine.tick(Tick(begin, [Slice(flight, first, end)], wait=True)).values.get(
-                flight
-            )
+            yield engine.tick(Tick(begin, [Slice(own, first, end)], wait=True)).values.get(own)
 
 
 def greedy(engine: Engine, n_tokens: int = ANSWER) -> list[int]:

@@ -51,26 +51,26 @@ class FakeEngine(Engine):
         self.chat = 0  # unfinished requests
         self.closed = False
         # With the nonces of one forward of all rows, and the layer and pass that come next.
-        self._flights: dict[int, tuple[ProofSpec, Sequence[int], int, int, int]] = {}
+        self._going: dict[int, tuple[ProofSpec, Sequence[int], int, int, int]] = {}
         self._done: dict[int, list[JsonValue]] = {}
 
     def tick(self, tick: Tick) -> TickResult:
         (self.ticks if tick.slices else self.fetches).append(tick)
-        for flight in tick.drop:
-            self._flights.pop(flight, None)
-            self._done.pop(flight, None)
+        for dropped in tick.drop:
+            self._going.pop(dropped, None)
+            self._done.pop(dropped, None)
         done = {
             one: found for one, found in self._done.items() if tick.fetch == one or not self.slow
         }
-        self._done = {flight: found for flight, found in self._done.items() if flight not in done}
+        self._done = {one: found for one, found in self._done.items() if one not in done}
         try:
             refused = self._begin(tick)
             event = self.events.get(len(self.ticks) - 1) if tick.slices else None
             if event is not None:
                 event()
-            ran = self._run([one for one in tick.slices if one.flight not in refused])
+            ran = self._run([one for one in tick.slices if one.micro_batch not in refused])
         except BaseException:
-            self._flights.clear()
+            self._going.clear()
             raise
         if tick.wait or not (self.late or self.slow):
             done |= self._done
@@ -85,13 +85,13 @@ class FakeEngine(Engine):
 
     def _begin(self, tick: Tick) -> dict[int, str]:
         refused = {}
-        for flight, spec, nonces, part in tick.begin:
-            assert flight not in self._flights
-            if spec.block_hash in self.refuse:
-                refused[flight] = self.refuse[spec.block_hash]
+        for one in tick.begin:
+            assert one.id not in self._going
+            if one.spec.block_hash in self.refuse:
+                refused[one.id] = self.refuse[one.spec.block_hash]
                 continue
-            self.begun.append(list(nonces))
-            self._flights[flight] = (spec, nonces, part or len(nonces), 0, 0)
+            self.begun.append(list(one.nonces))
+            self._going[one.id] = (one.spec, one.nonces, one.part or len(one.nonces), 0, 0)
         return refused
 
     def _run(self, slices: Sequence[Slice]) -> list[tuple[Slice, float]]:
@@ -102,7 +102,7 @@ class FakeEngine(Engine):
         assert len(set(stages)) == len(stages), "a stage runs one slice at a time"
         ran = []
         for one, stage in zip(slices, stages, strict=True):
-            spec, nonces, part, at, step = self._flights[one.flight]
+            spec, nonces, part, at, step = self._going[one.micro_batch]
             n_layers, n_parts = self.stages[-1].stop, -(-len(nonces) // part)
             n_passes = n_parts + contract_of(spec.scheme).passes(spec).steps
             assert one.first == at < one.end <= self.stages[stage].stop, (
@@ -118,12 +118,12 @@ class FakeEngine(Engine):
             said_s = self.layer_s if self.said_s is None else self.said_s
             ran.append((one, said_s * n))
             if one.end < n_layers:
-                self._flights[one.flight] = (spec, nonces, part, one.end, step)
+                self._going[one.micro_batch] = (spec, nonces, part, one.end, step)
             elif one.until < n_passes:
-                self._flights[one.flight] = (spec, nonces, part, 0, one.until)
+                self._going[one.micro_batch] = (spec, nonces, part, 0, one.until)
             else:
-                del self._flights[one.flight]
-                self._done[one.flight] = values(spec, nonces)
+                del self._going[one.micro_batch]
+                self._done[one.micro_batch] = values(spec, nonces)
         return ran
 
     @property
@@ -131,10 +131,10 @@ class FakeEngine(Engine):
         return [one for tick in self.ticks for one in tick.slices]
 
     @property
-    def n_flights(self) -> int:
-        return len(self._flights)
+    def n_going(self) -> int:
+        return len(self._going)
 
     @property
     def is_idle(self) -> bool:
         """Whether it holds no micro-batch."""
-        return not self._flights and not self._done
+        return not self._going and not self._done

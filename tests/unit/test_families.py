@@ -53,10 +53,10 @@ class Engine(workers.engines.base.Engine):
 
     def tick(self, tick: Tick) -> TickResult:
         (one,) = tick.slices
-        return TickResult({}, [], {one.flight: self._values(one)} if one.end == 2 else {})
+        return TickResult({}, [], {one.micro_batch: self._values(one)} if one.end == 2 else {})
 
     def _values(self, last: Slice) -> list[JsonValue]:
-        if last.flight >= checks.FIRST_FLIGHT:
+        if last.micro_batch >= checks.FIRST_ID:
             off = self._beside
         else:
             off = next(self._offs) if last.first == 0 else self._sliced

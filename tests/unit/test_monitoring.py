@@ -16,9 +16,8 @@ from fastapi.testclient import TestClient
 from flower.events import get_prometheus_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from poc_core.records import RoundState
+from poc_core.records import Lease, RoundState
 from poc_core.state import RoundStore, WorkerRegistry
-from poc_core.state.rounds import Lease
 from tests.harness import compose_file
 from tests.harness.compose_file import ROOT
 from tests.harness.samples import round_config, worker_record

@@ -4,12 +4,10 @@ micro-batches.
 
 from __future__ import annotations
 
-import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -44,13 +42,6 @@ class Engine(ABC):
     slices_in_flight: int = 1
     # What the API passes on to the chat server, once it serves (openai_paths.passed_on).
     chat_paths: Sequence[str] = ()
-
-    @cached_property
-    def flight_ids(self) -> Iterator[int]:
-        """For micro-batches: each has its own, as times of one that ended may come with the
-        next one's.
-        """
-        return itertools.count()
 
     @abstractmethod
     def tick(self, tick: Tick) -> TickResult:
@@ -124,12 +115,12 @@ class WholeBatchEngine(Engine):
         refused: dict[int, str] = {}
         values: dict[int, Sequence[JsonValue]] = {}
         ran: list[tuple[Slice, float]] = []
-        for flight, spec, nonces, _part in tick.begin:
+        for one in tick.begin:
             began = time.monotonic()
             try:
-                values[flight] = self.compute_batch(spec, nonces)
+                values[one.id] = self.compute_batch(one.spec, one.nonces)
             except SpecError as error:
-                refused[flight] = str(error)
+                refused[one.id] = str(error)
             else:
-                ran.append((Slice(flight, 0, 1), time.monotonic() - began))
+                ran.append((Slice(one.id, 0, 1), time.monotonic() - began))
         return TickResult(refused, ran, values)

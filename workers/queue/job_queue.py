@@ -11,19 +11,28 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 
-from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK, model_queue, worker_queue
+from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK, messages, model_queue, worker_queue
 
 # Messages in one round trip to Redis.
 _PIPELINED = 100
 
 
-class JobQueue:
+class _Queue:
+    def __init__(self, app: Celery, redis: Redis, name: str) -> None:
+        self._app = app
+        self._redis: Any = redis
+        self._name = name
+
+    def is_empty(self) -> bool:
+        """Whether no message waits."""
+        return bool(self._redis.llen(messages(self._name)) == 0)
+
+
+class JobQueue(_Queue):
     """The queue of one model's batches, shared by all its workers."""
 
     def __init__(self, app: Celery, redis: Redis, model: str) -> None:
-        self._app = app
-        self._redis: Any = redis
-        self._name = model_queue(model)
+        super().__init__(app, redis, model_queue(model))
 
     def publish(self, job_id: str, batch_indexes: Iterable[int]) -> None:
         """One message per batch. A message too many does no harm: its claim is refused."""
@@ -36,21 +45,12 @@ class JobQueue:
                         RUN_BATCH_TASK, args=[job_id, index], queue=self._name, producer=producer
                     )
 
-    def is_empty(self) -> bool:
-        """Whether no message waits (kombu keeps a queue as a Redis list of its name)."""
-        return bool(self._redis.llen(self._name) == 0)
 
-
-class StepQueue:
+class StepQueue(_Queue):
     """The queue of one worker alone: its next step in a round."""
 
     def __init__(self, app: Celery, redis: Redis, worker_id: str) -> None:
-        self._app = app
-        self._redis: Any = redis
-        self._name = worker_queue(worker_id)
+        super().__init__(app, redis, worker_queue(worker_id))
 
     def publish(self, round_id: str) -> None:
         self._app.send_task(ROUND_STEP_TASK, args=[round_id], queue=self._name)
-
-    def is_empty(self) -> bool:
-        return bool(self._redis.llen(self._name) == 0)

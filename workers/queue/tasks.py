@@ -5,7 +5,23 @@ truth is in Redis.
 from celery import shared_task
 
 from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK
-from workers.queue import runtime
+from workers.jobs import JobBatches
+from workers.rounds import RoundSteps
+
+_work: tuple[JobBatches, RoundSteps] | None = None
+
+
+def install(jobs: JobBatches, rounds: RoundSteps) -> None:
+    """What the tasks of this process work with. To be called before Celery starts consuming."""
+    global _work
+    _work = jobs, rounds
+
+
+def _installed() -> tuple[JobBatches, RoundSteps]:
+    """RuntimeError outside a worker."""
+    if _work is None:
+        raise RuntimeError("no engine is loaded in this process; start it with `proofline worker`")
+    return _work
 
 
 @shared_task(name=RUN_BATCH_TASK)
@@ -13,7 +29,7 @@ def run_batch(job_id: str, batch_index: int) -> None:
     """Compute one batch of nonces of a job. Running it twice, late or for an ended job changes
     nothing.
     """
-    runtime.current().jobs.run_batch(job_id, batch_index)
+    _installed()[0].run_batch(job_id, batch_index)
 
 
 @shared_task(name=ROUND_STEP_TASK)
@@ -21,4 +37,4 @@ def round_step(round_id: str) -> None:
     """Compute some seconds for a round, then queue the next step. A second one beside it does
     nothing.
     """
-    runtime.current().rounds.step(round_id)
+    _installed()[1].step(round_id)

@@ -126,11 +126,9 @@ class VllmEngine(Engine):
     def tick(self, tick: Tick) -> TickResult:
         self._stepping -= set(tick.drop)
         self._stepping |= {
-            one.flight for one in tick.begin if contract_of(one.spec.scheme).passes(one.spec).steps
+            one.id for one in tick.begin if contract_of(one.spec.scheme).passes(one.spec).steps
         }
-        begin = [
-            (one.flight, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin
-        ]
+        begin = [(one.id, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin]
         slices = [list(one) for one in tick.slices]
         try:
             told = (begin, slices, list(tick.drop), tick.wait, tick.fetch)
@@ -163,7 +161,7 @@ class VllmEngine(Engine):
         last = self.stages[-1].stop
         return len(self.stages) > 1 and (
             any(one.end == stage.stop for stage in self.stages[:-1])
-            or (one.end == last and one.flight in self._stepping)
+            or (one.end == last and one.micro_batch in self._stepping)
         )
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:

@@ -29,7 +29,7 @@ local function touch(job, ttl)
   redis.call('EXPIRE', 'poc:queued_nonces', ttl)
 end
 
--- A lease is worker id, '|', second it was taken, '|', token of the claim: 'n' and its number (state/hand.py).
+-- A lease is worker id, '|', second it was taken, '|', token: 'n' and its number (state/hand.py).
 local function lease_parts(lease)
   return string.match(lease, '^(.*)|(%d+)|(%w+)$')
 end

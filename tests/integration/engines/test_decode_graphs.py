@@ -15,7 +15,7 @@ from tests.families.checks import greedy
 from tests.harness.chains import assert_chains, enforced_spec, golden, nonces_of, spec_of
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import CHAINS, DECODE, DECODE_BFLOAT16
-from workers.engines.ticks import Begin, Slice, Tick
+from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
@@ -83,16 +83,16 @@ class TestReplayedSteps:
         self, vllm_engine: Any, recorded: Any
     ) -> None:
         expected, answers = eager(vllm_engine, (spec("c"), range(4)))[0], greedy(vllm_engine)
-        other, flight = ProofSpec(block_hash="o", public_key="k", seq_len=64), 4_000_000
+        other, own = ProofSpec(block_hash="o", public_key="k", seq_len=64), 4_000_000
         values: dict[int, Any] = {}
         for step in range(10):
-            begin = [Begin(flight, spec("c"), range(4))] if step == 0 else []
-            one = Slice(flight, 0, vllm_engine.info.n_layers, step, step + 1)
+            begin = [MicroBatch(spec("c"), range(4), id=own)] if step == 0 else []
+            one = Slice(own, 0, vllm_engine.info.n_layers, step, step + 1)
             values |= vllm_engine.tick(Tick(begin, [one], wait=True)).values
             if step % 3 == 2:
                 assert greedy(vllm_engine) == answers, f"after step {step}"
                 compute_all(vllm_engine, other, range(5))
-        assert values[flight] == expected
+        assert values[own] == expected
         assert recorded() >= 1
 
     def test_steps_that_chat_cuts_between_layers_run_as_ever(

@@ -32,7 +32,7 @@ from tests.harness.chat_beside import answers_alone_and_beside
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import DECODE, DECODE_BFLOAT16
 from workers.engines.base import Engine
-from workers.engines.ticks import Begin, Slice, Tick
+from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
@@ -129,10 +129,10 @@ class TestChains:
     def test_one_that_is_given_up_frees_its_place(self, vllm_engine: Engine) -> None:
         case = golden(vllm_engine.info.name, "decode")[0]
         stage = vllm_engine.stages[0]
-        for flight in range(3_000_000, 3_000_003):  # more than there are places
-            begin = [Begin(flight, spec_of(case), nonces_of(case))]
-            vllm_engine.tick(Tick(begin, [Slice(flight, 0, stage.stop)], wait=True))
-            vllm_engine.tick(Tick(drop=[flight]))
+        for own in range(3_000_000, 3_000_003):  # more than there are places
+            begin = [MicroBatch(spec_of(case), nonces_of(case), id=own)]
+            vllm_engine.tick(Tick(begin, [Slice(own, 0, stage.stop)], wait=True))
+            vllm_engine.tick(Tick(drop=[own]))
         found = compute_all(vllm_engine, spec_of(case), nonces_of(case)[:1])
         expected = case["artifacts"][0]
         assert_chain(found[0], expected["k_points_steps"], case["gaps"][str(expected["nonce"])])
@@ -150,20 +150,20 @@ def test_chat_and_other_proofs_between_two_steps_change_nothing(vllm_engine: Eng
         vllm_engine.info.n_layers,
     )
     values: dict[int, Sequence[JsonValue]] = {}
-    flight, between = 1_000_000, 2_000_000
+    own, between = 1_000_000, 2_000_000
     for step in range(case["max_tokens"] + 1):
-        begin = [Begin(flight, spec, nonces)] if step == 0 else []
+        begin = [MicroBatch(spec, nonces, id=own)] if step == 0 else []
         values |= vllm_engine.tick(
-            Tick(begin, [Slice(flight, 0, n_layers, step, step + 1)], wait=True)
+            Tick(begin, [Slice(own, 0, n_layers, step, step + 1)], wait=True)
         ).values
         if step % 6 == 0:
             assert greedy(vllm_engine) == alone, f"after step {step}"
-            begin = [Begin(between + step, other, others)]
+            begin = [MicroBatch(other, others, id=between + step)]
             values |= vllm_engine.tick(
                 Tick(begin, [Slice(between + step, 0, n_layers)], wait=True)
             ).values
             assert values[between + step] == expected
-    assert_chains(list(values[flight]), case)
+    assert_chains(list(values[own]), case)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from tests.harness.marks import needs_vllm
 from tests.integration.processes import command_of, descendants, engine_cores
 from tests.stacks.deployments import BFLOAT16, EXPERTS, FLOAT32, PIPELINED, QWEN3
 from workers.engines.base import Engine
-from workers.engines.ticks import Begin, Slice, Tick
+from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 
@@ -69,25 +69,23 @@ class TestFloat32:
             for n in range(3)
         }
         answers = []
-        for flight, spec in specs.items():
+        for own, spec in specs.items():
             for stage in vllm_engine.stages:
-                begin = [Begin(flight, spec, range(9))] if stage.start == 0 else []
-                answers.append(
-                    vllm_engine.tick(Tick(begin, [Slice(flight, stage.start, stage.stop)]))
-                )
-        for flight in specs:
-            answers.append(vllm_engine.tick(Tick(fetch=flight)))
-            assert any(flight in answer.values for answer in answers)
-        values = {flight: found for answer in answers for flight, found in answer.values.items()}
+                begin = [MicroBatch(spec, range(9), id=own)] if stage.start == 0 else []
+                answers.append(vllm_engine.tick(Tick(begin, [Slice(own, stage.start, stage.stop)])))
+        for own in specs:
+            answers.append(vllm_engine.tick(Tick(fetch=own)))
+            assert any(own in answer.values for answer in answers)
+        values = {own: found for answer in answers for own, found in answer.values.items()}
         assert values == {
-            flight: compute_all(vllm_engine, spec, range(9)) for flight, spec in specs.items()
+            own: compute_all(vllm_engine, spec, range(9)) for own, spec in specs.items()
         }
         # A rank may tell only now how long something took that ended before.
-        told = [one for answer in answers for one, _seconds in answer.ran if one.flight in specs]
+        told = [
+            one for answer in answers for one, _seconds in answer.ran if one.micro_batch in specs
+        ]
         assert sorted(told) == [
-            Slice(flight, stage.start, stage.stop)
-            for flight in specs
-            for stage in vllm_engine.stages
+            Slice(own, stage.start, stage.stop) for own in specs for stage in vllm_engine.stages
         ]
 
     def test_a_batch_beyond_the_token_budget_is_split(self, vllm_engine: Engine) -> None:
@@ -220,16 +218,16 @@ def test_chat_between_two_slices_finds_a_clean_engine_and_leaves_one(vllm_engine
     nonces = range(7)
     expected, alone = compute_all(vllm_engine, spec, nonces), greedy(vllm_engine)
     compute_all(vllm_engine, spec.model_copy(update={"block_hash": "other"}), nonces)
-    flight = 1_000_000
+    own = 1_000_000
     values: dict[int, Sequence[JsonValue]] = {}
     for stage in vllm_engine.stages:
         for layer in stage:
-            begin = [Begin(flight, spec, nonces)] if layer == 0 else []
+            begin = [MicroBatch(spec, nonces, id=own)] if layer == 0 else []
             values |= vllm_engine.tick(
-                Tick(begin, [Slice(flight, layer, layer + 1)], wait=True)
+                Tick(begin, [Slice(own, layer, layer + 1)], wait=True)
             ).values
             assert greedy(vllm_engine) == alone, f"after layer {layer}"
-    assert values == {flight: expected}
+    assert values == {own: expected}
 
 
 @pytest.mark.parametrize("vllm_engine", BFLOAT16, indirect=True, ids=str, scope="session")

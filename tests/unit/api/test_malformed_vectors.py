@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.errors import VectorError
-from poc_core.state import Claim, JobStore
+from poc_core.records import Lease
+from poc_core.state import JobStore
 from tests.harness.samples import K_DIM, body
 
 GENERATE = "/api/v1/pow/generate"
@@ -93,9 +94,9 @@ def validate(client: TestClient, jobs: JobStore, serve: Serve, vectors: list[Any
     answer = client.post(GENERATE, json=body(nonces=nonces, validation={"artifacts": artifacts}))
     assert answer.status_code == 200, answer.text
     job_id = answer.json()["request_id"]
-    claim = jobs.claim(job_id, 0, "w1")
-    assert isinstance(claim, Claim)
-    assert jobs.complete(job_id, 0, [OWN for _ in claim.nonces])
+    lease = jobs.lease(job_id, 0, "w1")
+    assert isinstance(lease, Lease)
+    assert jobs.complete(job_id, 0, [OWN for _ in lease.nonces])
     assert jobs.finish(job_id)
     verdict = client.get(f"{GENERATE}/{job_id}").json()
     assert time.monotonic() - began < BOUND_S

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from poc_core.state import Claim, JobStore
+from poc_core.records import Lease
+from poc_core.state import JobStore
 from proofline.client import (
     ApiError,
     ArtifactParams,
@@ -155,9 +156,9 @@ class TestAgainstTheApi:
         def work() -> None:
             while not over.wait(0.01):
                 for job_id in jobs.active_jobs(MODEL):
-                    claim = jobs.claim(job_id, 0, "w1")
-                    if isinstance(claim, Claim) and jobs.complete(
-                        job_id, 0, [VECTOR for _ in claim.nonces]
+                    lease = jobs.lease(job_id, 0, "w1")
+                    if isinstance(lease, Lease) and jobs.complete(
+                        job_id, 0, [VECTOR for _ in lease.nonces]
                     ):
                         jobs.finish(job_id)
 

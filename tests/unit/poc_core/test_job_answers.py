@@ -31,7 +31,7 @@ def computed_validation(
     job_id = jobs.create(
         NewJob(MODEL, SPEC, request, nonces, len(nonces), dict(zip(nonces, claimed, strict=True)))
     )
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     jobs.complete(job_id, 0, computed)
     return job_id
 

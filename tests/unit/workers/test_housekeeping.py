@@ -13,9 +13,9 @@ from kombu.exceptions import OperationalError
 from redis import Redis
 from redis.exceptions import RedisError
 
-from poc_core.records import JobStatus, ModelInfo, RoundState
+from poc_core.records import JobStatus, Lease, ModelInfo, RoundState
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore, RoundStore, WorkerRegistry
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
 from tests.harness.samples import MODEL, Clock, new_job, round_config, worker_record
 from tests.harness.waiting import wait_until
@@ -99,7 +99,7 @@ def hand(jobs: JobStore) -> Hand:
 
 
 def hand_of(worker: str, jobs: JobStore) -> Hand:
-    return Hand(partial(jobs.new_lease, worker))
+    return Hand(partial(jobs.name_lease, worker))
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_dead_workers_batch_is_queued_again(
     messages.others_wait = True
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1, 2, 3]))
-    jobs.claim(job_id, 1, "w2")
+    jobs.lease(job_id, 1, "w2")
     reap()
     time.sleep(0.1)
     assert messages.published == []
@@ -141,7 +141,7 @@ def test_batches_whose_messages_were_lost_are_queued_again(
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
-    jobs.claim(job_id, 1, "w2")
+    jobs.lease(job_id, 1, "w2")
     reap()
     wait_until(lambda: messages.published == [(job_id, 0), (job_id, 2)])
 
@@ -215,7 +215,7 @@ def test_a_job_whose_last_worker_died_before_the_finish_is_finished(
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1]))
-    jobs.claim(job_id, 0, "w2")
+    jobs.lease(job_id, 0, "w2")
     assert jobs.complete(job_id, 0, ["v1"])
     reap()
     wait_until(lambda: (record := jobs.read(job_id)) and record.status is JobStatus.COMPLETED)
@@ -335,7 +335,7 @@ def test_one_bad_record_does_not_keep_other_jobs_from_being_looked_after(
     redis.hset(f"poc:job:{bad_lease}:leases", "0", "nobody's")
     redis.hset(f"poc:job:{bad_spec}", "spec", "{")
     redis.delete(f"poc:job:{bad_spec}:todo")
-    jobs.claim(left, 0, "w2")
+    jobs.lease(left, 0, "w2")
     workers.remove("w2")
     reap()
     wait_until(lambda: messages.published == [(left, 0)])
@@ -350,7 +350,7 @@ def test_a_job_that_cannot_be_finished_fails_and_says_why(
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([1]))
-    jobs.claim(job_id, 0, "w2")
+    jobs.lease(job_id, 0, "w2")
     jobs.complete(job_id, 0, ["v1"])
     redis.delete(f"poc:job:{job_id}:values")
     reap()
@@ -435,7 +435,7 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_queued_again_at_on
     messages.others_wait = True
     job_id = jobs.create(new_job([1, 2, 3]))
     lease = hand.take()
-    assert isinstance(jobs.claim(job_id, 1, "w1", lease), Claim)
+    assert isinstance(jobs.lease(job_id, 1, "w1", lease), Lease)
     reap()
     time.sleep(0.1)
     assert messages.published == []  # it is in hand
@@ -443,7 +443,7 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_queued_again_at_on
         jobs.complete(job_id, 1, ["v3"])
         hand.drop(lease)
     wait_until(lambda: messages.published == [(job_id, 1)])
-    assert isinstance(jobs.claim(job_id, 1, "w1", hand.take()), Claim)
+    assert isinstance(jobs.lease(job_id, 1, "w1", hand.take()), Lease)
     record = jobs.read(job_id)
     assert record is not None
     assert (record.n_done, redis.exists(f"poc:job:{job_id}:attempts")) == (
@@ -460,8 +460,8 @@ def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(
     workers.heartbeat(worker_record("w2"), other.told())
     job_id = jobs.create(new_job([1, 2, 3]))
     forgotten, held = other.take(), other.take()
-    jobs.claim(job_id, 0, "w2", forgotten)
-    jobs.claim(job_id, 1, "w2", held)
+    jobs.lease(job_id, 0, "w2", forgotten)
+    jobs.lease(job_id, 1, "w2", held)
     reap()
     time.sleep(0.1)
     workers.heartbeat(worker_record("w2"), other.told())
@@ -480,7 +480,7 @@ def test_a_job_that_redis_forgot_to_be_finished_is_finished_again(
     jobs: JobStore, redis: Redis, reap: Callable[[], None], hand: Hand
 ) -> None:
     job_id = jobs.create(new_job([1]))
-    jobs.claim(job_id, 0, "w1", hand.take())
+    jobs.lease(job_id, 0, "w1", hand.take())
     jobs.complete(job_id, 0, ["v1"])
     with forgetting(redis, "poc:job:*", "poc:jobs:active:*"):
         assert jobs.finish(job_id)

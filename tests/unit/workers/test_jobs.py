@@ -16,9 +16,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError
 
 from poc_core.errors import ProoflineError
-from poc_core.records import JobRecord, JobStatus, NewJob, ProofSpec, RoundState
+from poc_core.records import JobRecord, JobStatus, Lease, NewJob, ProofSpec, RoundState
 from poc_core.settings import parse_chat_policy
-from poc_core.state import Claim, JobStore, RoundStore, WorkerRegistry
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
 from tests.harness.samples import (
     MODEL,
@@ -35,13 +35,13 @@ from workers import jobs as jobs_module
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
 from workers.engines.ticks import EngineLostError
-from workers.jobs import JobRunner
+from workers.jobs import JobBatches
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
 from workers.queue.job_queue import JobQueue
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
 
-MakeRunner = Callable[..., JobRunner]
+MakeRunner = Callable[..., JobBatches]
 
 
 class Messages:
@@ -72,7 +72,7 @@ def messages() -> Messages:
 
 @pytest.fixture
 def hand(jobs: JobStore) -> Hand:
-    return Hand(partial(jobs.new_lease, "w1"))
+    return Hand(partial(jobs.name_lease, "w1"))
 
 
 @pytest.fixture
@@ -81,14 +81,14 @@ def make_runner(
 ) -> Iterator[MakeRunner]:
     started: list[Proofs] = []
 
-    def make(policy: str | None = "yield", starvation: Starvation | None = None) -> JobRunner:
+    def make(policy: str | None = "yield", starvation: Starvation | None = None) -> JobBatches:
         gate = None
         if policy is not None:
             gate = ChatGate(
                 parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation()
             )
         started.append(Proofs(engine, gate))
-        return JobRunner(started[-1], "w1", jobs, cast(JobQueue, messages), hand)
+        return JobBatches(started[-1], "w1", jobs, cast(JobQueue, messages), hand)
 
     workers.heartbeat(worker_record("w1"))
     yield make
@@ -97,7 +97,7 @@ def make_runner(
 
 
 @pytest.fixture
-def runner(make_runner: MakeRunner) -> JobRunner:
+def runner(make_runner: MakeRunner) -> JobBatches:
     return make_runner()
 
 
@@ -132,7 +132,7 @@ def job_of(spec: ProofSpec, nonces: list[int], batch_size: int = 2) -> NewJob:
 class InBackground:
     """A batch that runs on a thread of its own, as a Celery task does."""
 
-    def __init__(self, runner: JobRunner, job_id: str, index: int = 0) -> None:
+    def __init__(self, runner: JobBatches, job_id: str, index: int = 0) -> None:
         self._thread = threading.Thread(target=runner.run_batch, args=(job_id, index))
 
     def __enter__(self) -> "InBackground":
@@ -156,7 +156,7 @@ def chat_ends(engine: FakeEngine) -> None:
 
 
 def test_without_chat_a_batch_runs_to_its_end(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
     runner.run_batch(job_id, 0)
@@ -176,7 +176,7 @@ def test_an_engine_without_chat_gets_whole_micro_batches(
 
 
 def test_a_second_message_of_a_batch_does_nothing(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     job_id = jobs.create(new_job([0, 1]))
     for _ in range(3):
@@ -204,7 +204,7 @@ def test_a_large_batch_leaves_room_for_others_between_its_parts(
 
 
 def test_batches_of_a_job_are_computed_together_and_each_gets_its_own_values(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     nonces = list(range(50, 33, -1))
     job_id = jobs.create(new_job(nonces))
@@ -218,7 +218,7 @@ def test_batches_of_a_job_are_computed_together_and_each_gets_its_own_values(
 
 
 def test_batches_of_other_jobs_with_the_same_spec_join(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     ours = [jobs.create(new_job([n, n + 1, n + 2])) for n in (0, 10, 20)]
     other = jobs.create(job_of(OTHER, [30]))
@@ -241,7 +241,7 @@ def test_batches_of_other_jobs_with_the_same_spec_join(
 
 
 def test_no_more_is_claimed_than_a_micro_batch_holds(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     job_id = jobs.create(new_job(list(range(300)), batch_size=50))
     runner.run_batch(job_id, 2)
@@ -253,7 +253,7 @@ def test_no_more_is_claimed_than_a_micro_batch_holds(
 
 
 def test_a_batch_begun_in_the_middle_leaves_those_before_it_to_their_messages(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     job_id = jobs.create(new_job([0, 1, 2, 3, 4, 5]))
     runner.run_batch(job_id, 1)
@@ -266,7 +266,7 @@ def test_a_batch_begun_in_the_middle_leaves_those_before_it_to_their_messages(
 
 
 def test_a_batch_waits_for_chat_and_completes_when_chat_ends(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     chat_comes(engine)
     job_id = jobs.create(new_job([0, 1], batch_size=2))
@@ -280,7 +280,7 @@ def test_a_batch_waits_for_chat_and_completes_when_chat_ends(
 
 
 def test_a_batch_that_waits_for_chat_is_free_for_a_worker_whose_chat_is_idle(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine, workers: WorkerRegistry
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine, workers: WorkerRegistry
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     chat_comes(engine)
@@ -288,14 +288,14 @@ def test_a_batch_that_waits_for_chat_is_free_for_a_worker_whose_chat_is_idle(
     with InBackground(runner, job_id):
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
         assert jobs.pending(job_id) == [0]
-        jobs.claim(job_id, 0, "w2")
+        jobs.lease(job_id, 0, "w2")
         jobs.complete(job_id, 0, ["v0", "v1"])
         chat_ends(engine)
     assert engine.begun == []
 
 
 def test_chat_that_comes_between_two_slices_is_waited_for(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.events = dict.fromkeys(range(3), lambda: chat_comes(engine))
     job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
@@ -310,7 +310,7 @@ def test_chat_that_comes_between_two_slices_is_waited_for(
 
 
 def test_the_status_says_that_a_job_waits_and_no_longer_once_it_goes_on(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine, client: TestClient
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine, client: TestClient
 ) -> None:
     def waiting_for() -> object:
         return client.get(f"/api/v1/pow/generate/{job_id}").json().get("waiting_for")
@@ -328,7 +328,7 @@ def test_the_status_says_that_a_job_waits_and_no_longer_once_it_goes_on(
 
 
 def test_the_status_says_so_also_between_two_slices(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     goes_on = threading.Event()
     engine.events = {0: lambda: chat_comes(engine), 1: lambda: goes_on.wait(5)}
@@ -370,7 +370,7 @@ def test_under_share_a_job_completes_beside_constant_chat(
 
 
 def test_a_round_takes_a_batch_back_that_waits_for_chat(
-    runner: JobRunner, jobs: JobStore, rounds: RoundStore, engine: FakeEngine, messages: Messages
+    runner: JobBatches, jobs: JobStore, rounds: RoundStore, engine: FakeEngine, messages: Messages
 ) -> None:
     chat_comes(engine)
     job_id = jobs.create(new_job([0, 1], batch_size=2))
@@ -384,7 +384,7 @@ def test_a_round_takes_a_batch_back_that_waits_for_chat(
 
 
 def test_a_round_takes_batches_back_that_wait_for_chat_between_two_slices(
-    runner: JobRunner, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, rounds: RoundStore, engine: FakeEngine
 ) -> None:
     engine.events[1] = lambda: chat_comes(engine)
     job_id = jobs.create(new_job([0, 1, 2, 3], batch_size=2))
@@ -397,7 +397,7 @@ def test_a_round_takes_batches_back_that_wait_for_chat_between_two_slices(
 
 
 def test_a_worker_that_is_to_end_gives_a_batch_back_that_waits_for_chat(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine, messages: Messages
 ) -> None:
     chat_comes(engine)
     job_id = jobs.create(new_job([0, 1], batch_size=2))
@@ -411,7 +411,7 @@ def test_a_worker_that_is_to_end_gives_a_batch_back_that_waits_for_chat(
 
 
 def test_a_worker_that_is_to_end_gives_batches_back_that_wait_for_chat_between_two_slices(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine, messages: Messages
 ) -> None:
     engine.events[1] = lambda: chat_comes(engine)
     job_id = jobs.create(new_job([0, 1, 2, 3], batch_size=2))
@@ -424,7 +424,7 @@ def test_a_worker_that_is_to_end_gives_batches_back_that_wait_for_chat_between_t
 
 
 def test_a_worker_that_is_to_end_finishes_a_batch_that_need_not_wait(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.events[1] = runner.leave
     job_id = jobs.create(new_job([0, 1, 2], batch_size=3))
@@ -433,7 +433,7 @@ def test_a_worker_that_is_to_end_finishes_a_batch_that_need_not_wait(
 
 
 def test_a_cancelled_job_is_not_waited_with(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     chat_comes(engine)
     job_id = jobs.create(new_job([0, 1], batch_size=2))
@@ -445,7 +445,7 @@ def test_a_cancelled_job_is_not_waited_with(
 
 
 def test_a_cancelled_job_frees_the_engine_before_its_last_slice(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.layer_s = 0.1
     job_id = jobs.create(new_job([0, 1], batch_size=2))
@@ -470,7 +470,7 @@ def test_a_cancelled_job_of_many_parts_frees_the_engine_as_soon(
 
 
 def test_jobs_that_were_merged_with_a_cancelled_one_are_computed(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.layer_s = 0.03
     cancelled, other = jobs.create(new_job([0, 1])), jobs.create(new_job([2, 3]))
@@ -485,7 +485,7 @@ def test_jobs_that_were_merged_with_a_cancelled_one_are_computed(
 
 @pytest.mark.usefixtures("exits")
 def test_a_lost_engine_gives_all_claims_back(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine, messages: Messages
 ) -> None:
     def lose() -> None:
         raise EngineLostError("The engine does not answer.")
@@ -501,7 +501,7 @@ def test_a_lost_engine_gives_all_claims_back(
 
 
 def test_a_spec_that_no_engine_can_follow_fails_every_job_that_has_it(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine, messages: Messages
 ) -> None:
     engine.refuse["block"] = "k_dim must be at most 128."
     job_ids = [jobs.create(new_job([0, 1, 2])), jobs.create(new_job([3]))]
@@ -517,7 +517,7 @@ def break_down() -> None:
 
 
 def test_an_engine_that_fails_once_costs_nothing_but_time(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine, messages: Messages
 ) -> None:
     engine.events[1] = break_down
     job_id = jobs.create(new_job([0, 1, 2, 3]))
@@ -531,7 +531,7 @@ def test_an_engine_that_fails_once_costs_nothing_but_time(
 
 @pytest.mark.usefixtures("exits")
 def test_an_engine_that_fails_again_and_again_is_replaced(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
     engine.events = dict.fromkeys(range(9), break_down)
     first, second = jobs.create(new_job([0])), jobs.create(job_of(OTHER, [1]))
@@ -544,7 +544,7 @@ def test_an_engine_that_fails_again_and_again_is_replaced(
 
 
 def test_a_batch_that_cannot_be_stored_fails_its_job_and_no_other(
-    runner: JobRunner, jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    runner: JobBatches, jobs: JobStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, third = (jobs.create(new_job([n])) for n in range(3))
     complete = jobs.complete
@@ -562,7 +562,7 @@ def test_a_batch_that_cannot_be_stored_fails_its_job_and_no_other(
 
 
 def test_a_finish_without_redis_costs_no_other_batch(
-    runner: JobRunner, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+    runner: JobBatches, jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = jobs.create(new_job([0])), jobs.create(new_job([1]))
     finish = jobs.finish
@@ -581,7 +581,7 @@ def test_a_finish_without_redis_costs_no_other_batch(
 
 
 def test_a_mistake_in_the_worker_gives_the_batches_back(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine, messages: Messages
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine, messages: Messages
 ) -> None:
     def mistake() -> None:
         raise ZeroDivisionError
@@ -597,7 +597,7 @@ def test_a_mistake_in_the_worker_gives_the_batches_back(
 
 
 def test_a_batch_is_in_hand_before_it_is_claimed_until_it_is_done(
-    runner: JobRunner, jobs: JobStore, hand: Hand, monkeypatch: pytest.MonkeyPatch
+    runner: JobBatches, jobs: JobStore, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
 
@@ -608,7 +608,7 @@ def test_a_batch_is_in_hand_before_it_is_claimed_until_it_is_done(
 
         return call
 
-    monkeypatch.setattr(jobs, "claim", watched(jobs.claim))
+    monkeypatch.setattr(jobs, "lease", watched(jobs.lease))
     monkeypatch.setattr(jobs, "complete", watched(jobs.complete))
     job_id = jobs.create(new_job([0, 1, 2]))
     runner.run_batch(job_id, 0)
@@ -619,7 +619,7 @@ def test_a_batch_is_in_hand_before_it_is_claimed_until_it_is_done(
 
 
 def test_a_batch_that_could_not_be_given_back_is_not_in_hand(
-    runner: JobRunner,
+    runner: JobBatches,
     jobs: JobStore,
     engine: FakeEngine,
     hand: Hand,
@@ -638,14 +638,14 @@ def test_a_batch_that_could_not_be_given_back_is_not_in_hand(
 
 
 def test_what_redis_forgot_that_it_was_claimed_is_taken_once_all_the_same(
-    runner: JobRunner, jobs: JobStore, engine: FakeEngine, redis: Redis, workers: WorkerRegistry
+    runner: JobBatches, jobs: JobStore, engine: FakeEngine, redis: Redis, workers: WorkerRegistry
 ) -> None:
     workers.heartbeat(worker_record("w2"))
     job_id = jobs.create(new_job([0, 1, 2]))
 
     def forget() -> None:
         redis.delete(f"poc:job:{job_id}:leases")
-        assert isinstance(jobs.claim(job_id, 0, "w2"), Claim)  # whoever gets its message
+        assert isinstance(jobs.lease(job_id, 0, "w2"), Lease)  # whoever gets its message
 
     engine.events[1] = forget
     runner.run_batch(job_id, 0)

@@ -1,7 +1,9 @@
 """Micro-batches on their way through the stages of an engine, tick by tick."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import pytest
 from pydantic import JsonValue
@@ -11,8 +13,9 @@ from poc_core.records import ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits
 from tests.harness.samples import SPEC
 from tests.peers.fake_engine import FakeEngine, values
-from workers.engines.ticks import EngineMemoryError, Slice
-from workers.pipeline import Flight, Pipeline, compute_all
+from workers.engines import ticks
+from workers.engines.ticks import EngineMemoryError, MicroBatch, Slice
+from workers.pipeline import Pipeline, compute_all
 from workers.slice_plan import SlicePlan
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
@@ -21,23 +24,29 @@ LONG = SPEC.model_copy(update={"seq_len": 1024})
 
 
 class Ends:
-    """Flights and how each of them ended, in order."""
+    """Micro-batches and how each of them ended, in order."""
 
     def __init__(self) -> None:
         self.values: dict[int, list[JsonValue]] = {}
-        self.errors: dict[int, ProoflineError | None] = {}
+        self.errors: dict[int, BaseException] = {}
         self.order: list[int] = []
 
-    def flight(self, number: int, nonces: Sequence[int], spec: ProofSpec = SPEC) -> Flight:
-        def end(found: Sequence[JsonValue] | None, error: ProoflineError | None) -> None:
-            assert number not in self.order, "it ends once"
+    def of(self, number: int, nonces: Sequence[int], spec: ProofSpec = SPEC) -> MicroBatch:
+        def end(future: Future[Sequence[JsonValue]]) -> None:
             self.order.append(number)
-            if found is None:
+            if error := future.exception():
                 self.errors[number] = error
             else:
-                self.values[number] = list(found)
+                self.values[number] = list(future.result())
 
-        return Flight(spec, nonces, end)
+        micro_batch = MicroBatch(spec, nonces)
+        micro_batch.future.add_done_callback(end)  # a future that ends twice raises
+        return micro_batch
+
+
+@pytest.fixture(autouse=True)
+def ids_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticks, "_IDS", itertools.count())
 
 
 @pytest.fixture
@@ -83,7 +92,7 @@ def test_every_micro_batch_gets_its_own_values_in_order(
     pipeline = pipeline_of(engine, limit_ms)
     batches = [range(number, number + 3) for number in range(0, 70, 10)]
     for number, nonces in enumerate(batches):
-        pipeline.add(ends.flight(number, nonces, OTHER if number % 2 else SPEC))
+        pipeline.add(ends.of(number, nonces, OTHER if number % 2 else SPEC))
     fly(pipeline)
     assert ends.order == list(range(7))
     assert ends.values == {
@@ -100,22 +109,22 @@ def test_every_stage_is_busy_in_every_tick_once_the_pipeline_is_filled(
 ) -> None:
     engine = FakeEngine(n_stages)
     pipeline = pipeline_of(engine, limit_ms)
-    n_flights = 6
-    for number in range(n_flights):
-        pipeline.add(ends.flight(number, [number]))
+    n_going = 6
+    for number in range(n_going):
+        pipeline.add(ends.of(number, [number]))
     fly(pipeline)
     per_stage = 4 if limit_ms == 0.0 else 1
     busy = [len(tick.slices) for tick in engine.ticks]
     filling = (n_stages - 1) * per_stage
-    assert len(busy) == n_flights * per_stage + filling  # no tick more than the stages need
-    assert busy[filling : n_flights * per_stage] == [n_stages] * (n_flights * per_stage - filling)
+    assert len(busy) == n_going * per_stage + filling  # no tick more than the stages need
+    assert busy[filling : n_going * per_stage] == [n_stages] * (n_going * per_stage - filling)
 
 
 def test_a_micro_batch_enters_a_stage_as_the_one_before_it_leaves(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2, layers=2)
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, [0]))
-    pipeline.add(ends.flight(1, [1]))
+    pipeline.add(ends.of(0, [0]))
+    pipeline.add(ends.of(1, [1]))
     fly(pipeline)
     assert [list(tick.slices) for tick in engine.ticks] == [
         [Slice(0, 0, 1)],
@@ -125,7 +134,7 @@ def test_a_micro_batch_enters_a_stage_as_the_one_before_it_leaves(ends: Ends) ->
         [Slice(1, 2, 3)],
         [Slice(1, 3, 4)],
     ]
-    assert [[one.flight for one in tick.begin] for tick in engine.ticks] == [
+    assert [[one.id for one in tick.begin] for tick in engine.ticks] == [
         [0],
         [],
         [1],
@@ -140,7 +149,7 @@ def test_stages_of_unlike_length_wait_for_each_other_without_a_mix_up(ends: Ends
     engine.stages = [range(1), range(1, 6), range(6, 8)]
     pipeline = pipeline_of(engine)
     for number in range(5):
-        pipeline.add(ends.flight(number, [number, number + 100]))
+        pipeline.add(ends.of(number, [number, number + 100]))
     fly(pipeline)
     assert ends.order == list(range(5))
     assert len(engine.ticks) == 1 + 5 * 5 + 2  # the longest stage is never idle
@@ -149,10 +158,10 @@ def test_stages_of_unlike_length_wait_for_each_other_without_a_mix_up(ends: Ends
 def test_what_comes_later_joins_what_flies(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2, layers=2)
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, [0]))
+    pipeline.add(ends.of(0, [0]))
     for _ in range(3):
         pipeline.run(wait=False)
-    pipeline.add(ends.flight(1, [1]))
+    pipeline.add(ends.of(1, [1]))
     pipeline.run(wait=False)
     assert list(engine.ticks[-1].slices) == [Slice(0, 3, 4), Slice(1, 0, 1)]
     fly(pipeline)
@@ -163,7 +172,7 @@ def test_an_engine_that_cannot_be_cut_gets_whole_stages(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2)
     engine.sliceable = False
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, [0]))
+    pipeline.add(ends.of(0, [0]))
     fly(pipeline)
     assert engine.slices == [Slice(0, 0, 4), Slice(0, 4, 8)]
 
@@ -174,7 +183,7 @@ def test_an_engine_that_cannot_be_cut_gets_micro_batches_whose_whole_stage_is_wi
     engine = FakeEngine()
     engine.sliceable, engine.said_s = False, 0.05  # a layer; 4 of them
     pipeline = pipeline_of(engine, limit_ms=50)
-    pipeline.add(ends.flight(0, range(32)))
+    pipeline.add(ends.of(0, range(32)))
     fly(pipeline)
     assert pipeline.plan.batch_size(SPEC, 32) == 8
 
@@ -183,10 +192,10 @@ def test_times_go_to_the_plan(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2)
     engine.said_s = 0.02
     pipeline = pipeline_of(engine, limit_ms=50)
-    pipeline.add(ends.flight(0, range(4)))
-    pipeline.add(ends.flight(1, range(4)))
+    pipeline.add(ends.of(0, range(4)))
+    pipeline.add(ends.of(1, range(4)))
     fly(pipeline)
-    of_first = [(one.first, one.end) for one in engine.slices if one.flight == 0]
+    of_first = [(one.first, one.end) for one in engine.slices if one.micro_batch == 0]
     assert of_first == [
         (0, 1),
         (1, 2),
@@ -201,8 +210,8 @@ def test_a_tick_tells_the_time_that_the_device_was_busy(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2)
     engine.said_s = 0.02
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, [0]))
-    pipeline.add(ends.flight(1, [1]))
+    pipeline.add(ends.of(0, [0]))
+    pipeline.add(ends.of(1, [1]))
     busy_s = 0.0
     while not pipeline.is_launched:
         busy_s += pipeline.run(wait=True)
@@ -215,8 +224,8 @@ def test_values_that_are_late_are_waited_for_only_when_nothing_is_to_be_launched
 ) -> None:
     engine = FakeEngine(late=True, layers=1)
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, [0]))
-    pipeline.add(ends.flight(1, [1]))
+    pipeline.add(ends.of(0, [0]))
+    pipeline.add(ends.of(1, [1]))
     pipeline.run(wait=False)
     assert (ends.order, pipeline.is_launched) == ([], False)
     pipeline.run(wait=False)
@@ -231,7 +240,7 @@ def test_a_fetch_does_not_wait_for_what_was_launched_behind_the_first(ends: Ends
     engine.slow = True
     pipeline = pipeline_of(engine)
     for number in range(3):
-        pipeline.add(ends.flight(number, [number]))
+        pipeline.add(ends.of(number, [number]))
         pipeline.run(wait=False)
     seen = []
     while not pipeline.is_empty:
@@ -244,7 +253,7 @@ def test_nothing_is_fetched_where_nothing_was_launched(ends: Ends) -> None:
     engine = FakeEngine()
     pipeline = pipeline_of(engine)
     pipeline.fetch()
-    pipeline.add(ends.flight(0, [0]))
+    pipeline.add(ends.of(0, [0]))
     pipeline.fetch()
     pipeline.run(wait=False)
     pipeline.fetch()  # its values are far away: chat has the engine
@@ -257,8 +266,8 @@ def test_nothing_is_fetched_where_nothing_was_launched(ends: Ends) -> None:
 def test_a_micro_batch_beyond_the_budget_runs_in_parts(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2)
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, range(20), LONG))
-    pipeline.add(ends.flight(1, [99], LONG))
+    pipeline.add(ends.of(0, range(20), LONG))
+    pipeline.add(ends.of(1, [99], LONG))
     fly(pipeline)
     assert engine.begun == [list(range(8)), list(range(8, 16)), [16, 17, 18, 19], [99]]
     assert ends.values == {0: values(LONG, range(20)), 1: values(LONG, [99])}
@@ -274,29 +283,31 @@ def test_a_cancelled_micro_batch_is_dropped_wherever_it_is(
 ) -> None:
     engine = FakeEngine(n_stages, late=True)
     pipeline = pipeline_of(engine)
-    flights = [ends.flight(number, [number]) for number in range(3)]
-    for flight in flights:
-        pipeline.add(flight)
+    going = [ends.of(number, [number]) for number in range(3)]
+    for micro_batch in going:
+        pipeline.add(micro_batch)
     for _ in range(n_ticks):
         pipeline.run(wait=False)
     had_ended = 1 in ends.order
-    n_before = len([one for one in engine.slices if one.flight == 1])
-    pipeline.cancel(flights[1])
+    n_before = len([one for one in engine.slices if one.micro_batch == 1])
+    pipeline.cancel(going[1])
     fly(pipeline)
     assert ends.order == ([0, 1, 2] if had_ended else [0, 2])
-    assert len([one for one in engine.slices if one.flight == 1 and flights[1].id == 1]) == n_before
+    assert (
+        len([one for one in engine.slices if one.micro_batch == 1 and going[1].id == 1]) == n_before
+    )
     assert engine.is_idle
 
 
 def test_all_may_be_cancelled(ends: Ends) -> None:
     engine = FakeEngine()
     pipeline = pipeline_of(engine)
-    flights = [ends.flight(number, [number]) for number in range(2)]
-    for flight in flights:
-        pipeline.add(flight)
+    going = [ends.of(number, [number]) for number in range(2)]
+    for micro_batch in going:
+        pipeline.add(micro_batch)
     pipeline.run(wait=False)
-    for flight in flights:
-        pipeline.cancel(flight)
+    for micro_batch in going:
+        pipeline.cancel(micro_batch)
     fly(pipeline)
     assert (ends.order, len(engine.ticks), engine.is_idle) == ([], 1, True)
 
@@ -304,21 +315,21 @@ def test_all_may_be_cancelled(ends: Ends) -> None:
 def test_cancelling_what_ended_or_was_cancelled_does_nothing(ends: Ends) -> None:
     engine = FakeEngine()
     pipeline = pipeline_of(engine)
-    flight = ends.flight(0, [0])
-    pipeline.add(flight)
+    micro_batch = ends.of(0, [0])
+    pipeline.add(micro_batch)
     fly(pipeline)
-    pipeline.cancel(flight)
+    pipeline.cancel(micro_batch)
     assert pipeline.is_empty
 
 
 def test_cancelling_what_runs_in_parts_drops_all_parts(ends: Ends) -> None:
     engine = FakeEngine()
     pipeline = pipeline_of(engine)
-    flight = ends.flight(0, range(20), LONG)
-    pipeline.add(flight)
+    micro_batch = ends.of(0, range(20), LONG)
+    pipeline.add(micro_batch)
     for _ in range(6):  # the first part is done, the second has begun
         pipeline.run(wait=False)
-    pipeline.cancel(flight)
+    pipeline.cancel(micro_batch)
     fly(pipeline)
     assert (ends.order, len(engine.ticks), engine.is_idle) == ([], 6, True)
 
@@ -336,7 +347,7 @@ def test_where_memory_is_short_the_budget_is_halved_until_it_fits_and_no_value_i
     pipeline = pipeline_of(engine)
     batches = [range(128), range(200, 328), range(400, 407)]
     for number, nonces in enumerate(batches):
-        pipeline.add(ends.flight(number, nonces))
+        pipeline.add(ends.of(number, nonces))
     fly(pipeline)
     assert ends.values == {number: values(SPEC, nonces) for number, nonces in enumerate(batches)}
     assert fits / 2 < engine.info.max_batch(64) * 64 <= fits
@@ -349,8 +360,8 @@ def test_memory_that_is_short_once_halves_the_budget_once(
     engine = FakeEngine()
     engine.events[2] = out_of_memory
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, range(128)))
-    pipeline.add(ends.flight(1, range(500, 628)))
+    pipeline.add(ends.of(0, range(128)))
+    pipeline.add(ends.of(1, range(500, 628)))
     fly(pipeline)
     assert engine.info.max_batch_tokens == 4096
     assert [len(nonces) for nonces in engine.begun] == [128, 64, 64, 64, 64]
@@ -364,7 +375,7 @@ def test_a_micro_batch_smaller_than_the_budget_halves_what_it_held(ends: Ends) -
     engine = FakeEngine()
     engine.events[0] = out_of_memory
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, range(10)))
+    pipeline.add(ends.of(0, range(10)))
     fly(pipeline)
     assert engine.info.max_batch_tokens == 320
     assert ends.values == {0: values(SPEC, range(10))}
@@ -376,9 +387,9 @@ def test_a_single_nonce_without_memory_ends_with_the_error_and_leaves_the_budget
     engine = FakeEngine(n_stages=2)
     engine.events[5] = out_of_memory
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, [0], LONG))
-    pipeline.add(ends.flight(1, [1]))  # in the first stage then
-    pipeline.add(ends.flight(2, [2]))
+    pipeline.add(ends.of(0, [0], LONG))
+    pipeline.add(ends.of(1, [1]))  # in the first stage then
+    pipeline.add(ends.of(2, [2]))
     fly(pipeline)
     assert isinstance(ends.errors[0], EngineMemoryError)
     assert ends.values == {1: values(SPEC, [1]), 2: values(SPEC, [2])}
@@ -389,11 +400,11 @@ def test_after_memory_was_short_all_processes_are_told_to_forget(ends: Ends) -> 
     engine = FakeEngine(n_stages=2)
     engine.events[5] = out_of_memory
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, range(4)))
-    pipeline.add(ends.flight(1, range(4)))
+    pipeline.add(ends.of(0, range(4)))
+    pipeline.add(ends.of(1, range(4)))
     fly(pipeline)
     assert list(engine.ticks[6].drop) == [0, 1]
-    assert [one.flight for one in engine.ticks[6].begin] == [
+    assert [one.id for one in engine.ticks[6].begin] == [
         2
     ]  # a new one, whose values cannot be taken for old
 
@@ -402,8 +413,8 @@ def test_a_micro_batch_in_parts_that_fails_ends_once(ends: Ends) -> None:
     engine = FakeEngine()
     engine.events = {2: out_of_memory, 5: break_down}
     pipeline = pipeline_of(engine)
-    pipeline.add(ends.flight(0, range(128)))
-    pipeline.add(ends.flight(1, [1]))
+    pipeline.add(ends.of(0, range(128)))
+    pipeline.add(ends.of(1, [1]))
     with pytest.raises(ProoflineError, match="it broke"):
         fly(pipeline)
     assert ends.order == [0, 1]
@@ -415,11 +426,11 @@ def test_a_micro_batch_whose_parts_are_cancelled_after_memory_was_short_stays_si
     engine = FakeEngine()
     engine.events = {2: out_of_memory}
     pipeline = pipeline_of(engine)
-    flight = ends.flight(0, range(128))
-    pipeline.add(flight)
+    micro_batch = ends.of(0, range(128))
+    pipeline.add(micro_batch)
     for _ in range(5):
         pipeline.run(wait=False)
-    pipeline.cancel(flight)
+    pipeline.cancel(micro_batch)
     fly(pipeline)
     assert (ends.order, len(engine.ticks), engine.is_idle) == ([], 5, True)
 
@@ -433,7 +444,7 @@ def test_a_refused_spec_ends_its_micro_batch_alone(ends: Ends, n_stages: int) ->
     engine.refuse["other"] = "k_dim must be at most 128."
     pipeline = pipeline_of(engine)
     for number, spec in enumerate([SPEC, OTHER, SPEC]):
-        pipeline.add(ends.flight(number, [number], spec))
+        pipeline.add(ends.of(number, [number], spec))
     fly(pipeline)
     assert isinstance(ends.errors[1], SpecError)
     assert str(ends.errors[1]) == "k_dim must be at most 128."
@@ -446,12 +457,12 @@ def test_an_error_ends_all_and_passes_through(ends: Ends, n_stages: int) -> None
     engine.events[6] = break_down
     pipeline = pipeline_of(engine)
     for number in range(4):
-        pipeline.add(ends.flight(number, [number]))
+        pipeline.add(ends.of(number, [number]))
     with pytest.raises(ProoflineError, match="it broke") as raised:
         fly(pipeline)
     assert sorted(ends.order) == [0, 1, 2, 3]
     assert set(ends.errors.values()) == {raised.value}
-    pipeline.add(ends.flight(9, [9]))  # and what comes then is as ever
+    pipeline.add(ends.of(9, [9]))  # and what comes then is as ever
     fly(pipeline)
     assert ends.values.get(9) == values(SPEC, [9])
     assert engine.is_idle
@@ -461,7 +472,7 @@ def test_failing_ends_what_waits_and_what_flies(ends: Ends) -> None:
     engine = FakeEngine()
     pipeline = pipeline_of(engine)
     for number in range(3):
-        pipeline.add(ends.flight(number, [number]))
+        pipeline.add(ends.of(number, [number]))
     pipeline.run(wait=False)
     error = ProoflineError("the worker failed")
     pipeline.fail(error)
@@ -493,7 +504,7 @@ def test_no_two_micro_batches_of_an_engine_have_one_id_as_times_may_come_late() 
     engine = FakeEngine()
     for _ in range(2):
         compute_all(engine, SPEC, [0])
-    assert [one.flight for tick in engine.ticks for one in tick.begin] == [0, 1]
+    assert [one.id for tick in engine.ticks for one in tick.begin] == [0, 1]
 
 
 def test_compute_asks_nothing_of_the_engine_for_no_nonces() -> None:
@@ -539,7 +550,7 @@ def test_a_chain_is_its_prefill_in_slices_and_then_its_steps(ends: Ends) -> None
     engine = FakeEngine()
     engine.said_s = 0.005  # a layer; 4 of them
     pipeline = pipeline_of(engine, limit_ms=50)
-    pipeline.add(ends.flight(0, range(3), CHAIN))
+    pipeline.add(ends.of(0, range(3), CHAIN))
     fly(pipeline)
     prefill = [Slice(0, layer, layer + 1) for layer in range(4)]
     assert engine.slices[:4] == prefill
@@ -552,7 +563,7 @@ def test_a_step_that_is_longer_than_the_limit_is_cut_between_layers(ends: Ends) 
     engine = FakeEngine()
     engine.said_s = 0.03
     pipeline = pipeline_of(engine, limit_ms=70)
-    pipeline.add(ends.flight(0, [0], CHAIN))
+    pipeline.add(ends.of(0, [0], CHAIN))
     fly(pipeline)
     assert engine.slices[-4:] == [
         Slice(0, 0, 2, 4, 5),
@@ -568,23 +579,23 @@ def test_steps_of_several_chains_share_the_stages(ends: Ends) -> None:
     engine = FakeEngine(n_stages=3, layers=2)
     pipeline = pipeline_of(engine, limit_ms=None)
     for number in range(4):
-        pipeline.add(ends.flight(number, [number], CHAIN))
+        pipeline.add(ends.of(number, [number], CHAIN))
     fly(pipeline)
     assert sorted(ends.order) == [0, 1, 2, 3]
     assert len([tick for tick in engine.ticks if len(tick.slices) == 3]) >= 2 * 6
     for tick in engine.ticks:  # no more at a time than there are places to keep what they have seen
-        assert len({one.flight for one in tick.slices}) <= 3
+        assert len({one.micro_batch for one in tick.slices}) <= 3
 
 
 def test_no_more_chains_fly_than_have_a_place(ends: Ends) -> None:
     engine = FakeEngine(n_stages=2, layers=2)
     pipeline = pipeline_of(engine, limit_ms=0.0)
     for number in range(5):
-        pipeline.add(ends.flight(number, [number], CHAIN if number % 2 else SPEC))
+        pipeline.add(ends.of(number, [number], CHAIN if number % 2 else SPEC))
     most = 0
     while not pipeline.is_empty:
         pipeline.fetch() if pipeline.is_launched else pipeline.run(wait=False)
-        most = max(most, engine.n_flights)
+        most = max(most, engine.n_going)
     assert most <= 2
     assert sorted(ends.order) == list(range(5))
 
@@ -593,7 +604,7 @@ def test_a_chain_of_more_nonces_than_there_is_memory_for_goes_in_parts(ends: End
     engine = FakeEngine()
     engine.info = ChainLimits(kept_tokens=320, kept_block=32).on(engine.info)
     pipeline = pipeline_of(engine, limit_ms=None)
-    pipeline.add(ends.flight(0, range(7), CHAIN))  # 69 positions, so 96 of 320 each
+    pipeline.add(ends.of(0, range(7), CHAIN))  # 69 positions, so 96 of 320 each
     fly(pipeline)
     assert [len(nonces) for nonces in engine.begun] == [3, 3, 1]
     assert ends.values == {0: values(CHAIN, range(7))}
@@ -605,7 +616,7 @@ def test_the_prefill_of_more_nonces_than_one_forward_holds_goes_in_parts(ends: E
         dataclasses.replace(engine.info, max_batch_tokens=3 * 64)
     )
     pipeline = pipeline_of(engine, limit_ms=None)
-    pipeline.add(ends.flight(0, range(7), CHAIN))
+    pipeline.add(ends.of(0, range(7), CHAIN))
     fly(pipeline)
     assert [len(nonces) for nonces in engine.begun] == [7]
     assert engine.ticks[0].begin[0].part == 3
@@ -625,7 +636,7 @@ def test_a_chain_begins_anew_where_memory_is_short_between_two_steps(ends: Ends)
         raise EngineMemoryError("too little")
 
     engine.events[6] = short
-    pipeline.add(ends.flight(0, range(4), CHAIN))
+    pipeline.add(ends.of(0, range(4), CHAIN))
     fly(pipeline)
     assert [len(nonces) for nonces in engine.begun] == [4, 2, 2]
     assert ends.values == {0: values(CHAIN, range(4))}
@@ -635,6 +646,6 @@ def test_known_claims_need_no_steps(ends: Ends) -> None:
     engine = FakeEngine()
     claimed = CHAIN.model_copy(update={"options": {"max_tokens": 5, "enforced": {"0": [1] * 6}}})
     pipeline = pipeline_of(engine, limit_ms=None)
-    pipeline.add(ends.flight(0, [0], claimed))
+    pipeline.add(ends.of(0, [0], claimed))
     fly(pipeline)
     assert engine.slices == [Slice(0, 0, 4)]

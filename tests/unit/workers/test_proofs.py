@@ -63,13 +63,13 @@ def break_down() -> None:
 
 @pytest.mark.parametrize("n_stages", [1, 2])
 @pytest.mark.parametrize("late", [False, True])
-def test_every_computation_gets_its_own_values(
+def test_every_micro_batch_gets_its_own_values(
     engine: FakeEngine, start: Start, n_stages: int, late: bool
 ) -> None:
     engine.__init__(n_stages, late=late)  # type: ignore[misc]
     proofs = start()
-    computations = [proofs.submit(OTHER if n % 2 else SPEC, [n, n + 50]) for n in range(10)]
-    assert [one.result(5) for one in computations] == [
+    micro_batches = [proofs.submit(OTHER if n % 2 else SPEC, [n, n + 50]) for n in range(10)]
+    assert [one.result(5) for one in micro_batches] == [
         values(OTHER if n % 2 else SPEC, [n, n + 50]) for n in range(10)
     ]
     assert engine.begun == [[n, n + 50] for n in range(10)]
@@ -78,10 +78,10 @@ def test_every_computation_gets_its_own_values(
 def test_a_result_that_is_not_there_yet_is_none(engine: FakeEngine, start: Start) -> None:
     proofs = start("yield")
     engine.chat = 1
-    computation = proofs.submit(SPEC, [1])
-    assert computation.result(0.05) is None
+    micro_batch = proofs.submit(SPEC, [1])
+    assert micro_batch.result(0.05) is None
     engine.chat = 0
-    assert computation.result(5) == values(SPEC, [1])
+    assert micro_batch.result(5) == values(SPEC, [1])
 
 
 def test_as_many_micro_batches_are_in_hand_as_keep_every_stage_busy() -> None:
@@ -128,7 +128,7 @@ def test_a_spec_beyond_the_models_limits_is_refused_at_once(
     assert engine.ticks == []
 
 
-def test_a_spec_that_the_engine_refuses_ends_its_computation_alone(
+def test_a_spec_that_the_engine_refuses_ends_its_micro_batch_alone(
     engine: FakeEngine, start: Start
 ) -> None:
     engine.refuse["other"] = "k_dim must be at most 128."
@@ -163,7 +163,7 @@ def test_idle_proofs_cost_nothing(engine: FakeEngine, start: Start) -> None:
 # Cancelling and stopping.
 
 
-def test_a_cancelled_computation_never_ends_and_leaves_the_engine(
+def test_a_cancelled_micro_batch_never_ends_and_leaves_the_engine(
     engine: FakeEngine, start: Start
 ) -> None:
     engine.said_s = 1.0  # so that each layer goes alone
@@ -175,7 +175,8 @@ def test_a_cancelled_computation_never_ends_and_leaves_the_engine(
     engine.chat = 0
     assert other.result(5) == values(SPEC, [2])
     assert cancelled.result(0) is None
-    assert len([one for one in engine.slices if one.flight == 0]) <= 3  # one was on its way
+    ran = [one for one in engine.slices if one.micro_batch == cancelled.id]
+    assert len(ran) <= 3  # one was on its way
     wait_until(lambda: engine.is_idle)
 
 
@@ -184,9 +185,9 @@ def test_what_is_cancelled_while_chat_has_the_engine_is_dropped_before_chat_ends
 ) -> None:
     proofs = start("yield")
     engine.events[1] = lambda: setattr(engine, "chat", 1)
-    computation = proofs.submit(SPEC, [1])
+    micro_batch = proofs.submit(SPEC, [1])
     wait_until(lambda: len(engine.ticks) == 2)
-    proofs.cancel(computation)
+    proofs.cancel(micro_batch)
     wait_until(lambda: engine.is_idle)
     assert engine.chat == 1
 
@@ -210,13 +211,13 @@ def test_stopping_launches_nothing_more(engine: FakeEngine, start: Start) -> Non
 def test_chat_that_comes_between_two_slices_is_waited_for(engine: FakeEngine, start: Start) -> None:
     proofs = start("yield")
     engine.events = dict.fromkeys(range(4), lambda: setattr(engine, "chat", 1))
-    computation = proofs.submit(SPEC, [1])
+    micro_batch = proofs.submit(SPEC, [1])
     for n_ticks in range(1, 5):
         wait_until(lambda: len(engine.ticks) == n_ticks)  # noqa: B023
         time.sleep(0.03)
         assert len(engine.ticks) == n_ticks
         engine.chat = 0
-    assert computation.result(5) == values(SPEC, [1])
+    assert micro_batch.result(5) == values(SPEC, [1])
 
 
 def test_values_that_are_there_come_also_while_chat_has_the_engine(
@@ -268,8 +269,8 @@ def test_constant_chat_slows_proofs_and_does_not_stop_them(
     engine.chat = 1
     proofs = start("yield", Starvation(after_s=0.2, share=0.5))
     asked_at = time.monotonic()
-    computation = proofs.submit(SPEC, [1])
-    assert computation.result(5) == values(SPEC, [1])
+    micro_batch = proofs.submit(SPEC, [1])
+    assert micro_batch.result(5) == values(SPEC, [1])
     assert engine.chat == 1
     assert began_at[0] - asked_at >= 0.2
 
@@ -288,10 +289,10 @@ def test_what_the_gate_counted_goes_with_the_heartbeat(engine: FakeEngine, start
 def test_exclusive_does_not_wait_for_chat_in_a_round(engine: FakeEngine, start: Start) -> None:
     proofs = start("exclusive")
     engine.chat = 1
-    computation = proofs.submit(SPEC, [1])
-    assert computation.result(0.05) is None
+    micro_batch = proofs.submit(SPEC, [1])
+    assert micro_batch.result(0.05) is None
     proofs.set_computes_round(True)
-    assert computation.result(5) == values(SPEC, [1])
+    assert micro_batch.result(5) == values(SPEC, [1])
 
 
 # Engines that fail.

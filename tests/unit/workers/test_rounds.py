@@ -15,12 +15,11 @@ from redis import Redis
 from redis.exceptions import ConnectionError, ResponseError
 
 from poc_core.errors import ProoflineError
-from poc_core.records import RoundRecord, RoundState
+from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.settings import ChatPolicy, Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.delivery import entries
 from poc_core.state.hand import Hand
-from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.harness.samples import MODEL, Clock, round_config, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_engine import FakeEngine
@@ -31,7 +30,7 @@ from workers.engines.ticks import EngineLostError
 from workers.housekeeping import Housekeeper
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
 from workers.queue.job_queue import JobQueue, StepQueue
-from workers.rounds import RoundRunner
+from workers.rounds import RoundSteps
 
 MICRO_BATCH_S = 0.02
 STEP_S = 0.25  # of steps that end in time
@@ -81,15 +80,15 @@ def proofs(engine: FakeEngine) -> Iterator[Proofs]:
 
 
 @pytest.fixture
-def runner(proofs: Proofs, rounds: RoundStore, published: list[str]) -> RoundRunner:
+def runner(proofs: Proofs, rounds: RoundStore, published: list[str]) -> RoundSteps:
     """Its steps end by what happens in them."""
-    return RoundRunner(proofs, "w1", rounds, published.append, LONG_STEP_S)
+    return RoundSteps(proofs, "w1", rounds, published.append, LONG_STEP_S)
 
 
 @pytest.fixture
-def timed_runner(proofs: Proofs, rounds: RoundStore, published: list[str]) -> RoundRunner:
+def timed_runner(proofs: Proofs, rounds: RoundStore, published: list[str]) -> RoundSteps:
     """Its steps end in time."""
-    return RoundRunner(proofs, "w1", rounds, published.append, STEP_S)
+    return RoundSteps(proofs, "w1", rounds, published.append, STEP_S)
 
 
 @pytest.fixture
@@ -125,7 +124,7 @@ def leases(redis: Redis, record: RoundRecord) -> int:
 
 
 @contextmanager
-def under_way(runner: RoundRunner, rounds: RoundStore, record: RoundRecord) -> Iterator[None]:
+def under_way(runner: RoundSteps, rounds: RoundStore, record: RoundRecord) -> Iterator[None]:
     """A step on a thread of its own, which ends with the round."""
     with ThreadPoolExecutor(1) as pool:
         step = pool.submit(runner.step, record.round_id)
@@ -157,7 +156,7 @@ def assert_first(nonces: list[int], least: int, most: int) -> None:
 
 
 def test_a_step_computes_one_lease_after_the_other(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
+    runner: RoundSteps, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     engine.events[4] = stop(rounds, record)
     runner.step(record.round_id)
@@ -172,7 +171,7 @@ def test_a_step_computes_one_lease_after_the_other(
 
 
 def test_a_step_ends_in_time_and_queues_the_next(
-    timed_runner: RoundRunner, record: RoundRecord, published: list[str]
+    timed_runner: RoundSteps, record: RoundRecord, published: list[str]
 ) -> None:
     began = time.monotonic()
     timed_runner.step(record.round_id)
@@ -181,7 +180,7 @@ def test_a_step_ends_in_time_and_queues_the_next(
 
 
 def test_the_next_step_goes_on_where_the_last_ended(
-    timed_runner: RoundRunner, rounds: RoundStore, redis: Redis, record: RoundRecord
+    timed_runner: RoundSteps, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     timed_runner.step(record.round_id)
     timed_runner.step(record.round_id)
@@ -196,7 +195,7 @@ def test_micro_batches_stay_in_hand_from_step_to_step_so_that_no_stage_is_ever_i
 ) -> None:
     engine = engine_for_four(n_stages)
     proofs = Proofs(engine)
-    runner = RoundRunner(proofs, "w1", rounds, lambda _: None, 0.1)
+    runner = RoundSteps(proofs, "w1", rounds, lambda _: None, 0.1)
     for _ in range(4):
         runner.step(record.round_id)
         assert leases(redis, record) >= n_stages
@@ -212,7 +211,7 @@ def test_micro_batches_stay_in_hand_from_step_to_step_so_that_no_stage_is_ever_i
 
 
 def test_what_is_in_hand_after_the_last_step_goes_back(
-    timed_runner: RoundRunner, rounds: RoundStore, redis: Redis, record: RoundRecord
+    timed_runner: RoundSteps, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     timed_runner.step(record.round_id)
     assert leases(redis, record) > 0
@@ -220,11 +219,11 @@ def test_what_is_in_hand_after_the_last_step_goes_back(
     timed_runner.step(record.round_id)
     n_arrived = len(arrived(redis, record))
     rounds.switch(record, RoundState.GENERATING)
-    assert lease_of(rounds, record, "w2").first == n_arrived
+    assert lease_of(rounds, record, "w2").place == n_arrived
 
 
 def test_what_is_in_hand_of_an_earlier_round_goes_back(
-    timed_runner: RoundRunner, rounds: RoundStore, redis: Redis, record: RoundRecord
+    timed_runner: RoundSteps, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     timed_runner.step(record.round_id)
     assert leases(redis, record) > 0
@@ -239,7 +238,7 @@ def test_what_is_in_hand_of_an_earlier_round_goes_back(
 
 @pytest.mark.parametrize("holds", [3, 8, 100])
 def test_a_lease_is_what_the_engine_holds_whatever_the_rounds_batch_size(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord, holds: int
+    runner: RoundSteps, engine: FakeEngine, rounds: RoundStore, record: RoundRecord, holds: int
 ) -> None:
     engine.info = dataclasses.replace(engine.info, max_batch_tokens=holds * 64)
     engine.events[0] = stop(rounds, record)
@@ -248,7 +247,7 @@ def test_a_lease_is_what_the_engine_holds_whatever_the_rounds_batch_size(
 
 
 def test_each_step_logs_one_line(
-    timed_runner: RoundRunner, redis: Redis, record: RoundRecord, caplog: pytest.LogCaptureFixture
+    timed_runner: RoundSteps, redis: Redis, record: RoundRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(2):
@@ -262,7 +261,7 @@ def test_each_step_logs_one_line(
 
 
 def test_a_second_step_beside_the_first_does_nothing(
-    runner: RoundRunner,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     record: RoundRecord,
@@ -276,7 +275,7 @@ def test_a_second_step_beside_the_first_does_nothing(
 
 
 def test_a_step_that_cannot_give_back_what_it_has_leaves_the_way_free_for_the_next(
-    runner: RoundRunner,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     record: RoundRecord,
@@ -297,7 +296,7 @@ def test_a_step_that_cannot_give_back_what_it_has_leaves_the_way_free_for_the_ne
 
 @pytest.mark.parametrize("round_id", ["0" * 32, None], ids=["unknown", "stopped"])
 def test_a_step_of_a_round_that_does_not_run_does_nothing(
-    runner: RoundRunner,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     record: RoundRecord,
@@ -319,7 +318,7 @@ def test_a_stop_takes_effect_within_a_look_and_two_slices(
     engine.layer_s, engine.said_s = 0.1, 1.0  # so that layers go one by one
     proofs = Proofs(engine, ChatGate(ChatPolicy("yield"), engine.unfinished_chat))
     engine.events[5] = stop(rounds, record)
-    RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
     wait_until(lambda: engine.is_idle)
     proofs.stop()
     assert len(engine.ticks) <= 5 + 1 + 3  # of 20; a look takes less than a slice here
@@ -328,7 +327,7 @@ def test_a_stop_takes_effect_within_a_look_and_two_slices(
 
 
 def test_what_was_computed_before_the_stop_is_delivered(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
+    runner: RoundSteps, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     engine.events[3] = stop(rounds, record)
     runner.step(record.round_id)
@@ -336,7 +335,7 @@ def test_what_was_computed_before_the_stop_is_delivered(
 
 
 def test_after_a_stop_no_further_step_is_queued(
-    runner: RoundRunner,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     record: RoundRecord,
@@ -348,7 +347,7 @@ def test_after_a_stop_no_further_step_is_queued(
 
 
 def test_validating_pauses_generation(
-    runner: RoundRunner,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     record: RoundRecord,
@@ -361,7 +360,7 @@ def test_validating_pauses_generation(
 
 
 def test_a_worker_that_is_to_end_finishes_what_it_has_in_hand_and_leaves_the_round_to_others(
-    runner: RoundRunner,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     redis: Redis,
@@ -373,7 +372,7 @@ def test_a_worker_that_is_to_end_finishes_what_it_has_in_hand_and_leaves_the_rou
     assert_first(arrived(redis, record), 12, 16)
     assert arrived(redis, record) == [nonce for nonces in engine.begun for nonce in nonces]
     assert published == []
-    assert lease_of(rounds, record, "w2").first == len(arrived(redis, record))
+    assert lease_of(rounds, record, "w2").place == len(arrived(redis, record))
 
 
 # Redis.
@@ -393,7 +392,7 @@ def test_a_redis_that_is_away_in_the_middle_is_waited_for(
 
     engine.events[2] = redis_goes
     engine.events[4] = stop(rounds, record)
-    RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
     assert_first(arrived(redis, record), 16, 24)
 
 
@@ -407,7 +406,7 @@ class LosesAnswers(RoundStore):
         if self.calls % 3 == 0:
             raise ConnectionError("the answer was lost")
 
-    def lease(self, *args: Any) -> Lease | LeaseRefusal:
+    def lease(self, *args: Any) -> Lease | Refusal:
         answer = super().lease(*args)
         self._lose_some()
         return answer
@@ -428,7 +427,7 @@ def test_answers_that_are_lost_on_the_way_make_neither_gaps_nor_doubles(
 ) -> None:
     unsteady = LosesAnswers(redis, settings, clock)
     engine.events[9] = stop(unsteady, record)
-    RoundRunner(proofs, "w1", unsteady, lambda _: None, LONG_STEP_S).step(record.round_id)
+    RoundSteps(proofs, "w1", unsteady, lambda _: None, LONG_STEP_S).step(record.round_id)
     assert_first(arrived(redis, record), 36, 44)
 
 
@@ -450,7 +449,7 @@ def test_a_full_outbox_pauses_the_round_and_says_so_loudly(
             if "is full (POC_OUTBOX_MAX_BYTES)" in entry.message
         ]
 
-    with under_way(RoundRunner(proofs, "w1", small, lambda _: None, LONG_STEP_S), small, record):
+    with under_way(RoundSteps(proofs, "w1", small, lambda _: None, LONG_STEP_S), small, record):
         wait_until(lambda: bool(said()))
     assert len(engine.begun) == 3  # one lease was in hand when the limit was reached
     assert len(arrived(redis, record)) == 12
@@ -466,7 +465,7 @@ def test_a_round_whose_outbox_has_room_again_goes_on(
     record: RoundRecord,
 ) -> None:
     small = RoundStore(redis, settings.model_copy(update={"outbox_max_bytes": TWO_LEASES}), clock)
-    with under_way(RoundRunner(proofs, "w1", small, lambda _: None, LONG_STEP_S), small, record):
+    with under_way(RoundSteps(proofs, "w1", small, lambda _: None, LONG_STEP_S), small, record):
         wait_until(lambda: len(arrived(redis, record)) == 12)
         assert len(engine.begun) == 3
         redis.hset(f"poc:outbox:{record.round_id}", "bytes", "0")
@@ -489,7 +488,7 @@ def test_a_lost_engine_ends_the_process_and_its_lease_goes_to_another(
 
     engine.events[2] = lose
     with pytest.raises(SystemExit) as ended:
-        RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+        RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
     assert ended.value.code == ENGINE_LOST_STATUS
     assert arrived(redis, record) == list(range(8))
     lease = rounds.lease(record, "w2", 4)
@@ -499,7 +498,7 @@ def test_a_lost_engine_ends_the_process_and_its_lease_goes_to_another(
 
 @pytest.mark.usefixtures("exits")
 def test_a_lost_engine_does_not_stop_the_round(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord
+    runner: RoundSteps, engine: FakeEngine, rounds: RoundStore, record: RoundRecord
 ) -> None:
     def lose() -> None:
         raise EngineLostError("The engine does not answer.")
@@ -515,7 +514,7 @@ def refusal(engine: FakeEngine) -> Callable[[], object]:
 
 
 def test_an_engine_that_refuses_the_spec_stops_the_round_with_its_words(
-    runner: RoundRunner,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     record: RoundRecord,
@@ -530,7 +529,7 @@ def test_an_engine_that_refuses_the_spec_stops_the_round_with_its_words(
 
 
 def test_a_round_beyond_the_engines_limits_is_stopped_with_its_words(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
+    runner: RoundSteps, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     engine.info = dataclasses.replace(engine.info, max_batch_tokens=63)  # less than one nonce
     runner.step(record.round_id)
@@ -549,13 +548,13 @@ def test_an_engine_that_fails_now_and_then_leaves_the_round_to_go_on(
     proofs: Proofs, engine: FakeEngine, rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     engine.events = {1: break_down, 2: break_down, 4: break_down, 7: stop(rounds, record)}
-    RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
     assert_first(arrived(redis, record), 8, 20)
 
 
 @pytest.mark.usefixtures("exits")
 def test_an_engine_that_fails_again_and_again_is_replaced(
-    runner: RoundRunner, engine: FakeEngine, rounds: RoundStore, record: RoundRecord
+    runner: RoundSteps, engine: FakeEngine, rounds: RoundStore, record: RoundRecord
 ) -> None:
     engine.events = dict.fromkeys(range(20), break_down)
     with pytest.raises(SystemExit) as ended:
@@ -563,7 +562,7 @@ def test_an_engine_that_fails_again_and_again_is_replaced(
     assert ended.value.code == ENGINE_LOST_STATUS
     assert 3 <= len(engine.ticks) <= 6  # what was in hand beside it may fail too
     assert rounds.generating(MODEL) == record.round_id
-    assert lease_of(rounds, record, "w2").first == 0
+    assert lease_of(rounds, record, "w2").place == 0
 
 
 def test_a_mistake_in_the_engine_neither_stops_the_round_nor_loses_a_nonce(
@@ -573,14 +572,14 @@ def test_a_mistake_in_the_engine_neither_stops_the_round_nor_loses_a_nonce(
         raise ZeroDivisionError
 
     engine.events = {1: mistake, 4: stop(rounds, record)}
-    RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
     assert_first(
         arrived(redis, record), 8, 16
     )  # what was in hand beside it may have to be computed again
 
 
 def test_after_an_error_of_the_worker_a_new_step_can_run(
-    runner: RoundRunner,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     redis: Redis,
@@ -606,16 +605,16 @@ def test_after_an_error_of_the_worker_a_new_step_can_run(
 @pytest.fixture
 def exclusive(
     engine: FakeEngine, rounds: RoundStore
-) -> Iterator[tuple[ChatGate, Proofs, RoundRunner]]:
+) -> Iterator[tuple[ChatGate, Proofs, RoundSteps]]:
     """A worker whose gate refuses chat while a round runs."""
     gate = ChatGate(ChatPolicy("exclusive"), engine.unfinished_chat)
     proofs = Proofs(engine, gate)
-    yield gate, proofs, RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S)
+    yield gate, proofs, RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S)
     proofs.stop()
 
 
 def test_exclusive_does_not_wait_for_chat_to_pause(
-    exclusive: tuple[ChatGate, Proofs, RoundRunner],
+    exclusive: tuple[ChatGate, Proofs, RoundSteps],
     engine: FakeEngine,
     rounds: RoundStore,
     record: RoundRecord,
@@ -629,7 +628,7 @@ def test_exclusive_does_not_wait_for_chat_to_pause(
 
 
 def test_chat_is_let_in_again_after_a_stop(
-    exclusive: tuple[ChatGate, Proofs, RoundRunner],
+    exclusive: tuple[ChatGate, Proofs, RoundSteps],
     engine: FakeEngine,
     rounds: RoundStore,
     record: RoundRecord,
@@ -643,7 +642,7 @@ def test_chat_is_let_in_again_after_a_stop(
 
 
 def test_chat_is_let_in_again_after_a_round_that_stopped_by_itself(
-    exclusive: tuple[ChatGate, Proofs, RoundRunner],
+    exclusive: tuple[ChatGate, Proofs, RoundSteps],
     engine: FakeEngine,
     rounds: RoundStore,
     record: RoundRecord,
@@ -666,7 +665,7 @@ def test_while_chat_has_the_engine_nothing_is_leased_and_the_next_step_is_queued
     caplog.set_level(logging.INFO)
     proofs = Proofs(engine, ChatGate(ChatPolicy("yield"), engine.unfinished_chat))
     engine.chat = 1
-    RoundRunner(proofs, "w1", rounds, published.append, STEP_S).step(record.round_id)
+    RoundSteps(proofs, "w1", rounds, published.append, STEP_S).step(record.round_id)
     proofs.stop()
     assert engine.begun == []
     assert leases(redis, record) == 0
@@ -685,7 +684,7 @@ def test_a_stop_while_chat_has_the_engine_gives_back_what_is_in_hand(
         threading.Timer(0.2, stop(rounds, record)).start()
 
     engine.events[2] = chat_comes_for_good
-    RoundRunner(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
     wait_until(lambda: engine.is_idle)
     proofs.stop()
     assert_first(arrived(redis, record), 12, 12)
@@ -694,7 +693,7 @@ def test_a_stop_while_chat_has_the_engine_gives_back_what_is_in_hand(
 
 
 def test_a_round_whose_sequence_has_ended_asks_for_no_more_steps(
-    runner: RoundRunner,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     workers: WorkerRegistry,
@@ -758,7 +757,7 @@ def housekeeper(
 def test_a_worker_that_starts_during_a_round_joins_it(
     housekeeper: Housekeeper,
     proofs: Proofs,
-    runner: RoundRunner,
+    runner: RoundSteps,
     messages: Messages,
     record: RoundRecord,
 ) -> None:
@@ -776,7 +775,7 @@ def test_a_worker_that_still_loads_does_not_join(
 def test_a_step_that_waits_is_not_queued_twice(
     housekeeper: Housekeeper,
     proofs: Proofs,
-    runner: RoundRunner,
+    runner: RoundSteps,
     messages: Messages,
     record: RoundRecord,
 ) -> None:
@@ -789,7 +788,7 @@ def test_a_step_that_waits_is_not_queued_twice(
 def test_a_step_whose_message_was_lost_is_queued_again(
     housekeeper: Housekeeper,
     proofs: Proofs,
-    runner: RoundRunner,
+    runner: RoundSteps,
     messages: Messages,
     record: RoundRecord,
 ) -> None:
@@ -802,7 +801,7 @@ def test_a_step_whose_message_was_lost_is_queued_again(
 def test_no_step_is_queued_while_one_runs(
     housekeeper: Housekeeper,
     proofs: Proofs,
-    runner: RoundRunner,
+    runner: RoundSteps,
     engine: FakeEngine,
     rounds: RoundStore,
     messages: Messages,
@@ -816,7 +815,7 @@ def test_no_step_is_queued_while_one_runs(
 
 
 def test_chat_is_let_in_again_when_the_round_ended_and_no_step_came(
-    housekeeper: Housekeeper, exclusive: tuple[ChatGate, Proofs, RoundRunner]
+    housekeeper: Housekeeper, exclusive: tuple[ChatGate, Proofs, RoundSteps]
 ) -> None:
     gate, proofs, runner = exclusive
     gate.set_computes_round(True)
@@ -827,7 +826,7 @@ def test_chat_is_let_in_again_when_the_round_ended_and_no_step_came(
 def test_a_worker_that_is_to_end_takes_nothing_new(
     housekeeper: Housekeeper,
     proofs: Proofs,
-    runner: RoundRunner,
+    runner: RoundSteps,
     messages: Messages,
     workers: WorkerRegistry,
     record: RoundRecord,
@@ -845,7 +844,7 @@ def test_a_worker_that_is_to_end_takes_nothing_new(
 def test_a_worker_does_not_join_a_round_of_another_model(
     housekeeper: Housekeeper,
     proofs: Proofs,
-    runner: RoundRunner,
+    runner: RoundSteps,
     messages: Messages,
     rounds: RoundStore,
 ) -> None:

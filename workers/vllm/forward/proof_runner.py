@@ -73,7 +73,7 @@ class ProofRunner:
             self._hidden_size, len(self._layers), self._device, self._dtype
         )
         self._whereabouts = Whereabouts(self._caches, self._kept, self._device)
-        self._flights: dict[int, DeviceBatch] = {}
+        self._micro_batches: dict[int, DeviceBatch] = {}
         self._arrivals = Arrivals()
         self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
@@ -144,23 +144,23 @@ class ProofRunner:
     ) -> dict[str, Any]:
         """Runs at most one of `slices` (see Slice), the one of this rank's own layers.
 
-        `begin`: flights (see Begin) that are new; `drop`: ids of flights that are given up; `wait`,
-        `fetch`: see Tick. Answers {"refused": {id: why}, "ran": [(slice, seconds)], "values": {id:
-        values}}: of what ended since the last tick, values on the reporting rank only. When it
-        raises, all flights are gone.
+        `begin`: id, spec, nonces and part of each micro-batch (see ticks.py) that is new; `drop`:
+        ids of those that are given up; `wait`, `fetch`: see Tick. Answers {"refused": {id: why},
+        "ran": [(slice, seconds)], "values": {id: values}}: of what ended since the last tick,
+        values on the reporting rank only. When it raises, all micro-batches are gone.
         """
-        for flight_id in drop:
-            self._end(flight_id)
+        for micro_batch in drop:
+            self._end(micro_batch)
         self._hand_over.release_sent()
         try:
             refused = self._begin(begin)
-            wanted = [one for one in map(Slice._make, slices) if one.flight not in refused]
+            wanted = [one for one in map(Slice._make, slices) if one.micro_batch not in refused]
             for one in wanted:
                 if one.first in self._own:
                     self._run(one)
             for one in wanted:
                 if one.end == self._own.start:
-                    self._receive(one.flight, one.step)
+                    self._receive(one.micro_batch, one.step)
             for one in wanted:  # last, as every stage does: two of them wait for each other else
                 self._hand_points_back(one)
             if wait or fetch is not None:
@@ -191,9 +191,9 @@ class ProofRunner:
         try:
             marked = profiler.MarkedScheme(scheme) if watch else scheme
             batch = marked.begin(nonces, reflected=self._found.reflected)
-            self._flights[own.flight] = DeviceBatch(batch)
+            self._micro_batches[own.micro_batch] = DeviceBatch(batch)
             if self._own.start > 0:
-                self._receive(own.flight, 0)
+                self._receive(own.micro_batch, 0)
             profiler.synchronize(self._device)  # what the stage before took is no time of this one
             self._stopwatch.wait()
             self._stopwatch.take()
@@ -226,29 +226,29 @@ class ProofRunner:
         return {"device": profiler.device_name(self._device), "peak_flops": peak}
 
     def _begin(
-        self, flights: Sequence[tuple[int, Mapping[str, Any], Sequence[int], int | None]]
+        self, new: Sequence[tuple[int, Mapping[str, Any], Sequence[int], int | None]]
     ) -> dict[int, str]:
         refused: dict[int, str] = {}
-        for flight_id, fields, nonces, part in flights:
+        for micro_batch, fields, nonces, part in new:
             spec = ProofSpec.model_validate(fields)
             try:
                 batch = self._schemes.of(spec).begin(nonces, part, self._found.reflected)
                 if batch.seeds_experts and (why_not := self._why_no_chains()):
                     raise SpecError(why_not)
-                self._flights[flight_id] = DeviceBatch(batch)
+                self._micro_batches[micro_batch] = DeviceBatch(batch)
             except SpecError as error:
-                refused[flight_id] = str(error)
+                refused[micro_batch] = str(error)
         return refused
 
     def _run(self, one: Slice) -> None:
         self._stopwatch.begin()
         for step in range(one.step, one.until):
-            self._forward(one.flight, range(one.first, one.end), step)
+            self._forward(one.micro_batch, range(one.first, one.end), step)
         self._stopwatch.end(tuple(one))
 
-    def _forward(self, flight_id: int, layers: range, step: int) -> None:
+    def _forward(self, micro_batch: int, layers: range, step: int) -> None:
         """Some layers of one pass."""
-        held = self._flights[flight_id]
+        held = self._micro_batches[micro_batch]
         batch, order = held.batch, held.batch.order
         recorded = None if self._watch else self._graphs.hidden_states(held, layers, step)
         output: Any = self._operations(held, layers, step) if recorded is None else recorded
@@ -260,13 +260,13 @@ class ProofRunner:
             if order.has_points_after(step):
                 compat.as_first_tensor_rank_has_it(batch.points)
             if order.is_last(step) and self._reports:
-                self._arrivals.expect(flight_id, batch)
+                self._arrivals.expect(micro_batch, batch)
         elif layers.stop == self._own.stop:
             self._hand_over.send(output.tensors)
         else:
             held.state = output.tensors
         if order.is_last(step) and layers.stop == self._own.stop:
-            self._end(flight_id)
+            self._end(micro_batch)
 
     def _operations(self, held: DeviceBatch, layers: range, step: int) -> Any:
         """What the model answers, operation by operation."""
@@ -291,19 +291,19 @@ class ProofRunner:
             self._watch,
         )
 
-    def _end(self, flight_id: int) -> None:
+    def _end(self, micro_batch: int) -> None:
         """This rank has done its part of a micro-batch, or it is given up."""
-        held = self._flights.pop(flight_id, None)
+        held = self._micro_batches.pop(micro_batch, None)
         if held is not None and held.place is not None:
             self._kept.free(held.place)
 
-    def _receive(self, flight_id: int, step: int) -> None:
-        held = self._flights[flight_id]
+    def _receive(self, micro_batch: int, step: int) -> None:
+        held = self._micro_batches[micro_batch]
         held.state = self._hand_over.receive(held.batch.order.n_tokens(step))
 
     def _hand_points_back(self, one: Slice) -> None:
         """Where the slice was the end of a pass and another follows."""
-        held = self._flights.get(one.flight)
+        held = self._micro_batches.get(one.micro_batch)
         if held is None or one.end != len(self._layers):
             return
         batch = held.batch
@@ -316,8 +316,8 @@ class ProofRunner:
             batch.follow(self._hand_over.receive_points(batch.order.n))
 
     def _forget_all(self) -> None:
-        """After an error: the engine host begins all flights anew."""
-        self._flights.clear()
+        """After an error: the engine begins all micro-batches anew."""
+        self._micro_batches.clear()
         self._caches.forget()  # as large as the batch that may just have been too large
         self._kept.free_all()
         self._arrivals.forget()

@@ -16,7 +16,7 @@ from poc_core.records import ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
-from workers.engines.ticks import Begin, EngineLostError, EngineMemoryError, Slice, Tick
+from workers.engines.ticks import EngineLostError, EngineMemoryError, MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
 from workers.vllm.engine import VllmEngine
@@ -239,7 +239,7 @@ def _check_first_layer(engine: Engine, spec: ProofSpec) -> None:
         try:
             engine.tick(
                 Tick(
-                    [Begin(0, spec, range(n))],
+                    [MicroBatch(spec, range(n), id=0)],
                     [Slice(0, 0, 1 if engine.sliceable else engine.stages[0].stop)],
                     wait=True,
                 )

@@ -187,8 +187,8 @@ def test_a_job_that_expired_is_not_listed(view: View, jobs: JobStore, redis: Red
 
 
 def finish(jobs: JobStore, job_id: str, values: list[str]) -> None:
-    claim: Any = jobs.claim(job_id, 0, "w1")
-    jobs.complete(job_id, claim.batch_index, list(values))
+    lease: Any = jobs.lease(job_id, 0, "w1")
+    jobs.complete(job_id, lease.place, list(values))
     assert jobs.finish(job_id)
     record = jobs.read(job_id)
     assert record is not None

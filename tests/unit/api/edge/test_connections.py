@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 import uvicorn
@@ -361,7 +361,7 @@ def test_a_stream_without_an_end_does_not_keep_the_server_from_its_own(behind: s
 async def test_what_is_used_of_uvicorn_is_where_it_was() -> None:
     """pyproject.toml allows one minor version: read connections.py again before another one."""
     assert uvicorn.__version__.startswith("0.54.")
-    config = uvicorn.Config(Standstill(), log_config=None)
+    config = uvicorn.Config(cast(Any, Standstill()), log_config=None)
     uvicorns = HttpToolsProtocol(config, ServerState(), {})
     overridden = {
         *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from poc_core.records import RoundRecord, RoundState
+from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.rounds import Lease
 from tests.harness.samples import MODEL, Clock, RecordingDispatcher, body, distance_body, round_body
 
 POW = "/api/v1/inference/pow"

@@ -8,10 +8,9 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
-from poc_core.records import RoundState
+from poc_core.records import Lease, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, RoundStore, WorkerRegistry
-from poc_core.state.rounds import Lease
 from tests.harness.samples import MODEL, Clock, new_job, round_config, worker_record
 from tests.harness.stored import outbox_status
 from workers.chat_gate import GateStats
@@ -64,7 +63,7 @@ def test_jobs_by_status(client: TestClient, jobs: JobStore, workers: WorkerRegis
     queued = jobs.create(new_job([4, 5, 6]))
     done = jobs.create(new_job([7]))
     for job_id in (waiting, running, done):
-        jobs.claim(job_id, 0, "w1")
+        jobs.lease(job_id, 0, "w1")
     jobs.note_waiting(waiting, "chat")
     jobs.note_waiting(queued, "chat")
     jobs.complete(done, 0, ["v7"])

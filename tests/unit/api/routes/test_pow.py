@@ -14,10 +14,10 @@ from fastapi.testclient import TestClient
 from redis import Connection, Redis
 
 from poc_core.arithmetic.nonces import MAX_NONCE
-from poc_core.records import JobKind, JobRecord
+from poc_core.records import JobKind, JobRecord, Lease
 from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore, WorkerRegistry
+from poc_core.state import JobStore, WorkerRegistry
 from tests.harness.samples import K_DIM, MODEL, RecordingDispatcher, body, round_body
 
 GENERATE = "/api/v1/pow/generate"
@@ -43,9 +43,9 @@ def record_of(jobs: JobStore, job_id: str) -> JobRecord:
 
 
 def compute(jobs: JobStore, job_id: str, index: int) -> None:
-    claim = jobs.claim(job_id, index, "w1")
-    assert isinstance(claim, Claim)
-    if jobs.complete(job_id, index, [VECTOR for _ in claim.nonces]):
+    lease = jobs.lease(job_id, index, "w1")
+    assert isinstance(lease, Lease)
+    if jobs.complete(job_id, index, [VECTOR for _ in lease.nonces]):
         jobs.finish(job_id)
 
 
@@ -285,7 +285,7 @@ def test_waiting_for_a_verdict_that_too_few_values_allow_is_503(
     client: TestClient, jobs: JobStore
 ) -> None:
     def exclude_all(job_id: str) -> None:
-        jobs.claim(job_id, 0, "w1")
+        jobs.lease(job_id, 0, "w1")
         jobs.complete(job_id, 0, [None, None, None])
         jobs.finish(job_id)
 

@@ -14,13 +14,12 @@ from api.proofs.dispatch import Dispatcher
 from api.services import Services
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.payloads import callback_url
-from poc_core.records import RoundRecord, RoundState
+from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.schemes.artifact.requests import ArtifactRoundBody
 from poc_core.schemes.distance.requests import DistanceRoundBody
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
-from poc_core.state.rounds import Lease
 from tests.harness.samples import (
     K_DIM,
     MODEL,
@@ -876,9 +875,9 @@ def a_stop_after_1_s(rounds: RoundStore, jobs: JobStore) -> Iterator[Callable[[]
         time.sleep(0.5)
         rounds.switch(current(rounds), RoundState.STOPPED)
         (job_id,) = jobs.active_jobs(MODEL)
-        claim = jobs.claim(job_id, 0, "w1")
-        assert isinstance(claim, Claim)
-        jobs.complete(job_id, 0, ["A" * 32 for _ in claim.nonces])
+        lease = jobs.lease(job_id, 0, "w1")
+        assert isinstance(lease, Lease)
+        jobs.complete(job_id, 0, ["A" * 32 for _ in lease.nonces])
         jobs.finish(job_id)
 
     thread = threading.Thread(target=end_then_compute, daemon=True)

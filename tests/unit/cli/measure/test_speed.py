@@ -34,15 +34,15 @@ class TimedEngine(Engine):
     def tick(self, tick: Tick) -> TickResult:
         values: dict[int, Any] = {}
         ran = []
-        for flight, _spec, nonces, _part in tick.begin:
-            self._nonces[flight] = nonces
+        for begun in tick.begin:
+            self._nonces[begun.id] = begun.nonces
         if self.refuses:
             return TickResult(refused=dict.fromkeys(self._nonces, "no such k_dim"))
         for one in tick.slices:
-            nonces = self._nonces[one.flight]
+            nonces = self._nonces[one.micro_batch]
             ran.append((one, (one.end - one.first) * len(nonces) * SPEC.seq_len * self.token_s))
             if one.end == LAYERS:
-                values[one.flight] = list(nonces)
+                values[one.micro_batch] = list(nonces)
         self.clock_s += max((seconds for _, seconds in ran), default=0.0)
         return TickResult(ran=ran, values=values)
 

@@ -1,4 +1,4 @@
-"""Jobs in Redis against a model of them: claims, completions, losses and ends in any order."""
+"""Jobs in Redis against a model of them: leases, completions, losses and ends in any order."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import fakeredis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from poc_core.records import JobStatus, NewJob
+from poc_core.records import JobStatus, Lease, NewJob, Refusal
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore, Refusal, WorkerRegistry, keys
+from poc_core.state import JobStore, WorkerRegistry, keys
 from poc_core.state.hand import Hand
 from poc_core.state.jobs import MAX_LOSSES
 from tests.harness.fuzz import FUZZ
@@ -20,7 +20,7 @@ from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, result_body, work
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
 PICK = st.integers(0, 1000)  # of a list, modulo its length
-AFTER_CLAIM = st.sampled_from(["nothing", "again", "complete", "complete"])
+AFTER_LEASE = st.sampled_from(["nothing", "again", "complete", "complete"])
 # The oftener something is named, the oftener it happens.
 EVENTS = [
     *["a worker starts", "a worker dies", "some time passes", "much time passes", "the round ends"]
@@ -31,7 +31,9 @@ EVENTS = [
 
 
 @dataclass
-class Lease:
+class Named:
+    """What a lease's name says."""
+
     worker: str
     since: int
     number: int
@@ -55,7 +57,7 @@ class Job:
     new: NewJob
     status: JobStatus = JobStatus.QUEUED
     todo: set[int] = field(default_factory=set)
-    leases: dict[int, Lease] = field(default_factory=dict)
+    leases: dict[int, Named] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -76,17 +78,17 @@ class Job:
 
 @dataclass
 class InHand:
-    """A claim that a worker was granted, however long ago."""
+    """What a worker was granted, however long ago."""
 
     worker: str
-    lease: str
-    claim: Claim
+    name: str
+    lease: Lease
 
 
-def values_of(claim: Claim) -> list[str | None]:
+def values_of(lease: Lease) -> list[str | None]:
     """Every fifth nonce is excluded."""
     return [
-        None if nonce % 5 == 4 else f"{claim.spec.block_hash}:{nonce}" for nonce in claim.nonces
+        None if nonce % 5 == 4 else f"{lease.spec.block_hash}:{nonce}" for nonce in lease.nonces
     ]
 
 
@@ -153,7 +155,7 @@ class JobMachine(RuleBasedStateMachine):
     def start_worker(self) -> None:
         self.n_workers += 1
         name = f"w{self.n_workers}"
-        self.alive[name] = Worker(Hand(partial(self.store.new_lease, name)))
+        self.alive[name] = Worker(Hand(partial(self.store.name_lease, name)))
         self.beat(name)
 
     def beat(self, name: str) -> None:
@@ -189,57 +191,57 @@ class JobMachine(RuleBasedStateMachine):
         index=st.integers(0, 7),
         worker=PICK,
         room=st.sampled_from([0, 0, 2, 9]),
-        then=AFTER_CLAIM,
+        then=AFTER_LEASE,
     )
-    def claim(self, pick: int, index: int, worker: int, room: int, then: str) -> None:
+    def lease(self, pick: int, index: int, worker: int, room: int, then: str) -> None:
         job_id, job = self.job(pick, active=True)
         index %= job.new.n_batches
-        name = self.a_worker(worker)
-        lease = self.alive[name].hand.take()
-        self.alive[name].taken.append(lease)
-        number = len(self.alive[name].taken)
-        self.alive[name].held.add(number)
-        expected = self.expected_claim(job, index, Lease(name, int(self.clock.now), number))
-        found = self.store.claim(job_id, index, name, lease)
+        worker_id = self.a_worker(worker)
+        name = self.alive[worker_id].hand.take()
+        self.alive[worker_id].taken.append(name)
+        number = len(self.alive[worker_id].taken)
+        self.alive[worker_id].held.add(number)
+        expected = self.expected_refusal(job, index, Named(worker_id, int(self.clock.now), number))
+        found = self.store.lease(job_id, index, worker_id, name)
         if expected is not None:
             assert found is expected
             return
-        assert isinstance(found, Claim)
+        assert isinstance(found, Lease)
         assert (found.spec, found.nonces) == (job.new.spec, job.new.batch(index))
         if then == "again":  # the answer was lost
-            assert self.store.claim(job_id, index, name, lease) == found
+            assert self.store.lease(job_id, index, worker_id, name) == found
         more = self.expected_more(job_id, index, job.leases[index], room)
-        granted = self.store.claim_more(found, lease, room)
-        assert [(claim.job_id, claim.batch_index) for claim in granted] == more
-        for claim in granted:
-            assert claim.nonces == self.jobs[claim.job_id].new.batch(claim.batch_index)
-        self.in_hand += [InHand(name, lease, claim) for claim in (found, *granted)]
+        granted = self.store.lease_more(found, name, room)
+        assert [(lease.owner_id, lease.place) for lease in granted] == more
+        for lease in granted:
+            assert lease.nonces == self.jobs[lease.owner_id].new.batch(lease.place)
+        self.in_hand += [InHand(worker_id, name, lease) for lease in (found, *granted)]
         if then == "complete":
-            self.complete(self.in_hand.index(InHand(name, lease, found)), keeps=True)
+            self.complete(self.in_hand.index(InHand(worker_id, name, found)), keeps=True)
 
     @precondition(lambda self: self.in_hand)
     @rule(pick=PICK, keeps=st.booleans())
     def complete(self, pick: int, keeps: bool) -> None:
         """Also by a worker that was taken for dead, that died since, or that does it twice."""
-        claim = self.hand(pick, keeps).claim
-        job = self.jobs[claim.job_id]
-        if job.is_active and claim.batch_index in job.todo:
-            job.todo.discard(claim.batch_index)
-            job.leases.pop(claim.batch_index, None)
-            job.losses.pop(claim.batch_index, None)
-        is_last = self.store.complete(claim.job_id, claim.batch_index, values_of(claim))
+        lease = self.hand(pick, keeps).lease
+        job = self.jobs[lease.owner_id]
+        if job.is_active and lease.place in job.todo:
+            job.todo.discard(lease.place)
+            job.leases.pop(lease.place, None)
+            job.losses.pop(lease.place, None)
+        is_last = self.store.complete(lease.owner_id, lease.place, values_of(lease))
         assert is_last == (job.is_active and not job.todo)
 
     @precondition(lambda self: self.in_hand)
     @rule(pick=PICK, keeps=st.booleans(), lost_engine=st.booleans())
     def release(self, pick: int, keeps: bool, lost_engine: bool) -> None:
         held = self.hand(pick, keeps)
-        job, index = self.jobs[held.claim.job_id], held.claim.batch_index
+        job, index = self.jobs[held.lease.owner_id], held.lease.place
         expected = job.is_active and index in job.leases and job.leases[index].worker == held.worker
         if expected:
             del job.leases[index]
             expected = not (lost_engine and job.lose(index))
-        found = self.store.release(held.claim.job_id, index, held.worker, lost_engine)
+        found = self.store.release(held.lease.owner_id, index, held.worker, lost_engine)
         assert found == expected
 
     @rule(pick=PICK, beats=st.booleans())
@@ -334,9 +336,9 @@ class JobMachine(RuleBasedStateMachine):
         name = list(self.alive)[-1]
         for job_id, job in self.jobs.items():
             for index in self.store.pending(job_id) if job.is_active else []:
-                claim = self.store.claim(job_id, index, name)
-                assert isinstance(claim, Claim)
-                self.store.complete(job_id, index, values_of(claim))
+                lease = self.store.lease(job_id, index, name)
+                assert isinstance(lease, Lease)
+                self.store.complete(job_id, index, values_of(lease))
                 job.todo.discard(index)
             if job.is_active:
                 assert self.store.finish(job_id)
@@ -370,7 +372,7 @@ class JobMachine(RuleBasedStateMachine):
         index = pick % len(self.in_hand)
         return self.in_hand[index] if keeps else self.in_hand.pop(index)
 
-    def holds(self, lease: Lease) -> bool:
+    def holds(self, lease: Named) -> bool:
         """Its worker lives and did not tell that it has forgotten it, and it is not too old."""
         worker = self.alive.get(lease.worker)
         if worker is None or (lease.number <= worker.n_told and lease.number not in worker.told):
@@ -381,7 +383,7 @@ class JobMachine(RuleBasedStateMachine):
     def a_round_generates(self) -> bool:
         return bool(self.redis.exists(keys.generating(MODEL)))
 
-    def expected_claim(self, job: Job, index: int, lease: Lease) -> Refusal | None:
+    def expected_refusal(self, job: Job, index: int, lease: Named) -> Refusal | None:
         """Why a batch is refused; None when it is granted."""
         if not job.is_active:
             return Refusal.ENDED
@@ -400,7 +402,7 @@ class JobMachine(RuleBasedStateMachine):
         return None
 
     def expected_more(
-        self, job_id: str, index: int, lease: Lease, room: int
+        self, job_id: str, index: int, lease: Named, room: int
     ) -> list[tuple[str, int]]:
         """The batches that a worker gets beside one it has claimed."""
         found = []

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from poc_core.records import JobStatus, NewJob
-from poc_core.state import Claim, JobStore, Outbox
+from poc_core.records import JobStatus, Lease, NewJob
+from poc_core.state import JobStore, Outbox
 from poc_core.state import jobs as jobs_module
 from tests.harness.samples import MODEL, REQUEST, SPEC, new_job, result_body
 from tests.harness.stored import outbox_status
@@ -36,10 +36,10 @@ def done(
         NewJob(MODEL, SPEC, REQUEST.model_copy(update={"url": url}), nonces, batch_size=2)
     )
     for index in range((len(nonces) + 1) // 2):
-        claim = jobs.claim(job_id, index, "w1")
-        assert isinstance(claim, Claim)
+        lease = jobs.lease(job_id, index, "w1")
+        assert isinstance(lease, Lease)
         given = (
-            [f"v{nonce}" for nonce in claim.nonces]
+            [f"v{nonce}" for nonce in lease.nonces]
             if values is None
             else values[2 * index : 2 * index + 2]
         )
@@ -235,7 +235,7 @@ def test_a_large_verdict_is_kept_in_pieces_too(jobs: JobStore) -> None:
     nonces = list(range(40))
     claimed = dict.fromkeys(nonces, "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
     job_id = jobs.create(new_job(nonces, batch_size=40, claimed=claimed))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     jobs.complete(job_id, 0, ["ADwAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"] * 40)
     assert jobs.finish(job_id)
     answer = jobs.result(job_id)

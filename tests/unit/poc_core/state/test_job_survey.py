@@ -38,10 +38,10 @@ def test_each_kind_of_trouble_is_found(
         ids[name] = jobs.create(new_job([0, 1, 2]))
         clock.now += 1
     for index in (0, 1):
-        jobs.claim(ids["held"], index, "w1")
-        jobs.claim(ids["done"], index, "w1")
+        jobs.lease(ids["held"], index, "w1")
+        jobs.lease(ids["done"], index, "w1")
         jobs.complete(ids["done"], index, ["v"] * (2 - index))
-    jobs.claim(ids["orphaned"], 0, "w2")
+    jobs.lease(ids["orphaned"], 0, "w2")
     workers.remove("w2")
     redis.delete(f"poc:job:{ids['expired']}")
     redis.delete(f"poc:job:{ids['broken']}")
@@ -57,7 +57,7 @@ def test_each_kind_of_trouble_is_found(
 
 def test_a_lease_that_is_too_old_is_found(jobs: JobStore, clock: Clock, settings: Settings) -> None:
     job_id = jobs.create(new_job([0]))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     clock.now += settings.visibility_timeout_s
     assert found(jobs).orphaned == []
     clock.now += 1
@@ -89,7 +89,7 @@ def test_active_jobs_are_counted_by_what_they_do(jobs: JobStore) -> None:
     ids = [jobs.create(new_job([nonce])) for nonce in range(7)]
     other = jobs.create(new_job([9], model="other"))
     for job_id in [*ids[:2], other]:
-        jobs.claim(job_id, 0, "w1")
+        jobs.lease(job_id, 0, "w1")
     jobs.note_waiting(ids[0], "chat")
     jobs.note_waiting(ids[6], "chat")
     jobs.cancel(ids[5])

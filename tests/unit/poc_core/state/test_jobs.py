@@ -12,10 +12,10 @@ from redis import Redis
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import AnswerTooLargeError, QueueFullError
 from poc_core.queues import model_queue
-from poc_core.records import JobStatus, NewJob, RoundState
+from poc_core.records import JobStatus, Lease, NewJob, Refusal, RoundState
 from poc_core.schemes import contract_of
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore, Refusal, RoundStore, WorkerRegistry
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from poc_core.state.hand import Hand
 from poc_core.state.jobs import MAX_LOSSES
 from poc_core.state.overview import Overviews
@@ -39,9 +39,9 @@ def a_worker(serve: Serve) -> None:
 
 
 def compute(jobs: JobStore, job_id: str, index: int, worker: str = "w1") -> bool:
-    claim = jobs.claim(job_id, index, worker)
-    assert isinstance(claim, Claim)
-    return jobs.complete(job_id, index, [f"v{nonce}" for nonce in claim.nonces])
+    lease = jobs.lease(job_id, index, worker)
+    assert isinstance(lease, Lease)
+    return jobs.complete(job_id, index, [f"v{nonce}" for nonce in lease.nonces])
 
 
 def result(jobs: JobStore, job_id: str) -> dict[str, Any]:
@@ -73,18 +73,18 @@ def test_an_unknown_job_reads_as_none(jobs: JobStore) -> None:
 def test_batches_hold_the_nonces_in_order_and_exactly(jobs: JobStore) -> None:
     nonces = [MAX_NONCE, 0, MAX_NONCE - 1, 2**53 + 1, 9]
     job_id = jobs.create(new_job(nonces, batch_size=2))
-    claims = [jobs.claim(job_id, index, "w1") for index in range(3)]
+    leases = [jobs.lease(job_id, index, "w1") for index in range(3)]
     assert [
-        nonce for claim in claims if isinstance(claim, Claim) for nonce in claim.nonces
+        nonce for lease in leases if isinstance(lease, Lease) for nonce in lease.nonces
     ] == nonces
 
 
 def test_the_first_claim_sets_the_job_running(jobs: JobStore, clock: Clock) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     clock.now += 5
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     clock.now += 5
-    jobs.claim(job_id, 1, "w1")
+    jobs.lease(job_id, 1, "w1")
     record = jobs.read(job_id)
     assert record is not None
     assert (record.status, record.started_at) == (JobStatus.RUNNING, clock.now - 5)
@@ -93,9 +93,9 @@ def test_the_first_claim_sets_the_job_running(jobs: JobStore, clock: Clock) -> N
 def test_a_batch_is_held_while_its_worker_lives(jobs: JobStore, serve: Serve) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1]))
-    jobs.claim(job_id, 0, "w1")
-    assert jobs.claim(job_id, 0, "w2") is Refusal.HELD
-    assert jobs.claim(job_id, 0, "w1") is Refusal.HELD
+    jobs.lease(job_id, 0, "w1")
+    assert jobs.lease(job_id, 0, "w2") is Refusal.HELD
+    assert jobs.lease(job_id, 0, "w1") is Refusal.HELD
 
 
 def test_a_dead_workers_batch_goes_to_the_next_that_asks(
@@ -103,30 +103,30 @@ def test_a_dead_workers_batch_goes_to_the_next_that_asks(
 ) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1]))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     workers.remove("w1")
-    assert isinstance(jobs.claim(job_id, 0, "w2"), Claim)
+    assert isinstance(jobs.lease(job_id, 0, "w2"), Lease)
 
 
 def test_a_lease_that_its_live_worker_forgot_ends_by_age(
     jobs: JobStore, settings: Any, clock: Clock
 ) -> None:
     job_id = jobs.create(new_job([1]))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     clock.now += settings.visibility_timeout_s
     assert jobs.orphans(job_id) == []
     clock.now += 1
     assert jobs.orphans(job_id) == [0]
-    assert isinstance(jobs.claim(job_id, 0, "w1"), Claim)
+    assert isinstance(jobs.lease(job_id, 0, "w1"), Lease)
 
 
 def test_done_ended_and_unknown_batches_are_not_claimed(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     compute(jobs, job_id, 0)
-    assert jobs.claim(job_id, 0, "w1") is Refusal.DONE
+    assert jobs.lease(job_id, 0, "w1") is Refusal.DONE
     jobs.cancel(job_id)
-    assert jobs.claim(job_id, 1, "w1") is Refusal.ENDED
-    assert jobs.claim("0" * 32, 0, "w1") is Refusal.GONE
+    assert jobs.lease(job_id, 1, "w1") is Refusal.ENDED
+    assert jobs.lease("0" * 32, 0, "w1") is Refusal.GONE
 
 
 def test_while_a_round_generates_its_models_batches_wait(
@@ -135,11 +135,11 @@ def test_while_a_round_generates_its_models_batches_wait(
     job_id, other = jobs.create(new_job([1])), jobs.create(new_job([1], model="other"))
     record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
     assert record is not None
-    assert jobs.claim(job_id, 0, "w1") is Refusal.ROUND
+    assert jobs.lease(job_id, 0, "w1") is Refusal.ROUND
     assert not jobs.note_waiting(job_id, "chat")
-    assert isinstance(jobs.claim(other, 0, "w2"), Claim)
+    assert isinstance(jobs.lease(other, 0, "w2"), Lease)
     rounds.switch(record, RoundState.VALIDATING)
-    assert isinstance(jobs.claim(job_id, 0, "w1"), Claim)
+    assert isinstance(jobs.lease(job_id, 0, "w1"), Lease)
 
 
 def test_only_the_last_batch_completes_the_job(jobs: JobStore) -> None:
@@ -176,7 +176,7 @@ def test_the_result_of_a_large_job_is_read_in_pieces(
 
 def test_values_may_hold_commas_and_line_ends(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2]))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     jobs.complete(job_id, 0, ["a,b", "c\nd"])
     assert jobs.finish(job_id)
     assert [artifact["vector_b64"] for artifact in result(jobs, job_id)["artifacts"]] == [
@@ -209,7 +209,7 @@ def test_a_repeated_last_completion_still_asks_for_the_finish(jobs: JobStore) ->
 
 def test_values_that_do_not_match_the_batch_are_refused(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2]))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     for values in (["one"], ["one", "two", "three"]):
         with pytest.raises(Exception, match="another number of nonces"):
             jobs.complete(job_id, 0, list(values))
@@ -243,7 +243,7 @@ def test_a_job_that_was_cancelled_during_its_finish_stays_cancelled(
 
 def test_excluded_nonces_are_left_out_and_listed(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2]))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     jobs.complete(job_id, 0, [None, "v2"])
     jobs.finish(job_id)
     answer = result(jobs, job_id)
@@ -268,7 +268,7 @@ def test_every_key_has_a_ttl_at_every_step(jobs: JobStore, redis: Redis) -> None
 
     job_id = jobs.create(new_job([1, 2, 3], claimed={1: "a", 2: "b", 3: "c"}))
     assert_all_expire()
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     assert_all_expire()
     jobs.release(job_id, 0, "w1", lost_engine=True)
     assert_all_expire()
@@ -357,7 +357,7 @@ def test_cancelling_makes_room_for_what_was_not_computed(jobs: JobStore) -> None
 
 def test_what_is_completed_after_the_end_is_dropped(jobs: JobStore, redis: Redis) -> None:
     job_id = jobs.create(new_job([1]))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     jobs.cancel(job_id)
     assert not jobs.complete(job_id, 0, ["late"])
     assert jobs.total_processed() == 0
@@ -430,16 +430,16 @@ def test_a_failed_job_says_why(jobs: JobStore) -> None:
 def test_a_released_batch_waits_again(jobs: JobStore, serve: Serve) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1, 2, 3]))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     assert jobs.pending(job_id) == [1]
     assert jobs.release(job_id, 0, "w1")
     assert jobs.pending(job_id) == [0, 1]
-    assert isinstance(jobs.claim(job_id, 0, "w2"), Claim)
+    assert isinstance(jobs.lease(job_id, 0, "w2"), Lease)
 
 
 def test_only_the_holder_can_release(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1]))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     assert not jobs.release(job_id, 0, "w2")
     assert jobs.pending(job_id) == []
 
@@ -447,9 +447,9 @@ def test_only_the_holder_can_release(jobs: JobStore) -> None:
 def test_a_batch_that_loses_three_engines_fails_its_job(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1, 2, 3]))
     for _ in range(MAX_LOSSES - 1):
-        jobs.claim(job_id, 1, "w1")
+        jobs.lease(job_id, 1, "w1")
         assert jobs.release(job_id, 1, "w1", lost_engine=True)
-    jobs.claim(job_id, 1, "w1")
+    jobs.lease(job_id, 1, "w1")
     assert not jobs.release(job_id, 1, "w1", lost_engine=True)
     record = jobs.read(job_id)
     assert record is not None
@@ -461,7 +461,7 @@ def test_a_batch_that_loses_three_engines_fails_its_job(jobs: JobStore) -> None:
 def test_releasing_without_a_lost_engine_never_fails_a_job(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([1]))
     for _ in range(2 * MAX_LOSSES):
-        jobs.claim(job_id, 0, "w1")
+        jobs.lease(job_id, 0, "w1")
         assert jobs.release(job_id, 0, "w1")
 
 
@@ -470,16 +470,16 @@ def test_releasing_without_a_lost_engine_never_fails_a_job(jobs: JobStore) -> No
 
 def claim_beside(
     jobs: JobStore, job_id: str, index: int = 0, room: int = 100, worker: str = "w1"
-) -> list[Claim]:
-    """What a worker gets that claims a batch and has room for further nonces."""
-    lease = jobs.new_lease(worker)
-    claim = jobs.claim(job_id, index, worker, lease)
-    assert isinstance(claim, Claim)
-    return jobs.claim_more(claim, lease, room)
+) -> list[Lease]:
+    """What a worker gets that leases a batch and has room for further nonces."""
+    name = jobs.name_lease(worker)
+    lease = jobs.lease(job_id, index, worker, name)
+    assert isinstance(lease, Lease)
+    return jobs.lease_more(lease, name, room)
 
 
-def places(claims: list[Claim]) -> list[tuple[str, int]]:
-    return [(claim.job_id, claim.batch_index) for claim in claims]
+def places(leases: list[Lease]) -> list[tuple[str, int]]:
+    return [(lease.owner_id, lease.place) for lease in leases]
 
 
 def test_a_worker_with_room_gets_the_neighbours_of_its_batch_as_they_stand(
@@ -492,11 +492,11 @@ def test_a_worker_with_room_gets_the_neighbours_of_its_batch_as_they_stand(
         (job_id, 2),
         (job_id, 3),
     ]  # 2 nonces each: a third would be one too many
-    assert [claim.nonces for claim in found] == [[4, 5], [6, 7]]
-    assert [(claim.model, claim.spec) for claim in found] == [(MODEL, SPEC)] * 2
+    assert [lease.nonces for lease in found] == [[4, 5], [6, 7]]
+    assert [(lease.model, lease.spec) for lease in found] == [(MODEL, SPEC)] * 2
     assert jobs.pending(job_id) == [0, 4]
-    assert jobs.claim(job_id, 2, "w2") is Refusal.HELD
-    assert [jobs.complete(job_id, claim.batch_index, ["v"] * 2) for claim in found] == [
+    assert jobs.lease(job_id, 2, "w2") is Refusal.HELD
+    assert [jobs.complete(job_id, lease.place, ["v"] * 2) for lease in found] == [
         False,
         False,
     ]
@@ -517,17 +517,17 @@ def test_a_worker_without_room_gets_nothing_more(jobs: JobStore, room: int) -> N
 def test_what_others_hold_or_is_done_is_left_alone(jobs: JobStore, serve: Serve) -> None:
     serve("w2")
     job_id = jobs.create(new_job(list(range(10))))
-    jobs.claim(job_id, 1, "w2")
+    jobs.lease(job_id, 1, "w2")
     compute(jobs, job_id, 3)
     assert places(claim_beside(jobs, job_id)) == [(job_id, 2), (job_id, 4)]
 
 
 def test_a_batch_that_engines_were_lost_on_is_computed_alone(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([0, 1, 2, 3, 4]))
-    jobs.claim(job_id, 1, "w1")
+    jobs.lease(job_id, 1, "w1")
     jobs.release(job_id, 1, "w1", lost_engine=True)
     assert places(claim_beside(jobs, job_id)) == [(job_id, 2)]
-    assert isinstance(jobs.claim(job_id, 1, "w1"), Claim)
+    assert isinstance(jobs.lease(job_id, 1, "w1"), Lease)
 
 
 def test_a_dead_workers_batch_is_left_to_its_own_message(
@@ -535,7 +535,7 @@ def test_a_dead_workers_batch_is_left_to_its_own_message(
 ) -> None:
     serve("w2")
     job_id = jobs.create(new_job([0, 1, 2, 3]))
-    jobs.claim(job_id, 1, "w2")
+    jobs.lease(job_id, 1, "w2")
     workers.remove("w2")
     assert claim_beside(jobs, job_id) == []
     assert jobs.orphans(job_id) == [1]
@@ -548,7 +548,7 @@ def test_the_search_ends_after_many_batches_that_are_not_to_be_had(
     serve("w2")
     job_id = jobs.create(new_job(list(range(14))))
     for index in (1, 2, 4, 5, 6):
-        jobs.claim(job_id, index, "w2")
+        jobs.lease(job_id, index, "w2")
     assert places(claim_beside(jobs, job_id)) == [(job_id, 3)]
 
 
@@ -587,20 +587,20 @@ def test_while_a_round_has_the_workers_nothing_more_is_had(
     jobs: JobStore, rounds: RoundStore
 ) -> None:
     job_id = jobs.create(new_job([0, 1, 2, 3]))
-    lease = jobs.new_lease("w1")
-    claim = jobs.claim(job_id, 0, "w1", lease)
-    assert isinstance(claim, Claim)
+    name = jobs.name_lease("w1")
+    lease = jobs.lease(job_id, 0, "w1", name)
+    assert isinstance(lease, Lease)
     rounds.store(round_config(), RoundState.GENERATING)
-    assert jobs.claim_more(claim, lease, 100) == []
+    assert jobs.lease_more(lease, name, 100) == []
 
 
 def test_more_may_be_asked_for_again_when_the_answer_was_lost(jobs: JobStore) -> None:
     job_id = jobs.create(new_job([0, 1, 2, 3, 4, 5]))
     jobs.create(new_job([6, 7]))
-    lease = jobs.new_lease("w1")
-    claim = jobs.claim(job_id, 0, "w1", lease)
-    assert isinstance(claim, Claim)
-    assert jobs.claim_more(claim, lease, 6) == jobs.claim_more(claim, lease, 6)
+    name = jobs.name_lease("w1")
+    lease = jobs.lease(job_id, 0, "w1", name)
+    assert isinstance(lease, Lease)
+    assert jobs.lease_more(lease, name, 6) == jobs.lease_more(lease, name, 6)
 
 
 def test_batches_beside_keep_the_job_from_expiring(
@@ -618,7 +618,7 @@ def test_any_active_tells_whether_one_of_the_jobs_is_still_wanted(jobs: JobStore
     jobs.cancel(cancelled)
     assert jobs.any_active([cancelled, queued])
     assert not jobs.any_active([cancelled, "0" * 32])
-    jobs.claim(queued, 0, "w1")
+    jobs.lease(queued, 0, "w1")
     assert jobs.any_active([queued])
 
 
@@ -627,8 +627,8 @@ def test_orphans_are_the_batches_of_dead_workers(
 ) -> None:
     serve("w2")
     job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
-    jobs.claim(job_id, 0, "w1")
-    jobs.claim(job_id, 2, "w2")
+    jobs.lease(job_id, 0, "w1")
+    jobs.lease(job_id, 2, "w2")
     assert jobs.orphans(job_id) == []
     workers.remove("w1")
     assert jobs.orphans(job_id) == [0]
@@ -639,19 +639,19 @@ def test_orphans_are_the_batches_of_dead_workers(
 def test_a_lease_that_its_workers_heartbeat_has_not_in_hand_is_free_and_counts_no_loss(
     jobs: JobStore, workers: WorkerRegistry, redis: Redis
 ) -> None:
-    hand = Hand(partial(jobs.new_lease, "w1"))
+    hand = Hand(partial(jobs.name_lease, "w1"))
     workers.heartbeat(worker_record("w1"), hand.told())
     leases = [hand.take() for _ in range(12)]
     job_id = jobs.create(new_job(list(range(24))))
     for index, lease in enumerate(leases):
-        jobs.claim(job_id, index, "w1", lease)
+        jobs.lease(job_id, index, "w1", lease)
     assert jobs.orphans(job_id) == []  # its heartbeat was before all of them
     for number in (1, 3, 11):
         hand.drop(leases[number - 1])
-    assert jobs.claim(job_id, 0, "w2") is Refusal.HELD
+    assert jobs.lease(job_id, 0, "w2") is Refusal.HELD
     workers.heartbeat(worker_record("w1"), hand.told())
     later = hand.take()
-    assert isinstance(jobs.claim(job_id, 0, "w1", later), Claim)
+    assert isinstance(jobs.lease(job_id, 0, "w1", later), Lease)
     assert [one.orphaned for one in jobs.survey.slices(MODEL)] == [[job_id]]
     assert jobs.orphans(job_id) == [2, 10]
     assert [one.orphaned for one in jobs.survey.slices(MODEL)] == [[]]
@@ -663,9 +663,9 @@ def test_leases_of_a_worker_that_tells_of_none_are_held_until_they_are_too_old(
     jobs: JobStore, serve: Serve, clock: Clock, settings: Settings
 ) -> None:
     serve("w1")
-    hand = Hand(partial(jobs.new_lease, "w1"))
+    hand = Hand(partial(jobs.name_lease, "w1"))
     job_id = jobs.create(new_job([1]))
-    jobs.claim(job_id, 0, "w1", hand.take())
+    jobs.lease(job_id, 0, "w1", hand.take())
     assert jobs.orphans(job_id) == []
     clock.now += settings.visibility_timeout_s + 1
     serve("w1")
@@ -678,7 +678,7 @@ def test_a_batch_that_kills_its_workers_fails_its_job(
     job_id = jobs.create(new_job([1]))
     for worker_id in ("a", "b", "c"):
         serve(worker_id)
-        jobs.claim(job_id, 0, worker_id)
+        jobs.lease(job_id, 0, worker_id)
         workers.remove(worker_id)
         jobs.orphans(job_id)
     assert status(jobs, job_id) is JobStatus.FAILED

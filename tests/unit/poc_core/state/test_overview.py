@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from poc_core.records import RoundRecord, RoundState
+from poc_core.records import Lease, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
 from poc_core.state.overview import CurrentRound, Overviews
-from poc_core.state.rounds import Lease
 from tests.harness.samples import Clock, new_job, round_config
 from tests.harness.stored import outbox_status
 
@@ -72,7 +71,7 @@ def test_it_is_what_the_stores_tell_one_by_one(
     settings: Settings,
 ) -> None:
     job_id = jobs.create(new_job(list(range(6))))
-    jobs.claim(job_id, 0, "w1")
+    jobs.lease(job_id, 0, "w1")
     jobs.complete(job_id, 0, ["a", "b"])
     record = start(rounds, url="http://receiver:9000/poc")
     compute(rounds, record)

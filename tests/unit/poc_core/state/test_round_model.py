@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from poc_core.arithmetic.nonces import MAX_NONCE
-from poc_core.records import RoundRecord, RoundState
+from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import RoundStore, WorkerRegistry, keys
 from poc_core.state.delivery import entries
-from poc_core.state.rounds import LEASE_S, Lease, LeaseRefusal
+from poc_core.state.rounds import LEASE_S
 from tests.harness.fuzz import FUZZ
 from tests.harness.samples import Clock, round_config, worker_record
 
@@ -24,7 +24,7 @@ WORKERS = ("w1", "w2", "w3")
 
 
 def places_of(lease: Lease) -> set[int]:
-    return set(range(lease.first, lease.first + lease.places))
+    return set(range(lease.place, lease.place + len(lease.nonces)))
 
 
 class RoundMachine(RuleBasedStateMachine):
@@ -65,10 +65,10 @@ class RoundMachine(RuleBasedStateMachine):
         self.drop_what_others_may_have()
         found = self.rounds.lease(self.record, worker, wanted, self.in_hand[worker])
         if self.state is not RoundState.GENERATING:
-            assert found in (LeaseRefusal.STOPPED, LeaseRefusal.EXHAUSTED)
+            assert found in (Refusal.STOPPED, Refusal.EXHAUSTED)
             return
         if (
-            found is LeaseRefusal.EXHAUSTED
+            found is Refusal.EXHAUSTED
         ):  # what is not done is held by somebody who may still bring it
             assert not self.redis.exists(self.key + ":free")
             for name, holder in self.leases().items():
@@ -78,7 +78,7 @@ class RoundMachine(RuleBasedStateMachine):
                 assert holder != worker or name in map(lease_name, self.in_hand[worker])
             return
         assert isinstance(found, Lease)
-        assert 1 <= found.places <= wanted
+        assert 1 <= len(found.nonces) <= wanted
         assert list(found.nonces) == [
             self.record.config.nonces.take(place, 1)[0] for place in sorted(places_of(found))
         ]
@@ -256,7 +256,7 @@ class RoundMachine(RuleBasedStateMachine):
 
 
 def lease_name(lease: Lease) -> str:
-    return f"{lease.first}:{lease.places}"
+    return f"{lease.place}:{len(lease.nonces)}"
 
 
 TestRoundsAgainstTheirModel = FUZZ(RoundMachine.TestCase)

@@ -9,12 +9,12 @@ from redis import Redis
 
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import RoundError
-from poc_core.records import RoundRecord, RoundState
+from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery import entries
 from poc_core.state.overview import Overviews
-from poc_core.state.rounds import LEASE_S, Lease, LeaseRefusal
+from poc_core.state.rounds import LEASE_S
 from tests.harness.samples import DISTANCE_SPEC, Clock, due_now, round_config
 from tests.harness.stored import outbox_status
 from tests.planted.forgetful import forgetting
@@ -54,6 +54,12 @@ def take(
 
 def complete(rounds: RoundStore, lease: Lease, worker: str = "w1") -> bool:
     return rounds.complete(lease, worker, [f"v{nonce}" for nonce in lease.nonces])
+
+
+def named(record: RoundRecord, place: int, places: int) -> Lease:
+    """One that a worker says it has."""
+    nonces = record.config.nonces.take(place, places)
+    return Lease(record.round_id, place, record.config.model, record.config.spec, nonces)
 
 
 def nonces_of(leases: Sequence[Lease]) -> list[int]:
@@ -193,7 +199,7 @@ def test_a_start_whose_answer_was_lost_is_no_second_round(rounds: RoundStore) ->
 def test_a_lease_whose_answer_was_lost_leaves_no_gap(rounds: RoundStore) -> None:
     record = start(rounds)
     rounds._lease = LosesItsAnswer(rounds._lease)  # type: ignore[assignment]
-    assert [lease.first for lease in (take(rounds, record), take(rounds, record, "w2"))] == [0, 4]
+    assert [lease.place for lease in (take(rounds, record), take(rounds, record, "w2"))] == [0, 4]
 
 
 # Leases.
@@ -248,8 +254,8 @@ def test_the_lowest_of_the_lost_leases_goes_first(
         workers.remove(worker)
     first = take(rounds, record, "w2")
     second = take(rounds, record, "w2", in_hand=[first])
-    third = take(rounds, record, "w5", in_hand=[Lease(record.round_id, record.config, 0, 4)])
-    assert [first.first, second.first, third.first] == [4, 8, 12]
+    third = take(rounds, record, "w5", in_hand=[named(record, 0, 4)])
+    assert [first.place, second.place, third.place] == [4, 8, 12]
 
 
 def test_a_lost_lease_that_is_too_large_is_split(
@@ -260,13 +266,13 @@ def test_a_lost_lease_that_is_too_large_is_split(
     workers.remove("w1")
     first = take(rounds, record, "w2", places=3)
     rest = take(rounds, record, "w2", places=16, in_hand=[first])
-    assert [(lease.first, lease.places) for lease in (first, rest)] == [(0, 3), (3, 5)]
+    assert [(lease.place, len(lease.nonces)) for lease in (first, rest)] == [(0, 3), (3, 5)]
 
 
 def test_a_live_workers_lease_stays_with_it(rounds: RoundStore) -> None:
     record = start(rounds)
     take(rounds, record, "w1")
-    assert take(rounds, record, "w2").first == 4
+    assert take(rounds, record, "w2").place == 4
 
 
 def test_a_worker_that_asks_again_has_forgotten_what_it_held(rounds: RoundStore) -> None:
@@ -278,7 +284,7 @@ def test_a_worker_that_asks_again_has_forgotten_what_it_held(rounds: RoundStore)
 def test_a_worker_keeps_the_lease_it_is_about_to_complete(rounds: RoundStore) -> None:
     record = start(rounds)
     in_hand = take(rounds, record, "w1")
-    assert take(rounds, record, "w1", in_hand=[in_hand]).first == 4
+    assert take(rounds, record, "w1", in_hand=[in_hand]).place == 4
     assert complete(rounds, in_hand)
 
 
@@ -289,10 +295,10 @@ def test_a_worker_keeps_all_the_leases_it_computes_and_no_other_of_its_own(
     held: list[Lease] = []
     for _ in range(4):
         held.append(take(rounds, record, in_hand=held))
-    assert [lease.first for lease in held] == [0, 4, 8, 12]
+    assert [lease.place for lease in held] == [0, 4, 8, 12]
     forgotten = held.pop(1)
     assert take(rounds, record, in_hand=held) == forgotten
-    assert take(rounds, record, in_hand=[*held, forgotten]).first == 16
+    assert take(rounds, record, in_hand=[*held, forgotten]).place == 16
 
 
 def test_what_redis_forgot_of_a_round_is_computed_again_and_counted_once(
@@ -319,9 +325,9 @@ def test_a_lease_is_not_taken_for_one_in_hand_whose_place_ends_alike(rounds: Rou
     record = start(rounds)
     take(rounds, record, places=2)
     take(rounds, record, "w2", places=10)
-    in_hand = take(rounds, record, places=2, in_hand=[Lease(record.round_id, record.config, 0, 2)])
-    assert (in_hand.first, in_hand.places) == (12, 2)  # as strings, "2:2" is within "12:2"
-    assert take(rounds, record, places=2, in_hand=[in_hand]).first == 0
+    in_hand = take(rounds, record, places=2, in_hand=[named(record, 0, 2)])
+    assert (in_hand.place, len(in_hand.nonces)) == (12, 2)  # as strings, "2:2" is within "12:2"
+    assert take(rounds, record, places=2, in_hand=[in_hand]).place == 0
 
 
 def test_a_worker_keeps_its_lease_also_when_its_heartbeat_is_late(
@@ -330,7 +336,7 @@ def test_a_worker_keeps_its_lease_also_when_its_heartbeat_is_late(
     record = start(rounds)
     in_hand = take(rounds, record, "w1")
     workers.remove("w1")  # as after a Redis that was away for longer than worker_ttl_s
-    assert take(rounds, record, "w1", in_hand=[in_hand]).first == 4
+    assert take(rounds, record, "w1", in_hand=[in_hand]).place == 4
 
 
 def test_an_expired_lease_goes_to_another_worker(
@@ -339,11 +345,9 @@ def test_an_expired_lease_goes_to_another_worker(
     record = start(rounds)
     stuck = take(rounds, record, "w1")
     clock.now += LEASE_S
-    assert take(rounds, record, "w2").first == 4
+    assert take(rounds, record, "w2").place == 4
     clock.now += 1
-    assert (
-        take(rounds, record, "w2", in_hand=[Lease(record.round_id, record.config, 4, 4)]) == stuck
-    )
+    assert take(rounds, record, "w2", in_hand=[named(record, 4, 4)]) == stuck
 
 
 def test_a_released_lease_goes_to_the_next_that_asks(rounds: RoundStore) -> None:
@@ -361,14 +365,14 @@ def test_only_its_holder_can_release_a_lease(rounds: RoundStore) -> None:
 def test_a_stopped_round_leases_nothing(rounds: RoundStore) -> None:
     record = start(rounds)
     rounds.switch(record, RoundState.STOPPED)
-    assert rounds.lease(record, "w1", 4) is LeaseRefusal.STOPPED
+    assert rounds.lease(record, "w1", 4) is Refusal.STOPPED
 
 
 @pytest.mark.parametrize("state", [RoundState.IDLE, RoundState.VALIDATING])
 def test_a_round_that_does_not_generate_leases_nothing(
     rounds: RoundStore, state: RoundState
 ) -> None:
-    assert rounds.lease(start(rounds, state), "w1", 4) is LeaseRefusal.STOPPED
+    assert rounds.lease(start(rounds, state), "w1", 4) is Refusal.STOPPED
 
 
 def test_a_second_generation_phase_goes_on_where_the_first_ended(rounds: RoundStore) -> None:
@@ -376,14 +380,14 @@ def test_a_second_generation_phase_goes_on_where_the_first_ended(rounds: RoundSt
     complete(rounds, take(rounds, record))
     rounds.switch(record, RoundState.VALIDATING)
     rounds.switch(record, RoundState.GENERATING)
-    assert take(rounds, record).first == 4
+    assert take(rounds, record).place == 4
 
 
 def test_the_sequence_ends_at_the_largest_nonce(rounds: RoundStore) -> None:
     record = start(rounds, node_id=5, node_count=2**62)
     lease = take(rounds, record, places=4)
     assert list(lease.nonces) == [5, 2**62 + 5]
-    assert rounds.lease(record, "w1", 4, [lease]) is LeaseRefusal.EXHAUSTED
+    assert rounds.lease(record, "w1", 4, [lease]) is Refusal.EXHAUSTED
     complete(rounds, lease)
 
 
@@ -393,7 +397,7 @@ def test_a_round_whose_sequence_has_ended_ends_with_its_last_nonce(
     record = start(rounds, node_id=5, node_count=2**62)
     first, last = take(rounds, record, "w1", 1), take(rounds, record, "w2", 1)
     complete(rounds, last, "w2")
-    assert rounds.lease(record, "w2", 1) is LeaseRefusal.EXHAUSTED
+    assert rounds.lease(record, "w2", 1) is Refusal.EXHAUSTED
     assert read(rounds, record.round_id).state is RoundState.GENERATING  # w1 still computes
     clock.now += 3
     complete(rounds, first)
@@ -404,13 +408,13 @@ def test_a_round_whose_sequence_has_ended_ends_with_its_last_nonce(
         clock.now,
     )
     assert rounds.generating(record.config.model) is None
-    assert rounds.lease(record, "w1", 1) is LeaseRefusal.STOPPED
+    assert rounds.lease(record, "w1", 1) is Refusal.STOPPED
     assert due_now(outbox) == [record.round_id]  # what is left does not wait for the interval
 
 
 def test_a_round_without_any_nonce_ends_when_a_worker_asks(rounds: RoundStore) -> None:
     record = start(rounds, node_id=2**63 - 1, node_count=2**63, group_id=1, n_groups=2)
-    assert rounds.lease(record, "w1", 4) is LeaseRefusal.EXHAUSTED
+    assert rounds.lease(record, "w1", 4) is Refusal.EXHAUSTED
     assert read(rounds, record.round_id).state is RoundState.STOPPED
 
 
@@ -462,12 +466,12 @@ def test_a_full_outbox_pauses_the_round_until_some_is_delivered(
     rounds, outbox = RoundStore(redis, small, clock), Outbox(redis, small, clock)
     record = start(rounds)
     complete(rounds, take(rounds, record))
-    assert rounds.lease(record, "w1", 4) is LeaseRefusal.FULL
+    assert rounds.lease(record, "w1", 4) is Refusal.FULL
     clock.now += settings.callback_interval_sec
     delivery = outbox.take(record.round_id)
     assert delivery is not None
     outbox.delivered(delivery)
-    assert take(rounds, record).first == 4
+    assert take(rounds, record).place == 4
 
 
 def test_a_round_without_a_url_never_fills_up(
@@ -476,7 +480,7 @@ def test_a_round_without_a_url_never_fills_up(
     rounds = RoundStore(redis, settings.model_copy(update={"outbox_max_bytes": 1}), clock)
     record = start(rounds, url=None)
     complete(rounds, take(rounds, record))
-    assert take(rounds, record).first == 4
+    assert take(rounds, record).place == 4
 
 
 # Completing.
@@ -519,7 +523,7 @@ def test_a_lost_lease_may_still_be_completed_while_nobody_else_has_it(
     lease = take(rounds, record, "w1")
     rounds.release(lease, "w1")
     assert complete(rounds, lease, "w1")
-    assert take(rounds, record, "w2").first == 4
+    assert take(rounds, record, "w2").place == 4
 
 
 def test_a_lease_that_was_split_meanwhile_is_not_taken_whole(

@@ -18,12 +18,11 @@ import httpx
 import pytest
 from redis import Redis
 
-from poc_core.records import NewJob, RoundRecord, RoundState
+from poc_core.records import Lease, NewJob, RoundRecord, RoundState
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from poc_core.state.delivery.outbox import Due
 from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, Receivers
-from poc_core.state.rounds import Lease
 from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, round_config, worker_record
 from tests.harness.stored import outbox_status, spared_receivers
 from tests.harness.waiting import wait_until
@@ -521,8 +520,8 @@ def test_the_ticker_outlives_a_mistake(
 def finished_job(jobs: JobStore, url: str, n_nonces: int = 1) -> str:
     request = REQUEST.model_copy(update={"url": url})
     job_id = jobs.create(NewJob(MODEL, SPEC, request, list(range(n_nonces)), n_nonces))
-    claim = jobs.claim(job_id, 0, "w1")
-    assert isinstance(claim, Claim)
+    lease = jobs.lease(job_id, 0, "w1")
+    assert isinstance(lease, Lease)
     jobs.complete(job_id, 0, ["A" * 32] * n_nonces)
     assert jobs.finish(job_id)
     return job_id

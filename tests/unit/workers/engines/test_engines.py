@@ -9,7 +9,7 @@ from poc_core.records import ProofSpec
 from workers.engines import load_engine
 from workers.engines.options import EngineOptions
 from workers.engines.synthetic import SyntheticEngine
-from workers.engines.ticks import Begin, Slice, Tick
+from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 
 SPEC = ProofSpec(block_hash="block", public_key="key", seq_len=64)
@@ -108,7 +108,7 @@ def test_a_seq_len_beyond_the_models_limit_is_refused_with_the_limit(recording: 
 def test_an_engine_that_runs_whole_batches_says_how_long_each_took(recording: Any) -> None:
     engine = Recording(synthetic(synthetic_step_ms=20))
     engine.batches = []
-    answer = engine.tick(Tick(begin=[Begin(7, SPEC, [0, 1])], slices=[Slice(7, 0, 1)]))
+    answer = engine.tick(Tick(begin=[MicroBatch(SPEC, [0, 1], id=7)], slices=[Slice(7, 0, 1)]))
     assert list(answer.values) == [7]
     ((ran, seconds),) = answer.ran
     assert ran == Slice(7, 0, 1)
@@ -119,7 +119,9 @@ def test_an_engine_that_runs_whole_batches_refuses_a_spec_for_its_micro_batch_al
     recording: Any,
 ) -> None:
     refused = SPEC.model_copy(update={"scheme": "unknown"})
-    answer = recording.tick(Tick(begin=[Begin(0, refused, [0]), Begin(1, SPEC, [1])]))
+    answer = recording.tick(
+        Tick(begin=[MicroBatch(refused, [0], id=0), MicroBatch(SPEC, [1], id=1)])
+    )
     assert list(answer.refused) == [0]
     assert "unknown" in answer.refused[0]
     assert list(answer.values) == [1]

@@ -6,10 +6,9 @@ import pytest
 from pydantic import JsonValue
 from redis import Redis
 
-from poc_core.records import RoundState, WorkerRecord
+from poc_core.records import Lease, RoundState, WorkerRecord
 from poc_core.state import RoundStore
 from poc_core.state.delivery import entries
-from poc_core.state.rounds import Lease
 from tests.harness.samples import round_config
 from tests.harness.stored import outbox_status
 

@@ -10,12 +10,11 @@ from redis import Redis
 
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import QueueFullError
-from poc_core.records import NewJob, RoundRecord, RoundState
+from poc_core.records import Lease, NewJob, Refusal, RoundRecord, RoundState
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore, Outbox, RoundStore
+from poc_core.state import JobStore, Outbox, RoundStore
 from poc_core.state.delivery.outbox import Delivery, OutboxExpiredError
 from poc_core.state.delivery.receivers import FIRST_BACKOFF_S, LAST_BACKOFF_S
-from poc_core.state.rounds import Lease, LeaseRefusal
 from tests.harness.samples import (
     DISTANCE_SPEC,
     K_DIM,
@@ -445,8 +444,8 @@ def finish(
 ) -> str:
     request = REQUEST.model_copy(update={"url": url})
     job_id = jobs.create(NewJob(MODEL, SPEC, request, nonces, len(nonces), claimed))
-    claim = jobs.claim(job_id, 0, "w1")
-    assert isinstance(claim, Claim)
+    lease = jobs.lease(job_id, 0, "w1")
+    assert isinstance(lease, Lease)
     jobs.complete(job_id, 0, values or [VECTOR] * len(nonces))
     assert jobs.finish(job_id)
     return job_id
@@ -692,7 +691,7 @@ def test_a_round_pauses_at_outbox_max_bytes_and_goes_on_below(
     record = start(rounds)
     compute_large(rounds, record, places=67)
     assert outbox_status(redis, record.round_id).waiting_bytes > 1_000_000
-    assert rounds.lease(record, "w1", 1) is LeaseRefusal.FULL
+    assert rounds.lease(record, "w1", 1) is Refusal.FULL
     interval_passes(clock, settings)
     outbox.delivered(take(outbox, record.round_id))
     assert isinstance(rounds.lease(record, "w1", 1), Lease)
@@ -995,7 +994,7 @@ def test_any_order_of_events_loses_nothing_doubles_nothing_and_keeps_the_order(
     for _ in range(80):
         event = rng.choice(["compute", "take", "take", "answer", "answer", "time passes"])
         if event == "compute":
-            n_computed += compute(rounds, record, rng.randint(1, 25)).places
+            n_computed += len(compute(rounds, record, rng.randint(1, 25)).nonces)
         elif event == "take":
             held += filter(None, [outbox.take(record.round_id)])
         elif event == "answer" and held:

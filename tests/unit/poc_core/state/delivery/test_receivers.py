@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from poc_core.records import NewJob, RoundState
+from poc_core.records import Lease, NewJob, RoundState
 from poc_core.settings import Settings
-from poc_core.state import Claim, JobStore, Outbox, RoundStore
+from poc_core.state import JobStore, Outbox, RoundStore
 from poc_core.state.delivery.receivers import BREAKS_AT, LAST_BACKOFF_S, PROBE_S, Receivers
-from poc_core.state.rounds import Lease
 from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, due_now, round_config
 from tests.harness.stored import spared_receivers
 
@@ -32,8 +31,8 @@ def receivers(redis: Redis, clock: Clock) -> Receivers:
 
 def finished_job(jobs: JobStore, url: str = URL) -> str:
     job_id = jobs.create(NewJob(MODEL, SPEC, REQUEST.model_copy(update={"url": url}), [5], 1))
-    claim = jobs.claim(job_id, 0, "w1")
-    assert isinstance(claim, Claim)
+    lease = jobs.lease(job_id, 0, "w1")
+    assert isinstance(lease, Lease)
     jobs.complete(job_id, 0, ["A" * 32])
     assert jobs.finish(job_id)
     return job_id

@@ -160,8 +160,8 @@ class Short(Engine):
                 raise EngineMemoryError("out of memory")
         if any(one.first not in [stage.start for stage in self.stages] for one in tick.slices):
             raise ProoflineError("a model that does not stop after a layer")
-        done = [one.flight for one in tick.slices if one.end == self.info.n_layers]
-        return TickResult({}, [], {flight: [1, 1] for flight in done})
+        done = [one.micro_batch for one in tick.slices if one.end == self.info.n_layers]
+        return TickResult({}, [], {own: [1, 1] for own in done})
 
     def close(self) -> None: ...
 

@@ -1,0 +1,156 @@
+"""A worker's loop over its leases, of jobs and rounds alike: lease, compute, bring the values home.
+
+As many micro-batches are on their way as keep every stage of the engine busy while values go to
+Redis.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from poc_core.errors import ProoflineError, SpecError
+from poc_core.records import Lease
+from workers.engines.ticks import MicroBatch
+from workers.proofs import Proofs
+
+
+class Source(Protocol):
+    """Where leases come from, and where they go: the job that a message names, or a round."""
+
+    look_s: float  # seconds between two looks whether what is computed is still wanted
+    cuts: bool  # whether its leases may be more than a micro-batch
+
+    def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
+        """Leases of one spec to be computed together, beside those that are held. Empty: none now;
+        None: no more.
+        """
+
+    def is_wanted(self, leases: Sequence[Lease]) -> bool:
+        """Asked while these are computed, every `look_s`."""
+
+    def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
+        """Stores one value per nonce."""
+
+    def release(self, lease: Lease, lost_engine: bool) -> None:
+        """Gives a lease back uncomputed; `lost_engine`: because the engine could not."""
+
+    def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
+        """No engine can compute these."""
+
+
+@dataclass
+class _Unit:
+    """Leases whose nonces are computed together, in their order."""
+
+    leases: Sequence[Lease]
+    waiting: list[int]  # nonces of no micro-batch yet
+    micro_batches: deque[MicroBatch] = field(default_factory=deque)
+    values: list[JsonValue] = field(default_factory=list)
+
+
+class Runner:
+    """Computes what one source gives. Not for several threads."""
+
+    def __init__(self, proofs: Proofs, source: Source) -> None:
+        self._proofs = proofs
+        self._source = source
+        self._units: deque[_Unit] = deque()  # oldest first; kept from one `run` to the next
+
+    @property
+    def held(self) -> list[Lease]:
+        return [lease for unit in self._units for lease in unit.leases]
+
+    def run(self, is_over: Callable[[], bool]) -> bool:
+        """Computes until `is_over` (True; what is held then stays so) or until there is nothing
+        more to do (False; what is held goes back).
+        """
+        goes_on = False
+        try:
+            goes_on = self._run(is_over)
+        finally:
+            if not goes_on:
+                self.give_back()
+        return goes_on
+
+    def bring_home(self) -> bool:
+        """Completes the oldest leases, if their values come within the source's look. False: there
+        is nothing more to do.
+        """
+        unit = self._units[0]
+        try:
+            values = unit.micro_batches[0].result(self._source.look_s)
+        except ProoflineError as error:
+            return self._fail(unit.leases, error)
+        if values is None:
+            return self._source.is_wanted(unit.leases)
+        unit.micro_batches.popleft()
+        unit.values += values
+        if not (unit.micro_batches or unit.waiting):
+            self._units.popleft()
+            first = 0
+            for lease in unit.leases:
+                end = first + len(lease.nonces)
+                self._source.complete(lease, unit.values[first:end])
+                first = end
+        return True
+
+    def give_back(self, lost_engine: bool = False) -> None:
+        """Nothing is held any more."""
+        while self._units:
+            unit = self._units.popleft()
+            for micro_batch in unit.micro_batches:
+                self._proofs.cancel(micro_batch)
+            for lease in unit.leases:
+                self._source.release(lease, lost_engine)
+
+    def _run(self, is_over: Callable[[], bool]) -> bool:
+        more = True
+        while not is_over():
+            more = more and self._fill()
+            if self._units:
+                if not self.bring_home():
+                    return False
+            elif not more:
+                return False
+        return True
+
+    def _fill(self) -> bool:
+        """Submits as many micro-batches as the engine needs. False: no more leases will come."""
+        while sum(len(unit.micro_batches) for unit in self._units) < self._proofs.depth:
+            if not self._units or not self._units[-1].waiting:
+                leases = self._source.next(self.held)
+                if not leases:
+                    return leases is not None
+                nonces = [nonce for lease in leases for nonce in lease.nonces]
+                self._units.append(_Unit(leases, nonces))
+            if not self._submit(self._units[-1]):
+                return False
+        return True
+
+    def _submit(self, unit: _Unit) -> bool:
+        spec = unit.leases[0].spec
+        size = self._proofs.batch_size(spec) if self._source.cuts else len(unit.waiting)
+        try:
+            unit.micro_batches.append(self._proofs.submit(spec, unit.waiting[:size]))
+        except ProoflineError as error:
+            return self._fail(unit.leases, error)
+        del unit.waiting[:size]
+        return True
+
+    def _fail(self, leases: Sequence[Lease], error: ProoflineError) -> bool:
+        """True: work goes on. What no engine can compute fails; after one engine's failure all goes
+        back, and this engine tries again or is replaced.
+        """
+        is_hopeless = isinstance(error, SpecError)
+        if is_hopeless:
+            self._source.fail(leases, error)
+        try:
+            self.give_back(lost_engine=not is_hopeless)
+        finally:
+            goes_on = self._proofs.judge(error)
+        return goes_on
