@@ -84,10 +84,10 @@ class TransformersEngine(WholeBatchEngine):
         self.info = limits.on(info)
 
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        batch = self._schemes.of(spec).begin(nonces, reflected=self._reflected)
+        scheme = self._schemes.of(spec)
         try:
             with torch.inference_mode():
-                return self._run(batch)
+                return self._run(scheme.begin(nonces, reflected=self._reflected))
         except torch.OutOfMemoryError as error:
             raise EngineMemoryError(str(error).splitlines()[0]) from error
         except torch.AcceleratorError as error:
