@@ -191,7 +191,7 @@ class Settings(WorkSettings):
     @property
     def max_callbacks(self) -> int:
         """Jobs with a url that may be under way or wait for their receivers."""
-        return max(1, self.outbox_max_bytes // (512 * 1024))
+        return max(64, self.outbox_max_bytes // (512 * 1024))
 
     @property
     def visibility_timeout_s(self) -> int:

@@ -108,7 +108,7 @@ class WorkSettings(BaseSettings):
             "Bytes of Redis memory that a round's artifacts may take while they wait for its"
             " receiver, some 80 each of k_dim 12. At the limit the round pauses until some are"
             " delivered; nothing is dropped. For all jobs' callbacks together as much, and a job"
-            " with a url for each 512 KiB of it; more are refused with 429."
+            " with a url for each 512 KiB of it, at least 64; more are refused with 429."
         ),
     )
     callback_max_bytes: int = Field(

@@ -890,20 +890,20 @@ def test_jobs_that_come_quickly_do_not_pass_one_for_each_half_mebibyte_of_the_ou
     redis: Redis, settings: Settings, clock: Clock, serve: Callable[..., Any]
 ) -> None:
     settings = settings.model_copy(
-        update={"outbox_max_bytes": 20 * 512 * 1024, "max_queued_nonces": 10**6}
+        update={"outbox_max_bytes": 70 * 512 * 1024, "max_queued_nonces": 10**6}
     )
     jobs, outbox = JobStore(redis, settings, clock), Outbox(redis, settings, clock)
     request = REQUEST.model_copy(update={"url": URL})
     refusals = []
-    for _ in range(50):  # none of them is computed before all are asked for
+    for _ in range(100):  # none of them is computed before all are asked for
         try:
             jobs.create(NewJob(MODEL, SPEC, request, [1], 1))
         except QueueFullError as error:
             refusals.append(str(error))
-    assert (outbox.n_jobs(), len(refusals)) == (20, 30)
-    assert "The callbacks of 20 jobs" in refusals[0]
+    assert (outbox.n_jobs(), len(refusals)) == (70, 30)
+    assert "The callbacks of 70 jobs" in refusals[0]
     assert "try again later, or leave out the url and poll" in refusals[0]
-    assert len(jobs.active_jobs(MODEL)) == 20
+    assert len(jobs.active_jobs(MODEL)) == 70
     jobs.create(NewJob(MODEL, SPEC, REQUEST, [1], 1))  # without a url
 
 
