@@ -213,7 +213,7 @@ def test_a_node_that_runs_nothing_takes_the_model_of_the_first_host_that_begins(
 
 def test_a_record_of_an_earlier_version_is_read(store: DeploymentStore, redis: Redis) -> None:
     wanted = '{"model": "tiny-llama", "dtype": null, "tensor_parallel": 2, "vllm_args": []}'
-    record = {"generation": 7, "wanted": wanted, "by": "request", "asked_at": 1.5}
+    record: Any = {"generation": 7, "wanted": wanted, "by": "request", "asked_at": 1.5}
     redis.hset(keys.DEPLOYMENT, mapping=record)
     found = store.read()
     assert found is not None
@@ -236,7 +236,7 @@ def test_a_record_of_an_earlier_version_is_read(store: DeploymentStore, redis: R
     ],
 )
 def test_a_record_that_nobody_can_read_says_so_and_can_be_replaced(
-    store: DeploymentStore, redis: Redis, record: dict[str, Any]
+    store: DeploymentStore, redis: Redis, record: Any
 ) -> None:
     redis.hset(keys.DEPLOYMENT, mapping=record)
     found = store.read()
