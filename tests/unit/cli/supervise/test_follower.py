@@ -294,7 +294,7 @@ def test_a_host_survives_every_record(
 ) -> None:
     h = host()
     h.look()
-    record = {"generation": "7", "wanted": wanted, "by": "request", "asked_at": "0"}
+    record: Any = {"generation": "7", "wanted": wanted, "by": "request", "asked_at": "0"}
     redis.hset(keys.DEPLOYMENT, mapping=record)
     assert h.look(2).host == "h1"
     store.withdraw()
