@@ -196,7 +196,7 @@ class Follower:
         except ProoflineError as error:
             return Plan(generation, None, why_not=str(error))
         except Exception as error:  # of a record that no request makes: the host must not vanish
-            return Plan(generation, None, why_not=f"what is deployed cannot be read: {error!r}")
+            return Plan(generation, None, why_not=f"nobody can read it: {error!r}")
 
     def _step(self, plan: Plan) -> None:
         before, self._plan = self._plan, plan

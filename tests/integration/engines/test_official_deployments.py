@@ -211,7 +211,7 @@ _OF_A_GPU = """
 _FAMILIES = {
     "qwen235B-B200-node1": ("qwen3-moe", None),
     "kimik26-B200-node1": ("deepseek-v3", None),  # MLA and experts, the core of it
-    "minimaxm27-H200-node1": ("minimax-m2", "sigmoid"),
+    "minimaxm27-H200-node1": ("minimax-m2", "softmax"),
     "deepseekv4flash0731-H200-node1": ("deepseek-v4", ""),
     "glm53flash-H200-node1": ("glm-5.3-flash", ""),
 }

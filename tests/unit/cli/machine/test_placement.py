@@ -6,7 +6,10 @@ import pytest
 
 from cli.machine import model_memory, placement
 from cli.shipped import shipped_models
+from cli.supervise.follower import deployed_options
 from cli.terminal import UsageError
+from poc_core.serving.vllm_arguments import read_deployment
+from tests.harness.official import official
 from workers.engines.options import EngineOptions
 
 TINY = str(shipped_models()["tiny-qwen3"])
@@ -59,3 +62,15 @@ def test_a_deployments_workers_fill_the_gpus(monkeypatch: pytest.MonkeyPatch) ->
     assert [env["CUDA_VISIBLE_DEVICES"] for env in found] == ["0,1", "2,3"]
     synthetic = EngineOptions(model=TINY, engine="synthetic")
     assert placement.environments_of_most(synthetic, ["0", "1"], None, 3) == [{}, {}, {}]
+
+
+def test_the_networks_deployment_for_two_gpus_is_four_engines_on_eight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placement, "vllm_runs_on_cpu", lambda: False)
+    (sent,) = (one for one in official() if one.file == "minimaxm27-H200-node1")
+    wanted = read_deployment(sent.model, "auto", sent.words)
+    options = deployed_options(wanted, EngineOptions(model=""))
+    found = placement.environments_of_most(options, list("01234567"), None, 1)
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in found] == ["0,1", "2,3", "4,5", "6,7"]
+    assert options.name == sent.name
