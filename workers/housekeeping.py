@@ -164,7 +164,7 @@ class Housekeeper:
         """
         waiting: list[str] = []
         n_dropped = 0
-        for found in self._jobs.survey.slices(self._model):
+        for found in self._jobs.survey.stuck(self._model):
             if self._stop.is_set():
                 return
             n_dropped += found.n_dropped

@@ -182,7 +182,7 @@ class RoundStore:
         args += [json.dumps(excluded) if excluded else "", len(excluded)]
         args += [self._clock(), self._settings.callback_interval_sec, self._ttl_s]
         listed = [entries.pack([pair]) for pair in valid] if contract.lists_reported else []
-        args += [_MOST_KEPT, len(listed), *listed]
+        args += [_MOST_KEPT, PACE_STEP_S, len(listed), *listed]
         # A payload holds whole entries.
         most, most_bytes = self._settings.callback_max_artifacts, self._settings.callback_max_bytes
         for n, entry in entries.packed(valid, most, most_bytes):
