@@ -46,7 +46,7 @@ class PlantedExtension(ProofExtension):
 def _look(runner: Any, one: Slice) -> None:
     if not isinstance(runner._stopwatch, _Slow):  # too little memory ends the one that was
         runner._stopwatch = _Slow(runner._stopwatch, runner.planted / PAUSE)
-    batch = runner._flights[one.micro_batch].batch
+    batch = runner._under_way[one.micro_batch].batch
     memory, pause = runner.planted / MEMORY, runner.planted / PAUSE
     if memory.exists() and batch.n_tokens(one.step) > int(memory.read_text()):
         raise torch.OutOfMemoryError("planted: out of memory")

@@ -21,7 +21,7 @@ from workers.vllm.chains.kept_caches import KeptCaches, Place
 from workers.vllm.chains.recording import Recorder, Replay
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.layout import BlockTables, Layout
-from workers.vllm.forward.micro_batch import ChainBatch, Flight
+from workers.vllm.forward.micro_batch import ChainBatch, UnderWay
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +57,13 @@ class StepGraphs:
         # None: a shape that has been seen once, which has warmed it up.
         self._steps: LRUCache[_Key, RecordedStep | None] = LRUCache(_GRAPHS_KEPT)
 
-    def hidden_states(self, flight: Flight, layers: range, step: int) -> Tensor | None:
+    def hidden_states(self, under_way: UnderWay, layers: range, step: int) -> Tensor | None:
         """(nonces, hidden) after the final norm of one step; None: it is to be run operation by
         operation.
 
         What a replay fills is filled anew by the next one.
         """
-        batch, place, tables = flight.batch, flight.place, flight.tables
+        batch, place, tables = under_way.batch, under_way.place, under_way.tables
         if not self.on or self.why_not or layers != self._layers or place is None or tables is None:
             return None
         if (

@@ -14,7 +14,7 @@ from workers.vllm.forward.micro_batch import MicroBatch
 
 @dataclass
 class _Arrival:
-    flight_id: int
+    micro_batch_id: int
     batch: MicroBatch
     numbers: torch.Tensor  # on the host
     copied: torch.cuda.Event | None  # None: they are there
@@ -26,7 +26,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._underway: list[_Arrival] = []
 
-    def expect(self, flight_id: int, batch: MicroBatch) -> None:
+    def expect(self, micro_batch_id: int, batch: MicroBatch) -> None:
         """Begins to copy the numbers of a micro-batch whose last pass is launched."""
         numbers = batch.numbers()
         copied = None
@@ -36,7 +36,7 @@ class Arrivals:
             copied = torch.cuda.Event()
             copied.record()
             numbers = host
-        self._underway.append(_Arrival(flight_id, batch, numbers, copied))
+        self._underway.append(_Arrival(micro_batch_id, batch, numbers, copied))
 
     def take(self) -> dict[int, list[JsonValue]]:
         """The values of those that are there, by micro-batch."""
@@ -45,7 +45,7 @@ class Arrivals:
             first = self._underway[0]
             if first.copied is not None and not first.copied.query():
                 break
-            values[first.flight_id] = first.batch.values(first.numbers)
+            values[first.micro_batch_id] = first.batch.values(first.numbers)
             self._underway.pop(0)
         return values
 

@@ -226,7 +226,7 @@ def micro_batch(
 
 
 @dataclass
-class Flight:
+class UnderWay:
     """A micro-batch under way. `state`: what one slice hands to the next, each (rows of the
     pass, hidden).
     """

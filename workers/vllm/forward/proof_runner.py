@@ -30,7 +30,7 @@ from workers.vllm.forward import profile
 from workers.vllm.forward.arrivals import Arrivals
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches
-from workers.vllm.forward.micro_batch import Flight, PrefillBatch, micro_batch
+from workers.vllm.forward.micro_batch import PrefillBatch, UnderWay, micro_batch
 from workers.vllm.forward.ready_schemes import ReadySchemes
 from workers.vllm.forward.stopwatch import stopwatch_for
 from workers.vllm.forward.whereabouts import Whereabouts
@@ -75,7 +75,7 @@ class ProofRunner:
             self._hidden_size, len(self._layers), self._device, self._dtype
         )
         self._whereabouts = Whereabouts(self._caches, self._kept, self._device)
-        self._flights: dict[int, Flight] = {}
+        self._under_way: dict[int, UnderWay] = {}
         self._arrivals = Arrivals()
         self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
@@ -151,8 +151,8 @@ class ProofRunner:
         "ran": [(slice, seconds)], "values": {id: values}}: of what ended since the last tick,
         values on the reporting rank only. When it raises, all micro-batches are gone.
         """
-        for flight_id in drop:
-            self._end(flight_id)
+        for micro_batch_id in drop:
+            self._end(micro_batch_id)
         self._hand_over.release_sent()
         try:
             refused = self._begin(begin)
@@ -194,7 +194,7 @@ class ProofRunner:
             batch = PrefillBatch(
                 profile.MarkedScheme(scheme) if watch else scheme, nonces, self._found.reflected
             )
-            self._flights[own.micro_batch] = Flight(batch)
+            self._under_way[own.micro_batch] = UnderWay(batch)
             if self._own.start > 0:
                 self._receive(own.micro_batch, 0)
             profile.synchronize(self._device)  # what the stage before took is no time of this one
@@ -229,20 +229,20 @@ class ProofRunner:
         return {"device": profile.device_name(self._device), "peak_flops": peak}
 
     def _begin(
-        self, flights: Sequence[tuple[int, Mapping[str, Any], Sequence[int], int | None]]
+        self, micro_batches: Sequence[tuple[int, Mapping[str, Any], Sequence[int], int | None]]
     ) -> dict[int, str]:
         refused: dict[int, str] = {}
-        for flight_id, fields, nonces, part in flights:
+        for micro_batch_id, fields, nonces, part in micro_batches:
             spec = ProofSpec.model_validate(fields)
             try:
                 scheme = self._schemes.of(spec)
                 if isinstance(scheme, SteppedScheme) and (why_not := self._why_no_chains()):
                     raise SpecError(why_not)
-                self._flights[flight_id] = Flight(
+                self._under_way[micro_batch_id] = UnderWay(
                     micro_batch(scheme, nonces, part, self._found.reflected)
                 )
             except SpecError as error:
-                refused[flight_id] = str(error)
+                refused[micro_batch_id] = str(error)
         return refused
 
     def _run(self, one: Slice) -> None:
@@ -251,12 +251,12 @@ class ProofRunner:
             self._forward(one.micro_batch, range(one.first, one.end), step)
         self._stopwatch.end(tuple(one))
 
-    def _forward(self, flight_id: int, layers: range, step: int) -> None:
+    def _forward(self, micro_batch_id: int, layers: range, step: int) -> None:
         """Some layers of one pass."""
-        flight = self._flights[flight_id]
-        batch = flight.batch
-        recorded = None if self._watch else self._graphs.hidden_states(flight, layers, step)
-        output: Any = self._operations(flight, layers, step) if recorded is None else recorded
+        under_way = self._under_way[micro_batch_id]
+        batch = under_way.batch
+        recorded = None if self._watch else self._graphs.hidden_states(under_way, layers, step)
+        output: Any = self._operations(under_way, layers, step) if recorded is None else recorded
         if layers.stop == len(self._layers):
             if self._reports or not batch.is_last(step):
                 hidden = compat.final_hidden_states(output)
@@ -267,19 +267,19 @@ class ProofRunner:
             if batch.has_points_after(step):
                 compat.as_first_tensor_rank_has_it(batch.points)
             if batch.is_last(step) and self._reports:
-                self._arrivals.expect(flight_id, batch)
+                self._arrivals.expect(micro_batch_id, batch)
         elif layers.stop == self._own.stop:
             self._hand_over.send(output.tensors)
         else:
-            flight.state = output.tensors
+            under_way.state = output.tensors
         if batch.is_last(step) and layers.stop == self._own.stop:
-            self._end(flight_id)
+            self._end(micro_batch_id)
 
-    def _operations(self, flight: Flight, layers: range, step: int) -> Any:
+    def _operations(self, under_way: UnderWay, layers: range, step: int) -> Any:
         """What the model answers, operation by operation."""
-        batch = flight.batch
-        layout, caches = self._whereabouts.of(flight, step)
-        state, flight.state = flight.state, None
+        batch = under_way.batch
+        layout, caches = self._whereabouts.of(under_way, step)
+        state, under_way.state = under_way.state, None
         return self._bound.run(
             layers,
             layout,
@@ -293,34 +293,34 @@ class ProofRunner:
             watch=self._watch,
         )
 
-    def _end(self, flight_id: int) -> None:
+    def _end(self, micro_batch_id: int) -> None:
         """This rank has done its part of a micro-batch, or it is given up."""
-        flight = self._flights.pop(flight_id, None)
-        if flight is not None and flight.place is not None:
-            self._kept.free(flight.place)
+        under_way = self._under_way.pop(micro_batch_id, None)
+        if under_way is not None and under_way.place is not None:
+            self._kept.free(under_way.place)
 
-    def _receive(self, flight_id: int, step: int) -> None:
-        flight = self._flights[flight_id]
-        flight.state = self._hand_over.receive(flight.batch.n_tokens(step))
+    def _receive(self, micro_batch_id: int, step: int) -> None:
+        under_way = self._under_way[micro_batch_id]
+        under_way.state = self._hand_over.receive(under_way.batch.n_tokens(step))
 
     def _hand_points_back(self, one: Slice) -> None:
         """Where the slice was the end of a pass and another follows."""
-        flight = self._flights.get(one.micro_batch)
+        under_way = self._under_way.get(one.micro_batch)
         if (
-            flight is None
+            under_way is None
             or one.end != len(self._layers)
-            or not flight.batch.has_points_after(one.until - 1)
+            or not under_way.batch.has_points_after(one.until - 1)
         ):
             return
         is_first, is_last = self._own.start == 0, self._own.stop == len(self._layers)
         if is_last and not is_first:
-            self._hand_over.send_points(flight.batch.points)
+            self._hand_over.send_points(under_way.batch.points)
         elif is_first and not is_last:
-            flight.batch.follow(self._hand_over.receive_points(len(flight.batch.nonces)))
+            under_way.batch.follow(self._hand_over.receive_points(len(under_way.batch.nonces)))
 
     def _forget_all(self) -> None:
-        """After an error: the engine host begins all flights anew."""
-        self._flights.clear()
+        """After an error: the engine host begins all micro-batches anew."""
+        self._under_way.clear()
         self._caches.forget()  # as large as the batch that may just have been too large
         self._kept.free_all()
         self._arrivals.forget()
