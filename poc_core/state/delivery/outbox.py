@@ -207,15 +207,8 @@ class Outbox:
 
     def _end_with(self, delivery: Delivery, end: str, next_in_s: float, error: str = "") -> bool:
         now, ttl_s = self._clock(), self._settings.callback_retention_sec
-        args: list[Any] = [
-            delivery.token,
-            end,
-            now + next_in_s,
-            error[:500],
-            now,
-            ttl_s,
-            *self._most,
-        ]
+        args: list[Any] = [delivery.token, end, now + next_in_s, error[:500], now, ttl_s]
+        args += self._most
         return bool(self._end([keys.outbox(delivery.outbox_id)], args))
 
     @property

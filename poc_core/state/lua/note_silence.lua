@@ -12,8 +12,8 @@ local receiver, receivers = unpack(KEYS)
 local name, now, breaks_at, ttl = unpack(ARGV, 1, 4)
 local first_wait = 5
 local failures = redis.call('HINCRBY', receiver, 'failures', 1)
-local wait_s = ARGV[math.min(#ARGV, first_wait + math.max(0, failures - tonumber(breaks_at)))]
-redis.call('HSET', receiver, 'next_at', string.format('%.3f', tonumber(now) + tonumber(wait_s)))
+local wait_s = tonumber(ARGV[math.min(#ARGV, first_wait + math.max(0, failures - tonumber(breaks_at)))])
+redis.call('HSET', receiver, 'next_at', string.format('%.3f', tonumber(now) + wait_s))
 redis.call('EXPIRE', receiver, ttl)
 redis.call('ZADD', receivers, now, name)
 redis.call('ZREMRANGEBYSCORE', receivers, '-inf', string.format('%.3f', tonumber(now) - tonumber(ttl)))
