@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from api.proofs import round_control
 from api.services import Services
 from poc_core.records import RoundState, WorkerRecord
-from poc_core.state.overview import CurrentRound, Overview
+from poc_core.state.overview import Overview
 
 # A worker's own counters (ChatGate): name -> (kind of metric, name here, help).
 _CHAT = {
@@ -48,7 +48,7 @@ class NodeMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         seen = self._services.overviews.read()
         yield from self._jobs(seen)
-        yield from self._round(seen.round)
+        yield from self._round(seen)
         yield from _workers(seen.workers)
         yield from _chat(seen.workers)
 
@@ -93,8 +93,8 @@ class NodeMetrics(Collector):
             len(seen.silent),
         )
 
-    def _round(self, seen: CurrentRound | None) -> Iterator[Metric]:
-        current = seen.record if seen is not None else None
+    def _round(self, seen: Overview) -> Iterator[Metric]:
+        current = seen.round.record if seen.round is not None else None
         states = GaugeMetricFamily(
             "proofline_round_state", "1 for the state the node is in.", labels=["state"]
         )
@@ -103,7 +103,7 @@ class NodeMetrics(Collector):
                 [state.value], state is (current.state if current else RoundState.IDLE)
             )
         yield states
-        if seen is None or current is None:
+        if current is None:
             return
         stats = round_control.stats_of(self._services, seen)
         outbox = stats["outbox"]

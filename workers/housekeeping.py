@@ -152,7 +152,7 @@ class Housekeeper:
         """
         waiting: list[str] = []
         n_dropped = 0
-        for found in self._jobs.survey.slices(self._model):
+        for found in self._jobs.survey.stuck(self._model):
             if self._work.is_stopping:
                 return
             n_dropped += found.n_dropped

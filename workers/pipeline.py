@@ -167,11 +167,11 @@ class Pipeline:
         )
 
     def _take(self, result: TickResult) -> float:
-        for batch_id, why in result.refused.items():
-            if (micro_batch := self._going.pop(int(batch_id), None)) is not None:
+        for micro_batch_id, why in result.refused.items():
+            if (micro_batch := self._going.pop(int(micro_batch_id), None)) is not None:
                 micro_batch.future.set_exception(SpecError(why))
-        for batch_id, values in result.values.items():
-            if (micro_batch := self._going.pop(int(batch_id), None)) is not None:
+        for micro_batch_id, values in result.values.items():
+            if (micro_batch := self._going.pop(int(micro_batch_id), None)) is not None:
                 micro_batch.future.set_result(values)
         busy_s = 0.0
         for one, seconds in result.ran:

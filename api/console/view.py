@@ -12,7 +12,7 @@ from api.version import VERSION
 from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord, RoundState, WorkerRecord
 from poc_core.serving.deployments import DeploymentState, HostLogs
 from poc_core.state.client import TRANSIENT
-from poc_core.state.overview import CurrentRound, Overview
+from poc_core.state.overview import Overview
 from poc_core.state.rounds import PACE_STEP_S
 
 # Jobs listed: the newest, and of those that have not ended the oldest of each model.
@@ -77,7 +77,7 @@ class View:
         }
         if seen.round is not None:
             found |= {
-                "round": self._round(seen.round),
+                "round": self._round(seen, seen.round.record),
                 "pace": self._pace_until(seen.round.record, now),
             }
         return found
@@ -118,8 +118,8 @@ class View:
             ],
         }
 
-    def _round(self, seen: CurrentRound) -> dict[str, Any]:
-        current, stats = seen.record, round_control.stats_of(self._services, seen)
+    def _round(self, seen: Overview, current: RoundRecord) -> dict[str, Any]:
+        stats = round_control.stats_of(self._services, seen)
         stats["excluded_nonces"] = stats["excluded_nonces"][-_MOST_EXCLUDED:]
         del stats["elapsed_seconds"]  # it would change with each look; the page counts by itself
         stats["nonces_per_second"] = round(stats["nonces_per_second"], 2)

@@ -12,7 +12,8 @@ from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
 from poc_core.schemes import contract_of, contracts
 from poc_core.schemes.contract import Reported
 from poc_core.schemes.requests import RoundBody
-from poc_core.state.overview import CurrentRound, Overview
+from poc_core.state.delivery.outbox import OutboxStatus
+from poc_core.state.overview import Overview, RoundRates
 
 
 def start(body: RoundBody, services: Services, state: RoundState) -> list[WorkerRecord]:
@@ -60,76 +61,52 @@ def config_of(config: RoundConfig) -> dict[str, Any]:
     return body.of(config.model_copy(update={"url": redacted(config.url)}))
 
 
-def scheme_status(
-    services: Services, record: RoundRecord, stats: dict[str, Any], first: int | None, most: int
-) -> dict[str, Any]:
-    """What /status says of a round of this scheme beside the rest; `stats`: the round's
-    (stats_of). `first` and `most`: which of the reported nonces it lists (RoundStore.reported).
-    """
-    contract = contract_of(record.config.spec.scheme)
-    reported = Reported(0, [])
-    if contract.lists_reported:
-        reported = services.rounds.reported(record.round_id, first, most)
-    return contract.status(
-        record, reported, stats["elapsed_seconds"], stats["nonces_per_second_of_round"]
-    )
+def status_of(services: Services, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
+    """What /status says of the round, and of the node as if it had an idle one before the first.
 
-
-def stats_without_round(services: Services, seen: Overview) -> dict[str, Any]:
-    """What `stats_of` gives, of all jobs: clients read the same fields before the first round
-    as after it.
+    `first` and `most`: which of the reported nonces it lists (RoundStore.reported).
     """
+    record = seen.round.record if seen.round is not None else None
+    state, stats = record.state if record is not None else RoundState.IDLE, stats_of(services, seen)
     return {
-        "total_processed": seen.total_processed,
-        "nonces_per_second": seen.nonces_per_second,
-        "nonces_per_second_of_round": 0.0,
-        "elapsed_seconds": 0.0,
-        "n_excluded": 0,
-        "excluded_nonces": [],
-        "workers": {},
-        "artifacts_delivered": 0,
-        "artifacts_waiting": 0,
-        "outbox": {
-            "bytes": 0,
-            "limit_bytes": services.settings.outbox_max_bytes,
-            "full": False,
-            "dropped": 0,
-            "failures": 0,
-            "next_try_at": None,
-            "last_error": None,
-        },
-        "exhausted": False,
-        "error": None,
+        "status": state.value,
+        "state": state.value,
+        "config": config_of(record.config) if record is not None else None,
+        "stats": stats,
+        **_scheme_status(services, record, stats, first, most),
     }
 
 
-def status_without_round() -> dict[str, Any]:
-    """The fields that `scheme_status` gives of rounds of any scheme."""
-    return {
-        name: value
-        for contract in contracts()
-        for name, value in contract.status_without_round.items()
-    }
-
-
-def stats_of(services: Services, current: CurrentRound) -> dict[str, Any]:
-    """A round's numbers: per worker and in sum."""
-    record, rates, outbox = current.record, current.rates, current.outbox
-    # A current rate is one of a round that runs; of one that is over, the last seconds say nothing.
-    running = record.state is RoundState.GENERATING
-    elapsed_s = services.rounds.elapsed_s(record)
+def stats_of(services: Services, seen: Overview) -> dict[str, Any]:
+    """The round's numbers, per worker and in sum; before the first round, of all jobs, so that
+    clients read the same fields then.
+    """
     limit_bytes = services.settings.outbox_max_bytes
+    n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []
+    record, rates, outbox = None, RoundRates({}, {}), OutboxStatus.of({})
+    if (current := seen.round) is not None:
+        record, rates, outbox = current.record, current.rates, current.outbox
+        # A current rate is one of a round that runs; of one that is over, the last seconds say
+        # nothing.
+        if record.state is not RoundState.GENERATING:
+            rates = RoundRates(rates.totals, {})
+        n, rate, excluded = (
+            record.n_processed,
+            sum(rates.per_second.values(), 0.0),
+            [*current.excluded],
+        )
+        elapsed_s = services.rounds.elapsed_s(record)
     return {
-        "total_processed": record.n_processed,
-        "nonces_per_second": sum(rates.per_second.values()) if running else 0.0,
-        "nonces_per_second_of_round": record.n_processed / elapsed_s if elapsed_s > 0 else 0.0,
+        "total_processed": n,
+        "nonces_per_second": rate,
+        "nonces_per_second_of_round": n / elapsed_s if elapsed_s > 0 else 0.0,
         "elapsed_seconds": elapsed_s,
-        "n_excluded": record.n_excluded,
-        "excluded_nonces": current.excluded,
+        "n_excluded": record.n_excluded if record is not None else 0,
+        "excluded_nonces": excluded,
         "workers": {
             worker: {
                 "total_processed": total,
-                "nonces_per_second": rates.per_second.get(worker, 0.0) if running else 0.0,
+                "nonces_per_second": rates.per_second.get(worker, 0.0),
             }
             for worker, total in sorted(rates.totals.items())
         },
@@ -144,6 +121,27 @@ def stats_of(services: Services, current: CurrentRound) -> dict[str, Any]:
             "next_try_at": outbox.next_at if outbox.waiting else None,
             "last_error": outbox.last_error,
         },
-        "exhausted": record.is_exhausted,
-        "error": record.error,
+        "exhausted": record is not None and record.is_exhausted,
+        "error": record.error if record is not None else None,
     }
+
+
+def _scheme_status(
+    services: Services,
+    record: RoundRecord | None,
+    stats: dict[str, Any],
+    first: int | None,
+    most: int,
+) -> dict[str, Any]:
+    """What /status says of a round of this scheme beside the rest; without a round, what it says
+    of rounds of any scheme.
+    """
+    if record is None:
+        return {k: v for one in contracts() for k, v in one.status_without_round.items()}
+    contract = contract_of(record.config.spec.scheme)
+    reported = Reported(0, [])
+    if contract.lists_reported:
+        reported = services.rounds.reported(record.round_id, first, most)
+    return contract.status(
+        record, reported, stats["elapsed_seconds"], stats["nonces_per_second_of_round"]
+    )

@@ -53,9 +53,7 @@ def status(services: AppServices) -> dict[str, Any]:
     """GENERATING or IDLE when all workers are, MIXED when they differ, NO_BACKENDS without any."""
     seen = services.overviews.read()
     current = seen.round.record if seen.round is not None else None
-    stats = (
-        round_control.stats_of(services, seen.round)["workers"] if seen.round is not None else {}
-    )
+    stats = round_control.stats_of(services, seen)["workers"]
     backends = [
         _backend(worker, current, stats.get(worker.id, {}))
         for worker in seen.workers

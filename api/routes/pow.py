@@ -156,24 +156,7 @@ async def status(
 def _status(services: Services, valid_from: int | None, valid_limit: int) -> bytes:
     """As JSON, made once for all who ask together."""
     seen = services.overviews.read()
-    if seen.round is None:
-        round_part: dict[str, Any] = {
-            "status": "IDLE",
-            "state": "IDLE",
-            "config": None,
-            "stats": round_control.stats_without_round(services, seen),
-            **round_control.status_without_round(),
-        }
-    else:
-        record, stats = seen.round.record, round_control.stats_of(services, seen.round)
-        round_part = {
-            "status": record.state.value,
-            "state": record.state.value,
-            "config": round_control.config_of(record.config),
-            "stats": stats,
-            **round_control.scheme_status(services, record, stats, valid_from, valid_limit),
-        }
-    whole = round_part | {
+    whole = round_control.status_of(services, seen, valid_from, valid_limit) | {
         "queued_nonces": seen.queued_nonces,
         "callbacks_waiting": seen.callbacks_waiting,
         "silent_receivers": [vars(receiver) for receiver in seen.silent],

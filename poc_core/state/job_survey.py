@@ -1,7 +1,7 @@
 """Looking over all jobs of a model: what dead workers and lost messages left behind, and how many
 there are.
 
-In slices, a script for each: with tens of thousands of jobs Redis answers others in between.
+Some at a time, a script for each: with tens of thousands of jobs Redis answers others in between.
 """
 
 import time
@@ -15,7 +15,7 @@ from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 
 # Jobs looked at in one call of a script: some 3 ms of Redis' time.
-_SLICE = 500
+_CHUNK = 500
 
 # Of the time between two looks, for how long a worker that looked keeps others from it: a little
 # less than the shortest pause, so that it is not in its own way.
@@ -32,7 +32,7 @@ class ActiveJobs:
 
 
 @dataclass(frozen=True)
-class Slice:
+class StuckJobs:
     """What is the matter with some of a model's active jobs, by their ids."""
 
     n_dropped: int  # that were over, or expired
@@ -59,17 +59,17 @@ class JobSurvey:
         turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
         return bool(self._redis.set(keys.reaper(model), worker_id, nx=True, px=turn_ms))
 
-    def slices(self, model: str) -> Iterator[Slice]:
+    def stuck(self, model: str) -> Iterator[StuckJobs]:
         """All of the model's active jobs; one that ends meanwhile may hide another until the
         next look.
         """
         first, oldest_s = 0, int(self._clock()) - self._settings.visibility_timeout_s
         while True:
             n_kept, n_dropped, *lists = self._survey(
-                [keys.active(model)], [first, _SLICE, oldest_s]
+                [keys.active(model)], [first, _CHUNK, oldest_s]
             )
-            yield Slice(n_dropped, *([job_id.decode() for job_id in found] for found in lists))
-            if n_kept + n_dropped < _SLICE:
+            yield StuckJobs(n_dropped, *([job_id.decode() for job_id in found] for found in lists))
+            if n_kept + n_dropped < _CHUNK:
                 return
             first += n_kept
 
@@ -108,9 +108,9 @@ class JobSurvey:
         """The jobs of some models that have not ended, by status."""
         sums = [0, 0, 0]
         for model in models:
-            first, n_seen = 0, _SLICE
-            while n_seen == _SLICE:
-                n_seen, *counts = self._count([keys.active(model)], [first, _SLICE])
+            first, n_seen = 0, _CHUNK
+            while n_seen == _CHUNK:
+                n_seen, *counts = self._count([keys.active(model)], [first, _CHUNK])
                 first += n_seen
                 sums = [one + more for one, more in zip(sums, counts, strict=True)]
         return ActiveJobs(*sums)

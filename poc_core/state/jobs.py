@@ -114,12 +114,10 @@ class JobStore:
             "inline": int(job.inline),
             "created_at": now,
         }
-        limits: list[Any] = [self._settings.max_queued_nonces, self._settings.max_jobs]
-        limits += [
-            self._settings.max_callbacks if job.request.url else "",
-            self._settings.outbox_max_bytes,
-        ]
-        limits += [now, self._settings.job_ttl_sec]
+        settings = self._settings
+        limits: list[Any] = [settings.max_queued_nonces, settings.max_jobs]
+        limits += [settings.max_callbacks if job.request.url else "", settings.outbox_max_bytes]
+        limits += [now, settings.job_ttl_sec]
         pairs = [part for item in fields.items() for part in item]
         what, *number = self._create(
             [key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs]
@@ -134,8 +132,8 @@ class JobStore:
             )
         if what == b"callbacks":
             raise QueueFullError(
-                f"The callbacks of {self._settings.max_callbacks} jobs or"
-                f" {self._settings.outbox_max_bytes} bytes of them (POC_OUTBOX_MAX_BYTES) wait for"
+                f"The callbacks of {settings.max_callbacks} jobs or"
+                f" {settings.outbox_max_bytes} bytes of them (POC_OUTBOX_MAX_BYTES) wait for"
                 " their receivers already; try again later, or leave out the url and poll."
             )
         return job_id
@@ -170,12 +168,12 @@ class JobStore:
         The messages of their models are gone too; a worker sends those of the jobs that stay again
         (`pending`).
         """
-        n_cancelled, ended_ttl_s = 0, self._settings.generate_result_ttl_sec
+        n_cancelled = 0
         for model in self._models():
             names = [keys.active(model), messages(model_queue(model))]
             n_seen, n_here, n_stay = _CANCEL_CHUNK, 0, 0
             while n_seen == _CANCEL_CHUNK:
-                args = [n_stay, _CANCEL_CHUNK, self._clock(), ended_ttl_s, n_here]
+                args = [n_stay, _CANCEL_CHUNK, self._clock(), self._ended_ttl_s, n_here]
                 n_seen, n, stay = self._cancel(names, args)
                 n_here, n_stay = n_here + n, n_stay + stay
             n_cancelled += n_here
@@ -222,7 +220,7 @@ class JobStore:
         """
         name, ttl_s = name or self.name_lease(worker_id), self._settings.job_ttl_sec
         args: list[Any] = [batch_index, name, self._clock(), ttl_s, MAX_LOSSES]
-        args += [self._settings.generate_result_ttl_sec, self._oldest_lease()]
+        args += [self._ended_ttl_s, self._oldest_lease()]
         reason, *found = self._lease([keys.job(job_id)], args)
         if reason != b"ok":
             return Refusal(reason.decode())
@@ -236,7 +234,7 @@ class JobStore:
         that of `beside`.
         """
         found: list[Lease] = []
-        spec = beside.spec.model_dump_json()
+        ttl_s, spec = self._settings.job_ttl_sec, beside.spec.model_dump_json()
         places = [(beside.owner_id, beside.place + 1)]
         if room > 0:
             active = self.active_jobs(beside.model, _MOST_JOBS_BESIDE)
@@ -244,7 +242,7 @@ class JobStore:
         for job_id, first in places:
             if room <= 0:
                 break
-            args: list[Any] = [name, self._settings.job_ttl_sec, spec, first, room, _MOST_MISSES]
+            args: list[Any] = [name, ttl_s, spec, first, room, _MOST_MISSES]
             pairs = self._lease_more([keys.job(job_id)], args)
             for index, nonces in zip(pairs[::2], pairs[1::2], strict=True):
                 lease = Lease(job_id, int(index), beside.model, beside.spec, json.loads(nonces))
@@ -285,10 +283,8 @@ class JobStore:
 
         The job fails when MAX_LOSSES engines were lost on this batch.
         """
-        limits = [MAX_LOSSES, self._clock(), self._settings.generate_result_ttl_sec]
-        return bool(
-            self._release([keys.job(job_id)], [batch_index, worker_id, int(lost_engine), *limits])
-        )
+        args: list[Any] = [batch_index, worker_id, int(lost_engine), MAX_LOSSES, self._clock()]
+        return bool(self._release([keys.job(job_id)], [*args, self._ended_ttl_s]))
 
     def finish(self, job_id: str) -> bool:
         """Builds and stores the answer of a job whose batches are all done. True for the call that
@@ -297,12 +293,7 @@ class JobStore:
         One caller at a time builds it. The job fails when MAX_FINISHES began and did not come to an
         end.
         """
-        limits = [
-            _FINISH_LOCK_S,
-            MAX_FINISHES,
-            self._clock(),
-            self._settings.generate_result_ttl_sec,
-        ]
+        limits = [_FINISH_LOCK_S, MAX_FINISHES, self._clock(), self._ended_ttl_s]
         if not self._begin_finish([keys.job(job_id)], [uuid.uuid4().hex, *limits]):
             return False
         record = self.read(job_id)
@@ -350,12 +341,7 @@ class JobStore:
         A dead worker counts as a lost engine (see `release`): a batch that kills every worker must
         not do so for ever.
         """
-        args = [
-            MAX_LOSSES,
-            self._clock(),
-            self._settings.generate_result_ttl_sec,
-            self._oldest_lease(),
-        ]
+        args = [MAX_LOSSES, self._clock(), self._ended_ttl_s, self._oldest_lease()]
         return sorted(int(index) for index in self._free_orphans([keys.job(job_id)], args))
 
     def recount(self) -> int:
@@ -415,14 +401,12 @@ class JobStore:
     def _end_job(
         self, job_id: str, status: JobStatus, error: str, unavailable: bool = False
     ) -> bool:
-        args = [
-            status.value,
-            error,
-            self._clock(),
-            self._settings.generate_result_ttl_sec,
-            int(unavailable),
-        ]
+        args: list[Any] = [status.value, error, self._clock(), self._ended_ttl_s, int(unavailable)]
         return bool(self._end([keys.job(job_id)], args))
+
+    @property
+    def _ended_ttl_s(self) -> int:
+        return self._settings.generate_result_ttl_sec
 
 
 def _record(job_id: str, values: Sequence[bytes | None]) -> JobRecord | None:

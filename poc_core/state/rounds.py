@@ -61,22 +61,12 @@ class RoundStore:
         another one generates.
         """
         round_id = uuid.uuid4().hex
-        ends_with: list[Any] = [
-            self._clock(),
-            self._ttl_s,
-            callback_url(config.url, "generated"),
-            json.dumps(payload_head(config)),
-        ]
+        names = [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND]
+        names.append(keys.generating(config.model))
         places = min(config.nonces.count, _MOST_PLACES)
-        running = self._store(
-            [
-                keys.round(round_id),
-                keys.outbox(round_id),
-                keys.CURRENT_ROUND,
-                keys.generating(config.model),
-            ],
-            [round_id, state.value, config.model_dump_json(), places, *ends_with],
-        )
+        args: list[Any] = [round_id, state.value, config.model_dump_json(), places, self._clock()]
+        args += [self._ttl_s, callback_url(config.url, "generated")]
+        running = self._store(names, [*args, json.dumps(payload_head(config))])
         if running:
             raise RoundError(
                 "A round is generating already: end it with POST /api/v1/pow/stop, or let a"
@@ -186,7 +176,7 @@ class RoundStore:
         args += [json.dumps(excluded) if excluded else "", len(excluded)]
         args += [self._clock(), self._settings.callback_interval_sec, self._ttl_s]
         listed = [entries.pack([pair]) for pair in valid] if contract.lists_reported else []
-        args += [_MOST_KEPT, len(listed), *listed]
+        args += [_MOST_KEPT, PACE_STEP_S, len(listed), *listed]
         # A payload holds whole entries.
         most, most_bytes = self._settings.callback_max_artifacts, self._settings.callback_max_bytes
         for n, entry in entries.packed(valid, most, most_bytes):

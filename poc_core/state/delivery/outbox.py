@@ -7,7 +7,6 @@ its entries go in smaller ones, with numbers of their own.
 """
 
 import json
-import random
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from poc_core.payloads import payload
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.delivery import entries
-from poc_core.state.delivery.receivers import BREAKS_AT, FIRST_BACKOFF_S, LAST_BACKOFF_S, PROBE_S
+from poc_core.state.delivery.receivers import BREAKS_AT, PROBE_S, backoff_s
 from poc_core.state.unreadable import readable
 
 # Outboxes of which is said at a time that they are due.
@@ -163,8 +162,7 @@ class Outbox:
 
     def failed(self, delivery: Delivery, error: str) -> float:
         """The receiver does not have it: keep it. Returns the seconds until the next try."""
-        longest = min(LAST_BACKOFF_S, 2 * FIRST_BACKOFF_S * 2.0 ** min(delivery.failures, 10))
-        wait_s = longest * random.uniform(0.5, 1.0)  # jitter: many nodes must not come back as one
+        wait_s = backoff_s(delivery.failures)
         self._end_with(delivery, "failed", wait_s, error)
         return wait_s
 
@@ -194,15 +192,8 @@ class Outbox:
 
     def _end_with(self, delivery: Delivery, end: str, next_in_s: float, error: str = "") -> bool:
         now, ttl_s = self._clock(), self._settings.callback_retention_sec
-        args: list[Any] = [
-            delivery.token,
-            end,
-            now + next_in_s,
-            error[:500],
-            now,
-            ttl_s,
-            *self._most,
-        ]
+        args: list[Any] = [delivery.token, end, now + next_in_s, error[:500], now, ttl_s]
+        args += self._most
         return bool(self._end([keys.outbox(delivery.outbox_id)], args))
 
     @property

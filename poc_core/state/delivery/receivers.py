@@ -16,6 +16,7 @@ from poc_core.state import keys, scripts
 # 6).
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 30.0
+_MOST_DOUBLINGS = 10
 # Tries in a row that a receiver does not answer, after which jobs' payloads for it wait while one
 # of them probes.
 BREAKS_AT = 5
@@ -54,17 +55,15 @@ class Receivers:
 
     def silent(self, receiver: str) -> int:
         """It did not answer a try. Returns how many in a row."""
-        jitter = random.uniform(0.5, 1.0)
-        args: list[Any] = [
-            receiver,
-            self._clock(),
-            BREAKS_AT,
-            FIRST_BACKOFF_S,
-            LAST_BACKOFF_S,
-            jitter,
-            _REMEMBERED_S,
-        ]
+        args: list[Any] = [receiver, self._clock(), BREAKS_AT, _REMEMBERED_S]
+        args += [backoff_s(failures) for failures in range(_MOST_DOUBLINGS + 1)]
         return int(self._silence([keys.receiver(receiver), keys.RECEIVERS], args))
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds until the next try, after one that failed and `failures` before it."""
+    longest = min(LAST_BACKOFF_S, 2 * FIRST_BACKOFF_S * 2.0 ** min(failures, _MOST_DOUBLINGS))
+    return longest * random.uniform(0.5, 1.0)  # jitter: many nodes must not come back as one
 
 
 def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:

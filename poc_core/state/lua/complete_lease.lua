@@ -13,13 +13,14 @@
 --       8 interval           seconds from now to the next callback
 --       9 ttl                seconds the round is kept
 --      10 most_kept          reported nonces kept for /status
---      11 n_listed           nonces of this lease that /status lists
---      12... these, each as an entry of its own; then for each outbox entry the number of values in it, and the entry
+--      11 pace_step          seconds of a step of the round's pace
+--      12 n_listed           nonces of this lease that /status lists
+--      13... these, each as an entry of its own; then for each outbox entry the number of values in it, and the entry
 -- Returns 1 when taken, else 0.
 local round, outbox, generating = unpack(KEYS)
 local round_id, first, places, worker = unpack(ARGV, 1, 4)
-local excluded, n_excluded, now, interval, ttl, most_kept, n_listed = unpack(ARGV, 5, 11)
-local first_listed = 12
+local excluded, n_excluded, now, interval, ttl, most_kept, pace_step, n_listed = unpack(ARGV, 5, 12)
+local first_listed = 13
 local first_entry = first_listed + tonumber(n_listed)
 local lease = member(tonumber(first), tonumber(places))
 if redis.call('HDEL', round .. ':leases', lease) == 0 and redis.call('ZREM', round .. ':free', lease) == 0 then
@@ -30,7 +31,7 @@ redis.call('HINCRBY', round, 'n_processed', places)
 redis.call('HINCRBY', round .. ':workers', worker, places)
 redis.call('HINCRBY', round .. ':rate:' .. second, worker, places)
 local pace = round .. ':pace:' .. string.format('%d', math.floor(tonumber(now) / 60))
-redis.call('HINCRBY', pace, string.format('%d', math.floor(tonumber(now) / 5) * 5), places)
+redis.call('HINCRBY', pace, string.format('%d', math.floor(tonumber(now) / pace_step) * pace_step), places)
 redis.call('EXPIRE', pace, 3700)
 redis.call('EXPIRE', round .. ':workers', ttl)
 redis.call('EXPIRE', round .. ':rate:' .. second, 60)

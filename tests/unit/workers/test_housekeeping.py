@@ -370,7 +370,7 @@ def test_a_long_look_for_stuck_jobs_delays_no_heartbeat(
         go_on.wait(5)
         return []
 
-    monkeypatch.setattr(jobs.survey, "slices", slices)
+    monkeypatch.setattr(jobs.survey, "stuck", slices)
     reap()
     assert looking.wait(5)
     for _ in range(3):
@@ -383,7 +383,7 @@ def test_housekeeping_outlives_a_mistake_of_its_own(
     jobs: JobStore, messages: Messages, reap: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = jobs.create(new_job([1]))
-    slices, calls = jobs.survey.slices, []
+    slices, calls = jobs.survey.stuck, []
 
     def fails_once(model: str) -> Iterator[Any]:
         calls.append(model)
@@ -391,7 +391,7 @@ def test_housekeeping_outlives_a_mistake_of_its_own(
             raise ZeroDivisionError
         return slices(model)
 
-    monkeypatch.setattr(jobs.survey, "slices", fails_once)
+    monkeypatch.setattr(jobs.survey, "stuck", fails_once)
     reap()
     wait_until(lambda: messages.published == [(job_id, 0)])
 

@@ -292,7 +292,7 @@ class JobMachine(RuleBasedStateMachine):
         assert self.store.recount() == self.store.queued_nonces()
 
     def check_survey(self) -> None:
-        slices = list(self.store.survey.slices(MODEL))
+        slices = list(self.store.survey.stuck(MODEL))
         active = {job_id: job for job_id, job in self.jobs.items() if job.is_active}
         assert [job_id for one in slices for job_id in one.unfinished] == [
             i for i, job in active.items() if not job.todo

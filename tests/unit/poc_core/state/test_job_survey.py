@@ -8,25 +8,25 @@ from redis import Redis
 
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry
-from poc_core.state.job_survey import ActiveJobs, JobSurvey, Slice
+from poc_core.state.job_survey import ActiveJobs, JobSurvey, StuckJobs
 from tests.harness.samples import MODEL, Clock, new_job
 
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Any]) -> None:
-    monkeypatch.setattr("poc_core.state.job_survey._SLICE", 3)
+    monkeypatch.setattr("poc_core.state.job_survey._CHUNK", 3)
     serve("w1")
     serve("w2")
 
 
-def found(jobs: JobStore) -> Slice:
+def found(jobs: JobStore) -> StuckJobs:
     """All slices as one."""
-    slices = list(jobs.survey.slices(MODEL))
+    slices = list(jobs.survey.stuck(MODEL))
     lists: list[list[str]] = [
         [job_id for one in slices for job_id in getattr(one, name)]
         for name in ("unfinished", "orphaned", "waiting", "broken")
     ]
-    return Slice(sum(one.n_dropped for one in slices), *lists)
+    return StuckJobs(sum(one.n_dropped for one in slices), *lists)
 
 
 def test_each_kind_of_trouble_is_found(

@@ -652,9 +652,9 @@ def test_a_lease_that_its_workers_heartbeat_has_not_in_hand_is_free_and_counts_n
     workers.heartbeat(worker_record("w1"), hand.told())
     later = hand.take()
     assert isinstance(jobs.lease(job_id, 0, "w1", later), Lease)
-    assert [one.orphaned for one in jobs.survey.slices(MODEL)] == [[job_id]]
+    assert [one.orphaned for one in jobs.survey.stuck(MODEL)] == [[job_id]]
     assert jobs.orphans(job_id) == [2, 10]
-    assert [one.orphaned for one in jobs.survey.slices(MODEL)] == [[]]
+    assert [one.orphaned for one in jobs.survey.stuck(MODEL)] == [[]]
     assert jobs.pending(job_id) == [2, 10]
     assert not redis.exists(f"poc:job:{job_id}:attempts")
 
