@@ -54,6 +54,7 @@ def test_it_shows_the_api_and_asks_nobody_else(
     page.on("request", lambda request: asked.append(request.url))
     page.goto(f"{base_url}/{page_of}")
     expect(page.locator(shows).first).to_be_visible(timeout=PATIENCE_MS)
+    page.wait_for_load_state("networkidle")
     outside = [url for url in asked if not url.startswith((f"{base_url}/", "blob:", "data:"))]
     assert (said, outside) == ([], [])
     page.close()

@@ -22,6 +22,10 @@ def test_a_page_names_files_that_are_served_and_nobody_else(client: TestClient, 
     assert [name for name in named if client.get(f"/{name}").status_code != 200] == []
 
 
+def test_redoc_has_no_picture_from_elsewhere(client: TestClient) -> None:
+    assert "cdn." not in client.get("/docs/vendor/redoc.standalone.js").text
+
+
 def test_swagger_ui_asks_nobody_what_is_wrong_with_the_description(client: TestClient) -> None:
     assert "validatorUrl: null" in client.get("/docs/docs.js").text
     assert client.get("/openapi.json").json()["info"]["title"] == "Proofline"
