@@ -65,7 +65,14 @@ def create_app(
         await app.state.services.gateway.close()
         app.state.services.close()
 
-    app = FastAPI(title="Proofline", version=VERSION, description=_DESCRIPTION, lifespan=lifespan)
+    app = FastAPI(
+        title="Proofline",
+        version=VERSION,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's pages have their scripts from elsewhere; ours: routes/console.py
+        redoc_url=None,
+    )
     app.state.services = services or Services.create(settings)
     # From the innermost to the outermost. Who may use a path is asked last, when the path is what
     # routes know.

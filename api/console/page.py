@@ -1,12 +1,12 @@
-"""The files of the console's page, as they lie beside this module: no build, and nothing from
-elsewhere.
+"""The files of a page, as they lie in a folder of the package, the console's beside this module:
+no build, and nothing from elsewhere.
 """
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-_FOLDER = Path(__file__).with_name("files")
+FOLDER = Path(__file__).with_name("files")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -38,14 +38,14 @@ class PageFile:
     etag: str
 
 
-def load() -> dict[str, PageFile]:
+def load(folder: Path = FOLDER) -> dict[str, PageFile]:
     """All files, by their path below the page's folder."""
     found = {}
-    for path in sorted(_FOLDER.rglob("*")):
+    for path in sorted(folder.rglob("*")):
         if path.is_file():
             content = path.read_bytes()
             etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            found[path.relative_to(_FOLDER).as_posix()] = PageFile(
+            found[path.relative_to(folder).as_posix()] = PageFile(
                 content, _TYPES[path.suffix], etag
             )
     return found

@@ -28,6 +28,7 @@ _MISSED_BEATS = 2.5
 _VERDICT = (
     *("n_total", "n_mismatch", "n_invalid", "n_excluded"),
     *("p_value", "probability_honest", "fraud_detected", "fraud_threshold"),
+    *("distances", "dist_threshold", "likely_cause"),
 )
 
 

@@ -1,8 +1,9 @@
-"""/console: a page for people, and the stream of what it shows. The page needs no key, what it
-shows does.
+"""Pages for people: /console, with the stream of what it shows, and the API's reference, /docs and
+/redoc. The console's page needs no key; what it shows does, and so does the reference.
 """
 
 from functools import cache, partial
+from pathlib import Path
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from starlette.responses import RedirectResponse, StreamingResponse
@@ -12,6 +13,7 @@ from api.console import page
 from api.console.view import View
 from api.errors import unavailable
 from api.reading.live import MOST_PAGES, Live
+from api.reference import page as reference
 from api.services import AppServices
 
 router = APIRouter(include_in_schema=False)
@@ -21,7 +23,7 @@ _files = cache(page.load)
 
 @router.get("/console")
 async def console(request: Request) -> Response:
-    return _answer(request, page.INDEX)
+    return _answer(request, page.FOLDER, page.INDEX, page.HEADERS)
 
 
 @router.get("/console/")
@@ -32,7 +34,22 @@ async def console_with_slash() -> Response:
 
 @router.get("/console/{name:path}")
 async def console_file(name: str, request: Request) -> Response:
-    return _answer(request, name)
+    return _answer(request, page.FOLDER, name, page.HEADERS)
+
+
+@router.get("/docs")
+async def swagger_ui(request: Request) -> Response:
+    return _answer(request, reference.FOLDER, reference.SWAGGER_UI, reference.HEADERS)
+
+
+@router.get("/redoc")
+async def redoc(request: Request) -> Response:
+    return _answer(request, reference.FOLDER, reference.REDOC, reference.HEADERS)
+
+
+@router.get("/docs/{name:path}")
+async def reference_file(name: str, request: Request) -> Response:
+    return _answer(request, reference.FOLDER, name, reference.HEADERS)
 
 
 @router.get("/api/v1/console/events")
@@ -43,11 +60,11 @@ async def events(services: AppServices) -> Response:
     return _Events(services.live, partial(View, services))
 
 
-def _answer(request: Request, name: str) -> Response:
-    file = _files().get(name)
+def _answer(request: Request, folder: Path, name: str, headers: dict[str, str]) -> Response:
+    file = _files(folder).get(name)
     if file is None:
-        raise HTTPException(404, "The console has no such file.")
-    headers = page.HEADERS | {"ETag": file.etag}
+        raise HTTPException(404, "There is no such file.")
+    headers = headers | {"ETag": file.etag}
     if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)

@@ -12,6 +12,7 @@ from poc_core.schemes.artifact.thresholds import DIST_THRESHOLD, FRAUD_THRESHOLD
 from poc_core.schemes.decode.thresholds import MARGIN
 
 FROM_FILE = "Default: what the file says."
+MOST_NAMED = 10  # of the nonces that mismatch
 
 
 def validate(
@@ -101,6 +102,16 @@ def validate(
             show_default=False,
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help=(
+                "Of artifacts that mismatch: compute a few again with mistakes that are easily made"
+                " (another seq_len, poc_stronger_rng, spelling of hash or key), and say which fits."
+            ),
+        ),
+    ] = False,
     batch_size: options.BatchSize = None,
     url: options.Url = options.DEFAULT_URL,
     output: options.Output = None,
@@ -115,6 +126,7 @@ def validate(
     """
     from cli.ask.connection import connect, only_model
     from cli.ask.jobs import await_job, job_body
+    from cli.ask.mistakes import fitting
     from cli.nonce_list import parse_nonces
 
     check_output(output)
@@ -154,8 +166,12 @@ def validate(
         request_id = client.submit(body)
         resume = f"proofline generate --url {client.base} --request-id {request_id}"
         verdict = await_job(client, request_id, "Validating", len(claimed), resume)
+        wrong = verdict["mismatch_nonces"] if explain else []
+        fits = fitting(client, body, wrong) if wrong else []
     write_json(verdict, output)
     note(describe_verdict(verdict))
+    if wrong:
+        note(f"With {fits[0]} they agree." if fits else "No mistake that was tried explains it.")
     if verdict["fraud_detected"]:
         raise typer.Exit(EXIT_FRAUD)
 
@@ -222,12 +238,28 @@ def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict
 
 
 def describe_verdict(verdict: dict[str, Any]) -> str:
-    """The verdict in one line."""
+    """The verdict in one line, and what it rests on in those below."""
     word = "FRAUD" if verdict["fraud_detected"] else "No fraud"
     excluded = (
         f", {verdict['n_excluded']} could not be computed here" if verdict.get("n_excluded") else ""
     )
-    return (
+    lines = [
         f"{word}: {verdict['n_mismatch']} of {verdict['n_total']} artifacts mismatch, "
         f"p-value {verdict['p_value']:.3g}{excluded}."
-    )
+    ]
+    if distances := verdict.get("distances"):
+        lines.append(
+            f"Distances {distances['min']:.4f} to {distances['max']:.4f}, median"
+            f" {distances['median']:.4f}; the threshold is {verdict['dist_threshold']:g}."
+        )
+    if wrong := verdict.get("mismatch_nonces"):
+        lines.append(f"Nonces that mismatch: {some(wrong)}.")
+    if cause := verdict.get("likely_cause"):
+        lines.append(f"Likely cause: {cause}")
+    return "\n".join(lines)
+
+
+def some(nonces: list[int]) -> str:
+    """The first of them."""
+    more = f" and {len(nonces) - MOST_NAMED} more" if len(nonces) > MOST_NAMED else ""
+    return ", ".join(map(str, nonces[:MOST_NAMED])) + more

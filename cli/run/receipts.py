@@ -128,9 +128,23 @@ def _described(body: dict[str, Any], nonces: list[int]) -> str:
         wrong = body.get("n_mismatch", body.get("n_invalid"))
         return (
             f"{'FRAUD' if body['fraud_detected'] else 'no fraud'}, {wrong} of"
-            f" {body.get('n_total', len(nonces))} wrong"
+            f" {body.get('n_total', len(nonces))} wrong{_why(body)}"
         )
     return f"{len(nonces)} {'artifacts' if 'artifacts' in body else 'valid nonces'}"
+
+
+def _why(body: dict[str, Any]) -> str:
+    """What a verdict on artifacts rests on, where it says."""
+    said = ""
+    try:
+        low, median, high = (body["distances"][name] for name in ("min", "median", "max"))
+        said = (
+            f"; distances {low:.4f} to {high:.4f}, median {median:.4f}, threshold"
+            f" {body['dist_threshold']:g}"
+        )
+    except (KeyError, TypeError, ValueError):
+        pass  # another scheme, nothing could be read, or another node's own words
+    return f"{said}; {cause}" if (cause := body.get("likely_cause")) else said
 
 
 def _some(nonces: Iterable[int]) -> str:

@@ -3,7 +3,6 @@ into docs.
 """
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,11 +18,11 @@ from playwright.sync_api import (
     Page,
     ViewportSize,
     expect,
-    sync_playwright,
 )
 
 from cli.supervise.processes import command_of_proofline, environment_of_proofline
 from cli.supervise.stack import reserve_port
+from tests.harness.chromium import chromium
 from tests.harness.samples import round_body
 from tests.harness.waiting import wait_until
 from tests.integration.node import Node, run_node
@@ -32,10 +31,6 @@ from tests.stacks.round_client import FAST
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("console")]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PATIENCE_MS = 60_000
 DESK = ViewportSize(width=1100, height=900)
 PHONE = ViewportSize(width=390, height=844)
@@ -52,12 +47,8 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium on the PATH: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 class Opened:

@@ -56,8 +56,11 @@ const verdict = found => {
   if (!found) return '–'
   const wrong = found.n_mismatch ?? found.n_invalid
   return html`<${Chip} kind=${found.fraud_detected ? 'bad' : 'good'}>${found.fraud_detected ? 'fraud' : 'honest'}<//>${' '}
-    <small>${count(wrong)} of ${count(found.n_total)} differ</small>`
+    <small>${count(wrong)} of ${count(found.n_total)} differ${found.distances && html`<br />${distances(found)}`}${found.likely_cause && html`<br />${found.likely_cause}`}</small>`
 }
+
+const distances = ({ distances: { min, median, max }, dist_threshold: threshold }) =>
+  `distances ${min.toFixed(4)} to ${max.toFixed(4)}, median ${median.toFixed(4)}; threshold ${threshold}`
 
 const Submit = ({ node, act }) => {
   const models = Object.entries(node.models)

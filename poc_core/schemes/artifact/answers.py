@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from poc_core.schemes.artifact.causes import SOME_MADE_UP
 from poc_core.schemes.artifact.requests import VECTOR_EXAMPLE, Artifact
 from poc_core.schemes.requests import REQUEST_ID_EXAMPLE, Examples
 
@@ -28,6 +29,14 @@ class ArtifactResult(BaseModel):
     )
 
 
+class DistanceSummary(BaseModel):
+    """L2 distances of what was compared, without vectors that cannot be read."""
+
+    min: float
+    median: float
+    max: float
+
+
 class ValidationResult(BaseModel):
     status: Literal["completed"] = "completed"
     request_id: str
@@ -40,6 +49,14 @@ class ValidationResult(BaseModel):
     fraud_detected: bool = Field(description="p_value < fraud_threshold")
     fraud_threshold: float = Field(description="By which it was judged.")
     n_excluded: int = Field(description="Nonces that this node could not compute; no mismatches.")
+    dist_threshold: float | None = Field(
+        default=None, description="The largest distance that still agrees."
+    )
+    distances: DistanceSummary | None = None
+    likely_cause: str | None = Field(
+        default=None,
+        description="Of a fraud: what the pattern of its distances speaks for, a sentence.",
+    )
 
 
 RESULT_EXAMPLES: Examples = {
@@ -64,6 +81,9 @@ RESULT_EXAMPLES: Examples = {
             "fraud_detected": True,
             "fraud_threshold": 0.01,
             "n_excluded": 0,
+            "dist_threshold": 0.02,
+            "distances": {"min": 0.0001, "median": 0.0004, "max": 1.6211},
+            "likely_cause": SOME_MADE_UP,
         },
     },
 }

@@ -10,7 +10,17 @@ import numpy as np
 from poc_core.arithmetic.encoding import decode_vector
 from poc_core.arithmetic.statistics import binomial_p_value
 from poc_core.errors import VectorError
+from poc_core.schemes.artifact.causes import likely_cause
 from poc_core.schemes.artifact.terms import StatTest
+
+
+@dataclass(frozen=True)
+class Distances:
+    """L2 distances of what was compared, without vectors that cannot be read."""
+
+    min: float
+    median: float
+    max: float
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,9 @@ class ArtifactVerdict:
     fraud_detected: bool
     fraud_threshold: float  # by which it was judged
     n_excluded: int
+    dist_threshold: float  # the largest distance that still agrees
+    distances: Distances | None  # None: nothing could be read
+    likely_cause: str | None  # of a fraud
 
 
 def compare(
@@ -40,29 +53,41 @@ def compare(
     A nonce that is missing in `received` mismatches; one that is only there is not looked at.
     """
     test = test or StatTest()
-    mismatches = []
-    n_excluded = 0
-    for nonce, own in computed.items():
-        if own is None:
-            n_excluded += 1
-        elif not _agree(own, received.get(nonce, ""), k_dim, test.dist_threshold):
-            mismatches.append(nonce)
-    n_total = len(computed) - n_excluded
-    p_value = binomial_p_value(len(mismatches), n_total, test.p_mismatch)
+    found = {
+        nonce: _distance(own, received.get(nonce, ""), k_dim)
+        for nonce, own in computed.items()
+        if own is not None
+    }
+    mismatches = {
+        nonce: distance
+        for nonce, distance in found.items()
+        if distance is None or distance > test.dist_threshold
+    }
+    p_value = binomial_p_value(len(mismatches), len(found), test.p_mismatch)
+    is_fraud = bool(found) and p_value < test.fraud_threshold
     return ArtifactVerdict(
-        n_total=n_total,
+        n_total=len(found),
         n_mismatch=len(mismatches),
-        mismatch_nonces=mismatches,
+        mismatch_nonces=list(mismatches),
         p_value=p_value,
-        fraud_detected=n_total > 0 and p_value < test.fraud_threshold,
+        fraud_detected=is_fraud,
         fraud_threshold=test.fraud_threshold,
-        n_excluded=n_excluded,
+        n_excluded=len(computed) - len(found),
+        dist_threshold=test.dist_threshold,
+        distances=_distances([distance for distance in found.values() if distance is not None]),
+        likely_cause=likely_cause(list(mismatches.values()), len(found)) if is_fraud else None,
     )
 
 
-def _agree(own: str, other: str, k_dim: int, dist_threshold: float) -> bool:
+def _distance(own: str, other: str, k_dim: int) -> float | None:
     try:
         difference = decode_vector(own, k_dim) - decode_vector(other, k_dim)
     except VectorError:
-        return False
-    return float(np.linalg.norm(difference)) <= dist_threshold
+        return None
+    return float(np.linalg.norm(difference))
+
+
+def _distances(found: list[float]) -> Distances | None:
+    if not found:
+        return None
+    return Distances(min(found), float(np.median(found)), max(found))

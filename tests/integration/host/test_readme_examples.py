@@ -1,10 +1,11 @@
-"""What the documents say one can paste, pasted: their shell and Python examples, in order, on
-real vLLM.
+"""What the documents say one can paste, pasted: their shell, Python and TypeScript examples, in
+order, on real vLLM.
 """
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,8 @@ class Terminal:
             text = text.replace(documented, own)
         if kind == "python":
             return [sys.executable, "-c", text]
+        if kind == "js":
+            return ["node", "--input-type=module", "--eval", text]
         # It would watch for as long as the round lasts.
         text = text.replace(
             "proofline round watch ", f"{sys.executable} {INTERRUPTED} proofline round watch "
@@ -99,13 +102,13 @@ def terminal(up: Up, tmp_path_factory: pytest.TempPathFactory) -> Terminal:
 
 
 def examples(document: str, section: str) -> list[tuple[str, str]]:
-    """(sh or python, text) of what can run below this heading; test_blocks.py holds that
+    """(sh, python or js, text) of what can run below this heading; test_blocks.py holds that
     nothing is left out.
     """
     found = [
         block
         for block in blocks(ROOT / document)
-        if block.section == section and block.kind in ("sh", "python")
+        if block.section == section and block.kind in ("sh", "python", "js")
     ]
     return [(block.kind, block.text) for block in found if not block.comment.startswith("not run")]
 
@@ -130,6 +133,27 @@ def test_jobs(terminal: Terminal) -> None:
     assert json.loads(check)["fraud_detected"] is False
     assert json.loads(later)["status"] in ("queued", "running", "completed")
     assert "No fraud: 0 of 100 artifacts mismatch" in commands
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_a_job_from_typescript(terminal: Terminal) -> None:
+    (job,) = examples("docs/api.md", "From TypeScript")
+    lines = terminal.run(*job).splitlines()
+    assert [line.split()[0] for line in lines] == ["1", "2", "999"]
+
+
+def test_a_tool_call(terminal: Terminal) -> None:
+    (named,) = examples("docs/api.md", "Tool calls")
+    message = json.loads(terminal.run(*named))["choices"][0]["message"]
+    [call] = message["tool_calls"]
+    assert call["function"]["name"] == "switch_light"
+    assert json.loads(call["function"]["arguments"]).keys() == {"on"}
+
+
+def test_a_backup(terminal: Terminal) -> None:
+    (backup,) = examples("docs/backup.md", "Backup")
+    terminal.run(*backup)
+    assert "settings" in json.loads(terminal.run("sh", "cat backup/settings.json"))
 
 
 def test_chat(terminal: Terminal) -> None:

@@ -40,7 +40,7 @@ def sections_that_run() -> set[tuple[str, str]]:
 
 def test_every_block_names_its_language() -> None:
     assert len(ALL) > 15
-    known = {"sh", "python", "go", "json", "yaml", "toml", "ini", "text"}
+    known = {"sh", "python", "go", "js", "json", "yaml", "toml", "ini", "text"}
     assert [str(block) for block in ALL if block.kind not in known] == []
 
 
@@ -55,7 +55,7 @@ def test_what_can_run_runs_in_a_test_or_says_why_not() -> None:
     assert runs
     silent = [
         str(block)
-        for block in of("sh", "python", "go")
+        for block in of("sh", "python", "go", "js")
         if not WHY_NOT.match(block.comment) and (block.document, block.section) not in runs
     ]
     assert silent == [], (
@@ -67,7 +67,7 @@ def test_what_can_run_runs_in_a_test_or_says_why_not() -> None:
 def test_sections_that_tests_run_have_something_to_run() -> None:
     runnable = {
         (block.document, block.section)
-        for block in of("sh", "python")
+        for block in of("sh", "python", "js")
         if not WHY_NOT.match(block.comment)
     }
     assert sections_that_run() - runnable == set()

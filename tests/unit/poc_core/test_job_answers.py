@@ -56,6 +56,9 @@ def test_equal_artifacts_are_no_fraud(jobs: JobStore) -> None:
         "fraud_detected": False,
         "fraud_threshold": 0.01,
         "n_excluded": 0,
+        "dist_threshold": 0.02,
+        "distances": {"min": 0.0, "median": 0.0, "max": 0.0},
+        "likely_cause": None,
     }
 
 

@@ -214,6 +214,9 @@ def test_a_validation_answers_with_a_verdict(client: TestClient, jobs: JobStore)
         "fraud_detected": False,
         "fraud_threshold": 0.01,
         "n_excluded": 0,
+        "dist_threshold": 0.1,
+        "distances": {"min": 0.0, "median": 0.0, "max": 0.0},
+        "likely_cause": None,
     }
 
 

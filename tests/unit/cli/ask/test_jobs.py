@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from cli.ask.validate import describe_verdict
 from cli.main import app
 from proofline.client import exchange
 from proofline.client import sync as client
@@ -469,3 +470,19 @@ def test_validate_takes_options_for_chains(fake: FakeApi, url: str, runner: CliR
     )
     assert fake.submitted[0]["params"]["max_tokens"] == 5
     assert fake.submitted[0]["stat_test"]["dist_threshold"] == 0.04
+
+
+def test_a_verdict_is_told_with_what_it_rests_on() -> None:
+    told = describe_verdict(
+        verdict(12, fraud=True)
+        | {
+            "distances": {"min": 0.001, "median": 1.4, "max": 1.6},
+            "dist_threshold": 0.02,
+            "likely_cause": "Another key.",
+        }
+    )
+    assert told.splitlines()[1:] == [
+        "Distances 0.0010 to 1.6000, median 1.4000; the threshold is 0.02.",
+        "Nonces that mismatch: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more.",
+        "Likely cause: Another key.",
+    ]

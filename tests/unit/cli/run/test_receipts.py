@@ -118,3 +118,19 @@ def test_other_nodes_payloads_have_no_id(receipts: Receipts) -> None:
 def test_what_is_no_payload_is_refused(receipts: Receipts, body: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"its (nonces|artifacts)"):
         receipts.take("/generated", body)
+
+
+def test_a_fraud_is_told_with_what_it_rests_on(receipts: Receipts) -> None:
+    verdict = {
+        "request_id": "j",
+        "n_total": 50,
+        "n_mismatch": 50,
+        "fraud_detected": True,
+        "distances": {"min": 1.2, "median": 1.4, "max": 1.6},
+        "dist_threshold": 0.02,
+        "likely_cause": "Another key.",
+    }
+    why = "distances 1.2000 to 1.6000, median 1.4000, threshold 0.02; Another key."
+    assert receipts.take("/validated", verdict).line.endswith(f"FRAUD, 50 of 50 wrong; {why}")
+    odd = verdict | {"distances": {"min": "x"}, "likely_cause": None}
+    assert receipts.take("/validated", odd).line.endswith("FRAUD, 50 of 50 wrong")

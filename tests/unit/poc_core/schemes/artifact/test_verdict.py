@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from poc_core.arithmetic.encoding import encode_vectors
+from poc_core.schemes.artifact import causes
 from poc_core.schemes.artifact.terms import StatTest
-from poc_core.schemes.artifact.verdict import compare
+from poc_core.schemes.artifact.verdict import Distances, compare
 
 K_DIM = 4
 
@@ -72,3 +73,32 @@ def test_fraud_only_below_the_fraud_threshold() -> None:
     p_value = compare(OWN, received, K_DIM).p_value
     assert not compare(OWN, received, K_DIM, StatTest(fraud_threshold=p_value)).fraud_detected
     assert compare(OWN, received, K_DIM, StatTest(fraud_threshold=p_value * 1.001)).fraud_detected
+
+
+def test_a_verdict_tells_the_distances_it_rests_on() -> None:
+    verdict = compare(OWN, {**OWN, 7: FAR, 8: ""}, K_DIM)
+    assert (verdict.distances, verdict.dist_threshold) == (Distances(0.0, 0.0, 1.0), 0.02)
+    assert compare({1: OWN[1]}, {1: ""}, K_DIM).distances is None
+
+
+NEAR = vector(0.5, -0.5, 0.5, -0.45)
+
+
+@pytest.mark.parametrize(
+    ("received", "cause"),
+    [
+        (dict.fromkeys(OWN, FAR), causes.OTHER_INPUTS),
+        ({**OWN, 3: FAR, 7: FAR}, causes.SOME_MADE_UP),
+        (dict.fromkeys(OWN, NEAR), causes.LITTLE_APART),
+        ({**OWN, 3: NEAR, 7: NEAR}, causes.LITTLE_APART),
+        (dict.fromkeys(OWN, "no base64"), causes.UNREADABLE),
+        ({}, causes.UNREADABLE),
+        ({**OWN, 3: FAR}, None),
+        (OWN, None),
+    ],
+    ids=["other", "some", "little", "few little", "unreadable", "missing", "no fraud", "honest"],
+)
+def test_the_pattern_of_a_fraud_speaks_for_a_cause(
+    received: dict[int, str], cause: str | None
+) -> None:
+    assert compare(OWN, received, K_DIM).likely_cause == cause

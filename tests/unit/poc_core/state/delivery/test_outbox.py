@@ -494,6 +494,9 @@ def test_a_jobs_verdict_is_sent_as_the_protocol_says(jobs: JobStore, outbox: Out
         "fraud_detected": False,
         "fraud_threshold": 0.01,
         "n_excluded": 0,
+        "dist_threshold": 0.02,
+        "distances": {"min": 0.0, "median": 0.0, "max": 0.0},
+        "likely_cause": None,
         "payload_id": f"{job_id}-0",
     }
 

@@ -1,0 +1,1 @@
+"""The API's reference for people, by Swagger UI and ReDoc."""

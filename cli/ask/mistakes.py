@@ -1,0 +1,56 @@
+"""Mistakes that are easily made with a proof's inputs: artifacts that mismatch are held against
+each of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from proofline.client import ApiError, Client, Document
+
+PROBES = 4  # nonces computed again for each mistake: unrelated vectors do not agree by chance
+_USUAL_LENGTHS = (64, 128, 256, 512, 1024, 2048)
+_REFUSED = (409, 422)  # such as a seq_len that the model does not take
+
+
+def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> list[str]:
+    """Those mistakes with which the claims of the first `mismatches` agree, in words.
+
+    `body`: of the validation (protocol.md, section 5).
+    """
+    probes = set(mismatches[:PROBES])
+    claims = [one for one in body["validation"]["artifacts"] if one["nonce"] in probes]
+    small = body | {"nonces": sorted(probes), "validation": {"artifacts": claims}}
+    return [said for said, changed in mistakes(small) if _agrees(client, changed)]
+
+
+def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what was other, the body with it)."""
+    stronger = not body["poc_stronger_rng"]
+    yield f"poc_stronger_rng {str(stronger).lower()}", body | {"poc_stronger_rng": stronger}
+    for seq_len in _USUAL_LENGTHS:
+        if seq_len != body["params"]["seq_len"]:
+            params = body["params"] | {"seq_len": seq_len}
+            yield f"seq_len {seq_len}", body | {"params": params}
+    for name in ("block_hash", "public_key"):
+        for spelling in _other_spellings(body[name]):
+            yield f"{name} {spelling}", body | {name: spelling}
+    yield (
+        "block_hash and public_key exchanged",
+        body | {"block_hash": body["public_key"], "public_key": body["block_hash"]},
+    )
+
+
+def _other_spellings(text: str) -> list[str]:
+    """In the order of likelihood, each once."""
+    bare = text.removeprefix("0x").removeprefix("0X")
+    other = [bare, f"0x{bare}", text.upper(), text.lower(), bare.upper(), bare.lower()]
+    return [one for one in dict.fromkeys([*other, text.strip()]) if one and one != text]
+
+
+def _agrees(client: Client, body: dict[str, Any]) -> bool:
+    try:
+        return client.run(body, Document)["n_mismatch"] == 0
+    except ApiError as error:
+        if error.status in _REFUSED:
+            return False
+        raise

@@ -1,0 +1,38 @@
+"""Why artifacts differ from one's own, as far as the pattern of their distances tells."""
+
+import math
+from collections.abc import Sequence
+
+# Unit vectors that have nothing to do with each other lie about sqrt(2) apart (docs/proofs.md);
+# rounding, number formats and hardware move one by far less than half of that.
+UNRELATED = math.sqrt(2) / 2
+
+UNREADABLE = (
+    "Their vectors cannot be read: not base64 of k_dim finite numbers of 16 bits. Another k_dim, or"
+    " no vector at all."
+)
+OTHER_INPUTS = (
+    "All lie apart as vectors of other inputs do: another block hash, public key, model, seq_len or"
+    " kind of random numbers (poc_stronger_rng)."
+)
+SOME_MADE_UP = (
+    "Some lie apart as vectors of other inputs do, and the rest agrees: these nonces were exchanged"
+    " or made up."
+)
+LITTLE_APART = (
+    "They lie apart by less than vectors of other inputs do: another number format, quantisation,"
+    " hardware or release of the engine, or a threshold too strict for those (`proofline report`)."
+)
+
+
+def likely_cause(mismatches: Sequence[float | None], n_total: int) -> str:
+    """A sentence for people. `mismatches`: L2 distances of those that differ, None where a vector
+    cannot be read or is missing; of `n_total` that were compared.
+    """
+    read = [distance for distance in mismatches if distance is not None]
+    if 2 * len(read) < len(mismatches):
+        return UNREADABLE
+    unrelated = sum(distance > UNRELATED for distance in read)
+    if 2 * unrelated <= len(read):
+        return LITTLE_APART
+    return OTHER_INPUTS if 10 * len(mismatches) >= 9 * n_total else SOME_MADE_UP

@@ -1,0 +1,60 @@
+"""The API's reference in a real browser: whole without a network, and within its policy."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, expect
+
+from api.app import create_app
+from poc_core.settings import Settings
+from tests.harness.chromium import chromium
+from tests.harness.waiting import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("console")]
+
+PATIENCE_MS = 60_000
+START_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def base_url() -> Iterator[str]:
+    """Of an API without a Redis, which the reference does not need."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(Settings()), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        wait_until(lambda: server.started, "the API", START_S, 0.05)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("page_of", "shows"), [("docs", ".opblock-summary-path"), ("redoc", "[data-section-id] h2")]
+)
+def test_it_shows_the_api_and_asks_nobody_else(
+    browser: Browser, base_url: str, page_of: str, shows: str
+) -> None:
+    page = browser.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    page.on(
+        "console", lambda message: said.append(message.text) if message.type == "error" else None
+    )
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{base_url}/{page_of}")
+    expect(page.locator(shows).first).to_be_visible(timeout=PATIENCE_MS)
+    page.wait_for_load_state("networkidle")
+    outside = [url for url in asked if not url.startswith((f"{base_url}/", "blob:", "data:"))]
+    assert (said, outside) == ([], [])
+    page.close()
