@@ -2,6 +2,7 @@
 environment.
 """
 
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,12 +19,14 @@ from api.edge.version_segment import VersionSegment
 from api.models.downloads import LOOK_S
 from api.routes import (
     aggregator,
+    clock,
     console,
     gpus,
     health,
     metrics,
     models,
     node,
+    node_metrics,
     openai,
     pow,
     rounds,
@@ -62,6 +65,7 @@ def create_app(
         looks.start()
         yield
         looks.stop(LOOK_S)
+        app.state.services.node_metrics.close()
         await app.state.services.gateway.close()
         app.state.services.close()
 
@@ -99,6 +103,7 @@ def create_app(
     )  # the last is the outermost: all others see the path without its version
     errors.install(app)
     app.include_router(health.router)
+    app.include_router(clock.router)
     app.include_router(pow.router)
     app.include_router(rounds.router)
     app.include_router(validate.router)
@@ -108,6 +113,8 @@ def create_app(
     app.include_router(models.router)
     app.include_router(openai.router)
     app.include_router(metrics.router)
+    if node_metrics.is_on(os.environ):
+        app.include_router(node_metrics.router)
     app.include_router(console.router)
     openapi.describe(
         app, [*job_bodies().values(), *round_bodies().values(), *batch_bodies().values()]

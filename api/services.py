@@ -14,6 +14,8 @@ from api.chat.chat_workers import ChatWorkers
 from api.chat.gateway import Gateway
 from api.models.cache import ModelCache
 from api.models.downloads import Downloads
+from api.node_metrics.fetch import fetch
+from api.node_metrics.page import Node, Page
 from api.proofs.dispatch import Dispatcher
 from api.reading.live import Live
 from api.reading.together import Together
@@ -75,6 +77,7 @@ class Services:
     gateway: Gateway
     gpus: GpuWatch
     waiting: Waiting
+    node_metrics: Page
     model_cache: ModelCache = field(default_factory=ModelCache)
     live: Live = field(default_factory=Live)
     together: Together = field(default_factory=Together)
@@ -94,6 +97,11 @@ class Services:
         redis = redis or connect(settings, patient=False)
         workers = WorkerRegistry(redis, settings, clock)
         jobs = JobStore(redis, settings, clock)
+        deployments = DeploymentStore(redis, settings, clock)
+
+        def node() -> Node:
+            return Node(workers.live(), deployments.machines(), deployments.status())
+
         return cls(
             settings=settings,
             redis=redis,
@@ -104,12 +112,13 @@ class Services:
             outbox=Outbox(redis, settings, clock),
             receivers=Receivers(redis, clock),
             overviews=Overviews(redis, clock),
-            deployments=DeploymentStore(redis, settings, clock),
+            deployments=deployments,
             downloads=Downloads(DownloadStore(redis, clock), settings),
             dispatcher=dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
             gateway=Gateway(ChatWorkers(workers, registry.CHAT_MEMORY_S)),
             gpus=GpuWatch(settings.host),
             waiting=Waiting(settings.max_waiting_requests),
+            node_metrics=Page(node, fetch),
         )
 
     def close(self) -> None:

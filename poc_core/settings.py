@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from redis.connection import parse_url
 
+from poc_core.callback_tls import TlsNames
 from poc_core.callbacks import CallbackPolicy
 from poc_core.errors import SettingsError
 from poc_core.serving.trusted_models import parse_trusted
@@ -38,7 +39,8 @@ class Settings(WorkSettings):
         "auto",
         description=(
             "Whether the API answers only to a key (Authorization: Bearer): auto (where it listens"
-            " beyond loopback), always, never. /livez and the console's page need none."
+            " beyond loopback), always, never. /livez, /api/v1/clock and the console's page need"
+            " none."
         ),
     )
     api_keys_file: Path = Field(
@@ -173,6 +175,12 @@ class Settings(WorkSettings):
         return CallbackPolicy.of(self.callback_allow)
 
     @property
+    def callback_tls(self) -> TlsNames:
+        return TlsNames.of(
+            self.callback_tls_hosts, self.callback_client_cert, self.callback_trusted_certs
+        )
+
+    @property
     def own_ports(self) -> frozenset[int]:
         """Those that are known without asking Redis: the API's and Redis' own."""
         return frozenset((self.api_port, urlsplit(self.redis_url).port or 6379))
@@ -182,6 +190,11 @@ class Settings(WorkSettings):
         return parse_chat_policy(self.chat_policy)
 
     # What follows from a setting.
+
+    @property
+    def job_ttl_sec(self) -> int:
+        """For which an unfinished job without progress is kept, and what was served is known."""
+        return self.callback_retention_sec
 
     @property
     def max_jobs(self) -> int:
@@ -216,6 +229,11 @@ class Settings(WorkSettings):
         takes to put the largest payload together.
         """
         return 2 * self.worker_ttl_s
+
+    @model_validator(mode="after")
+    def _certificates_fit(self) -> "Settings":
+        TlsNames.of(self.callback_tls_hosts, self.callback_client_cert, self.callback_trusted_certs)
+        return self
 
 
 def parse_chat_policy(text: str) -> ChatPolicy:

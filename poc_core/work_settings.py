@@ -98,7 +98,8 @@ class WorkSettings(BaseSettings):
         24 * 3600,
         ge=60,
         description=(
-            "Seconds that undelivered callbacks are kept and tried after a round or job ended."
+            "Seconds that undelivered callbacks are kept and tried after a round or job ended, and"
+            " an unfinished job without progress."
         ),
     )
     outbox_max_bytes: int = Field(
@@ -126,6 +127,27 @@ class WorkSettings(BaseSettings):
             " addresses and networks (10.0.0.0/8), with commas between. Link-local and cloud"
             " metadata addresses only when named, the node's own ports never. `up` with a --host"
             " beyond loopback leaves out loopback unless you set this."
+        ),
+    )
+    callback_tls_hosts: str = Field(
+        "",
+        description=(
+            "Receivers' names and addresses (after commas) to which callbacks go by https alone,"
+            " and with the certificates of the next two."
+        ),
+    )
+    callback_client_cert: str = Field(
+        "",
+        description=(
+            "PEM file with the certificate, and its key, that the courier shows those receivers;"
+            " the key may be in a second file, after a comma. Read again when it changes."
+        ),
+    )
+    callback_trusted_certs: Path | None = Field(
+        None,
+        description=(
+            "PEM file of the only certificates, the receivers' own or their authorities', that are"
+            " trusted there; unset: the system's. Read again when it changes."
         ),
     )
     api_port: int = Field(
@@ -208,11 +230,6 @@ class WorkSettings(BaseSettings):
             " 11 MB."
         ),
     )
-    job_ttl_sec: int = Field(
-        24 * 3600,
-        ge=60,
-        description="Seconds an unfinished job is kept without progress: a day without any worker.",
-    )
     worker_ttl_s: int = Field(
         10,
         ge=2,
@@ -223,11 +240,12 @@ class WorkSettings(BaseSettings):
         ),
     )
     engine_hung_s: float = Field(
-        120,
+        100,
         gt=0,
         description=(
             "Seconds that an engine may stand still while requests wait for it. Then it hangs, and"
-            " its worker ends with status 70, to be started again. However busy it is, an engine"
-            " that goes on is left alone."
+            " its worker ends with status 70, to be started again: before the network's broker,"
+            " after 120 s, restarts the node. However busy it is, an engine that goes on is left"
+            " alone."
         ),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -41,6 +42,7 @@ class Heartbeat:
             None  # with the port of its chat; None: it loads its model
         )
         self._gpus = GpuWatch(record.host)
+        self._still_since: float | None = None  # when the engine last went on, if it stands still
         self._draining = threading.Event()
         self._hung = threading.Event()
         self._beats = Periodic("heartbeat", interval_s, self._beat)
@@ -63,6 +65,15 @@ class Heartbeat:
         handlers; does not wait.
         """
         self._draining.set()
+
+    def engine_stands_still(self, seconds: float) -> None:
+        """For how long it has while requests wait; 0: it goes on. Told with the next heartbeat:
+        what its server says meanwhile is as old as that.
+        """
+        if not seconds:
+            self._still_since = None
+        elif self._still_since is None:
+            self._still_since = round(time.time() - seconds, 1)
 
     def hung(self) -> None:
         """The engine hangs: from now on nobody counts on this worker, which is about to end."""
@@ -92,6 +103,8 @@ class Heartbeat:
             engine = proofs.engine
             now |= {"state": "ready", "port": port, "chat_paths": tuple(engine.chat_paths)}
             now |= {"info": engine.info, "stats": proofs.chat_stats()}
+            if self._still_since is not None:
+                now["stats"]["engine_still_since"] = self._still_since
         if self._hung.is_set() or self._draining.is_set():
             now["state"] = "hung" if self._hung.is_set() else "draining"
         self._registry.heartbeat(dataclasses.replace(self._record, **now), self._hand.told())

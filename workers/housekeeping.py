@@ -124,7 +124,9 @@ class Housekeeper:
             proofs.engine.check()
         except EngineLostError as error:
             proofs.exit_without_engine(error)
-        if self._watchdog.is_hung(proofs.engine.pulse()):
+        is_hung = self._watchdog.is_hung(proofs.engine.pulse())
+        self._heartbeat.engine_stands_still(self._watchdog.still_s)
+        if is_hung:
             self._heartbeat.hung()
             hung = (
                 f"The engine hangs: it has not gone on for {self._hung_after_s:g} s"

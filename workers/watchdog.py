@@ -30,6 +30,13 @@ class Watchdog:
         self._looked_at = 0.0
         self._still_s = 0.0
 
+    @property
+    def still_s(self) -> float:
+        """Seconds that the engine has stood still while somebody waited for it, as seen by the
+        last look.
+        """
+        return self._still_s
+
     def is_hung(self, pulse: Pulse) -> bool:
         """Whether the engine has stood still for `hung_after_s` while somebody waited for it."""
         now = self._clock()

@@ -31,9 +31,10 @@ ROLES: dict[str, Role] = {
     "/api/v1/models/status": Role.READ,
     **dict.fromkeys(ELSEWHERE, Role.CHAT),
 }
-# For whoever restarts a process that does not answer: it says nothing but that. And the console's
-# page, which asks for a key itself and has nothing of the node in it.
-OPEN = {"/livez", "/console", "/console/", "/console/{name:path}"}
+# For whoever restarts a process that does not answer: it says nothing but that, nor does the clock
+# more than the time. And the console's page, which asks for a key itself and has nothing of the
+# node in it.
+OPEN = {"/livez", "/api/v1/clock", "/console", "/console/", "/console/{name:path}"}
 
 # Seconds' worth of requests that a client may send at once.
 _BURST_S = 10.0

@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+import ssl
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -9,12 +10,19 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from cli.examine.findings import Finding, ok, problem
+from poc_core.callback_tls import (
+    CallbackTls,
+    CertificateError,
+    PlainUrlError,
+    try_handshake,
+)
 from poc_core.callbacks import port_of, redacted
 from poc_core.errors import ForbiddenReceiverError
 from poc_core.fields import HttpUrl
 from poc_core.settings import Settings
 
 _ANSWER_S = 10.0  # as the courier waits
+_BOTH = "Give each side the other's certificate: docs/operating.md, Mutual TLS."
 
 
 def receiver(url: str, settings: Settings) -> Iterator[Finding]:
@@ -49,15 +57,34 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
             "Correct the name, or look at the DNS.",
         )
         return
+    tls = CallbackTls(settings.callback_tls)
+    is_named = tls.concerns(host)
+    if is_named and parts.scheme != "https":
+        yield problem("receiver", str(PlainUrlError(host)), "Correct the url, or the setting.")
+        return
     try:
-        status = httpx.get(url, timeout=_ANSWER_S, trust_env=False).status_code
+        verify = tls.context() if is_named else True
+        if isinstance(verify, ssl.SSLContext):
+            for address in _addresses(host, port_of(parts)):
+                if why := try_handshake(verify, address, port_of(parts), host):
+                    yield problem("receiver", f"No TLS with {shown}: {why}.", _BOTH)
+                    return
+        answer = httpx.get(url, timeout=_ANSWER_S, trust_env=False, verify=verify)
+    except CertificateError as error:
+        yield problem("receiver", str(error), "Correct the file: docs/operating.md, Mutual TLS.")
+        return
     except httpx.HTTPError as error:
         says = f"{shown} cannot be reached from here ({error or type(error).__name__})."
         yield problem(
             "receiver", says, "Start the receiver; look at the firewall between it and the courier."
         )
         return
-    yield ok("receiver", f"{shown} answers (GET: {status})")
+    if is_named and answer.status_code == 400 and "SSL certificate" in answer.text:
+        says = f"{shown} does not take the node's certificate (POC_CALLBACK_CLIENT_CERT)."
+        yield problem("receiver", says, _BOTH)
+        return
+    how = "by TLS with the certificates named" if is_named else f"GET: {answer.status_code}"
+    yield ok("receiver", f"{shown} answers ({how})")
 
 
 def _addresses(host: str, port: int) -> list[str]:

@@ -22,6 +22,7 @@ OTHERS = (
         "VLLM_CPU_KVCACHE_SPACE",
         "VLLM_CPU_OMP_THREADS_BIND",
     ),
+    "GONKA_METRICS",
     *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"),
 )
 _SECRET = re.compile(r"PASSWORD$|TOKEN$|KEY$|SECRET$")

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
+from cli.supervise.machine_teller import MachineTeller
 from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
 from poc_core.serving.deployments import (
@@ -86,6 +87,7 @@ class Follower:
         self._start_fleet = start_fleet
         self._announce = announce
         self._vllm_version = _vllm_version()
+        self._machine = MachineTeller(store, self._id, host, announce)
         self._offered = False
         self._lock = threading.RLock()  # of all below; not held while Redis is asked
         self._plan: Plan | None = None  # that is followed now
@@ -127,6 +129,7 @@ class Follower:
         """
         self.look()
         self._looks.start()
+        self._machine.start()
 
     def stop(self) -> None:
         """Lets all workers finish what they have in hand, and waits until they are gone. May be
@@ -134,6 +137,7 @@ class Follower:
         """
         is_first = not self._looks.is_stopping
         self._looks.stop(timeout_s=0)
+        self._machine.stop()
         with self._lock:  # from here on nothing is started
             fleet, ending = self._fleet, self._ending
         if ending is not None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from redis import Redis
 
 from poc_core.errors import DeployedError, NoHostError
+from poc_core.machine_figures import MachineFigures
 from poc_core.serving.deployments import (
     Deployment,
     DeploymentRecord,
@@ -26,6 +27,9 @@ from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 
 MOST_REASON_CHARS = 300  # of why a record cannot be read
+# Seconds for which a machine's figures are told: of one whose driver hangs, the last ones get old
+# and then go.
+FIGURES_S = 60
 
 
 class DeploymentStore:
@@ -99,6 +103,17 @@ class DeploymentStore:
         logs = [HostLogs.model_validate_json(raw) for raw in found if raw is not None]
         return sorted(logs, key=lambda one: one.host)
 
+    def machines(self) -> list[MachineFigures]:
+        """What the machines of the hosts that live told of themselves, by the host's name; of
+        several hosts with one name, such as two commands on one machine, the latest.
+        """
+        ids = self._redis.zrange(keys.HOSTS, 0, -1)
+        names = [keys.host_machine(host_id.decode()) for host_id in ids]
+        found = self._redis.mget(names) if names else []
+        told = (MachineFigures.model_validate_json(raw) for raw in found if raw is not None)
+        by_host = {one.host: one for one in sorted(told, key=lambda one: one.read_at)}
+        return [by_host[host] for host in sorted(by_host)]
+
     def elapsed_s(self, record: DeploymentRecord) -> float:
         """Seconds since it was asked for, until it served or failed."""
         return (record.settled_at or self._clock()) - record.asked_at
@@ -133,10 +148,16 @@ class DeploymentStore:
             keys.host_logs(host_id), logs.model_dump_json(), ex=self._settings.worker_ttl_s
         )
 
+    def tell_machine(self, host_id: str, figures: MachineFigures) -> None:
+        """What its sensors say; read by the metrics alone, so that the heartbeats, which
+        everybody reads, stay small.
+        """
+        self._redis.set(keys.host_machine(host_id), figures.model_dump_json(), ex=FIGURES_S)
+
     def leave(self, host_id: str) -> None:
         """A host ends, and nobody waits for it."""
         with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(keys.host(host_id), keys.host_logs(host_id))
+            pipe.delete(keys.host(host_id), keys.host_logs(host_id), keys.host_machine(host_id))
             pipe.zrem(keys.HOSTS, host_id)
             pipe.execute()
 

@@ -95,3 +95,8 @@ def host(host_id: str) -> str:
 def host_logs(host_id: str) -> str:
     """What the host's workers wrote last, as JSON."""
     return f"poc:host:{host_id}:logs"
+
+
+def host_machine(host_id: str) -> str:
+    """What the sensors of the host's machine say, as JSON."""
+    return f"poc:host:{host_id}:machine"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import ssl
 import threading
 import time
 from collections import Counter
@@ -41,6 +42,7 @@ class Receiver:
     delay_s: float = 0.0  # before it answers
     talks_nonsense: bool = False  # it takes what comes, and its answer is no HTTP
     largest: int | None = None  # artifacts of a payload; to more it answers 413
+    tls: ssl.SSLContext | None = None  # it speaks nothing else
     payloads: list[Payload] = field(default_factory=list)  # all, also those answered with an error
     n_unanswered: int = 0  # arrived, and their answer is delayed
 
@@ -58,7 +60,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self._port}"
 
     def go_away(self) -> None:
         """From now on connections are refused."""
@@ -70,6 +72,8 @@ class Receiver:
     def come_back(self) -> None:
         """On the same port as before."""
         self._server = _Server(("127.0.0.1", self._port), _handler(self))
+        if self.tls is not None:
+            self._server.socket = self.tls.wrap_socket(self._server.socket, server_side=True)
         self._port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cli.supervise.redis_server import binary_in_wheel, free_port, version_of, wait_for_redis
+from tests.certificates import HOST, make_certificate
 
 # Names a redis-server, where the one on PATH was built without TLS.
 VARIABLE = "PROOFLINE_TEST_TLS_REDIS"
-HOST = "127.0.0.1"
 _PASSWORD = "a password of these tests"
 
 
@@ -81,34 +81,3 @@ def _knows_tls(binary: str) -> bool:
         [binary, "--tls-replication", "yes", "--port", "none"], capture_output=True, text=True
     )
     return "tls-replication" not in done.stdout + done.stderr
-
-
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """(certificate, key) for HOST, by openssl."""
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificate, is not on PATH")
-    subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:prime256v1",
-                "-nodes",
-            ),
-            *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={name}"),
-            *(
-                "-addext",
-                f"subjectAltName=IP:{HOST}",
-                "-addext",
-                "keyUsage=critical,digitalSignature,keyCertSign",
-            ),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key

@@ -21,7 +21,7 @@ from scripts.requirements import requirements
 from tests.harness import compose_file
 from tests.harness.compose_file import ROOT, command_of
 
-FILES = ["compose.yaml", "compose.hosts.yaml", "compose.workers.yaml"]
+FILES = ["compose.yaml", "compose.hosts.yaml", "compose.workers.yaml", "compose.tls.yaml"]
 ON_A_FURTHER_HOST = {
     "PROOFLINE_MODEL": "tiny-qwen3",
     "REDIS_PASSWORD": "pw",
@@ -66,6 +66,22 @@ def test_files_follow_the_compose_specification(file: str) -> None:
     ]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_proxy_and_the_courier_get_their_certificates_and_no_more_rights_than_others(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    """What the proxy does is in tests/integration/test_tls_proxy.py."""
+    found = compose_file.services({"PROOFLINE_TLS": "./tls"}, "compose.tls.yaml")
+    certificates = "./tls:/run/tls:ro,z"
+    assert found["courier"] == {"volumes": [certificates]}
+    tls = found["tls"]
+    assert set(tls["volumes"]) == {certificates, "./docker/tls:/etc/proofline:ro,z"}
+    assert tls["networks"] == ["outside"]  # without a way to Redis
+    for right in ("read_only", "cap_drop", "security_opt", "tmpfs"):
+        assert tls[right] == services["api"][right]
+    with pytest.raises(LookupError, match="PROOFLINE_TLS"):
+        compose_file.services({}, "compose.tls.yaml")
 
 
 class TestServices:
@@ -184,9 +200,8 @@ class TestSafety:
         (further,) = compose_file.services(ON_A_FURTHER_HOST, "compose.workers.yaml").values()
         every = {f"POC_{name.upper()}" for name in Settings.model_fields}
         of_the_api = set(services["api"]["environment"])
-        assert of_the_api == every - {"POC_CHAT_HOST"}, (
-            "list the new settings under x-environment in compose.yaml"
-        )
+        wanted = every - {"POC_CHAT_HOST"} | {"GONKA_METRICS"}
+        assert of_the_api == wanted, "list the new settings under x-environment in compose.yaml"
         for name in ("worker", "worker-gpu", "courier", "flower"):
             assert "env_file" not in services[name]
             assert "POC_API_KEY" not in services[name]["environment"]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from api.node_metrics.families import ALL, ENGINE
+
 pytestmark = pytest.mark.xdist_group("docs")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,3 +205,14 @@ def test_cited_modules_exist(package: str) -> None:
                 )
             if place.is_file() and place.stem != part:
                 assert re.search(rf"\b{part}\b", place.read_text()), f"{file} cites {name}"
+
+
+def test_every_family_of_our_own_in_the_networks_metrics_is_in_the_table() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| [^|]* \| (\w+) \| (.*) \|$",
+        (ROOT / "docs" / "api.md").read_text(),
+        re.MULTILINE,
+    )
+    ours = {family.name: (family.kind, family.about) for family in ALL if family not in ENGINE}
+    assert {name: (kind, about) for name, kind, about in rows} == ours
+    assert len(rows) == len(ours)

@@ -5,6 +5,7 @@ against compose.yaml.
 import subprocess
 import sys
 import threading
+from copy import deepcopy
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -233,3 +234,28 @@ def test_the_api_answers_to_the_names_of_its_service(host: str) -> None:
 
     assert f"`http://{host}`" in (ROOT / "docs" / "kubernetes.md").read_text()
     assert Perimeter(nothing, Settings()).knows(host)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_patch_for_tls_leaves_a_deployment_that_follows_the_schema(version: str) -> None:
+    """As kubectl merges it: lists of objects by their names."""
+    patch = yaml.safe_load((ROOT / "docker" / "k8s" / "tls.yaml").read_text())
+    merged = deepcopy(RUN["api"])
+    spec, more = merged["spec"]["template"]["spec"], patch["spec"]["template"]["spec"]
+    own, proxy = more["containers"]
+    (api,) = spec["containers"]
+    assert own.pop("name") == api["name"]
+    api["env"] += own.pop("env")
+    assert own == {}
+    spec["containers"].append(proxy)
+    spec["volumes"] += more["volumes"]
+    spec["hostAliases"] = more["hostAliases"]
+    assert more.keys() == {"containers", "volumes", "hostAliases"}
+    kubernetes_validate.validate(merged, version, strict=True)
+    assert {one["name"] for one in proxy["volumeMounts"]} == {
+        one["name"] for one in more["volumes"]
+    }
+    assert proxy["securityContext"] == api["securityContext"]
+    assert {"name": "POC_TRUSTED_NETWORKS", "value": "127.0.0.1/32"} in api["env"]
+    assert spec["hostAliases"] == [{"ip": "127.0.0.1", "hostnames": ["api"]}]
+    assert "server api:8000;" in (ROOT / "docker" / "tls" / "nginx.conf").read_text()

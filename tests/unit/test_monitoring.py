@@ -15,12 +15,19 @@ import yaml
 from fastapi.testclient import TestClient
 from flower.events import get_prometheus_metrics
 from prometheus_client.parser import text_string_to_metric_families
+from redis import Redis
 
+from api.node_metrics.families import ALL, GPU, HOST
+from poc_core.machine_figures import GpuFigures, MachineFigures
 from poc_core.records import Lease, RoundState
-from poc_core.state import RoundStore, WorkerRegistry
+from poc_core.serving.deployments import HostReport, HostState
+from poc_core.settings import Settings
+from poc_core.state import DeploymentStore, RoundStore, WorkerRegistry
 from tests.harness import compose_file
 from tests.harness.compose_file import ROOT
 from tests.harness.samples import round_config, worker_record
+from tests.peers.fake_worker import FakeWorker
+from tests.vllm_metrics import metrics_text
 from workers.chat_gate import GateStats
 
 HERE = ROOT / "docker" / "monitoring"
@@ -54,16 +61,44 @@ def ours(client: TestClient, rounds: RoundStore, workers: WorkerRegistry) -> Lab
     lease = rounds.lease(record, "w1", 1)
     assert isinstance(lease, Lease)
     rounds.complete(lease, "w1", ["a"])
+    return labels_told(client, "/metrics")
+
+
+@pytest.fixture
+def networks(
+    client: TestClient, workers: WorkerRegistry, redis: Redis, settings: Settings
+) -> Labels:
+    """Those of schema v1, of a node of two hosts whose GPUs have all sensors."""
+    gpu = GpuFigures(
+        uuid="1",
+        model="NVIDIA H200",
+        sensors={family.name.removeprefix("mlnode_gpu_"): 1 for family in GPU},
+        xid_events={79: 1},
+    )
+    store = DeploymentStore(redis, settings)
+    for name in ("a", "b"):
+        sensors = {family.name.removeprefix("mlnode_"): 1.0 for family in HOST}
+        figures = MachineFigures(host=name, read_at=1, gpus=(gpu,), sensors=sensors)
+        store.report(HostReport(id=name, host=name, state=HostState.IDLE, generation=0))
+        store.tell_machine(name, figures)
+    with FakeWorker("w1", lambda call: call.answer(metrics_text().encode())) as worker:
+        workers.heartbeat(worker.record)
+        found = labels_told(client, "/api/v1/metrics")
+    assert {sample for family in ALL for sample in family.sample_names} == found.keys()
+    return found
+
+
+def labels_told(client: TestClient, path: str) -> Labels:
     found: Labels = {}
-    for family in text_string_to_metric_families(client.get("/metrics").text):
+    for family in text_string_to_metric_families(client.get(path).text):
         for one in family.samples:
             found.setdefault(one.name, set()).update(one.labels)
     return found
 
 
 @pytest.fixture
-def known(ours: Labels) -> Labels:
-    return ours | flowers() | ITS_OWN
+def known(ours: Labels, networks: Labels) -> Labels:
+    return ours | networks | flowers() | ITS_OWN
 
 
 def flowers() -> Labels:
@@ -168,6 +203,18 @@ def test_each_metric_of_ours_is_shown(ours: Labels) -> None:
         for name in metrics_of(target["expr"])
     }
     assert ours.keys() - shown == set()
+
+
+def test_each_family_of_the_networks_schema_is_shown() -> None:
+    """But for those that say how things are set up."""
+    shown = {
+        name
+        for panel in PANELS
+        for target in panel["targets"]
+        for name in metrics_of(target["expr"])
+    }
+    figures = [family for family in ALL if not family.name.endswith("_info")]
+    assert [family.name for family in figures if not shown & set(family.sample_names)] == []
 
 
 def test_the_document_has_the_alerts() -> None:

@@ -8,6 +8,7 @@ import threading
 
 import httpx
 
+from poc_core.callback_tls import CallbackTls
 from poc_core.settings import load_settings
 from poc_core.state import WorkerRegistry
 from poc_core.state.client import connect
@@ -17,10 +18,7 @@ from workers.courier.courier import Courier
 from workers.courier.own_ports import OwnPorts
 from workers.courier.poster import Poster
 from workers.courier.ticker import Ticker
-
-# No limit on connections, which Places sets; none is kept, as another name's must not be taken for
-# it.
-_CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+from workers.courier.tls_clients import CONNECTIONS
 
 
 def run_courier(redis_url: str | None = None) -> None:
@@ -36,8 +34,9 @@ def run_courier(redis_url: str | None = None) -> None:
     own_ports = OwnPorts(settings.own_ports, WorkerRegistry(redis, settings))
     # trust_env off: a proxy of the environment is for the internet, aggregators are on the
     # operator's network.
-    client = httpx.AsyncClient(trust_env=False, limits=_CONNECTIONS)
-    poster = Poster(client, settings.callbacks, own_ports.now)
+    client = httpx.AsyncClient(trust_env=False, limits=CONNECTIONS)
+    tls = CallbackTls(settings.callback_tls)
+    poster = Poster(client, settings.callbacks, own_ports.now, tls=tls)
     courier = Courier(
         outbox, Receivers(redis), poster, settings.callback_max_retries, settings.callback_max_bytes
     )

@@ -7,13 +7,24 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
 
+from poc_core.callback_tls import (
+    NO_TLS,
+    CallbackTls,
+    CertificateError,
+    HandshakeError,
+    PlainUrlError,
+    handshake_problem,
+    try_handshake,
+)
 from poc_core.callbacks import Address, CallbackPolicy, literal_address, redacted, without_secret
 from poc_core.errors import ForbiddenReceiverError
 from poc_core.state.delivery.outbox import Delivery
+from workers.courier.tls_clients import TlsClients
 
 # Seconds a try may take, from the name's resolution to the status line (protocol.md, section 6).
 DEADLINE_S = 10.0
@@ -29,6 +40,12 @@ _PIECE = 64 * 1024
 UNREACHABLE = (
     f"The receiver could not be reached or did not answer within {DEADLINE_S:g} s; see the"
     " courier's log."
+)
+
+# For everybody too: which files these are is for the log.
+NO_CERTIFICATES = (
+    "The node's certificates for callbacks cannot be used (POC_CALLBACK_CLIENT_CERT, "
+    "POC_CALLBACK_TRUSTED_CERTS); see the courier's log."
 )
 
 # Looks a name up in a thread: (name, port) -> what socket.getaddrinfo returns.
@@ -65,9 +82,12 @@ class Poster:
         own_ports: Callable[[], frozenset[int]] = frozenset,
         lookup: Lookup = _look_up,
         deadline_s: float = DEADLINE_S,
+        tls: CallbackTls | None = None,
     ) -> None:
-        """`own_ports()`: the node's own on this machine, to which nothing is sent."""
-        self._client = client
+        """`own_ports()`: the node's own on this machine, to which nothing is sent. `tls`: of
+        the hosts that the operator names.
+        """
+        self._clients = TlsClients(client, tls or CallbackTls(NO_TLS))
         self._policy = policy
         self._own_ports = own_ports
         self._lookup = lookup
@@ -79,7 +99,7 @@ class Poster:
         }
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._clients.close()
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -89,6 +109,13 @@ class Poster:
         try:
             async with asyncio.timeout(self._deadline_s):
                 status = await self._status(delivery, sending)
+        except CertificateError as error:
+            return Result(End.FORBIDDEN, NO_CERTIFICATES, str(error))
+        except PlainUrlError as error:
+            return Result(End.FORBIDDEN, str(error), str(error))
+        except HandshakeError as error:  # of a host named: a stranger could try it as well
+            said = f"No TLS with {redacted(delivery.url)}: {error}."
+            return Result(End.SILENT, said, said)
         except ForbiddenReceiverError as error:
             return Result(
                 End.FORBIDDEN,
@@ -108,7 +135,15 @@ class Poster:
         if 200 <= status < 300:
             return Result(End.TAKEN)
         said = f"{redacted(delivery.url)} answered {status}"
+        if status == 400 and self._is_named(delivery):
+            said += "; so do proxies that miss the node's certificate (POC_CALLBACK_CLIENT_CERT)"
         return Result(End.TOO_LARGE if status == 413 else End.REFUSED, said, said)
+
+    def _is_named(self, delivery: Delivery) -> bool:
+        try:
+            return self._clients.concerns(httpx.URL(delivery.url).host)
+        except httpx.InvalidURL:
+            return False
 
     async def _status(self, delivery: Delivery, sending: _Sending) -> int:
         url = httpx.URL(delivery.url)
@@ -127,13 +162,34 @@ class Poster:
                     if address is addresses[-1]
                     else min(self._deadline_s, _CONNECT_S)
                 )
-                return await self._exchange(delivery, url, host, address, connect_s, sending)
+                try:
+                    return await self._exchange(delivery, url, host, address, connect_s, sending)
+                except httpx.TransportError as error:
+                    await self._raise_of_tls(error, url, address)
+                    raise
             except (httpx.ConnectError, httpx.ConnectTimeout, ForbiddenReceiverError) as error:
                 if not isinstance(error, ForbiddenReceiverError) or isinstance(
                     problem, ForbiddenReceiverError
                 ):
                     problem = error
         raise problem
+
+    async def _raise_of_tls(
+        self, error: httpx.TransportError, url: httpx.URL, address: Address
+    ) -> None:
+        """HandshakeError, where the host is named and certificates are why it failed. A refusal
+        may have been lost, so that one may have to ask again.
+        """
+        context = self._clients.context(url)
+        if context is None:
+            return
+        why = handshake_problem(error)
+        if why is None and not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            port, loop = url.port or 443, asyncio.get_running_loop()
+            ask = partial(try_handshake, context, str(address), port, url.host)
+            why = await loop.run_in_executor(self._threads[True], ask)
+        if why is not None:
+            raise HandshakeError(why) from error
 
     async def _addresses(self, host: str, port: int, is_round: bool) -> list[Address]:
         address = literal_address(host)
@@ -161,7 +217,7 @@ class Poster:
         }
         # A stream, because the status is all that matters: a body without end must not hold the
         # courier.
-        async with self._client.stream(
+        async with self._clients.of(url).stream(
             "POST",
             url.copy_with(host=str(address), username="", password=""),
             content=sending.pieces(),

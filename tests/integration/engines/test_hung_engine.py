@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, needs_vllm, pytest.mark
 # The times of production, which `make patience` takes; else shorter ones.
 REAL = os.environ.get("PROOFLINE_TIMES") == "real"
 HUNG_AFTER_S = Settings().engine_hung_s if REAL else 8.0
-# By the default of 120 s this is the 10 s that an operator has to wait longer.
+# By the default this is the 10 s that an operator has to wait longer.
 BESIDE_S = 10.0
 STREAMS = 64
 SATURATED_S = 600.0 if REAL else 2 * HUNG_AFTER_S

@@ -131,12 +131,12 @@ def test_everything_runs_and_then_nothing_is_left(folder: Path) -> None:
 
 
 def test_the_workers_learn_of_redis_by_their_environment_alone(folder: Path) -> None:
-    with fake_stack(env={"POC_JOB_TTL_SEC": "77"}) as running:
+    with fake_stack(env={"POC_CALLBACK_RETENTION_SEC": "77"}) as running:
         running.wait_ready(20)
         (pid,) = running.worker_pids()
         environment = (folder / "environments" / str(pid)).read_text()
         assert f"'POC_REDIS_URL': '{running.redis_url}'" in environment
-        assert "'POC_JOB_TTL_SEC': '77'" in environment
+        assert "'POC_CALLBACK_RETENTION_SEC': '77'" in environment
         assert str(running.redis_url) not in " ".join(Stack.worker_command(running))
 
 

@@ -271,6 +271,29 @@ def test_a_worker_whose_engine_hangs_says_so_and_ends(
     assert [record.state for record in workers.live()] == ["hung"]
 
 
+def test_an_engine_that_stands_still_is_told_with_the_time_since_when(
+    worker: IdleWorker, workers: WorkerRegistry, reap: Callable[[], None]
+) -> None:
+    def since() -> object:
+        (record,) = workers.live()
+        return record.stats.get("engine_still_since")
+
+    def waited_for() -> bool:
+        worker.waits = True  # also where it hung, and its process would have ended
+        if isinstance(at := since(), float):
+            told.append(at)
+        return bool(told)
+
+    told: list[float] = []
+    began = time.time() - 1
+    reap()
+    wait_until(waited_for)
+    assert told
+    assert began < told[-1] < time.time() + 1
+    worker.waits = False
+    wait_until(lambda: since() is None)
+
+
 def test_a_worker_whose_engine_is_busy_goes_on(
     worker: IdleWorker, reap: Callable[[], None]
 ) -> None:

@@ -2,12 +2,15 @@
 
 import pytest
 
+from poc_core.settings import Settings
 from tests.harness.samples import Clock
 from workers.engines.base import Pulse
 from workers.watchdog import Watchdog
 
-HUNG_AFTER_S = 120.0
-LOOK_S = 2.0
+HUNG_AFTER_S = Settings().engine_hung_s
+LOOK_S = Settings().heartbeat_s
+# What the network's broker allows an engine's counter of steps to stand still while requests run.
+BROKER_S = 120.0
 
 
 @pytest.fixture
@@ -64,3 +67,14 @@ def test_a_process_that_was_itself_stopped_holds_nothing_against_its_engine(
     watchdog.is_hung(Pulse(7, waits=True))
     clock.now += 10 * HUNG_AFTER_S
     assert not watchdog.is_hung(Pulse(7, waits=True))
+
+
+def test_a_worker_ends_before_the_broker_restarts_the_node(
+    watchdog: Watchdog, clock: Clock
+) -> None:
+    """Though the engine took its last step just after a look, and the look after the last comes
+    late.
+    """
+    found = seconds_until_hung(watchdog, clock, Pulse(7, waits=True))
+    assert found is not None
+    assert found + 3 * LOOK_S < BROKER_S

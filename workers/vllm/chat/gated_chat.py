@@ -24,7 +24,7 @@ RETRY_AFTER_S = 30
 # What the server answers without its engine, so proofs need not wait for it.
 _WITHOUT_ENGINE = {"/tokenize", "/detokenize"}
 # What the gateway asks for besides what it passes on.
-_LOOKUPS = ("GET /v1/models", "GET /health")
+_LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
 _KINDS = {401: "invalid_api_key", 404: "NotFoundError", 503: "service_unavailable"}
 
 

@@ -8,9 +8,11 @@ import pytest
 from redis import Redis
 
 from poc_core.errors import DeployedError, NoHostError
+from poc_core.machine_figures import MachineFigures
 from poc_core.serving.deployments import Deployment, DeploymentState, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, WorkerRegistry, keys
+from poc_core.state.deployments import FIGURES_S
 from tests.harness.samples import Clock, worker_record
 
 LLAMA = Deployment(model="tiny-llama", dtype="float32", vllm_args=("--max-model-len", "512"))
@@ -247,3 +249,29 @@ def test_a_record_that_nobody_can_read_says_so_and_can_be_replaced(
     store.withdraw()
     store.deploy(LLAMA)
     assert state(store) is DeploymentState.STARTING
+
+
+class TestMachines:
+    def test_are_those_of_the_hosts_that_live_the_latest_of_each(
+        self, store: DeploymentStore
+    ) -> None:
+        def figures(host: str, read_at: float) -> MachineFigures:
+            return MachineFigures(host=host, read_at=read_at)
+
+        for host_id, told in {
+            "h2": figures("b", 1),
+            "h1": figures("a", 2),
+            "h3": figures("b", 3),
+        }.items():
+            store.report(HostReport(id=host_id, host=told.host, state=HostState.IDLE, generation=0))
+            store.tell_machine(host_id, told)
+        store.tell_machine("gone", figures("c", 4))
+        assert store.machines() == [figures("a", 2), figures("b", 3)]
+        store.leave("h3")
+        assert store.machines() == [figures("a", 2), figures("b", 1)]
+
+    def test_of_one_that_tells_nothing_any_more_are_forgotten(
+        self, store: DeploymentStore, redis: Redis
+    ) -> None:
+        store.tell_machine("h1", MachineFigures(host="a", read_at=1))
+        assert 0 < redis.ttl("poc:host:h1:machine") <= FIGURES_S

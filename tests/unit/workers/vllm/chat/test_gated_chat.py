@@ -64,7 +64,8 @@ async def test_a_request_that_breaks_leaves_too(error: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/v1/models"), ("GET", "/health"), ("POST", "/tokenize")]
+    ("method", "path"),
+    [("GET", "/v1/models"), ("GET", "/health"), ("GET", "/metrics"), ("POST", "/tokenize")],
 )
 async def test_what_needs_no_engine_does_not_count(method: str, path: str) -> None:
     server = Server("exclusive")
@@ -122,7 +123,7 @@ _ADMINISTRATIVE = (
     "sleep",
     "reset_prefix_cache",
     "v1/load_lora_adapter",
-    "metrics",
+    "metrics/",
 )
 
 

@@ -1,0 +1,51 @@
+"""What stands beside the figures: the schema's version, ours and vLLM's, and how the engines are
+set up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from api.node_metrics.engine_samples import shown_name
+from api.node_metrics.exposition import Sample, Samples, labels
+from api.node_metrics.families import CONFIG, SCHEMA, VERSION
+from api.version import VERSION as OURS
+from poc_core.records import WorkerRecord
+from poc_core.serving.deployments import DeploymentStatus
+
+SCHEMA_VERSION = "1"
+
+
+def about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Samples:
+    """`engines`: those that are ready. Several models: a line for each, which an upgrade shows for
+    a moment."""
+    vllm = next((host.vllm_version for host in deployment.hosts if host.vllm_version), "")
+    samples: Samples = {
+        SCHEMA.name: [Sample(SCHEMA.name, labels(version=SCHEMA_VERSION), "1")],
+        VERSION.name: [Sample(VERSION.name, labels(version=OURS, vllm_version=vllm), "1")],
+    }
+    for model in sorted({engine.model for engine in engines}):
+        of_model = [engine for engine in engines if engine.model == model]
+        samples.setdefault(CONFIG.name, []).append(_config(deployment, of_model))
+    return samples
+
+
+def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Sample:
+    """Of engines of one model: limits and number format as they are, parallelism as it was asked
+    for."""
+    model, info = engines[0].model, engines[0].info
+    has_limits = info is not None and engines[0].engine == "vllm"
+    wanted = (
+        deployment.wanted
+        if deployment.wanted is not None and deployment.wanted.name == model
+        else None
+    )
+    named = labels(
+        model_name=shown_name(model),
+        dtype=info.dtype if info is not None else "",
+        replicas=len(engines),
+        max_num_seqs=info.max_sequences if info is not None and has_limits else "",
+        max_model_len=info.max_seq_len if info is not None and has_limits else "",
+        tensor_parallel_size=(wanted.tensor_parallel if wanted else None) or "",
+        pipeline_parallel_size=(wanted.pipeline_parallel if wanted else None) or "",
+    )
+    return Sample(CONFIG.name, named, "1")

@@ -1,0 +1,76 @@
+"""What the engines' own servers tell, each read by itself: one that does not answer costs the
+others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from api.node_metrics.engine_samples import samples_of
+from api.node_metrics.exposition import Samples
+from api.node_metrics.fetch import FetchError
+from poc_core.records import WorkerRecord
+
+# Seconds that a scrape waits for engines. One that was late is read on, and waited for again when
+# it was in time.
+DEADLINE_S = 0.25
+
+Ask = Callable[[WorkerRecord], Awaitable[str]]
+"""A worker's metrics as text. FetchError: it does not tell them."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    at: float  # seconds since the epoch
+    samples: Samples
+
+
+class EngineReadings:
+    """The last of each engine. For the event loop alone: nothing here is locked."""
+
+    def __init__(self, ask: Ask, clock: Callable[[], float] = time.time) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._last: dict[str, Reading] = {}  # by the worker's id, like the others
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._late: set[str] = set()
+
+    async def read(self, workers: Sequence[WorkerRecord]) -> dict[str, Reading]:
+        """The engines' data by their workers' ids: of those in time from now, of others what was
+        read last; without those that were never read."""
+        ids = {worker.id for worker in workers}
+        self._forget(
+            [worker_id for worker_id in (*self._last, *self._under_way) if worker_id not in ids]
+        )
+        for worker in workers:
+            if worker.id not in self._under_way:
+                task = asyncio.create_task(self._read(worker))
+                self._under_way[worker.id] = task
+        waited_for = [task for name, task in self._under_way.items() if name not in self._late]
+        if waited_for:
+            await asyncio.wait(waited_for, timeout=DEADLINE_S)
+        self._late |= self._under_way.keys()
+        return {worker_id: self._last[worker_id] for worker_id in ids if worker_id in self._last}
+
+    def close(self) -> None:
+        self._forget(list(self._under_way))
+
+    def _forget(self, ids: Sequence[str]) -> None:
+        for worker_id in ids:
+            self._last.pop(worker_id, None)
+            self._late.discard(worker_id)
+            if (task := self._under_way.pop(worker_id, None)) is not None:
+                task.cancel()
+
+    async def _read(self, worker: WorkerRecord) -> None:
+        try:
+            text = await self._ask(worker)
+            self._last[worker.id] = Reading(self._clock(), samples_of(text))
+            self._late.discard(worker.id)
+        except FetchError:
+            self._late.add(worker.id)
+        finally:
+            if self._under_way.get(worker.id) is asyncio.current_task():
+                del self._under_way[worker.id]

@@ -1,0 +1,96 @@
+"""The families of schema v1: exactly these are told. docs/api.md has ours, those of mlnode_, in a
+table."""
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Family(NamedTuple):
+    name: str  # of a counter with _total, as Prometheus' text format 0.0.4 has it
+    kind: Kind
+    about: str
+
+    @property
+    def sample_names(self) -> tuple[str, ...]:
+        endings = ("_bucket", "_sum", "_count") if self.kind == "histogram" else ("",)
+        return tuple(self.name + ending for ending in endings)
+
+
+SCHEMA = Family("gonka_metrics_schema_info", "gauge", "The version of this schema.")
+CONFIG = Family("mlnode_config_info", "gauge", "How the engines are set up; empty: not given.")
+VERSION = Family("mlnode_version_info", "gauge", "What serves: this node's release, and vLLM's.")
+READ_AT = Family(
+    "mlnode_source_scrape_timestamp_seconds",
+    "gauge",
+    "Unix time of the data of a source. That of an engine that hangs stands still.",
+)
+
+# Of each engine, in the order in which they are told: what is left out first, when there are too
+# many, is at the end.
+ENGINE = (
+    Family("vllm:num_requests_running", "gauge", "Requests in the engine's batches."),
+    Family("vllm:num_requests_waiting", "gauge", "Requests that wait for the engine."),
+    Family("vllm:kv_cache_usage_perc", "gauge", "Share of the KV cache in use; 1 is all."),
+    Family("vllm:num_preemptions_total", "counter", "Requests put back for want of cache."),
+    Family("vllm:prompt_tokens_total", "counter", "Prompt tokens."),
+    Family("vllm:generation_tokens_total", "counter", "Tokens generated."),
+    Family("vllm:request_success_total", "counter", "Requests that ended, by reason."),
+    Family("vllm:prefix_cache_queries_total", "counter", "Tokens looked up in the prefix cache."),
+    Family("vllm:prefix_cache_hits_total", "counter", "Tokens found there."),
+    Family("vllm:iteration_tokens_total", "histogram", "Tokens of a step of the engine."),
+    Family("vllm:time_to_first_token_seconds", "histogram", "From a request to its first token."),
+    Family("vllm:inter_token_latency_seconds", "histogram", "From a token to the next."),
+    Family("vllm:e2e_request_latency_seconds", "histogram", "From a request to its end."),
+    Family("vllm:request_queue_time_seconds", "histogram", "What a request waits in the queue."),
+    Family("vllm:request_prompt_tokens", "histogram", "Prompt tokens of a request."),
+    Family("vllm:request_generation_tokens", "histogram", "Tokens generated for a request."),
+    Family("vllm:cache_config_info", "gauge", "The engine's settings of its KV cache."),
+)
+XID_EVENTS = Family(
+    "mlnode_gpu_xid_events_total",
+    "counter",
+    "Faults that the driver told of, by its number for the kind (XID).",
+)
+GPU = (
+    Family("mlnode_gpu_temperature_celsius", "gauge", "Temperature of the core."),
+    Family("mlnode_gpu_memory_used_bytes", "gauge", "Memory in use."),
+    Family("mlnode_gpu_memory_free_bytes", "gauge", "Memory that is free."),
+    Family("mlnode_gpu_power_watts", "gauge", "Power drawn."),
+    Family("mlnode_gpu_power_limit_watts", "gauge", "Power that it may draw."),
+    Family("mlnode_gpu_sm_clock_hertz", "gauge", "Clock of the multiprocessors."),
+    Family("mlnode_gpu_sm_clock_max_hertz", "gauge", "The highest that it may have."),
+    Family(
+        "mlnode_gpu_clock_event_reasons", "gauge", "Why the clock is not higher: NVML's bit mask."
+    ),
+    Family(
+        "mlnode_gpu_ecc_double_bit_errors_total", "counter", "Errors of memory not corrected, ever."
+    ),
+    Family("mlnode_gpu_memory_temperature_celsius", "gauge", "Temperature of the memory."),
+    Family("mlnode_gpu_pcie_replays_total", "counter", "Packets that the bus had to send again."),
+)
+HOST = (
+    Family("mlnode_cpu_busy_seconds_total", "counter", "Core seconds at work, of all cores."),
+    Family("mlnode_cpu_steal_seconds_total", "counter", "Core seconds that other machines took."),
+    Family(
+        "mlnode_memory_used_bytes", "gauge", "Memory in use, without files that can be dropped."
+    ),
+    Family(
+        "mlnode_memory_limit_bytes",
+        "gauge",
+        "Memory that there is, or that the container may have.",
+    ),
+    Family("mlnode_model_cache_free_bytes", "gauge", "Room on the disk of the model cache."),
+)
+ALL = (
+    SCHEMA,
+    VERSION,
+    CONFIG,
+    READ_AT,
+    *HOST,
+    XID_EVENTS,
+    *ENGINE[:9],
+    *GPU[:4],
+    *ENGINE[9:],
+    *GPU[4:],
+)

@@ -1,0 +1,64 @@
+"""Asks a worker's own vLLM for its metrics, over a connection for this one question.
+
+Not by the gateway's client: that looks through all its connections for each request, which for 64
+workers at a time takes several times as long as all else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+
+from poc_core.records import GATEWAY_SECRET_HEADER, WorkerRecord
+
+# Seconds for an answer. It is not waited for: see EngineReadings.
+TIMEOUT_S = 5.0
+# Bytes of an answer: an engine says some 60 KB.
+MOST_BYTES = 4 * 1024 * 1024
+_PIECE = 256 * 1024
+
+
+class FetchError(Exception):
+    """It does not answer, or not with its metrics."""
+
+
+async def fetch(worker: WorkerRecord) -> str:
+    """The text as it is. FetchError."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(worker.chat_host, worker.port)
+            try:
+                return await _exchange(reader, writer, worker)
+            finally:
+                writer.transport.abort()
+    except (OSError, TimeoutError, h11.RemoteProtocolError, UnicodeDecodeError) as error:
+        raise FetchError(f"worker {worker.id} does not tell its metrics: {error!r}") from error
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, worker: WorkerRecord
+) -> str:
+    headers = [("Host", "worker"), ("Connection", "close")]
+    if worker.chat_secret:
+        headers.append((GATEWAY_SECRET_HEADER, worker.chat_secret))
+    connection = h11.Connection(h11.CLIENT)
+    writer.write(
+        connection.send(h11.Request(method="GET", target="/metrics", headers=headers)) or b""
+    )
+    writer.write(connection.send(h11.EndOfMessage()) or b"")
+    body = bytearray()
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(_PIECE))
+        elif isinstance(event, h11.Response) and event.status_code != 200:
+            raise FetchError(f"worker {worker.id} answers {event.status_code}")
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > MOST_BYTES:
+                raise FetchError(f"worker {worker.id} tells more than {MOST_BYTES} bytes")
+        elif isinstance(event, h11.EndOfMessage):
+            return body.decode()
+        elif isinstance(event, h11.ConnectionClosed):
+            raise FetchError(f"worker {worker.id} hung up")

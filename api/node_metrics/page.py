@@ -1,0 +1,106 @@
+"""The whole answer, made once for all who ask at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from anyio import to_thread
+
+from api.node_metrics import exposition
+from api.node_metrics.about import about
+from api.node_metrics.buckets import thinned
+from api.node_metrics.engine_samples import as_replica
+from api.node_metrics.engines import Ask, EngineReadings, Reading
+from api.node_metrics.exposition import Sample, Samples, labels, number
+from api.node_metrics.families import READ_AT
+from api.node_metrics.machines import machine_samples
+from poc_core.machine_figures import MachineFigures
+from poc_core.records import WorkerRecord
+from poc_core.serving.deployments import DeploymentStatus
+
+# Seconds for which an answer serves: whoever asks more often gets the same.
+FRESH_S = 1.0
+
+
+class Node(NamedTuple):
+    """What Redis knows, of one moment."""
+
+    workers: Sequence[WorkerRecord]  # alive
+    machines: Sequence[MachineFigures]
+    deployment: DeploymentStatus
+
+
+class Page:
+    """For one event loop."""
+
+    def __init__(
+        self,
+        look: Callable[[], Node],
+        ask: Ask,
+        clock: Callable[[], float] = time.time,
+        fresh_s: float = FRESH_S,
+    ) -> None:
+        """`look` is called in a thread."""
+        self._look = look
+        self._readings = EngineReadings(ask, clock)
+        self._fresh_s = fresh_s
+        self._text = b""
+        self._made_at = -math.inf
+        self._making: asyncio.Task[None] | None = None
+
+    async def text(self) -> bytes:
+        """At most FRESH_S old. RedisError as any reader gets it."""
+        if time.monotonic() - self._made_at > self._fresh_s:
+            if self._making is None or self._making.done():
+                self._making = asyncio.create_task(self._make())
+            # Those who come together share one answer, its error too, and none of them may cancel
+            # it.
+            await asyncio.shield(self._making)
+        return self._text
+
+    def close(self) -> None:
+        self._readings.close()
+
+    async def _make(self) -> None:
+        node = await to_thread.run_sync(self._look)
+        readings = await self._readings.read(
+            [one for one in node.workers if one.is_ready and one.port]
+        )
+        self._text = await to_thread.run_sync(_rendered, node, readings)
+        self._made_at = time.monotonic()
+
+
+def _rendered(node: Node, readings: Mapping[str, Reading]) -> bytes:
+    samples = about(node.deployment, [one for one in node.workers if one.is_ready])
+    for name, found in machine_samples(node.machines).items():
+        samples.setdefault(name, []).extend(found)
+    # By the place among all that live, by host and GPU: an engine that is started again gets its
+    # number back.
+    read = [(index, worker) for index, worker in enumerate(node.workers) if worker.id in readings]
+    for index, worker in read:
+        source = labels(source="vllm", replica=index)
+        at = number(_data_from(worker, readings[worker.id]))
+        samples.setdefault(READ_AT.name, []).append(Sample(READ_AT.name, source, at))
+    room = exposition.MOST_SERIES - sum(map(len, samples.values()))
+    engines = thinned([readings[worker.id].samples for _, worker in read], room)
+    for (index, worker), engine in zip(read, engines, strict=True):
+        _add_engine(samples, engine, as_replica(worker.model, index))
+    return exposition.text(samples).encode()
+
+
+def _add_engine(samples: Samples, engine: Samples, replica: str) -> None:
+    for family, found in engine.items():
+        told = samples.setdefault(family, [])
+        for name, kept, value in found:
+            told.append(Sample(name, f"{replica},{kept}" if kept else replica, value))
+
+
+def _data_from(worker: WorkerRecord, reading: Reading) -> float:
+    """From when the data is: an engine that stands still while requests wait tells the same for as
+    long, though the server before it answers."""
+    since = worker.stats.get("engine_still_since")
+    return min(reading.at, float(since)) if isinstance(since, int | float) else reading.at

@@ -1,0 +1,44 @@
+"""/api/v1/metrics, for the network's monitoring."""
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter, Response
+
+from api.node_metrics.exposition import CONTENT_TYPE
+from api.schema import examples
+from api.services import AppServices
+from poc_core.errors import SettingsError
+
+router = APIRouter(tags=["health"])
+
+# The network's own name for the switch.
+VARIABLE = "GONKA_METRICS"
+
+
+def is_on(environment: Mapping[str, str]) -> bool:
+    """Whether the route is there at all: GONKA_METRICS=full, or unset. SettingsError: neither full
+    nor off."""
+    chosen = environment.get(VARIABLE, "").strip().lower() or "full"
+    if chosen not in ("full", "off"):
+        raise SettingsError(f"{VARIABLE}: must be full or off, not {chosen!r}.")
+    return chosen == "full"
+
+
+@router.get(
+    "/api/v1/metrics",
+    summary="Engines, GPUs and hosts for the network's monitoring",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {"text/plain": {}},
+            "description": "Schema v1: Prometheus' text format 0.0.4, at most 5,000 series, 2 MiB.",
+        },
+        **examples.REDIS_AWAY,
+    },
+)
+async def node_metrics(services: AppServices) -> Response:
+    """Of all engines that are ready, on all hosts, and of the hosts' sensors. An engine that does
+    not answer is told as it was when it last did: mlnode_source_scrape_timestamp_seconds says when.
+    GONKA_METRICS=off: 404."""
+    text = await services.node_metrics.text()
+    return Response(text, headers={"content-type": CONTENT_TYPE})

@@ -1,0 +1,171 @@
+"""What this machine's sensors say: its GPUs by NVML, its CPU, memory and the room for models.
+
+A sensor that is not there has no value, never a zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from cli.machine.cgroup import working_memory
+from poc_core.gpus import nvml
+from poc_core.machine_figures import GpuFigures, MachineFigures
+
+Sensor = Callable[[Any, Any], float]  # (NVML, a device's handle) -> value
+
+
+def _memory_temperature(library: Any, handle: Any) -> float:
+    (field,) = library.nvmlDeviceGetFieldValues(handle, [library.NVML_FI_DEV_MEMORY_TEMP])
+    if field.nvmlReturn != library.NVML_SUCCESS or not field.value.uiVal:  # some say 0 for "none"
+        raise library.NVMLError(library.NVML_ERROR_NOT_SUPPORTED)
+    return float(field.value.uiVal)
+
+
+def _double_bit_errors(library: Any, handle: Any) -> float:
+    kind, since = library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, library.NVML_AGGREGATE_ECC
+    return float(library.nvmlDeviceGetTotalEccErrors(handle, kind, since))
+
+
+# NVML tells milliwatts and megahertz.
+_GPU: dict[str, Sensor] = {
+    "temperature_celsius": lambda nv, gpu: nv.nvmlDeviceGetTemperature(
+        gpu, nv.NVML_TEMPERATURE_GPU
+    ),
+    "memory_temperature_celsius": _memory_temperature,
+    "power_watts": lambda nv, gpu: nv.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+    "power_limit_watts": lambda nv, gpu: nv.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3,
+    "sm_clock_hertz": lambda nv, gpu: nv.nvmlDeviceGetClockInfo(gpu, nv.NVML_CLOCK_SM) * 1e6,
+    "sm_clock_max_hertz": lambda nv, gpu: nv.nvmlDeviceGetMaxClockInfo(gpu, nv.NVML_CLOCK_SM) * 1e6,
+    "clock_event_reasons": lambda nv, gpu: nv.nvmlDeviceGetCurrentClocksEventReasons(gpu),
+    "memory_used_bytes": lambda nv, gpu: nv.nvmlDeviceGetMemoryInfo(gpu).used,
+    "memory_free_bytes": lambda nv, gpu: nv.nvmlDeviceGetMemoryInfo(gpu).free,
+    "ecc_double_bit_errors_total": _double_bit_errors,
+    "pcie_replays_total": lambda nv, gpu: nv.nvmlDeviceGetPcieReplayCounter(gpu),
+}
+
+
+class _Device(NamedTuple):
+    """As it was when it was first seen: one that falls off the bus keeps its place and its name."""
+
+    handle: Any  # None: it was lost already
+    uuid: str
+    model: str
+
+
+class Sensors:
+    """For one thread. A context manager, which holds NVML: its events are told only to who has
+    asked for them before.
+
+    Without a driver there are no GPUs.
+    """
+
+    def __init__(self, host: str, clock: Callable[[], float] = time.time) -> None:
+        self._host = host
+        self._clock = clock
+        self._exits = contextlib.ExitStack()
+        self._library: Any = None
+        self._devices: list[_Device] = []
+        self._events: Any = None
+        self._xid_events: dict[str, dict[int, int]] = {}  # by the device's UUID
+
+    def __enter__(self) -> Sensors:
+        self._library = nv = self._exits.enter_context(nvml())
+        if nv is not None:
+            count = nv.nvmlDeviceGetCount()
+            self._devices = [_device(nv, index, self._host) for index in range(count)]
+            self._listen(nv)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._exits.close()
+
+    def wait_for_events(self, seconds: float) -> bool:
+        """Counts what the driver says of faults (XID) within that time; False, at once: it says
+        nothing here."""
+        if self._events is None:
+            return False
+        nv = self._library
+        # By their handles, as a device that is lost does not tell its UUID any more.
+        uuids = {
+            bytes(device.handle): device.uuid
+            for device in self._devices
+            if device.handle is not None
+        }
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            try:
+                event = nv.nvmlEventSetWait_v2(self._events, max(1, int(left_s * 1000)))
+            except nv.NVMLError as error:
+                return bool(getattr(error, "value", None) == nv.NVML_ERROR_TIMEOUT)
+            counts = self._xid_events.setdefault(uuids.get(bytes(event.device), ""), {})
+            counts[event.eventData] = counts.get(event.eventData, 0) + 1
+        return True
+
+    def read(self) -> MachineFigures:
+        """Raises nothing."""
+        gpus = tuple(self._read_gpu(device) for device in self._devices)
+        return MachineFigures(
+            host=self._host, read_at=self._clock(), gpus=gpus, sensors=machine_sensors()
+        )
+
+    def _listen(self, nv: Any) -> None:
+        with contextlib.suppress(nv.NVMLError):
+            events = nv.nvmlEventSetCreate()
+            self._exits.callback(nv.nvmlEventSetFree, events)
+            for device in self._devices:
+                if device.handle is None:
+                    continue
+                with contextlib.suppress(
+                    nv.NVMLError
+                ):  # the other devices have events all the same
+                    kind = nv.nvmlEventTypeXidCriticalError
+                    nv.nvmlDeviceRegisterEvents(device.handle, kind, events)
+                    self._events = events
+
+    def _read_gpu(self, device: _Device) -> GpuFigures:
+        nv, sensors = self._library, {}
+        for name, sensor in _GPU.items() if device.handle is not None else ():
+            # What not every device has, and not every release of the library.
+            with contextlib.suppress(nv.NVMLError, AttributeError):
+                sensors[name] = float(sensor(nv, device.handle))
+        seen = dict(self._xid_events.get(device.uuid, {}))
+        return GpuFigures(uuid=device.uuid, model=device.model, sensors=sensors, xid_events=seen)
+
+
+def _device(nv: Any, index: int, host: str) -> _Device:
+    try:
+        handle = nv.nvmlDeviceGetHandleByIndex(index)
+        return _Device(handle, nv.nvmlDeviceGetUUID(handle), nv.nvmlDeviceGetName(handle))
+    except nv.NVMLError:
+        return _Device(None, f"{host}-{index}", "")
+
+
+def machine_sensors() -> dict[str, float]:
+    """Of CPU, memory and disk. Raises nothing."""
+    sensors: dict[str, float] = {}
+    with contextlib.suppress(OSError, AttributeError):
+        times = psutil.cpu_times()
+        idle = times.idle + times.iowait + times.steal
+        guests = times.guest + times.guest_nice  # user and nice have them already
+        sensors["cpu_busy_seconds_total"] = round(sum(times) - idle - guests, 2)
+        sensors["cpu_steal_seconds_total"] = times.steal
+    with contextlib.suppress(OSError, ValueError):
+        used, limit = working_memory()
+        sensors |= {"memory_used_bytes": used, "memory_limit_bytes": limit}
+    with contextlib.suppress(OSError):
+        sensors["model_cache_free_bytes"] = shutil.disk_usage(_model_cache()).free
+    return sensors
+
+
+def _model_cache() -> Path:
+    from api.models.cache import ModelCache
+
+    path = ModelCache().path
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())

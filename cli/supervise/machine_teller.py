@@ -1,0 +1,53 @@
+"""Tells the node every so often what this machine's sensors say, on a thread that nothing else
+waits for."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
+
+from poc_core.state.deployments import DeploymentStore
+
+# Seconds between two readings: Prometheus asks no more often, and temperatures change slowly.
+TELL_S = 10.0
+_LOOK_S = 1.0  # for a driver's events, and whether to stop
+
+
+class MachineTeller:
+    """One for each `up` or `workers`. A driver that hangs holds its thread alone: the figures get
+    old."""
+
+    def __init__(
+        self, store: DeploymentStore, host_id: str, host: str, announce: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._host_id = host_id
+        self._host = host
+        self._announce = announce
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="machine-teller", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait: what is told after the host has left is shown to nobody, and expires."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        from cli.machine.sensors import Sensors  # here: what it imports would delay the start
+
+        try:
+            with Sensors(self._host) as sensors:
+                while not self._stop.is_set():
+                    with contextlib.suppress(RedisError):  # the workers say so in their logs
+                        self._store.tell_machine(self._host_id, sensors.read())
+                    until = time.monotonic() + TELL_S
+                    while not self._stop.is_set() and (left_s := until - time.monotonic()) > 0:
+                        look_s = min(left_s, _LOOK_S)
+                        if not sensors.wait_for_events(look_s):
+                            self._stop.wait(look_s)
+        except Exception as error:  # of our own: the workers go on without it
+            self._announce(f"the sensors of this machine are not told any more: {error!r}")

@@ -1,0 +1,21 @@
+"""What a machine of the node tells of its GPUs and of itself, for monitoring."""
+
+from pydantic import BaseModel
+
+
+class GpuFigures(BaseModel, frozen=True):
+    """One device. A sensor that it has not got is not in `sensors`."""
+
+    uuid: str
+    model: str
+    sensors: dict[str, float]  # name of api/node_metrics/families.py, without mlnode_gpu_ -> value
+    xid_events: dict[int, int] = {}  # XID of the driver's -> how often since this host's start
+
+
+class MachineFigures(BaseModel, frozen=True):
+    """Of one moment. The order of `gpus` is that of their places on the bus."""
+
+    host: str  # its name
+    read_at: float  # seconds since the epoch
+    gpus: tuple[GpuFigures, ...] = ()
+    sensors: dict[str, float] = {}  # the same names, without mlnode_

@@ -1,0 +1,393 @@
+"""/api/v1/metrics: schema v1, as the network's monitoring reads it."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import fakeredis
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from redis import Redis
+
+from api.app import create_app
+from api.node_metrics.exposition import MOST_BYTES, MOST_SERIES
+from api.node_metrics.families import ALL, ENGINE
+from api.proofs.dispatch import Dispatcher
+from api.services import Services
+from poc_core.errors import SettingsError
+from poc_core.machine_figures import GpuFigures, MachineFigures
+from poc_core.records import ModelInfo, WorkerRecord
+from poc_core.serving.deployments import Deployment, HostReport, HostState
+from poc_core.settings import Settings
+from poc_core.state import DeploymentStore, WorkerRegistry
+from tests.harness.samples import RecordingDispatcher
+from tests.harness.waiting import wait_until
+from tests.peers.fake_worker import Call, FakeWorker
+from tests.vllm_metrics import metrics_text
+
+PATH = "/api/v1/metrics"
+HOSTS_NAME = "gpu-17.example.internal"
+Start = Callable[..., WorkerRecord]
+
+
+def tells(text: str) -> Callable[[Call], None]:
+    def behave(call: Call) -> None:
+        assert call.received.line == "GET /metrics HTTP/1.1"
+        call.answer(text.encode())
+
+    return behave
+
+
+@pytest.fixture
+def start(workers: WorkerRegistry) -> Iterator[Start]:
+    """Starts and registers a worker with a vLLM."""
+    with contextlib.ExitStack() as stack:
+
+        def start(worker_id: str = "w1", text: str | None = None, **changes: Any) -> WorkerRecord:
+            model = changes.get("model", "tiny-qwen3")
+            told = tells(metrics_text(model) if text is None else text)
+            worker = stack.enter_context(FakeWorker(worker_id, told, model))
+            record = replace(worker.record, host=HOSTS_NAME, engine="vllm", **changes)
+            workers.heartbeat(record)
+            return record
+
+        yield start
+
+
+@pytest.fixture
+def store(redis: Redis, settings: Settings) -> DeploymentStore:
+    return DeploymentStore(redis, settings)
+
+
+def machine(host: str = HOSTS_NAME, *gpus: GpuFigures, **sensors: float) -> MachineFigures:
+    return MachineFigures(host=host, read_at=1700000000.5, gpus=gpus, sensors=sensors)
+
+
+def tell(store: DeploymentStore, *machines: MachineFigures) -> None:
+    for index, one in enumerate(machines):
+        report = HostReport(
+            id=f"h{index}", host=one.host, state=HostState.IDLE, generation=0, vllm_version="0.32.0"
+        )
+        store.report(report)
+        store.tell_machine(report.id, one)
+
+
+def families(client: TestClient) -> dict[str, Metric]:
+    answer = client.get(PATH)
+    assert (answer.status_code, answer.headers["content-type"]) == (
+        200,
+        "text/plain; version=0.0.4",
+    )
+    return {one.name: one for one in text_string_to_metric_families(answer.text)}
+
+
+def labels_of(client: TestClient) -> Iterator[tuple[str, str, str]]:
+    for family in families(client).values():
+        for sample in family.samples:
+            for name, value in sample.labels.items():
+                yield sample.name, name, value
+
+
+def test_a_node_without_engines_tells_its_schema(client: TestClient) -> None:
+    found = families(client)
+    assert found.keys() == {"gonka_metrics_schema_info", "mlnode_version_info"}
+    (sample,) = found["gonka_metrics_schema_info"].samples
+    assert (sample.labels, sample.value) == ({"version": "1"}, 1)
+
+
+def test_of_an_engine_just_the_families_of_the_schema_are_told(
+    client: TestClient, start: Start
+) -> None:
+    start()
+    text = client.get(PATH).text
+    told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    assert {name for name in told if name.startswith("vllm:")} == {family.name for family in ENGINE}
+    assert told <= {family.name for family in ALL}
+    assert "_created" not in text
+    found = families(client)
+    for family in ENGINE:
+        assert found[
+            family.name.removesuffix("_total") if family.kind == "counter" else family.name
+        ].type == (family.kind)
+
+
+def test_a_sample_has_its_model_and_replica_and_no_engine(client: TestClient, start: Start) -> None:
+    start()
+    found = families(client)
+    ended = {
+        sample.labels["finished_reason"]: sample for sample in found["vllm:request_success"].samples
+    }
+    assert ended.keys() == {"stop", "length", "abort", "error", "repetition"}
+    assert ended["length"].value == 1
+    for family in ENGINE:
+        name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+        for sample in found[name].samples:
+            assert {"model_name": "tiny-qwen3", "replica": "0"}.items() <= sample.labels.items()
+            assert "engine" not in sample.labels
+
+
+def test_engines_that_are_ready_keep_their_number_while_another_is_not(
+    client: TestClient, start: Start
+) -> None:
+    for name in ("a", "b", "c"):
+        start(name, **({"state": "starting"} if name == "b" else {}))
+    found = families(client)
+    assert {sample.labels["replica"] for sample in found["vllm:num_requests_running"].samples} == {
+        "0",
+        "2",
+    }
+    (config,) = found["mlnode_config_info"].samples
+    assert config.labels["replicas"] == "2"
+
+
+def test_every_engine_says_from_when_its_data_is(client: TestClient, start: Start) -> None:
+    start("a")
+    start("b", stats={"engine_still_since": 1234.5})
+    start("c", port=None)
+    found = families(client)["mlnode_source_scrape_timestamp_seconds"].samples
+    at = {(sample.labels["source"], sample.labels["replica"]): sample.value for sample in found}
+    assert at.keys() == {("vllm", "0"), ("vllm", "1")}
+    assert at["vllm", "0"] > 1.7e9
+    assert at["vllm", "1"] == 1234.5  # its server answers, and the engine behind it hangs
+
+
+def test_a_worker_that_does_not_know_the_path_is_left_out(
+    client: TestClient, start: Start, workers: WorkerRegistry
+) -> None:
+    def refuses(call: Call) -> None:
+        call.answer(b"{}", "404 Not Found")
+
+    start("a")
+    with FakeWorker("b", refuses) as old:
+        workers.heartbeat(replace(old.record, engine="vllm"))
+        found = families(client)
+    assert {sample.labels["replica"] for sample in found["vllm:num_requests_running"].samples} == {
+        "0"
+    }
+
+
+class TestLabels:
+    """No path, name of a host, address or port in any."""
+
+    SECRETS = (
+        "/data/models/secret",
+        HOSTS_NAME,
+        "10.1.2.3:8000",
+        "10.1.2.3",
+        "http://hub/x",
+        "~/cache",
+        r"C:\x",
+    )
+
+    def test_of_vllm_say_words_and_numbers(self, client: TestClient, start: Start) -> None:
+        evil = "".join(f',x{index}="{value}"' for index, value in enumerate(self.SECRETS))
+        start(
+            text=metrics_text().replace(
+                'cache_dtype="auto"', f'cache_dtype="auto"{evil}'.replace("\\", "\\\\")
+            )
+        )
+        (sample,) = families(client)["vllm:cache_config_info"].samples
+        assert {
+            name: value for name, value in sample.labels.items() if re.fullmatch(r"x\d", name)
+        } == {f"x{index}": "" for index in range(len(self.SECRETS))}
+        assert (sample.labels["cache_dtype"], sample.labels["gpu_memory_utilization"]) == (
+            "auto",
+            "0.92",
+        )
+
+    def test_say_nothing_of_the_places_where_the_node_runs(
+        self, client: TestClient, start: Start, store: DeploymentStore
+    ) -> None:
+        gpu = GpuFigures(
+            uuid="GPU-1", model="NVIDIA H200", sensors={"power_watts": 312.5}, xid_events={79: 1}
+        )
+        tell(store, machine(HOSTS_NAME, gpu, memory_used_bytes=5.0))
+        record = start(model="/data/models/secret")
+        start("b", model="org/name")
+        names = set()
+        for name, label, value in labels_of(client):
+            names.add(name)
+            assert HOSTS_NAME not in value
+            assert str(record.port) not in value
+            assert not re.search(r"\d+\.\d+\.\d+\.\d+|^[/.~]|\\|:", value), (name, label, value)
+            assert "/" not in value or (label, value) == ("model_name", "org/name")
+        assert "mlnode_gpu_power_watts" in names
+        assert {value for _, label, value in labels_of(client) if label == "model_name"} == {
+            "secret",
+            "org/name",
+        }
+
+
+class TestMachines:
+    def test_a_sensor_that_is_not_there_has_no_series(
+        self, client: TestClient, store: DeploymentStore
+    ) -> None:
+        first = GpuFigures(
+            uuid="GPU-1",
+            model="NVIDIA H200",
+            sensors={"temperature_celsius": 61, "power_watts": 312.5},
+        )
+        second = GpuFigures(uuid="GPU-2", model="NVIDIA H200", sensors={"temperature_celsius": 58})
+        tell(
+            store,
+            machine(
+                HOSTS_NAME, first, second, cpu_busy_seconds_total=12.25, memory_limit_bytes=2.0**40
+            ),
+        )
+        found = families(client)
+        temperatures = [
+            (sample.labels, sample.value)
+            for sample in found["mlnode_gpu_temperature_celsius"].samples
+        ]
+        assert temperatures == [
+            ({"gpu_index": "0", "gpu_model": "NVIDIA H200"}, 61),
+            ({"gpu_index": "1", "gpu_model": "NVIDIA H200"}, 58),
+        ]
+        (power,) = found["mlnode_gpu_power_watts"].samples
+        assert (power.labels["gpu_index"], power.value) == ("0", 312.5)
+        assert found["mlnode_cpu_busy_seconds"].samples[0].labels == {}
+        assert found["mlnode_memory_limit_bytes"].samples[0].value == 2**40
+        assert "mlnode_memory_used_bytes" not in found
+        assert "mlnode_gpu_xid_events" not in found
+        read_at = {
+            one.labels["source"]: one.value
+            for one in found["mlnode_source_scrape_timestamp_seconds"].samples
+        }
+        assert read_at == {"host": 1700000000.5, "nvml": 1700000000.5}
+
+    def test_faults_of_a_gpu_are_told_by_their_kind(
+        self, client: TestClient, store: DeploymentStore
+    ) -> None:
+        tell(
+            store,
+            machine(
+                "a", GpuFigures(uuid="GPU-1", model="X", sensors={}, xid_events={79: 1, 31: 4})
+            ),
+        )
+        samples = families(client)["mlnode_gpu_xid_events"].samples
+        assert [(sample.labels, sample.value) for sample in samples] == [
+            ({"gpu_index": "0", "xid": "31"}, 4),
+            ({"gpu_index": "0", "xid": "79"}, 1),
+        ]
+
+    def test_of_several_hosts_every_gpu_is_told_once_and_hosts_by_number(
+        self, client: TestClient, store: DeploymentStore
+    ) -> None:
+        def gpu(uuid: str) -> GpuFigures:
+            return GpuFigures(uuid=uuid, model="X", sensors={"power_watts": 1})
+
+        tell(
+            store,
+            machine("b", gpu("2"), gpu("3"), memory_used_bytes=2),
+            machine("a", gpu("1"), memory_used_bytes=1),
+        )
+        found = families(client)
+        assert [one.labels["gpu_index"] for one in found["mlnode_gpu_power_watts"].samples] == [
+            "0",
+            "1",
+            "2",
+        ]
+        memory = [(one.labels, one.value) for one in found["mlnode_memory_used_bytes"].samples]
+        assert memory == [({"host_index": "0"}, 1), ({"host_index": "1"}, 2)]
+
+
+def test_the_configuration_is_told_as_far_as_it_is_known(
+    client: TestClient, start: Start, store: DeploymentStore
+) -> None:
+    tell(store, machine())
+    store.deploy(Deployment(model="tiny-qwen3", tensor_parallel=2))
+    start(info=ModelInfo("tiny-qwen3", 128, 4, 2048, 8192, "bfloat16", max_sequences=608))
+    found = families(client)
+    (config,) = found["mlnode_config_info"].samples
+    assert config.labels == {
+        "model_name": "tiny-qwen3",
+        "dtype": "bfloat16",
+        "replicas": "1",
+        "max_num_seqs": "608",
+        "max_model_len": "2048",
+        "tensor_parallel_size": "2",
+        "pipeline_parallel_size": "",
+    }
+    (version,) = found["mlnode_version_info"].samples
+    assert version.labels["vllm_version"] == "0.32.0"
+
+
+def test_64_engines_are_within_what_the_network_reads(
+    client: TestClient, start: Start, store: DeploymentStore
+) -> None:
+    sensors = {
+        family.name.removeprefix("mlnode_gpu_"): 1.5
+        for family in ALL
+        if family.name.startswith("mlnode_gpu_")
+    }
+    hosts = [
+        machine(
+            f"h{host}",
+            *(GpuFigures(uuid=f"{host}-{gpu}", model="X", sensors=sensors) for gpu in range(8)),
+        )
+        for host in range(8)
+    ]
+    tell(store, *hosts)
+    for index in range(64):
+        start(f"w{index:02}", model="deepseek-ai/DeepSeek-V4-Flash-0731")
+    wait_until(
+        lambda: client.get(PATH).text.count("vllm:num_requests_running{") == 64, "all engines"
+    )
+    answer = client.get(PATH)
+    found = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    series = [
+        (sample.name, frozenset(sample.labels.items()))
+        for one in found.values()
+        for sample in one.samples
+    ]
+    assert len(set(series)) == len(series) <= MOST_SERIES
+    assert len(answer.content) <= MOST_BYTES
+    assert {one.labels["replica"] for one in found["vllm:num_requests_running"].samples} == {
+        str(i) for i in range(64)
+    }
+    assert len(found["mlnode_gpu_pcie_replays"].samples) == 64
+    for family in (one for one in ENGINE if one.kind == "histogram"):
+        of_engines: dict[str, dict[str, float]] = {}
+        for sample in found[family.name].samples:
+            bounds = of_engines.setdefault(sample.labels["replica"], {})
+            bounds[sample.labels.get("le", sample.name.removeprefix(family.name))] = sample.value
+        assert len({frozenset(bounds) for bounds in of_engines.values()}) == 1
+        assert len(of_engines) == 64
+        for bounds in of_engines.values():
+            assert bounds["+Inf"] == bounds["_count"]
+            assert len(bounds) > 4  # more than the last of them, the sum and the count
+
+
+@pytest.mark.parametrize("chosen", ["full", "", " FULL "])
+def test_it_is_there_unless_it_is_switched_off(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GONKA_METRICS", chosen)
+    assert status() == 200
+
+
+def test_switched_off_it_is_as_of_an_old_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GONKA_METRICS", "off")
+    assert status() == 404
+
+
+def test_another_choice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GONKA_METRICS", "some")
+    with pytest.raises(SettingsError, match="GONKA_METRICS: must be full or off, not 'some'"):
+        status()
+
+
+def test_without_redis_it_is_503() -> None:
+    assert status(Redis(port=1)) == 503
+
+
+def status(redis: Redis | None = None) -> int:
+    services = Services.create(
+        Settings(), redis or fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
+    )
+    with TestClient(create_app(services=services)) as client:
+        return client.get(PATH).status_code
