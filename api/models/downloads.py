@@ -34,9 +34,7 @@ class Downloads:
         """Starts a process, which does nothing when another has the download."""
         command = [sys.executable, "-m", "api.models.download", download.name]
         # The url may hold a password: the environment is private, a command line is not.
-        process = subprocess.Popen(
-            command, env=_environment(self._redis_url), stdin=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, env=_environment(self._redis_url), stdin=subprocess.DEVNULL)
         self._processes[download.task_id] = process
 
     def tend(self) -> None:
@@ -44,9 +42,7 @@ class Downloads:
         API's predecessor.
         """
         running = [one for one in self.store.running() if one.machine == self.machine]
-        for task_id in [
-            task_id for task_id, process in self._processes.items() if process.poll() is not None
-        ]:
+        for task_id in [task_id for task_id, process in self._processes.items() if process.poll() is not None]:
             del self._processes[task_id]
         for download in running:
             if download.task_id not in self._processes and not self.store.is_alive(download):
