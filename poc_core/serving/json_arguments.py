@@ -50,7 +50,7 @@ _NAMES = {
     ("speculative-config", "method"): ("deepseek_mtp", "mtp", "ngram"),
 }
 _CODE_OR_PLACE = re.compile(
-    r"auth|auto_?map|class|cls|(^|_)code|(^|_)dir|file|hf_token|import|module|path|plugin|processor"
+    r"auth|auto_?map|class|cls|(^|_)code|(^|_)dir|(^|_)file|hf_token|import|module|path|plugin|processor"
     r"|repo|revision|script|template|tokenizer|trust|ur[il]",
     re.IGNORECASE,
 )
