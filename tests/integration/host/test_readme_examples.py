@@ -26,6 +26,7 @@ pytestmark = [
 ]
 
 INTERRUPTED = Path(__file__).with_name("interrupted.py")
+API = (ROOT / "docs" / "api.md").read_text()
 EXAMPLE_S = 60
 DELIVERY_S = 20
 
@@ -142,12 +143,20 @@ def test_a_job_from_typescript(terminal: Terminal) -> None:
     assert [line.split()[0] for line in lines] == ["1", "2", "999"]
 
 
-def test_a_tool_call(terminal: Terminal) -> None:
-    (named,) = examples("docs/api.md", "Tool calls")
-    message = json.loads(terminal.run(*named))["choices"][0]["message"]
-    [call] = message["tool_calls"]
-    assert call["function"]["name"] == "switch_light"
-    assert json.loads(call["function"]["arguments"]).keys() == {"on"}
+def test_a_tool_without_a_parser_is_refused_as_the_page_says(terminal: Terminal) -> None:
+    asked = {
+        "model": "tiny-qwen3",
+        "messages": [{"role": "user", "content": "It is dark."}],
+        "tools": [{"type": "function", "function": {"name": "switch_light"}}],
+        "tool_choice": {"type": "function", "function": {"name": "switch_light"}},
+    }
+    said = terminal.run(
+        "sh",
+        "curl -s --no-fail-with-body http://127.0.0.1:8000/v1/chat/completions"
+        f" -H 'Content-Type: application/json' -d '{json.dumps(asked)}'",
+    )
+    [words] = re.findall("says `(requires --tool-call-parser[^`]*)`", API)
+    assert words in said
 
 
 def test_a_backup(terminal: Terminal) -> None:
