@@ -82,14 +82,21 @@ class ModelCache:
             found = self._scan().repos
         except CacheNotFound:  # nothing was ever downloaded
             return []
-        return sorted((repo for repo in found if repo.repo_type == "model"), key=lambda repo: str(repo.repo_id))
+        return sorted(
+            (repo for repo in found if repo.repo_type == "model"),
+            key=lambda repo: str(repo.repo_id),
+        )
 
     def _repo(self, hf_repo: str) -> Any | None:
         return next((repo for repo in self._repos() if repo.repo_id == hf_repo), None)
 
     def _revisions(self, repo: Any, hf_commit: str | None) -> list[Any]:
         if hf_commit is not None:
-            return [one for one in repo.revisions if one.commit_hash == hf_commit or hf_commit in one.refs]
+            return [
+                one
+                for one in repo.revisions
+                if one.commit_hash == hf_commit or hf_commit in one.refs
+            ]
         return [one for one in repo.revisions if "main" in one.refs] or list(repo.revisions)
 
 

@@ -10,15 +10,15 @@ import anyio
 from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 
-from poc_core.answers import Done
-from api.schema.bodies import DeployBody
 from api.errors import unavailable
+from api.schema.bodies import DeployBody
 from api.services import Services
-from poc_core.serving.deployments import Deployment, DeploymentState, DeploymentStatus
+from poc_core.answers import Done
 from poc_core.errors import ArgumentsError, BodyError, DeployedError, NoHostError
 from poc_core.records import RoundState
-from poc_core.settings import Settings
+from poc_core.serving.deployments import Deployment, DeploymentState, DeploymentStatus
 from poc_core.serving.vllm_arguments import read_deployment
+from poc_core.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _LOOK_S = 0.2
 # Seconds for engines to end: workers have 30, their guards 8 more, and a host that died is
 # forgotten after 10.
 _GONE_S = 60.0
-# Seconds that a request waits for its model to serve: below the 900 that the network's client waits.
+# Seconds that a request waits for its model: below the 900 that the network's client waits.
 SERVE_S = 870.0
 
 
