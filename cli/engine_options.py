@@ -131,6 +131,8 @@ def from_command_line(
         "model": model or "",
         "vllm_args": tuple(vllm_args or ()),
         "codebook": settings.decode_codebook,
+        "logprob_tokens": settings.logprob_tokens,
+        "validation": settings.validation,
     }
     options = EngineOptions(**said | made)
     return options if model is None else with_chosen_model(options)

@@ -3,6 +3,7 @@ Redis.
 """
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -181,6 +182,22 @@ class WorkSettings(BaseSettings):
             "The network's own file of the 16 points of decode proofs, 16 x 256 little-endian"
             " float32, on each worker's machine; empty: the rebuild that ships. With another file"
             " no worker starts."
+        ),
+    )
+    logprob_tokens: Literal["ids", "text"] = Field(
+        "ids",
+        description=(
+            "What chat's logprobs call tokens. ids: their numbers in decimal, which the network's"
+            " validators read; text: to requests without any of the network's fields the token's"
+            " text, as OpenAI does."
+        ),
+    )
+    validation: Literal["auto", "pass", "steps"] = Field(
+        "auto",
+        description=(
+            "How other nodes' chats are scored whose tokens are known. pass: in one forward; steps:"
+            " decoded token by token; auto: in one forward where a trial at start-up finds it as"
+            " near to decoding as batches of another size are."
         ),
     )
     chat_host: str = Field(

@@ -24,13 +24,14 @@ class Deployment(NamedTuple):
     def ranks(self) -> int:
         return self.tensor_parallel * self.pipeline_parallel
 
-    def start(self, **options: Any) -> Engine:
+    def start(self, *arguments: str, **options: Any) -> Engine:
+        """`arguments`: further ones of `vllm serve`."""
         return load_engine(
             EngineOptions(
                 served_model_name=self.model,
                 # On a GPU too: compiling takes a minute a start, and a proof's forward does not run
                 # the compiled code.
-                vllm_args=("--enforce-eager", *vllm_args()),
+                vllm_args=("--enforce-eager", *vllm_args(), *arguments),
                 decode_memory_gb=0.1,  # chat's cache is too small to take a share of
                 **self._asdict() | {"model": golden.model_dir(self.model)} | options,
             )

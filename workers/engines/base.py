@@ -20,6 +20,7 @@ from workers.engines.ticks import Slice, Tick, TickResult
 if TYPE_CHECKING:
     from workers.chat_gate import ChatGate
     from workers.engines.rank_profile import RankProfile
+    from workers.engines.validations import Validations
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Engine(ABC):
     slices_in_flight: int = 1
     # What the API passes on to the chat server, once it serves (openai_paths.passed_on).
     chat_paths: Sequence[str] = ()
+    # How it scores known tokens of chat, once it serves; None: it does not.
+    validations: Validations | None = None
 
     @abstractmethod
     def tick(self, tick: Tick) -> TickResult:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from poc_core.errors import OptionsError
 from poc_core.serving.model_options import ModelOptions
-from workers.engines.kinds import EngineKind
+from workers.engines.kinds import EngineKind, LogprobTokens, Validation
 
 
 class EngineOptions(ModelOptions):
@@ -21,6 +21,8 @@ class EngineOptions(ModelOptions):
     # what is free
     decode_memory_gb: float | None = Field(None, ge=0)
     synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
+    logprob_tokens: LogprobTokens = "ids"  # text: to requests with none of the network's fields
+    validation: Validation = "auto"  # how known tokens of chat are scored
     codebook: str = ""  # the file with the points of decode proofs; empty: what ships
 
     @model_validator(mode="after")

@@ -25,6 +25,7 @@ from workers.engines.base import Engine, Pulse
 from workers.engines.options import EngineOptions
 from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
+from workers.engines.validations import Validations
 from workers.vllm.start import lifeline
 from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
 
@@ -56,6 +57,7 @@ class VllmEngine(Engine):
         ProoflineError: vLLM is not installed, or the model cannot be loaded or cannot serve proofs
         beside chat.
         """
+        self._validation = options.validation
         self._closed = False
         self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
         self._calls = 0  # under way
@@ -235,6 +237,8 @@ class VllmEngine(Engine):
         return 0 if llm is None else int(llm.output_processor.get_num_unfinished_requests())
 
     def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
+        if self.validations is None:
+            self.validations = self._score_known_tokens()
         listener = socket.socket()
         listener.bind((host, 0))
         port: int = listener.getsockname()[1]
@@ -244,6 +248,17 @@ class VllmEngine(Engine):
                 serve(self._llm, self._args, gate, listener, secret), None
             )
         return port
+
+    def _score_known_tokens(self) -> Validations:
+        """Known tokens of chat, as one node of the network checks another's, are answered from now
+        on: told is how."""
+        from workers.vllm.chat.known_tokens import KnownTokens
+        from workers.vllm.chat.trial import choose_way
+
+        lacks = self._rpc("proof_hook_chat", (), self.rpc_timeout_s)
+        known = KnownTokens(self._llm, next(filter(None, lacks), ""))
+        self._await(choose_way(known, self._llm, self._validation), _WARM_UP_TIMEOUT_S)
+        return known.validations
 
     def check(self) -> None:
         llm = self.__dict__.get("_llm")

@@ -69,6 +69,11 @@ class ProofExtension:
         """See ProofRunner.use_graphs."""
         return _answer(lambda: self._proof_runner().use_graphs(on))
 
+    def proof_hook_chat(self) -> dict[str, Any]:
+        """Lets the model runner take known tokens and tell the logprobs that each request asks
+        for: what it lacks for that, or nothing. Again changes nothing."""
+        return _answer(self._hook_chat)
+
     def proof_ping(self) -> dict[str, Any]:
         """Says that this rank answers."""
         return {"value": None}
@@ -86,6 +91,26 @@ class ProofExtension:
     def proof_matrix_peak(self) -> dict[str, Any]:
         """What the device's matrix products can be, see ProofRunner.matrix_peak."""
         return _answer(lambda: self._proof_runner().matrix_peak())
+
+    def _hook_chat(self) -> str:
+        from workers.vllm.chat.v1_hooks import V1Hooks
+        from workers.vllm.chat.v2_hooks import V2Hooks
+        from workers.vllm.start import known_faults  # here as below
+
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
+        if "_proof_chat_lacks" in self.__dict__:
+            return str(self.__dict__["_proof_chat_lacks"])
+        why = ""
+        try:
+            known_faults.keep_generators(runner)
+            if not hasattr(runner, "prompt_logprobs_worker"):
+                V1Hooks(runner)
+            elif runner.prompt_logprobs_worker is not None:  # else: not the last pipeline stage
+                V2Hooks(runner)
+        except (AttributeError, ValueError) as error:
+            why = f"this release's model runner is not as expected ({error})"
+        self.__dict__["_proof_chat_lacks"] = why
+        return why
 
     def _proof_runner(self) -> Any:
         runner = self.__dict__.get("_proof_runner_instance")

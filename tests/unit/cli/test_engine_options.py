@@ -42,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_the_command_line_knows_every_option_and_its_default() -> None:
     on_command_line = inspect.signature(from_command_line).parameters
     # What all workers of a node are to share is a setting.
-    shared = {"codebook"}
+    shared = {"codebook", "logprob_tokens", "validation"}
     fields = {
         name: field for name, field in EngineOptions.model_fields.items() if name not in shared
     }
@@ -94,6 +94,34 @@ def test_a_worker_gets_what_was_said(started: list[tuple[Any, ...]]) -> None:
         max_batch_tokens=9,
     )
     assert started == [(options, "w", None)]
+
+
+def test_what_logprobs_call_tokens_is_a_setting_of_the_node(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in ("ids", "text"):
+        assert (
+            CliRunner()
+            .invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
+            .exit_code
+            == 0
+        )
+        assert started[-1][0].logprob_tokens == setting
+        monkeypatch.setenv("POC_LOGPROB_TOKENS", "text")
+
+
+def test_how_known_tokens_of_chat_are_scored_is_a_setting_of_the_node(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in ("auto", "steps"):
+        assert (
+            CliRunner()
+            .invoke(app, ["worker", "--model", "tiny-qwen3", "--engine", "synthetic"])
+            .exit_code
+            == 0
+        )
+        assert started[-1][0].validation == setting
+        monkeypatch.setenv("POC_VALIDATION", "steps")
 
 
 def test_a_codebook_with_another_checksum_ends_the_command_before_an_engine_is_loaded(

@@ -1,1 +1,1 @@
-"""vLLM's own OpenAI server, and what it answers."""
+"""Chats that the network checks: known tokens, their logprobs, answers that tell token ids."""

@@ -68,3 +68,38 @@ def why_not_startable(config: Any) -> str | None:
         f"vLLM {__version__} cannot keep sparse attention's cache in 8 bits (its issue 48378); use "
         "--kv-cache-dtype auto, or a later vLLM"
     )
+
+
+def keep_generators(runner: Any) -> None:
+    """On CPUs, the random numbers of a request with a seed are not drawn back.
+
+    The first model runner draws back what it sampled from a part of a prompt, and a CPU's generator
+    refuses that: "CPU Generator does not use offset" ended the engine of 0.32 when a prompt with a
+    seed took several steps. So the numbers after such a prompt depend on its parts, and on nothing
+    else.
+    """
+    import torch
+
+    if runner.device.type != "cpu" or not hasattr(runner, "_update_states"):
+        return
+
+    class Kept(torch.Generator):
+        def get_offset(self) -> int:
+            return 0
+
+        def set_offset(self, offset: int) -> torch.Generator:
+            return self
+
+    update = runner._update_states
+
+    def update_states(scheduled: Any) -> Any:
+        answer = update(scheduled)
+        for new in scheduled.scheduled_new_reqs:
+            state = runner.requests[new.req_id]
+            if state.generator is not None:
+                state.generator = Kept().manual_seed(new.sampling_params.seed)
+                row = runner.input_batch.req_id_to_index[new.req_id]
+                runner.input_batch.generators[row] = state.generator
+        return answer
+
+    runner._update_states = update_states

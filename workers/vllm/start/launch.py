@@ -121,6 +121,7 @@ def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
         "--tensor-parallel-size": options.tensor_parallel,
         "--pipeline-parallel-size": options.pipeline_parallel,
         "--max-num-batched-tokens": tokens,
+        "--logprobs-mode": "processed_logprobs",  # by which the network judges chats
     }
     words = [str(word) for pair in said.items() for word in pair]
     # A graph compiler costs minutes at start and gains little on a CPU.

@@ -151,3 +151,33 @@ def test_latent_attentions_cache_in_8_bits_is_refused_on_a_cpu(
     monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: True))
     why_not = known_faults.why_not_startable(config(cache_dtype, **text))
     assert ("cannot answer chat on CPUs" in why_not if why_not else False) is refused
+
+
+def test_on_cpus_a_generator_of_a_request_is_not_drawn_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    from workers.vllm.start import known_faults
+
+    def update(scheduled: Any) -> str:
+        for new in scheduled.scheduled_new_reqs:
+            generator = torch.Generator().manual_seed(new.sampling_params.seed)
+            with pytest.raises(RuntimeError, match="CPU Generator does not use offset"):
+                generator.set_offset(0)
+            runner.requests[new.req_id] = SimpleNamespace(generator=generator)
+            runner.input_batch.generators[0] = generator
+        return "answer"
+
+    batch = SimpleNamespace(generators={}, req_id_to_index={"a": 0})
+    runner = SimpleNamespace(
+        device=torch.device("cpu"), _update_states=update, requests={}, input_batch=batch
+    )
+    known_faults.keep_generators(runner)
+    new = SimpleNamespace(req_id="a", sampling_params=SimpleNamespace(seed=5))
+    assert runner._update_states(SimpleNamespace(scheduled_new_reqs=[new])) == "answer"
+    kept = batch.generators[0]
+    assert runner.requests["a"].generator is kept
+    kept.set_offset(kept.get_offset() - 4)
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(torch.rand(3, generator=kept), expected)

@@ -1,0 +1,210 @@
+"""What the validation of chat costs on one engine: one forward, decode steps, vLLM's own prefill,
+and ordinary chat.
+
+    python -m bench.validation_speed --model tiny-qwen3 --known-tokens 256   # anywhere
+    python -m bench.validation_speed --dimensions qwen3-8b                    # on a GPU
+
+Every figure is printed as soon as it is there. Ordinary chat is decoded before the hooks are there
+and after; both ways score the same tokens; prefill takes as many prompts as long as a validation's
+prompt and tokens together.
+"""
+
+import asyncio
+import statistics
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+import typer
+
+from bench.harness import machine
+from bench.harness.report import console, exit_with, verdict
+from cli.local_engine import local_engine, stdout_kept_clean
+from cli.measure import dimensions as dummies
+from cli.model_choice import with_chosen_model
+from workers.engines.options import EngineOptions
+from workers.vllm.chat.fields import KNOWN_TOKENS, TOKEN_IDS
+
+# The network asks for so many entries a position.
+_BEST = 5
+_TIMEOUT_S = 1800
+
+
+def main(
+    model: Annotated[
+        str | None, typer.Option(help="A model that is there, with its weights.")
+    ] = None,
+    dimensions: Annotated[
+        str | None,
+        typer.Option(help=f"Or one with dummy weights: {', '.join(dummies.DIMENSIONS)}."),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    known_tokens: Annotated[int, typer.Option(min=1)] = 1024,
+    at_once: Annotated[int, typer.Option(min=1, help="Validations, and chats, at a time.")] = 32,
+    chat_tokens: Annotated[int, typer.Option(min=1, help="Of each ordinary chat.")] = 256,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs; their medians are compared.")] = 3,
+    engine_arg: Annotated[
+        list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
+    ] = None,
+    steps_target: Annotated[
+        float, typer.Option(help="Least times that one forward is faster.")
+    ] = 20.0,
+    prefill_target: Annotated[
+        float, typer.Option(help="Least ratio of tokens/s to prefill's.")
+    ] = 0.8,
+    chat_target: Annotated[
+        float, typer.Option(help="Least ratio of chat's speed to that without hooks.")
+    ] = 0.98,
+) -> None:
+    """One forward against steps and prefill, and chat with hooks and without. Exit 1: a target is
+    missed."""
+    if (model is None) == (dimensions is None):
+        raise typer.BadParameter("give --model or --dimensions")
+
+    def run() -> bool:
+        with ExitStack() as exits:
+            dummy = dimensions is not None
+            directory = (
+                exits.enter_context(dummies.model_directory(dimensions))
+                if dimensions
+                else str(model)
+            )
+            options = EngineOptions(
+                model=directory,
+                dtype=dtype,
+                tensor_parallel=tensor_parallel,
+                vllm_args=(*(dummies.ENGINE_ARGS if dummy else ()), *(engine_arg or ())),
+            )
+            exits.enter_context(stdout_kept_clean())
+            engine = exits.enter_context(local_engine(with_chosen_model(options)))
+            console.print(
+                f"{machine.describe()}; {engine.info.name}, {engine.info.dtype}", highlight=False
+            )
+            bench = _Bench(engine, prompt_tokens, known_tokens, repeat)
+            passed = bench.chat(at_once, chat_tokens, chat_target)
+            passed &= bench.one(steps_target)
+            passed &= bench.many(at_once, prefill_target)
+            bench.longest()
+            return passed
+
+    exit_with(run)
+
+
+class _Bench:
+    def __init__(self, engine: Any, prompt_tokens: int, known_tokens: int, repeat: int) -> None:
+        self._engine, self._repeat = engine, repeat
+        self._prompt, self._known = prompt_tokens, known_tokens
+        self._asked = 0
+
+    def chat(self, n: int, tokens: int, target: float) -> bool:
+        """Ordinary chats that tell logprobs, before the hooks and after: installs them."""
+
+        def chats(**extra: Any) -> None:
+            self._ask(n, self._prompt, tokens, extra)
+
+        chats()  # compiles, records graphs
+        took = {"without hooks": self._median(chats)}
+        began = time.perf_counter()
+        self._engine.validations = self._engine._score_known_tokens()
+        trial_s = time.perf_counter() - began
+        way = self._engine.validations.way
+        console.print(f"hooks and trial: {trial_s:.2f} s; known tokens by {way}", highlight=False)
+        chats()
+        took["with hooks"] = self._median(chats)
+        took["with hooks, ids for text"] = self._median(lambda: chats(**{TOKEN_IDS: 1}))
+        for what, seconds in took.items():
+            rate = 1000 * seconds / tokens
+            said = f"{n} chats of {tokens} tokens {what}: {rate:.3f} ms a token"
+            console.print(said, highlight=False)
+        slowest = max(seconds for what, seconds in took.items() if what != "without hooks")
+        what = "speed of chat with hooks over that without"
+        return verdict(what, took["without hooks"] / slowest, target)
+
+    def one(self, target: float) -> bool:
+        """One validation, in one forward and by steps."""
+        by_pass, by_steps = self._validated("pass"), self._validated("steps")
+        for way, seconds in (("one forward", by_pass), ("steps", by_steps)):
+            console.print(f"{self._known} known tokens in {way}: {seconds:.3f} s", highlight=False)
+        return verdict("one forward, times as fast as steps", by_steps / by_pass, target)
+
+    def many(self, n: int, target: float) -> bool:
+        """Validations at once, against as many prompts as long."""
+        length = self._prompt + self._known - 1
+        before = machine.gpu_mib()
+        self._validate(n, "pass")
+        validated = self._median(lambda: self._validate(n, "pass"))
+        grown = machine.gpu_mib() - before
+        self._ask(n, length, 1, {})
+        filled = self._median(lambda: self._ask(n, length, 1, {}))
+        for what, seconds in (("validated", validated), ("prefilled", filled)):
+            console.print(
+                f"{n} at once {what}: {n * length / seconds:,.0f} tokens/s", highlight=False
+            )
+        console.print(f"memory that validations took: {grown} MiB", highlight=False)
+        return verdict("tokens/s of validations over prefill's", filled / validated, target)
+
+    def longest(self) -> None:
+        """One validation of as many tokens as fit: what memory it takes."""
+        known = self._engine.info.max_seq_len - self._prompt
+        before, began = machine.gpu_mib(), time.perf_counter()
+        self._ask(1, self._prompt, known, {KNOWN_TOKENS: _tokens(0, known), TOKEN_IDS: 1})
+        seconds = time.perf_counter() - began
+        grown = machine.gpu_mib() - before
+        console.print(f"{known} known tokens: {seconds:.3f} s, {grown} MiB more", highlight=False)
+
+    def _validated(self, way: str) -> float:
+        """Seconds of one validation."""
+        self._validate(1, way)
+        return self._median(lambda: self._validate(1, way))
+
+    def _validate(self, n: int, way: str) -> None:
+        self._engine.validations.way = way
+        known = _tokens(0, self._known)
+        self._ask(n, self._prompt, self._known, {KNOWN_TOKENS: known, TOKEN_IDS: 1})
+
+    def _ask(self, n: int, prompt_tokens: int, tokens: int, extra: dict[str, Any]) -> None:
+        """As many prompts that the engine has never seen, all at once, to the last token."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        async def one() -> int:
+            self._asked += 1
+            prompt = {"type": "token", "prompt_token_ids": _tokens(self._asked, prompt_tokens)}
+            sampling = SamplingParams(
+                temperature=0.99,
+                max_tokens=tokens,
+                ignore_eos=True,
+                logprobs=None if tokens == 1 else _BEST,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                extra_args=dict(extra),
+            )
+            salted = prompt | {"cache_salt": uuid.uuid4().hex}
+            outputs = self._engine._llm.generate(salted, sampling, uuid.uuid4().hex)
+            last = [output async for output in outputs][-1]
+            return len(last.outputs[0].token_ids)
+
+        async def every() -> list[int]:
+            return await asyncio.gather(*(one() for _ in range(n)))
+
+        counts = asyncio.run_coroutine_threadsafe(every(), self._engine._loop).result(_TIMEOUT_S)
+        assert counts == [tokens] * n, counts
+
+    def _median(self, work: Callable[[], object]) -> float:
+        took = []
+        for _ in range(self._repeat):
+            began = time.perf_counter()
+            work()
+            took.append(time.perf_counter() - began)
+        return statistics.median(took)
+
+
+def _tokens(seed: int, n: int) -> list[int]:
+    return [(seed * 31 + place * 7) % 400 + 10 for place in range(n)]
+
+
+if __name__ == "__main__":
+    typer.run(main)

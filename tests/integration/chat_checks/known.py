@@ -1,0 +1,154 @@
+"""Chats whose tokens are known: how they are asked of a running engine, and how far an answer lies
+from another."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cli.shipped import shipped_models
+from poc_core.settings import parse_chat_policy
+from tests.harness.chat_client import CHAT
+from tests.stacks.deployments import Deployment
+from workers.chat_gate import ChatGate
+from workers.engines.base import Engine
+from workers.engines.validations import Way
+from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, TOKEN_IDS
+
+DATA = Path(__file__).parents[2] / "data" / "validation"
+CASES: list[dict[str, Any]] = json.loads((DATA / "forced.json").read_text())["cases"]
+ENFORCED_STR: dict[str, Any] = json.loads((DATA / "enforced_str.json").read_text())
+MODES = ("raw_logprobs", "processed_logprobs")
+_TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+# Below it a probability is 0 in float32. vLLM's top_p takes such tokens away, in all rows of a
+# batch that has one with top_p: then they are at its floor of -9999.
+NEVER = -85.0
+
+
+@dataclass
+class Server:
+    """An engine that serves chat."""
+
+    engine: Engine
+    http: httpx.Client
+
+    def ask(self, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
+        answer = self.http.post(path, json={"model": self.engine.info.name, **told(body)})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def stream(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        asked = {"model": self.engine.info.name, **told(body), "stream": True}
+        with self.http.stream("POST", CHAT, json=asked) as answer:
+            assert answer.status_code == 200, answer.read()
+            lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        assert lines.pop() == "[DONE]"
+        return [json.loads(line) for line in lines]
+
+    @contextmanager
+    def scoring_by(self, way: Way) -> Iterator[None]:
+        """Within: known tokens are scored this way, whatever the trial found."""
+        validations = self.engine.validations
+        assert validations is not None
+        before, validations.way = validations.way, way
+        counted = validations.count[way]
+        yield
+        assert validations.count[way] > counted
+        validations.way = before
+
+
+@contextmanager
+def serving(engine: Engine) -> Iterator[Server]:
+    gate = ChatGate(parse_chat_policy("yield"), engine.unfinished_chat)
+    url = f"http://127.0.0.1:{engine.serve_chat(gate, '127.0.0.1')}"
+    limits = httpx.Limits(max_connections=None)
+    with httpx.Client(base_url=url, timeout=120, limits=limits, trust_env=False) as http:
+        yield Server(engine, http)
+
+
+@contextmanager
+def served(deployment: Deployment, max_batch_tokens: int, *arguments: str) -> Iterator[Server]:
+    """A deployment's engine, in steps of so many tokens. `arguments`: further ones of `vllm
+    serve`."""
+    level = logging.root.level  # vLLM's server sets it in this process, where later tests read it
+    arguments = ("--max-num-seqs", "32", *_TOOLS, *arguments)
+    engine = deployment.start(*arguments, max_batch_tokens=max_batch_tokens)
+    try:
+        with serving(engine) as server:
+            yield server
+    finally:
+        engine.close()
+        logging.root.setLevel(level)
+
+
+def known(request: dict[str, Any], ids: Sequence[int]) -> dict[str, Any]:
+    """The request as a validator sends it, for these tokens."""
+    tokens = [{"token": str(one), "top_tokens": [str(one)]} for one in ids]
+    return {**request, "enforced_tokens": {"tokens": tokens}}
+
+
+def body_of(case: dict[str, Any]) -> dict[str, Any]:
+    request: dict[str, Any] = case["request"]
+    return request
+
+
+def content(answer: dict[str, Any], choice: int = 0) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = answer["choices"][choice]["logprobs"]["content"]
+    return found
+
+
+def ids_of(answer: dict[str, Any], choice: int = 0) -> list[int]:
+    return [int(one["token"]) for one in content(answer, choice)]
+
+
+def furthest(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> float:
+    """The largest difference of two contents' logprobs, by id. Entries as good as impossible do not
+    count: which ids fill up at -9999 is arbitrary."""
+    assert [one["token"] for one in found] == [one["token"] for one in expected]
+    worst = 0.0
+    for one, other in zip(expected, found, strict=True):
+        entries, others = (_entries(position) for position in (one, other))
+        assert len(others) == len(entries)
+        likely = {token for token, logprob in entries.items() if logprob > NEVER}
+        assert likely == {token for token, logprob in others.items() if logprob > NEVER}
+        worst = max([worst, *(abs(entries[token] - others[token]) for token in likely)])
+        assert other["top_logprobs"][0]["logprob"] == other["logprob"]
+        assert list(other["token"].encode()) == other["bytes"]
+    return worst
+
+
+def distances(executor: list[dict[str, Any]], validator: list[dict[str, Any]]) -> list[float]:
+    """Of each position, as the network compares two contents."""
+    from workers.vllm.chat.trial import distance_of  # which needs vLLM
+
+    assert [one["token"] for one in validator] == [one["token"] for one in executor]
+    pairs = zip(executor, validator, strict=True)
+    return [distance_of(_entries(one), _entries(other)) for one, other in pairs]
+
+
+def _entries(position: dict[str, Any]) -> dict[str, float]:
+    return {entry["token"]: entry["logprob"] for entry in position["top_logprobs"]}
+
+
+def told(body: dict[str, Any]) -> dict[str, Any]:
+    """The body, and beside the network's fields what the server's side makes of them. It drops this
+    from any client, so where it is there the fields alone count."""
+    from transformers import AutoTokenizer
+
+    told = {TOKEN_IDS: 1, **(body.get("vllm_xargs") or {})}
+    if text := body.get("enforced_str"):
+        tokenizer = AutoTokenizer.from_pretrained(shipped_models()["tiny-qwen3"])
+        told[KNOWN_TOKENS] = tokenizer.encode(text, add_special_tokens=False)
+    elif tokens := body.get("enforced_tokens"):
+        told[KNOWN_TOKENS] = [int(one["token"]) for one in tokens["tokens"]]
+    if mode := body.get("logprobs_mode"):
+        told[LOGPROBS_MODE] = mode
+    return {**body, "vllm_xargs": told}

@@ -1,0 +1,25 @@
+"""How an engine scores known tokens, and how many it has scored: what is told of it to
+operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+# In one pass; by decode steps; not at all.
+Way = Literal["pass", "steps", "none"]
+
+
+@dataclass
+class Validations:
+    """Of one engine, since its start. Written on the engine's event loop, read by any thread."""
+
+    way: Way = "none"  # of requests that can go either
+    count: dict[str, int] = field(default_factory=lambda: {"pass": 0, "steps": 0})  # answered
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"pass": 0.0, "steps": 0.0}
+    )  # that scoring took
+
+    def add(self, way: str, seconds: float) -> None:
+        self.count[way] += 1
+        self.seconds[way] += seconds

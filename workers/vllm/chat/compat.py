@@ -1,0 +1,243 @@
+"""What the validation of chat uses of vLLM, 0.25.1 to 0.33, beside the attributes that hooks
+replace.
+
+Import it only inside a process that has vLLM.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import Any, Self
+
+import numpy as np
+import torch
+from vllm.logprobs import Logprob
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.core.sched.utils import check_stop
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+from vllm.v1.request import Request
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, PASS, TOKEN_IDS
+from workers.vllm.chat.scoring import Scoring
+
+# Tokens of an answer that are made into text at a time, while nothing else of the event loop goes
+# on.
+_PART = 256
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Logprobs of tokens, one after the other."""
+
+    ids: np.ndarray  # n x width: the token, then the best
+    logprobs: np.ndarray  # n x width
+    ranks: np.ndarray  # n, of the tokens
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __getitem__(self, part: slice) -> Rows:
+        return Rows(self.ids[part], self.logprobs[part], self.ranks[part])
+
+    def __add__(self, more: Rows) -> Rows:
+        parts = zip(self.parts(), more.parts(), strict=True)
+        return Rows(*(np.concatenate(pair) for pair in parts))
+
+    def parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.ids, self.logprobs, self.ranks
+
+    @classmethod
+    def of(cls, flat: Any) -> Self:
+        """Of vLLM's FlatLogprobs: those of a prompt begin with a position that has none."""
+        sizes = [
+            end - start for start, end in zip(flat.start_indices, flat.end_indices, strict=True)
+        ]
+        n = sum(size > 0 for size in sizes)
+        ids, logprobs = (
+            np.array(one).reshape(n, -1) if n else np.empty((0, 1))
+            for one in (flat.token_ids, flat.logprobs)
+        )
+        ranks = np.array(
+            [
+                flat.ranks[start]
+                for start, size in zip(flat.start_indices, sizes, strict=True)
+                if size
+            ]
+        )
+        return cls(ids.astype(np.int64), logprobs.astype(np.float32), ranks.astype(np.int64))
+
+
+def cut(
+    logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
+) -> torch.Tensor:
+    """As vLLM's sampler does."""
+    found: torch.Tensor = apply_top_k_top_p(logits, top_k, top_p)
+    return found
+
+
+def prompt_logprobs(ids: torch.Tensor, logprobs: torch.Tensor, ranks: torch.Tensor) -> Any:
+    """What a model runner gives for a request's prompt."""
+    return LogprobsTensors(ids, logprobs, ranks)
+
+
+def pass_params(scoring: Scoring, skip_cache: bool) -> Any:
+    """Of the request that gives the rows of one pass. `skip_cache`: compute what the prefix cache
+    has."""
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=scoring.n_best,
+        flat_logprobs=True,
+        detokenize=False,
+        ignore_eos=True,
+        skip_reading_prefix_cache=skip_cache,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={PASS: scoring.told()},
+    )
+
+
+def step_params(params: Any, tokens: list[int], mode: str) -> Any:
+    """Of the request that decodes the known tokens: a client's own, without what ends or shapes its
+    answer. Tokens that might have ended it stay masked before min_tokens."""
+    kept = {**params.extra_args, KNOWN_TOKENS: tokens, LOGPROBS_MODE: mode}
+    kept.pop(TOKEN_IDS, None)
+    params = copy.deepcopy(_without_extra(params))
+    params.extra_args = kept
+    params.n, params.seed = 1, None
+    params.stop, params.stop_token_ids, params.ignore_eos = [], [], True
+    params.max_tokens, params.min_tokens = len(tokens), min(params.min_tokens, len(tokens))
+    params.detokenize, params.flat_logprobs = False, True
+    if params.num_logprobs is None:
+        params.logprobs = 0
+    params.output_text_buffer_length = 0
+    params.output_kind = RequestOutputKind.FINAL_ONLY
+    return params
+
+
+def trial_params(n_tokens: int, n_best: int, mode: str) -> Any:
+    """Of an answer that the trial decodes."""
+    return SamplingParams(
+        max_tokens=n_tokens,
+        temperature=0.99,
+        logprobs=n_best,
+        flat_logprobs=True,
+        detokenize=False,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={LOGPROBS_MODE: mode},
+    )
+
+
+def _without_extra(params: Any) -> Any:
+    found = copy.copy(params)
+    found.extra_args = None
+    return found
+
+
+def speak_ids(processor: Any, request: Any) -> None:
+    """The answer to this request, which the output processor has just begun, calls tokens by their
+    ids where the request says so."""
+    params = request.sampling_params
+    if params is not None and params.extra_args and params.extra_args.get(TOKEN_IDS):
+        processor.request_states[request.request_id].logprobs_processor.tokenizer = _Ids()
+
+
+class _Ids:
+    """What vLLM asks of a tokenizer to name a token."""
+
+    def decode(self, ids: list[int]) -> str:
+        return str(ids[0])
+
+
+class Answer:
+    """The answer to a request as if the known tokens had been sampled: by vLLM's own rules for an
+    end, detokenizer and outputs."""
+
+    def __init__(self, llm: Any, request: Any, text: str | None, tokens: list[int]) -> None:
+        """`request`: vLLM's EngineCoreRequest, checked and complete. `text`: the prompt's.
+        `tokens`: the known ones."""
+        self._llm, self._request, self._text = llm, request, text
+        self._ends = Request.from_engine_core_request(request, None)
+        self.tokens = self._cut(tokens)
+
+    def _cut(self, tokens: list[int]) -> list[int]:
+        """Up to the first that ends the answer: before min_tokens none does, though releases after
+        0.28 end there what they would not have sampled."""
+        limit = self._llm.model_config.max_model_len
+        least = self._request.sampling_params.min_tokens
+        for n, token in enumerate(tokens, 1):
+            self._ends.append_output_token_ids(token)
+            if n >= least and check_stop(self._ends, limit):
+                return tokens[:n]
+        return tokens
+
+    def outputs(self, rows: Rows) -> Iterator[list[Any]]:
+        """vLLM's RequestOutputs, part by part of the tokens: one for each where they are
+        streamed."""
+        processor = OutputProcessor(self._llm.output_processor.tokenizer, log_stats=False)
+        requests = self._children(processor)
+        params = self._request.sampling_params
+        whole = params.output_kind == RequestOutputKind.FINAL_ONLY and not params.stop
+        size, n = _PART if whole else 1, len(self.tokens)
+        told = rows if params.num_logprobs is not None else None
+        for part in (slice(at, min(at + size, n)) for at in range(0, n, size)):
+            new = None if told is None else self._tell(processor, requests, told[part])
+            cores = [self._output(request, part, new) for request in requests]
+            yield processor.process_outputs(cores).request_outputs
+            if not processor.request_states:  # a stop string
+                return
+
+    def _tell(self, processor: Any, requests: list[str], rows: Rows) -> Any:
+        """Logprobs for vLLM to name the tokens of; where they are named by their ids, they are
+        already told, in a third of the time."""
+        if not (self._request.sampling_params.extra_args or {}).get(TOKEN_IDS):
+            return LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
+        positions = [
+            {
+                token: Logprob(logprob, rank, str(token))
+                for token, logprob, rank in zip(
+                    ids, logprobs, chain((own,), count(1)), strict=False
+                )
+            }
+            for ids, logprobs, own in zip(*(part.tolist() for part in rows.parts()), strict=True)
+        ]
+        for request in requests:
+            found = processor.request_states[request].logprobs_processor
+            found.logprobs.extend(positions)
+            found.cumulative_logprob += float(rows.logprobs[:, 0].sum())
+        return None
+
+    def _children(self, processor: Any) -> list[str]:
+        """The ids of the n requests that the answer's choices are to."""
+        request, n = self._request, self._request.sampling_params.n
+        parent = ParentRequest(request) if n > 1 else None
+        ids = []
+        for index in range(n):
+            child = request
+            if parent is not None:
+                child = copy.copy(request)
+                child.request_id, child.sampling_params = parent.get_child_info(index)
+            processor.add_request(child, self._text, parent, index)
+            speak_ids(processor, child)
+            ids.append(child.request_id)
+        return ids
+
+    def _output(self, request_id: str, part: slice, logprobs: Any) -> Any:
+        last = part.stop == len(self.tokens)
+        reason = self._ends.get_finished_reason()
+        if reason is None:  # they ran out
+            reason = FinishReason.LENGTH
+        return EngineCoreOutput(
+            request_id=request_id,
+            new_token_ids=self.tokens[part],
+            new_logprobs=logprobs,
+            finish_reason=reason if last else None,
+            stop_reason=self._ends.stop_reason if last else None,
+        )

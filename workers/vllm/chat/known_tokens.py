@@ -1,0 +1,213 @@
+"""How answers of known tokens are made: what replaces `generate` of the one AsyncLLM of an engine.
+
+vLLM's server has rendered the prompt and made the parameters, and formats what is yielded: chat,
+completions, streams, tools, reasoning. Requests with nothing of ours go through as they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from importlib.metadata import entry_points
+from typing import Any
+
+from workers.engines.validations import Validations, Way
+from workers.vllm.chat import compat
+from workers.vllm.chat.compat import Answer, Rows
+from workers.vllm.chat.errors import CannotForce
+from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE
+from workers.vllm.chat.scoring import PROCESSED, RAW, Scoring
+
+# Of `generate`'s arguments, what a request for rows has too.
+_PASSED_ON = ("lora_request", "priority", "data_parallel_rank")
+_PROCESSORS = "vllm.logits_processors"
+
+
+class KnownTokens:
+    """Installed by making it, on the loop that runs the engine."""
+
+    def __init__(self, llm: Any, no_hooks: str) -> None:
+        """`no_hooks`: why the ranks have no hooks; empty: they have."""
+        self.validations = Validations()
+        self._llm = llm
+        config = llm.vllm_config
+        self._mode: str = config.model_config.logprobs_mode
+        self._no_steps = no_hooks
+        self._no_pass = no_hooks
+        if config.speculative_config is not None and not no_hooks:
+            self._no_steps = "speculative decoding puts drafts in their place"
+        if config.cache_config.kv_sharing_fast_prefill and not no_hooks:
+            self._no_pass = "--kv-sharing-fast-prefill leaves out what a prompt's logprobs need"
+        self._no_mode = no_hooks
+        if self._mode not in (RAW, PROCESSED):
+            self._no_mode = self._no_mode or f"the engine tells {self._mode}"
+        # An operator's own, also those that packages bring.
+        self._processors = bool(
+            config.model_config.logits_processors or entry_points(group=_PROCESSORS)
+        )
+        self._generate = llm.generate
+        self._begin_answer = llm.output_processor.add_request
+        llm.generate = self.generate
+        llm.output_processor.add_request = self.begin_answer
+
+    def settle(self, way: Way, no_steps: str = "") -> None:
+        """How known tokens are scored from now on. `no_steps`: why steps cannot be taken, beside
+        what is known."""
+        self.validations.way = way
+        self._no_steps = self._no_steps or no_steps
+
+    @property
+    def why_no_pass(self) -> str:
+        return self._no_pass or self._no_mode
+
+    @property
+    def why_no_steps(self) -> str:
+        return self._no_steps or self._no_mode
+
+    def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
+        self._begin_answer(request, *told, **named)
+        compat.speak_ids(self._llm.output_processor, request)
+
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
+    ) -> AsyncIterator[Any]:
+        """vLLM's outputs for one request. CannotForce: at once, where it is known; else at the
+        first output."""
+        extra = getattr(sampling_params, "extra_args", None)
+        if extra and KNOWN_TOKENS in extra:
+            self._refuse(prompt, sampling_params)
+            return self._known(prompt, sampling_params, request_id, named)
+        if extra and LOGPROBS_MODE in extra:
+            if extra[LOGPROBS_MODE] == self._mode:
+                del extra[LOGPROBS_MODE]
+            elif self._no_mode:
+                raise CannotForce(f"another logprobs_mode than the engine's: {self._no_mode}")
+        outputs: AsyncIterator[Any] = self._generate(prompt, sampling_params, request_id, **named)
+        return outputs
+
+    async def rows(
+        self, way: Way, prompt: Any, params: Any, tokens: list[int], request_id: str
+    ) -> Rows:
+        """Of known tokens, for the trial: no prefix cache, so that the way's own numbers come."""
+        request = await self._checked(prompt, params, request_id, {})
+        if way == "steps":
+            return await self._by_steps(prompt, params, tokens, request_id, {})
+        return await self._by_pass(prompt, request, tokens, request_id, {}, (True,))
+
+    def _refuse(self, prompt: Any, params: Any) -> None:
+        if self.validations.way == "none":
+            raise CannotForce(
+                self.why_no_pass or self.why_no_steps or "the trial at start-up failed"
+            )
+        kind = prompt.get("type") if isinstance(prompt, dict) else None
+        if kind not in ("token", "multimodal"):
+            raise CannotForce(f"the prompt is of {kind or 'an unknown kind'}, not of tokens")
+        if params.prompt_logprobs is not None:
+            raise CannotForce("the prompt's logprobs are asked for too")
+        if self._way(params) == "steps" and self.why_no_steps:
+            raise CannotForce(self.why_no_steps)
+
+    def _way(self, params: Any) -> Way:
+        """Steps for what one pass cannot say."""
+        stepwise = (
+            params.structured_outputs is not None
+            or params.thinking_token_budget is not None
+            or params.logprobs == -1
+            or params.logprob_token_ids is not None
+            or self._processors
+        )
+        return "steps" if stepwise or self.why_no_pass else self.validations.way
+
+    async def _known(
+        self, prompt: Any, params: Any, request_id: str, named: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        began = time.monotonic()
+        request = await self._checked(prompt, params, request_id, named)
+        answer = Answer(self._llm, request, prompt.get("prompt"), params.extra_args[KNOWN_TOKENS])
+        way = self._way(params)
+        if way == "steps":
+            rows = await self._by_steps(prompt, params, answer.tokens, request_id, named)
+        else:
+            rows = await self._by_pass(prompt, request, answer.tokens, request_id, named)
+        if len(rows) < len(answer.tokens):
+            raise CannotForce(f"the engine scored {len(rows)} of {len(answer.tokens)} tokens")
+        self.validations.add(way, time.monotonic() - began)
+        for outputs in answer.outputs(rows):
+            for output in outputs:
+                yield output
+            await asyncio.sleep(0)  # whatever else is to be done
+
+    async def _checked(
+        self, prompt: Any, params: Any, request_id: str, named: dict[str, Any]
+    ) -> Any:
+        """vLLM's own request, with all that its checks add or refuse."""
+        llm = self._llm
+        request = llm.input_processor.process_inputs(
+            request_id,
+            prompt,
+            params,
+            supported_tasks=await llm.get_supported_tasks(),
+            lora_request=named.get("lora_request"),
+        )
+        llm.input_processor.assign_request_id(request)
+        return request
+
+    async def _by_pass(
+        self,
+        prompt: Any,
+        request: Any,
+        tokens: list[int],
+        request_id: str,
+        named: dict[str, Any],
+        skip_cache: tuple[bool, ...] = (False, True),
+    ) -> Rows:
+        """One prefill of the prompt and all tokens but the last. Where the prefix cache spares some
+        of their rows, once more without it."""
+        before = request.prompt_token_ids
+        scoring = Scoring.of(
+            request.sampling_params, before, tokens, self._mode_of(request.sampling_params)
+        )
+        known = {**prompt, "prompt_token_ids": [*before, *tokens[:-1]]}
+        for skip in skip_cache:
+            params = compat.pass_params(scoring, skip)
+            output = await self._last(known, params, f"{request_id}-pass", named)
+            rows = Rows.of(output.prompt_logprobs)
+            if len(rows) == len(tokens):
+                return rows
+        return rows
+
+    async def _by_steps(
+        self, prompt: Any, params: Any, tokens: list[int], request_id: str, named: dict[str, Any]
+    ) -> Rows:
+        """One decode step a token. What a grammar has refused, and all after it, is scored without
+        the grammar."""
+        params = compat.step_params(params, tokens, self._mode_of(params))
+        output = await self._last(prompt, params, f"{request_id}-steps", named)
+        (choice,) = output.outputs
+        rows = Rows.of(choice.logprobs)
+        if list(choice.token_ids) != tokens[: len(rows)]:
+            raise CannotForce("the engine decoded other tokens than it was given")
+        if (
+            len(rows) < len(tokens)
+            and choice.finish_reason == "error"
+            and params.structured_outputs
+        ):
+            params.structured_outputs = None
+            free = await self._by_steps(prompt, params, tokens, request_id, named)
+            return rows + free[len(rows) :]
+        return rows
+
+    async def _last(self, prompt: Any, params: Any, request_id: str, named: dict[str, Any]) -> Any:
+        more = {name: named[name] for name in _PASSED_ON if name in named}
+        if params.structured_outputs is not None:
+            more |= {name: one for name, one in named.items() if name.startswith("reasoning_")}
+        async with aclosing(self._generate(prompt, params, request_id, **more)) as outputs:
+            async for output in outputs:
+                last = output
+        return last
+
+    def _mode_of(self, params: Any) -> str:
+        mode: str = params.extra_args.get(LOGPROBS_MODE) or self._mode
+        return mode

@@ -1,0 +1,96 @@
+"""What the ranks are told of known tokens: plain data, which travels in a request's
+`extra_args`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, PASS
+
+RAW = "raw_logprobs"
+PROCESSED = "processed_logprobs"
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Known tokens whose logprobs one pass shall give: the sampling parameters as each position
+    sees them.
+
+    The pass itself is a request of the prompt and all tokens but the last, so the first token's row
+    is that of the prompt's last position.
+    """
+
+    n_prompt: int
+    tokens: list[int]
+    mode: str  # RAW or PROCESSED; the fields below shape only the second
+    n_best: int  # best tokens told beside each known one
+    temperature: float
+    top_p: float
+    top_k: int  # 0: all
+    min_p: float
+    repetition: float
+    presence: float
+    frequency: float
+    prompt_ids: list[int]  # the prompt's, each once; empty where no penalty asks for them
+    min_tokens: int
+    stop_ids: list[int]  # that are masked before min_tokens
+    bias: list[tuple[int, float]]
+    allowed: list[int] | None
+    bad_words: list[list[int]]
+
+    @classmethod
+    def of(cls, params: Any, prompt: Sequence[int], tokens: list[int], mode: str) -> Self:
+        """`params`: vLLM's SamplingParams, as its input processor leaves them. `prompt`: its token
+        ids."""
+        return cls(
+            n_prompt=len(prompt),
+            tokens=tokens,
+            mode=mode,
+            n_best=params.logprobs or 0,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=max(0, params.top_k),
+            min_p=params.min_p,
+            repetition=params.repetition_penalty,
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+            prompt_ids=sorted({*prompt}) if params.repetition_penalty != 1 else [],
+            min_tokens=params.min_tokens,
+            stop_ids=sorted(params.all_stop_token_ids),
+            bias=sorted((params.logit_bias or {}).items()),
+            allowed=params.allowed_token_ids,
+            bad_words=params.bad_words_token_ids or [],
+        )
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> Self:
+        """From what `told` made, after its way to another process."""
+        return cls(**told)
+
+    def told(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def penalizes(self) -> bool:
+        return self.repetition != 1 or self.presence != 0 or self.frequency != 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request that is decoded asks of the sampler beyond vLLM's parameters."""
+
+    known: list[int]  # taken one by one instead of what was sampled
+    mode: str | None  # RAW or PROCESSED, of its logprobs; None: the deployment's
+
+
+def asked_of(params: Any) -> Scoring | Asked | None:
+    """What vLLM's SamplingParams hold of ours; None: nothing."""
+    extra = getattr(params, "extra_args", None)
+    if not extra:
+        return None
+    if isinstance(told := extra.get(PASS), dict):  # which no client can send
+        return Scoring.read(told)
+    known, mode = extra.get(KNOWN_TOKENS) or [], extra.get(LOGPROBS_MODE)
+    return Asked(known, mode) if known or mode else None

@@ -1,0 +1,147 @@
+"""The trial at start-up: how an engine scores known tokens, found on the model and the flags as
+deployed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from workers.engines.kinds import Validation
+from workers.engines.validations import Way
+from workers.vllm.chat import compat
+from workers.vllm.chat.compat import Rows
+from workers.vllm.chat.known_tokens import KnownTokens
+from workers.vllm.chat.scoring import PROCESSED, RAW
+
+logger = logging.getLogger(__name__)
+
+# Mean distance of one pass from decoding that is taken for rounding: what batches of another size
+# give is 0.003, what honest nodes of other hardware give 0.026 to 0.040.
+_NEAR = 0.01
+_TOKENS = 64
+_ANSWERS = 4
+_BEST = 5
+_WAYS: tuple[Way, ...] = ("pass", "steps")
+# Of prompts without a tokenizer.
+_PROMPT_TOKENS = 24
+_TEXTS = (
+    "The capital of France is Paris. The capital of Italy is",
+    "Once upon a time there was a fisherman who lived by the sea with his wife and",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,",
+)
+
+
+async def choose_way(known: KnownTokens, llm: Any, wanted: Validation) -> None:
+    """Settles how known tokens are scored. `wanted`: "pass", "steps", or "auto" for what a few
+    answers of the engine itself show: decoded, then scored both ways."""
+    name = llm.model_config.model
+    if wanted == "pass" or wanted == "steps":
+        lacks = known.why_no_pass if wanted == "pass" else known.why_no_steps
+        known.settle("none" if lacks else wanted)
+        _say(known, name, f"POC_VALIDATION={wanted}{f', but {lacks}' if lacks else ''}")
+        return
+    if known.why_no_pass and known.why_no_steps:
+        known.settle("none")
+        _say(known, name, known.why_no_pass)
+        return
+    answers = await asyncio.gather(*(_decoded(known, llm, n) for n in range(_ANSWERS)))
+    far: dict[Way, float] = {}
+    failed: dict[Way, str] = {}
+    for way in _WAYS:
+        if lacks := known.why_no_pass if way == "pass" else known.why_no_steps:
+            failed[way] = lacks
+            continue
+        try:
+            far[way] = await _distance(known, way, answers)
+        except Exception as error:  # whatever vLLM raises, or a hook in it: this way is not taken
+            logger.exception("known tokens cannot be scored by %s", way)
+            failed[way] = f"{type(error).__name__}: {error}"
+    near = far.get("pass", 1.0) <= _NEAR
+    known.settle("pass" if near else "steps" if "steps" in far else "none", failed.get("steps", ""))
+    told = [
+        f"{way} {far[way]:.4f} from decoding" if way in far else f"no {way}: {failed[way]}"
+        for way in _WAYS
+    ]
+    _say(known, name, "; ".join(told))
+
+
+def _say(known: KnownTokens, name: str, why: str) -> None:
+    way = known.validations.way
+    if way == "none":
+        logger.warning(
+            "known tokens of chat cannot be scored with %s, validators get 503: %s", name, why
+        )
+    else:
+        logger.info("known tokens of chat are scored by %s with %s (%s)", way, name, why)
+
+
+class _Decoded:
+    """An answer of the engine itself."""
+
+    def __init__(self, prompt: Any, params: Any, output: Any) -> None:
+        (choice,) = output.outputs
+        self.prompt, self.params = prompt, params
+        self.tokens = list(choice.token_ids)
+        self.rows = Rows.of(choice.logprobs)
+
+
+async def _decoded(known: KnownTokens, llm: Any, n: int) -> _Decoded:
+    tokenizer, config = llm.output_processor.tokenizer, llm.model_config
+    room = config.max_model_len - _TOKENS
+    ids = [*range(_PROMPT_TOKENS * n + 1, _PROMPT_TOKENS * (n + 1) + 1)]
+    if tokenizer is not None:
+        ids = tokenizer.encode(_TEXTS[n])
+    prompt = {"type": "token", "prompt_token_ids": ids[: max(1, room)]}
+    most = config.max_logprobs
+    n_best = _BEST if most == -1 else min(_BEST, most)
+    params = compat.trial_params(min(_TOKENS, max(1, room)), n_best, PROCESSED if n % 2 else RAW)
+    async for output in known.generate(prompt, params, f"validation-trial-{n}"):
+        last = output
+    return _Decoded(prompt, params, last)
+
+
+async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> float:
+    """Mean over all positions."""
+    scored = await asyncio.gather(
+        *(
+            known.rows(way, one.prompt, one.params, one.tokens, f"validation-trial-{way}-{n}")
+            for n, one in enumerate(answers)
+        )
+    )
+    for one, rows in zip(answers, scored, strict=True):
+        if len(rows) != len(one.tokens):
+            raise RuntimeError(f"{len(rows)} of {len(one.tokens)} tokens were scored")
+    pairs = zip(answers, scored, strict=True)
+    return float(
+        np.mean([distance for one, rows in pairs for distance in distances(one.rows, rows)])
+    )
+
+
+def distances(executor: Rows, validator: Rows) -> list[float]:
+    """Of each position, as the network compares chats (design: section 5)."""
+    return [
+        distance_of(*(_entries(rows, at) for rows in (executor, validator)))
+        for at in range(len(executor))
+    ]
+
+
+def _entries(rows: Rows, at: int) -> dict[int, float]:
+    pairs = zip(rows.ids[at].tolist(), rows.logprobs[at].tolist(), strict=True)
+    best = {token: max(logprob, -9999.0) for token, logprob in pairs}
+    return dict(list(best.items())[:_BEST])
+
+
+def distance_of(executor: Mapping[Any, float], validator: Mapping[Any, float]) -> float:
+    """Of one position: entries by token, their logprobs."""
+    lowest, *others = sorted(executor.values())
+    missing = lowest - (others[0] - lowest) if others else lowest
+    terms = []
+    for token, a in validator.items():
+        b = executor.get(token, missing)
+        terms.append(abs(a - b) / (1e-6 + abs(a) + abs(b)) / 2)
+    return float(np.mean(terms))

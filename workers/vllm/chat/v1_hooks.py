@@ -1,0 +1,186 @@
+"""What known tokens and logprobs_mode need of vLLM's first model runner: on CPUs, and for what the
+second cannot run.
+
+Methods of one runner and its sampler are replaced by ones that call them; vLLM's code stays as it
+is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from workers.vllm.chat import compat
+from workers.vllm.chat.rows import Collected
+from workers.vllm.chat.scoring import PROCESSED, RAW, Asked, Scoring, asked_of
+
+
+class V1Hooks:
+    """Installed for good by making it."""
+
+    def __init__(self, runner: Any) -> None:
+        """AttributeError: a release whose runner has not the methods that are to be replaced."""
+        sampler = runner.sampler
+        self._runner, self._sampler = runner, sampler
+        self._default: str = sampler.logprobs_mode
+        self._passes: dict[str, Collected] = {}
+        self._asked: dict[str, Asked] = {}
+        self._raw: tuple[list[int], torch.Tensor] | None = None  # rows of this step, their logprobs
+        self._verifying = False  # the step holds drafts
+        self._update_states = runner._update_states
+        self._prompt_logprobs = runner._get_prompt_logprobs_dict
+        self._apply_processors = sampler.apply_logits_processors
+        self._sample = sampler.sample
+        self._verify: Any = getattr(runner, "rejection_sampler", None)
+        verify = self._verify
+        if verify is not None:
+            self._forward, self._gather = verify.forward, verify._get_logprobs_tensors
+            verify.forward, verify._get_logprobs_tensors = self.verify, self.gather
+        runner._update_states = self.update_states
+        runner._get_prompt_logprobs_dict = self.prompt_logprobs
+        sampler.apply_logits_processors = self.apply_processors
+        sampler.sample = self.sample
+
+    def update_states(self, scheduled: Any) -> Any:
+        if self._passes or self._asked:
+            for gone in scheduled.finished_req_ids:
+                self._passes.pop(gone, None)
+                self._asked.pop(gone, None)
+        answer = self._update_states(scheduled)
+        for new in scheduled.scheduled_new_reqs:
+            asked = asked_of(new.sampling_params)
+            if isinstance(asked, Scoring):
+                self._runner.num_prompt_logprobs.pop(new.req_id, None)
+                self._passes[new.req_id] = Collected(asked, self._runner.device)
+            elif asked is not None:
+                self._asked[new.req_id] = asked
+        return answer
+
+    def prompt_logprobs(self, hidden: torch.Tensor, scheduled: dict[str, int]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._prompt_logprobs(hidden, scheduled)
+        if not self._passes:
+            return answer
+        runner, done = self._runner, {}
+        for request, collected in self._passes.items():
+            if (n := scheduled.get(request)) is None:
+                continue
+            start = runner.requests[request].num_computed_tokens
+            at = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request]])
+            chunk = hidden[at : at + n]
+            if collected.take(chunk, start, runner.model.compute_logits, compat.cut):
+                done[request] = compat.prompt_logprobs(*(one.cpu() for one in collected.rows()))
+        for request in done:
+            del self._passes[request]
+        return answer | done
+
+    def apply_processors(self, logits: torch.Tensor, *told: Any, **named: Any) -> torch.Tensor:
+        """Keeps the raw logprobs of the rows that are to tell them."""
+        rows = self._raw_rows() if self._asked and not self._verifying else []
+        self._raw = (rows, logits[rows].log_softmax(-1, dtype=torch.float32)) if rows else None
+        processed: torch.Tensor = self._apply_processors(logits, *told, **named)
+        return processed
+
+    def sample(
+        self, logits: torch.Tensor, metadata: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        found: tuple[torch.Tensor, torch.Tensor | None]
+        if not self._asked or self._verifying:
+            found = self._sample(logits, metadata)
+            return found
+        found = sampled, logprobs = self._sample_processed(logits, metadata)
+        if self._raw is not None and logprobs is not None:
+            rows, raw = self._raw
+            logprobs[rows] = raw
+        self._raw = None
+        self._force(sampled)
+        return found
+
+    def _sample_processed(self, logits: torch.Tensor, metadata: Any) -> Any:
+        """As if the deployment's mode were the processed one, where any row asks for that."""
+        if self._default == PROCESSED or not self._mixed():
+            return self._sample(logits, metadata)
+        with _processed_logprobs(self._sampler):
+            return self._sample(logits, metadata)
+
+    def _force(self, sampled: torch.Tensor) -> None:
+        rows, tokens = [], []
+        for row, request in enumerate(self._runner.input_batch.req_ids):
+            asked = self._asked.get(request)
+            if asked is not None and asked.known:
+                at = len(self._runner.requests[request].output_token_ids)
+                if at < len(asked.known):
+                    rows.append(row)
+                    tokens.append(asked.known[at])
+        if rows:
+            sampled[rows] = sampled.new_tensor(tokens)
+
+    def _mixed(self) -> bool:
+        """Whether a row of this step is to tell other logprobs than the deployment's."""
+        asked = (self._asked.get(request) for request in self._runner.input_batch.req_ids)
+        return any(one is not None and one.mode not in (None, self._default) for one in asked)
+
+    def _raw_rows(self) -> list[int]:
+        """The rows that tell raw logprobs in a step whose others tell processed ones."""
+        if not self._mixed():
+            return []
+        modes = (
+            (self._asked.get(request), row)
+            for row, request in enumerate(self._runner.input_batch.req_ids)
+        )
+        return [row for asked, row in modes if ((asked and asked.mode) or self._default) == RAW]
+
+    def verify(self, *told: Any, **named: Any) -> Any:
+        """A step of speculative decoding: in processed mode where rows differ, and `gather` puts
+        raw ones back."""
+        if not self._asked:
+            return self._forward(*told, **named)
+        switch = self._default != PROCESSED and self._mixed()
+        self._verifying = True
+        self._verify.is_processed_logprobs_mode |= switch
+        try:
+            with _processed_logprobs(self._sampler) if switch else nullcontext():
+                return self._forward(*told, **named)
+        finally:
+            self._verifying = False
+            if switch:
+                self._verify.is_processed_logprobs_mode = False
+
+    def gather(
+        self,
+        n_best: int,
+        drafts: Any,
+        logits: torch.Tensor,
+        target: torch.Tensor,
+        bonus: torch.Tensor,
+        *told: Any,
+    ) -> Any:
+        """`logits`: of all positions, as the model gave them; `target`, `bonus`: processed, of
+        those of drafts, and of the ones after them."""
+        rows = self._raw_rows() if self._asked else []
+        if rows:
+            ends = drafts.cu_num_draft_tokens.tolist()
+            begins = [0, *ends[:-1]]
+            of_drafts = [at for row in rows for at in range(begins[row], ends[row])]
+            target, bonus = target.clone(), bonus.clone()
+            target[of_drafts] = logits[drafts.target_logits_indices[of_drafts]].to(target.dtype)
+            bonus[rows] = logits[drafts.bonus_logits_indices[rows]].to(bonus.dtype)
+        return self._gather(n_best, drafts, logits, target, bonus, *told)
+
+
+@contextmanager
+def _processed_logprobs(sampler: Any) -> Iterator[None]:
+    """Within: the sampler tells processed logprobs, as if the engine had been started so."""
+    last = sampler.topk_topp_sampler
+    before = sampler.logprobs_mode, last.logprobs_mode, last.forward
+    sampler.logprobs_mode = last.logprobs_mode = PROCESSED
+    if last.forward == getattr(
+        last, "forward_cuda", None
+    ):  # may leave it to kernels that tell none
+        last.forward = last.forward_native
+    try:
+        yield
+    finally:
+        sampler.logprobs_mode, last.logprobs_mode, last.forward = before

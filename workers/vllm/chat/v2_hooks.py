@@ -1,0 +1,166 @@
+"""What known tokens and logprobs_mode need of vLLM's second model runner: on GPUs, dense models
+first.
+
+Methods of the objects of one runner are replaced by ones that call them. Which row is whose lies on
+the device, so what was asked lies there too, by the slot of each request.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from workers.vllm.chat import compat
+from workers.vllm.chat.rows import Collected
+from workers.vllm.chat.scoring import PROCESSED, RAW, Asked, Scoring, asked_of
+
+
+class V2Hooks:
+    """Installed for good by making it; on the last pipeline stage, as the others have no
+    sampler."""
+
+    def __init__(self, runner: Any) -> None:
+        """AttributeError: a release whose runner has not the methods that are to be replaced."""
+        sampler, worker = runner.sampler, runner.prompt_logprobs_worker
+        self._runner, self._sampler, self._worker = runner, sampler, worker
+        self._default: str = sampler.logprobs_mode
+        self._passes: dict[str, Collected] = {}
+        self._asked: dict[str, tuple[int, Asked]] = {}  # with the request's slot
+        self._table = _Table(worker.max_num_reqs, runner.device)
+        self._processed: torch.Tensor | None = None  # of the step that is being verified
+        self._model: torch.Tensor | None = None  # its logits as the model gave them
+        self._slots: torch.Tensor | None = None  # of its rows
+        self._add_request, self._remove_request = worker.add_request, worker.remove_request
+        self._prompt_logprobs = worker.compute_prompt_logprobs
+        self._sample, self._slot_list = sampler.sample, _place(sampler.sample, "idx_mapping_np")
+        if verify := getattr(runner, "rejection_sampler", None):
+            self._apply, self._gather = sampler.apply_sampling_params, verify._get_logprobs_tensors
+            self._gathered = _place(verify._get_logprobs_tensors, "logits")
+            sampler.apply_sampling_params = self.apply
+            verify._get_logprobs_tensors = self.gather
+        worker.add_request, worker.remove_request = self.add_request, self.remove_request
+        worker.compute_prompt_logprobs = self.prompt_logprobs
+        sampler.sample = self.sample
+
+    def add_request(self, request: str, slot: int, params: Any) -> None:
+        self._add_request(request, slot, params)
+        asked = asked_of(params)
+        if isinstance(asked, Scoring):
+            self._worker.uses_prompt_logprobs[slot] = False
+            self._passes[request] = Collected(asked, self._runner.device)
+        elif asked is not None:
+            self._asked[request] = slot, asked
+            self._table.fill(self._asked.values(), self._default)
+
+    def remove_request(self, request: str) -> None:
+        self._remove_request(request)
+        self._passes.pop(request, None)
+        if self._asked.pop(request, None) is not None:
+            self._table.fill(self._asked.values(), self._default)
+            self._sampler.logprobs_mode = self._default
+
+    def prompt_logprobs(
+        self,
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor,
+        batch: Any,
+        *told: Any,
+    ) -> dict[str, Any]:
+        answer: dict[str, Any] = self._prompt_logprobs(logits, hidden, batch, *told)
+        if not self._passes:
+            return answer
+        done = {}
+        for place, request in enumerate(batch.req_ids):
+            if (collected := self._passes.get(request)) is None:
+                continue
+            start = int(batch.num_computed_prefill_tokens_np[place])
+            at, n = int(batch.query_start_loc_np[place]), int(batch.num_scheduled_tokens[place])
+            if collected.take(hidden[at : at + n], start, logits, compat.cut):
+                done[request] = compat.prompt_logprobs(*collected.rows())
+                del self._passes[request]
+        return answer | done
+
+    def sample(
+        self, logits: torch.Tensor, slots: torch.Tensor, *told: Any, **named: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found: tuple[torch.Tensor, torch.Tensor]
+        if not self._asked:
+            found = self._sample(logits, slots, *told, **named)
+            return found
+        mixed = self._is_mixed(told[self._slot_list - 2])
+        self._sampler.logprobs_mode = PROCESSED if mixed else self._default
+        sampled, processed = self._sample(logits, slots, *told, **named)
+        self._model = self._processed = self._slots = None
+        if mixed:
+            processed = self._table.with_raw(slots, logits, processed)
+        return self._table.forced(slots, sampled, self._runner.req_states), processed
+
+    def apply(
+        self, logits: torch.Tensor, slots: torch.Tensor, *told: Any, **named: Any
+    ) -> torch.Tensor:
+        """Keeps both kinds of logits until a verified step gathers its logprobs."""
+        processed: torch.Tensor = self._apply(logits, slots, *told, **named)
+        if self._asked:
+            self._model, self._processed, self._slots = logits, processed, slots
+        return processed
+
+    def gather(self, *told: Any, **named: Any) -> Any:
+        model, processed, slots = self._model, self._processed, self._slots
+        self._model = self._processed = self._slots = None
+        if not self._asked or model is None or processed is None or slots is None:
+            return self._gather(*told, **named)
+        mixed = self._table.with_raw(slots, model, processed)
+        at = self._gathered
+        return self._gather(*told[:at], mixed, *told[at + 1 :], **named)
+
+    def _is_mixed(self, slots: Any) -> bool:
+        """Whether a row of this step is to tell other logprobs than the deployment's."""
+        others = {
+            slot for slot, one in self._asked.values() if one.mode not in (None, self._default)
+        }
+        return bool(others) and not others.isdisjoint(slots.tolist())
+
+
+class _Table:
+    """What was asked, by slot, on the device."""
+
+    def __init__(self, n_slots: int, device: torch.device) -> None:
+        self._n, self._device = n_slots, device
+        self.fill((), PROCESSED)
+
+    def fill(self, asked: Any, default: str) -> None:
+        begins, counts, tokens = [0] * self._n, [0] * self._n, [0]
+        raw = [default == RAW] * self._n
+        for slot, one in asked:
+            begins[slot], counts[slot] = len(tokens), len(one.known)
+            tokens += one.known
+            raw[slot] = (one.mode or default) == RAW
+        self._forces = len(tokens) > 1
+        self._begins, self._counts, self._tokens = (
+            torch.tensor(one, device=self._device) for one in (begins, counts, tokens)
+        )
+        self._raw = torch.tensor(raw, device=self._device)
+
+    def with_raw(
+        self, slots: torch.Tensor, model: torch.Tensor, processed: torch.Tensor
+    ) -> torch.Tensor:
+        """The logits whose logprobs each row is to tell, float32."""
+        return torch.where(self._raw[slots.long(), None], model.float(), processed.float())
+
+    def forced(self, slots: torch.Tensor, sampled: torch.Tensor, states: Any) -> torch.Tensor:
+        """The tokens of a step, known ones in their places."""
+        if not self._forces:
+            return sampled
+        slots = slots.long()
+        step = states.total_len.gpu[slots] - states.prompt_len.gpu[slots]
+        known = (step >= 0) & (step < self._counts[slots])
+        at = (self._begins[slots] + step).clamp(0, len(self._tokens) - 1)
+        return torch.where(known, self._tokens[at].to(sampled.dtype), sampled)
+
+
+def _place(method: Callable[..., Any], name: str) -> int:
+    """Which positional argument of a bound method has the name: it moved between releases."""
+    return list(inspect.signature(method).parameters).index(name)
