@@ -3,7 +3,7 @@
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -57,6 +57,15 @@ BatchSize = Annotated[
         show_default=False,
     ),
 ]
+
+
+class Proof(NamedTuple):
+    """How artifacts are made."""
+
+    seq_len: Annotated[int, typer.Option(min=1, help=SEQ_LEN_HELP)] = DEFAULT_SEQ_LEN
+    k_dim: Annotated[int, typer.Option(min=1, help=K_DIM_HELP)] = DEFAULT_K_DIM
+    stronger_rng: Annotated[bool, typer.Option("--stronger-rng", help=STRONGER_RNG_HELP)] = False
+    max_tokens: MaxTokens = None
 
 
 def _to_settings(redis_url: str | None) -> str | None:

@@ -5,12 +5,15 @@ from typing import Annotated, Any
 import typer
 
 from cli import options
+from cli.grouped import grouped
 from cli.terminal import UsageError, check_output, note, write_json
 
 FOR_A_NEW_JOB = "Needed unless --request-id is given."
 
 
+@grouped
 def generate(
+    *,
     block_hash: Annotated[
         str | None,
         typer.Option(
@@ -30,14 +33,7 @@ def generate(
     block_height: Annotated[
         int, typer.Option(min=0, help="Height of the block; told to callbacks only.")
     ] = 0,
-    seq_len: Annotated[
-        int, typer.Option(min=1, help=options.SEQ_LEN_HELP)
-    ] = options.DEFAULT_SEQ_LEN,
-    k_dim: Annotated[int, typer.Option(min=1, help=options.K_DIM_HELP)] = options.DEFAULT_K_DIM,
-    stronger_rng: Annotated[
-        bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)
-    ] = False,
-    max_tokens: options.MaxTokens = None,
+    proof: options.Proof,
     model: options.ServedModel = None,
     batch_size: options.BatchSize = None,
     url: options.Url = options.DEFAULT_URL,
@@ -84,11 +80,8 @@ def generate(
                 public_key=public_key,
                 block_height=block_height,
                 nonces=wanted,
-                seq_len=seq_len,
-                k_dim=k_dim,
                 batch_size=batch_size,
-                stronger_rng=stronger_rng,
-                max_tokens=max_tokens,
+                proof=proof,
             )
             request_id = client.submit(body)
             request = {name: value for name, value in body.items() if name != "nonces"}

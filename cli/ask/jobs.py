@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cli.options import Proof
 from cli.terminal import note, progress_bar
 from proofline.client import Client, Document
 from proofline.client.calls import job_path
@@ -14,14 +15,11 @@ def job_body(
     public_key: str,
     block_height: int,
     nonces: list[int],
-    seq_len: int,
-    k_dim: int,
+    proof: Proof,
     batch_size: int | None,
-    stronger_rng: bool,
-    max_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """The body of POST /generate (protocol.md, section 5); with `max_tokens` of decode proofs
-    (section 8).
+    """The body of POST /generate (protocol.md, section 5); with `proof.max_tokens` of
+    decode proofs (section 8).
     """
     body: dict[str, Any] = {
         "block_hash": block_hash,
@@ -31,11 +29,11 @@ def job_body(
         "node_id": 0,
         "node_count": 1,
         "nonces": nonces,
-        "params": {"model": model, "seq_len": seq_len, "k_dim": k_dim},
-        "poc_stronger_rng": stronger_rng,
+        "params": {"model": model, "seq_len": proof.seq_len, "k_dim": proof.k_dim},
+        "poc_stronger_rng": proof.stronger_rng,
     }
-    if max_tokens is not None:
-        body["params"] |= {"decode": True, "max_tokens": max_tokens}
+    if proof.max_tokens is not None:
+        body["params"] |= {"decode": True, "max_tokens": proof.max_tokens}
     if batch_size is not None:
         body["batch_size"] = batch_size
     return body

@@ -3,11 +3,12 @@
 import json
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from cli import options
+from cli.grouped import grouped
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
@@ -31,8 +32,83 @@ class NoRoundError(ProoflineError):
     """There is no round to watch."""
 
 
+class Share(NamedTuple):
+    """Which nonces are this node's."""
+
+    node_id: Annotated[
+        int, typer.Option("--node-id", min=0, help="This node, from 0 to NODE_COUNT - 1.")
+    ] = 0
+    node_count: Annotated[
+        int, typer.Option("--node-count", min=1, help="Nodes that share the nonces.")
+    ] = 1
+    group_id: Annotated[
+        int,
+        typer.Option(
+            "--group-id", min=0, help="This group of the node's workers, from 0 to N_GROUPS - 1."
+        ),
+    ] = 0
+    n_groups: Annotated[
+        int, typer.Option("--n-groups", min=1, help="Groups that share the node's nonces.")
+    ] = 1
+
+
+class Vectors(NamedTuple):
+    """How artifacts are made."""
+
+    k_dim: Annotated[
+        int | None,
+        typer.Option(
+            "--k-dim",
+            min=1,
+            help=f"{options.K_DIM_HELP} Default: {options.DEFAULT_K_DIM}.",
+            show_default=False,
+        ),
+    ] = None
+    stronger_rng: Annotated[
+        bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)
+    ] = False
+    max_tokens: options.MaxTokens = None
+
+
+class Distances(NamedTuple):
+    """What asks for distances instead."""
+
+    r_target: Annotated[
+        float | None,
+        typer.Option(
+            "--r-target",
+            help=(
+                "Distances instead of artifacts: nonces below this one, up to 2, are valid."
+                " `proofline calibrate` "
+                "finds one."
+            ),
+            show_default=False,
+        ),
+    ] = None
+    fraud_threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--fraud-threshold",
+            min=0,
+            max=1,
+            help=(
+                "Of distances: below this probability of honesty a batch is a fraud. Default: 0.01."
+            ),
+            show_default=False,
+        ),
+    ] = None
+    layer_hooks: Annotated[
+        bool,
+        typer.Option(
+            "--layer-hooks", help="Of distances: randomize after every layer instead of by signs."
+        ),
+    ] = False
+
+
 @app.command()
+@grouped
 def start(
+    *,
     block_hash: Annotated[str, typer.Option("--block-hash", help=options.BLOCK_HASH_HELP)],
     public_key: Annotated[str, typer.Option("--public-key", help=options.PUBLIC_KEY_HELP)],
     block_height: Annotated[
@@ -52,21 +128,7 @@ def start(
             show_default=False,
         ),
     ] = None,
-    node_id: Annotated[
-        int, typer.Option("--node-id", min=0, help="This node, from 0 to NODE_COUNT - 1.")
-    ] = 0,
-    node_count: Annotated[
-        int, typer.Option("--node-count", min=1, help="Nodes that share the nonces.")
-    ] = 1,
-    group_id: Annotated[
-        int,
-        typer.Option(
-            "--group-id", min=0, help="This group of the node's workers, from 0 to N_GROUPS - 1."
-        ),
-    ] = 0,
-    n_groups: Annotated[
-        int, typer.Option("--n-groups", min=1, help="Groups that share the node's nonces.")
-    ] = 1,
+    share: Share,
     batch_size: Annotated[
         int | None,
         typer.Option(
@@ -83,49 +145,8 @@ def start(
     seq_len: Annotated[
         int, typer.Option("--seq-len", min=1, help=options.SEQ_LEN_HELP)
     ] = options.DEFAULT_SEQ_LEN,
-    k_dim: Annotated[
-        int | None,
-        typer.Option(
-            "--k-dim",
-            min=1,
-            help=f"{options.K_DIM_HELP} Default: {options.DEFAULT_K_DIM}.",
-            show_default=False,
-        ),
-    ] = None,
-    stronger_rng: Annotated[
-        bool, typer.Option("--stronger-rng", help=options.STRONGER_RNG_HELP)
-    ] = False,
-    max_tokens: options.MaxTokens = None,
-    r_target: Annotated[
-        float | None,
-        typer.Option(
-            "--r-target",
-            help=(
-                "Distances instead of artifacts: nonces below this one, up to 2, are valid."
-                " `proofline calibrate` "
-                "finds one."
-            ),
-            show_default=False,
-        ),
-    ] = None,
-    fraud_threshold: Annotated[
-        float | None,
-        typer.Option(
-            "--fraud-threshold",
-            min=0,
-            max=1,
-            help=(
-                "Of distances: below this probability of honesty a batch is a fraud. Default: 0.01."
-            ),
-            show_default=False,
-        ),
-    ] = None,
-    layer_hooks: Annotated[
-        bool,
-        typer.Option(
-            "--layer-hooks", help="Of distances: randomize after every layer instead of by signs."
-        ),
-    ] = False,
+    vectors: Vectors,
+    distances: Distances,
     model: options.ServedModel = None,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
@@ -143,36 +164,43 @@ def start(
     from cli.ask.connection import connect, only_model
 
     check_scheme(
-        r_target,
-        {"--k-dim": k_dim, "--stronger-rng": stronger_rng, "--max-tokens": max_tokens},
-        {"--fraud-threshold": fraud_threshold, "--layer-hooks": layer_hooks},
+        distances.r_target,
+        {
+            "--k-dim": vectors.k_dim,
+            "--stronger-rng": vectors.stronger_rng,
+            "--max-tokens": vectors.max_tokens,
+        },
+        {"--fraud-threshold": distances.fraud_threshold, "--layer-hooks": distances.layer_hooks},
     )
     with connect(url) as client:
         body: dict[str, Any] = {
             "block_hash": block_hash,
             "block_height": block_height,
             "public_key": public_key,
-            "node_id": node_id,
-            "node_count": node_count,
-            "group_id": group_id,
-            "n_groups": n_groups,
+            "node_id": share.node_id,
+            "node_count": share.node_count,
+            "group_id": share.group_id,
+            "n_groups": share.n_groups,
         }
         model = model or only_model(client)
-        if r_target is None:
-            k_dim = k_dim or options.DEFAULT_K_DIM
+        if distances.r_target is None:
+            k_dim = vectors.k_dim or options.DEFAULT_K_DIM
             body["params"] = {"model": model, "seq_len": seq_len, "k_dim": k_dim}
-            body |= {"poc_stronger_rng": stronger_rng}
-            if max_tokens is not None:
-                body["params"] |= {"decode": True, "max_tokens": max_tokens}
+            body |= {"poc_stronger_rng": vectors.stronger_rng}
+            if vectors.max_tokens is not None:
+                body["params"] |= {"decode": True, "max_tokens": vectors.max_tokens}
         else:
-            body |= {"r_target": r_target, "seq_len": seq_len, "model": model}
-            body |= {"use_sign_flips": not layer_hooks, "use_layer_hooks": layer_hooks}
-            if fraud_threshold is not None:
-                body["fraud_threshold"] = fraud_threshold
+            body |= {"r_target": distances.r_target, "seq_len": seq_len, "model": model}
+            body |= {
+                "use_sign_flips": not distances.layer_hooks,
+                "use_layer_hooks": distances.layer_hooks,
+            }
+            if distances.fraud_threshold is not None:
+                body["fraud_threshold"] = distances.fraud_threshold
         if batch_size is not None:
             body["batch_size"] = batch_size
         if callback_url is not None:
-            body["url" if r_target is None else "callback_url"] = callback_url
+            body["url" if distances.r_target is None else "callback_url"] = callback_url
         client.start_round(body)
         note(f"The round generates. Look at it with: proofline round watch{_same(url)}")
         if callback_url is None:

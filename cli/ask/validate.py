@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from cli import options
+from cli.grouped import grouped
 from cli.terminal import EXIT_FRAUD, UsageError, check_output, note, write_json
 from poc_core.schemes.artifact.thresholds import DIST_THRESHOLD, FRAUD_THRESHOLD, P_MISMATCH
 from poc_core.schemes.decode.thresholds import MARGIN
@@ -15,38 +16,33 @@ FROM_FILE = "Default: what the file says."
 MOST_NAMED = 10  # of the nonces that mismatch
 
 
-def validate(
-    artifacts: Annotated[
-        Path,
-        typer.Option(
-            "--artifacts",
-            help="JSON file as `proofline generate` or `compute --json` writes it; - for stdin.",
-        ),
-    ],
+class OfFile(NamedTuple):
+    """What the file may say too."""
+
     block_hash: Annotated[
         str | None,
         typer.Option(
             "--block-hash", help=f"{options.BLOCK_HASH_HELP} {FROM_FILE}", show_default=False
         ),
-    ] = None,
+    ] = None
     public_key: Annotated[
         str | None,
         typer.Option(
             "--public-key", help=f"{options.PUBLIC_KEY_HELP} {FROM_FILE}", show_default=False
         ),
-    ] = None,
+    ] = None
     block_height: Annotated[
         int | None,
         typer.Option(min=0, help=f"Height of the block. {FROM_FILE}", show_default=False),
-    ] = None,
+    ] = None
     seq_len: Annotated[
         int | None,
         typer.Option(min=1, help=f"{options.SEQ_LEN_HELP} {FROM_FILE}", show_default=False),
-    ] = None,
+    ] = None
     k_dim: Annotated[
         int | None,
         typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}", show_default=False),
-    ] = None,
+    ] = None
     stronger_rng: Annotated[
         bool | None,
         typer.Option(
@@ -54,7 +50,7 @@ def validate(
             help=f"{options.STRONGER_RNG_HELP} {FROM_FILE}",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -63,15 +59,12 @@ def validate(
             help=f"Of decode proofs: their steps after the prefill. {FROM_FILE}",
             show_default=False,
         ),
-    ] = None,
-    nonces: Annotated[
-        str | None,
-        typer.Option(
-            "--nonces",
-            help="Check only these of the file's nonces. Default: all.",
-            show_default=False,
-        ),
-    ] = None,
+    ] = None
+
+
+class Judged(NamedTuple):
+    """When two artifacts agree, and when a set of them is a fraud."""
+
     dist_threshold: Annotated[
         float | None,
         typer.Option(
@@ -83,14 +76,36 @@ def validate(
             ),
             show_default=False,
         ),
-    ] = None,
+    ] = None
     p_mismatch: Annotated[
         float,
         typer.Option(min=0, max=1, help="How likely an honest artifact lies further than that."),
-    ] = P_MISMATCH,
+    ] = P_MISMATCH
     fraud_threshold: Annotated[
         float, typer.Option(min=0, max=1, help="p-value below which the artifacts are a fraud.")
-    ] = FRAUD_THRESHOLD,
+    ] = FRAUD_THRESHOLD
+
+
+@grouped
+def validate(
+    *,
+    artifacts: Annotated[
+        Path,
+        typer.Option(
+            "--artifacts",
+            help="JSON file as `proofline generate` or `compute --json` writes it; - for stdin.",
+        ),
+    ],
+    of_file: OfFile,
+    nonces: Annotated[
+        str | None,
+        typer.Option(
+            "--nonces",
+            help="Check only these of the file's nonces. Default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    judged: Judged,
     model: Annotated[
         str | None,
         typer.Option(
@@ -134,34 +149,36 @@ def validate(
     if nonces is not None:
         claimed = only_nonces(claimed, parse_nonces(nonces))
     params = noted.get("params", {})
-    block_hash = block_hash if block_hash is not None else noted.get("block_hash")
-    public_key = public_key if public_key is not None else noted.get("public_key")
+    block_hash = of_file.block_hash if of_file.block_hash is not None else noted.get("block_hash")
+    public_key = of_file.public_key if of_file.public_key is not None else noted.get("public_key")
     if block_hash is None or public_key is None:
         raise UsageError(
             "The file does not say what it was made for; give --block-hash and --public-key."
         )
-    n_steps = max_tokens or params.get("max_tokens") or steps_of(claimed)
+    n_steps = of_file.max_tokens or params.get("max_tokens") or steps_of(claimed)
     usual = DIST_THRESHOLD if n_steps is None else MARGIN
+    height, stronger_rng = of_file.block_height, of_file.stronger_rng
+    proof = options.Proof(
+        of_file.seq_len or params.get("seq_len") or options.DEFAULT_SEQ_LEN,
+        of_file.k_dim or params.get("k_dim") or noted_k_dim or options.DEFAULT_K_DIM,
+        stronger_rng if stronger_rng is not None else bool(noted.get("poc_stronger_rng")),
+        n_steps,
+    )
     with connect(url) as client:
         body = job_body(
             model=model or params.get("model") or only_model(client),
             block_hash=block_hash,
             public_key=public_key,
-            block_height=block_height if block_height is not None else noted.get("block_height", 0),
+            block_height=height if height is not None else noted.get("block_height", 0),
             nonces=[item["nonce"] for item in claimed],
-            seq_len=seq_len or params.get("seq_len") or options.DEFAULT_SEQ_LEN,
-            k_dim=k_dim or params.get("k_dim") or noted_k_dim or options.DEFAULT_K_DIM,
+            proof=proof,
             batch_size=batch_size,
-            stronger_rng=(
-                stronger_rng if stronger_rng is not None else bool(noted.get("poc_stronger_rng"))
-            ),
-            max_tokens=n_steps,
         )
         body["validation"] = {"artifacts": claimed}
         body["stat_test"] = {
-            "dist_threshold": dist_threshold if dist_threshold is not None else usual,
-            "p_mismatch": p_mismatch,
-            "fraud_threshold": fraud_threshold,
+            "dist_threshold": judged.dist_threshold if judged.dist_threshold is not None else usual,
+            "p_mismatch": judged.p_mismatch,
+            "fraud_threshold": judged.fraud_threshold,
         }
         request_id = client.submit(body)
         resume = f"proofline generate --url {client.base} --request-id {request_id}"

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from cli import options
 from cli.engine_options import takes_engine_options
+from cli.grouped import grouped
 from cli.local_engine import compute_in_steps, local_engine, progress_title, stdout_kept_clean
 from cli.terminal import UsageError, check_output, note, progress_bar
 from poc_core.schemes import scheme_names
@@ -23,8 +24,43 @@ else:
     SchemeName = Literal[tuple(scheme_names())]
 
 
+class OfScheme(NamedTuple):
+    """How a scheme makes its proofs."""
+
+    k_dim: Annotated[int, typer.Option(min=1, help=f"{options.K_DIM_HELP} artifact only.")] = (
+        options.DEFAULT_K_DIM
+    )
+    stronger_rng: Annotated[
+        bool, typer.Option("--stronger-rng", help=f"{options.STRONGER_RNG_HELP} artifact only.")
+    ] = False
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            min=1,
+            help="Steps after the prefill. decode only, which needs it.",
+            show_default=False,
+        ),
+    ] = None
+    randomization: Annotated[
+        options.Randomization,
+        typer.Option(help="What varies a distance from nonce to nonce. distance only."),
+    ] = options.Randomization.SIGN_FLIPS
+    scheme_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="An option of a scheme that has no flag here; may be given again.",
+            show_default=False,
+        ),
+    ] = None
+
+
 @takes_engine_options(for_proofs=True)
+@grouped
 def compute(
+    *,
     block_hash: Annotated[str, typer.Option("--block-hash", help=options.BLOCK_HASH_HELP)],
     public_key: Annotated[str, typer.Option("--public-key", help=options.PUBLIC_KEY_HELP)],
     nonces: options.Nonces,
@@ -32,12 +68,7 @@ def compute(
     seq_len: Annotated[
         int, typer.Option(min=1, help=options.SEQ_LEN_HELP)
     ] = options.DEFAULT_SEQ_LEN,
-    k_dim: Annotated[
-        int, typer.Option(min=1, help=f"{options.K_DIM_HELP} artifact only.")
-    ] = options.DEFAULT_K_DIM,
-    stronger_rng: Annotated[
-        bool, typer.Option("--stronger-rng", help=f"{options.STRONGER_RNG_HELP} artifact only.")
-    ] = False,
+    of_scheme: OfScheme,
     scheme: Annotated[
         SchemeName,
         typer.Option(
@@ -48,28 +79,6 @@ def compute(
             )
         ),
     ] = "artifact",
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            min=1,
-            help="Steps after the prefill. decode only, which needs it.",
-            show_default=False,
-        ),
-    ] = None,
-    randomization: Annotated[
-        options.Randomization,
-        typer.Option(help="What varies a distance from nonce to nonce. distance only."),
-    ] = options.Randomization.SIGN_FLIPS,
-    scheme_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            metavar="NAME=VALUE",
-            help="An option of a scheme that has no flag here; may be given again.",
-            show_default=False,
-        ),
-    ] = None,
     json_only: Annotated[
         bool,
         typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
@@ -95,10 +104,14 @@ def compute(
     if not block_hash or not public_key:
         raise UsageError("--block-hash and --public-key must not be empty.")
     known = contract_of(scheme).options.model_fields
-    flags = {"k_dim": k_dim, "stronger_rng": stronger_rng, "randomization": randomization.value}
-    flags |= {} if max_tokens is None else {"max_tokens": max_tokens}
+    flags = {
+        "k_dim": of_scheme.k_dim,
+        "stronger_rng": of_scheme.stronger_rng,
+        "randomization": of_scheme.randomization.value,
+    }
+    flags |= {} if of_scheme.max_tokens is None else {"max_tokens": of_scheme.max_tokens}
     given = {name: value for name, value in flags.items() if name in known} | named_values(
-        scheme_option or []
+        of_scheme.scheme_option or []
     )
     if "max_tokens" in known and "max_tokens" not in given:
         raise UsageError(f"--scheme {scheme} needs --max-tokens, the steps after the prefill.")

@@ -4,11 +4,12 @@ import os
 
 import pytest
 
-from bench import console_pages, pollers, queue_overhead, queue_scale
+from bench import queue_overhead, queue_scale
 from bench.harness import machine, timed_job
 from bench.harness.machine import Observed, Usage
 from bench.harness.timed_job import JobRun
 from bench.queue_overhead import CASES, Pair
+from bench.reading import console_pages, pollers
 
 
 def usage(others: float = 0.0) -> Usage:

@@ -1,6 +1,6 @@
 """What a read of /api/v1/metrics takes at a node of many engines, and what it costs the API.
 
-    .venv/bin/python -m bench.node_metrics
+    .venv/bin/python -m bench.reading.node_metrics
 
 The engines are stand-ins, servers in a process of their own that answer as vLLM 0.32 does; API and
 Redis are real. Targets at 64 engines: a read within 100 ms, and below 1 % of a core at one read in
@@ -81,7 +81,7 @@ async def stand_ins(n: int) -> None:
 @contextmanager
 def served(n: int) -> Iterator[list[int]]:
     """The ports of so many stand-ins, in a process of their own."""
-    command = [sys.executable, "-m", "bench.node_metrics", "--serve", "--engines", str(n)]
+    command = [sys.executable, "-m", "bench.reading.node_metrics", "--serve", "--engines", str(n)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:

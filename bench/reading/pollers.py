@@ -1,7 +1,7 @@
 """How long a thousand clients that poll wait for their answers, over a bare FastAPI route in the
 same run.
 
-    .venv/bin/python -m bench.pollers
+    .venv/bin/python -m bench.reading.pollers
 
 Each polls a job of its own, which waits for the end of a round, or the node's status, once every
 few seconds. Turns of the bare route and of ours alternate; the ratio of their median p99 counts.
@@ -174,7 +174,7 @@ def bare_route() -> Iterator[int]:
         sys.executable,
         "-m",
         "uvicorn",
-        "bench.harness.bare_route:app",
+        "bench.reading.bare_route:app",
         "--port",
         str(port),
         "--no-access-log",

@@ -1,4 +1,4 @@
-"""What `bench.pollers` compares with: one FastAPI route, without Redis, checks or middleware."""
+"""What `bench.reading.pollers` compares with: one FastAPI route, without Redis, checks or middleware."""
 
 from fastapi import FastAPI
 

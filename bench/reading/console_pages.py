@@ -1,7 +1,7 @@
 """What open pages of the console cost: the API's processor time, and commands that Redis is asked.
 
-.venv/bin/python -m bench.console_pages  # 0, 1 and 50 pages while a round runs
-.venv/bin/python -m bench.console_pages --pages 0 1 200 --seconds 30
+.venv/bin/python -m bench.reading.console_pages  # 0, 1 and 50 pages while a round runs
+.venv/bin/python -m bench.reading.console_pages --pages 0 1 200 --seconds 30
 
 Targets: the most pages cost the API less than 5 % of a core, and Redis no more commands than one
 page does.
