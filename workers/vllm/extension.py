@@ -102,6 +102,7 @@ class ProofExtension:
             return str(self.__dict__["_proof_chat_lacks"])
         why = ""
         try:
+            known_faults.receive_activations(runner)
             known_faults.keep_generators(runner)
             if not hasattr(runner, "prompt_logprobs_worker"):
                 V1Hooks(runner)

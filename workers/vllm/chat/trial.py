@@ -49,7 +49,13 @@ async def choose_way(known: KnownTokens, llm: Any, wanted: Validation) -> None:
         known.settle("none")
         _say(known, name, known.why_no_pass)
         return
-    answers = await asyncio.gather(*(_decoded(known, llm, n) for n in range(_ANSWERS)))
+    try:
+        answers = await asyncio.gather(*(_decoded(known, llm, n) for n in range(_ANSWERS)))
+    except Exception as error:  # the worker serves on, and finds out itself if its engine died
+        logger.exception("the trial's answers cannot be decoded")
+        known.settle("none")
+        _say(known, name, f"{type(error).__name__}: {error}")
+        return
     far: dict[Way, float] = {}
     failed: dict[Way, str] = {}
     for way in _WAYS:

@@ -70,6 +70,22 @@ def why_not_startable(config: Any) -> str | None:
     )
 
 
+def receive_activations(runner: Any) -> None:
+    """On CPUs, a pipeline stage has room for what the one before sends it.
+
+    0.32 makes it in a warm-up that an eager CPU leaves out: the first chat ended the engine.
+    """
+    import torch
+    from vllm.distributed.parallel_state import get_pp_group
+
+    if runner.device.type != "cpu" or get_pp_group().is_first_rank:
+        return
+    if getattr(runner, "intermediate_tensors", torch) is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
+
+
 def keep_generators(runner: Any) -> None:
     """On CPUs, the random numbers of a request with a seed are not drawn back.
 
