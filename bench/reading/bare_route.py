@@ -1,4 +1,4 @@
-"""What `bench.reading.pollers` compares with: one FastAPI route, without Redis, checks or middleware."""
+"""What the pollers are compared with: a FastAPI route, without Redis, checks or middleware."""
 
 from fastapi import FastAPI
 
