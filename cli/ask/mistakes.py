@@ -49,7 +49,7 @@ def _other_spellings(text: str) -> list[str]:
 
 def _agrees(client: Client, body: dict[str, Any]) -> bool:
     try:
-        return client.run(body, Document)["n_mismatch"] == 0
+        return bool(client.run(body, Document)["n_mismatch"] == 0)
     except ApiError as error:
         if error.status in _REFUSED:
             return False
