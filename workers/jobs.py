@@ -43,7 +43,7 @@ class JobBatches:
         self.leaving = threading.Event()
 
     def leave(self) -> None:
-        """Gives back batches that wait for chat: the worker ends. For signal handlers; no waiting."""
+        """Gives back batches that wait for chat: the worker ends. For signal handlers."""
         self.leaving.set()
 
     def run_batch(self, job_id: str, batch_index: int) -> None:
