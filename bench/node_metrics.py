@@ -3,8 +3,8 @@
     .venv/bin/python -m bench.node_metrics
 
 The engines are stand-ins, servers in a process of their own that answer as vLLM 0.32 does; API and
-Redis are real. Targets at 64 engines: a read within 100 ms, and below 1 % of a core at one read in
-10 s.
+Redis are real. Targets at 64 engines: a read within 100 ms, and at one read in 10 s below 1 % of a
+core.
 """
 
 import asyncio
@@ -53,9 +53,7 @@ def main(
     pause: Annotated[float, typer.Option(min=0, help="Seconds from one read to the next.")] = 10.0,
     serve: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Exits with 1 when reads, by their median, take longer than the target, or the API more of
-    a core.
-    """
+    """Exits with 1 when the median read takes longer than the target, or the API more of a core."""
     if serve:
         asyncio.run(stand_ins(engines))
     else:
@@ -63,7 +61,7 @@ def main(
 
 
 async def stand_ins(n: int) -> None:
-    """Serves until its standard input ends; says its ports."""
+    """Serves `n` stand-ins until its standard input ends; prints their ports."""
     body = metrics_text().encode()
     head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
 
@@ -80,7 +78,7 @@ async def stand_ins(n: int) -> None:
 
 @contextmanager
 def served(n: int) -> Iterator[list[int]]:
-    """The ports of so many stand-ins, in a process of their own."""
+    """The ports of `n` stand-ins, in a process of their own."""
     command = [sys.executable, "-m", "bench.node_metrics", "--serve", "--engines", str(n)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
