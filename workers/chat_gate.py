@@ -104,7 +104,7 @@ class ChatGate:
     def wait(self, timeout_s: float) -> bool:
         """Waits until a slice may run, at most `timeout_s`; False: it may not.
 
-        0 only asks, which does not count as a skip.
+        With 0 it only asks, which does not count as a skip.
         """
         deadline = self._clock() + timeout_s
         with self._changed:
@@ -121,9 +121,8 @@ class ChatGate:
         """Slices that began at `started` (this gate's clock) kept the engine busy for `busy_s`."""
         with self._changed:
             self._proof_busy_s += busy_s
-            # From when the slice should have begun: so the fraction holds although each begins a
-            # little late. Never more than one period back: time that chat did not want is not held
-            # against proofs.
+            # From when the slice should have begun, so that the fraction holds although each is
+            # late. At most one period back: time that chat did not want is not held against proofs.
             period_s = busy_s / (
                 self._policy.fraction if self._policy.mode == "share" else self._starvation.share
             )

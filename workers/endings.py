@@ -16,7 +16,7 @@ def end_process() -> None:
 
 
 def end_like_this() -> None:
-    """Makes this process of multiprocessing end so after its work; a failing one ends as before."""
+    """Ends this multiprocessing process like that after its work; a failing one ends as before."""
     if multiprocessing.parent_process() is not None:
         # The lowest priority: after all others.
         util.Finalize(None, _end_unless_failed, exitpriority=-1)

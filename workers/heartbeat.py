@@ -1,4 +1,4 @@
-"""A worker's heartbeat, on a thread of its own: whatever takes long elsewhere, it goes on."""
+"""A worker's heartbeat, on a thread of its own: the worker lives on whatever takes long."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Heartbeat:
     def engine_stands_still(self, seconds: float) -> None:
         """How long the engine has stood still while requests wait; 0: it goes on.
 
-        Sent with the next beat, whose figures of the engine's server are as old.
+        Sent with the next beat: what the engine's server says meanwhile is as old as that.
         """
         if not seconds:
             self._still_since = None

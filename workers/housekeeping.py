@@ -27,8 +27,7 @@ from workers.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-# Messages of one job published again at a time, as its own may still be on their way; and of all
-# jobs.
+# Messages of one job published again at a time, as its own may still come; and of all jobs.
 _MOST_REPUBLISHED = 1000
 _MOST_REPUBLISHED_IN_ALL = 4000
 

@@ -43,7 +43,7 @@ class JobBatches:
         self.leaving = threading.Event()
 
     def leave(self) -> None:
-        """Gives back batches that wait for chat: the worker ends. For signal handlers."""
+        """At a worker's end gives back batches that wait for chat. For signal handlers."""
         self.leaving.set()
 
     def run_batch(self, job_id: str, batch_index: int) -> None:
@@ -89,13 +89,13 @@ class _Neighbours:
     cuts = True
 
     def __init__(self, worker: JobBatches, job_id: str, batch_index: int, name: str) -> None:
-        """`name`: of all leases."""
+        """`name`: the one that all leases bear."""
         self._worker = worker
         self._jobs = worker.jobs
         self._named: tuple[str, int] | None = (job_id, batch_index)
         self._name = name
         self.look_s = _LOOK_S
-        self._waits_since: float | None = None  # for chat, since then
+        self._waits_since: float | None = None  # monotonic time; None: chat is not waited for
         self._said = False  # to the jobs' clients, that they wait
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:

@@ -96,8 +96,7 @@ def run_worker(
             began_to_leave: list[float] = []
 
             def leave(**_: object) -> None:
-                # Else SIGTERM would wait for a round's task, or for chat, longer than some
-                # supervisors do.
+                # Else SIGTERM waits for a round's task or chat, too long for some supervisors.
                 round_steps.leave()
                 job_batches.leave()
                 housekeeper.drain()

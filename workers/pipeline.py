@@ -152,7 +152,7 @@ class Pipeline:
         return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
-        """Whether another micro-batch may begin: stages have caches for steps of one each."""
+        """Whether another micro-batch may begin: with steps, each stage has caches for one."""
         going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
             one.passes.steps for one in [*going, self._waiting[0]]

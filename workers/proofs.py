@@ -151,7 +151,7 @@ class Proofs:
         while self._take_orders():
             try:
                 self._step()
-            except ProoflineError as error:  # its micro-batches have it
+            except ProoflineError as error:  # the micro-batches that it ended have it
                 logger.error("%s", error)
             except Exception as error:
                 logger.exception("proofs cannot be computed")
@@ -175,7 +175,7 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """Runs one slice of every stage; fetches ended ones if there is none or chat goes first."""
+        """Runs a slice of every stage; without any, or under chat, fetches what was left."""
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S):

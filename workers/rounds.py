@@ -1,4 +1,4 @@
-"""A worker's part in a round: lease nonces, compute them, put values into the outbox, again."""
+"""A worker's part in a round: leases nonces, computes them, fills the outbox, in a loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RoundSteps:
 
     look_s = _LOOK_S
     cuts = False
-    _record: RoundRecord  # of the current step
+    _record: RoundRecord  # of the round that is computed
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RoundSteps:
         self._leaving.set()
 
     def step(self, round_id: str) -> None:
-        """Computes for about `step_s`, then queues the next step; no-op beside another step."""
+        """Computes for about `step_s`, then queues the next step; does nothing beside another."""
         if not self._in_step.acquire(blocking=False):
             return
         try:
@@ -146,7 +146,7 @@ class RoundSteps:
         until_redis_answers(lambda: self._rounds.release(lease, self._worker_id))
 
     def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
-        """Ends the round if no engine can compute this; what one cannot is left to others."""
+        """Ends the round where no engine can compute this; a single engine's failure does not."""
         logger.error("the round stops: %s", error)
         until_redis_answers(
             lambda: self._rounds.switch(self._record, RoundState.STOPPED, str(error))

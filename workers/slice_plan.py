@@ -17,8 +17,7 @@ from cachetools import LRUCache
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of
 
-# Weight of the newest measurement in the running means: layers' times are steady but for a kind's
-# first.
+# Weight of the newest layer time in the running means: all but a kind's first are steady.
 _NEWEST = 0.3
 # Kinds of micro-batches remembered: a round and the jobs beside it.
 _KINDS_KEPT = 32
@@ -49,7 +48,7 @@ class SlicePlan:
 
     def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
-        # The cache is also read by the threads that fill micro-batches.
+        # Guards `_times`, which threads that fill micro-batches read.
         self._lock = threading.Lock()
         self._times: LRUCache[_Kind, _LayerTimes] = LRUCache(_KINDS_KEPT)
 

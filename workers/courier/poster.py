@@ -82,7 +82,7 @@ class Poster:
         deadline_s: float = DEADLINE_S,
         tls: CallbackTls | None = None,
     ) -> None:
-        """`own_ports()`: of this machine, never sent to. `tls`: of the hosts the operator names."""
+        """`own_ports()`: this machine's, never sent to. `tls`: for the hosts the operator names."""
         self._clients = TlsClients(client, tls or CallbackTls(NO_TLS))
         self._policy = policy
         self._own_ports = own_ports
@@ -216,9 +216,8 @@ class Poster:
             content=sending.pieces(),
             headers=headers,
             auth=httpx.BasicAuth(url.username, url.password) if url.userinfo else None,
-            timeout=httpx.Timeout(
-                None, connect=connect_s
-            ),  # the rest has the deadline of the whole try
+            # The rest has the deadline of the whole try.
+            timeout=httpx.Timeout(None, connect=connect_s),
             extensions={"sni_hostname": host} if literal_address(host) is None else {},
         ) as response:
             return response.status_code

@@ -1,4 +1,4 @@
-"""What an engine is to the rest of Proofline: a loaded model that runs slices of proofs."""
+"""What an engine is to the rest of Proofline: a loaded model that runs micro-batches."""
 
 from __future__ import annotations
 

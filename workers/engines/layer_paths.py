@@ -1,7 +1,6 @@
 """Paths of decoder layers in models as vLLM builds them. Without torch: also for commands."""
 
-# Where the network's own nodes look for decoder layers: models that have them elsewhere are not
-# reflected by them.
+# Where the network's nodes look for decoder layers: of a model without these they reflect none.
 FLEET_PATHS = ("model.layers", "transformer.h", "layers")
 
 # Architectures, by vLLM's class, that wrap a language model: all beyond the fleet's reach.

@@ -16,8 +16,7 @@ class EngineOptions(ModelOptions):
     """
 
     engine: EngineKind = "vllm"
-    # GB of each device that keep keys and values for steps of decode proofs; None: a share of what
-    # is free
+    # GB of each device for keys and values of decode proofs' steps; None: a share of what is free
     decode_memory_gb: float | None = Field(None, ge=0)
     synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
     codebook: str = ""  # the file with the points of decode proofs; empty: what ships

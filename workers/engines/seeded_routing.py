@@ -61,7 +61,7 @@ def _seed(
 
 
 class _ForcedLogits(TorchFunctionMode):
-    """Gives other logits instead of the first linear layer that runs within."""
+    """Context in which forced logits replace the output of the first linear layer that runs."""
 
     def __init__(self, first_experts: Callable[[int], Tensor | None], top_k: int) -> None:
         super().__init__()

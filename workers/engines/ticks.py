@@ -93,7 +93,7 @@ class MicroBatch:
         self.launched = False
 
     def divide(self, most: int) -> None:
-        """Splits it into parts of at most `most` nonces; the last part ends the micro-batch."""
+        """Splits the micro-batch into parts of at most `most` nonces; the last part ends it."""
         firsts = range(0, len(self.nonces), most)
         self.parts = [MicroBatch(self.spec, self.nonces[first : first + most]) for first in firsts]
         for one in self.parts:

@@ -1,4 +1,4 @@
-"""The second opinion: the same proof through Hugging Face's code, on CPU or one GPU."""
+"""The second opinion: the same proof by Hugging Face's code on CPU or one GPU, without vLLM."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -10,8 +10,7 @@ from redis.exceptions import ConnectionError
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two tries to reach Redis. Celery's own pause grows to 30 s, too long for a node
-# whose Redis is back.
+# Seconds between tries to reach Redis: Celery's pause grows to 30 s, idle with Redis back.
 _RECONNECT_S = 2.0
 
 # Seconds that a worker's own queue outlives it: each worker has a new one, they would add up.
@@ -49,7 +48,7 @@ class _Channel(kombu_redis.Channel):
     def _create_client(self, asynchronous: bool = False) -> Any:
         if asynchronous:  # such a client owns the connection that it polls
             return super()._create_client(asynchronous=True)
-        # Closed: another pool.
+        # A closed channel gets another pool.
         if self._client_kept is None or self._client_kept.connection_pool is not self.pool:
             self._client_kept = super()._create_client()
         return self._client_kept

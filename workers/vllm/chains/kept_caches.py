@@ -83,7 +83,7 @@ class KeptCaches:
 
     @contextmanager
     def bound(self, place: Place) -> Iterator[None]:
-        """Binds the place's caches to every attention layer; chat's own again at the end."""
+        """Binds the place's caches to every attention layer; chat's own again on any exit."""
         with self._scratch.bound_to(place.caches):
             yield
 

@@ -15,8 +15,7 @@ from workers.vllm.chains.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.layout import Layout
 from workers.vllm.start.watch import Watch
 
-# The network transforms these outputs of a layer, hidden_states and residual: hyper-connections
-# give more.
+# Outputs that the network transforms, hidden_states and residual; hyper-connections give more.
 _TERMS = 2
 
 

@@ -23,7 +23,7 @@ FIRST_BLOCK = 1
 
 
 class NotIsolatableError(RuntimeError):
-    """The model keeps state that proofs would overwrite: they are refused, to keep chat whole."""
+    """The model keeps state that proofs would overwrite: proofs are refused, chat is intact."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ScratchCaches:
 
     @contextmanager
     def bound(self, n_sequences: int, seq_len: int) -> Iterator[None]:
-        """Binds the scratch caches to every attention layer; chat's own again at the end."""
+        """Binds the scratch caches to every attention layer; chat's own again on any exit."""
         scratch = {
             name: self._scratch(name, index, group.n_blocks(n_sequences, seq_len))
             for index, group in enumerate(self.groups)
@@ -219,7 +219,7 @@ class ScratchCaches:
         return scratch
 
     def _zeros_like(self, live: Tensor, name: str, group: ScratchGroup, n_blocks: int) -> Tensor:
-        """Zeros, not empty: slots past a sequence's end are masked, a NaN there poisons anyway."""
+        """Zeros: slots past a sequence's end are masked, but a masked NaN still poisons a sum."""
         return zeros_like(live, group.block_dim, n_blocks, self._page(live, name, group))
 
     def _page(self, live: Tensor, name: str, group: ScratchGroup) -> int:

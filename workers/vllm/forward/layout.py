@@ -36,8 +36,7 @@ class BlockTables:
             first = FIRST_BLOCK + per_sequence * torch.arange(n)
             blocks = first[:, None] + torch.arange(per_sequence)
             if group.is_state:
-                # As wide as the state's table gets where vLLM keeps checkpoints of it: all are this
-                # one.
+                # As wide as where vLLM keeps checkpoints of the state: all blocks are this one.
                 blocks = blocks.expand(n, cache_compat.state_table_width(group.group, capacity))
             self.tables.append(blocks.to(device, torch.int32).contiguous())
             self.first_slots.append((first[:, None] * group.block_size).to(device))
@@ -114,7 +113,7 @@ class Layout:
             slots.copy_(self._tables.slots(index, self.positions[:1]))
 
     def metadata(self) -> dict[str, Any]:
-        """Attention metadata by layer; new for each slice, as chat's steps fill its buffers."""
+        """Attention metadata by layer, new for each slice: chat's steps fill builders' buffers."""
         by_layer: dict[str, Any] = {}
         for group, table, slots in zip(
             self._tables.groups, self._tables.tables, self._slots, strict=True
@@ -164,7 +163,7 @@ class Whereabouts:
         self._layouts = ReadyLayouts(scratch.groups, device)
 
     def of(self, held: DeviceBatch, step: int) -> tuple[Layout, AbstractContextManager[None]]:
-        """Layout and caches of one pass; the first of a batch with steps takes its place."""
+        """Layout and caches of one pass; a batch with steps takes its place with the first."""
         order = held.batch.order
         n, shape, positions = order.n, order.shape, order.positions(step)
         if not shape.steps:

@@ -61,7 +61,7 @@ class MarkedScheme(PrefillScheme):
 
 @contextmanager
 def marked_norms(model: nn.Module) -> Iterator[None]:
-    """Within, each norm of the model runs in a range too: a CPU's are of operations of others."""
+    """Within, each of the model's norms runs in a range: on CPUs they share others' operations."""
     ranges: list[record_function] = []
 
     def enter(_module: nn.Module, _args: Any) -> None:
@@ -103,7 +103,7 @@ def profiled(
 
 
 def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """As `profiled`, of a GPU's events: a kernel is of the range it began in by the GPU's clock."""
+    """`profiled` from a GPU's events: a kernel's range is where it began by the GPU's own clock."""
     ranges: list[tuple[float, float, str]] = []  # microseconds
     kernels: list[tuple[float, float, str]] = []
     for event in events:
@@ -129,7 +129,7 @@ def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str
 
 
 def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """As `profiled`, of a CPU's events: each operation without those that it called."""
+    """`profiled` from a CPU's events: each operation without those that it called."""
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for event in events:
         outer = event

@@ -40,7 +40,7 @@ def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str,
 
 
 def shares(cpus: Sequence[int], n_ranks: int) -> str:
-    """The value of VARIABLE: equal runs of neighbouring CPUs, or "nobind" for fewer than ranks."""
+    """The value of VARIABLE: equal runs of neighbouring CPUs; "nobind" with fewer than ranks."""
     size = len(cpus) // n_ranks
     if size == 0:
         return "nobind"

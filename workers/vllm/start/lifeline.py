@@ -14,8 +14,7 @@ import time
 
 import psutil
 
-# The pid of the worker, for the processes that vLLM starts from it. Not for Ray's, which may run on
-# another host.
+# The worker's pid, for processes that vLLM starts from it; not Ray's, maybe on another host.
 VARIABLE = "PROOFLINE_WORKER_PID"
 
 # Seconds between two looks.

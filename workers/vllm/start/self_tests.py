@@ -192,7 +192,7 @@ def check_chains(engine: VllmEngine) -> None:
 
 
 def check_graphs(engine: VllmEngine) -> None:
-    """Holds a replayed short chain against one run plainly; a point that differs ends replay."""
+    """Compares a short chain replayed with one run plainly; a point that differs ends replay."""
     if why_no_chains(engine.info):
         return
     nonces = range(min(2, ChainLimits.of(engine.info).max_batch(_CHAIN, engine.info)))
