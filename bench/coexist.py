@@ -2,7 +2,7 @@
 
     .venv/bin/python -m bench.coexist
     .venv/bin/python -m bench.coexist --part soak --soak-minutes 10
-    python -m bench.coexist --dimensions qwen3-8b --seq-len 1024 --per-second 1  # on a GPU host
+    python -m bench.coexist --dimensions qwen3-8b --seq-len 1024 --per-second 1 --per-second 8
 
 Every situation is measured beside its counterpart (alone and beside a round; with and without a
 chat server) on the same engine, taking turns, so that whatever else changes on the machine meets

@@ -1,12 +1,12 @@
 """Cost of decode proofs beside vLLM's own generation, and what looking ahead saves a validator.
 
     python -m bench.decode_speed --model tiny-qwen3-256 --seq-len 32 --max-tokens 32  # anywhere
-    python -m bench.decode_speed --dimensions qwen3-8b --batch 128 --decode-memory-gb 40  # on a GPU
+    python -m bench.decode_speed --dimensions qwen3-8b --batch 128 --batch 256 --decode-memory-gb 40
     python -m bench.decode_speed ... --graphs both --part chains  # with and without CUDA graphs
 
 Every figure is printed as soon as it is there, the validator's first. Proofs and vLLM's `generate`
 run in turns on the same engine, with as many sequences and tokens each. Chat and Redis are not
-there: one process, one engine.
+there: one process, one engine. Large dimensions need a GPU.
 """
 
 import json
