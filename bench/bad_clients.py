@@ -1,5 +1,4 @@
-"""What an honest client sees while a thousand bad ones hold connections to the API, and what they
-cost it.
+"""What an honest client sees while a thousand bad ones hold connections, and their cost to the API.
 
 .venv/bin/python -m bench.bad_clients                 # all kinds, one after the other
 .venv/bin/python -m bench.bad_clients --kind silent --connections 1000 --seconds 20
@@ -36,11 +35,11 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def silent(_: Streams) -> None:
-    """Says nothing."""
+    """Sends nothing."""
 
 
 async def slow(streams: Streams) -> None:
-    """One byte of a header a second."""
+    """Sends one byte of a header a second."""
     streams[1].write(HEAD)
     while True:
         streams[1].write(b"x")
@@ -49,7 +48,7 @@ async def slow(streams: Streams) -> None:
 
 
 async def half(streams: Streams) -> None:
-    """Half a body of a megabyte."""
+    """Sends half a body of a megabyte."""
     streams[1].write(HEAD + b"Content-Length: 1000000\r\n\r\n" + b" " * 500_000)
     await streams[1].drain()
 
@@ -85,8 +84,7 @@ async def keep_open(port: int, kind: str, until: float) -> None:
     """One bad client, which comes again when it is thrown out."""
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
-            # Reads nothing that it does not ask for: limit is what the reader takes before it
-            # stops.
+            # limit: what the reader takes before it stops, where nothing asks it for more.
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
             if kind == "unread":
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -114,9 +112,8 @@ async def honest(
             async with httpx.AsyncClient(
                 base_url=url, timeout=10, trust_env=False, verify=False
             ) as client:
-                began = (
-                    time.perf_counter()
-                )  # a connection of its own each time, as the hardest case
+                # A connection of its own each time, as the hardest case.
+                began = time.perf_counter()
                 answer = await client.get("/health")
             failed += answer.status_code != 200
         except httpx.HTTPError:

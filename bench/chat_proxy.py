@@ -1,5 +1,4 @@
-"""What the API adds to a chat request, with and without its memory of the workers
-(registry.CHAT_MEMORY_S).
+"""What the API adds to a chat request, with and without its memory of workers (CHAT_MEMORY_S).
 
     .venv/bin/python -m bench.chat_proxy
 
@@ -42,7 +41,7 @@ TARGET = 0.95  # of the CPU time without the memory that a request may take with
 
 @dataclass(frozen=True)
 class Run:
-    """Of one request: milliseconds."""
+    """Milliseconds of one request."""
 
     api_cpu_ms: float
     redis_cpu_ms: float
@@ -100,9 +99,7 @@ def main(
         float, typer.Option(min=0.01, help="The cache time to compare with none.")
     ] = 0.25,
 ) -> None:
-    """Compares an API that asks Redis for each chat request with one that remembers its workers
-    for a moment.
-    """
+    """Compares an API that asks Redis for each chat request with one that remembers its workers."""
     exit_with(lambda: measure([int(n) for n in workers.split(",")], requests, repeat, cache_s))
 
 

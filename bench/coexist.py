@@ -2,8 +2,7 @@
 
     .venv/bin/python -m bench.coexist
     .venv/bin/python -m bench.coexist --part soak --soak-minutes 10
-    python -m bench.coexist --dimensions qwen3-8b --seq-len 1024 --per-second 1 --per-second 8 # on
-    a GPU host
+    python -m bench.coexist --dimensions qwen3-8b --seq-len 1024 --per-second 1 --per-second 8
 
 Every situation is measured beside its counterpart (alone and beside a round; with and without a
 chat server) on the same engine, taking turns, so that whatever else changes on the machine meets
@@ -134,9 +133,8 @@ def measure(options: Options, parts: list[str], policies: list[str]) -> bool:
         ]
         if wanted:
             with chat_node(options.work, policy) as node:
-                verdicts += [
-                    one.run(node, options) for one in wanted
-                ]  # all of them, also after a miss
+                # All of them, also after a miss.
+                verdicts += [one.run(node, options) for one in wanted]
     return all(verdicts)
 
 

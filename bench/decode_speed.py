@@ -1,15 +1,12 @@
-"""What decode proofs cost on one engine, beside vLLM's own generation, and what looking ahead saves
-a validator.
+"""Cost of decode proofs beside vLLM's own generation, and what looking ahead saves a validator.
 
-    python -m bench.decode_speed --model tiny-qwen3-256 --seq-len 32 --max-tokens 32      # anywhere
+    python -m bench.decode_speed --model tiny-qwen3-256 --seq-len 32 --max-tokens 32  # anywhere
     python -m bench.decode_speed --dimensions qwen3-8b --batch 128 --batch 256 --decode-memory-gb 40
-    # on a GPU
-    python -m bench.decode_speed ... --graphs both --part chains # steps as CUDA graphs beside steps
-    without
+    python -m bench.decode_speed ... --graphs both --part chains  # with and without CUDA graphs
 
 Every figure is printed as soon as it is there, the validator's first. Proofs and vLLM's `generate`
 run in turns on the same engine, with as many sequences and tokens each. Chat and Redis are not
-there: one process, one engine.
+there: one process, one engine. Large dimensions need a GPU.
 """
 
 import json
@@ -91,9 +88,7 @@ def main(
         float, typer.Option(help="Least times that one forward is faster.")
     ] = 10.0,
 ) -> None:
-    """Nonces/min of chains beside vLLM's own loop, and one forward against step by step. Exit
-    1: a target is missed.
-    """
+    """Nonces/min of chains beside vLLM's own loop, one forward beside steps. Exit 1: too slow."""
     if (model is None) == (dimensions is None):
         raise typer.BadParameter("give --model or --dimensions")
 
@@ -144,8 +139,9 @@ def best_of(
     ways: list[bool],
     target: float,
 ) -> bool:
-    """Chains of micro-batches of several sizes, in turns with vLLM's own generation. `ways`:
-    with graphs or not.
+    """Chains of micro-batches of several sizes, in turns with vLLM's own generation.
+
+    `ways`: with graphs or not.
     """
     table = Table(title=f"Chains, seq_len {seq_len}, max_tokens {max_tokens}")
     for heading in (
@@ -211,7 +207,7 @@ def best_of(
 
 
 def use_graphs(engine: Any, on: bool) -> None:
-    """Says why not, where steps are not recorded."""
+    """Turns recorded steps on or off; says why not, where steps are not recorded."""
     if not hasattr(engine, "use_graphs"):
         return
     found = engine.use_graphs(on)
@@ -224,7 +220,7 @@ def _said(on: bool) -> str:
 
 
 def _tell(n: int, **figures: Any) -> None:
-    """One line of JSON."""
+    """Prints one line of JSON."""
     plain = {
         name: round(value, 4) if isinstance(value, float) else value
         for name, value in figures.items()
@@ -247,9 +243,7 @@ def spec_of(seq_len: int, max_tokens: int, block_hash: str, **options: Any) -> P
 
 
 def generate(engine: Any, seq_len: int, max_tokens: int, n: int) -> None:
-    """vLLM's own loop: as many prompts that it has never seen, all at once, greedy, to the last
-    token.
-    """
+    """Runs vLLM's own loop on as many unseen prompts at once, greedy, to the last token."""
     import asyncio
 
     from vllm import SamplingParams
@@ -284,8 +278,7 @@ def validation(
     ways: list[bool],
     target: float,
 ) -> bool:
-    """How many times one forward is as fast as steps of USUAL_BATCH nonces, and how their margins
-    differ.
+    """How much faster one forward is than steps of USUAL_BATCH nonces, and how margins differ.
 
     Claims of an honest node, but for every tenth nonce, whose first point is another. `ways`: steps
     with graphs or not; the first one's are what is compared.

@@ -1,6 +1,6 @@
-"""What an operator who keeps the defaults gets, through the whole stack, of what his engine can do.
+"""What the whole stack with the defaults gets out of an engine.
 
-    python -m bench.full_speed --dimensions qwen3-8b --seq-len 1024 --what round # on a GPU host
+    python -m bench.full_speed --dimensions qwen3-8b --seq-len 1024 --what round  # on a GPU host
 
 Policy `yield` unless another is named, chat server running and idle, dummy weights. The bare loop
 on the very same engine computes whole full micro-batches, one behind the other, with nothing
@@ -57,8 +57,7 @@ def main(
     ] = "yield",
     target: Annotated[float, typer.Option(help="Least ratio.")] = 0.98,
 ) -> None:
-    """Nonces/s through API, Redis, Celery and outbox over nonces/s of a bare loop of the same
-    engine, in turns.
+    """Nonces/s of API, Redis, Celery and outbox over those of a bare loop on the engine, in turns.
 
     A round's are those between its first and its last progress, as it goes on for minutes.
     """

@@ -1,8 +1,7 @@
-"""How far the fused kernels move artifacts from those of the plain expressions, beside what the
-batch size alone does.
+"""How far fused kernels move artifacts from the plain expressions', beside what batch size does.
 
-    python -m bench.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b # on a GPU host
-    python -m bench.fused_distance --model tiny-qwen3 --nonces 64 # anywhere; a CPU has no kernels
+    python -m bench.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b  # on a GPU host
+    python -m bench.fused_distance --model tiny-qwen3 --nonces 64  # anywhere; a CPU has no kernels
 
 The same weights in two engines, one after the other: with PROOFLINE_FUSED=off and without. For
 --dimensions they are drawn as transformers begins a training: vLLM's dummy ones are so small that
@@ -52,9 +51,7 @@ def main(
         list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
     ] = None,
 ) -> None:
-    """Mean and largest L2 of both. Exit 1: the kernels move artifacts further than the batch
-    size does.
-    """
+    """Mean and largest L2 of both. Exit 1: kernels move artifacts further than batch size."""
     if not (dimensions or model):
         raise typer.BadParameter("give --model or --dimensions")
 
@@ -115,9 +112,7 @@ def draw_weights(directory: str) -> None:
 def artifacts(
     options: EngineOptions, switch: str, nonces: int, seq_len: int, batches: Sequence[int]
 ) -> list[list[Any]]:
-    """Those of the nonces in micro-batches of each of these sizes, on an engine that starts
-    with this switch.
-    """
+    """Artifacts of the nonces by micro-batch size, on an engine that starts with this switch."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = switch  # read in the processes that vLLM starts
     try:

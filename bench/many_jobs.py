@@ -25,7 +25,7 @@ from workers.engines.options import EngineOptions
 
 READY_TIMEOUT_S = 300.0
 MODEL = "tiny-qwen3"  # its name only: the engine loads none
-# Milliseconds of a micro-batch: so long that nearly all jobs still wait when the last one has come.
+# Milliseconds of a micro-batch: nearly all jobs still wait when the last one has come.
 STEP_MS = 1000.0
 CLIENTS = 8
 HEARTBEAT_LIMIT_S = 5.0  # half of the default POC_WORKER_TTL_S
@@ -65,9 +65,7 @@ def main(
         float, typer.Option(min=0, help="Seconds to look on once all jobs wait.")
     ] = 30.0,
 ) -> None:
-    """Exits with 1 when a heartbeat came later than 5 s after the one before, or an answer
-    later than 1 s.
-    """
+    """Exits with 1 when heartbeats are more than 5 s apart or an answer takes more than 1 s."""
     exit_with(lambda: measure(jobs, workers, watch_s))
 
 

@@ -68,7 +68,7 @@ class Talk:
     pause_s: float  # between an answer and the next turn, in the mean
 
     def hold(self, http: httpx.Client, model: str, salt: str) -> Run:
-        """All conversations, whose texts follow from `salt`."""
+        """Sends all conversations, whose texts follow from `salt`."""
         with ThreadPoolExecutor(self.at_once) as pool:
             held = list(
                 pool.map(

@@ -33,15 +33,15 @@ READY_TIMEOUT_S = 600.0  # the first start compiles kernels
 K_DIM = 12
 WARM_UP_BATCHES = 4  # of each side, before its first timed run
 
-# A worker splits batches so that chat need not wait long, the loop does not, and in bfloat16 that
-# may show. Nearly all vectors must agree within this L2 distance.
+# Workers split batches so that chat need not wait, the loop does not: in bfloat16 that may show.
+# Nearly all vectors must agree within this L2 distance.
 SAME_WITHIN = 0.05
 DIFFERING_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class Case:
-    """A job of the benchmark and the least ratio of speeds; None: whatever it is."""
+    """A job of the benchmark and the least ratio of speeds; None: any."""
 
     batch_size: int
     seq_len: int
@@ -162,8 +162,7 @@ def main(
         list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
     ] = None,
 ) -> None:
-    """Nonces/s through API, Redis and Celery over nonces/s of a bare loop of the same engine, one
-    after the other.
+    """Nonces/s of API, Redis and Celery over those of a bare loop on the same engine, in turns.
 
     Pairs of runs that other programs disturbed are repeated, at most twice. Exits with 1 when a
     case misses its target.

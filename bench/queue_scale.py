@@ -2,9 +2,8 @@
 
     .venv/bin/python bench/queue_scale.py
 
-The synthetic engine sleeps 50 ms a batch and uses no CPU to speak of, so what is measured is the
-queue: 16 workers take 320 batches a second through one Redis, one API and however many cores there
-are.
+The synthetic engine sleeps 50 ms a batch and uses hardly any CPU: the queue is measured. 16 workers
+take 320 batches a second through one Redis, one API and however many cores there are.
 """
 
 import statistics
@@ -69,8 +68,7 @@ def main(
         typer.Option(min=0, help="Seconds to wait before each job until other programs are quiet."),
     ] = 60.0,
 ) -> None:
-    """Throughput of N workers over N times what one worker should do, with the synthetic engine at
-    50 ms a batch.
+    """Throughput of N synthetic workers, 50 ms a batch, over N times one worker's ideal.
 
     Runs that other programs disturbed are repeated, at most twice. Exits with 1 when any number of
     workers stays below 0.95 of linear.
@@ -99,13 +97,11 @@ def measure(
 def measure_workers(
     n: int, repeat: int, seconds: float, batch_size: int, quiet_wait_s: float
 ) -> list[machine.Observed[Run]]:
-    """A stack of `n` workers, and `repeat` jobs on it."""
+    """Starts `n` workers and runs `repeat` jobs on them."""
     n_batches = round(n * seconds * 1000 / STEP_MS)
-    # Long jobs on many workers have more nonces than one request may, which is not what is measured
-    # here.
+    # Long jobs on many workers have more nonces than one request may have by default.
     env = {"POC_MAX_QUEUED_NONCES": str(max(100_000, n_batches * batch_size))}
-    # One batch a micro-batch: a worker would take several together, and 50 ms would be those of all
-    # of them.
+    # One batch a micro-batch: else a worker would take several together in 50 ms.
     tokens = SEQ_LEN * batch_size
     options = EngineOptions(
         model=MODEL, engine="synthetic", synthetic_step_ms=STEP_MS, max_batch_tokens=tokens
@@ -190,7 +186,7 @@ def report(found: dict[int, list[machine.Observed[Run]]]) -> bool:
 
 
 def median_cpu_ms(runs: list[Run]) -> list[float]:
-    """CPU time a batch of workers, Redis and API."""
+    """CPU milliseconds a batch of workers, Redis and API."""
     seconds = [(run.workers_cpu_s, run.redis_cpu_s, run.api_cpu_s) for run in runs]
     return [
         statistics.median(

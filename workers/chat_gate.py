@@ -1,6 +1,4 @@
-"""The chat gate: decides before each slice whether proofs or chat have the engine now
-(POC_CHAT_POLICY).
-"""
+"""The chat gate: decides before each slice whether proofs or chat have the engine now."""
 
 from __future__ import annotations
 
@@ -11,8 +9,7 @@ from dataclasses import dataclass
 
 from poc_core.settings import ChatPolicy
 
-# Seconds between two looks at the engine while chat has it: proofs go on that much later than they
-# could.
+# Seconds between two looks at the engine while chat has it.
 _POLL_S = 0.005
 # Seconds without a question after which nobody waits for chat to end.
 _GIVEN_UP_S = 5.0
@@ -20,8 +17,9 @@ _GIVEN_UP_S = 5.0
 
 @dataclass(frozen=True)
 class Starvation:
-    """What proofs get under constant chat, by policy `yield`: after `after_s` seconds without
-    any, `share` of the time.
+    """What proofs get under constant chat by policy `yield` (POC_CHAT_POLICY).
+
+    `share` of the time, once they have had none for `after_s` seconds.
     """
 
     after_s: float = 60.0
@@ -30,7 +28,7 @@ class Starvation:
 
 @dataclass(frozen=True)
 class GateStats:
-    """Counted since the process began."""
+    """Counters since the process began."""
 
     chat_active: int  # chat requests under way
     chat_total: int
@@ -40,12 +38,12 @@ class GateStats:
 
 
 class ChatGate:
-    """Asked by the thread that computes proofs, before each slice.
+    """Gate between proofs and chat, asked before each slice by the thread that computes proofs.
 
     `yield`: a slice runs only while the engine has no unfinished chat request; under constant chat
-    it is as `share` with the starvation's share, until chat is idle again. `share`: also beside
-    chat, but then so seldom that proofs have the fraction F of the time. `exclusive`: proofs never
-    wait, chat is refused while a round runs; without a round, as `yield`.
+    it is as `share` with the starvation's share, until chat is idle again. `share`: slices also run
+    beside chat, but so seldom that proofs have the fraction F of the time. `exclusive`: proofs
+    never wait, chat is refused while a round runs; without a round, as `yield`.
     """
 
     def __init__(
@@ -55,9 +53,7 @@ class ChatGate:
         starvation: Starvation = Starvation(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`unfinished`: how many chat requests the engine has to work on. What a client has yet
-        to read does not count.
-        """
+        """`unfinished`: chat requests that the engine works on, not what clients have to read."""
         self._policy = policy
         self._unfinished = unfinished
         self._starvation = starvation
@@ -70,15 +66,14 @@ class ChatGate:
         self._proof_busy_s = 0.0
         self._computes_round = False
         self._not_before = 0.0  # beside chat: when the next slice may begin
-        self._denied_since: float | None = (
-            None  # `yield`: when chat took the engine from proofs that want it
-        )
+        # `yield`: when chat took the engine from proofs that want it.
+        self._denied_since: float | None = None
         self._asked_at = 0.0
 
     # The chat server's side.
 
     def enter_chat(self) -> bool:
-        """A request comes; False: it is to be refused. One that was let in must `leave_chat`."""
+        """Lets a chat request in, which must `leave_chat` later; False: refuse it."""
         with self._changed:
             if self._policy.mode == "exclusive" and self._computes_round:
                 self._refused += 1
@@ -88,7 +83,7 @@ class ChatGate:
             return True
 
     def leave_chat(self) -> None:
-        """Its answer was sent, or its client left."""
+        """The request's answer was sent, or its client left."""
         with self._changed:
             self._active -= 1
             if self._active == 0:  # idle, although maybe nobody asks now
@@ -107,8 +102,9 @@ class ChatGate:
         return not self._is_exclusive_now() and self._unfinished() > 0
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until a slice may run, at most `timeout_s`; False: it may not. With 0 it only
-        asks, which does not count as a skip.
+        """Waits until a slice may run, at most `timeout_s`; False: it may not.
+
+        With 0 it only asks, which does not count as a skip.
         """
         deadline = self._clock() + timeout_s
         with self._changed:
@@ -125,9 +121,8 @@ class ChatGate:
         """Slices that began at `started` (this gate's clock) kept the engine busy for `busy_s`."""
         with self._changed:
             self._proof_busy_s += busy_s
-            # From when it should have begun, so that the fraction holds although each one begins a
-            # little late; but never more than one period back, and time that chat did not want is
-            # not held against proofs.
+            # From when the slice should have begun, so that the fraction holds although each is
+            # late. At most one period back: time that chat did not want is not held against proofs.
             period_s = busy_s / (
                 self._policy.fraction if self._policy.mode == "share" else self._starvation.share
             )

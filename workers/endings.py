@@ -1,6 +1,4 @@
-"""How processes end that have loaded vLLM: the interpreter itself would look through all of it
-for garbage first.
-"""
+"""Quick ends of processes that loaded vLLM: the interpreter would collect its garbage first."""
 
 import atexit
 import multiprocessing
@@ -10,7 +8,7 @@ from multiprocessing import util
 
 
 def end_process() -> None:
-    """Does what is to be done at a process's end, and ends it with status 0."""
+    """Runs the exit handlers and ends the process with status 0."""
     atexit._run_exitfuncs()  # noqa: SLF001
     sys.stdout.flush()
     sys.stderr.flush()
@@ -18,13 +16,10 @@ def end_process() -> None:
 
 
 def end_like_this() -> None:
-    """Has this process, one of multiprocessing's, end so when it has done its work; one that
-    fails ends as before.
-    """
+    """Ends this multiprocessing process like that after its work; a failing one ends as before."""
     if multiprocessing.parent_process() is not None:
-        util.Finalize(
-            None, _end_unless_failed, exitpriority=-1
-        )  # after all others, which have none or more
+        # The lowest priority: after all others.
+        util.Finalize(None, _end_unless_failed, exitpriority=-1)
 
 
 def _end_unless_failed() -> None:

@@ -1,6 +1,4 @@
-"""A worker's heartbeat, on a thread that does nothing else: whatever takes long elsewhere, the
-worker stays alive.
-"""
+"""A worker's heartbeat, on a thread of its own: the worker lives on whatever takes long."""
 
 from __future__ import annotations
 
@@ -25,9 +23,9 @@ logger = logging.getLogger(__name__)
 class Heartbeat:
     """Keeps one worker registered, and tells what it serves, counts and has in hand.
 
-    Each heartbeat is made anew from what is only ever added: the record of the start, what is
-    served, and whether the worker drains or hangs. One is made and sent at a time, so none says
-    less than the one before.
+    Each beat is made anew from what is only ever added: the record of the start, what is served,
+    and whether the worker drains or hangs. One beat is made and sent at a time, so none says less
+    than the one before.
     """
 
     def __init__(
@@ -38,11 +36,10 @@ class Heartbeat:
         self._registry = registry
         self._hand = hand
         self._interval_s = interval_s
-        self._served: tuple[Proofs, int | None] | None = (
-            None  # with the port of its chat; None: it loads its model
-        )
+        # With the chat's port; None: the worker loads its model.
+        self._served: tuple[Proofs, int | None] | None = None
         self._gpus = GpuWatch(record.host)
-        self._still_since: float | None = None  # when the engine last went on, if it stands still
+        self._still_since: float | None = None  # when the engine last went on; None: it goes on
         self._draining = threading.Event()
         self._hung = threading.Event()
         self._beats = Periodic("heartbeat", interval_s, self._beat)
@@ -61,14 +58,13 @@ class Heartbeat:
         self.beat()
 
     def drain(self) -> None:
-        """Nobody sends this worker anything new from the next heartbeat on. For signal
-        handlers; does not wait.
-        """
+        """Turns new work away from the next beat on. For signal handlers; does not wait."""
         self._draining.set()
 
     def engine_stands_still(self, seconds: float) -> None:
-        """For how long it has while requests wait; 0: it goes on. Told with the next heartbeat:
-        what its server says meanwhile is as old as that.
+        """How long the engine has stood still while requests wait; 0: it goes on.
+
+        Sent with the next beat: what the engine's server says meanwhile is as old as that.
         """
         if not seconds:
             self._still_since = None
@@ -91,9 +87,7 @@ class Heartbeat:
             )
 
     def beat(self) -> None:
-        """Says at once what it would say with the next heartbeat. Raises nothing: failures are
-        logged.
-        """
+        """Sends a beat at once. Raises nothing: failures are logged."""
         self._beats.once()
 
     def _beat(self) -> None:

@@ -1,6 +1,4 @@
-"""What a worker does beside its tasks and its heartbeat: joining the current round, and
-bringing back what dead workers and lost messages left behind.
-"""
+"""What a worker does beside tasks and heartbeat: joins rounds, recovers lost work."""
 
 from __future__ import annotations
 
@@ -29,23 +27,20 @@ from workers.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-# Messages of one job published again at a time: a large job's own may still be on their way. And of
-# all jobs.
+# Messages of one job published again at a time, as its own may still come; and of all jobs.
 _MOST_REPUBLISHED = 1000
 _MOST_REPUBLISHED_IN_ALL = 4000
 
-# Seconds after which waiting nonces are counted anew though no job was seen to have expired: those
-# of a model whose workers are all gone are seen by nobody else.
+# Seconds after which waiting nonces are counted anew without an expired job: nobody else sees those
+# of a model whose workers are all gone.
 _RECOUNT_S = 60.0
 
-# Jobs that trouble was logged of, so that it is logged once.
+# Jobs whose trouble was logged, to log it once.
 _MOST_REMEMBERED = 1000
 
 
 class Housekeeper:
-    """A thread that keeps this worker's model moving, beside the one that keeps the worker
-    registered.
-    """
+    """A thread beside the heartbeat's that keeps this worker's model moving."""
 
     def __init__(
         self,
@@ -81,25 +76,21 @@ class Housekeeper:
         self._work.start()
 
     def ready(self, proofs: Proofs, runner: RoundSteps, chat_port: int | None) -> None:
-        """The engine is loaded: from now on clients may use this worker, and it joins the
-        current round.
-        """
+        """Offers the loaded engine to clients, and joins the current round."""
         self._runner = runner
         self._proofs = proofs
         self._heartbeat.ready(proofs, chat_port)
 
     def beat(self) -> None:
-        """Says at once what it would say with the next heartbeat."""
+        """Sends a heartbeat at once."""
         self._heartbeat.beat()
 
     def drain(self) -> None:
-        """Nobody sends this worker anything new from the next heartbeat on. For signal
-        handlers; does not wait.
-        """
+        """Turns new work away from the next heartbeat on. For signal handlers; does not wait."""
         self._heartbeat.drain()
 
     def stop(self) -> None:
-        """Leave the registry at once, so that nobody waits for this worker."""
+        """Leaves the registry at once, so that nobody waits for this worker."""
         self._work.stop(self._interval_s)
         self._heartbeat.stop()
 
@@ -111,15 +102,13 @@ class Housekeeper:
             return
         self._join_round(self._proofs, self._runner)
         if time.monotonic() >= self._next_reap_s:
-            # Jitter, so that many workers do not look at the same moment.
+            # Jitter: many workers should not look at the same moment.
             self._next_reap_s = time.monotonic() + self._reap_interval_s * random.uniform(0.8, 1.2)
             if self._jobs.survey.take_turn(self._model, self._worker_id):
                 self._reap()
 
     def _check_engine(self, proofs: Proofs) -> None:
-        """A worker that has nothing to do would not see that its engine died, and offer it to
-        clients for ever.
-        """
+        """Ends an idle worker whose engine died: clients would be offered it for ever."""
         try:
             proofs.engine.check()
         except EngineLostError as error:
@@ -135,23 +124,21 @@ class Housekeeper:
             proofs.exit_without_engine(EngineLostError(f"{hung} while requests wait for it."))
 
     def _join_round(self, proofs: Proofs, runner: RoundSteps) -> None:
-        """Queue this worker's next step when a round generates and no step runs: it begins, or
-        its message was lost.
+        """Queues this worker's next step when a round generates and no step runs.
+
+        The round begins, or the step's message was lost.
         """
         round_id = self._rounds.generating(self._model)
         if runner.is_in_step:
             return
         if round_id is None:
-            proofs.set_computes_round(
-                False
-            )  # it ended between two steps, and the message of the next was lost
+            # The round ended between two steps, and the message of the next was lost.
+            proofs.set_computes_round(False)
         elif self._steps.is_empty():
             self._steps.publish(round_id)
 
     def _reap(self) -> None:
-        """Bring this model's stuck jobs on: batches of dead workers and those that were
-        forgotten, lost messages, a finish that never came.
-        """
+        """Brings stuck jobs on: batches of dead workers, lost messages, missed finishes."""
         waiting: list[str] = []
         n_dropped = 0
         for found in self._jobs.survey.stuck(self._model):
@@ -173,8 +160,7 @@ class Housekeeper:
             self._next_recount_s = time.monotonic() + _RECOUNT_S
             self._jobs.recount()
         # Jobs wait for a round's end. Else an empty queue beside waiting batches: their messages
-        # were lost, or are in some worker's hands this very moment and then come twice, which does
-        # no harm.
+        # were lost, or are in some worker's hands now and then come twice, which does no harm.
         if not waiting or self._rounds.generating(self._model) is not None:
             self._jobs.survey.note_drained(self._model)
         elif self._queue.is_empty():
@@ -194,7 +180,7 @@ class Housekeeper:
             self._queue.publish(job_id, lost)
 
     def _publish_again(self, job_ids: list[str], most: int) -> None:
-        """The oldest jobs' first."""
+        """Publishes at most `most` waiting batches, the oldest jobs' first."""
         n_published = 0
 
         def publish(job_id: str) -> None:
@@ -209,12 +195,12 @@ class Housekeeper:
             self._guarded(job_id, publish)
 
     def _guarded(self, job_id: str, step: Callable[[str], object]) -> None:
-        """One bad record must not keep the others from being looked after."""
+        """Runs a step for one job; a bad record must not keep others from being looked after."""
         try:
             step(job_id)
         except Exception as error:
             if isinstance(error, OperationalError) or is_transient(error):
-                raise  # of no single job
+                raise  # not about a single job
             if job_id not in self._logged:
                 logger.exception("job %s cannot be looked after", job_id)
                 self._logged[job_id] = None

@@ -1,6 +1,4 @@
-"""A worker's part in jobs: leases batches, as many as its engine holds at a time, and brings
-their values to the jobs.
-"""
+"""A worker's part in jobs: leases as many batches as its engine holds, and stores their values."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ from workers.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks whether what is computed is still wanted: so much later than it could
-# does /stop take effect.
+# Seconds between two looks whether the work is still wanted; delays /stop by as much.
 _LOOK_S = 0.05
 # Seconds that chat keeps the engine before clients are told that their job waits for it.
 _CHAT_WAIT_S = 1.0
@@ -46,15 +43,13 @@ class JobBatches:
         self.leaving = threading.Event()
 
     def leave(self) -> None:
-        """The worker is to end: batches that wait for chat go back. For signal handlers; does
-        not wait.
-        """
+        """At a worker's end gives back batches that wait for chat. For signal handlers."""
         self.leaving.set()
 
     def run_batch(self, job_id: str, batch_index: int) -> None:
-        """Compute a batch of a job, unless somebody else has it, a round has the engine or the
-        job has ended; and beside it as many further batches of the same spec as the engine
-        holds.
+        """Computes a batch, and further ones of the same spec that the engine has room for.
+
+        Does nothing where somebody else has the batch, a round has the engine or the job has ended.
         """
         if not self._chat_allows(job_id):
             if self.leaving.is_set():
@@ -73,8 +68,9 @@ class JobBatches:
         return any(wanted)
 
     def _chat_allows(self, job_id: str) -> bool:
-        """Waits before anything is leased, so that a worker whose chat is idle may take it.
-        False: it is not to be run here.
+        """Waits for chat before anything is leased: a worker with idle chat may take the job.
+
+        False: the job is not to be run here.
         """
         if self.proofs.chat_allows(_CHAT_WAIT_S):
             return True
@@ -88,20 +84,18 @@ class JobBatches:
 
 
 class _Neighbours:
-    """The batch that a message names, and those beside it that the engine has room for: a source
-    of leases that gives them once.
-    """
+    """Source of the batch that a message names, and of those beside it: gives each lease once."""
 
     cuts = True
 
     def __init__(self, worker: JobBatches, job_id: str, batch_index: int, name: str) -> None:
-        """`name`: of all their leases."""
+        """`name`: the one that all leases bear."""
         self._worker = worker
         self._jobs = worker.jobs
         self._named: tuple[str, int] | None = (job_id, batch_index)
         self._name = name
         self.look_s = _LOOK_S
-        self._waits_since: float | None = None  # for chat
+        self._waits_since: float | None = None  # monotonic time; None: chat is not waited for
         self._said = False  # to the jobs' clients, that they wait
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
@@ -169,8 +163,9 @@ class _Neighbours:
 
 
 def finish_or_fail(jobs: JobStore, job_id: str) -> None:
-    """Build the answer of a job whose batches are all done. What would go wrong again with
-    every try fails the job; while Redis is in trouble its error is raised, and housekeeping
+    """Builds the answer of a job whose batches are all done.
+
+    What would go wrong with every try fails the job. An error of Redis is raised, and housekeeping
     tries again.
     """
     try:

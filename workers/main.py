@@ -1,6 +1,4 @@
-"""The worker process: loads an engine, registers, and consumes its model's queue until it is
-told to stop.
-"""
+"""The worker process: loads an engine, registers, and consumes its model's queue."""
 
 from __future__ import annotations
 
@@ -45,19 +43,19 @@ _CHAT_POLL_S = 0.1
 def run_worker(
     options: EngineOptions, worker_id: str | None = None, redis_url: str | None = None
 ) -> None:
-    """Runs until SIGTERM or SIGINT (batches in hand are finished first). ProoflineError: the engine
-    cannot be loaded.
+    """Runs until SIGTERM or SIGINT; batches in hand are finished first.
 
     `worker_id`: None for host, GPUs or pid, and a random part; must be new for every process.
     `redis_url`: None for POC_REDIS_URL. Everything else comes from the settings (POC_...).
+    ProoflineError: the engine cannot be loaded.
 
-    Don't run two in one process: Celery's signal handlers and the engine belong to the whole
-    process.
+    Never two in one process: Celery's signal handlers and the engine belong to the whole process.
     """
+    # Two lines a batch would bury what matters.
     for name in (
         "celery.worker.strategy",
         "celery.app.trace",
-    ):  # two lines a batch would bury what matters
+    ):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = load_settings(redis_url=redis_url)
     name, worker_id = _names(worker_id, settings.host)
@@ -98,8 +96,7 @@ def run_worker(
             began_to_leave: list[float] = []
 
             def leave(**_: object) -> None:
-                # Else SIGTERM would wait for the rest of a round's task, or for chat, longer than
-                # some supervisors do.
+                # Else SIGTERM waits for a round's task or chat, too long for some supervisors.
                 round_steps.leave()
                 job_batches.leave()
                 housekeeper.drain()
@@ -112,8 +109,7 @@ def run_worker(
                 broker.queue(model_queue(model)),
                 broker.queue_of_one(worker_queue(worker_id)),
             ]
-            # Threads, because vLLM starts child processes, which the daemonic children of prefork
-            # may not.
+            # Threads: prefork's daemonic children may not start children, as vLLM does.
             app.Worker(
                 pool="threads",
                 concurrency=proofs.depth,
@@ -126,9 +122,8 @@ def run_worker(
             proofs.stop()
             if gate is not None and began_to_leave:
                 housekeeper.beat()
-                time.sleep(
-                    CHAT_MEMORY_S
-                )  # until no API remembers this worker as one that takes chat
+                # Until no API remembers this worker as one that takes chat.
+                time.sleep(CHAT_MEMORY_S)
                 _let_chat_end(gate, began_to_leave[0] + CHAT_GRACE_S)
         finally:
             engine.close()
@@ -137,7 +132,7 @@ def run_worker(
 
 
 def _let_chat_end(gate: ChatGate, deadline: float) -> None:
-    """Returns when no chat request is under way, but no later than `deadline` (time.monotonic)."""
+    """Returns when no chat request is under way, at `deadline` (time.monotonic) at the latest."""
     while (active := gate.stats().chat_active) and time.monotonic() < deadline:
         time.sleep(_CHAT_POLL_S)
     if active:
@@ -149,8 +144,8 @@ def _let_chat_end(gate: ChatGate, deadline: float) -> None:
 def _names(given: str | None, host: str) -> tuple[str, str]:
     """What Flower shows before the host's name, and the worker's id.
 
-    By its GPUs where it is pinned to some, else by its pid; and by chance, as every start needs a
-    new id.
+    Both hold the worker's GPUs, or its pid where it is pinned to none, and a random part: each
+    start of a worker needs a new id.
     """
     if given:
         return given, given
@@ -162,9 +157,7 @@ def _names(given: str | None, host: str) -> tuple[str, str]:
 def _serve_chat(
     engine: Engine, settings: Settings, secret: str | None
 ) -> tuple[ChatGate | None, int | None]:
-    """Starts the engine's chat server, if it has one and shall have one, and returns its gate
-    and port.
-    """
+    """Starts the chat server, if engine and settings have one; returns its gate and port."""
     if settings.chat.mode == "off":
         return None, None
     starvation = Starvation(settings.generate_chunk_timeout_sec)

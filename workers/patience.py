@@ -1,6 +1,4 @@
-"""Waiting out a Redis that is away: what an engine computed must not be lost because of a
-restart.
-"""
+"""Waiting out a Redis that is away: its restart must not lose what an engine computed."""
 
 from __future__ import annotations
 
@@ -17,16 +15,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds between tries. Each try already lasts as long as the client's own retries and timeouts.
+# Seconds between tries, each of which lasts as long as the client's own retries and timeouts.
 PAUSE_S = 0.5
 # Seconds between two lines in the log while Redis stays away.
 _LOG_INTERVAL_S = 10.0
 
 
 def until_redis_answers(step: Callable[[], T]) -> T:
-    """The result of `step`, tried again for as long as Redis is away. A step must be repeatable
-    without harm.
-    """
+    """The result of `step`, tried again while Redis is away. `step` must be repeatable."""
     logged_at = 0.0
     while True:
         try:

@@ -1,8 +1,7 @@
 """Micro-batches on their way through an engine's pipeline stages, one slice of each stage a tick.
 
-With one stage that is simply one slice after the other. With several, a micro-batch enters the
-first stage as soon as the one before it has left it, so that no stage waits for another while there
-is work.
+With one stage, slices run one after the other. With several, a micro-batch enters the first
+stage as soon as the one before has left it: no stage waits while there is work.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Pipeline:
         self.plan = plan
         self._waiting: deque[MicroBatch] = deque()
         self._going: dict[int, MicroBatch] = {}  # begun on the engine, oldest first
-        self._measured: dict[int, MicroBatch] = {}  # those whose times may still come
+        self._measured: dict[int, MicroBatch] = {}  # ended ones whose times may still come
         self._drop: list[int] = []
 
     @property
@@ -46,7 +45,7 @@ class Pipeline:
         self._waiting.append(micro_batch)
 
     def cancel(self, micro_batch: MicroBatch) -> None:
-        """Forgets it; nothing is launched for it any more."""
+        """Forgets the micro-batch; nothing of it is launched any more."""
         for part in micro_batch.parts:
             self.cancel(part)
         if self._going.pop(micro_batch.id, None) is not None:
@@ -55,20 +54,17 @@ class Pipeline:
             self._waiting.remove(micro_batch)
 
     def fetch(self) -> None:
-        """Waits for the first of those micro-batches that are launched, if there is any, and
-        takes its values.
-        """
+        """Waits for the first launched micro-batch, if any, and takes its values."""
         first = next((one.id for one in self._going.values() if one.launched), None)
         if self._drop or first is not None:
             drop, self._drop = self._drop, []
             self._call(Tick(drop=drop, fetch=first))
 
     def run(self, wait: bool) -> float:
-        """One tick: launches the next slice of every stage. Returns the seconds of device time that
-        it heard of.
+        """One tick: launches each stage's next slice; returns seconds of device time heard of.
 
         `wait`: until all that was launched is done. The engine's errors pass through, after the
-        micro-batches that they are the end of have them.
+        micro-batches that end with them were told.
         """
         begin: list[MicroBatch] = []
         slices: list[Slice] = []
@@ -117,7 +113,7 @@ class Pipeline:
         return self._waiting.popleft()
 
     def _next_slice(self, micro_batch: MicroBatch, busy: set[int]) -> list[Slice]:
-        """Its next slice, unless another micro-batch has its stage in this tick."""
+        """The micro-batch's next slice, unless another one has its stage in this tick."""
         if micro_batch.stage in busy:
             return []
         if not micro_batch.slices:
@@ -125,9 +121,7 @@ class Pipeline:
         return [micro_batch.slices.popleft()]
 
     def _cut(self, micro_batch: MicroBatch) -> list[Slice]:
-        """What its stage runs of the pass that it is in, or of several passes where there is no
-        other stage.
-        """
+        """The stage's slices of the current pass, or of several passes where there is one stage."""
         engine, order, first = self._engine, micro_batch.order, micro_batch.step
         stage, n = engine.stages[micro_batch.stage], len(order.members(first))
         measured = stage if engine.sliceable else range(1)
@@ -141,7 +135,7 @@ class Pipeline:
         return [Slice(micro_batch.id, layers.start, layers.stop, first, until) for layers in cut]
 
     def _move_on(self, micro_batch: MicroBatch, ran: Slice) -> None:
-        """To the next stage or pass, where the slice was the last one of its stage."""
+        """Goes to the next stage or pass, where the slice was the last one of its stage."""
         if micro_batch.slices:
             return
         if ran.end != self._engine.stages[-1].stop:
@@ -152,15 +146,13 @@ class Pipeline:
             micro_batch.launched = True
 
     def _part(self, micro_batch: MicroBatch) -> int:
-        """Nonces of one forward of all rows: all of them, where it goes on without steps."""
+        """Nonces of one forward of all rows: all where the micro-batch goes on without steps."""
         n, passes = len(micro_batch.nonces), micro_batch.passes
         most = self.plan.batch_size(micro_batch.spec, self._engine.info.max_batch(passes.rows))
         return min(most, n) if passes.steps else n
 
     def _has_place(self) -> bool:
-        """Whether another micro-batch may begin: what a stage keeps for the steps of some is
-        for one each.
-        """
+        """Whether another micro-batch may begin: with steps, each stage has caches for one."""
         going = [one for one in self._going.values() if not one.launched]
         return len(going) < len(self._engine.stages) or not any(
             one.passes.steps for one in [*going, self._waiting[0]]
@@ -177,7 +169,7 @@ class Pipeline:
         for one, seconds in result.ran:
             busy_s += seconds / len(self._engine.stages)
             if (micro_batch := self._measured.get(one.micro_batch)) is not None:
-                # A stage that cannot be cut is as one layer to the plan: it is what chat waits for.
+                # To the plan a stage that cannot be cut is one layer: what chat waits for.
                 layers = one.end - one.first if self._engine.sliceable else 1
                 layers, order = layers * (one.until - one.step), micro_batch.order
                 n, are_steps = len(order.members(one.step)), order.is_step(one.step)
@@ -191,8 +183,9 @@ class Pipeline:
         return busy_s
 
     def _begin_anew(self, error: EngineMemoryError) -> None:
-        """The engine has forgotten its micro-batches: they begin again, of half the size from
-        now on. A single nonce that does not fit has no smaller size: it ends.
+        """Begins the forgotten micro-batches again, of half the size from now on.
+
+        A single nonce that does not fit has no smaller size: its micro-batch ends.
         """
         going = self._forget_going()
         largest = max(going, key=lambda one: one.n_tokens)
@@ -214,9 +207,7 @@ class Pipeline:
         )
 
     def _forget_going(self) -> list[MicroBatch]:
-        """After an error: the engine's process that met it has forgotten all micro-batches; the
-        others are told to.
-        """
+        """Forgets what goes on; after an error all processes of the engine must drop it too."""
         going = [*self._going.values()]
         self._drop = [one.id for one in going]
         self._going.clear()

@@ -1,6 +1,4 @@
-"""The proofs of a worker process: its engine, the chat gate before it, and the thread that runs
-slice after slice.
-"""
+"""A worker's proofs: its engine, the chat gate before it, and the thread that runs slices."""
 
 from __future__ import annotations
 
@@ -25,24 +23,21 @@ from workers.slice_plan import SlicePlan
 
 logger = logging.getLogger(__name__)
 
-# Exit status of a worker whose engine died (EX_SOFTWARE), so that its supervisor and its log tell
-# it from a crash.
+# Exit status of a worker whose engine died (EX_SOFTWARE): told from a crash by supervisor and log.
 ENGINE_LOST_STATUS = 70
-# Failures in a row, without a micro-batch that succeeds, after which an engine is replaced.
+# Failures in a row, without a success between, after which an engine is replaced.
 _MOST_FAILURES = 3
-# Seconds to wait for chat before looking for work that was cancelled.
+# Seconds to wait for chat before looking for cancelled work.
 _LOOK_S = 0.1
 
 
 class Proofs:
-    """Runs micro-batches on the engine, slice by slice, whenever chat lets them. For many
-    threads.
-    """
+    """Runs micro-batches on the engine, slice by slice, when chat allows. For many threads."""
 
     def __init__(
         self, engine: Engine, gate: ChatGate | None = None, max_step_ms: float = 50.0
     ) -> None:
-        """See `admit_chat`."""
+        """`gate`, `max_step_ms`: see `admit_chat`."""
         self.engine = engine
         self._pipeline = Pipeline(engine, SlicePlan(None, 1))
         self.admit_chat(gate, max_step_ms)
@@ -57,8 +52,7 @@ class Proofs:
         self._thread.start()
 
     def admit_chat(self, gate: ChatGate | None, max_step_ms: float) -> None:
-        """`gate`: None where the engine has no chat. `max_step_ms`: what chat may wait for slices
-        launched already.
+        """Sets the chat gate, None: no chat, and what chat may wait for slices launched already.
 
         Not while anything is computed.
         """
@@ -83,9 +77,7 @@ class Proofs:
         return self._pipeline.plan.batch_size(spec, most, contract.passes(spec).steps > 0)
 
     def submit(self, spec: ProofSpec, nonces: Sequence[int]) -> MicroBatch:
-        """Computes them as one micro-batch, after those submitted before. SpecError: the model
-        cannot.
-        """
+        """Queues the nonces as one micro-batch. SpecError: the model cannot follow the spec."""
         self.engine.check_spec(spec)
         micro_batch = MicroBatch(spec, nonces)
         micro_batch.future.add_done_callback(self._ended)
@@ -95,7 +87,7 @@ class Proofs:
         return micro_batch
 
     def cancel(self, micro_batch: MicroBatch) -> None:
-        """No further slice of it is launched, and it never ends."""
+        """Launches nothing more of the micro-batch, which then never ends."""
         with self._changed:
             self._cancelled.append(micro_batch)
             self._changed.notify_all()
@@ -110,15 +102,12 @@ class Proofs:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, int | float]:
-        """For the heartbeat: how many slices ran (of each pipeline stage), and what the gate
-        counted.
-        """
+        """For the heartbeat: slices run (of each pipeline stage), and what the gate counted."""
         counted: dict[str, int | float] = {"slices": self._slices}
         return counted | vars(self.gate.stats()) if self.gate is not None else counted
 
     def judge(self, error: ProoflineError) -> bool:
-        """What is to happen to work that ended with `error`, of a job or a round alike. True:
-        another try, here or elsewhere. False: no engine could do it, so it fails.
+        """Whether work that ended with `error` gets another try; False: it fails on any engine.
 
         To be called when the work was given back: does not return when this process needs another
         engine.
@@ -139,9 +128,7 @@ class Proofs:
         return True
 
     def exit_without_engine(self, error: EngineLostError) -> NoReturn:
-        """End this process, so that its supervisor starts a fresh one; its batches go to other
-        workers.
-        """
+        """Ends this process for a fresh one by its supervisor; other workers take its batches."""
         logger.critical(
             "%s This worker exits with status %d; its batches run elsewhere.",
             error,
@@ -175,7 +162,7 @@ class Proofs:
                 )
 
     def _take_orders(self) -> bool:
-        """Waits until there is something to do. False: not any more."""
+        """Waits until there is something to do. False: this thread is to end."""
         with self._changed:
             while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):
                 self._changed.wait()
@@ -188,9 +175,7 @@ class Proofs:
             return not self._stopped
 
     def _step(self) -> None:
-        """One slice of every stage; or, when there is none or chat has the engine, what earlier
-        ones left to be fetched.
-        """
+        """Runs a slice of every stage; without any, or under chat, fetches what was left."""
         if self._pipeline.is_empty:
             return
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S):

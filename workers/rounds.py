@@ -1,6 +1,4 @@
-"""A worker's part in a round: lease nonces, compute them, put the values into the outbox, over
-and over.
-"""
+"""A worker's part in a round: leases nonces, computes them, fills the outbox, in a loop."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two looks at a full outbox.
 _FULL_PAUSE_S = 0.2
-# Seconds between two looks whether the round goes on: so much later than it could does /stop take
-# effect.
+# Seconds between two looks whether the round goes on; delays /stop by as much.
 _LOOK_S = 0.02
 # Seconds to wait for chat before looking at the clock and the round again.
 _CHAT_WAIT_S = 0.5
@@ -36,13 +33,11 @@ _FULL_LOG_S = 10.0
 
 
 class RoundSteps:
-    """Computes for the current round on this process's engine, one step at a time, whoever asks;
-    the source of that round's leases.
-    """
+    """Computes the current round on this process's engine, step by step; source of its leases."""
 
     look_s = _LOOK_S
     cuts = False
-    _record: RoundRecord  # of the round that a step computes for
+    _record: RoundRecord  # of the round that is computed
 
     def __init__(
         self,
@@ -52,9 +47,7 @@ class RoundSteps:
         publish_step: Callable[[str], None],
         step_s: float = STEP_S,
     ) -> None:
-        """`publish_step(round_id)` queues the next step for this worker; each takes about
-        `step_s` seconds.
-        """
+        """`publish_step(round_id)` queues this worker's next step; each takes about `step_s`."""
         self._proofs = proofs
         self._worker_id = worker_id
         self._rounds = rounds
@@ -72,15 +65,11 @@ class RoundSteps:
         return self._in_step.locked()
 
     def leave(self) -> None:
-        """The worker is to end: no further micro-batch begins. For signal handlers; does not
-        wait.
-        """
+        """Begins no further micro-batch: the worker ends. For signal handlers; does not wait."""
         self._leaving.set()
 
     def step(self, round_id: str) -> None:
-        """Compute for about `step_s`, then queue the next step; returns at once when a step is
-        under way.
-        """
+        """Computes for about `step_s`, then queues the next step; does nothing beside another."""
         if not self._in_step.acquire(blocking=False):
             return
         try:
@@ -123,7 +112,7 @@ class RoundSteps:
         self._log()
         return True
 
-    # What its runner asks for, see Source.
+    # What the runner asks for, see Source.
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
         record = self._record
@@ -143,7 +132,7 @@ class RoundSteps:
         try:
             return self._rounds.generating(self._record.config.model) == self._record.round_id
         except RedisError:
-            return True  # when it is back, the next lease tells
+            return True  # the next lease tells when Redis is back
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
         taken = until_redis_answers(lambda: self._rounds.complete(lease, self._worker_id, values))
@@ -157,9 +146,7 @@ class RoundSteps:
         until_redis_answers(lambda: self._rounds.release(lease, self._worker_id))
 
     def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
-        """What no engine can compute ends the round; one engine's failure does not, for the round
-        has others.
-        """
+        """Ends the round where no engine can compute this; a single engine's failure does not."""
         logger.error("the round stops: %s", error)
         until_redis_answers(
             lambda: self._rounds.switch(self._record, RoundState.STOPPED, str(error))
@@ -176,7 +163,7 @@ class RoundSteps:
         self._leaving.wait(_FULL_PAUSE_S)
 
     def _log(self) -> None:
-        """One line a step."""
+        """Logs one line a step."""
         now, round_id = time.monotonic(), self._record.round_id
         logger.info(
             "round %s: %d nonces in %.0f s, %.1f nonces/s%s; %d wait in the outbox",

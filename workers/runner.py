@@ -1,7 +1,6 @@
-"""A worker's loop over its leases, of jobs and rounds alike: lease, compute, bring the values home.
+"""A worker's loop over its leases, of jobs and rounds alike: lease, compute, store the values.
 
-As many micro-batches are on their way as keep every stage of the engine busy while values go to
-Redis.
+As many micro-batches are under way as keep every stage of the engine busy while Redis is written.
 """
 
 from __future__ import annotations
@@ -20,18 +19,16 @@ from workers.proofs import Proofs
 
 
 class Source(Protocol):
-    """Where leases come from, and where they go: the job that a message names, or a round."""
+    """Where leases come from and go to: the job that a message names, or a round."""
 
-    look_s: float  # seconds between two looks whether what is computed is still wanted
-    cuts: bool  # whether its leases may be more than a micro-batch
+    look_s: float  # seconds between two looks whether the work is still wanted
+    cuts: bool  # whether a lease may be larger than a micro-batch
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        """Leases of one spec to be computed together, beside those that are held. Empty: none now;
-        None: no more.
-        """
+        """Leases of one spec to compute beside the held ones. Empty: none now; None: no more."""
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
-        """Asked while these are computed, every `look_s`."""
+        """Whether the leases are still to be computed; asked every `look_s`."""
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
         """Stores one value per nonce."""
@@ -40,7 +37,7 @@ class Source(Protocol):
         """Gives a lease back uncomputed; `lost_engine`: because the engine could not."""
 
     def fail(self, leases: Sequence[Lease], error: ProoflineError) -> None:
-        """No engine can compute these."""
+        """Ends leases that no engine can compute."""
 
 
 @dataclass
@@ -66,8 +63,9 @@ class Runner:
         return [lease for unit in self._units for lease in unit.leases]
 
     def run(self, is_over: Callable[[], bool]) -> bool:
-        """Computes until `is_over` (True; what is held then stays so) or until there is nothing
-        more to do (False; what is held goes back).
+        """Computes until `is_over` (True; leases stay held) or until nothing is left (False).
+
+        What is held at the end without `is_over` goes back.
         """
         goes_on = False
         try:
@@ -78,9 +76,7 @@ class Runner:
         return goes_on
 
     def bring_home(self) -> bool:
-        """Completes the oldest leases, if their values come within the source's look. False: there
-        is nothing more to do.
-        """
+        """Completes the oldest leases, if done within the source's look. False: nothing is left."""
         unit = self._units[0]
         try:
             values = unit.micro_batches[0].result(self._source.look_s)
@@ -100,7 +96,7 @@ class Runner:
         return True
 
     def give_back(self, lost_engine: bool = False) -> None:
-        """Nothing is held any more."""
+        """Gives all held leases back."""
         while self._units:
             unit = self._units.popleft()
             for micro_batch in unit.micro_batches:
@@ -143,8 +139,9 @@ class Runner:
         return True
 
     def _fail(self, leases: Sequence[Lease], error: ProoflineError) -> bool:
-        """True: work goes on. What no engine can compute fails; after one engine's failure all goes
-        back, and this engine tries again or is replaced.
+        """Fails leases that no engine can compute; else gives all back. True: work goes on.
+
+        After one engine's failure this engine tries again or is replaced.
         """
         is_hopeless = isinstance(error, SpecError)
         if is_hopeless:

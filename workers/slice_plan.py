@@ -1,4 +1,4 @@
-"""How large micro-batches and their slices are, from how long the layers of earlier ones took.
+"""Sizes of micro-batches and of their slices, from how long layers of earlier ones took.
 
 Micro-batches are as large as memory allows, and slices as long as POC_MAX_STEP_MS allows: that is
 what makes proofs fast and chat's wait short. Only where one layer of a full micro-batch is longer
@@ -17,16 +17,13 @@ from cachetools import LRUCache
 from poc_core.records import ProofSpec
 from poc_core.schemes import contract_of
 
-# Weight of the newest measurement in the running means: layers' times are steady, the first ones of
-# a kind are not.
+# Weight of the newest layer time in the running means: all but a kind's first are steady.
 _NEWEST = 0.3
 # Kinds of micro-batches remembered: a round and the jobs beside it.
 _KINDS_KEPT = 32
-# Steps of one slice at most: few enough that a call into the engine stays short where no chat
-# limits it.
+# Steps of one slice at most: keeps a call into the engine short where no chat limits it.
 _MOST_STEPS = 16
-# Largest step up at a time of a micro-batch that was made small: a short one says little about a
-# long one.
+# Largest growth at a time of a shrunk micro-batch: a short one says little about a long one.
 _GROWTH = 2
 
 
@@ -47,20 +44,16 @@ class _LayerTimes:
 
 
 class SlicePlan:
-    """Sizes for one engine. `max_step_ms`: what chat may wait for proofs that are launched
-    already; None: no chat.
-    """
+    """Sizes for one engine. `max_step_ms`: chat's wait for launched slices; None: no chat."""
 
     def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
         self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
-        self._lock = (
-            threading.Lock()
-        )  # the cache's, which is read by the threads that fill micro-batches
+        # Guards `_times`, which threads that fill micro-batches read.
+        self._lock = threading.Lock()
         self._times: LRUCache[_Kind, _LayerTimes] = LRUCache(_KINDS_KEPT)
 
     def batch_size(self, spec: ProofSpec, most: int, steps: bool = False) -> int:
-        """Nonces of the next micro-batch: `most` that fit, or fewer where one layer of them would
-        last too long.
+        """Nonces of the next micro-batch: `most`, or fewer where one layer would last too long.
 
         `steps`: a layer of one of its steps, else of a forward of all rows.
         """
@@ -71,16 +64,14 @@ class SlicePlan:
             return max(1, min(most, int(self._limit_s / times.per_nonce_s), _GROWTH * times.n))
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
-        """The slices of one stage for a micro-batch of `n` nonces, each as short as the limit
-        wants, about equally long.
+        """Slices of one stage for `n` nonces, each as short as the limit wants, about equally long.
 
         One layer each until a micro-batch of this kind was measured.
         """
         return _cut(stage, self._layers_within_limit(_kind(spec), n, unknown=1))
 
     def cut_steps(self, spec: ProofSpec, n: int, stage: range) -> tuple[list[range], int]:
-        """The slices of one step on one stage and, where that is a single one, how many steps a
-        slice may hold.
+        """The slices of one step on one stage and, where that is one, how many steps it may hold.
 
         A whole step until one was measured.
         """
@@ -92,8 +83,7 @@ class SlicePlan:
     def ran(
         self, spec: ProofSpec, n: int, layers: int, seconds: float, steps: bool = False
     ) -> None:
-        """A slice of `layers` layers of a micro-batch of `n` nonces kept its stage busy for
-        `seconds`.
+        """Notes that `layers` layers of `n` nonces kept their stage busy for `seconds`.
 
         `steps`: of one of its steps, or of several, each of which counts its layers.
         """

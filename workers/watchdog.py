@@ -1,6 +1,4 @@
-"""Tells an engine that hangs from one that is busy: by whether it goes on, not by how long a
-request takes.
-"""
+"""Tells an engine that hangs from a busy one: by its progress, not by a request's duration."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from workers.engines.base import Pulse
 
 
 class Watchdog:
-    """Looked through every so often by one thread."""
+    """Notes since when an engine stands still; for one thread that looks every so often."""
 
     def __init__(
         self,
@@ -19,9 +17,10 @@ class Watchdog:
         longest_look_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`longest_look_s`: what one look counts for at most. A process that was itself
-        stopped, or had no core to run on, saw nothing meanwhile and must not hold that against
-        its engine.
+        """`longest_look_s`: what one look counts for at most.
+
+        A process that was itself stopped, or had no core to run on, saw nothing meanwhile and must
+        not hold that against its engine.
         """
         self._hung_after_s = hung_after_s
         self._longest_look_s = longest_look_s
@@ -32,9 +31,7 @@ class Watchdog:
 
     @property
     def still_s(self) -> float:
-        """Seconds that the engine has stood still while somebody waited for it, as seen by the
-        last look.
-        """
+        """Seconds that the engine stood still while somebody waited, as of the last look."""
         return self._still_s
 
     def is_hung(self, pulse: Pulse) -> bool:

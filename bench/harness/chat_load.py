@@ -1,6 +1,4 @@
-"""Chat as a benchmark's clients send it: streamed answers, timed token by token, and traffic
-that goes on.
-"""
+"""Chat as a benchmark's clients send it: streamed answers, timed by token, and steady traffic."""
 
 import json
 import random
@@ -52,7 +50,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Milliseconds."""
+    """Percentiles in milliseconds."""
 
     p50: float
     p95: float
@@ -111,9 +109,7 @@ def stream(http: httpx.Client, model: str, text: str | list[Any], n_tokens: int)
 
 
 def one_by_one(http: httpx.Client, model: str, n: int, n_tokens: int, seed: int) -> list[Timed]:
-    """`n` answers one after the other, with pauses between them in which a round's
-    micro-batches run.
-    """
+    """`n` answers one after the other, with pauses in which a round's micro-batches run."""
     rng = random.Random(seed)
     answers = []
     for _ in range(n):
@@ -125,9 +121,7 @@ def one_by_one(http: httpx.Client, model: str, n: int, n_tokens: int, seed: int)
 def arriving(
     http: httpx.Client, model: str, n: int, n_tokens: int, per_second: float, seed: int
 ) -> list[Timed]:
-    """`n` answers to requests that come at random (Poisson), about `per_second`, whether or not
-    others are answered.
-    """
+    """`n` answers to requests at random (Poisson), about `per_second`, answered or not."""
     rng = random.Random(seed)
     with ThreadPoolExecutor(64) as pool:
         futures = []
@@ -155,7 +149,7 @@ class ConstantChat:
     def __enter__(self) -> "ConstantChat":
         for thread in self._threads:
             thread.start()
-            time.sleep(0.2)  # out of step
+            time.sleep(0.2)  # out of step with each other
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -187,9 +181,9 @@ class Soak:
     def run(
         self, http: httpx.Client, model: str, seconds: float, per_second: float, seed: int
     ) -> None:
-        """Arrivals as of many independent clients (Poisson), about `per_second`, in bursts now
-        and then: the same ones in every run, with as many tokens; only the prompts depend on
-        `seed`.
+        """Requests as of many independent clients (Poisson), `per_second`, in bursts at times.
+
+        The same ones in every run, with as many tokens; only the prompts depend on `seed`.
         """
         rng, words = random.Random(1), random.Random(seed)
         ends = time.monotonic() + seconds

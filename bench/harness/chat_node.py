@@ -38,7 +38,7 @@ class Work:
     max_tokens: int | None = None  # of decode proofs; None: vectors
 
     def params(self, model: str) -> dict[str, Any]:
-        """Of a request."""
+        """The parameters of a request."""
         if self.max_tokens is None:
             return {"model": model, "seq_len": self.seq_len, "k_dim": 12}
         return {
@@ -86,13 +86,11 @@ class Node:
         return self._next(lambda: self.processed())
 
     def next_busy_s(self) -> Mark:
-        """Waits for the worker's next heartbeat, which tells the seconds that proofs had the
-        engine.
-        """
+        """Waits for the next heartbeat, which tells the seconds that proofs had the engine."""
         return self._next(lambda: self.gate()["proof_busy_s"])
 
     def nonces_per_s(self, seconds: float) -> float:
-        """Of the current round, for about so long."""
+        """Rate of the current round, measured for about `seconds`."""
         first = self.next_nonces()
         time.sleep(seconds)
         return rate(first, self.next_nonces())

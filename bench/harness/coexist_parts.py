@@ -1,6 +1,4 @@
-"""What `bench.coexist` measures, part by part: each with a node under one of the policies that
-it is about.
-"""
+"""What `bench.coexist` measures, part by part, each with a node under one of its policies."""
 
 import statistics
 import time
@@ -28,10 +26,9 @@ from bench.harness.slow_readers import SlowReaders
 
 T = TypeVar("T")
 
-# Milliseconds that a round may add to the time to the first token: its median, and its 95th
-# percentile.
+# Most milliseconds that a round may add to the time to the first token, by percentile.
 FIRST_TOKEN_ADDED_MS = {"p50": 40.0, "p95": 70.0}
-# The 95th percentile of the time per token beside a round under `yield`, over that alone.
+# 95th percentile of the time per token beside a round under `yield`, over that alone.
 TOKEN_TARGET = 1.1
 # Nonces/s beside idle chat over those without a chat server.
 IDLE_TARGET = 0.99
@@ -70,7 +67,7 @@ class Turn:
 
     alone: list[Timed]
     beside: list[Timed]
-    nonces_per_s: float  # beside them
+    nonces_per_s: float  # beside the answers
 
 
 def latency(node: Node, options: Options) -> bool:
@@ -169,8 +166,7 @@ def _share(node: Node, seconds: float) -> float:
 
 def idle(node: Node, options: Options) -> bool:
     """Nonces/s beside idle chat over nonces/s of the same worker without a chat server."""
-    # On both sides the same whole micro-batches; a third shows what the limit on the time of a
-    # slice costs.
+    # The same whole micro-batches on both sides; a third shows the cost of the slices' limit.
     sides = {
         "no chat server": None,
         "idle chat": 1e6,
@@ -252,9 +248,7 @@ def _lost_s(node: Node, seed: int) -> float:
 
 
 def slow_readers(node: Node, options: Options) -> bool:
-    """Nonces/s while clients read a byte a second of answers that the engine has long given,
-    over those before.
-    """
+    """Nonces/s while clients read long-given answers a byte a second, over those before."""
     with node.round():
         before = node.nonces_per_s(options.seconds)
         with SlowReaders(node.stack.base_url, node.model) as readers:
@@ -291,9 +285,7 @@ def constant(node: Node, options: Options) -> bool:
 
 
 def soak(node: Node, options: Options) -> bool:
-    """Chat that comes at random beside a round, every minute alike: nobody is refused, nothing
-    grows or slows down.
-    """
+    """Random chat beside a round, each minute alike: none refused, nothing grows or slows down."""
     if not options.soak_minutes:
         return True
     counted, used = Soak(), [machine.gpu_mib()]

@@ -1,6 +1,4 @@
-"""What a machine does while a benchmark runs: figures from a machine that others use mean
-little without it.
-"""
+"""What a machine does while a benchmark runs: without it figures of a shared one mean little."""
 
 import os
 import time
@@ -26,16 +24,13 @@ _MOST_TRIES = 3
 # Seconds over which `wait_until_quiet` looks at the machine.
 _LOOK_S = 1.0
 
-# Seconds before it looks for the first time: after its last batch a vLLM process spins for one
-# before it sleeps.
+# Seconds before the first look: after its last batch a vLLM process spins for one before it sleeps.
 _SETTLE_S = 1.5
 
 
 @dataclass(frozen=True)
 class Usage:
-    """CPU time of a stretch of wall time, as shares of one core: 0.5 is half a core, 2.0 two
-    cores.
-    """
+    """CPU time of a stretch of wall time in cores: 0.5 is half a core, 2.0 two cores."""
 
     wall_s: float
     own: float  # this process and everything it started
@@ -54,7 +49,7 @@ class Observed(Generic[T]):
 
 
 class UsageMeter:
-    """Measures from its creation on."""
+    """Measures CPU time from its creation on."""
 
     def __init__(self) -> None:
         self._load = os.getloadavg()[0]
@@ -78,9 +73,9 @@ class UsageMeter:
 def repeated(
     measure: Callable[[int], tuple[T, float]], repeat: int, quiet: float = QUIET
 ) -> list[Observed[T]]:
-    """Calls `measure` until `repeat` calls went undisturbed, but at most three times as often; then
-    the `repeat` calls with the quietest machine count. What they measured has no say in that.
+    """Calls `measure` until `repeat` calls went undisturbed, but at most three times as often.
 
+    Then the `repeat` calls with the quietest machine count; what they measured has no say in that.
     `quiet`: cores that others may use in an undisturbed call. `measure` is given the number of the
     call and returns its result and the cores that others used meanwhile.
     """

@@ -1,10 +1,9 @@
-"""A worker that a benchmark can reach into: a bare loop on its engine, and a chat server that comes
-and goes.
+"""A worker for benchmarks to reach into: a bare loop on its engine, and a chat server to switch.
 
 The very same engine, not another of its kind: two engine processes started alike differ in speed
 for as long as they live, by where in memory their pages happen to lie.
 
-Run as a module this is the command of a supervised worker, with loop and switch on offer to whoever
+As a module this is the command of a supervised worker, with loop and switch on offer to whoever
 opens its socket.
 """
 
@@ -74,16 +73,12 @@ class OpenStack(Stack):
         return answer
 
     def serve_chat(self, max_step_ms: float) -> int:
-        """Starts a chat server and the gate that goes with it, as `yield` has them. Returns its
-        port on this host.
-        """
+        """Starts a chat server and its gate as for `yield`; returns the port on this host."""
         port: int = self._ask("serve_chat", max_step_ms)
         return port
 
     def end_chat(self) -> None:
-        """Ends both: the worker is as POC_CHAT_POLICY=off makes it, which it must have been
-        started with.
-        """
+        """Ends chat server and gate, as POC_CHAT_POLICY=off, with which the worker must start."""
         self._ask("end_chat")
 
     def _ask(self, method: str, *args: Any) -> Any:
@@ -101,7 +96,7 @@ class OpenStack(Stack):
 
 
 class _Access:
-    """In the worker's process: its parts, and what is done with them."""
+    """A worker's parts in its process, and what is done with them."""
 
     def __init__(self) -> None:
         self.engine: Engine | None = None

@@ -34,9 +34,7 @@ def verdict(what: str, ratio: float, target: float) -> bool:
 
 
 def exit_with(measure: Callable[[], bool]) -> None:
-    """Runs a benchmark; exit status 0 when it passes, 1 when it fails or breaks down, 130 for
-    Ctrl-C.
-    """
+    """Runs a benchmark. Exit status: 0 passed, 1 failed or broken, 130 for Ctrl-C."""
     try:
         passed = measure()
     except ProoflineError as error:

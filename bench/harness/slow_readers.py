@@ -17,7 +17,7 @@ _RECEIVE_BYTES = 4096
 
 
 class SlowReaders:
-    """Context manager: they ask at once and read on until its end."""
+    """Context manager: clients that ask at once and read on until its end."""
 
     def __init__(self, base_url: str, model: str) -> None:
         parts = urlsplit(base_url)
@@ -48,9 +48,7 @@ class SlowReaders:
             thread.join()
 
     def wait_until_generated(self, http: httpx.Client) -> None:
-        """Returns when a client that reads at once has the same answer, which is when the
-        engine has given all.
-        """
+        """Returns when a client that reads at once has the answer: the engine has given all."""
         with http.stream("POST", PATH, json=self._body, timeout=300) as answer:
             for _ in answer.iter_raw():
                 pass

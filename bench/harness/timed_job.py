@@ -13,13 +13,12 @@ from poc_core.records import ProofSpec
 PATH = "/api/v1/pow/generate"
 TIMEOUT_S = 60.0
 
-# Seconds between two looks at the job: seldom while it is far from its end, for each costs the API
-# CPU time that the engine may want, and often near it, for the time between the end and the look
-# counts as overhead.
+# Seconds between two looks at the job. Each look costs the API CPU time that the engine may want,
+# so they are rare; near the end the wait for a look would count as overhead, so they are frequent.
 _LONGEST_PAUSE_S = 0.5
 _SHORTEST_PAUSE_S = 0.01
 
-# Without progress for so long the job is given up.
+# Seconds without progress after which the job is given up.
 _PATIENCE_S = 120.0
 
 
@@ -50,9 +49,7 @@ def body_of(spec: ProofSpec, model: str, nonces: Sequence[int], batch_size: int)
 
 
 def run_job(client: httpx.Client, body: dict[str, Any]) -> JobRun:
-    """Sends the job and polls until it is completed. JobError: refused, failed, stuck, or not
-    every nonce once.
-    """
+    """Sends the job and polls until it is done. JobError: refused, failed, stuck, nonces amiss."""
     began = time.perf_counter()
     request_id = _document(client.post(PATH, json=body))["request_id"]
     accepted = time.perf_counter()

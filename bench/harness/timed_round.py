@@ -29,18 +29,14 @@ class RoundError(ProoflineError):
 class RoundRun:
     seconds: float  # from the round's start to its stop
     n_nonces: int  # counted when /stop had answered: what was still under way is not
-    vectors: dict[
-        int, str
-    ]  # nonce -> vector_b64, of everything that arrived; nonces from 0 without a gap
-    steady: float | None = (
-        None  # nonces/s from the first progress that was seen to the last; None: there were not two
-    )
+    # Nonce -> vector_b64, of everything that arrived; nonces from 0 without a gap.
+    vectors: dict[int, str]
+    # Nonces/s from the first progress seen to the last; None: there were not two.
+    steady: float | None = None
 
 
 class Sink:
-    """Context manager: an HTTP server that keeps the bodies of callbacks, unread while the
-    clock runs.
-    """
+    """Context manager: an HTTP server that keeps callbacks' bodies, unread while the clock runs."""
 
     def __enter__(self) -> "Sink":
         self._bodies: list[bytes] = []

@@ -41,7 +41,7 @@ class Cost:
     api_cores: float  # of the API's process: 0.05 is a twentieth of a core
     redis_commands_per_s: float  # workers' and supervisors' too
     redis_clients: int
-    kib_per_s: float  # that all pages together received
+    kib_per_s: float  # received by all pages together
 
 
 class Pages:
@@ -95,9 +95,7 @@ def _commands(connection: redis.Redis) -> int:
 
 
 def verdict(costs: list[Cost]) -> str | None:
-    """What missed its target; None when nothing did. `costs`: by pages, without any and of one
-    page first.
-    """
+    """What missed its target, else None. `costs`: by pages, without any and of one page first."""
     none, one, many = costs[0], costs[1], costs[-1]
     if many.api_cores - none.api_cores >= MOST_CORES:
         return f"{many.pages} pages take {many.api_cores - none.api_cores:.3f} of a core"

@@ -1,5 +1,4 @@
-"""How long a thousand clients that poll wait for their answers, over a bare FastAPI route in the
-same run.
+"""How long a thousand polling clients wait for answers, over a bare FastAPI route in the same run.
 
     .venv/bin/python -m bench.reading.pollers
 
@@ -57,9 +56,7 @@ def main(
     seconds: Annotated[float, typer.Option(min=1, help="How long each turn takes.")] = 12.0,
     repeat: Annotated[int, typer.Option(min=1, help="Turns of each kind.")] = 3,
 ) -> None:
-    """Exits with 1 when pollers of jobs or of the status wait more than 5 times as long as a
-    bare route's, by p99.
-    """
+    """Exits with 1 when pollers wait more than 5 times as long as a bare route's, by p99."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
     exit_with(lambda: measure(pollers, pause, seconds, repeat))
@@ -81,7 +78,7 @@ def measure(n_pollers: int, pause_s: float, seconds: float, repeat: int) -> bool
             "the status": (stack.port, ["/api/v1/pow/status"] * n_pollers),
         }
         turns: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
-        # The clients' own pauses for garbage, of 60 ms, would be part of what they wait.
+        # The clients' own pauses for garbage, of 60 ms, would be part of their wait.
         gc.collect()
         gc.freeze()
         for _ in range(repeat):
@@ -94,8 +91,9 @@ def measure(n_pollers: int, pause_s: float, seconds: float, repeat: int) -> bool
 
 
 def report(turns: dict[str, list[list[float]]], title: str) -> bool:
-    """`turns`: of each kind, milliseconds of the answers of each turn. The first kind is what
-    the others are held against.
+    """Prints a table of `turns`: milliseconds of each turn's answers, by kind.
+
+    The first kind is what the others are held against.
     """
     table = Table(title=title)
     for heading in (
@@ -141,7 +139,7 @@ async def poll(port: int, paths: Sequence[str], pause_s: float, seconds: float) 
 async def one_poller(
     port: int, path: str, pause_s: float, began: float, until: float
 ) -> list[float]:
-    # Clients that came at the same moment would be one burst after the other.
+    # Clients that come at the same moment would be one burst after the other.
     await asyncio.sleep(random.uniform(0, max(pause_s, 0.2)))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()

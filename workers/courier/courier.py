@@ -24,17 +24,14 @@ logger = logging.getLogger(__name__)
 
 # Seconds for one outbox, after which others have its place.
 TURN_S = 30.0
-# Threads that ask Redis and put payloads together, each of which takes a multiple of its bytes
-# meanwhile.
+# Threads that ask Redis and put payloads together; each takes a multiple of a payload's bytes.
 _REDIS_THREADS = 4
 
 T = TypeVar("T")
 
 
 class Courier:
-    """Delivers on an event loop in a thread of its own: a receiver that hangs costs a
-    connection, not a thread.
-    """
+    """Delivers payloads on an event loop: a hanging receiver costs a connection, not a thread."""
 
     def __init__(
         self,
@@ -44,9 +41,7 @@ class Courier:
         max_retries: int | None = None,
         largest_payload: int = 8 * 1024 * 1024,
     ) -> None:
-        """`max_retries`: tries after which a payload is dropped; None: never.
-        `largest_payload`: bytes.
-        """
+        """`max_retries`: tries of a payload, None: without end. `largest_payload`: bytes."""
         self._outbox = outbox
         self._receivers = receivers
         self._poster = poster
@@ -58,8 +53,9 @@ class Courier:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """At its end waits for the payloads on their way, as long as a try takes; what waits
-        stays in Redis.
+        """Delivers within; at the end waits for the payloads on their way as long as a try takes.
+
+        What still waits then stays in Redis.
         """
         loop = self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="courier-loop", daemon=True)
@@ -74,23 +70,17 @@ class Courier:
             self._redis_threads.shutdown(wait=False, cancel_futures=True)
 
     def offer(self, due: Due) -> None:
-        """Delivers the outbox as soon as there is a place for it; returns at once. For any
-        thread, while it runs.
-        """
+        """Delivers the outbox as soon as it has a place; returns at once. For any thread."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._places.offer, due)
 
     def renew_locks(self) -> None:
-        """To be called well within the lock's time: a payload on a slow line must not be sent
-        beside itself.
-        """
+        """Keeps payloads on slow lines from being sent twice; call well within the lock's time."""
         for delivery in list(self._on_their_way.values()):
             self._outbox.renew(delivery)
 
     async def deliver(self, outbox_id: str) -> None:
-        """Delivers the outbox's payloads that are due; does nothing when none is or another
-        process delivers it.
-        """
+        """Delivers the payloads of the outbox that are due, unless another process does."""
         until = time.monotonic() + TURN_S
         try:
             while time.monotonic() < until:
@@ -102,7 +92,7 @@ class Courier:
         except RedisError as error:
             logger.warning("could not deliver %s: %s", outbox_id, error)
         except Exception:
-            logger.exception("could not deliver %s", outbox_id)  # the others go on
+            logger.exception("could not deliver %s", outbox_id)  # other outboxes go on
 
     async def _try(self, delivery: Delivery) -> bool:
         """Whether the outbox's next payload may follow at once."""

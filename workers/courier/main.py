@@ -32,8 +32,7 @@ def run_courier(redis_url: str | None = None) -> None:
     redis = connect(settings)
     outbox = Outbox(redis, settings)
     own_ports = OwnPorts(settings.own_ports, WorkerRegistry(redis, settings))
-    # trust_env off: a proxy of the environment is for the internet, aggregators are on the
-    # operator's network.
+    # trust_env off: proxies in the environment are for the internet, not for aggregators.
     client = httpx.AsyncClient(trust_env=False, limits=CONNECTIONS)
     tls = CallbackTls(settings.callback_tls)
     poster = Poster(client, settings.callbacks, own_ports.now, tls=tls)

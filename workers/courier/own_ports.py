@@ -6,7 +6,7 @@ from poc_core.state import WorkerRegistry
 
 
 class OwnPorts:
-    """Those that the settings name, and the chat ports of the workers that live."""
+    """The ports that the settings name, and the chat ports of the live workers."""
 
     def __init__(self, known: frozenset[int], workers: WorkerRegistry) -> None:
         self._known = known
@@ -14,9 +14,9 @@ class OwnPorts:
         self._now = known
 
     def now(self) -> frozenset[int]:
-        """As of the last look."""
+        """The ports as of the last look."""
         return self._now
 
     def look(self) -> None:
-        """Asks Redis. For a thread that may wait for it."""
+        """Asks Redis for the ports. For a thread that may wait."""
         self._now = self._known | self._workers.ports()

@@ -9,12 +9,10 @@ from typing import Any
 
 from poc_core.state.delivery.outbox import Due
 
-# Deliveries under way at the same time, of rounds and of jobs: jobs' receivers that hang never take
-# a round's places.
+# Deliveries under way at the same time. Jobs' receivers that hang never take a round's places.
 ROUND_PLACES = 16
 JOB_PLACES = 48
-# Of these, for one receiver, and the share of all receivers of one host: it may have any number of
-# ports.
+# Of these, the most for one receiver, and the share of one host, with any number of ports.
 RECEIVER_PLACES = 4
 HOST_SHARE = 0.5
 # Bytes of payloads in memory, of rounds and of jobs. One is always delivered, whatever its size.
@@ -22,14 +20,12 @@ MOST_BYTES = 128 * 1024 * 1024
 
 
 class Places:
-    """Starts the delivery of what it is offered as soon as there is a place for it. For one
-    event loop.
-    """
+    """Starts each delivery as soon as there is a place for it. For one event loop."""
 
     def __init__(
         self, deliver: Callable[[str], Coroutine[Any, Any, None]], largest_payload: int
     ) -> None:
-        """`largest_payload`: bytes, of a round's payload; a job's is whatever waits."""
+        """`largest_payload`: bytes of a round's payload; a job's may have any size."""
         self._deliver = deliver
         self._largest_payload = largest_payload
         self._waiting: dict[str, Due] = {}  # in the order of their arrival
@@ -38,17 +34,13 @@ class Places:
         self._is_open = True
 
     def offer(self, due: Due) -> None:
-        """To be called on the loop's thread. One that waits already, or is on its way, changes
-        nothing.
-        """
+        """Takes an outbox in, unless it waits or is on its way. For the loop's thread."""
         if due.outbox_id not in self._under_way:
             self._waiting.setdefault(due.outbox_id, due)
             self._start()
 
     async def close(self, timeout_s: float) -> None:
-        """Starts nothing more, waits for what is on its way, and gives up what is still there
-        then.
-        """
+        """Starts nothing more, and gives up what is still on its way after `timeout_s`."""
         self._is_open = False
         tasks = list(self._tasks)
         if tasks:

@@ -28,15 +28,13 @@ from workers.courier.tls_clients import TlsClients
 
 # Seconds a try may take, from the name's resolution to the status line (protocol.md, section 6).
 DEADLINE_S = 10.0
-# Seconds for a connection, where the receiver's name has several addresses: the next one is to have
-# its turn.
+# Seconds for a connection to one of a name's addresses: the next one is to have its turn.
 _CONNECT_S = 3.0
-# Bytes that are handed to a connection at a time.
+# Bytes handed to a connection at a time.
 _PIECE = 64 * 1024
 
-# What anybody may read of a receiver that did not answer. Whether its port was closed or nobody
-# lives there is for the log alone: a stranger who may choose urls would learn what listens in the
-# operator's network.
+# All that anybody may read of a silent receiver. Whether its port was closed or the host is missing
+# is for the log alone: strangers who choose urls would learn what the operator's network has.
 UNREACHABLE = (
     f"The receiver could not be reached or did not answer within {DEADLINE_S:g} s; see the"
     " courier's log."
@@ -61,7 +59,7 @@ class End(Enum):
 
     TAKEN = "taken"
     REFUSED = "refused"  # the receiver answered, not with 2xx
-    TOO_LARGE = "too large"  # it answered 413, or could not be given all of it in time
+    TOO_LARGE = "too large"  # the receiver answered 413, or took too long to take all of it
     SILENT = "silent"  # no answer
     FORBIDDEN = "forbidden"  # nobody was asked
 
@@ -84,16 +82,13 @@ class Poster:
         deadline_s: float = DEADLINE_S,
         tls: CallbackTls | None = None,
     ) -> None:
-        """`own_ports()`: the node's own on this machine, to which nothing is sent. `tls`: of
-        the hosts that the operator names.
-        """
+        """`own_ports()`: this machine's, never sent to. `tls`: for the hosts the operator names."""
         self._clients = TlsClients(client, tls or CallbackTls(NO_TLS))
         self._policy = policy
         self._own_ports = own_ports
         self._lookup = lookup
         self._deadline_s = deadline_s
-        # Names that nobody answers for hold threads for long: those of jobs must not hold up a
-        # round's.
+        # Names that nobody answers for hold threads for long: jobs' must not hold up a round's.
         self._threads = {
             is_round: ThreadPoolExecutor(16, "courier-names") for is_round in (True, False)
         }
@@ -104,7 +99,7 @@ class Poster:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def post(self, delivery: Delivery) -> Result:
-        """One try, over within the deadline whatever the receiver does. Raises nothing."""
+        """Sends the payload once, within the deadline whatever the receiver does. Never raises."""
         sending = _Sending(delivery.body)
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -127,9 +122,8 @@ class Poster:
                 details = f"{sending.n_sent} of {len(delivery.body)} bytes were sent in time"
                 return Result(End.TOO_LARGE, UNREACHABLE, details)
             return Result(End.SILENT, UNREACHABLE, f"no answer within {self._deadline_s:g} s")
-        except (
-            Exception
-        ) as error:  # not all are httpx's own: a url or host name can be bad in many ways
+        except Exception as error:
+            # Not only httpx's own errors: a url can be bad in many ways.
             details = without_secret(f"{type(error).__name__}: {error}", delivery.url)
             return Result(End.SILENT, UNREACHABLE, details)
         if 200 <= status < 300:
@@ -155,8 +149,7 @@ class Poster:
         for address in addresses:
             try:
                 self._policy.check(host, address, port, own_ports)
-                # The address that was checked is the one that is connected to: the name is not
-                # looked up again.
+                # The address that was checked is connected to: the name is not looked up again.
                 connect_s = (
                     self._deadline_s
                     if address is addresses[-1]
@@ -177,8 +170,9 @@ class Poster:
     async def _raise_of_tls(
         self, error: httpx.TransportError, url: httpx.URL, address: Address
     ) -> None:
-        """HandshakeError, where the host is named and certificates are why it failed. A refusal
-        may have been lost, so that one may have to ask again.
+        """HandshakeError where the host is named and certificates are why the connection failed.
+
+        Asks again where the refusal may have been lost.
         """
         context = self._clients.context(url)
         if context is None:
@@ -215,26 +209,22 @@ class Poster:
             "Content-Length": str(len(delivery.body)),
             "X-Payload-Id": delivery.payload_id,
         }
-        # A stream, because the status is all that matters: a body without end must not hold the
-        # courier.
+        # A stream: only the status matters, a body without end must not hold the courier.
         async with self._clients.of(url).stream(
             "POST",
             url.copy_with(host=str(address), username="", password=""),
             content=sending.pieces(),
             headers=headers,
             auth=httpx.BasicAuth(url.username, url.password) if url.userinfo else None,
-            timeout=httpx.Timeout(
-                None, connect=connect_s
-            ),  # the rest has the deadline of the whole try
+            # The rest has the deadline of the whole try.
+            timeout=httpx.Timeout(None, connect=connect_s),
             extensions={"sni_hostname": host} if literal_address(host) is None else {},
         ) as response:
             return response.status_code
 
 
 class _Sending:
-    """A body on its way, piece by piece, so that it is known whether the receiver may have all
-    of it.
-    """
+    """A body sent piece by piece: tells whether the receiver may have all of it."""
 
     def __init__(self, body: bytes) -> None:
         self._body = memoryview(body)

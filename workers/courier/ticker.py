@@ -17,11 +17,10 @@ ALIVE = Path(tempfile.gettempdir(), "proofline-courier")
 
 
 class Ticker:
-    """A thread that offers the courier every outbox that is due, and holds the locks of those on
-    their way.
+    """A thread that offers the courier every due outbox and renews the locks of those on their way.
 
-    Redis says of an outbox to one courier at a time that it is due, whatever their number. The
-    thread shows that it goes on by touching ALIVE: what a container's health check looks at.
+    Redis names each due outbox to one courier at a time. A container's health check sees that the
+    thread goes on by ALIVE, a file that it touches.
     """
 
     def __init__(

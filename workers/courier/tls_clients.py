@@ -1,5 +1,4 @@
-"""Which client a callback goes by: one with the operator's certificates for the hosts named, else
-the usual one."""
+"""The HTTP client of each callback: with the operator's certificates for the hosts named."""
 
 from __future__ import annotations
 
@@ -9,13 +8,12 @@ import httpx
 
 from poc_core.callback_tls import CallbackTls, PlainUrlError
 
-# No limit on connections, which Places sets; none is kept, as another name's, or one with an
-# earlier certificate, must not be taken for it.
+# Places limits connections. None is kept: it must not serve another name or certificate.
 CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class TlsClients:
-    """For one event loop."""
+    """The clients of one event loop: a usual one, and one with the operator's certificates."""
 
     def __init__(self, usual: httpx.AsyncClient, tls: CallbackTls) -> None:
         self._usual = usual
@@ -28,22 +26,20 @@ class TlsClients:
         return self._tls.concerns(host)
 
     def of(self, url: httpx.URL) -> httpx.AsyncClient:
-        """For this url. CertificateError: the certificates cannot be used. PlainUrlError: it is no
-        https."""
+        """The client for this url. CertificateError: bad certificates. PlainUrlError: not https."""
         if not self.concerns(url.host):
             return self._usual
         if url.scheme != "https":
             raise PlainUrlError(url.host)
         context = self._tls.context()
         if context is not self._context:
-            # What is under way goes on by the one before, which keeps no connection when that is
-            # over.
+            # What is under way ends on the earlier client, which keeps no connection afterwards.
             self._context = context
             self._named = httpx.AsyncClient(verify=context, trust_env=False, limits=CONNECTIONS)
         return self._named
 
     def context(self, url: httpx.URL) -> ssl.SSLContext | None:
-        """That of the host's connections; None: it is not named."""
+        """The TLS context of the host's connections; None: the host is not named."""
         return self._context if self.concerns(url.host) else None
 
     async def close(self) -> None:

@@ -1,6 +1,4 @@
-"""The engines. Each is imported only when asked for: a worker with one needs not what another
-imports.
-"""
+"""The engines, each imported only when asked for: no worker needs what another's imports."""
 
 from typing import TYPE_CHECKING
 

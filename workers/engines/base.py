@@ -1,6 +1,4 @@
-"""What an engine is to the rest of Proofline: a loaded model that runs slices of proof
-micro-batches.
-"""
+"""What an engine is to the rest of Proofline: a loaded model that runs micro-batches."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pulse:
-    """Whether an engine goes on: what it tells of itself, beside whether its processes live."""
+    """Sign of an engine's progress, beside whether its processes live."""
 
-    beats: int = 0  # steps that it has told of and calls that it has answered, since its start
-    waits: bool = False  # somebody waits for it to go on
+    beats: int = 0  # steps told of and calls answered, since the engine's start
+    waits: bool = False  # somebody waits for the engine
 
 
 class Engine(ABC):
@@ -41,16 +39,17 @@ class Engine(ABC):
     sliceable: bool = True
     # Slices that chat may find on the device, one behind the other, when it comes.
     slices_in_flight: int = 1
-    # What the API passes on to the chat server, once it serves (openai_paths.passed_on).
+    # Paths that the API passes on to the chat server, once it serves (openai_paths.passed_on).
     chat_paths: Sequence[str] = ()
     # How it scores known tokens of chat, once it serves; None: it does not.
     validations: Validations | None = None
 
     @abstractmethod
     def tick(self, tick: Tick) -> TickResult:
-        """EngineLostError: see there. EngineMemoryError: all micro-batches must begin anew,
-        smaller. Other ProoflineErrors: the engine could not, and has forgotten all
-        micro-batches too.
+        """Runs one tick. EngineMemoryError: all micro-batches must begin anew, smaller.
+
+        EngineLostError: the engine must be replaced. After any other ProoflineError, too, the
+        engine has forgotten all micro-batches.
         """
 
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
@@ -61,14 +60,13 @@ class Engine(ABC):
         return []
 
     def check(self) -> None:
-        """EngineLostError when the engine was lost while it had nothing to do. From any thread,
-        at any time.
-        """
+        """EngineLostError when the engine was lost while idle. From any thread, at any time."""
         return
 
     def pulse(self) -> Pulse:
-        """Whether the engine goes on; asked every few seconds by one thread. An engine that
-        cannot tell waits for nothing.
+        """The engine's progress; asked every few seconds by one thread.
+
+        An engine that cannot tell waits for nothing.
         """
         return Pulse()
 
@@ -77,8 +75,7 @@ class Engine(ABC):
         return 0
 
     def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
-        """Serves OpenAI's API on a free port of `host`, every request through the gate. None: it
-        has no chat.
+        """Serves OpenAI's API on a free port of `host` behind the gate; None: it has no chat.
 
         `secret`: what requests must have as GATEWAY_SECRET_HEADER; None: nothing.
         """
@@ -110,9 +107,7 @@ class WholeBatchEngine(Engine):
 
     @abstractmethod
     def compute_batch(self, spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
-        """One value per nonce; None: the model gave no finite state. SpecError: it cannot follow
-        the spec.
-        """
+        """One value per nonce; None: no finite state. SpecError: the spec cannot be followed."""
 
     def tick(self, tick: Tick) -> TickResult:
         refused: dict[int, str] = {}

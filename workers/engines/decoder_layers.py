@@ -1,6 +1,4 @@
-"""Which module of a model holds its decoder layers, and of which models the network reflects
-them.
-"""
+"""Where a model's decoder layers are, and whether the network reflects them."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from torch import nn
 
 from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 
-# Parts of a path that lead to another tower than the one that writes text.
+# Names in a path that lead to another tower than the text decoder.
 _OTHER_TOWERS = (
     "vision",
     "visual",
@@ -29,13 +27,11 @@ _OTHER_TOWERS = (
 
 @dataclass(frozen=True)
 class DecoderLayers:
-    """The decoder layers in order: global index = index in the list, also under pipeline
-    parallelism.
-    """
+    """The decoder layers in order: index = global index, also under pipeline parallelism."""
 
     modules: nn.ModuleList
     path: str  # from the model
-    reflected: bool  # whether a scheme that transforms layers is to transform these
+    reflected: bool  # whether schemes that transform layers transform these
 
 
 def find_decoder_layers(model: nn.Module, n_layers: int) -> DecoderLayers:
@@ -47,8 +43,9 @@ def find_decoder_layers(model: nn.Module, n_layers: int) -> DecoderLayers:
 
 
 def n_routed_tokens(text_config: Any) -> int | None:
-    """The vocabulary of a model whose first layers choose their experts by token id, which
-    proofs then need beside their inputs (protocol.md, section 2.1). None: it chooses none so.
+    """Vocabulary size of a model whose first layers choose experts by token id; else None.
+
+    Proofs then need token ids beside their inputs (protocol.md, section 2.1).
     """
     return int(text_config.vocab_size) if text_config.model_type == "deepseek_v4" else None
 
@@ -79,9 +76,7 @@ def _path(model: nn.Module, n_layers: int) -> str:
 
 
 def _is_elsewhere(path: str) -> bool:
-    """Whether a list of modules cannot be the decoder's: it is inside a layer or a tower for
-    other things than text.
-    """
+    """Whether a list of modules lies inside a layer, or in a tower for other things than text."""
     *parents, own = path.split(".")
     in_a_layer = any(part.isdecimal() for part in parents)
     return (

@@ -1,13 +1,9 @@
-"""Where models keep their decoder layers, seen from the model as vLLM builds it. Without torch:
-also for commands.
-"""
+"""Paths of decoder layers in models as vLLM builds them. Without torch: also for commands."""
 
-# Where the network's own nodes look for decoder layers. Of a model that has them elsewhere they
-# find none, and so reflect none of it.
+# Where the network's nodes look for decoder layers: of a model without these they reflect none.
 FLEET_PATHS = ("model.layers", "transformer.h", "layers")
 
-# Architectures, by vLLM's class, that wrap a language model: all of them are beyond the fleet's
-# reach.
+# Architectures, by vLLM's class, that wrap a language model: all beyond the fleet's reach.
 _WRAPPED = "language_model.model.layers"
 KNOWN_PATHS = {
     "DeepseekV4ForConditionalGeneration": _WRAPPED,

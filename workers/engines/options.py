@@ -1,6 +1,4 @@
-"""What an operator says about an engine: read once by a command, handed on whole from process
-to process as JSON.
-"""
+"""What an operator says about an engine; handed from process to process as JSON."""
 
 from typing import Self
 
@@ -12,13 +10,13 @@ from workers.engines.kinds import EngineKind, LogprobTokens, Validation
 
 
 class EngineOptions(ModelOptions):
-    """A model's options and those of the machine that serves it. Each kind of engine takes what
-    concerns it. OptionsError: options that do not go together.
+    """Options of a model and of the machine that serves it; each engine takes what concerns it.
+
+    OptionsError: options that do not go together.
     """
 
     engine: EngineKind = "vllm"
-    # GB of each device in which the steps of decode proofs keep keys and values; None: a share of
-    # what is free
+    # GB of each device for keys and values of decode proofs' steps; None: a share of what is free
     decode_memory_gb: float | None = Field(None, ge=0)
     synthetic_step_ms: float = Field(50.0, ge=0)  # how long a batch takes
     logprob_tokens: LogprobTokens = "ids"  # text: to requests with none of the network's fields

@@ -15,14 +15,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class RankProfile:
-    """One micro-batch on one of the engine's devices (on a CPU: processes), its layers in one
-    go.
-    """
+    """One micro-batch on one device (on a CPU: process) of the engine, its layers in one go."""
 
     device: str
-    first_layer: int  # of those it has; the same for all ranks of a pipeline stage
+    first_layer: int  # the rank's first; the same for all ranks of a pipeline stage
     seconds: float  # of the fastest of a few runs, most of them without a profiler
-    busy_s: float  # of the run under the profiler: when at least one kernel ran
-    flops: float  # floating-point operations of its matrix products and its attention
-    peak_flops: float  # a second, of one large matrix product in the engine's dtype
-    kernels: list[Kernel] = field(default_factory=list)  # of that run
+    busy_s: float  # with a kernel running, in the run under the profiler
+    flops: float  # of matrix products and attention, floating-point operations
+    peak_flops: float  # operations a second of one large matrix product in the engine's dtype
+    kernels: list[Kernel] = field(default_factory=list)  # of the run under the profiler

@@ -16,7 +16,7 @@ _KEPT = 4
 
 
 class ReadySchemes:
-    """Schemes of one model, by their specs."""
+    """Cache of one model's schemes by spec."""
 
     def __init__(
         self, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
@@ -31,7 +31,7 @@ class ReadySchemes:
         self._schemes: LRUCache[str, Scheme] = LRUCache(_KEPT)
 
     def of(self, spec: ProofSpec) -> Scheme:
-        """SpecError: see load_scheme, or it cannot be computed on this deployment."""
+        """A spec's scheme. SpecError: see load_scheme, or this deployment cannot compute it."""
         key = spec.model_dump_json()
         scheme = self._schemes.get(key)
         if scheme is None:

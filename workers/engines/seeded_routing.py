@@ -1,6 +1,4 @@
-"""Experts that a seed chooses in the place of a model's gate, in models of the transformers
-library.
-"""
+"""Experts chosen by a seed instead of a model's gate, in models of the transformers library."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ FirstExperts = Callable[[int, int], Tensor | None]
 
 
 def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Those of a model's layers of experts, in the model's order."""
+    """The gates of a model's layers of experts, in the model's order."""
     found = []
     for layer in layers:
         for block in layer.modules():
@@ -32,8 +30,7 @@ def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 @contextmanager
 def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) -> Iterator[None]:
-    """Within, each gate's logits are those that lead to the seeded experts; what follows of them is
-    the model's own.
+    """Within, the gates' logits lead to the seeded experts; what follows is the model's own.
 
     SpecError: a gate that computes its logits in a way that is not known.
     """
@@ -46,7 +43,7 @@ def seeded(gates: Sequence[nn.Module], top_k: int, first_experts: FirstExperts) 
 def _seed(
     gate: nn.Module, index: int, top_k: int, first_experts: FirstExperts
 ) -> Callable[[], None]:
-    """Until the function that it returns is called."""
+    """Seeds a gate until the function that it returns is called."""
     plain = gate.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +61,7 @@ def _seed(
 
 
 class _ForcedLogits(TorchFunctionMode):
-    """Takes the place of the first linear layer that runs within."""
+    """Context in which forced logits replace the output of the first linear layer that runs."""
 
     def __init__(self, first_experts: Callable[[int], Tensor | None], top_k: int) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""For load tests only: no model, no proof. Takes a set time a batch; no verifier accepts its
-numbers.
-"""
+"""An engine for load tests only: no model, and numbers that no verifier accepts."""
 
 import time
 from collections.abc import Sequence
@@ -20,9 +18,7 @@ _MAX_SEQUENCES = 32
 
 
 class SyntheticEngine(WholeBatchEngine):
-    """Sleeps `synthetic_step_ms` a micro-batch, whatever its size; values follow from spec and
-    nonce alone.
-    """
+    """Sleeps `synthetic_step_ms` a micro-batch of any size; values follow from spec and nonce."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._step_s = options.synthetic_step_ms / 1000

@@ -18,20 +18,15 @@ from poc_core.schemes import contract_of
 
 
 class EngineLostError(ProoflineError):
-    """The engine cannot be used any more; its process must exit so that its supervisor starts
-    another.
-    """
+    """The engine cannot be used any more: its process must exit, for the supervisor to restart."""
 
 
 class EngineMemoryError(ProoflineError):
-    """The device had too little memory for a micro-batch; the engine lives, and has forgotten
-    all micro-batches.
-    """
+    """Too little device memory for a micro-batch; the engine lives and forgot all of them."""
 
 
 class Slice(NamedTuple):
-    """A run of decoder layers [first, end) of one micro-batch, all of one pipeline stage, in one of
-    its passes.
+    """A run of decoder layers [first, end) of one micro-batch: one stage's, in one of its passes.
 
     Or several passes [step, until) of a model that has no other stage, each through all its layers.
     """
@@ -43,8 +38,7 @@ class Slice(NamedTuple):
     until: int = 1
 
 
-# Every micro-batch has an id of its own each time that it begins: times of one that ended may come
-# with the next one's.
+# Ids of micro-batches. One that begins again gets a new id: times of an ended one may come late.
 _IDS = itertools.count()
 
 
@@ -52,18 +46,18 @@ _IDS = itertools.count()
 class MicroBatch:
     """Nonces that are computed together, on their way from a worker's runner to its engine.
 
-    There may be more than the engine holds at a time: then they begin in `parts`.
+    A micro-batch of more nonces than the engine holds at a time begins in `parts`.
     """
 
     spec: ProofSpec
     nonces: Sequence[int]
     id: int = -1  # on the engine
     part: int | None = None  # nonces of one forward of all rows; None: all
-    # Its values, or why there are none; never done if the micro-batch is cancelled.
+    # The micro-batch's values, or why there are none; never done if it is cancelled.
     future: Future[Sequence[JsonValue]] = field(default_factory=Future)
     # How far its slices are launched:
     stage: int = 0
-    step: int = 0  # of its passes, the one that it is in
+    step: int = 0  # the pass that it is in
     slices: deque[Slice] = field(default_factory=deque)  # of its stage, still to be run
     launched: bool = False  # all its slices are; its values are awaited
     parts: Sequence[MicroBatch] = ()
@@ -78,12 +72,13 @@ class MicroBatch:
 
     @property
     def n_tokens(self) -> int:
-        """Of its first forward."""
+        """Tokens of the micro-batch's first forward."""
         return min(self.part or len(self.nonces), len(self.nonces)) * self.passes.rows
 
     def result(self, timeout_s: float) -> Sequence[JsonValue] | None:
-        """One value per nonce, in order; None: not within `timeout_s`. The engine's error, or
-        SpecError.
+        """One value per nonce, in order; None: not within `timeout_s`.
+
+        Raises the engine's error, or SpecError.
         """
         try:
             return self.future.result(timeout_s)
@@ -91,21 +86,21 @@ class MicroBatch:
             return None
 
     def rewind(self, part: int) -> None:
-        """It begins, for the first time or again."""
+        """Puts the micro-batch at its begin, for the first time or again."""
         self.id, self.part = next(_IDS), part
         self.stage = self.step = 0
         self.slices.clear()
         self.launched = False
 
     def divide(self, most: int) -> None:
-        """Into parts of at most `most` nonces, with the last of which it ends."""
+        """Splits the micro-batch into parts of at most `most` nonces; the last part ends it."""
         firsts = range(0, len(self.nonces), most)
         self.parts = [MicroBatch(self.spec, self.nonces[first : first + most]) for first in firsts]
         for one in self.parts:
             one.future.add_done_callback(self._part_ended)
 
     def _part_ended(self, part: Future[Sequence[JsonValue]]) -> None:
-        if self.future.done():  # of another part's error
+        if self.future.done():  # by another part's error
             return
         if error := part.exception():
             self.future.set_exception(error)
@@ -121,17 +116,15 @@ class Tick:
     slices: Sequence[Slice] = ()
     drop: Sequence[int] = ()  # ids of micro-batches that are given up
     wait: bool = False  # until all that was launched is done
-    fetch: int | None = None  # the id of one of which all is launched: until its values are there
+    fetch: int | None = None  # id of a launched micro-batch: until its values are there
 
 
 @dataclass(frozen=True)
 class TickResult:
-    """What ended since the tick before, of whichever tick; micro-batches by their ids."""
+    """What ended since the tick before, of any tick; micro-batches by id."""
 
-    refused: Mapping[int, str] = field(
-        default_factory=dict
-    )  # micro-batches whose spec the model cannot follow: why
+    # By id: why the model cannot follow the micro-batch's spec.
+    refused: Mapping[int, str] = field(default_factory=dict)
     ran: Sequence[tuple[Slice, float]] = ()  # seconds that each kept its stage from other work
-    values: Mapping[int, Sequence[JsonValue]] = field(
-        default_factory=dict
-    )  # one per nonce; None: no finite state
+    # One value per nonce; None: no finite state.
+    values: Mapping[int, Sequence[JsonValue]] = field(default_factory=dict)

@@ -1,6 +1,4 @@
-"""The second opinion: the same proof through Hugging Face's model code, on CPU or one GPU,
-without vLLM.
-"""
+"""The second opinion: the same proof by Hugging Face's code on CPU or one GPU, without vLLM."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,8 +22,7 @@ from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.seeded_routing import gates, seeded
 from workers.engines.ticks import EngineLostError, EngineMemoryError
 
-# Tokens of one forward: enough to keep a GPU busy, small enough for the activations of a large
-# model beside its weights.
+# Tokens of one forward: fills a GPU, and a large model's activations still fit beside its weights.
 _MAX_BATCH_TOKENS = 8192
 
 _NO_CHAINS = (
@@ -51,7 +48,8 @@ class TransformersEngine(WholeBatchEngine):
             OSError,
             ValueError,
             ImportError,
-        ) as error:  # the last where a number format wants another library
+        ) as error:
+            # The last where a number format wants another library.
             raise ProoflineError(f"Cannot load the model {options.model!r}: {error}") from error
         self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)
         try:
@@ -130,7 +128,7 @@ class TransformersEngine(WholeBatchEngine):
 
 @contextmanager
 def _given_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterator[None]:
-    """Within: each layer is told these, as transformers' models take either ids or inputs."""
+    """Within, each layer gets the token ids: transformers' models take either ids or inputs."""
 
     def tell(
         module: nn.Module, args: tuple[Any, ...], others: dict[str, Any]
@@ -145,9 +143,7 @@ def _given_token_ids(layers: Sequence[nn.Module], ids: Tensor | None) -> Iterato
 
 @contextmanager
 def _transformed_layers(layers: Sequence[nn.Module], batch: Batch, step: int) -> Iterator[None]:
-    """Within: each layer's output is transformed as this pass wants it. The model is as before
-    afterwards.
-    """
+    """Within, each layer's output is transformed as this pass wants it."""
     transform = batch.transform(step)
     with ExitStack() as exits:
         for index, layer in enumerate(layers if transform is not None else ()):
@@ -168,8 +164,7 @@ def _transform_sum(layer: nn.Module, transform: _Terms) -> list[torch.utils.hook
 def _transform_terms(
     layer: nn.Module, transform: _Terms
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Transforms apart the two terms of the layer's output that vLLM's layers return:
-    (hidden_states, residual).
+    """Transforms the two terms of a layer's output apart, as vLLM's layers return them.
 
     hidden_states is what the layer adds last, the output of the direct submodule that runs last
     (the MLP, or the norm that follows it in some models); residual is the rest.
@@ -191,7 +186,7 @@ def _transform_terms(
 def _replace_output(
     layer: nn.Module, transform: Callable[[Tensor], Tensor]
 ) -> torch.utils.hooks.RemovableHandle:
-    """Some architectures' layers return a tensor, others a tuple that starts with it."""
+    """Replaces the hidden states of a layer's output, a tensor or a tuple that starts with it."""
 
     def hook(
         module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]

@@ -1,6 +1,4 @@
-"""The Celery application of the workers, also what Flower and `celery -A workers.queue.app` are
-given.
-"""
+"""The Celery application of workers, of Flower and of `celery -A workers.queue.app`."""
 
 from celery import Celery
 

@@ -10,25 +10,22 @@ from redis.exceptions import ConnectionError
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two tries to reach a Redis that is away. Left alone, Celery's pause grows to 30 s,
-# in which a node whose Redis is back does nothing.
+# Seconds between tries to reach Redis: Celery's pause grows to 30 s, idle with Redis back.
 _RECONNECT_S = 2.0
 
-# Seconds after a worker's end for which Redis knows its own queue: each worker has a new one, and
-# they would add up.
+# Seconds that a worker's own queue outlives it: each worker has a new one, they would add up.
 _QUEUE_OF_ONE_S = 3600
 
 
 class _Channel(kombu_redis.Channel):
-    """Celery 5.7 gives a broken connection up while tasks still have messages of it.
+    """Channel that survives a broken connection, which Celery 5.7 gives up while tasks use it.
 
-    To acknowledge one or to put it back, kombu's channel wants to connect anew, finds no address,
-    and its AttributeError ends the whole worker. Such a message may as well stay: it comes back
-    after the visibility timeout, and the task that it brings finds its work done.
+    To acknowledge a message or to put it back, kombu's channel wants to connect anew, finds no
+    address, and its AttributeError ends the whole worker. Such a message may as well stay: it comes
+    back after the visibility timeout, and the task that it brings finds its work done.
 
-    For every message that it takes or acknowledges kombu makes a new client, for which redis-py
-    copies some 250 callbacks: a fifth of a worker's CPU time for a batch. One will do, as it only
-    borrows connections from the pool.
+    For every message kombu makes a new client, for which redis-py copies some 250 callbacks: a
+    fifth of a worker's CPU time for a batch. One will do, as it only borrows connections.
     """
 
     _client_kept: Any = None
@@ -44,17 +41,15 @@ class _Channel(kombu_redis.Channel):
 
     def _connparams(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_given_up:
-            raise ConnectionError(
-                "this connection was given up when Redis went away"
-            )  # Celery knows to live with it
+            # Celery knows to live with this error.
+            raise ConnectionError("this connection was given up when Redis went away")
         return super()._connparams(*args, **kwargs)
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         if asynchronous:  # such a client owns the connection that it polls
             return super()._create_client(asynchronous=True)
-        if (
-            self._client_kept is None or self._client_kept.connection_pool is not self.pool
-        ):  # closed: another pool
+        # A closed channel gets another pool.
+        if self._client_kept is None or self._client_kept.connection_pool is not self.pool:
             self._client_kept = super()._create_client()
         return self._client_kept
 
@@ -87,6 +82,6 @@ def queue_of_one(name: str) -> Queue:
 
 
 class SteadyAMQP(AMQP):
-    """To be given to `Celery(amqp=...)`."""
+    """Celery's AMQP with these queues, for `Celery(amqp=...)`."""
 
     Connection = SteadyConnection

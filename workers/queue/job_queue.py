@@ -1,6 +1,4 @@
-"""The worker's side of the Celery queues: putting work back, and seeing whether any message
-waits.
-"""
+"""The worker's side of the Celery queues: puts work back, sees whether any message waits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`celery -A workers.queue.app flower`, with Flower's password for all that it serves.
 
-Flower itself gives its metrics, which tell the names of models, workers and hosts, to anyone; and
-it has answers of its own for what there is not, or by a method that a page has not. Here all get
-401, but for /healthcheck, which says OK.
+Flower gives its metrics, which name models, workers and hosts, to anyone, and answers unknown
+paths and methods itself. Here all get 401, but for /healthcheck, which says OK.
 """
 
 import sys
@@ -18,21 +17,21 @@ from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 
 class LockedFiles(BaseHandler, StaticFileHandler):
-    """Flower's stylesheets and scripts."""
+    """Flower's stylesheets and scripts, behind the password."""
 
 
 def lock() -> None:
-    """To be called once, before Flower starts."""
+    """Locks all handlers; to be called once, before Flower starts."""
     Healthcheck.prepare = RequestHandler.prepare
     for base in (BaseHandler, BaseApiHandler):
         base.prepare = _for_users(base.prepare)
-    # Tornado adds handlers of its own to Flower's, for static files, /favicon.ico and /robots.txt.
+    # Tornado adds its own handlers, for static files, /favicon.ico and /robots.txt.
     settings["static_handler_class"] = LockedFiles
     handlers[:] = [_locked(handler) for handler in handlers]
 
 
 def _for_users(prepare: Callable[[Any], None]) -> Callable[[Any], None]:
-    """What a handler does before every method, also before those it has not."""
+    """Asks for the password before every method, also before those a handler does not have."""
 
     def prepare_for_users(handler: Any) -> None:
         if not handler.get_current_user():

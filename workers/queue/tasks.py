@@ -1,6 +1,4 @@
-"""The Celery tasks of a worker. They carry no data of a job or round, only where it is: the
-truth is in Redis.
-"""
+"""The Celery tasks of a worker: they carry only where work is, the truth is in Redis."""
 
 from celery import shared_task
 
@@ -12,13 +10,13 @@ _work: tuple[JobBatches, RoundSteps] | None = None
 
 
 def install(jobs: JobBatches, rounds: RoundSteps) -> None:
-    """What the tasks of this process work with. To be called before Celery starts consuming."""
+    """Gives this process's tasks what they work with, before Celery starts consuming."""
     global _work
     _work = jobs, rounds
 
 
 def _installed() -> tuple[JobBatches, RoundSteps]:
-    """RuntimeError outside a worker."""
+    """The two that `install` was given. RuntimeError outside a worker."""
     if _work is None:
         raise RuntimeError("no engine is loaded in this process; start it with `proofline worker`")
     return _work
@@ -26,15 +24,11 @@ def _installed() -> tuple[JobBatches, RoundSteps]:
 
 @shared_task(name=RUN_BATCH_TASK)
 def run_batch(job_id: str, batch_index: int) -> None:
-    """Compute one batch of nonces of a job. Running it twice, late or for an ended job changes
-    nothing.
-    """
+    """Computes one batch of a job. Running it twice, late or for an ended job changes nothing."""
     _installed()[0].run_batch(job_id, batch_index)
 
 
 @shared_task(name=ROUND_STEP_TASK)
 def round_step(round_id: str) -> None:
-    """Compute some seconds for a round, then queue the next step. A second one beside it does
-    nothing.
-    """
+    """Computes some seconds for a round, then queues the next step; a second one does nothing."""
     _installed()[1].step(round_id)

@@ -1,6 +1,4 @@
-"""What depends on vLLM's version in its caches, as compat.py for the rest: which there are, and
-what they hold.
-"""
+"""What depends on vLLM's version in its caches, as compat.py for the rest."""
 
 from __future__ import annotations
 
@@ -13,11 +11,10 @@ from torch import nn
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
-# A block count that no real dimension of a KV cache has: it marks the block dimension in a
-# backend's shape.
+# A block count that no real cache dimension has: marks the block dimension in a backend's shape.
 _BLOCK_COUNT_MARK = 1_000_003
 
-# Kinds of caches that proofs may be given own ones of, and what these hold.
+# Kinds of caches that proofs may get own ones of, and what these hold.
 _KINDS = {
     "FullAttentionSpec": "tokens",
     "SlidingWindowSpec": "tokens",
@@ -28,7 +25,7 @@ _KINDS = {
     "CircularBufferSpec": "state",
 }
 
-# Number formats of caches that are all in the tensor that is bound.
+# Number formats of caches that keep all in the tensor that is bound.
 _CACHE_DTYPES = {
     "auto",
     "float16",
@@ -44,20 +41,17 @@ _METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMe
 
 
 def attention_groups(runner: Any) -> Iterator[Any]:
-    """Every attention group of the model runner (old and new runner alike), over all KV cache
-    groups.
-    """
+    """Every attention group of the model runner, old or new, over all KV cache groups."""
     for groups in runner.attn_groups:
         yield from groups
 
 
 def cache_kind(group: Any) -> str | None:
-    """What the group's caches hold: "tokens", blocks of a sequence's own tokens and nothing else;
-    "state", one block a sequence, whatever its length; None: something that proofs cannot be given
-    an own one of.
+    """What the group's caches hold; None: something that proofs cannot get an own cache of.
 
-    By name, since kinds derived from these may hold more: an encoder's states, sinks that are
-    written once into whatever cache is bound then.
+    "tokens": blocks of a sequence's own tokens and nothing else. "state": one block a sequence,
+    whatever its length. By name, since kinds derived from these may hold more: an encoder's states,
+    sinks that are written once into whatever cache is bound then.
     """
     kinds = {_KINDS.get(type(one).__name__) for one in _specs(group.kv_cache_spec)}
     return kinds.pop() if len(kinds) == 1 else None
@@ -68,7 +62,7 @@ def _specs(spec: Any) -> list[Any]:
 
 
 def page_bytes(group: Any, layer_name: str, content: int) -> int:
-    """From one block of a layer's cache to the next where no other layer's lie between, in bytes.
+    """Bytes from one block of a layer's cache to the next where no other layer's lie between.
 
     `content`: what a block holds. Kernels want some blocks padded or aligned.
     """
@@ -84,9 +78,7 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Blocks that a sequence has in a state's block table: speculation and checkpoints add some
-    to its one.
-    """
+    """Blocks of a sequence in a state's table: one, more for speculation and checkpoints."""
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
     return max(1 + getattr(spec, "num_speculative_blocks", 0), -(-seq_len // block_size))
@@ -98,9 +90,7 @@ def cache_source(layer: Any) -> str | None:
 
 
 def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
-    """Why proofs of this model would be wrong, or chat beside them: for those that no test of
-    values would find out.
-    """
+    """Why proofs of this model, or chat beside them, would be wrong where no test would tell."""
     if cache_dtype not in _CACHE_DTYPES:
         return (
             f"--kv-cache-dtype {cache_dtype} keeps its scales in the first cache that it sees,"
@@ -118,9 +108,7 @@ def why_not_provable(model: nn.Module, cache_dtype: str) -> str | None:
 
 
 def kernel_block_size(group: Any) -> int:
-    """Tokens per block as the attention kernel addresses them (may divide the cache manager's
-    block size).
-    """
+    """Tokens per block as the attention kernel addresses them; may divide the manager's."""
     return int(group.get_metadata_builder(0).kv_cache_spec.block_size)
 
 
@@ -144,20 +132,17 @@ def cache_block_dim(group: Any, cache: torch.Tensor) -> int:
 
 
 def build_attention_metadata(group: Any, **fields: Any) -> Any:
-    """The attention backend's metadata for a batch; `fields` a release does not know are left
-    out.
-    """
+    """The attention backend's metadata for a batch; drops `fields` that a release does not know."""
     common = CommonAttentionMetadata(
         **{name: value for name, value in fields.items() if name in _METADATA_FIELDS}
     )
-    # Straight to the builder: group.build_metadata of newer releases would map the block table from
-    # the cache manager's blocks to kernel blocks, but the scratch cache is addressed by kernel
-    # blocks already.
+    # Straight to the builder: group.build_metadata of newer releases would map the manager's blocks
+    # to kernel blocks, but the scratch cache is addressed by kernel blocks already.
     return group.get_metadata_builder(0).build(0, common)
 
 
 def workspaces() -> tuple[int, ...]:
-    """Where the buffers lie that vLLM's operations share, and which it may move as they grow."""
+    """Addresses of the buffers that vLLM's operations share, and which it may move as they grow."""
     try:
         from vllm.v1.worker.workspace import (
             current_workspace_manager,

@@ -1,6 +1,4 @@
-"""What vLLM loads into every process that it starts: its entry point `vllm.general_plugins`,
-see pyproject.toml.
-"""
+"""What vLLM loads into each of its processes by its entry point `vllm.general_plugins`."""
 
 import os
 
@@ -9,8 +7,7 @@ from workers.vllm.start import lifeline
 
 
 def register() -> None:
-    """Keeps vLLM's processes from starving all others on machines with few cores, and lets them end
-    at once.
+    """Lets vLLM's processes share few cores with others, and end at once.
 
     Does nothing in a vLLM that is not a worker's.
     """

@@ -1,6 +1,4 @@
-"""Caches in which the micro-batches of decode proofs keep keys and values from step to step:
-never chat's blocks.
-"""
+"""Caches that keep keys and values of decode proofs from step to step: never chat's blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from workers.vllm.forward.kv_isolation import ScratchCaches
 
 # Share of the memory that is free when the engine has started.
 _SHARE_OF_FREE = 0.5
-# On a CPU, whose memory is not told apart: of what chat's own caches take.
+# On a CPU, which tells no free memory: share of what chat's own caches take.
 _SHARE_OF_CHATS = 0.25
 
 
@@ -36,7 +34,7 @@ class KeptCaches:
         self._on_gpu = device.type == "cuda"
         self._device = device
         self._places: list[Place] = []
-        # Of this a sequence takes a multiple; also where layers have blocks of several sizes.
+        # A sequence takes a multiple of this, also where layers have blocks of several sizes.
         self.block = math.lcm(*(group.block_size for group in scratch.groups), 1)
 
     def why_not(self) -> str | None:
@@ -49,30 +47,28 @@ class KeptCaches:
         return None
 
     def room(self, n_places: int, limit_bytes: int | None) -> int:
-        """Tokens that each of `n_places` could keep. `limit_bytes`: of them all; None: a share
-        of what is free.
+        """Tokens that each of `n_places` could keep.
+
+        `limit_bytes`: of all places; None: a share of what is free.
         """
         per_token = self._scratch.own_bytes_per_token()
         if limit_bytes is None and self._on_gpu:
             limit_bytes = int(_SHARE_OF_FREE * torch.cuda.mem_get_info(self._device)[0])
         elif limit_bytes is None:
             limit_bytes = int(_SHARE_OF_CHATS * self._scratch.chats_bytes())
-        per_place = (
-            limit_bytes // n_places // max(per_token, 1) - self.block
-        )  # one block is vLLM's null block
+        # One block is vLLM's null block.
+        per_place = limit_bytes // n_places // max(per_token, 1) - self.block
         return max(0, per_place // self.block * self.block)
 
     def reserve(self, n_places: int, n_tokens: int) -> None:
-        """Makes the places; on a GPU with all of their memory, so that it is there whenever it
-        is needed.
-        """
+        """Makes the places; on a GPU with all of their memory, which is then always there."""
         self._places = [Place() for _ in range(n_places)]
         if self._on_gpu:
             for place in self._places:
                 self._grow(place, n_tokens)
 
     def take(self, n: int, positions: int) -> Place:
-        """A place for `n` sequences of so many tokens; to be given back by `free`."""
+        """A place for `n` sequences of `positions` tokens; to be given back by `free`."""
         place = next(place for place in self._places if not place.is_taken)
         self._grow(place, n * -(-positions // self.block) * self.block)
         place.is_taken = True
@@ -87,9 +83,7 @@ class KeptCaches:
 
     @contextmanager
     def bound(self, place: Place) -> Iterator[None]:
-        """Binds the place's caches to every attention layer, and chat's own again at the end,
-        whatever happens.
-        """
+        """Binds the place's caches to every attention layer; chat's own again on any exit."""
         with self._scratch.bound_to(place.caches):
             yield
 

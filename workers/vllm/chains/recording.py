@@ -1,5 +1,4 @@
-"""Device work that is recorded once and replayed: on a GPU a CUDA graph, hundreds of kernels for
-one call of the host.
+"""Device work recorded once and replayed: on a GPU a CUDA graph, many kernels for one call.
 
 Recorded work reads and writes tensors that stay where they are, and nothing else.
 """
@@ -26,16 +25,14 @@ class NotReplayableError(RuntimeError):
 
 class Recorder(Protocol):
     def record(self, work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-        """What runs the work again, and what it then fills. The work may not have been run yet."""
+        """What runs the work again, and what that fills. The work may not have been run yet."""
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """What recorded work that was given `kept` is to be given for `new`. NotReplayableError."""
+        """What work recorded with `kept` is to be given for `new`. NotReplayableError."""
 
 
 class GraphRecorder:
-    """CUDA graphs that share their memory: one at a time is replayed, in the stream in which
-    all else runs.
-    """
+    """CUDA graphs that share memory: replayed one at a time, in the stream of all other work."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -47,8 +44,8 @@ class GraphRecorder:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 output = work()
         except BaseException:
-            # torch leaves the stream of a capture that became invalid current, and the memory pool
-            # open, after which no memory could be given back any more.
+            # torch leaves the stream of an invalid capture current, and the memory pool open: no
+            # memory could be given back any more.
             torch.cuda.set_stream(stream)
             with suppress(Exception):
                 from torch.cuda.memory import (
@@ -80,9 +77,7 @@ class RunAgain:
         return replay, output
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
-        """The new one itself: vLLM's metadata for CPUs has pointers into itself, which contents
-        would take along.
-        """
+        """The new one: vLLM's metadata for CPUs points into itself, so copies would not do."""
         return new
 
 
@@ -91,8 +86,7 @@ def recorder_for(device: torch.device) -> Recorder:
 
 
 def refill(kept: Any, new: Any) -> None:
-    """Gives all tensors of `kept`, a dataclass of plain fields, the contents of `new`'s, where they
-    lie.
+    """Copies the tensors of `new`, a dataclass of plain fields, into those of `kept`.
 
     NotReplayableError: they differ in anything else, or hold what may hide tensors.
     """

@@ -1,5 +1,6 @@
-"""Experts that a seed chooses in the place of the gates of vLLM's models, for one slice: chat
-never sees it (protocol.md, section 8.2).
+"""Experts chosen by a seed instead of the gates of vLLM's models (protocol.md, section 8.2).
+
+For one slice: chat never sees them.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class Gates:
 
     @contextmanager
     def seeded(self, layers: range, first_experts: FirstExperts | None) -> Iterator[None]:
-        """Within: logits of the gates of `layers` are those that lead to the seeded experts; what
-        follows of them is the model's own. `first_experts` None: nothing is done.
+        """Within, logits of the gates of `layers` lead to the seeded experts.
 
+        What follows of the logits is the model's own. `first_experts` None: nothing is done.
         RuntimeError: a gate was not asked, or for other rows.
         """
         if first_experts is None:
@@ -101,9 +102,7 @@ class Gates:
         return found
 
     def _logits_by_first(self, logits: Tensor) -> Tensor:
-        """All that may take the place of a row of logits: (experts, experts), by the first
-        expert.
-        """
+        """All rows that may replace a row of logits: (experts, experts), by the first expert."""
         n_experts = logits.shape[-1]
         key = (n_experts, logits.dtype)
         table = self._tables.get(key)

@@ -1,7 +1,6 @@
-"""Steps of decode proofs recorded once for each shape and replayed, where one rank computes a whole
-step.
+"""Decode steps recorded once for each shape and replayed, where one rank computes a whole step.
 
-Whatever speaks against it leaves steps as they were: run operation by operation.
+Where anything speaks against it, steps run operation by operation.
 """
 
 from __future__ import annotations
@@ -30,13 +29,12 @@ _GRAPHS_KEPT = 4
 
 Caches = Callable[[], AbstractContextManager[None]]
 
-# Where a micro-batch's keys and values lie, its nonces, their positions, and where vLLM's own
-# buffers lie.
+# Where a micro-batch's keys and values lie, its nonces, their positions, and vLLM's own buffers.
 _Key = tuple[int, ...]
 
 
 class StepGraphs:
-    """Off until `on` is set."""
+    """Recorded steps by shape. Off until `on` is set."""
 
     def __init__(
         self,
@@ -54,14 +52,13 @@ class StepGraphs:
         self._layers = range(n_layers)
         self._moe_layers = moe_layers
         self._recorder = recorder
-        # None: a shape that has been seen once, which has warmed it up.
+        # None: a shape that was seen once, which has warmed it up.
         self._steps: LRUCache[_Key, RecordedStep | None] = LRUCache(_GRAPHS_KEPT)
 
     def hidden_states(self, held: DeviceBatch, layers: range, step: int) -> Tensor | None:
-        """(nonces, hidden) after the final norm of one step; None: it is to be run operation by
-        operation.
+        """(nonces, hidden) after the final norm of one step; None: run it operation by operation.
 
-        What a replay fills is filled anew by the next one.
+        The next replay fills the same tensor.
         """
         batch, place, tables = held.batch, held.place, held.tables
         if not self.on or self.why_not or layers != self._layers or place is None or tables is None:
@@ -101,9 +98,7 @@ class StepGraphs:
 
 
 class RecordedStep:
-    """Steps of micro-batches of one shape in one place. What changes from step to step and from
-    one to the next lies in tensors of its own.
-    """
+    """A step of micro-batches of one shape and place; all that changes lies in its own tensors."""
 
     hidden_size: int
 
@@ -125,9 +120,7 @@ class RecordedStep:
         self._output: Tensor | None = None
 
     def fill(self, batch: Batch, step: int) -> None:
-        """Makes it one step of a micro-batch. NotReplayableError: another kind of step than was
-        recorded.
-        """
+        """Makes it one step of a micro-batch. NotReplayableError: a step of another kind."""
         self._layout.move_to(batch.order.positions(step).start)
         self._inputs.copy_(batch.inputs(step))
         if self._of is not batch.scheme:
@@ -142,7 +135,7 @@ class RecordedStep:
         )
 
     def record(self, forward: BoundForward, layers: range, caches: Caches) -> None:
-        """`caches()` binds those of its place. After `fill`."""
+        """Records the step, after `fill`; `caches()` binds the caches of its place."""
 
         def work() -> Tensor:
             assert self._metadata is not None, "nothing was filled in"
@@ -151,7 +144,7 @@ class RecordedStep:
                 self._layout,
                 self._metadata,
                 caches(),
-                {"inputs_embeds": self._inputs.clone()},  # layers add to them
+                {"inputs_embeds": self._inputs.clone()},  # layers add to the inputs
                 transform=self,
                 experts=self._first_experts if len(self._hashes) else None,
             )

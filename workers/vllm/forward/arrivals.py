@@ -1,6 +1,4 @@
-"""Numbers of micro-batches on their way from the device to the host, which does not wait for
-them.
-"""
+"""Numbers of micro-batches on their way from device to host, which does not wait for them."""
 
 from __future__ import annotations
 
@@ -17,11 +15,11 @@ class _Arrival:
     micro_batch: int
     batch: Batch
     numbers: torch.Tensor  # on the host
-    copied: torch.cuda.Event | None  # None: they are there
+    copied: torch.cuda.Event | None  # None: the numbers are there
 
 
 class Arrivals:
-    """In the order in which they were launched."""
+    """Numbers under way, in the order in which they were launched."""
 
     def __init__(self) -> None:
         self._underway: list[_Arrival] = []
@@ -39,7 +37,7 @@ class Arrivals:
         self._underway.append(_Arrival(micro_batch, batch, numbers, copied))
 
     def take(self) -> dict[int, list[JsonValue]]:
-        """The values of those that are there, by micro-batch."""
+        """The values that are there, by micro-batch."""
         values: dict[int, list[JsonValue]] = {}
         while self._underway:
             first = self._underway[0]

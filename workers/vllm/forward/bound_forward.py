@@ -15,15 +15,12 @@ from workers.vllm.chains.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.layout import Layout
 from workers.vllm.start.watch import Watch
 
-# What the network transforms of a layer's outputs: hidden_states and residual. Hyper-connections
-# give more beside them.
+# Outputs that the network transforms, hidden_states and residual; hyper-connections give more.
 _TERMS = 2
 
 
 class BoundForward:
-    """Runs decoder layers with a proof's caches, hooks and experts, bound only for the duration of
-    the call: chat never sees them.
-    """
+    """Runs decoder layers with a proof's caches, hooks and experts, bound only during the call."""
 
     def __init__(
         self,
@@ -69,7 +66,7 @@ class BoundForward:
             return self._model(positions=layout.positions, **absent | given)
 
     def forget_unfinished(self) -> None:
-        """After one that an exception ended."""
+        """Cleans up after a forward that an exception ended."""
         compat.forget_unfinished_forward(self._model)
 
 
@@ -77,8 +74,7 @@ class BoundForward:
 def transformed(
     modules: nn.ModuleList, layers: range, scheme: LayerTransform | None, watch: Watch | None = None
 ) -> Iterator[None]:
-    """Within: the scheme is applied after each of the layers, and the watch looks at what they
-    give.
+    """Within, the scheme is applied after each layer, and the watch looks at the outputs.
 
     `scheme`: None where it transforms none.
     """

@@ -23,9 +23,7 @@ FIRST_BLOCK = 1
 
 
 class NotIsolatableError(RuntimeError):
-    """The model keeps state that a proof batch would overwrite, so proofs are refused rather
-    than chat corrupted.
-    """
+    """The model keeps state that proofs would overwrite: proofs are refused, chat is intact."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,7 @@ class ScratchCaches:
 
     @contextmanager
     def bound(self, n_sequences: int, seq_len: int) -> Iterator[None]:
-        """Bind the scratch caches to every attention layer, and chat's own again at the end,
-        whatever happens.
-        """
+        """Binds the scratch caches to every attention layer; chat's own again on any exit."""
         scratch = {
             name: self._scratch(name, index, group.n_blocks(n_sequences, seq_len))
             for index, group in enumerate(self.groups)
@@ -114,7 +110,7 @@ class ScratchCaches:
 
     @contextmanager
     def bound_to(self, caches: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
-        """The same with other caches, by layer (see `own_caches`)."""
+        """As `bound`, with other caches by layer (see `own_caches`)."""
         live: dict[str, Any] = {}
         try:
             for name, cache in caches.items():
@@ -128,9 +124,7 @@ class ScratchCaches:
                 self._layers[name].kv_cache = cache
 
     def own_caches(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:
-        """New caches for so many sequences, by layer: each its own, but for those that read
-        another's.
-        """
+        """New caches for `n_sequences`, by layer: each its own, or that of the layer it reads."""
         found: dict[str, list[Tensor]] = {}
         for group in self.groups:
             for name in group.layer_names:
@@ -145,7 +139,7 @@ class ScratchCaches:
         return found
 
     def own_bytes_per_token(self) -> int:
-        """What `own_caches` take for a token, all layers together; rounded up."""
+        """Bytes that `own_caches` take for a token, all layers together; rounded up."""
         return sum(
             -(-self._page(live, name, group) * live.element_size() // group.block_size)
             for group in self.groups
@@ -155,7 +149,7 @@ class ScratchCaches:
         )
 
     def chats_bytes(self) -> int:
-        """What chat's own caches of these layers take."""
+        """Bytes that chat's own caches of these layers take."""
         return sum(
             cache.shape[group.block_dim] * self._page(cache, name, group) * cache.element_size()
             for group in self.groups
@@ -169,9 +163,7 @@ class ScratchCaches:
         self._caches.clear()
 
     def chats_first_blocks(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:
-        """By layer: copies of those blocks of chat's caches that a batch which was not isolated
-        would write into.
-        """
+        """By layer: copies of the blocks of chat's caches that an unisolated batch writes to."""
         return {
             name: [
                 cache.narrow(
@@ -227,9 +219,7 @@ class ScratchCaches:
         return scratch
 
     def _zeros_like(self, live: Tensor, name: str, group: ScratchGroup, n_blocks: int) -> Tensor:
-        """Zeros, not empty: slots past a sequence's end are masked, but a masked NaN still
-        poisons a product.
-        """
+        """Zeros: slots past a sequence's end are masked, but a masked NaN still poisons a sum."""
         return zeros_like(live, group.block_dim, n_blocks, self._page(live, name, group))
 
     def _page(self, live: Tensor, name: str, group: ScratchGroup) -> int:
@@ -277,7 +267,7 @@ def _shape_without(cache: Tensor, block_dim: int) -> tuple[Any, ...]:
 
 
 def _places(layer_names: Sequence[str]) -> dict[str, int]:
-    """For each name how many of the same decoder layer come before it: those must not share."""
+    """How many names before each one are of the same decoder layer: these must not share."""
     seen: Counter[str] = Counter()
     places = {}
     for name in layer_names:

@@ -1,6 +1,4 @@
-"""Where the tokens of each pass of a micro-batch lie, in caches that all share or in a place of its
-own, and what attention must know of them.
-"""
+"""Where the tokens of a micro-batch's passes lie in caches, as attention must know it."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ _LAYOUTS_KEPT = 8
 
 
 class BlockTables:
-    """The blocks of `n` sequences of up to `capacity` tokens each, one sequence after the other
-    from the first block on.
-    """
+    """The blocks of `n` sequences of up to `capacity` tokens, one sequence after the other."""
 
     def __init__(
         self, groups: Sequence[ScratchGroup], n: int, capacity: int, device: torch.device
@@ -33,16 +29,14 @@ class BlockTables:
         self.groups = groups
         self.device = device
         self.tables: list[torch.Tensor] = []  # a group's blocks, (n, blocks per sequence) int32
-        self.first_slots: list[
-            torch.Tensor
-        ] = []  # a group's first slot of each sequence, (n, 1) int64
+        # A group's first slot of each sequence, (n, 1) int64.
+        self.first_slots: list[torch.Tensor] = []
         for group in groups:
             per_sequence = group.blocks_per_sequence(capacity)
             first = FIRST_BLOCK + per_sequence * torch.arange(n)
             blocks = first[:, None] + torch.arange(per_sequence)
             if group.is_state:
-                # As wide as the state's table gets where vLLM keeps checkpoints of it: all are this
-                # one.
+                # As wide as where vLLM keeps checkpoints of the state: all blocks are this one.
                 blocks = blocks.expand(n, cache_compat.state_table_width(group.group, capacity))
             self.tables.append(blocks.to(device, torch.int32).contiguous())
             self.first_slots.append((first[:, None] * group.block_size).to(device))
@@ -52,7 +46,7 @@ class BlockTables:
         return len(self.first_slots[0]) if self.first_slots else 0
 
     def part(self, members: range) -> BlockTables:
-        """Those of some of the sequences."""
+        """The tables of some of the sequences."""
         part = copy.copy(self)
         rows = slice(members.start, members.stop)
         part.tables = [table[rows] for table in self.tables]
@@ -60,16 +54,16 @@ class BlockTables:
         return part
 
     def slots(self, index: int, positions: torch.Tensor) -> torch.Tensor:
-        """Of each sequence's `positions` (k,) in the cache of one group: int64 (n * k,)."""
-        if self.groups[index].is_state:  # its tokens have no slots of their own
+        """Slots of each sequence's `positions` (k,) in the cache of one group: int64 (n * k,)."""
+        if self.groups[index].is_state:  # a state's tokens have no slots of their own
             return torch.zeros(self.n * len(positions), dtype=torch.int64, device=self.device)
         return (self.first_slots[index] + positions).view(-1)
 
 
 class Layout:
-    """Some positions of each of a batch's sequences, whose earlier ones are in the cache: the same
-    for every batch of that shape. Made without waiting for the device.
+    """Some positions of each of a batch's sequences, whose earlier ones are in the cache.
 
+    The same for every batch of that shape; made without waiting for the device.
     `most`: positions that a sequence may get to, where it is moved there.
     """
 
@@ -107,7 +101,7 @@ class Layout:
             self.slot_mapping.update(dict.fromkeys(group.layer_names, slots))
 
     def move_to(self, position: int) -> None:
-        """The same for one other position of each sequence, in the same tensors."""
+        """Moves to one other position of each sequence, in the same tensors."""
         assert len(self.positions) == self._tables.n, (
             "a layout of several positions stays where it is"
         )
@@ -119,9 +113,7 @@ class Layout:
             slots.copy_(self._tables.slots(index, self.positions[:1]))
 
     def metadata(self) -> dict[str, Any]:
-        """Attention metadata by layer name; anew for each slice, as builders reuse buffers that
-        chat steps fill.
-        """
+        """Attention metadata by layer, new for each slice: chat's steps fill builders' buffers."""
         by_layer: dict[str, Any] = {}
         for group, table, slots in zip(
             self._tables.groups, self._tables.tables, self._slots, strict=True
@@ -155,14 +147,14 @@ class DeviceBatch:
     batch: Batch
     # What one slice hands to the next, each (rows of the pass, hidden).
     state: dict[str, torch.Tensor] | None = None
-    # Of one with steps, from its first slice here on: where its keys and values are kept.
+    # Of a micro-batch with steps, from its first slice here on: where keys and values are kept.
     place: Place | None = None
     tables: BlockTables | None = None
-    layout: Layout | None = None  # of its steps
+    layout: Layout | None = None  # of the steps
 
 
 class Whereabouts:
-    """Finds where the tokens of a pass lie, and what binds the caches in which they do."""
+    """Finds where the tokens of a pass lie, and binds the caches that they lie in."""
 
     def __init__(self, scratch: ScratchCaches, kept: KeptCaches, device: torch.device) -> None:
         self._scratch = scratch
@@ -171,7 +163,7 @@ class Whereabouts:
         self._layouts = ReadyLayouts(scratch.groups, device)
 
     def of(self, held: DeviceBatch, step: int) -> tuple[Layout, AbstractContextManager[None]]:
-        """Of one pass; a micro-batch with steps takes its place with the first one."""
+        """Layout and caches of one pass; a batch with steps takes its place with the first."""
         order = held.batch.order
         n, shape, positions = order.n, order.shape, order.positions(step)
         if not shape.steps:

@@ -1,6 +1,4 @@
-"""Proof work under torch's profiler, and how fast a device multiplies matrices; inside vLLM's
-worker processes.
-"""
+"""Proof work under torch's profiler, and a device's speed; inside vLLM's worker processes."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from poc_core.schemes.base import PrefillScheme
 
-# Of the names of the ranges that a micro-batch's steps run in: nobody else's begin so.
+# Begins the names of the ranges that a micro-batch's steps run in; nobody else's begin so.
 _PREFIX = "proofline."
 # Rows and columns of the product that shows a device's peak: enough to fill it.
 _PEAK_SIZE_GPU = 8192
@@ -63,9 +61,7 @@ class MarkedScheme(PrefillScheme):
 
 @contextmanager
 def marked_norms(model: nn.Module) -> Iterator[None]:
-    """Within: each of the model's norms runs in a range too; on a CPU they are made of
-    operations that others use.
-    """
+    """Within, each of the model's norms runs in a range: on CPUs they share others' operations."""
     ranges: list[record_function] = []
 
     def enter(_module: nn.Module, _args: Any) -> None:
@@ -92,9 +88,7 @@ def marked_norms(model: nn.Module) -> Iterator[None]:
 def profiled(
     device: torch.device, work: Callable[[], None]
 ) -> tuple[float, list[tuple[str, str, float]]]:
-    """Runs `work`: (seconds in which something ran on the device, [(step or "", name,
-    seconds)]).
-    """
+    """Runs `work`: (seconds of the device at work, [(step or "", name, seconds)])."""
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with torch.profiler.profile(activities=activities) as profile:
@@ -109,9 +103,7 @@ def profiled(
 
 
 def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """Of the profiler's events on a GPU. A kernel belongs to the range that it began in, on the
-    GPU's own clock.
-    """
+    """`profiled` from a GPU's events: a kernel's range is where it began by the GPU's own clock."""
     ranges: list[tuple[float, float, str]] = []  # microseconds
     kernels: list[tuple[float, float, str]] = []
     for event in events:
@@ -137,7 +129,7 @@ def kernels_of_device(events: Iterable[Any]) -> tuple[float, list[tuple[str, str
 
 
 def operations_of_host(events: Iterable[Any]) -> tuple[float, list[tuple[str, str, float]]]:
-    """Of the profiler's events on a CPU: what each operation took without those that it called."""
+    """`profiled` from a CPU's events: each operation without those that it called."""
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for event in events:
         outer = event
@@ -178,11 +170,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def matrix_flops(layers: Iterable[nn.Module], seq_len: int) -> float:
-    """Floating-point operations of the layers' matrix products and attention for one sequence, this
-    rank's share.
+    """Floating-point operations of the layers for one sequence, this rank's share.
 
-    From the sizes that vLLM's linear, expert and attention modules name: weights may be packed or
-    moved elsewhere.
+    Counts matrix products and attention from the sizes that vLLM's linear, expert and attention
+    modules name: weights may be packed or moved elsewhere.
     """
     return sum(_matrix_flops(layer, seq_len) for layer in layers)
 
@@ -193,11 +184,11 @@ def _matrix_flops(module: nn.Module, seq_len: int) -> float:
         "top_k",
         "hidden_size",
         "intermediate_size_per_partition",
-    } <= sizes.keys():  # experts: gate, up and down
+    } <= sizes.keys():
+        # Experts: gate, up and down.
         experts = sizes.get("global_num_experts", 1)
-        per_token = (
-            sizes["top_k"] * sizes.get("local_num_experts", experts) / experts
-        )  # of those on this rank
+        # Of the experts on this rank.
+        per_token = sizes["top_k"] * sizes.get("local_num_experts", experts) / experts
         return float(
             2
             * 3
@@ -215,6 +206,7 @@ def _matrix_flops(module: nn.Module, seq_len: int) -> float:
         "num_heads",
         "head_size",
         "kv_cache",
-    } <= sizes.keys():  # each token sees itself and those before it, twice
+    } <= sizes.keys():
+        # Each token sees itself and those before it, twice.
         return float(4 * sizes["num_heads"] * sizes["head_size"] * seq_len * (seq_len + 1) / 2)
     return sum(_matrix_flops(child, seq_len) for child in module.children())

@@ -1,5 +1,4 @@
-"""Proof micro-batches through the deployed vLLM model, slice by slice, inside one of vLLM's worker
-processes.
+"""Proof micro-batches through the vLLM model, slice by slice, in one of vLLM's worker processes.
 
 A slice is a run of decoder layers, run as a pipeline stage of its own: chat may have the engine
 between two of them, while the micro-batch's activations wait on the device. Every tensor-parallel
@@ -39,9 +38,7 @@ class ProofRunner:
     """Runs proof micro-batches on the model that a vLLM worker has loaded."""
 
     def __init__(self, worker: Any) -> None:
-        """`worker`: vLLM's Worker after its KV cache was set up. Raises NotIsolatableError,
-        LookupError.
-        """
+        """`worker`: vLLM's, its KV cache set up. Raises NotIsolatableError, LookupError."""
         runner = worker.model_runner
         self._config = worker.vllm_config
         self._model = runner.get_model()
@@ -80,9 +77,7 @@ class ProofRunner:
         self._watch: Watch | None = None
 
     def describe(self) -> dict[str, Any]:
-        """What the engine needs to know: sizes in elements, this rank's layers, whether they
-        can be cut into slices.
-        """
+        """What the engine must know: sizes in elements, this rank's layers, sliceable or not."""
         return {
             "hidden_size": self._hidden_size,
             "n_layers": len(self._layers),
@@ -97,20 +92,16 @@ class ProofRunner:
         }
 
     def room_for_steps(self, n_places: int, limit_bytes: int | None) -> int:
-        """Tokens that could be kept of each of so many micro-batches, see KeptCaches.room."""
+        """Tokens that could be kept of each of `n_places` micro-batches, see KeptCaches.room."""
         return self._kept.room(n_places, limit_bytes)
 
     def reserve(self, n_places: int, n_tokens: int, moe_layers: Sequence[int]) -> None:
-        """Makes room for the steps of decode proofs. `moe_layers`: how many layers of experts
-        each stage has.
-        """
+        """Makes room for steps of decode proofs. `moe_layers`: layers of experts of each stage."""
         self._kept.reserve(n_places, n_tokens)
         self._gates.first = sum(moe_layers[: compat.stage_index()])
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
-        """Whether steps are recorded and replayed from now on. Answers how many were recorded
-        so far, and what speaks against it.
-        """
+        """Turns recorded steps on or off; answers how many there are and what speaks against it."""
         self._graphs.on = on
         return {"recorded": self._graphs.recorded, "why_not": self._graphs.why_not}
 
@@ -119,17 +110,13 @@ class ProofRunner:
         self._watch = Watch(self._caches, n_sequences, seq_len)
 
     def unwatch(self) -> dict[str, Any]:
-        """Layers whose chat cache was touched since, and whether layers' outputs were the same
-        on all ranks.
-        """
+        """Layers whose chat cache was touched, and whether outputs are the same on all ranks."""
         watch, self._watch = self._watch, None
         assert watch is not None, "unwatch without watch"
         return {"touched": watch.touched(), "replicated": watch.replicated}
 
     def settle(self, private: bool, replicated: bool) -> None:
-        """How to go on: with a cache for each layer or with shared ones, and what is known of
-        layers' outputs.
-        """
+        """How to go on: with private or shared caches, with outputs replicated on ranks or not."""
         self._caches.private, self._schemes.replicated = private, replicated
         self._caches.forget()
 
@@ -161,7 +148,8 @@ class ProofRunner:
             for one in wanted:
                 if one.end == self._own.start:
                     self._receive(one.micro_batch, one.step)
-            for one in wanted:  # last, as every stage does: two of them wait for each other else
+            # Last, as every stage does: else two of them wait for each other.
+            for one in wanted:
                 self._hand_points_back(one)
             if wait or fetch is not None:
                 self._stopwatch.wait(None if wait else fetch)
@@ -178,10 +166,9 @@ class ProofRunner:
     def profile(
         self, fields: Mapping[str, Any], nonces: Sequence[int], watch: bool
     ) -> dict[str, Any]:
-        """One micro-batch, this rank's layers in one go and nothing beside them; `watch`: under the
-        profiler.
+        """Fields of a RankProfile of one micro-batch: this rank's layers in one go.
 
-        Answers a RankProfile's fields: without `watch` neither busy_s nor kernels. SpecError.
+        `watch`: under the profiler; without it neither busy_s nor kernels. SpecError.
         """
         spec = ProofSpec.model_validate(fields)
         scheme = self._schemes.of(spec)
@@ -194,7 +181,7 @@ class ProofRunner:
             self._micro_batches[own.micro_batch] = DeviceBatch(batch)
             if self._own.start > 0:
                 self._receive(own.micro_batch, 0)
-            profiler.synchronize(self._device)  # what the stage before took is no time of this one
+            profiler.synchronize(self._device)  # leaves the time of the stage before out
             self._stopwatch.wait()
             self._stopwatch.take()
             if watch:
@@ -219,9 +206,7 @@ class ProofRunner:
         }
 
     def matrix_peak(self) -> dict[str, Any]:
-        """The device's name, and floating-point operations a second of a large matrix product
-        in the model's dtype.
-        """
+        """The device's name, and its operations a second in a product in the model's dtype."""
         peak = profiler.matrix_peak(self._device, self._dtype)
         return {"device": profiler.device_name(self._device), "peak_flops": peak}
 
@@ -247,7 +232,7 @@ class ProofRunner:
         self._stopwatch.end(tuple(one))
 
     def _forward(self, micro_batch: int, layers: range, step: int) -> None:
-        """Some layers of one pass."""
+        """Runs some layers of one pass."""
         held = self._micro_batches[micro_batch]
         batch, order = held.batch, held.batch.order
         recorded = None if self._watch else self._graphs.hidden_states(held, layers, step)
@@ -292,7 +277,7 @@ class ProofRunner:
         )
 
     def _end(self, micro_batch: int) -> None:
-        """This rank has done its part of a micro-batch, or it is given up."""
+        """Forgets a micro-batch that this rank has done or that is given up."""
         held = self._micro_batches.pop(micro_batch, None)
         if held is not None and held.place is not None:
             self._kept.free(held.place)
@@ -302,7 +287,7 @@ class ProofRunner:
         held.state = self._hand_over.receive(held.batch.order.n_tokens(step))
 
     def _hand_points_back(self, one: Slice) -> None:
-        """Where the slice was the end of a pass and another follows."""
+        """Sends the points back where the slice ended a pass and another follows."""
         held = self._micro_batches.get(one.micro_batch)
         if held is None or one.end != len(self._layers):
             return
@@ -316,9 +301,9 @@ class ProofRunner:
             batch.follow(self._hand_over.receive_points(batch.order.n))
 
     def _forget_all(self) -> None:
-        """After an error: the engine begins all micro-batches anew."""
+        """Drops all micro-batches after an error: the engine begins them anew."""
         self._micro_batches.clear()
-        self._caches.forget()  # as large as the batch that may just have been too large
+        self._caches.forget()  # as large as the batch that may have been too large
         self._kept.free_all()
         self._arrivals.forget()
         self._hand_over.forget()

@@ -1,6 +1,4 @@
-"""How long slices keep a device, and how many of them wait there: on a GPU, where a launch
-returns at once.
-"""
+"""How long slices keep a device, and how many wait there: a GPU's launches return at once."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ from typing import Protocol
 
 import torch
 
-# Slices that may be on the device at a time: one runs, one waits behind it, so that there is no gap
-# between the two. Chat waits for both.
+# Slices on the device at a time: one runs, one waits so that there is no gap. Chat waits for both.
 MOST_IN_FLIGHT = 2
 
 
@@ -19,9 +16,7 @@ class Stopwatch(Protocol):
     """Measures runs of device work, one after the other; `tag` names a run in the answer."""
 
     def begin(self) -> None:
-        """The next run is about to be launched. Waits until fewer than MOST_IN_FLIGHT are on
-        the device.
-        """
+        """Before the next launch: waits until fewer than MOST_IN_FLIGHT runs are on the device."""
 
     def end(self, tag: tuple[int, ...]) -> None:
         """All of the run's work is launched."""
@@ -34,7 +29,7 @@ class Stopwatch(Protocol):
 
 
 class ClockStopwatch:
-    """For a CPU, which has done its work when the call returns."""
+    """A stopwatch for CPUs, which have done the work when the call returns."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -55,9 +50,7 @@ class ClockStopwatch:
 
 
 class EventStopwatch:
-    """For a GPU: events in its stream, so that times are the GPU's and no call waits for work
-    that it need not.
-    """
+    """A stopwatch for GPUs by events in the stream: times are the GPU's, no call waits in vain."""
 
     def __init__(self) -> None:
         self._began: torch.cuda.Event | None = None

@@ -10,15 +10,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"  # vLLM's own: "0-3|4-7" for two ranks, "nobind" or "auto"
+VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
+# LLM's own: "0-3|4-7" for two ranks, "nobind" or "auto"
 
 _NODES = Path("/sys/devices/system/node")
 
 
 def divide(n_ranks: int) -> None:
-    """Shares the CPUs of this process out among `n_ranks` ranks, unless the user has or vLLM
-    can.
-    """
+    """Shares this process's CPUs out among `n_ranks` ranks, unless the user has or vLLM can."""
     if n_ranks == 1 or VARIABLE in os.environ or len(list(_NODES.glob("node[0-9]*"))) >= n_ranks:
         return
     if hasattr(os, "sched_getaffinity"):
@@ -26,8 +25,7 @@ def divide(n_ranks: int) -> None:
 
 
 def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str, str]:
-    """Environment for worker `index` of `n_workers` on this machine: CPUs that no other worker
-    computes on.
+    """Environment for worker `index` of `n_workers`: CPUs that no other worker computes on.
 
     Empty for a single worker, and where the user has chosen.
     """
@@ -42,9 +40,7 @@ def environment_of_worker(index: int, n_workers: int, n_ranks: int) -> dict[str,
 
 
 def shares(cpus: Sequence[int], n_ranks: int) -> str:
-    """The value of VARIABLE: equal runs of neighbouring CPUs; with fewer CPUs than ranks, all
-    ranks run anywhere.
-    """
+    """The value of VARIABLE: equal runs of neighbouring CPUs; "nobind" with fewer than ranks."""
     size = len(cpus) // n_ranks
     if size == 0:
         return "nobind"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-# The major number of its compute capability.
+# Major number of Hopper's compute capability.
 _HOPPER = 9
 
 
 def avoid(engine_args: Any) -> None:
-    """What vLLM would compute wrongly, or not at all, is computed in another way. An operator's
-    choice stands.
+    """Avoids what vLLM computes wrongly or not at all; an operator's choice stands.
 
     On CPUs, rotary_embedding of 0.32 reads the 3-dimensional queries of MLA wrongly: L2 0.6 of
     artifacts. On GPUs, gated delta nets (Qwen3-Next, Qwen3.5) are left to FlashInfer even where
@@ -36,8 +35,7 @@ def avoid(engine_args: Any) -> None:
 
 
 def why_not_startable(config: Any) -> str | None:
-    """Why vLLM would fail with its configuration: at start, after minutes and in words that help
-    nobody, or at chat's first answer.
+    """Why vLLM would fail with its configuration, after minutes or at chat's first answer.
 
     0.25 gives sparse attention's cache in 8 bits another shape than its memory
     (vllm-project/vllm#48378). On CPUs a step of chat's with latent attention (MLA) ends the engine

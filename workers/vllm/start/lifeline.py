@@ -1,5 +1,4 @@
-"""Ties vLLM's processes to the worker that started them: an orphan would keep a GPU's memory from
-the next worker.
+"""Ties vLLM's processes to the worker that started them: orphans would keep a GPU's memory.
 
 vLLM's own workers end with its engine core, but the core ends only when the process that started it
 says so, which one that was killed never does.
@@ -15,8 +14,7 @@ import time
 
 import psutil
 
-# The pid of the worker process, for the processes that vLLM starts from it. Ray's are not to have
-# it: they may run on another host.
+# The worker's pid, for processes that vLLM starts from it; not Ray's, maybe on another host.
 VARIABLE = "PROOFLINE_WORKER_PID"
 
 # Seconds between two looks.
@@ -24,14 +22,12 @@ _INTERVAL_S = 1.0
 
 
 def offer() -> None:
-    """In the worker process, before vLLM starts any."""
+    """Names this process as the worker, before vLLM starts any."""
     os.environ[VARIABLE] = str(os.getpid())
 
 
 def hold() -> None:
-    """In a process that runs a vLLM worker: it and its engine core end with the process that
-    called `offer`.
-    """
+    """Ends this vLLM worker and its engine core with the process that called `offer`."""
     main = int(os.environ.get(VARIABLE, "0"))
     parent = multiprocessing.parent_process()
     if not main or parent is None or parent.pid is None:
@@ -41,8 +37,7 @@ def hold() -> None:
 
 
 def _watch(main: int, core: int) -> None:
-    # By parents, not by whether the pids exist: a pid may be given to somebody else, an orphan
-    # stays one.
+    # By parents, not by whether pids exist: a pid may be given anew, an orphan stays one.
     own_parent = os.getppid()
     while _parent_of(core) == main and os.getppid() == own_parent:
         time.sleep(_INTERVAL_S)

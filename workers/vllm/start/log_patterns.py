@@ -17,8 +17,7 @@ _NO_MEMORY = re.compile(
 )
 # A model with state beside attention's caches (kv_isolation.py).
 _NOT_ISOLATED = re.compile(r"cannot be isolated from chat")
-# What the hub says of a name it does not know, or not to this node. One that cannot be reached may
-# be, the next time.
+# What the hub says of a name it does not know, or not to this node; not of one out of reach.
 _NOT_ON_HUB = re.compile(
     r"Repository Not Found for url|Cannot access gated repo for url|'401 Unauthorized' for url"
     r" '\S+/api/models/"
@@ -56,9 +55,7 @@ HOPELESS = {
 
 
 def why_hopeless(log: Sequence[str]) -> str | None:
-    """Why starting a worker again would end the same, as the log of one that never was ready
-    tells; else None.
-    """
+    """Why a worker that never was ready would fail again, by its log; None: it might not."""
     return next(
         (why for cause, why in HOPELESS.items() if any(cause.search(line) for line in log)), None
     )

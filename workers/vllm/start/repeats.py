@@ -1,4 +1,4 @@
-"""An engine that gives other bits each time, told apart from one that computes something wrong.
+"""Tells an engine that gives other bits each time from one that computes something wrong.
 
 Some kernels add in the order in which their threads arrive: sparse attention's where it chooses
 tokens, some mixtures of experts.
@@ -21,7 +21,7 @@ from workers.pipeline import compute_all
 
 logger = logging.getLogger(__name__)
 
-# As many times as a few runs that are alike may another one lie off.
+# Factor by which a run may exceed the spread of identical runs before it counts as different.
 _MARGIN = 3.0
 _REPEATS = 3
 
@@ -33,9 +33,7 @@ def as_near_as_repeats(
     expected: list[JsonValue],
     seen: list[JsonValue],
 ) -> bool:
-    """Whether artifacts are what was expected: bit for bit, or, where the engine does not
-    give the expected ones again, not further off than that.
-    """
+    """Whether artifacts are as expected: bit for bit, or as near as the engine's own repeats."""
     if seen == expected:
         return True
     k_dim = ArtifactOptions.of(spec).k_dim
@@ -52,9 +50,7 @@ def as_near_as_repeats(
 
 
 def _apart(values: list[JsonValue], others: list[JsonValue], k_dim: int) -> float:
-    """The largest L2 of two micro-batches' artifacts; infinite where a nonce has none in one of
-    them.
-    """
+    """The largest L2 of two micro-batches' artifacts; infinite where only one has a value."""
     pairs = [pair for pair in zip(values, others, strict=True) if pair[0] != pair[1]]
     if any(None in pair for pair in pairs):
         return math.inf

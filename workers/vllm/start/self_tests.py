@@ -1,6 +1,4 @@
-"""What a freshly loaded engine has to show: caches that are its own, slices that change
-nothing, and a micro-batch as large as it may get.
-"""
+"""Self-tests of a freshly loaded engine: own caches, slices that change nothing, memory."""
 
 from __future__ import annotations
 
@@ -24,17 +22,17 @@ from workers.vllm.start.repeats import as_near_as_repeats
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a nonce in the trials. Two short ones are more than the 32 up to which vLLM joins
+# Tokens of a nonce in the tests. Two short ones are more than the 32 up to which vLLM joins
 # DeepSeek-V4's layers in kernels that add in another order, and that leave some residuals unwritten
 # in 0.25.1: proofs of use are larger.
 _SHORT = 32
 _LONG = 1024
-# Of the test of the caches: more than most windows and blocks, so that each sequence takes several.
+# For the caches: more than most windows and blocks, so that each sequence takes several.
 _SEVERAL_BLOCKS = 160
 _SEQUENCES = 3
 
 
-# Of the test of chains: two blocks, the second one begun by a step.
+# For chains: two blocks, the second one begun by a step.
 _CHAIN_STEPS = 3
 _CHAIN = ProofSpec(
     scheme="decode",
@@ -43,8 +41,7 @@ _CHAIN = ProofSpec(
     seq_len=31,
     options={"max_tokens": _CHAIN_STEPS},
 )
-# Margin of a point that two roundings may disagree about; chains of other states lie 0.1 off and
-# more.
+# Margin of a point that roundings may disagree about; other states' chains are off by 0.1 or more.
 _NEAR_TIE = 0.075
 
 
@@ -68,10 +65,10 @@ def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
 
 def check_isolation(engine: VllmEngine) -> None:
     """Runs a small micro-batch with caches that layers share and one with a cache for each layer.
-    Values that differ by a bit end the sharing with this model: also where it gives other bits each
-    time, as nobody can tell then.
 
-    ProoflineError: proofs touch chat's caches, or cannot be computed with this model at all.
+    Values that differ by a bit end the sharing with this model: also where it gives other bits each
+    time, as nobody can tell then. ProoflineError: proofs touch chat's caches, or cannot be computed
+    with this model at all.
     """
     name = engine.info.name
     spec = _spec(min(_SEVERAL_BLOCKS, engine.info.max_seq_len, engine.info.max_batch_tokens))
@@ -110,8 +107,9 @@ def check_isolation(engine: VllmEngine) -> None:
 
 
 def check_slices(engine: Engine) -> None:
-    """Runs a small micro-batch whole and layer by layer; values that differ by a bit end the
-    slicing of this model. Where whole ones differ too, by more than those lie apart.
+    """Runs a small micro-batch whole and layer by layer: a bit that differs ends slicing.
+
+    Where whole ones differ too, the limit is how far those lie apart.
     """
     spec = _spec(min(_SHORT, engine.info.max_seq_len, engine.info.max_batch_tokens))
     nonces = range(engine.info.max_batch(spec.seq_len))[:2]
@@ -129,7 +127,10 @@ def check_slices(engine: Engine) -> None:
 def _layer_by_layer(
     engine: Engine, spec: ProofSpec, nonces: Sequence[int]
 ) -> list[JsonValue] | None:
-    """None: a model that does not stop after a layer takes what comes back for an error."""
+    """Values computed layer by layer.
+
+    None: a model that does not stop after a layer takes what comes back for an error.
+    """
     try:
         return compute_all(engine, spec, nonces, SlicePlan(0.0, 1))
     except (EngineLostError, EngineMemoryError):
@@ -139,8 +140,7 @@ def _layer_by_layer(
 
 
 def check_memory(engine: Engine, whole: bool) -> None:
-    """Runs one micro-batch of as many tokens as the engine may be given; halves that until the
-    memory suffices.
+    """Runs as many tokens as the engine may be given; halves that until the memory suffices.
 
     `whole`: through all layers, else through the first one, which needs as much memory.
     EngineMemoryError: not even one nonce fits.
@@ -162,9 +162,9 @@ def check_memory(engine: Engine, whole: bool) -> None:
 
 
 def check_chains(engine: VllmEngine) -> None:
-    """Makes room for the steps of decode proofs, and holds a short chain, step by step, against
-    one forward that follows it. What speaks against either is registered, and such proofs are
-    refused.
+    """Makes room for decode steps, and holds a short chain against one forward that follows it.
+
+    What speaks against either is registered, and such proofs are refused.
     """
     if why_no_chains(engine.info):
         return
@@ -192,9 +192,7 @@ def check_chains(engine: VllmEngine) -> None:
 
 
 def check_graphs(engine: VllmEngine) -> None:
-    """Holds a short chain whose steps are recorded and replayed against one that is not; where
-    they differ by a point, nothing is recorded with this model.
-    """
+    """Compares a short chain replayed with one run plainly; a point that differs ends replay."""
     if why_no_chains(engine.info):
         return
     nonces = range(min(2, ChainLimits.of(engine.info).max_batch(_CHAIN, engine.info)))

@@ -1,6 +1,4 @@
-"""What a rank watches while a freshly loaded model is tested: that chat's caches stay as they
-are, and whether layers give the same on all tensor-parallel ranks.
-"""
+"""What a rank watches during self-tests: chat's caches, and outputs on tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -12,18 +10,17 @@ from workers.vllm.forward.kv_isolation import ScratchCaches
 
 
 class Watch:
-    """Begins when made, for batches of at most `n_sequences` of `seq_len` tokens."""
+    """Watch over batches of at most `n_sequences` of `seq_len` tokens; begins when made."""
 
     def __init__(self, caches: ScratchCaches, n_sequences: int, seq_len: int) -> None:
         self._caches = caches
         self._size = (n_sequences, seq_len)
         self._before = caches.chats_first_blocks(n_sequences, seq_len)
-        self.replicated = (
-            True  # sparse attention leaves its layers' sums to be added up by the next layer
-        )
+        # Sparse attention leaves its layers' sums to be added up by the next layer.
+        self.replicated = True
 
     def look(self, hidden_states: Tensor) -> None:
-        """At a layer's output, on all ranks alike."""
+        """Looks at a layer's output, on all ranks alike."""
         self.replicated &= compat.is_replicated(hidden_states)
 
     def touched(self) -> list[str]:
