@@ -1,4 +1,4 @@
-"""Pictures of results: what every one needs before and after it is drawn."""
+"""What every picture of results needs before and after it is drawn."""
 
 import importlib.util
 from pathlib import Path
@@ -19,9 +19,7 @@ class PictureError(ProoflineError):
 
 
 def check_picture(picture: Path | None, option: str) -> None:
-    """Refuses a picture that could not be drawn before hours of work are lost to it; `option`
-    names it.
-    """
+    """Refuses, before hours of work, a picture that could not be drawn; `option` names it."""
     if picture is None:
         return
     if picture.suffix.lower() not in KINDS:

@@ -270,8 +270,7 @@ def watch(
 
 
 def follow(client: "Client", interval_s: float) -> "Iterator[Document | ApiError]":
-    """Yields the status every `interval_s` until the round has ended, or an error while the API is
-    away.
+    """Yields the round's status every `interval_s` to its end, or an error while the API is away.
 
     Raises the ApiError when the API stays away for POLL_PATIENCE_S.
     """

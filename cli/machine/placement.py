@@ -30,8 +30,9 @@ def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
 def environments_of_most(
     options: EngineOptions, gpus: list[str], at_most: int | None, without_gpus: int
 ) -> list[dict[str, str]]:
-    """Environments of as many workers as the GPUs allow, up to `at_most`; `without_gpus`: their
-    number where the engine uses no GPUs.
+    """Environments of as many workers as the GPUs allow, at most `at_most`.
+
+    `without_gpus`: the number of workers where the engine uses no GPUs.
 
     UsageError: as `environments`, or too few GPUs.
     """
