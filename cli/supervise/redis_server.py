@@ -190,10 +190,7 @@ def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
                     f"Redis refuses the password in --redis-url ({error}); correct it."
                 ) from error
             # BusyLoading is a ConnectionError too
-            except (
-                redis.ConnectionError,
-                redis.TimeoutError,
-            ) as error:
+            except (redis.ConnectionError, redis.TimeoutError) as error:
                 if time.monotonic() > deadline:
                     raise RedisServerError(
                         f"Redis does not answer ({error}); check that it runs and that --redis-url"
