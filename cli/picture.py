@@ -15,7 +15,7 @@ DPI = 110  # 880 pixels for 8 inches: legible on a page, small in a repository
 
 
 class PictureError(ProoflineError):
-    """What draws pictures is not installed."""
+    """The packages that draw pictures are not installed."""
 
 
 def check_picture(picture: Path | None, option: str) -> None:

@@ -67,8 +67,7 @@ class Gateway:
 
     def __init__(self, workers: ChatWorkers) -> None:
         self.workers = workers
-        # trust_env off: workers are on the operator's network, a configured proxy is for the
-        # internet.
+        # trust_env off: workers are on the operator's network, proxies are for the internet.
         self._client = httpx.AsyncClient(
             timeout=_TIMEOUT,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),

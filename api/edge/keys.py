@@ -28,7 +28,7 @@ _RANDOM_BYTES = 32
 
 
 class Role(StrEnum):
-    """What a key may do; each role but chat may also look."""
+    """A key's permission; each role but chat may also look."""
 
     READ = "read-only"
     PROOFS = "proofs"

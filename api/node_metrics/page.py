@@ -27,7 +27,7 @@ FRESH_S = 1.0
 
 
 class Node(NamedTuple):
-    """What Redis knows, of one moment."""
+    """The node's records in Redis, of one moment."""
 
     workers: Sequence[WorkerRecord]  # alive
     machines: Sequence[MachineFigures]

@@ -65,8 +65,7 @@ def _look(services: Services, job_id: str) -> tuple[JobRecord | None, tuple[obje
     if record is None:
         return None, ()
     if record.waiting_for == "chat" or services.rounds.generating(record.model) is not None:
-        # It waits for chat, beside which proofs have their share of time, or for the round's end,
-        # however long that takes.
+        # The job waits for chat, which leaves proofs their share of time, or for the round's end.
         return record, (time.monotonic(),)
     # A job that queues behind others waits for their batches, not for its own.
     ahead = jobs.total_processed() if record.status is JobStatus.QUEUED else None

@@ -134,6 +134,9 @@ def start(
     Node I of N computes the nonces I, I + N, I + 2N, ... on all its workers together, each nonce
     once. While one round generates there can be no second, and jobs wait for its end.
 
+    **Example:** proofline round start --block-hash 0xabc --public-key node-1 --callback-url
+    http://127.0.0.1:9100
+
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --r-target 1.405
     """
     from cli.ask.connection import connect, only_model

@@ -1,4 +1,4 @@
-"""What a check finds, and how checks are run: one that breaks is a finding too."""
+"""Findings of checks, and how checks run: a check that breaks is a finding too."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check says about one thing; `remedy`: what to do, where there is something to do."""
+    """A check's result about one thing; `remedy`: what to do, where there is something to do."""
 
     about: str
     level: Level

@@ -40,7 +40,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a validation of n nonces judges by (protocol.md, section 2, Validation)."""
+    """Parameters of a validation of n nonces (protocol.md, section 2, Validation)."""
 
     dist_threshold: float
     p_mismatch: float

@@ -29,7 +29,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Machine:
-    """What one file holds: artifacts or margins."""
+    """A machine's artifacts or margins, as one file holds them."""
 
     name: str
     path: Path

@@ -32,7 +32,7 @@ class Findings:
     sample_size: int | None  # as asked for
 
     def sentences(self) -> list[str]:
-        """What to set, and with which risks."""
+        """Sentences on what to set, and with which risks."""
         judged, rule = self.recommended, self.recommended.rule
         shares = self.evidence.shares(rule.dist_threshold)
         more = " or more" if self.sample_size is None and self.kept else ""

@@ -35,7 +35,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Trade:
-    """The cost of a limit on how long chat waits."""
+    """The cost of one limit on how long chat waits."""
 
     max_step_ms: float
     sliced: Speed

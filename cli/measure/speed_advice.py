@@ -1,4 +1,4 @@
-"""What an operator should set, from measured speeds."""
+"""Advice for operators on what to set, from measured speeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ def division_from(document: dict[str, Any]) -> Division:
 
 
 def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:
-    """What to set; `others`: the same model divided otherwise, measured before."""
+    """Advice on what to set; `others`: the same model divided otherwise, measured before."""
     best, division_reason = best_division(speeds, others)
     tokens, tokens_reason = batch_tokens(speeds)
     limit_ms, limit_reason = step_ms(speeds.seq_lens)

@@ -33,7 +33,7 @@ class DemoError(ProoflineError):
 
 @dataclass
 class Figures:
-    """What the demo measured, for its table."""
+    """The demo's measurements, for its table."""
 
     start_s: float
     generate_s: float = 0.0

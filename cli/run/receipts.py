@@ -1,4 +1,4 @@
-"""What a receiver of callbacks has: which payloads and nonces came, came twice or are missing."""
+"""A receiver's record of callbacks: payloads and nonces that came, came twice or are missing."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ _SHOWN = 5
 
 @dataclass
 class Receipt:
-    """What to say of one payload."""
+    """A received payload as its log line tells it."""
 
     line: str
     faults: list[str] = field(default_factory=list)

@@ -44,7 +44,7 @@ StartFleet = Callable[[EngineOptions, bool], Fleet]
 
 @dataclass(frozen=True)
 class Plan:
-    """What this host should run."""
+    """The workers that this host should run."""
 
     generation: int  # of the record that says so
     options: EngineOptions | None  # None: nothing

@@ -6,7 +6,7 @@ from poc_core.errors import ProoflineError
 
 
 class AddressError(ProoflineError):
-    """Nothing can listen there."""
+    """Nothing can listen at this address."""
 
 
 def reserve_port(host: str, port: int) -> int:

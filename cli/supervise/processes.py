@@ -173,8 +173,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     env=dict(self.spec.env),
                     pass_fds=(report_write, *self.spec.inherited_fds),
-                    # The terminal's Ctrl-C goes to the supervisor alone, which stops its children
-                    # in order.
+                    # The terminal's Ctrl-C is the supervisor's, which stops its children in order.
                     start_new_session=True,
                 )
             except OSError as error:  # too little memory, say: another try may have more luck
@@ -221,8 +220,7 @@ class Child:
         assert guard.stdout is not None
         with guard.stdout as stream:
             for line in stream:
-                # A progress bar redraws itself with carriage returns: its last state is what
-                # counts.
+                # A progress bar redraws itself by carriage returns: its last state counts.
                 text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
                 if text:
                     self._take_line(text)

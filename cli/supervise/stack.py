@@ -60,7 +60,7 @@ class StackError(ProoflineError):
 class Stack:
     """Proofline's processes on one machine; startable once, leaves nothing running and no files."""
 
-    # of every worker; `model` may be a shipped name, or empty: a deployment's
+    # Of every worker; `model` may be a shipped name, or empty for a deployment's model.
     options: EngineOptions
     workers: int = 1  # of the options' model, and of any on a machine without a GPU
     # at most, of another model on GPUs; None: as many as the GPUs allow
