@@ -9,9 +9,9 @@ router = APIRouter(tags=["health"])
 
 @router.get("/api/v1/clock", summary="This machine's clock", status_code=204)
 async def clock() -> Response:
-    """Two headers with Unix time in ns: X-Server-Recv-Ns (the request came), X-Server-Send-Ns.
+    """Two headers: X-Server-Recv-Ns, when the request came, X-Server-Send-Ns, when the answer left.
 
-    Needs no key; asks neither Redis nor workers.
+    Unix time in nanoseconds. Needs no key; asks neither Redis nor workers.
     """
     received = time.time_ns()
     response = Response(status_code=204, headers={"X-Server-Recv-Ns": str(received)})

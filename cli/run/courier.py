@@ -4,7 +4,7 @@ from cli import options
 
 
 def courier(redis_url: options.RedisUrl = None) -> None:
-    """Deliver the callbacks of rounds and jobs until SIGTERM. One is enough, more do no harm; no GPU.
+    """Deliver the callbacks of rounds and jobs until SIGTERM. More than one do no harm.
 
     What cannot be delivered is kept and retried for POC_CALLBACK_RETENTION_SEC, over restarts of
     any process.
