@@ -1,3 +1,1 @@
-"""FastAPI: HTTP in, Redis and Celery out. Imports neither torch nor vLLM: a front end is small
-and starts at once.
-"""
+"""FastAPI: HTTP in, Redis and Celery out; without torch and vLLM, so that it starts at once."""

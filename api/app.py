@@ -1,6 +1,4 @@
-"""The application. `uvicorn --factory api.app:create_app` runs it with the settings of the
-environment.
-"""
+"""The application, to be run with `uvicorn --factory api.app:create_app`."""
 
 import os
 import socket
@@ -52,10 +50,9 @@ def create_app(
     services: Services | None = None,
     listens_on: str = "127.0.0.1",
 ) -> FastAPI:
-    """An app of its own. Needs no Redis to start: while that is away, requests get 503.
+    """The API as a FastAPI app. Starts without Redis: while Redis is away, requests get 503.
 
-    `listens_on`: address or name that the server is told to listen on; beyond loopback clients need
-    a key.
+    `listens_on`: address or name that the server listens on; beyond loopback clients need a key.
     """
     settings = settings or (services.settings if services else load_settings())
 
@@ -74,12 +71,11 @@ def create_app(
         version=VERSION,
         description=_DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's pages have their scripts from elsewhere; ours: routes/console.py
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; ours: routes/console.py
         redoc_url=None,
     )
     app.state.services = services or Services.create(settings)
-    # From the innermost to the outermost. Who may use a path is asked last, when the path is what
-    # routes know.
+    # From the innermost to the outermost: access is decided last, on the path that routes know.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(
         Doorkeeper,
@@ -98,9 +94,7 @@ def create_app(
             allow_headers=["authorization", "content-type"],
         )
     app.add_middleware(HeadAsGet)
-    app.add_middleware(
-        VersionSegment
-    )  # the last is the outermost: all others see the path without its version
+    app.add_middleware(VersionSegment)  # outermost: all others see the path without its version
     errors.install(app)
     app.include_router(health.router)
     app.include_router(clock.router)

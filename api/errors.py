@@ -1,6 +1,4 @@
-"""How errors look to a client: {"detail": ...}, or OpenAI's form where vLLM answers; never its
-own input in them.
-"""
+"""Errors as clients see them: {"detail": ...} or OpenAI's form, never with the client's input."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -19,18 +17,16 @@ from poc_core.state.client import TRANSIENT, is_transient
 
 log = logging.getLogger(__name__)
 
-# Seconds after which a client may try again: a Redis or a worker that restarts is back, a batch or
-# two are done.
+# Seconds after which to try again: a restarted Redis or worker is back, a batch or two are done.
 RETRY_AFTER_S = 5
 
-# Problems listed for one body, and characters of a field's name: enough to mend it, little enough
-# to log.
+# Problems listed for one body, and characters of a field's name: enough to mend, short in logs.
 _MAX_PROBLEMS = 10
 _MAX_NAME = 64
 
 
 def unavailable(detail: str | dict[str, Any], status_code: int = 503) -> HTTPException:
-    """The request was right and may be sent again later."""
+    """A refusal of a right request, which may be sent again later."""
     return HTTPException(status_code, detail, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 

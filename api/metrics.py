@@ -1,6 +1,4 @@
-"""The node's state as Prometheus metrics, read from Redis when it is scraped: nothing is
-counted here.
-"""
+"""The node's state as Prometheus metrics, read from Redis at each scrape."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ _CHAT = {
 
 
 class NodeMetrics(Collector):
-    """Rates and totals of a round are those of the one that was started last; they begin anew
-    with the next.
-    """
+    """Collector of the node's metrics; a round's totals are the last round's, and begin anew."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

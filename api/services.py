@@ -34,13 +34,12 @@ from poc_core.state.delivery.receivers import Receivers
 from poc_core.state.downloads import DownloadStore
 from poc_core.state.overview import Overviews
 
-# Large requests parsed and stored at the same time: one of 100,000 artifacts takes 100 MB and a
-# second meanwhile.
+# Large requests parsed and stored at once: 100,000 artifacts take 100 MB and a second.
 _LARGE_BODIES = 1
 
 
 class Waiting:
-    """The places of requests that wait for their job's end. From any thread."""
+    """The places of requests that wait for their job's end; usable from any thread."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -48,7 +47,7 @@ class Waiting:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """False: there is none. Whoever took one gives it back with `leave`."""
+        """Takes a place, to be given back with `leave`; False: there is none."""
         with self._lock:
             if self.taken >= self.limit:
                 return False
@@ -91,9 +90,7 @@ class Services:
         dispatcher: Dispatcher | None = None,
         clock: Callable[[], float] = time.time,
     ) -> "Services":
-        """The services for `settings`; tests bring a Redis, a dispatcher and a clock of their
-        own.
-        """
+        """The services for `settings`; tests bring their own Redis, dispatcher and clock."""
         redis = redis or connect(settings, patient=False)
         workers = WorkerRegistry(redis, settings, clock)
         jobs = JobStore(redis, settings, clock)

@@ -8,9 +8,7 @@ _ALLOW = "POC_CALLBACK_ALLOW"
 
 
 def receiver_settings(host: str, port: int, env: Mapping[str, str]) -> dict[str, str]:
-    """Settings for the API and the courier beside it, unless `env` says otherwise: strangers
-    who reach the API must not reach through it what listens on this machine's loopback.
-    """
+    """Settings that keep an open API's strangers off this host's loopback; those in `env` win."""
     settings = {"POC_API_PORT": str(port)}
     address = literal_address(host)
     if host != "localhost" and (address is None or not address.is_loopback) and not env.get(_ALLOW):

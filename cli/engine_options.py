@@ -13,14 +13,14 @@ from workers.engines.kinds import Dtype, EngineKind
 if TYPE_CHECKING:
     from workers.engines.options import EngineOptions
 
-# Where the numbers are meant as a proof: synthetic's are not.
+# For commands whose numbers count as a proof; the synthetic engine's do not.
 ProofEngine = Annotated[
     Literal["vllm", "transformers"],
     typer.Option(
         "--engine", help="What computes: vllm, or transformers, the slower second opinion."
     ),
 ]
-# Of commands that can wait for one.
+# For commands that can wait for a deployment.
 FirstModel = Annotated[
     str | None,
     typer.Option(
@@ -108,21 +108,21 @@ def from_command_line(
         ),
     ] = None,
 ) -> "EngineOptions":
-    """`model` None: options without one, for whoever waits for a deployment. OptionsError or
-    UsageError: there is no such model, or the options do not go together. SettingsError.
+    """The engine's options; with `model` None they name no model.
+
+    OptionsError, SettingsError or UsageError: no such model, or options that do not go together.
     """
-    said = dict(locals())  # by the names of EngineOptions' fields
+    said = dict(locals())  # names of EngineOptions' fields -> values
     from cli.model_choice import with_chosen_model
     from poc_core.schemes.decode.codebook_file import read_codebook_file
     from poc_core.settings import load_settings
     from workers.engines.options import EngineOptions
 
     settings = load_settings()
-    read_codebook_file(settings.decode_codebook)  # before an engine is loaded
+    read_codebook_file(settings.decode_codebook)  # fails before an engine is loaded
     if model is None and served_model_name is not None:
         raise UsageError("--served-model-name is for a --model; a deployment brings its own name.")
-    # The parser has dropped the `--` itself; but a word that does not follow an option cannot have
-    # been meant for vLLM.
+    # The parser has dropped the `--`; a word that follows no option was not meant for vLLM.
     if vllm_args and not vllm_args[0].startswith("-"):
         raise UsageError(
             f"{vllm_args[0]!r} is not an option; vLLM's own arguments go to the end, after --."
@@ -141,11 +141,10 @@ def from_command_line(
 def takes_engine_options(
     *, for_proofs: bool = False, needs_model: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command's parameter `engine_options` becomes the options above; it is called with what they
-    amount to.
+    """Decorator that replaces a command's parameter `engine_options` by the options above.
 
-    In its help --model comes first, the others where `engine_options` stands. Without `needs_model`
-    --model may be left out, and is empty then.
+    Help shows --model first, the others in place of `engine_options`. Without `needs_model` --model
+    may be left out, and the command gets an empty model.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:
@@ -167,7 +166,7 @@ def takes_engine_options(
         parameters = [model]
         for name, parameter in inspect.signature(command).parameters.items():
             parameters += others if name == "engine_options" else [parameter]
-        # Typer reads both. By keyword only: those with a default may come before those without.
+        # By keyword only: parameters with a default may then come before those without.
         by_keyword = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters
         ]

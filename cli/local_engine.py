@@ -11,17 +11,14 @@ if TYPE_CHECKING:
     from workers.engines.base import Engine
     from workers.engines.options import EngineOptions
 
-# One progress step: enough nonces to fill the engine's micro-batches, few enough that the bar
-# moves.
+# Micro-batches of one progress step: enough to fill the engine, few enough that the bar moves.
 STEP_BATCHES = 2
 MAX_STEP_NONCES = 1024
 
 
 @contextmanager
 def stdout_kept_clean() -> Iterator[IO[str]]:
-    """Sends what libraries and their child processes write to stdout to stderr; yields the real
-    stdout.
-    """
+    """Yields the real stdout; what libraries and child processes print goes to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.set_inheritable(kept, False)
@@ -40,9 +37,7 @@ def stdout_kept_clean() -> Iterator[IO[str]]:
 
 @contextmanager
 def local_engine(options: "EngineOptions") -> Iterator["Engine"]:
-    """The loaded engine, closed afterwards. Use it within `stdout_kept_clean`: engines are
-    noisy.
-    """
+    """The loaded engine, closed afterwards. Use within `stdout_kept_clean`: engines are noisy."""
     from cli.machine.cpu_memory import kv_cache_environment
     from workers.engines import load_engine
 
@@ -58,9 +53,7 @@ def local_engine(options: "EngineOptions") -> Iterator["Engine"]:
 def compute_in_steps(
     engine: "Engine", spec: "ProofSpec", nonces: Sequence[int]
 ) -> Iterator[list[Any]]:
-    """The values of the nonces, in order, in lists that are small enough to show progress
-    between them.
-    """
+    """Yields the nonces' values, in order, in lists small enough to show progress between them."""
     from poc_core.schemes import contract_of
     from workers.pipeline import compute_all
 

@@ -38,7 +38,7 @@ ALONE = "Without a queue"
 
 
 class ProoflineGroup(TyperGroup):
-    """Shows the errors that Proofline raises on purpose as one line instead of a traceback."""
+    """Command group that shows Proofline's own errors as one line instead of a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -1,6 +1,4 @@
-"""What people give as --model: a shipped model's name, a directory, or a name on the Hugging
-Face hub.
-"""
+"""What --model may be: a shipped model's name, a directory, or a name on the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -10,14 +8,14 @@ from workers.engines.options import EngineOptions
 
 
 class ModelChoiceError(UsageError):
-    """A --model that is no model."""
+    """The value of --model names no model."""
 
 
 def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
-    """(what the engine loads, the name clients use).
+    """What the engine loads, and the name clients use.
 
-    Without `served_model_name`, clients use the directory's last part or the hub's name. Raises
-    ModelChoiceError for a directory that holds no model.
+    Without `served_model_name`, clients use the directory's last part or the hub's name.
+    ModelChoiceError: the directory holds no model.
     """
     shipped = shipped_models()
     directory = _directory(model)
@@ -28,8 +26,7 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
             raise ModelChoiceError(
                 f"The directory {model} has no config.json; give the directory of a model."
             )
-        # Absolute: workers may run elsewhere. Not resolved: a link's name is the one its owner
-        # chose.
+        # Absolute, as workers may run elsewhere; unresolved, as the owner chose the link's name.
         return str(directory.absolute()), served_model_name or directory.absolute().name
     # The hub's names are NAME or OWNER/NAME.
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or not model.strip():
@@ -41,7 +38,7 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
 
 
 def _directory(model: str) -> Path | None:
-    """The directory of this name; None: there is none, nor could there be."""
+    """The directory of this name; None: there is none."""
     try:
         directory = Path(model).expanduser()
         return directory if model and directory.is_dir() else None
@@ -50,8 +47,6 @@ def _directory(model: str) -> Path | None:
 
 
 def with_chosen_model(options: EngineOptions) -> EngineOptions:
-    """The options with what the engine loads and the name clients use; those that have both
-    stay as they are.
-    """
+    """The options with both names of the model; options that have both stay as they are."""
     path, name = choose_model(options.model, options.served_model_name)
     return options.model_copy(update={"model": path, "served_model_name": name})

@@ -5,21 +5,19 @@ import re
 from cli.terminal import UsageError
 
 MAX_NONCE = 2**63 - 1  # protocol.md, section 4
-MAX_COUNT = (
-    1_000_000  # more than any job may hold; "0-9999999999" is a slip of the finger, not a wish
-)
+MAX_COUNT = 1_000_000  # more than any job may hold; "0-9999999999" is a slip of the finger
 ITEM = re.compile(r"(-?[0-9]+)(?:\s*-\s*(-?[0-9]+))?")
 
 
 class NonceListError(UsageError):
-    """A list of nonces that cannot be read; its text names the item at fault."""
+    """A list of nonces that cannot be read; the text names the item at fault."""
 
 
 def parse_nonces(text: str, max_count: int = MAX_COUNT) -> list[int]:
     """The nonces of `text` in the order given; a range "a-b" includes both ends.
 
-    Raises NonceListError for anything but whole numbers and ranges, for numbers outside 0 ..
-    2**63-1, a range that runs backwards, a nonce given twice, none at all or more than `max_count`.
+    NonceListError: not whole numbers and ranges, outside 0 .. 2**63-1, a range that runs backwards,
+    a nonce given twice, none at all or more than `max_count`.
     """
     if not text.strip():
         raise NonceListError("No nonces given; write for example 0,1,2 or 0-99.")
@@ -47,7 +45,7 @@ def parse_item(item: str) -> tuple[int, int]:
         )
         raise NonceListError(f"{what}; write whole numbers and ranges, for example 0,1,2 or 0-99.")
     ends = [part for part in match.groups() if part is not None]
-    # Longer than any 63-bit number, and int() refuses thousands of digits with an error of its own.
+    # Longer than any 63-bit number; int() refuses thousands of digits with an error of its own.
     too_long = [part for part in ends if len(part.lstrip("-0")) > 19]
     numbers = [] if too_long else [int(part) for part in ends]
     if too_long or any(number > MAX_NONCE for number in numbers):

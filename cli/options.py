@@ -1,4 +1,4 @@
-"""Options that several commands share, so that they read the same everywhere."""
+"""Options that several commands share, so that the options read the same everywhere."""
 
 import os
 from enum import StrEnum
@@ -8,9 +8,8 @@ from typing import Annotated, NamedTuple
 import typer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-DEFAULT_SEQ_LEN = (
-    256  # what the network asks for, and a distance round that names none (protocol.md, section 5)
-)
+# what the network uses, and a distance round that names none (protocol.md, section 5)
+DEFAULT_SEQ_LEN = 256
 DEFAULT_K_DIM = 12
 
 
@@ -69,7 +68,7 @@ class Proof(NamedTuple):
 
 
 def _to_settings(redis_url: str | None) -> str | None:
-    """Settings are read from the environment, here and in what is started from here."""
+    """Puts --redis-url into the environment, where this process and its children read settings."""
     if redis_url is not None:
         os.environ["POC_REDIS_URL"] = redis_url
     return redis_url

@@ -1,4 +1,4 @@
-"""Pictures of results: what every one needs before and after it is drawn."""
+"""What every picture of results needs before and after it is drawn."""
 
 import importlib.util
 from pathlib import Path
@@ -15,13 +15,11 @@ DPI = 110  # 880 pixels for 8 inches: legible on a page, small in a repository
 
 
 class PictureError(ProoflineError):
-    """What draws pictures is not installed."""
+    """The packages that draw pictures are not installed."""
 
 
 def check_picture(picture: Path | None, option: str) -> None:
-    """Refuses a picture that could not be drawn before hours of work are lost to it; `option`
-    names it.
-    """
+    """Refuses, before hours of work, a picture that could not be drawn; `option` names it."""
     if picture is None:
         return
     if picture.suffix.lower() not in KINDS:

@@ -1,6 +1,4 @@
-"""How far a command is, for who reads it later or from elsewhere: docker logs, nohup, a CI's
-log.
-"""
+"""A command's progress as lines, for logs: docker logs, nohup, CI."""
 
 import math
 from collections.abc import Callable
@@ -14,9 +12,7 @@ _EVERY_S = 10.0
 
 
 class ProgressLines(Progress):
-    """Lines on stderr where a terminal would show a bar: as a task begins, every 10 s while it
-    goes on, as it ends.
-    """
+    """Progress lines on stderr in place of a bar: at a task's begin and end, and every 10 s."""
 
     def __init__(self, unit: str, get_time: Callable[[], float] | None = None) -> None:
         """`unit` names what is counted."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-# A checkout keeps the models at its top; a wheel carries them inside this package (pyproject.toml).
+# A checkout keeps the models at its top, a wheel inside this package (pyproject.toml).
 _PLACES = (_HERE.parent / "models", _HERE / "models")
 
 

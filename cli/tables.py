@@ -17,7 +17,7 @@ def result_console(stdout: IO[str]) -> "Console":
 
 
 def result_table(title: str, *headers: str) -> "Table":
-    """The first column for names, the others for numbers."""
+    """A table with names in the first column and numbers in the others."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

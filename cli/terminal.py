@@ -1,4 +1,4 @@
-"""Where the command talks to people: stderr. What it computes goes to stdout."""
+"""Where commands talk to people: stderr. What commands compute goes to stdout."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ EXIT_INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
 
 
 class UsageError(ProoflineError):
-    """Something on the command line is wrong; its text says what to write instead."""
+    """Wrong input on the command line; its text says what to write instead."""
 
 
 def exit_code_of(error: ProoflineError) -> int:
@@ -45,7 +45,7 @@ def stderr_console() -> "Console":
 def progress_bar(unit: str) -> "Progress":
     """A bar with count, elapsed and remaining time, on stderr; `unit` names what is counted.
 
-    Without a terminal a line every 10 s: a bar would show at its end only.
+    Without a terminal: a line every 10 s, as a bar would show at its end only.
     """
     from rich import progress
 
@@ -76,7 +76,7 @@ def check_output(output: Path | None, option: str = "--output") -> None:
 
 
 def write_json(document: Any, output: Path | None) -> None:
-    """As one line to stdout, or to a file."""
+    """Writes the document as one line of JSON, to stdout or to a file."""
     text = json.dumps(document, separators=(",", ":")) + "\n"
     if output is None:
         sys.stdout.write(text)

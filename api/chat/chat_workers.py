@@ -1,6 +1,4 @@
-"""The workers that chat may be sent to, remembered for a moment instead of read from Redis for
-each request.
-"""
+"""The workers that chat may be sent to, remembered for a moment to spare Redis."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ from poc_core.state import WorkerRegistry
 
 
 class ChatWorkers:
-    """For the event loop alone: nothing here is locked."""
+    """Workers ready for chat, as Redis said last; for the event loop alone, without locks."""
 
     def __init__(
         self, registry: WorkerRegistry, cache_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`cache_s`: seconds that a record may be old."""
+        """`cache_s`: seconds for which a reading serves."""
         self._registry = registry
         self._cache_s = cache_s
         self._clock = clock
@@ -31,27 +29,22 @@ class ChatWorkers:
         self._lost: dict[str, float] = {}  # worker id -> when it was last found not to answer
 
     async def remembered(self) -> list[WorkerRecord]:
-        """Those that were ready at most cache_s ago, without those lost since. RedisError as
-        any reader gets it.
-        """
+        """Workers ready at most `cache_s` ago, without those lost since. RedisError: no answer."""
         return await self._not_older_than(self._clock() - self._cache_s)
 
     async def now(self) -> list[WorkerRecord]:
-        """Those that Redis says are ready now: before a client is told that nobody serves its
-        model.
-        """
+        """Workers ready now; asked before a client is told that nobody serves its model."""
         return await self._not_older_than(self._clock())
 
     def lost(self, worker_id: str) -> None:
-        """A worker did not answer: it is not asked again before Redis has been asked about it."""
+        """Leaves out a worker that did not answer until Redis has been asked about it."""
         self._lost[worker_id] = self._clock()
 
     async def _not_older_than(self, oldest: float) -> list[WorkerRecord]:
         while self._read_at < oldest:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
-            # Requests that come together share one reading, its error too, and none of them may
-            # cancel it.
+            # Shielded: requests share one reading and its error, and none may cancel it.
             await asyncio.shield(self._reading)
         return [worker for worker in self._workers if worker.id not in self._lost]
 
@@ -60,5 +53,5 @@ class ChatWorkers:
         ready = await to_thread.run_sync(self._registry.ready)
         self._workers = [worker for worker in ready if worker.port is not None]
         self._read_at = began_at
-        # Redis was asked about those lost before, and has heard of those lost meanwhile only later.
+        # Forget who was lost before the reading: Redis hears later of those lost meanwhile.
         self._lost = {worker_id: at for worker_id, at in self._lost.items() if at >= began_at}

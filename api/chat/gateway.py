@@ -1,6 +1,4 @@
-"""Carries OpenAI requests to the workers' own OpenAI servers and their answers back, byte for
-byte.
-"""
+"""Carries OpenAI requests to the workers' OpenAI servers and the answers back, byte for byte."""
 
 from __future__ import annotations
 
@@ -27,12 +25,12 @@ log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 
-# Seconds to reach a worker. For its answer there is no limit: a long prompt behind a long queue
-# takes its time, and a worker that dies closes its connections.
+# Seconds to reach a worker. Its answer has no limit: a long prompt behind a long queue takes time,
+# and a worker that dies closes its connections.
 _TIMEOUT = httpx.Timeout(None, connect=5.0)
 # Seconds for what a worker knows without its engine.
 _LOOKUP_TIMEOUT_S = 5.0
-# Headers of one connection only (RFC 9110, 7.6.1), and those that httpx or uvicorn make themselves.
+# Headers of one connection (RFC 9110, 7.6.1), and those that httpx or uvicorn make.
 _HOP_HEADERS = {
     *(
         b"connection",
@@ -45,18 +43,16 @@ _HOP_HEADERS = {
     *(b"transfer-encoding", b"upgrade", b"expect", b"host", b"date", b"server"),
 }
 _PRINTABLE = bytes(range(0x21, 0x7F))
-# Of a request to a worker: ours to say.
+# Headers of a request to a worker that only the gateway may set.
 _OURS = {b"content-length", GATEWAY_SECRET_HEADER.encode()}
 
 
 @dataclass(frozen=True)
 class ProxyRequest:
-    """A client's request, whole, so that it can be sent to another worker when the first one
-    dies.
-    """
+    """A client's request, whole, so that another worker can get it when the first one dies."""
 
     method: str
-    path: bytes  # with query, as it is to go over the wire
+    path: bytes  # with query, as it goes over the wire
     headers: Headers
     body: bytes
     prefix: Prefix = NO_PREFIX
@@ -71,14 +67,12 @@ class Gateway:
 
     def __init__(self, workers: ChatWorkers) -> None:
         self.workers = workers
-        # trust_env off: workers are on the operator's network, a proxy of the environment is for
-        # the internet.
+        # trust_env off: workers are on the operator's network, proxies are for the internet.
         self._client = httpx.AsyncClient(
             timeout=_TIMEOUT,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
             trust_env=False,
-            # workers speak plain http; loading the certificates takes longer than making the whole
-            # API
+            # workers speak plain http; loading certificates takes longer than making the API
             verify=False,
         )
         self._active: Counter[str] = Counter()  # requests of this process under way, by worker
@@ -88,13 +82,11 @@ class Gateway:
         await self._client.aclose()
 
     def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
-        """The worker that has the prompt's beginning in its cache first, then the least busy."""
+        """Workers by load, but first the one that has the prompt's beginning in its cache."""
         return self._prefixes.order(prefix, self.by_load(workers), self._active.__getitem__)
 
     def by_load(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        """Least busy first: by this process's own requests, then by what the worker said with
-        its last heartbeat.
-        """
+        """Workers, the least busy first: by this process's requests, then by the last heartbeat."""
 
         def load(worker: WorkerRecord) -> tuple[int, float]:
             return self._active[worker.id], worker.stats.get("chat_active", 0)
@@ -102,7 +94,7 @@ class Gateway:
         return sorted(workers, key=load)
 
     async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
-        """What a worker answers to GET at once. httpx.HTTPError: it does not."""
+        """A worker's answer to a GET that needs no engine. httpx.HTTPError: there is none."""
         return await self._client.get(
             _url(worker, path), headers=[*headers, *_secret(worker)], timeout=_LOOKUP_TIMEOUT_S
         )
@@ -111,10 +103,9 @@ class Gateway:
     async def open(
         self, workers: Iterable[WorkerRecord], request: ProxyRequest
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
-        """Within: the answer of the first worker that gives one, and its body as the client is to
-        get it.
+        """Yields the answer of the first worker that gives one, and its body for the client.
 
-        Leaving cancels what is still under way. NoWorkerError: all of them are gone.
+        Leaving cancels what is still under way. NoWorkerError: all workers are gone.
         """
         for worker in workers:
             async with AsyncExitStack() as stack:
@@ -125,8 +116,7 @@ class Gateway:
                     stack.push_async_callback(_cancel, response)
                     if ENGINE_LOST_HEADER in response.headers:
                         raise httpx.RemoteProtocolError("its engine is lost")
-                    # A worker that dies with its first byte outstanding has done nothing that the
-                    # client saw.
+                    # A worker that dies before its first byte has done nothing that the client saw.
                     chunks = response.aiter_raw()
                     first = await anext(chunks, b"")
                 except httpx.TransportError as error:
@@ -152,9 +142,8 @@ class Gateway:
                 del self._active[worker.id]
 
     async def _send(self, worker: WorkerRecord, request: ProxyRequest) -> httpx.Response:
-        # Not client.build_request: it would add headers that the client did not send, such as
-        # accept-encoding. The body's length is httpx's to say: the client's may have come in
-        # chunks.
+        # Not client.build_request: it adds headers, such as accept-encoding. httpx sets the body's
+        # length: the client's body may have come in chunks.
         headers = [
             header for header in _end_to_end(request.headers) if header[0].lower() not in _OURS
         ]
@@ -214,11 +203,12 @@ class ProxiedAnswer(Response):
 async def _body(
     worker: WorkerRecord, response: httpx.Response, first: bytes, rest: AsyncIterator[bytes]
 ) -> AsyncIterator[bytes]:
-    """The body as it comes. A stream whose worker dies ends with an error event; of any other
-    answer httpx's TransportError is raised, so that nobody takes a part for the whole.
+    """Yields the body as it comes; a stream whose worker dies ends with an error event.
+
+    Other answers raise httpx's TransportError, so that nobody takes a part for the whole.
     """
     is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-    # of a stream only whole lines: half a line, followed by an error event, would be neither
+    # of a stream only whole lines: half a line followed by an error event would be neither
     held = b""
     chunk = first
     try:
@@ -238,28 +228,27 @@ async def _body(
             "The worker that computed this answer was lost; send the request again.",
             "worker_lost",
         )
-        yield (
-            b"\ndata: " + json.dumps(event).encode() + b"\n\n"
-        )  # the first newline ends an event cut short
+        # the first newline ends an event cut short
+        yield b"\ndata: " + json.dumps(event).encode() + b"\n\n"
     else:
         if held:
             yield held
 
 
 async def _cancel(response: httpx.Response) -> None:
-    """Where its body is still on the way; else there is nothing to do."""
+    """Cancels an answer whose body is still on the way."""
     with suppress(httpx.HTTPError):
         await response.aclose()
 
 
 async def _client_gone(receive: Receive) -> None:
-    """Returns when the client has hung up. The body was read before, so nothing else can come."""
+    """Returns when the client has hung up; its body was read before, so nothing else can come."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _end_to_end(headers: Headers) -> Headers:
-    """Without those of this connection, also the ones that only Connection names."""
+    """Headers without those of this connection, also those that only Connection names."""
     named = [value.split(b",") for name, value in headers if name.lower() == b"connection"]
     hop = _HOP_HEADERS | {token.strip().lower() for tokens in named for token in tokens}
     return [(name, value) for name, value in headers if name.lower() not in hop]
@@ -274,7 +263,7 @@ def _secret(worker: WorkerRecord) -> Headers:
 
 
 def _url(worker: WorkerRecord, path: bytes) -> httpx.URL:
-    # Bytes that no URL may hold, and that some parsers of requests let through, are escaped.
+    # Escape bytes that no URL may hold, but that some parsers of requests let through.
     raw_path = quote(path, safe=_PRINTABLE).encode()
     return httpx.URL(
         scheme="http", host=worker.chat_host or "", port=worker.port, raw_path=raw_path

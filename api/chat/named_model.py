@@ -13,9 +13,7 @@ class _Named(BaseModel):
 
 
 def model_in(content_type: str, body: bytes) -> str | None:
-    """`model` of a JSON body, or of a form, as audio comes in one. None: it names none.
-    ValueError: it is neither.
-    """
+    """`model` of a JSON body or form (audio); None: it names none. ValueError: it is neither."""
     if not content_type.startswith("multipart/form-data"):
         return _Named.model_validate_json(body).model if body else None
     found: list[bytes] = []

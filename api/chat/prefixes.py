@@ -13,11 +13,11 @@ from pydantic_core import from_json
 
 from poc_core.records import WorkerRecord
 
-# Characters of one block. vLLM's own blocks hold 16 tokens or more, about 64 characters.
+# Characters of one block; vLLM's own blocks hold 16 tokens or more, about 64 characters.
 _BLOCK = 512
 # Blocks that are looked at: 128 thousand characters tell a conversation from all others.
 _MAX_BLOCKS = 256
-# Bytes of a body that is read for its prefix. Parsing holds the event loop for some 5 ms a MiB.
+# Bytes of a body that is read for its prefix; parsing holds the event loop for 5 ms a MiB.
 _MAX_BODY = 1 << 20
 # Blocks that are remembered, about 100 bytes each.
 _MEMORY = 200_000
@@ -32,14 +32,14 @@ class Prefix:
 
     blocks: tuple[bytes, ...] = ()  # of the prompt up to the end of each block
     shared: int = 0  # blocks before the first user's message: tools and system prompt
-    opening: int = 0  # blocks up to its end, at least one: the same in every turn that follows
+    opening: int = 0  # blocks up to that message's end, at least one: the same in every later turn
 
 
 NO_PREFIX = Prefix()
 
 
 def prefix_of(body: bytes) -> Prefix:
-    """The prefix of a chat or completion body; NO_PREFIX for what is too large or has none."""
+    """The prefix of a chat or completion body; NO_PREFIX: too large, or without a prompt."""
     if len(body) > _MAX_BODY:
         return NO_PREFIX
     try:
@@ -75,7 +75,7 @@ def _text(part: object) -> str:
 
 
 def _chain(text: str, last: bytes) -> list[bytes]:
-    """A hash for each block of `text`, at least one; `last` is that of the block before."""
+    """A hash for each block of `text`, at least one; `last`: hash of the block before."""
     chain = []
     for start in range(0, min(max(len(text), 1), _BLOCK * _MAX_BLOCKS), _BLOCK):
         block = text[start : start + _BLOCK].encode("utf-8", "surrogatepass")
@@ -87,7 +87,7 @@ def _chain(text: str, last: bytes) -> list[bytes]:
 class PrefixMemory:
     """Which worker last computed each beginning of a prompt: a guess at what its cache holds.
 
-    For the event loop alone: nothing here is locked.
+    For the event loop alone, without locks.
     """
 
     def __init__(self, size: int = _MEMORY) -> None:
@@ -98,7 +98,7 @@ class PrefixMemory:
         return len(self._workers)
 
     def remember(self, prefix: Prefix, worker_id: str) -> None:
-        """The worker computes this prompt now."""
+        """Notes that the worker computes this prompt now."""
         for block in prefix.blocks:
             self._workers[block] = worker_id
             self._workers.move_to_end(block)
@@ -108,11 +108,11 @@ class PrefixMemory:
     def order(
         self, prefix: Prefix, workers: Sequence[WorkerRecord], active: Callable[[str], int]
     ) -> list[WorkerRecord]:
-        """`workers`, the one to ask first in front.
+        """`workers` in the order in which to ask them; `workers` come least busy first.
 
-        That is the one which has most of the prompt, else the one which the conversation's opening
-        falls to; but none with more than its share of the requests under way (`active`, by
-        worker id). `workers` come least busy first, and follow in that order.
+        First comes the worker that has most of the prompt, else the one that the conversation's
+        opening falls to; but none with more than its share of the requests under way (`active`, by
+        worker id).
         """
         if not prefix.blocks:
             return list(workers)

@@ -1,6 +1,4 @@
-"""The files of a page, as they lie in a folder of the package, the console's beside this module:
-no build, and nothing from elsewhere.
-"""
+"""The files of a page in a folder of the package: no build, and nothing from elsewhere."""
 
 import hashlib
 from dataclasses import dataclass
@@ -18,8 +16,7 @@ _TYPES = {
 
 INDEX = "index.html"
 HEADERS = {
-    # Scripts and styles are files of ours, and nothing is asked of anybody else. No page may frame
-    # this one.
+    # Scripts and styles are our files, nothing is asked of others, and no page may frame this one.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -27,7 +24,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # it asks each time, and gets 304 as long as nothing has changed
+    "Cache-Control": "no-cache",  # it asks each time, and gets 304 while nothing has changed
 }
 
 

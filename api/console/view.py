@@ -20,11 +20,11 @@ _MOST_JOBS = 30
 _MOST_OLD = 10
 # Seconds of a round whose pace is drawn.
 _PACE_S = 3600
-# Of a round's excluded nonces, the last.
+# Excluded nonces shown of a round, the last ones.
 _MOST_EXCLUDED = 20
-# Heartbeats that a worker may miss before it is said to be silent.
+# Heartbeats that a worker may miss before it counts as silent.
 _MISSED_BEATS = 2.5
-# What a verdict says, of whichever scheme.
+# Fields of a verdict, of any scheme.
 _VERDICT = (
     *("n_total", "n_mismatch", "n_invalid", "n_excluded"),
     *("p_value", "probability_honest", "fraud_detected", "fraud_threshold"),
@@ -33,21 +33,18 @@ _VERDICT = (
 
 
 class View:
-    """Reads it again and again, and remembers what does not change any more. For one thread at
-    a time.
-    """
+    """A repeated reader of the node that remembers what is final; for one thread at a time."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._ended: dict[str, dict[str, JsonValue]] = {}  # jobs that are over, by id
-        self._pace_of = ""  # id of the round of
-        self._children: set[tuple[str, int]] = (
-            set()
-        )  # host and pid of processes that a supervisor has or had
+        self._pace_of = ""  # id of the round of `_pace`
+        # host and pid of processes that a supervisor has or had
+        self._children: set[tuple[str, int]] = set()
         self._pace: dict[int, int] = {}  # beginning of each step of PACE_STEP_S -> nonces
 
     def read(self) -> Sections:
-        """All sections; with Redis away only that it is."""
+        """All sections; while Redis is away, only a section that says so."""
         try:
             return {"problem": None} | self._sections()
         except TRANSIENT:
@@ -101,9 +98,8 @@ class View:
     def _deployment(self, workers: list[WorkerRecord]) -> dict[str, Any]:
         status = self._services.deployments.status()
         state = status.state
-        if (
-            not status.hosts and state is not DeploymentState.FAILED
-        ):  # workers that were started one by one
+        # workers that were started one by one
+        if not status.hosts and state is not DeploymentState.FAILED:
             states = {worker.state for worker in workers}
             state = DeploymentState.STARTING if "starting" in states else DeploymentState.IDLE
             state = DeploymentState.RUNNING if "ready" in states else state
@@ -138,7 +134,7 @@ class View:
         }
 
     def _pace_until(self, current: RoundRecord, now: float) -> dict[str, Any] | None:
-        """Nonces of each whole step of PACE_STEP_S, of the last hour."""
+        """Nonces of each whole step of PACE_STEP_S in the last hour."""
         if current.started_at is None:
             return None
         end = int((current.stopped_at or now) // PACE_STEP_S * PACE_STEP_S)
@@ -177,9 +173,7 @@ class View:
     def _without_gone(
         self, workers: list[WorkerRecord], logs: list[HostLogs]
     ) -> list[WorkerRecord]:
-        """Those of which no supervisor says that their process has ended: long before their
-        heartbeats expire.
-        """
+        """Workers without those whose process a supervisor saw end, before heartbeats expire."""
         run = {
             (one.host, child.pid) for one in logs for child in one.workers if child.pid is not None
         }
@@ -226,14 +220,14 @@ class View:
         if record.kind is not JobKind.VALIDATE or record.status is not JobStatus.COMPLETED:
             return None
         answer = self._services.jobs.result(record.job_id)
-        if answer is None or answer.is_in_pieces:  # of megabytes: whoever wants it asks for it
+        if answer is None or answer.is_in_pieces:  # megabytes: whoever wants it asks for it
             return None
         found = json.loads(b"".join(answer.pieces))
         return {name: found[name] for name in _VERDICT if name in found}
 
 
 def _machines(workers: list[WorkerRecord]) -> dict[str, JsonValue]:
-    """The GPUs of each host, as its workers tell of them."""
+    """The GPUs of each host, by its workers' records."""
     found: dict[str, JsonValue] = {}
     for worker in workers:
         devices = worker.gpus.get("devices")
@@ -243,9 +237,7 @@ def _machines(workers: list[WorkerRecord]) -> dict[str, JsonValue]:
 
 
 def _devices(worker: WorkerRecord) -> list[JsonValue]:
-    """Names of the GPUs that the worker may use; those of its machine where it is not pinned to
-    some.
-    """
+    """Names of the GPUs that the worker may use, or of all its machine's if it is not pinned."""
     devices = worker.gpus.get("devices")
     if not isinstance(devices, list):
         return []

@@ -1,6 +1,4 @@
-"""Refuses bodies over a limit, before or while they are read, so that nobody fills the API's
-memory.
-"""
+"""Refuses bodies over a limit, before or while they are read, to protect the API's memory."""
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
@@ -9,21 +7,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import unavailable
 
-# Largest bodies that may be held at the same time, by all requests together.
+# Largest bodies that all requests together may hold at the same time.
 _LARGEST_AT_ONCE = 4
 # Bytes of a body that always find room.
 _SMALL_BYTES = 64 * 1024
-# In the scope of a request: to be called once its body is done with, if that is long before it is
-# answered.
+# Scope key: called once a body is done with, if that is long before the answer.
 BODY_DONE = "proofline.body_done"
 
 
 class BodyLimit:
-    """Middleware: 413 at once for a Content-Length over `max_bytes`; for a chunked body as soon as
-    it has sent more.
-
-    503 while the bodies under way take all the room there is for them.
-    """
+    """Middleware: 413 for a body over `max_bytes`, 503 while the bodies under way fill the room."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

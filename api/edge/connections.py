@@ -1,5 +1,4 @@
-"""How long and how much a connection may take before its request is whole: uvicorn itself waits for
-ever.
+"""How long and how much a connection may take before its request is whole; uvicorn has no limit.
 
 Slow and silent clients are cut off, and where there are too many the one that waits longest makes
 room; so nobody who holds connections open keeps others out.
@@ -12,15 +11,14 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-# Seconds from the first byte of a request, or from the connection's beginning, to the end of its
-# headers.
+# Seconds from the connection's beginning, or a request's first byte, to the end of its headers.
 HEADERS_S = 10.0
-# Bytes of a request's first line and headers, and how many headers these may be: each takes some
-# 150 bytes more. Browsers and proxies send some KiB, in a few dozen.
+# Bytes and number of a request's headers: each takes some 150 bytes more. Browsers and proxies send
+# some KiB, in a few dozen.
 HEADER_BYTES = 64 * 1024
 MOST_HEADERS = 200
 # Seconds that a connection without a request stays open: longer than clients keep theirs (httpx 5,
-# aiohttp 15, nginx 60), as what one sends over a connection that is being closed under it fails.
+# aiohttp 15, nginx 60), as a request on a connection being closed fails.
 IDLE_S = 75
 # Connections held at a time, fewer where the process may open fewer files.
 MAX_CONNECTIONS = 4096
@@ -30,7 +28,7 @@ REQUEST_S = 60.0
 _LOOK_S = 0.5
 # Bytes of an answer that a client has to take within Limits.request_s.
 _PROGRESS_BYTES = 64 * 1024
-# Requests of one connection that may wait for the answer to the one before: each takes kilobytes.
+# Requests of one connection that may wait for the answer before: each takes kilobytes.
 _MAX_PIPELINED = 16
 # Open files for all but connections: Redis, logs, libraries.
 _OTHER_FILES = 96
@@ -49,7 +47,7 @@ class Limits:
 
 
 def raise_file_limit() -> int:
-    """Lets this process open as many files as it may; how many that are."""
+    """Lets this process open as many files as it may, and returns that number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -57,18 +55,18 @@ def raise_file_limit() -> int:
 
 
 def connections_for(wanted: int, files: int) -> int:
-    """How many connections a process holds that may open so many files."""
+    """How many connections a process holds that may open `files` files."""
     return max(8, min(wanted, (files - _OTHER_FILES) // _FILES_PER_CONNECTION))
 
 
 def limited(limits: Limits) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol of one server, for `uvicorn.Config(http=...)`."""
+    """A protocol class for `uvicorn.Config(http=...)` of one server with these limits."""
     return type("LimitedProtocol", (_Limited,), {"limits": limits, "unfinished": {}})
 
 
 class _Limited(HttpToolsProtocol):
     limits: ClassVar[Limits]
-    # Connections whose client is to send or take something, the one that waits longest first.
+    # Connections whose client is to send or take something, the longest waiting first.
     unfinished: "ClassVar[dict[_Limited, None]]"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -79,9 +77,8 @@ class _Limited(HttpToolsProtocol):
         self._headers_done = False
         self._ended_one = False  # whether a request ended within the bytes that came last
         self._n_header_bytes = 0
-        self._left: tuple[int, float] | None = (
-            None  # bytes of an answer that a client does not take, and since when
-        )
+        # bytes of an answer that a client does not take, and since when
+        self._left: tuple[int, float] | None = None
 
     # What asyncio calls.
 
@@ -166,13 +163,11 @@ class _Limited(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if (
-            not self.cycle.response_complete or self not in self.connections
-        ):  # another request waited, or it is gone
+        # another request waited, or it is gone
+        if not self.cycle.response_complete or self not in self.connections:
             return
-        self.unfinished[self] = (
-            None  # idle: the first to make room, after those that are idle for longer
-        )
+        # idle: the first to make room, after those that are idle for longer
+        self.unfinished[self] = None
         if self.scope is self.cycle.scope:  # the next request has not begun, and may never
             self.scope = self.cycle.scope = {}  # type: ignore[typeddict-item]
             self.headers, self.url = [], b""
@@ -185,9 +180,8 @@ class _Limited(HttpToolsProtocol):
 
     def _make_room(self) -> None:
         oldest = next(iter(self.unfinished))
-        # At once, not when the event loop comes to say that it is lost: of many that come together
-        # each has to find another one, and until then it would count among those for whose sake
-        # requests are refused.
+        # At once, before the event loop reports it lost: of many that come together each must find
+        # another one, and until then it would count among those that make requests be refused.
         del self.unfinished[oldest]
         self.connections.discard(oldest)
         oldest.transport.abort()
@@ -206,7 +200,7 @@ class _Limited(HttpToolsProtocol):
         """Whether the client has taken too little of its answer for too long."""
         left = self.transport.get_write_buffer_size()
         if self._left is None:
-            # What is closed while bytes are left stays open until they are taken.
+            # A closed connection with bytes left stays open until they are taken.
             if left and self.transport.is_closing():
                 self._left = (left, now)
             return False

@@ -1,7 +1,6 @@
-"""Lets a request in by its key's role, by its peer's network, or because no keys are wanted; and
-not too many a second.
+"""Admits a request, up to a rate, by its key's role or its peer's network where keys are wanted.
 
-What a path needs is said by its route, so that it does not matter under which prefix it was called.
+A route says what its path needs, so that no prefix of the path matters.
 """
 
 import time
@@ -18,8 +17,7 @@ from api.errors import openai_error
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
 from poc_core.settings import Settings, parse_networks
 
-# Which role a route needs, by its path. Of others: to look for GET, to deploy for whatever may
-# change something.
+# Role that a route needs, by path; others need `read` for GET, `deploy` for anything else.
 _PROOFS = ("generate", "generate/{request_id}", "init/generate", "stop")
 _PHASES = ("validate", "init", "init/validate", "phase/generate", "phase/validate")
 _CHAT = ("chat/completions", "completions", "responses", "embeddings", "models")
@@ -31,9 +29,8 @@ ROLES: dict[str, Role] = {
     "/api/v1/models/status": Role.READ,
     **dict.fromkeys(ELSEWHERE, Role.CHAT),
 }
-# For whoever restarts a process that does not answer: it says nothing but that, nor does the clock
-# more than the time. And the console's page, which asks for a key itself and has nothing of the
-# node in it.
+# Open to all: what a restarter of a hung process asks, the clock, which tells just the time, and
+# the console's page, which asks for a key itself and holds nothing of the node.
 OPEN = {"/livez", "/api/v1/clock", "/console", "/console/", "/console/{name:path}"}
 
 # Seconds' worth of requests that a client may send at once.
@@ -44,7 +41,7 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 def role_of(path: str | None, method: str) -> Role:
-    """What a key needs for a route; None: for a path that has none."""
+    """The role that a key needs for a route; None: the path has no route."""
     role = ROLES.get(path or "")
     if role is Role.PROOFS and method in ("GET", "HEAD"):
         return Role.READ
@@ -59,9 +56,7 @@ def keys_wanted(settings: Settings, listens_on: str) -> bool:
 
 
 class Doorkeeper:
-    """Middleware: 401 without a key that is known, 403 for one without the role, 429 beyond the
-    rate.
-    """
+    """Middleware: 401 without a known key, 403 for one without the role, 429 beyond the rate."""
 
     def __init__(
         self,
@@ -90,7 +85,7 @@ class Doorkeeper:
         await answer(scope, receive, send)
 
     def _admit(self, scope: Scope) -> tuple[ASGIApp, Scope]:
-        """What answers the request, and what it gets to see of it."""
+        """The app that answers the request, and the scope that it gets to see."""
         path = self._route(scope)
         if path in OPEN:
             return self._app, scope
@@ -103,7 +98,7 @@ class Doorkeeper:
                 return refusal, scope
             assert caller is not None
             who = f"key {caller.name}"
-            # What this node asks for is for nobody else to see: not for a worker either.
+            # This node's key is for nobody else to see, not for a worker either.
             scope = {
                 **scope,
                 "headers": [header for header in scope["headers"] if header[0] != b"authorization"],
@@ -173,15 +168,14 @@ class Doorkeeper:
 
 
 class Rates:
-    """A bucket for each client: filled by `per_second`, emptied by its requests."""
+    """A bucket for each client, filled by `per_second` and emptied by the client's requests."""
 
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
         self._per_second = per_second
         self._burst_s = max(_BURST_S, 1 / per_second)
         self._clock = clock
-        self._full_at: OrderedDict[str, float] = (
-            OrderedDict()
-        )  # client -> when its bucket is full again
+        # client -> when its bucket is full again
+        self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def take(self, client: str) -> float:
         """0: the request may pass; else the seconds until one may."""

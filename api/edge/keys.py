@@ -1,5 +1,4 @@
-"""The API's keys: named, with roles, in a file that holds only their hashes and is read again when
-it changes.
+"""The API's keys: named, with roles, in a file of their hashes that is read again when it changes.
 
 Keys are random, 256 bits each: nobody guesses one, and a plain hash of it gives nothing away.
 """
@@ -29,7 +28,7 @@ _RANDOM_BYTES = 32
 
 
 class Role(StrEnum):
-    """What a key may do. Each but chat may also look."""
+    """A key's permission; each role but chat may also look."""
 
     READ = "read-only"
     PROOFS = "proofs"
@@ -54,7 +53,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Caller:
-    """Whose key a request has."""
+    """The name and roles of the key that a request has."""
 
     name: str
     roles: frozenset[Role]
@@ -64,7 +63,7 @@ class Caller:
 
 
 class KeyFile:
-    """The keys of one file. Reading is cheap: the file is only looked at when it changed."""
+    """The keys of one file, which is read again only when it has changed."""
 
     def __init__(self, path: Path, beside: str | None = None) -> None:
         """`beside`: one more key, for everything (POC_API_KEY)."""
@@ -76,14 +75,12 @@ class KeyFile:
         self._callers: Mapping[str, Caller] = self._beside
 
     def caller(self, key: str) -> Caller | None:
-        """Whose key that is; None for nobody's. The time it takes tells nothing: hashes are
-        compared, not keys.
-        """
+        """Whose key that is; None: nobody's. Compares hashes: timing tells nothing of keys."""
         self._reload()
         return self._callers.get(_hash(key))
 
     def keys(self) -> Sequence[StoredKey]:
-        """KeysError: the file cannot be read."""
+        """The keys in the file. KeysError: the file cannot be read."""
         try:
             return _File.model_validate_json(self.path.read_bytes()).keys
         except FileNotFoundError:
@@ -112,7 +109,7 @@ class KeyFile:
         return key
 
     def revoke(self, name: str) -> None:
-        """From now on that key opens nothing. KeysError: there is none."""
+        """Removes a key, which opens nothing from now on. KeysError: there is none of that name."""
         with self._changing():
             keys = self.keys()
             left = [key for key in keys if key.name != name]
@@ -133,8 +130,7 @@ class KeyFile:
         try:
             keys = self.keys()
         except KeysError as error:
-            # Those read before stay: whoever can write the file can also empty it, and a slip must
-            # not lock all out.
+            # Whoever can write the file can also empty it, and a slip must not lock all out.
             log.error("%s The keys read before stay in force.", error)
         else:
             self._callers = self._beside | {key.sha256: Caller(key.name, key.roles) for key in keys}
@@ -142,7 +138,7 @@ class KeyFile:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Two commands do not change the file at the same time."""
+        """Holds a lock, so that no two commands change the file at the same time."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(

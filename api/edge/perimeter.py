@@ -1,5 +1,4 @@
-"""Keeps web pages of strangers away: a browser on the operator's machine reaches loopback and
-private networks too.
+"""Keeps web pages of strangers away: the operator's browser reaches loopback and private networks.
 
 A page can send what needs no permission of ours: any POST of a plain type, with its own Origin
 (CSRF), or with a name of its own that leads to this address as Host (DNS rebinding). The network's
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from poc_core.settings import Settings, listed
 
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?", re.ASCII)
-# Ends of names that nobody can own in the public DNS (RFC 6761, RFC 6762, and ICANN's .internal).
+# Ends of names that nobody can own in the public DNS (RFC 6761, RFC 6762, ICANN's .internal).
 _PRIVATE = (".localhost", ".local", ".internal")
 # What OpenAI's clients send audio as.
 _FORM, _AUDIO = "multipart/form-data", "/v1/audio/"
@@ -24,12 +23,10 @@ _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
 
 
 class Perimeter:
-    """Middleware: 421 for a foreign Host, 403 for a foreign Origin, 415 for a body that is not
-    sent as JSON.
-    """
+    """Middleware: 421 for a foreign Host, 403 for a foreign Origin, 415 for a body not JSON."""
 
     def __init__(self, app: ASGIApp, settings: Settings, own_names: Collection[str] = ()) -> None:
-        """`own_names`: by which this node is known besides those of the settings."""
+        """`own_names`: names of this node besides those of the settings."""
         self._app = app
         self._names = {name.lower() for name in own_names} | set(listed(settings.allowed_hosts))
         self._suffixes = (*_PRIVATE, *(name for name in self._names if name.startswith(".")))
@@ -103,5 +100,5 @@ def _has_body(headers: dict[bytes, list[str]]) -> bool:
 
 
 def _answer(status: int, detail: str) -> JSONResponse:
-    # The body is not read: another request cannot follow it.
+    # The body is not read, so no other request can follow.
     return JSONResponse({"detail": detail}, status, headers={"Connection": "close"})

@@ -1,6 +1,4 @@
-"""Paths with a version before them, as the network's client writes them: /v3.0.16/api/v1/state
-is /api/v1/state.
-"""
+"""Paths behind a version, as the network's client writes them: /v3.0.16/api/v1/state."""
 
 from urllib.parse import unquote
 
@@ -8,21 +6,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
 
-# What a node's paths begin with: our own, and those of vLLM's server that have no /v1.
+# First segments of a node's paths: ours, and those of vLLM's server that have no /v1.
 FIRST_SEGMENTS = frozenset(
     {
         *("api", "health", "livez", "readyz", "ready", "metrics", "docs", "openapi.json"),
         *(path.split("/")[1] for path in (*ELSEWHERE, *FOLDERS)),
     }
 )
-# A version may be called v1 or v2; of what begins so itself, these are never the second segment.
+# Never the second segment of our paths; a version may itself be called v1 or v2.
 _NEVER_BELOW_V = frozenset({"api", "v1", "health", "livez", "readyz"})
 
 
 class VersionSegment:
-    """Middleware: drops the first segment of a path where what follows is one of a node's
-    paths. What is escaped in the rest stays so.
-    """
+    """Middleware: drops a path's first segment if one of a node's paths follows; keeps escapes."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -21,10 +21,10 @@ class Space:
 
 
 class ModelCache:
-    """Reads and deletes; what downloads is a process of its own (download.py)."""
+    """Reads and deletes this machine's models; download.py fetches them in another process."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: None for the one that HF_HOME or HF_HUB_CACHE names."""
+        """`path`: None for the folder that HF_HOME or HF_HUB_CACHE names."""
         self._path = path
 
     @property
@@ -34,7 +34,7 @@ class ModelCache:
         return self._path or Path(constants.HF_HUB_CACHE)
 
     def stage(self, hf_repo: str, hf_commit: str | None) -> Stage:
-        """How much of a model is there; without a commit that of `main`, or of any revision."""
+        """How much of a model is there; without a commit, of `main` or any revision."""
         repo = self._repo(hf_repo)
         if repo is None:
             return "NOT_FOUND"
@@ -52,7 +52,7 @@ class ModelCache:
                 yield repo.repo_id, revision.commit_hash, stage
 
     def delete(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Frees the revision, without a commit all of them; False: there is none."""
+        """Deletes a revision, or all without a commit; False: there is none."""
         repo = self._repo(hf_repo)
         if repo is None:
             return False
@@ -101,8 +101,9 @@ class ModelCache:
 
 
 def is_whole(snapshot: Path) -> bool:
-    """Whether a snapshot has a configuration and all its weights: those that its index names,
-    else any. A file that is still being downloaded is not there.
+    """Whether a snapshot has a configuration and all weights of its index, or any without one.
+
+    A file that is still being downloaded is not there.
     """
     if not (snapshot / "config.json").exists():
         return False

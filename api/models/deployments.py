@@ -1,6 +1,4 @@
-"""Deploying a model on all hosts of the node, withdrawing it, and waiting until either has come
-true.
-"""
+"""Deploying a model on all hosts of the node, withdrawing it, and waiting for either."""
 
 import logging
 import time
@@ -24,15 +22,14 @@ log = logging.getLogger(__name__)
 
 # Seconds between two looks at the hosts' reports, which come every second.
 _LOOK_S = 0.2
-# Seconds for engines to end: workers have 30, their guards 8 more, and a host that died is
-# forgotten after 10.
+# Seconds for engines to end: workers have 30, guards 8 more, a dead host is forgotten after 10.
 _GONE_S = 60.0
 # Seconds that a request waits for its model: below the 900 that the network's client waits.
 SERVE_S = 870.0
 
 
 def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
-    """What the body asks for. BodyError: an argument that may not be."""
+    """The deployment that a body asks for. BodyError: an argument that is not allowed."""
     try:
         wanted = read_deployment(body.model, body.dtype, body.additional_args, settings.trusted)
     except ArgumentsError as error:
@@ -43,10 +40,9 @@ def deployment_of(body: DeployBody, settings: Settings) -> Deployment:
 
 
 def deploy(body: DeployBody, services: Services) -> int:
-    """Has all hosts start what the body asks for; the generation of that.
+    """Has all hosts start what the body asks for; returns the deployment's generation.
 
-    BodyError: see deployment_of. HTTPException 409 while a model runs or starts, 503 without a
-    host.
+    BodyError: as `deployment_of`. HTTPException 409: a model runs or starts; 503: there is no host.
     """
     wanted = deployment_of(body, services.settings)
     try:
@@ -55,21 +51,21 @@ def deploy(body: DeployBody, services: Services) -> int:
         raise HTTPException(409, str(error)) from None
     except NoHostError as error:
         raise unavailable(str(error)) from None
-    _end_work(services)  # of a model that failed, say: it would keep the next round from beginning
+    _end_work(services)  # of a failed model, say: it would keep the next round from beginning
     return generation
 
 
 def withdraw(services: Services) -> int:
-    """Ends the round and the jobs, then has all hosts end their workers; the generation of that."""
+    """Ends round and jobs, then the workers of all hosts; returns the withdrawal's generation."""
     _end_work(services)
     return services.deployments.withdraw()
 
 
 async def until_served(request: Request, services: Services, generation: int) -> Response | Done:
-    """Returns when the model serves. A client that hangs up changes nothing.
+    """Waits until the model serves. A client that hangs up changes nothing.
 
-    HTTPException 500: it cannot start (why), was withdrawn, or takes longer than SERVE_S
-    and goes on.
+    HTTPException 500: the model cannot start (why), was withdrawn, or takes longer than SERVE_S
+    (and goes on).
     """
     deadline = time.monotonic() + SERVE_S
     while time.monotonic() < deadline:
@@ -97,9 +93,7 @@ async def until_served(request: Request, services: Services, generation: int) ->
 async def until_gone(
     services: Services, generation: int, clock: Callable[[], float] = time.monotonic
 ) -> Done:
-    """Returns when no host runs what was withdrawn. HTTPException 500 names those that still do
-    after a minute.
-    """
+    """Waits until all hosts run nothing. HTTPException 500 names hosts that do after a minute."""
     deadline = clock() + _GONE_S
     while True:
         status = await to_thread.run_sync(services.deployments.status)
@@ -120,7 +114,7 @@ def _busy(status: DeploymentStatus) -> str:
 
 
 def _end_work(services: Services) -> None:
-    """What the round computed is still delivered: its outbox needs no engine."""
+    """Ends the round and the jobs; the round's outbox is still delivered, as it needs no engine."""
     current = services.rounds.current()
     if current is not None:
         services.rounds.switch(current, RoundState.STOPPED)

@@ -1,7 +1,7 @@
 """The process that downloads one model: `python -m api.models.download NAME TASK_ID`.
 
-It ends when nobody wants the model any more. It says in Redis that it lives, so that another is
-started when it dies; what it had is not downloaded again.
+It ends when nobody wants the model any more, and says in Redis that it lives: when it dies another
+is started, which keeps what was downloaded.
 """
 
 import logging
@@ -19,7 +19,7 @@ from poc_core.state.downloads import ALIVE_S, Download, DownloadStore
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which Redis may be away: the stack that it belonged to may have ended.
+# Seconds for which Redis may be away: the process's stack may have ended.
 _PATIENCE_S = 60.0
 
 
@@ -36,7 +36,7 @@ def main(name: str, task_id: str) -> None:
 
 
 def fetch(download: Download) -> str | None:
-    """Why it failed; None: it is there."""
+    """Downloads the model; why that failed, or None."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -48,7 +48,7 @@ def fetch(download: Download) -> str | None:
 
 
 class _Life:
-    """Says that the process lives, and ends it where it is not wanted."""
+    """Says in Redis that the process lives, and ends it where it is not wanted."""
 
     def __init__(self, store: DownloadStore, download: Download) -> None:
         self._store = store

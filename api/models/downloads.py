@@ -1,6 +1,4 @@
-"""Starts the processes that download models, and starts those again that died (see
-download.py).
-"""
+"""Starts the processes that download models, and restarts those that died (download.py)."""
 
 import logging
 import os
@@ -20,7 +18,7 @@ LOOK_S = 5.0
 
 
 class Downloads:
-    """Those whose models go to this machine's cache."""
+    """The download processes that fill this machine's cache."""
 
     def __init__(self, store: DownloadStore, settings: Settings) -> None:
         self.store = store
@@ -30,11 +28,11 @@ class Downloads:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by task_id
 
     def looks(self) -> Periodic:
-        """What looks whether the processes live; each life of an API has one of its own."""
+        """The periodic look whether the processes live; each run of an API has one of its own."""
         return Periodic("downloads", LOOK_S, self.tend)
 
     def begin(self, download: Download) -> None:
-        """Starts a process, where this API has none for the download. For who has claimed it."""
+        """Starts a process for a claimed download, unless this API has one."""
         command = [sys.executable, "-m", "api.models.download", download.name, download.task_id]
         # The url may hold a password: the environment is private, a command line is not.
         environment = {**os.environ, "POC_REDIS_URL": self._redis_url}
@@ -44,9 +42,7 @@ class Downloads:
                 self._processes[download.task_id] = process
 
     def tend(self) -> None:
-        """Starts again what is wanted and has no process, as that died, maybe with an earlier
-        API.
-        """
+        """Starts a process for each wanted download whose process died, maybe with an old API."""
         with self._lock:
             ended = [task_id for task_id, one in self._processes.items() if one.poll() is not None]
             for task_id in ended:
@@ -59,12 +55,12 @@ class Downloads:
                 self.begin(download)
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """Those that this API started and that run."""
+        """Processes that this API started and that run."""
         with self._lock:
             return [process for process in self._processes.values() if process.poll() is None]
 
     def close(self) -> None:
-        """With the API that ends in order nothing is left running; its successor goes on."""
+        """Ends the processes; the API's successor goes on with the downloads."""
         processes = self.processes()
         for process in processes:
             process.terminate()

@@ -1,5 +1,4 @@
-"""What stands beside the figures: the schema's version, ours and vLLM's, and how the engines are
-set up."""
+"""Samples beside the figures: versions of the schema, Proofline and vLLM, and engine settings."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ SCHEMA_VERSION = "1"
 
 
 def about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Samples:
-    """`engines`: those that are ready. Several models: a line for each, which an upgrade shows for
-    a moment."""
+    """The samples; `engines`: the ready ones. Each model has a line: an upgrade shows two."""
     vllm = next((host.vllm_version for host in deployment.hosts if host.vllm_version), "")
     samples: Samples = {
         SCHEMA.name: [Sample(SCHEMA.name, labels(version=SCHEMA_VERSION), "1")],
@@ -30,8 +28,7 @@ def about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Samp
 
 
 def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Sample:
-    """Of engines of one model: limits and number format as they are, parallelism as it was asked
-    for."""
+    """One model's settings: limits and number format as they are, parallelism as asked for."""
     model, info = engines[0].model, engines[0].info
     has_limits = info is not None and engines[0].engine == "vllm"
     wanted = (

@@ -1,5 +1,4 @@
-"""Fewer buckets of histograms, where many engines would be more series than the network's reader
-takes.
+"""Fewer buckets of histograms, so that many engines fit into what the network's reader takes.
 
 A bucket counts all that is below its bound, so a histogram without some of them is right, and
 coarser. All engines keep the same bounds, so that their sums stay right too.
@@ -19,12 +18,12 @@ _HISTOGRAMS = [family.name for family in ENGINE if family.kind == "histogram"]
 
 
 def thinned(engines: Sequence[Samples], most_series: int) -> list[Samples]:
-    """With as many bounds of each histogram as fit, evenly taken; the last, +Inf, always."""
+    """The engines with evenly chosen bounds of each histogram, as many as fit; +Inf always."""
     n_buckets = sum(_is_bucket(sample) for engine in engines for sample in _all(engine))
     others = sum(len(samples) for engine in engines for samples in engine.values()) - n_buckets
     if n_buckets + others <= most_series:
         return list(engines)
-    # +Inf is one of them; where not even that fits, the text says what is left out.
+    # +Inf is one of them; where not even that fits, `exposition.text` leaves families out.
     n_bounds = max(1, (most_series - others) // max(1, len(engines) * len(_HISTOGRAMS)))
     kept = {family: _evenly(_bounds(engines, family), n_bounds) for family in _HISTOGRAMS}
     return [
@@ -48,7 +47,7 @@ def _is_bucket(sample: Sample) -> bool:
 
 @lru_cache(maxsize=4096)
 def _bound(labels: str) -> str:
-    """Engines of one model have the same, scrape after scrape."""
+    """A label's bound; cached, as engines of one model repeat the same ones each scrape."""
     found = _BOUND.search(labels)
     return found[1] if found else ""
 
@@ -64,6 +63,6 @@ def _bounds(engines: Sequence[Samples], family: str) -> list[str]:
 
 
 def _evenly(bounds: list[str], n: int) -> set[str]:
-    """The last and n - 1 others."""
+    """The last of `bounds` and n - 1 others."""
     step = -(-len(bounds) // n)
     return set(bounds[::-1][::step]) if bounds else set()

@@ -1,4 +1,4 @@
-"""An engine's samples of schema v1, out of what its vLLM tells of itself."""
+"""An engine's samples of schema v1, from the metrics of its vLLM."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from api.node_metrics.families import ENGINE
 _FAMILIES = {family.name for family in ENGINE}
 _NAMES = {name for family in ENGINE for name in family.sample_names}
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# What vLLM's labels may say: numbers and words. A path, a host's name, an address or a port is
-# neither.
+# Allowed in labels: numbers and words, but no path, host, address or port.
 _HARMLESS = re.compile(
     r"[A-Za-z_][\w-]*|[+-]?(\d+(\.\d+)?(e[+-]?\d+)?|Inf)|\[\]", re.ASCII | re.IGNORECASE
 )
-# The number of an engine within its server, and what is said anew for the whole node.
+# An engine's number within its server, and labels that are set anew for the whole node.
 _DROPPED = {"engine", "model_name", "replica"}
-# Of a name on the hub, or one without a folder.
+# A name on the hub, or one without a folder.
 _SERVED = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 def samples_of(text: str) -> Samples:
-    """By family, without the labels that only the node knows (see as_replica). Those of a second
-    engine behind the same server would be the same series, and are left out."""
+    """An engine's samples by family, without the node's labels (`as_replica`).
+
+    A second engine behind the same server would give the same series, and is left out.
+    """
     found: Samples = {}
-    # Family by family: most are none of the schema's, and looking at their lines would be most of
-    # the time.
+    # By family: most are not in the schema, and parsing their lines would take most of the time.
     for block in text.split("# HELP ")[1:]:
         family = block.partition(" ")[0]
         if family in _FAMILIES:
@@ -53,7 +53,7 @@ def as_replica(model: str, replica: int) -> str:
 
 
 def shown_name(model: str) -> str:
-    """What clients call the model; of a path, which only the node's hosts know, its last part."""
+    """What clients call the model; the last part of a path, which only the node's hosts know."""
     if _SERVED.fullmatch(model) and not model.startswith((".", "~")):
         return model
     return re.sub(r"[^\w.-]", "_", PurePath(model).name, flags=re.ASCII)
@@ -61,7 +61,7 @@ def shown_name(model: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _kept(named: str) -> str:
-    """Engines of one model have the same labels, scrape after scrape."""
+    """Labels that may be shown; cached, as engines of one model repeat the same ones."""
     kept = {name: value for name, value in _LABEL.findall(named) if name not in _DROPPED}
     return ",".join(
         f'{name}="{value if _HARMLESS.fullmatch(value) else ""}"' for name, value in kept.items()

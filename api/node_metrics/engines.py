@@ -1,5 +1,4 @@
-"""What the engines' own servers tell, each read by itself: one that does not answer costs the
-others nothing."""
+"""Metrics of the engines' servers, each read alone: a silent one costs the others nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +12,11 @@ from api.node_metrics.exposition import Samples
 from api.node_metrics.fetch import FetchError
 from poc_core.records import WorkerRecord
 
-# Seconds that a scrape waits for engines. One that was late is read on, and waited for again when
-# it was in time.
+# Seconds that a scrape waits for engines; a late one is read on, and waited for again once in time.
 DEADLINE_S = 0.25
 
 Ask = Callable[[WorkerRecord], Awaitable[str]]
-"""A worker's metrics as text. FetchError: it does not tell them."""
+"""A worker's metrics as text. FetchError: the worker does not tell them."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Reading:
 
 
 class EngineReadings:
-    """The last of each engine. For the event loop alone: nothing here is locked."""
+    """The last reading of each engine; for the event loop alone, without locks."""
 
     def __init__(self, ask: Ask, clock: Callable[[], float] = time.time) -> None:
         self._ask = ask
@@ -38,8 +36,7 @@ class EngineReadings:
         self._late: set[str] = set()
 
     async def read(self, workers: Sequence[WorkerRecord]) -> dict[str, Reading]:
-        """The engines' data by their workers' ids: of those in time from now, of others what was
-        read last; without those that were never read."""
+        """Readings by worker id: this moment's, or a late engine's last one, if any."""
         ids = {worker.id for worker in workers}
         self._forget(
             [worker_id for worker_id in (*self._last, *self._under_way) if worker_id not in ids]

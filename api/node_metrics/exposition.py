@@ -1,4 +1,4 @@
-"""Prometheus' text format 0.0.4, within what the network's reader takes: 5,000 series and 2 MiB."""
+"""Prometheus' text format 0.0.4, within the network's reader's limits: 5,000 series and 2 MiB."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,7 @@ _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Sample(NamedTuple):
-    """A line: `name` is the family's, with the ending that a histogram's sample has; the others are
-    as they stand in the text, labels without braces."""
+    """A line of the text: a name with a histogram's ending, labels without braces, and a value."""
 
     name: str
     labels: str
@@ -28,18 +27,21 @@ Samples = dict[str, list[Sample]]
 
 
 def labels(**named: str | int) -> str:
-    """As they stand in the text, in this order."""
+    """Labels as the text has them, in the order given."""
     return ",".join(f'{name}="{str(value).translate(_ESCAPED)}"' for name, value in named.items())
 
 
 def number(value: float) -> str:
-    """As short as it can be read back the same."""
+    """The shortest text that reads back as the same number."""
     return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 
 def text(samples: Mapping[str, Sequence[Sample]]) -> str:
-    """The families that have samples. Should there be too many still, families at the end of
-    families.ALL are left out, and the log says so."""
+    """The families that have samples, as text.
+
+    If that is still too much, families at the end of families.ALL are left out, and the log says
+    so.
+    """
     blocks: list[str] = []
     n_series = n_bytes = 0
     left_out: list[str] = []

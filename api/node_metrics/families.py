@@ -1,5 +1,4 @@
-"""The families of schema v1: exactly these are told. docs/api.md has ours, those of mlnode_, in a
-table."""
+"""The families of schema v1, and no others; docs/api.md has a table of ours (mlnode_)."""
 
 from typing import Literal, NamedTuple
 
@@ -26,8 +25,7 @@ READ_AT = Family(
     "Unix time of the data of a source. That of an engine that hangs stands still.",
 )
 
-# Of each engine, in the order in which they are told: what is left out first, when there are too
-# many, is at the end.
+# Of each engine, in the text's order: families at the end are left out first.
 ENGINE = (
     Family("vllm:num_requests_running", "gauge", "Requests in the engine's batches."),
     Family("vllm:num_requests_waiting", "gauge", "Requests that wait for the engine."),

@@ -1,7 +1,7 @@
 """Asks a worker's own vLLM for its metrics, over a connection for this one question.
 
-Not by the gateway's client: that looks through all its connections for each request, which for 64
-workers at a time takes several times as long as all else.
+The gateway's client would search all its connections for each request: for 64 workers at a time
+that takes several times as long as all else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import h11
 
 from poc_core.records import GATEWAY_SECRET_HEADER, WorkerRecord
 
-# Seconds for an answer. It is not waited for: see EngineReadings.
+# Seconds for an answer; a scrape does not wait so long (EngineReadings).
 TIMEOUT_S = 5.0
 # Bytes of an answer: an engine says some 60 KB.
 MOST_BYTES = 4 * 1024 * 1024
@@ -20,11 +20,11 @@ _PIECE = 256 * 1024
 
 
 class FetchError(Exception):
-    """It does not answer, or not with its metrics."""
+    """A worker does not answer, or not with its metrics."""
 
 
 async def fetch(worker: WorkerRecord) -> str:
-    """The text as it is. FetchError."""
+    """A worker's metrics as text. FetchError: it does not tell them."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection(worker.chat_host, worker.port)

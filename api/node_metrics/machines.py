@@ -1,4 +1,4 @@
-"""GPUs and hosts of the node, as their sensors told last."""
+"""The last sensor readings of the node's GPUs and hosts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from poc_core.machine_figures import GpuFigures, MachineFigures
 
 
 def machine_samples(machines: Sequence[MachineFigures]) -> Samples:
-    """`gpu_index` counts the GPUs of all hosts, each once, as /api/v1/gpu/devices does. Hosts are
-    told apart by a number, `host_index`, where there are several; their names are nobody's
-    business."""
+    """Samples of all hosts. `gpu_index` counts their GPUs, each once, as /api/v1/gpu/devices does.
+
+    Several hosts are told apart by a number, `host_index`: their names are nobody's business.
+    """
     samples: Samples = {}
     gpus: dict[str, tuple[int, GpuFigures]] = {}
     for index, machine in enumerate(machines):

@@ -1,4 +1,4 @@
-"""The whole answer, made once for all who ask at the same time."""
+"""The whole answer of /api/v1/metrics, made once for all who ask at the same time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FRESH_S = 1.0
 
 
 class Node(NamedTuple):
-    """What Redis knows, of one moment."""
+    """The node's records in Redis, of one moment."""
 
     workers: Sequence[WorkerRecord]  # alive
     machines: Sequence[MachineFigures]
@@ -35,7 +35,7 @@ class Node(NamedTuple):
 
 
 class Page:
-    """For one event loop."""
+    """The answer and its making; for one event loop."""
 
     def __init__(
         self,
@@ -53,12 +53,11 @@ class Page:
         self._making: asyncio.Task[None] | None = None
 
     async def text(self) -> bytes:
-        """At most FRESH_S old. RedisError as any reader gets it."""
+        """The answer, at most FRESH_S old. RedisError: Redis is away."""
         if time.monotonic() - self._made_at > self._fresh_s:
             if self._making is None or self._making.done():
                 self._making = asyncio.create_task(self._make())
-            # Those who come together share one answer, its error too, and none of them may cancel
-            # it.
+            # Shielded: requests share one answer and its error, and none may cancel it.
             await asyncio.shield(self._making)
         return self._text
 
@@ -78,8 +77,7 @@ def _rendered(node: Node, readings: Mapping[str, Reading]) -> bytes:
     samples = about(node.deployment, [one for one in node.workers if one.is_ready])
     for name, found in machine_samples(node.machines).items():
         samples.setdefault(name, []).extend(found)
-    # By the place among all that live, by host and GPU: an engine that is started again gets its
-    # number back.
+    # Numbered among all that live, by host and GPU: a restarted engine gets its number back.
     read = [(index, worker) for index, worker in enumerate(node.workers) if worker.id in readings]
     for index, worker in read:
         source = labels(source="vllm", replica=index)
@@ -100,7 +98,6 @@ def _add_engine(samples: Samples, engine: Samples, replica: str) -> None:
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:
-    """From when the data is: an engine that stands still while requests wait tells the same for as
-    long, though the server before it answers."""
+    """Unix time of an engine's data: an engine that stands still repeats old figures."""
     since = worker.stats.get("engine_still_since")
     return min(reading.at, float(since)) if isinstance(since, int | float) else reading.at

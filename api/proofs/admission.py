@@ -16,7 +16,7 @@ from poc_core.state import WorkerRegistry
 
 
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
-    """The job of a request. HTTPException 409 or 503, or ClaimsError says why there can be none."""
+    """The job of a request. HTTPException 409 or 503, or ClaimsError: why there can be none."""
     check_receiver(body.url, settings)
     spec, claimed = body.spec(), body.claims()
     limits = deployed_limits(body.params.model, workers)
@@ -39,9 +39,7 @@ def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
 
 
 def check_receiver(url: str | None, settings: Settings, field: str = "url") -> None:
-    """BodyError when callbacks may not go there (POC_CALLBACK_ALLOW). What a name leads to is
-    seen when it is tried.
-    """
+    """BodyError: POC_CALLBACK_ALLOW forbids the address. A name is resolved when it is tried."""
     if url is None:
         return
     try:
@@ -51,9 +49,7 @@ def check_receiver(url: str | None, settings: Settings, field: str = "url") -> N
 
 
 def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
-    """What every worker of the model can do. 409: other models are served here; 503: no worker
-    serves it.
-    """
+    """What every worker of the model can do. 409: other models are served; 503: no worker is."""
     infos = [worker.info for worker in workers.ready(model) if worker.info is not None]
     if infos:
         # A batch may go to any of them, so the smallest one sets the limits.
@@ -71,7 +67,7 @@ def deployed_limits(model: str, workers: WorkerRegistry) -> ModelInfo:
         raise unavailable(
             f"No worker serves the model {model} right now; try again when one has started."
         )
-    # Those that are alive come first: one of them is what the client should ask for.
+    # Live models first: a client should ask for one of these.
     deployed = list(dict.fromkeys([*(worker.model for worker in live), *known]))
     if deployed:
         raise _mismatch(
@@ -91,7 +87,7 @@ def check_limits(info: ModelInfo, spec: ProofSpec) -> None:
 
 
 def _mismatch(message: str, fields: Mapping[str, tuple[Any, Any]]) -> HTTPException:
-    """409; fields: name -> (requested, deployed)."""
+    """HTTPException 409; `fields`: name -> (requested, deployed)."""
     return HTTPException(
         409,
         {

@@ -20,17 +20,14 @@ from poc_core.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# Messages of one job after which to look whether it is still wanted: what is published of a stopped
-# job is in the way of others.
+# Messages of a job between checks that it is still wanted: a stopped one delays others.
 _LOOK = 500
 
 # Messages in one round trip to Redis: few enough that workers begin some 10 ms after a job was
-# stored, many enough that round trips cost little beside making the messages (0.12 ms of CPU time
-# each).
+# stored, enough that round trips cost little beside a message (0.12 ms of CPU time).
 _PIPELINED = 100
 
-# Messages a client waits for, about a second's worth. The rest of a larger job follows while its
-# first batches run.
+# Messages a client waits for, about a second's worth; the rest of a large job follows behind.
 _AT_ONCE = 4000
 
 # Messages of one job before another job has its turn in the background.
@@ -38,10 +35,10 @@ _TURN = 1000
 
 
 class Dispatcher:
-    """Publishes one message per batch, from any thread.
+    """Publisher of one message per batch, from any thread.
 
-    A broker that fails on the way is no error for the client: the job is stored, and the reaper of
-    a worker publishes what waits without a message. The same holds for an API process that dies
+    A broker that fails on the way is no error for the client: the job is stored, and a worker's
+    reaper publishes what waits without a message. The same holds for an API process that dies
     before the last message of a large job.
     """
 
@@ -51,8 +48,7 @@ class Dispatcher:
         """`is_wanted(job_id)`: whether a job has not ended."""
         self._is_wanted = is_wanted
         config = celery_config(settings)
-        # A client waits for the answer: one try, then an error. (Left alone, kombu would try for
-        # ever.)
+        # A client waits for the answer: one try, then an error. (By default kombu tries for ever.)
         config["broker_transport_options"] |= {
             "max_retries": 1,
             "interval_start": 0,
@@ -70,9 +66,7 @@ class Dispatcher:
             self._background.submit(self._publish_rest, model, job_id, _AT_ONCE, n_batches)
 
     def publish_steps(self, worker_ids: Sequence[str], round_id: str) -> None:
-        """Wakes workers for a round. One that hears nothing joins with its next heartbeat all
-        the same.
-        """
+        """Wakes workers for a round; one that hears nothing joins with its next heartbeat."""
         try:
             with self._celery.producer_or_acquire() as producer:
                 for worker_id in worker_ids:
@@ -81,7 +75,7 @@ class Dispatcher:
             log.warning("round %s is stored, but its workers were not told: %s", round_id, error)
 
     def close(self) -> None:
-        """Gives up what is still to be published: the reaper will."""
+        """Gives up what is still to be published: the reaper will publish it."""
         self._closed = True
         self._background.shutdown(cancel_futures=True)
         self._celery.close()

@@ -9,9 +9,7 @@ _JSON = "application/json"
 
 
 def result_response(jobs: JobStore, job_id: str) -> Response | None:
-    """The answer of a completed job, a large one piece by piece; None when it expired. Reads
-    Redis: not for the event loop's thread.
-    """
+    """A completed job's answer, in pieces if large; None: expired. Reads Redis: use a thread."""
     answer = jobs.result(job_id)
     if answer is None:
         return None

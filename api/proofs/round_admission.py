@@ -11,9 +11,7 @@ from poc_core.state import WorkerRegistry
 
 
 def admit_round(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
-    """The configuration of a round. HTTPException 409, 422 or 503, or BodyError says why there
-    can be none.
-    """
+    """The configuration of a round. HTTPException 409, 422 or 503, BodyError: why not."""
     spec = body.spec()
     info = deployed_limits(body.served_model or _only_model(workers), workers)
     check_limits(info, spec)
@@ -25,7 +23,7 @@ def admit_round(body: RoundBody, settings: Settings, workers: WorkerRegistry) ->
 
 
 def _only_model(workers: WorkerRegistry) -> str:
-    """The model that clients mean who name none, as those of the earlier generation."""
+    """The only model served, meant by clients that name none (those of the earlier generation)."""
     models = sorted({worker.model for worker in workers.live()}) or sorted(workers.known_models())
     if not models:
         raise unavailable("No worker serves a model yet; try again when one has started.")

@@ -17,9 +17,7 @@ from poc_core.state.overview import Overview, RoundRates
 
 
 def start(body: RoundBody, services: Services, state: RoundState) -> list[WorkerRecord]:
-    """Stores a round in `state`; the workers that are ready for it. HTTPException 409 while
-    another generates.
-    """
+    """Stores a round; returns the workers ready for it. HTTPException 409: another generates."""
     config = admit_round(body, services.settings, services.workers)
     try:
         round_id = services.rounds.store(config, state)
@@ -32,7 +30,7 @@ def start(body: RoundBody, services: Services, state: RoundState) -> list[Worker
 
 
 def switch(services: Services, state: RoundState) -> None:
-    """Sets the current round's state. HTTPException 400 when there is none that could."""
+    """Sets the current round's state. HTTPException 400: no round could take it."""
     current = services.rounds.current()
     if current is None:
         raise HTTPException(400, "No round was initialised; send POST /init first.")
@@ -45,9 +43,7 @@ def switch(services: Services, state: RoundState) -> None:
 
 
 def stop(services: Services) -> int:
-    """Stops the current round and cancels the jobs that wait in the queue; returns how many
-    jobs.
-    """
+    """Stops the current round and cancels the jobs in the queue; returns their number."""
     current = services.rounds.current()
     if current is not None:
         services.rounds.switch(current, RoundState.STOPPED)
@@ -62,9 +58,9 @@ def config_of(config: RoundConfig) -> dict[str, Any]:
 
 
 def status_of(services: Services, seen: Overview, first: int | None, most: int) -> dict[str, Any]:
-    """What /status says of the round, and of the node as if it had an idle one before the first.
+    """What /status says of the round; before the first, of the node as if it had an idle one.
 
-    `first` and `most`: which of the reported nonces it lists (RoundStore.reported).
+    `first` and `most`: which of the reported nonces to list (RoundStore.reported).
     """
     record = seen.round.record if seen.round is not None else None
     state, stats = record.state if record is not None else RoundState.IDLE, stats_of(services, seen)
@@ -78,16 +74,13 @@ def status_of(services: Services, seen: Overview, first: int | None, most: int) 
 
 
 def stats_of(services: Services, seen: Overview) -> dict[str, Any]:
-    """The round's numbers, per worker and in sum; before the first round, of all jobs, so that
-    clients read the same fields then.
-    """
+    """The round's numbers, per worker and in sum; before the first round, those of all jobs."""
     limit_bytes = services.settings.outbox_max_bytes
     n, rate, elapsed_s, excluded = seen.total_processed, seen.nonces_per_second, 0.0, []
     record, rates, outbox = None, RoundRates({}, {}), OutboxStatus.of({})
     if (current := seen.round) is not None:
         record, rates, outbox = current.record, current.rates, current.outbox
-        # A current rate is one of a round that runs; of one that is over, the last seconds say
-        # nothing.
+        # Once a round is over its last seconds say nothing of a current rate.
         if record.state is not RoundState.GENERATING:
             rates = RoundRates(rates.totals, {})
         n, rate, excluded = (
@@ -133,9 +126,7 @@ def _scheme_status(
     first: int | None,
     most: int,
 ) -> dict[str, Any]:
-    """What /status says of a round of this scheme beside the rest; without a round, what it says
-    of rounds of any scheme.
-    """
+    """A scheme's own part of /status; without a round, what a round of any scheme has."""
     if record is None:
         return {k: v for one in contracts() for k, v in one.status_without_round.items()}
     contract = contract_of(record.config.spec.scheme)

@@ -22,9 +22,7 @@ class Submitted:
 
 
 async def submit(raw: bytes, services: Services) -> Submitted:
-    """Checks and stores a job, in a thread; raises what becomes the answer, and then nothing
-    was stored.
-    """
+    """Checks and stores a job, in a thread; errors are the client's answer, and store nothing."""
     limiter = services.large_bodies if len(raw) >= _LARGE_BYTES else None
     return await to_thread.run_sync(_submit, raw, services, limiter=limiter)
 
@@ -38,16 +36,14 @@ def _submit(raw: bytes, services: Services) -> Submitted:
 
 
 def queue(job: NewJob, services: Services) -> str:
-    """Stores a job and tells the workers; its id."""
+    """Stores a job and tells the workers; returns its id."""
     job_id = services.jobs.create(job)
     services.dispatcher.publish(job.model, job_id, job.n_batches)
     return job_id
 
 
 def queue_to_wait(job: NewJob, services: Services) -> str:
-    """As `queue`, for a request that waits; answer_when_ended gives its place back.
-    HTTPException 429: none left.
-    """
+    """As `queue`, for a request that waits (`answer_when_ended`). HTTPException 429: no place."""
     if not services.waiting.take():
         raise unavailable(
             f"{services.waiting.limit} requests wait for their jobs already"

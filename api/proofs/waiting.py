@@ -13,8 +13,7 @@ from api.services import Services
 from poc_core.records import JobRecord, JobStatus
 from poc_core.state import JobStore
 
-# Seconds between two looks at the job: soon for a small one, seldom enough that many clients may
-# wait for large ones.
+# Seconds between two looks at the job: soon for a small one, seldom for many large ones.
 _FIRST_LOOK_S = 0.01
 _LONGEST_PAUSE_S = 0.25
 # Looks a second of all who wait: each takes a millisecond.
@@ -22,12 +21,11 @@ _LOOKS_PER_S = 200
 
 
 async def answer_when_ended(request: Request, services: Services, job_id: str) -> Response:
-    """The result of a job whose request took a place among those that wait. Holds no thread while
-    it waits.
+    """The result of a job whose request has a place among those that wait; holds no thread.
 
-    HTTPException 503 when nothing moved for generate_chunk_timeout_sec (the job is then cancelled,
-    so that a client that sends it again does not have it computed twice) or when too few values
-    could be computed for a verdict, 500 when the job failed otherwise, 409 when it was cancelled.
+    HTTPException 503: nothing moved for generate_chunk_timeout_sec (the job is cancelled, so that a
+    repeated request does not compute it twice), or too few values for a verdict; 500: the job
+    failed otherwise; 409: it was cancelled.
     """
     request.scope[BODY_DONE]()
     try:
@@ -53,9 +51,8 @@ async def _answer_when_ended(request: Request, services: Services, job_id: str) 
                 f"No batch was done within {timeout_s:g} s (POC_GENERATE_CHUNK_TIMEOUT_SEC), so the"
                 f" job {job_id} was cancelled. Send it again later, or with wait=false."
             )
-        if (
-            await request.is_disconnected()
-        ):  # the job goes on: its result can be fetched and may have a callback
+        # the job goes on: its result can be fetched and may have a callback
+        if await request.is_disconnected():
             return Response(status_code=499)
         await anyio.sleep(max(pause_s, services.waiting.taken / _LOOKS_PER_S))
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
@@ -68,10 +65,9 @@ def _look(services: Services, job_id: str) -> tuple[JobRecord | None, tuple[obje
     if record is None:
         return None, ()
     if record.waiting_for == "chat" or services.rounds.generating(record.model) is not None:
-        # It waits for chat, beside which proofs have their share of the time, or for the round's
-        # end, however long that takes.
+        # The job waits for chat, which leaves proofs their share of time, or for the round's end.
         return record, (time.monotonic(),)
-    # A job that still queues behind others waits for their batches, not for its own.
+    # A job that queues behind others waits for their batches, not for its own.
     ahead = jobs.total_processed() if record.status is JobStatus.QUEUED else None
     return record, (record.status, record.n_done, ahead)
 

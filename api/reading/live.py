@@ -1,6 +1,4 @@
-"""What the console's pages see, read once for all of them: however many are open, Redis has one
-reader.
-"""
+"""What the console's pages see: one reader of Redis, however many pages are open."""
 
 import asyncio
 import contextlib
@@ -15,7 +13,7 @@ log = logging.getLogger(__name__)
 
 # Seconds between two readings.
 PAUSE_S = 1.0
-# Seconds after which a page has to ask again: a key that was revoked meanwhile opens nothing more.
+# Seconds after which a page must ask again: a key revoked meanwhile opens nothing more.
 LONGEST_S = 600.0
 # Pages at a time, of one process of the API.
 MOST_PAGES = 500
@@ -25,9 +23,7 @@ Read = Callable[[], Sections]
 
 
 class Live:
-    """Named sections, read again and again while somebody follows. For the event loop alone:
-    nothing is locked.
-    """
+    """Named sections, read repeatedly while somebody follows; for one event loop, no locks."""
 
     def __init__(self, pause_s: float = PAUSE_S, longest_s: float = LONGEST_S) -> None:
         self._pause_s = pause_s
@@ -37,9 +33,8 @@ class Live:
         self._news = asyncio.Event()  # another one after each reading
         self._reader: asyncio.Task[None] | None = None
         self._reading = 0  # the number of the latest
-        self._sections: dict[
-            str, tuple[int, str]
-        ] = {}  # name -> the reading in which it changed, and its JSON
+        # name -> the reading in which it changed, and its JSON
+        self._sections: dict[str, tuple[int, str]] = {}
 
     @property
     def followers(self) -> int:
@@ -50,10 +45,10 @@ class Live:
         return self._reader is not None
 
     async def follow(self, begin: Callable[[], Read]) -> AsyncGenerator[bytes]:
-        """Server-sent events: all sections first, then, with each reading, those that have changed.
+        """Yields server-sent events: all sections first, then those that changed with each reading.
 
-        A follower that is slow misses readings and no change. `begin` makes what reads (on a
-        thread) when the first follower comes.
+        A follower that is slow misses readings and no change. `begin` makes the reader (on a
+        thread) for the first follower.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._longest_s
@@ -79,7 +74,7 @@ class Live:
                 self._deserted.set()
 
     async def _run(self, read: Read) -> None:
-        """Until nobody follows; also those who come while it is about to end."""
+        """Reads until nobody follows, also for those who come while it is about to end."""
         try:
             while not self._deserted.is_set():
                 self._tell(await to_thread.run_sync(_read, read))
@@ -101,7 +96,7 @@ class Live:
 def _read(read: Read) -> Sections:
     try:
         return read()
-    except Exception as error:  # of our own: the pages say so, and the next reading may do
+    except Exception as error:  # of our own: the pages say so, and the next reading may work
         log.exception("the console's reading failed")
         return {
             "problem": (

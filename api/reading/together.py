@@ -1,6 +1,4 @@
-"""What many requests ask for at the same time is read from Redis once, and in one thread, for
-all of them.
-"""
+"""Reads that many requests ask for at once, done once in one thread for all of them."""
 
 import asyncio
 from collections.abc import Callable, Hashable
@@ -12,7 +10,7 @@ from anyio import to_thread
 
 T = TypeVar("T")
 
-# Seconds that a reading may hold up the next one: with a silent Redis nobody waits for others too.
+# Seconds that a reading may hold up the next: with a silent Redis nobody waits for others too.
 _PATIENCE_S = 0.25
 
 _Outcome = tuple[Any, Exception | None]
@@ -20,7 +18,7 @@ _Outcome = tuple[Any, Exception | None]
 
 @dataclass
 class _Turn:
-    """Of one event loop: what is to be read next, and what reads now."""
+    """An event loop's readings: the next one and the one under way."""
 
     asked: dict[Hashable, tuple[Callable[[], Any], asyncio.Future[_Outcome]]] = field(
         default_factory=dict
@@ -29,17 +27,13 @@ class _Turn:
 
 
 class Together:
-    """No answer is older than its request: who comes while a reading is under way gets the next
-    one.
-    """
+    """Shared reads without stale answers: who comes during a reading gets the next one."""
 
     def __init__(self) -> None:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = WeakKeyDictionary()
 
     async def get(self, key: Hashable, read: Callable[[], T]) -> T:
-        """What `read` returns or raises; called in a thread, once for all who ask for `key`
-        together.
-        """
+        """What `read` returns or raises; a thread calls it once for all who ask for `key`."""
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(loop, _Turn())
         if key not in turn.asked:

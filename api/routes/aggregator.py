@@ -1,6 +1,4 @@
-"""What aggregators of the network speak to: the same jobs and rounds, answered with one entry
-per worker.
-"""
+"""The paths of the network's aggregators: the same jobs and rounds, with one entry per worker."""
 
 import zlib
 from typing import Any
@@ -26,9 +24,7 @@ router = APIRouter(prefix="/api/v1", tags=["aggregator"])
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, services: AppServices) -> dict[str, Any]:
-    """As /api/v1/pow/init/generate. The workers share the nonces among themselves, whatever
-    their number.
-    """
+    """As /api/v1/pow/init/generate. The workers share the nonces among themselves."""
     body = parse_round(await whole_body(request), round_bodies())
     workers = await to_thread.run_sync(round_control.start, body, services, RoundState.GENERATING)
     return {
@@ -78,9 +74,7 @@ def stop(services: AppServices) -> dict[str, Any]:
 
 
 def backend_number(worker: WorkerRecord) -> int:
-    """A number that stays the same for a worker's life and tells it from the others, as
-    aggregators expect.
-    """
+    """A number for a worker's life that tells it from the others, as aggregators expect."""
     return worker.port or 10_000 + zlib.crc32(worker.id.encode()) % 50_000
 
 

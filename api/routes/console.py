@@ -1,5 +1,6 @@
-"""Pages for people: /console, with the stream of what it shows, and the API's reference, /docs and
-/redoc. The console's page needs no key; what it shows does, and so does the reference.
+"""Pages for people: /console with its stream of events, and the API's reference, /docs and /redoc.
+
+The console's page needs no key; what it shows does, and so does the reference.
 """
 
 from functools import cache, partial
@@ -28,7 +29,7 @@ async def console(request: Request) -> Response:
 
 @router.get("/console/")
 async def console_with_slash() -> Response:
-    """The page names its files, and the API, by where it lies itself."""
+    """Redirects: the page finds its files and the API by its own address."""
     return RedirectResponse("../console")
 
 
@@ -71,7 +72,7 @@ def _answer(request: Request, folder: Path, name: str, headers: dict[str, str]) 
 
 
 class _Events(StreamingResponse):
-    """Leaves as soon as its page does, and not when somebody collects the garbage."""
+    """The stream's body, which leaves with its page and not at a garbage collection."""
 
     def __init__(self, live: Live, begin: partial[View]) -> None:
         self._stream = live.follow(lambda: begin().read)

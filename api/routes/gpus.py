@@ -20,8 +20,9 @@ class Gpus(BaseModel):
 
 @router.get("/devices", summary="The node's GPUs", responses=examples.REDIS_AWAY)
 def devices(services: AppServices) -> Gpus:
-    """Those of the API's own machine, then those of every further host, as its workers say with
-    their heartbeats; each once. `index` counts them all. Empty without a GPU.
+    """GPUs of the API's machine, then of every further host, by its workers' heartbeats; each once.
+
+    `index` counts all of them. Empty without a GPU.
     """
     found: dict[str, Gpu] = {}
     for machine in _machines(services):
@@ -33,7 +34,7 @@ def devices(services: AppServices) -> Gpus:
 
 @router.get("/driver", summary="The versions of the GPUs' driver", responses=examples.REDIS_AWAY)
 def driver(services: AppServices) -> GpuDriver:
-    """Of the API's own machine, else of the first host that has one; null without a GPU."""
+    """The API's machine's driver, else that of the first host that has one; null without a GPU."""
     return next(
         (machine.driver for machine in _machines(services) if machine.driver is not None),
         GpuDriver(),

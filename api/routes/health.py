@@ -12,17 +12,13 @@ router = APIRouter(tags=["health"])
 
 @router.get("/livez", summary="This process lives")
 async def livez() -> answers.Health:
-    """Always 200; asks neither Redis nor workers, so that a supervisor does not restart the API
-    for their sake.
-    """
+    """Always 200; asks neither Redis nor workers, which a restart of the API would not help."""
     return answers.Health()
 
 
 @router.get("/health", summary="An engine can answer", responses=examples.REDIS_AWAY)
 def health(services: AppServices) -> answers.Health:
-    """200 while a worker with an engine that goes on is ready, else 503. Supervisors of the API
-    ask /livez.
-    """
+    """200 while a worker whose engine goes on is ready, else 503. Supervisors use /livez."""
     _models(services)
     return answers.Health()
 
@@ -35,7 +31,7 @@ def ready(services: AppServices) -> answers.Ready:
 
 
 def _models(services: Services) -> list[str]:
-    """Those that a worker is ready for; 503 when there are none."""
+    """Models that a worker is ready for. HTTPException 503: there are none."""
     workers = services.workers.live()
     models = sorted({worker.model for worker in workers if worker.is_ready})
     if not models and any(worker.state == "hung" for worker in workers):

@@ -23,8 +23,6 @@ router = APIRouter(tags=["health"])
     },
 )
 def metrics(request: Request, services: AppServices) -> Response:
-    """Round, outbox, jobs, workers and chat as Redis holds them now, whichever process of the
-    API is asked.
-    """
+    """Round, outbox, jobs, workers and chat as Redis holds them now, from any API process."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(NodeMetrics(services)), headers={"content-type": content_type})

@@ -74,7 +74,7 @@ class DiskSpace(BaseModel):
 
 @router.post("/status", summary="Whether a model is on disk", responses=examples.REDIS_AWAY)
 def status(model: HubModel, services: AppServices) -> OneStatus:
-    """Without hf_commit the revision `main`, or any."""
+    """Without hf_commit: of the revision `main`, or any."""
     found = services.downloads.store.read(model.hf_repo, model.hf_commit)
     if found is not None and found.state == "running":
         elapsed_s = max(0.0, time.time() - found.started_at)
@@ -89,8 +89,9 @@ def status(model: HubModel, services: AppServices) -> OneStatus:
     "/download", summary="Download a model", status_code=202, responses=examples.DOWNLOAD_ERRORS
 )
 def download(model: HubModel, services: AppServices) -> Task:
-    """In a process of its own, which goes on when this API restarts; a second try goes on where
-    the first ended. 409 while it is under way, 429 when three are.
+    """Runs in a process of its own, which survives the API; a repeated download goes on.
+
+    409 while it is under way, 429 when three are.
     """
     if services.model_cache.stage(model.hf_repo, model.hf_commit) == "DOWNLOADED":
         return Task(task_id="", status="DOWNLOADED", model=model)
@@ -114,9 +115,7 @@ def download(model: HubModel, services: AppServices) -> Task:
     "", summary="Delete a model from disk, or cancel its download", responses=examples.DELETE_ERRORS
 )
 def delete(model: HubModel, services: AppServices) -> Deleted:
-    """Without hf_commit all its revisions. 409 while a worker serves it, 404 when it is not
-    there.
-    """
+    """All revisions without hf_commit. 409 while a worker serves the model, 404: not there."""
     if services.downloads.store.forget(model.hf_repo, model.hf_commit):
         return Deleted(status="cancelled", model=model)
     if _is_served(model.hf_repo, services):

@@ -1,6 +1,4 @@
-"""The node as the network's client manages it: what it is there for, which model it serves, and
-another one instead.
-"""
+"""The node as the network's client manages it: its state, its model, and another model instead."""
 
 from typing import Any
 
@@ -21,9 +19,7 @@ router = APIRouter(prefix="/api/v1", tags=["node"])
 
 @router.get("/state", summary="What the node is there for right now", responses=examples.REDIS_AWAY)
 def state(services: AppServices) -> answers.NodeState:
-    """INFERENCE while a model is deployed and served, also during a round; STOPPED without one
-    and while it loads.
-    """
+    """INFERENCE while a deployed model is served, also in a round; STOPPED without, or loading."""
     status, current = services.deployments.status(), services.rounds.current()
     ready = sorted({worker.model for worker in services.workers.ready()})
     if status.hosts:
@@ -44,9 +40,7 @@ def state(services: AppServices) -> answers.NodeState:
 
 @router.post("/stop", summary="End the round and the engines", responses=examples.STOP_ERRORS)
 async def stop(services: AppServices) -> answers.Done:
-    """Answers when the engines are gone. What the round computed is still delivered; jobs are
-    cancelled.
-    """
+    """Answers when the engines are gone; cancels jobs, still delivers the round's results."""
     generation = await to_thread.run_sync(deployments.withdraw, services)
     return await deployments.until_gone(services, generation)
 
@@ -67,9 +61,7 @@ router.add_api_route(
     responses=examples.DEPLOY_ERRORS,
 )
 async def up(body: DeployBody, request: Request, services: AppServices) -> Response | answers.Done:
-    """Answers when the model serves on one host; the others follow. A client that hangs up
-    changes nothing.
-    """
+    """Answers when one host serves the model; others follow. Hanging up changes nothing."""
     generation = await to_thread.run_sync(deployments.deploy, body, services)
     return await deployments.until_served(request, services, generation)
 
@@ -88,15 +80,14 @@ def up_async(body: DeployBody, services: AppServices) -> answers.Done:
     "/inference/up/status", summary="How far the deployment is", responses=examples.REDIS_AWAY
 )
 def up_status(services: AppServices) -> answers.UpStatus:
-    """`status` is idle, starting, running or failed; `hosts` tells it of each host."""
+    """`status` is idle, starting, running or failed; `hosts` has the same of each host."""
     status = services.deployments.status()
     workers = services.workers.live()
     running = [worker for worker in workers if worker.is_ready]
     starting = [worker for worker in workers if worker.state == "starting"]
     found, record = status.state, status.record
-    if (
-        not status.hosts and found is not DeploymentState.FAILED
-    ):  # workers that were started one by one
+    # workers that were started one by one
+    if not status.hosts and found is not DeploymentState.FAILED:
         found = (
             DeploymentState.RUNNING
             if running

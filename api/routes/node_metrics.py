@@ -16,8 +16,7 @@ VARIABLE = "GONKA_METRICS"
 
 
 def is_on(environment: Mapping[str, str]) -> bool:
-    """Whether the route is there at all: GONKA_METRICS=full, or unset. SettingsError: neither full
-    nor off."""
+    """Whether GONKA_METRICS is full (or unset) and not off. SettingsError: it is neither."""
     chosen = environment.get(VARIABLE, "").strip().lower() or "full"
     if chosen not in ("full", "off"):
         raise SettingsError(f"{VARIABLE}: must be full or off, not {chosen!r}.")
@@ -37,8 +36,10 @@ def is_on(environment: Mapping[str, str]) -> bool:
     },
 )
 async def node_metrics(services: AppServices) -> Response:
-    """Of all engines that are ready, on all hosts, and of the hosts' sensors. An engine that does
-    not answer is told as it was when it last did: mlnode_source_scrape_timestamp_seconds says when.
-    GONKA_METRICS=off: 404."""
+    """Metrics of all ready engines and of the hosts' sensors.
+
+    A silent engine's are its last: mlnode_source_scrape_timestamp_seconds says when. 404 with
+    GONKA_METRICS=off.
+    """
     text = await services.node_metrics.text()
     return Response(text, headers={"content-type": CONTENT_TYPE})

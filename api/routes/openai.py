@@ -1,6 +1,4 @@
-"""/v1: OpenAI's API over all workers. The workers' vLLM answers; this side only chooses which
-of them.
-"""
+"""/v1: OpenAI's API over all workers; the worker's vLLM answers, this module picks the worker."""
 
 from typing import Any
 
@@ -55,18 +53,14 @@ _BODY = {
         },
     }
 }
-# Commas of a chat body. Parsing holds the event loop for the time of the items, not of the bytes:
-# 33 MB of text or of a picture take 3 ms, half a million items 50 ms, and 33 MB of nothing but
-# short items 260 ms and 550 MB.
+# Commas of a chat body. Parsing holds the event loop by items, not by bytes: 33 MB of text or of a
+# picture take 3 ms, half a million items 50 ms, 33 MB of short items 260 ms and 550 MB.
 _MAX_COMMAS = 500_000
 
 
 async def proxy(request: Request, services: AppServices) -> Response:
-    """Passed on to the least busy worker of the body's `model`; see vLLM's documentation of
-    this path.
-    """
-    # The route's own path: what request.url makes of a Host header with a # or a / in it may be any
-    # other.
+    """Passed on to the least busy worker of the body's `model`; see vLLM's documentation."""
+    # The route's own path: a Host header with a # or a / in it can turn request.url's into any.
     return await _pass_on(request, services, str(request.scope["route"].path))
 
 
@@ -104,7 +98,7 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     return ProxiedAnswer(gateway, gateway.by_prefix(chosen, prefix), sent)
 
 
-# What a worker of an earlier release serves too.
+# Paths that a worker of an earlier release serves too.
 for _path in (
     "/v1/chat/completions",
     "/v1/completions",
@@ -125,9 +119,8 @@ async def models(request: Request, services: AppServices) -> Response:
     """One entry per served model, as its worker's vLLM describes it."""
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
-    key = [
-        header for header in request.headers.raw if header[0] == b"authorization"
-    ]  # vLLM's --api-key
+    # vLLM's --api-key
+    key = [header for header in request.headers.raw if header[0] == b"authorization"]
     for worker in await services.gateway.workers.now():
         if worker.model in entries:
             continue
@@ -145,9 +138,7 @@ async def models(request: Request, services: AppServices) -> Response:
 
 
 async def other(request: Request, services: AppServices) -> Response:
-    """Whatever else a worker's vLLM has for clients, such as /v1/messages or /score; never what
-    administers it.
-    """
+    """Other paths of a worker's vLLM, such as /v1/messages or /score; none that administers it."""
     workers = await services.gateway.workers.remembered() or await services.gateway.workers.now()
     wanted: str = request.scope["path"]
     if workers and not any(

@@ -77,9 +77,7 @@ async def generate(request: Request, services: AppServices) -> Response | answer
 
 @router.get("/generate/{request_id}", **READ_ROUTE)
 async def read_job(request_id: str, services: AppServices) -> Response:
-    """Results are kept for POC_GENERATE_RESULT_TTL_SEC after the job's end; afterwards the
-    request_id is unknown.
-    """
+    """Results are kept for POC_GENERATE_RESULT_TTL_SEC; then the request_id is unknown."""
     record = await services.together.get(("job", request_id), lambda: _find(request_id, services))
     if record is not None and record.status is JobStatus.COMPLETED:
         response = await to_thread.run_sync(result_response, services.jobs, request_id)
@@ -114,9 +112,7 @@ def _progress(record: JobRecord) -> answers.Progress:
     responses={**examples.UNKNOWN_JOB, **examples.REDIS_AWAY},
 )
 def cancel_job(request_id: str, services: AppServices) -> answers.Cancelled:
-    """Also one under way: what its workers compute right now is dropped. One that had ended
-    stays as it is.
-    """
+    """Also ends a job under way, dropping what its workers compute; ended jobs stay as they are."""
     if _find(request_id, services) is None:
         raise _unknown(services)
     return answers.Cancelled(cancelled=services.jobs.cancel(request_id))
@@ -154,7 +150,7 @@ async def status(
 
 
 def _status(services: Services, valid_from: int | None, valid_limit: int) -> bytes:
-    """As JSON, made once for all who ask together."""
+    """The status as JSON, made once for all who ask together."""
     seen = services.overviews.read()
     whole = round_control.status_of(services, seen, valid_from, valid_limit) | {
         "queued_nonces": seen.queued_nonces,
@@ -170,8 +166,9 @@ def _status(services: Services, valid_from: int | None, valid_limit: int) -> byt
 
 @router.post("/stop", summary="Stop the round and cancel the jobs", responses=examples.REDIS_AWAY)
 def stop(services: AppServices) -> answers.Stopped:
-    """The round stops within one micro-batch; what it computed is still delivered. Jobs that
-    wait in the queue are cancelled; those whose client waits (wait=true), and those under way,
-    are computed. DELETE /generate/{request_id} ends one of them.
+    """Stops the round within one micro-batch; what it computed is still delivered.
+
+    Jobs in the queue are cancelled; jobs under way, or whose client waits (wait=true), are
+    computed. DELETE /generate/{request_id} ends one of them.
     """
     return answers.Stopped(cancelled_jobs=round_control.stop(services))

@@ -23,9 +23,7 @@ _PHASED_BODY = json_body(phased_round_bodies())
     responses=examples.ROUND_ERRORS,
 )
 async def init_generate(request: Request, services: AppServices) -> answers.RoundChanged:
-    """All workers of the model compute nonces until /stop. `r_target` in the body makes it a
-    distance round.
-    """
+    """All workers of the model compute until /stop; with `r_target` it is a distance round."""
     body = parse_round(await whole_body(request), round_bodies())
     await to_thread.run_sync(round_control.start, body, services, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
@@ -38,7 +36,7 @@ async def init_generate(request: Request, services: AppServices) -> answers.Roun
     responses=examples.ROUND_ERRORS,
 )
 async def init(request: Request, services: AppServices) -> answers.RoundChanged:
-    """The round does not run before /phase/generate."""
+    """Stores the round, which runs only after /phase/generate."""
     body = parse_round(await whole_body(request), phased_round_bodies())
     await to_thread.run_sync(round_control.start, body, services, RoundState.IDLE)
     return answers.round_changed(RoundState.IDLE)
@@ -63,7 +61,7 @@ async def init_validate(request: Request, services: AppServices) -> answers.Roun
     responses=examples.PHASE_ERRORS,
 )
 def phase_generate(services: AppServices) -> answers.RoundChanged:
-    """Goes on where an earlier generation phase of the round ended."""
+    """Continues where an earlier generation phase of the round ended."""
     round_control.switch(services, RoundState.GENERATING)
     return answers.round_changed(RoundState.GENERATING)
 

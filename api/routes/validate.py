@@ -1,6 +1,4 @@
-"""/api/v1/pow/validate: judging a batch that somebody reported in a round (protocol.md, section
-3).
-"""
+"""/api/v1/pow/validate: judging a batch reported in a round (protocol.md, section 3)."""
 
 from typing import Any
 
@@ -31,8 +29,9 @@ router = APIRouter(prefix="/api/v1/pow", tags=["rounds"])
     },
 )
 async def validate(request: Request, services: AppServices) -> Response | dict[str, Any]:
-    """Judged by the r_target, fraud_threshold, seq_len and randomization of the round that
-    validates; sent to its callback_url too.
+    """Judged by the validating round's r_target, fraud_threshold, seq_len and randomization.
+
+    The verdict also goes to the round's callback_url.
     """
     scheme, body = parse_body(
         await whole_body(request), services.settings.max_queued_nonces, batch_bodies()
@@ -45,7 +44,7 @@ async def validate(request: Request, services: AppServices) -> Response | dict[s
 
 
 def _validating_round(services: Services, scheme: str) -> RoundConfig:
-    """HTTPException 400 says which step is missing."""
+    """The current round, if it validates. HTTPException 400 says which step is missing."""
     current = services.rounds.current()
     if current is None or current.config.spec.scheme != scheme:
         raise HTTPException(

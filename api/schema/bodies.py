@@ -15,12 +15,11 @@ from poc_core.schemes.contract import Contract
 from poc_core.schemes.requests import BatchBody, JobBody, RoundBody
 from poc_core.serving.dtypes import Dtype
 
-# Commas a body may hold per nonce that may wait. A nonce with an artifact to validate takes 3.
-# Parsing takes memory per item, so a body of nothing but short items would otherwise take 30 times
-# its size.
+# Commas a body may hold per nonce that may wait; a nonce with an artifact to validate takes 3.
+# Parsing takes memory per item: a body of short items alone would take 30 times its size.
 _MAX_COMMAS_PER_NONCE = 4
 _MAX_COMMAS_BESIDE = 1000
-# Bytes of a body that starts a round. A right one has no lists and takes below 3,000.
+# Bytes of a body that starts a round; a right one has no lists and takes below 3,000.
 _MAX_ROUND_BYTES = 64 * 1024
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -52,9 +51,7 @@ class DeployBody(BaseModel):
 
 
 async def whole_body(request: Request) -> bytes:
-    """The request's body; unlike that of request.body() it does not live as long as the
-    request, which may wait.
-    """
+    """The request's body; request.body() would keep it as long as the request, which may wait."""
     return b"".join([chunk async for chunk in request.stream()])
 
 
@@ -80,9 +77,7 @@ def batch_bodies() -> dict[str, type[BatchBody]]:
 
 
 def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """A body that lists nonces, and its scheme. HTTPException 422 says what is wrong with it,
-    413 that it has too many items.
-    """
+    """A body that lists nonces, and its scheme. HTTPException 422: wrong; 413: too many items."""
     if raw.count(b",") > _MAX_COMMAS_PER_NONCE * max_nonces + _MAX_COMMAS_BESIDE:
         raise HTTPException(
             413, f"The body has far more items than {max_nonces} nonces need; split the request."
@@ -92,8 +87,7 @@ def parse_body(raw: bytes, max_nonces: int, bodies: dict[str, type[Body]]) -> tu
 
 def parse_round(raw: bytes, bodies: dict[str, type[RoundBody]]) -> RoundBody:
     """A body that starts or stores a round. HTTPException 413 or 422 says what is wrong with it."""
-    # Before it is parsed: a body of 32 MB of short items would take a gigabyte, and the event
-    # loop's time.
+    # Before it is parsed: 32 MB of short items would take a gigabyte, and the event loop's time.
     if len(raw) > _MAX_ROUND_BYTES:
         raise HTTPException(
             413, f"A body that starts a round has at most {_MAX_ROUND_BYTES} bytes."
@@ -102,7 +96,7 @@ def parse_round(raw: bytes, bodies: dict[str, type[RoundBody]]) -> RoundBody:
 
 
 def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
-    """Straight from the bytes: 10 MB of JSON do not become Python objects twice."""
+    """Parsed straight from the bytes: 10 MB of JSON do not become Python objects twice."""
     candidates = [contract for contract in contracts() if contract.name in bodies]
     try:
         scheme = recognised(_marks(raw, candidates), candidates).name
@@ -112,7 +106,7 @@ def _parse(raw: bytes, bodies: dict[str, type[Body]]) -> tuple[str, Body]:
 
 
 def _marks(raw: bytes, candidates: Sequence[Contract]) -> dict[str, Any]:
-    """The fields by which a body says which of several schemes it speaks of."""
+    """The fields by which a body says which of several schemes it is of."""
     if len(candidates) < 2:
         return {}
     marked = _marks_model(

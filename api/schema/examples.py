@@ -1,6 +1,4 @@
-"""What OpenAPI shows beside the models of bodies and answers: examples of both, and the errors
-of each route.
-"""
+"""OpenAPI's examples of bodies and answers, and the errors of each route."""
 
 from typing import Any
 
@@ -26,7 +24,7 @@ RUNNING_EXAMPLE = {
         "started_at": 1764000000.6,
     },
 }
-# Of completed jobs, of all schemes.
+# Answers of completed jobs, of all schemes.
 RESULTS = {
     name: example for contract in contracts() for name, example in contract.result_examples.items()
 }

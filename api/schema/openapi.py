@@ -1,6 +1,4 @@
-"""OpenAPI for bodies that routes read themselves, so that FastAPI does not know them (see
-api/schema/bodies.py).
-"""
+"""OpenAPI for bodies that routes, not FastAPI, read (api/schema/bodies.py)."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +19,7 @@ def _refusal(description: str, schema: dict[str, Any] = _SENTENCE) -> dict[str, 
     return {"description": description, "content": {"application/json": content}}
 
 
-# Of every operation, before it begins.
+# Refusals of every operation, before it begins.
 _REFUSALS = {
     "400": _refusal("The request is not HTTP as it should be."),
     "401": _refusal("A key is wanted: Authorization: Bearer KEY.", {"type": "object"}),
@@ -51,7 +49,7 @@ _RETRY_AFTER = {
 def json_body(
     bodies: Mapping[str, type[JobBody] | type[RoundBody] | type[BatchBody]],
 ) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads a JSON body as that of one of the schemes."""
+    """`openapi_extra` of a route that reads one of the schemes' JSON bodies."""
     refs = [{"$ref": _REF.format(model=body.__name__)} for body in bodies.values()]
     examples = {
         name: example for body in bodies.values() for name, example in body.examples.items()
@@ -105,9 +103,7 @@ def _with_retry_after(responses: dict[str, Any]) -> dict[str, Any]:
 
 
 def _serve_as_bytes(app: FastAPI) -> None:
-    """FastAPI writes the document anew for every request: milliseconds in which nobody else is
-    answered.
-    """
+    """Serves the document as bytes: FastAPI writes it per request, and blocks others for that."""
     assert app.openapi_url is not None
     documents: list[bytes] = []
 

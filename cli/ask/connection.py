@@ -3,8 +3,7 @@
 from cli.terminal import UsageError, note
 from proofline.client import ApiError, Client, UrlError
 
-# Seconds that a command does what Retry-After says before it gives up. Its user sees why, and may
-# press Ctrl-C.
+# Seconds for which a command does what Retry-After says; Ctrl-C ends it sooner.
 PATIENCE_S = 15.0
 
 
@@ -17,9 +16,7 @@ def connect(url: str) -> Client:
 
 
 def only_model(client: Client) -> str:
-    """The one model that is served. ApiError when there is none, UsageError when there are
-    several, naming them.
-    """
+    """The one model that is served. ApiError: none is. UsageError: several are, and names them."""
     models = sorted({worker.model for worker in client.status().workers})
     if not models:
         raise ApiError(

@@ -1,6 +1,4 @@
-"""`proofline deploy` and `proofline undeploy`: what the network's client does with a node, by
-hand.
-"""
+"""`proofline deploy` and `proofline undeploy`: what the network's client does, by hand."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -11,11 +9,11 @@ from cli import options
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
-if TYPE_CHECKING:  # they take a while to import
+if TYPE_CHECKING:
     from proofline.client import Client, UpStatus
 
 POLL_S = 0.5
-SAY_AGAIN_S = 30.0  # while a model loads
+SAY_AGAIN_S = 30.0  # seconds between two messages while a model loads
 
 
 class DeployError(ProoflineError):
@@ -44,11 +42,10 @@ def deploy(
     ] = False,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
-    """Have all hosts serve another model, and wait until it does; the one before ends first, and a
-    round with it.
+    """Have all hosts serve another model, and wait until it serves.
 
-    What the round computed is still delivered, jobs are cancelled, chat under way has 20 s to end.
-    Ctrl-C ends the waiting, not the deployment.
+    The model before ends first, and a round with it. What the round computed is still delivered,
+    jobs are cancelled, chat under way has 20 s to end. Ctrl-C ends the waiting, not the deployment.
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
@@ -73,10 +70,7 @@ def deploy(
 
 
 def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
-    """End the round and the workers of all hosts, and wait until they are gone.
-
-    The hosts go on waiting for `proofline deploy`.
-    """
+    """End the round and all workers; the hosts go on waiting for `proofline deploy`."""
     from cli.ask.connection import connect
 
     with connect(url) as client:
@@ -85,7 +79,7 @@ def undeploy(url: options.Url = options.DEFAULT_URL) -> None:
 
 
 def wait_served(client: "Client") -> None:
-    """Returns when the model serves. DeployError: why it cannot."""
+    """Waits until the model serves. DeployError: why the model cannot."""
     said_at = time.monotonic()
     while True:
         found = client.deployment()

@@ -49,10 +49,9 @@ def generate(
 ) -> None:
     """Compute artifacts on a running API, wait for them and print them as JSON.
 
-    The JSON is the API's answer, {"artifacts": [...], "encoding": {...}, ...}, and under "request"
-    what was asked for, so that `proofline validate --artifacts FILE` needs no further options.
-    Ctrl-C stops the waiting, not the job. With --max-tokens they are chains of points, the
-    network's coming scheme.
+    Prints the API's answer, {"artifacts": [...], "encoding": {...}, ...}, with the inputs under
+    "request", so that `proofline validate --artifacts FILE` needs no further options. Ctrl-C stops
+    the waiting, not the job. --max-tokens asks for chains of points, the network's coming scheme.
 
     **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o
     proof.json

@@ -18,9 +18,7 @@ def job_body(
     proof: Proof,
     batch_size: int | None,
 ) -> dict[str, Any]:
-    """The body of POST /generate (protocol.md, section 5); with `proof.max_tokens` of
-    decode proofs (section 8).
-    """
+    """The body of POST /generate (protocol.md, section 5; `max_tokens`: section 8)."""
     body: dict[str, Any] = {
         "block_hash": block_hash,
         "block_height": block_height,
@@ -42,9 +40,7 @@ def job_body(
 def await_job(
     client: Client, request_id: str, title: str, n_nonces: int | None, how_to_resume: str
 ) -> Document:
-    """The job's result, with a progress bar while it runs. Ctrl-C leaves the job running and
-    says how to get at it.
-    """
+    """The job's result, with a progress bar. Ctrl-C leaves the job running."""
     try:
         with progress_bar("nonces") as bar:
             task = bar.add_task(title, total=n_nonces)

@@ -1,6 +1,4 @@
-"""Mistakes that are easily made with a proof's inputs: artifacts that mismatch are held against
-each of them.
-"""
+"""Common mistakes in a proof's inputs, each tried on artifacts that mismatch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,10 +11,7 @@ _REFUSED = (409, 422)  # such as a seq_len that the model does not take
 
 
 def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> list[str]:
-    """Those mistakes with which the claims of the first `mismatches` agree, in words.
-
-    `body`: of the validation (protocol.md, section 5).
-    """
+    """In words, the mistakes with which the first `mismatches` agree; `body`: of the validation."""
     probes = set(mismatches[:PROBES])
     claims = [one for one in body["validation"]["artifacts"] if one["nonce"] in probes]
     small = body | {"nonces": sorted(probes), "validation": {"artifacts": claims}}
@@ -24,7 +19,7 @@ def fitting(client: Client, body: dict[str, Any], mismatches: Sequence[int]) -> 
 
 
 def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(what was other, the body with it)."""
+    """Each possible mistake in words, and the body as it would be without it."""
     stronger = not body["poc_stronger_rng"]
     yield f"poc_stronger_rng {str(stronger).lower()}", body | {"poc_stronger_rng": stronger}
     for seq_len in _USUAL_LENGTHS:
@@ -41,7 +36,7 @@ def mistakes(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _other_spellings(text: str) -> list[str]:
-    """In the order of likelihood, each once."""
+    """Other spellings of a text, each once, the likeliest first."""
     bare = text.removeprefix("0x").removeprefix("0X")
     other = [bare, f"0x{bare}", text.upper(), text.lower(), bare.upper(), bare.lower()]
     return [one for one in dict.fromkeys([*other, text.strip()]) if one and one != text]

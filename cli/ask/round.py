@@ -12,7 +12,7 @@ from cli.grouped import grouped
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
-if TYPE_CHECKING:  # they take a while to import
+if TYPE_CHECKING:
     from rich.console import Console
 
     from proofline.client import ApiError, Client, Document
@@ -150,8 +150,7 @@ def start(
     model: options.ServedModel = None,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
-    """Start a round on a running API; it goes on until `proofline round stop`, also without this
-    command.
+    """Start a round on a running API; the round goes on until `proofline round stop`.
 
     Node I of N computes the nonces I, I + N, I + 2N, ... on all its workers together, each nonce
     once. While one round generates there can be no second, and jobs wait for its end.
@@ -210,9 +209,7 @@ def start(
 def check_scheme(
     r_target: float | None, of_artifacts: dict[str, Any], of_distances: dict[str, Any]
 ) -> None:
-    """UsageError for options of the scheme that is not asked for. The dicts: option -> what was
-    given.
-    """
+    """UsageError: options of a scheme not asked for. Both dicts: option -> value given."""
     if r_target is not None and not 0 < r_target <= 2:
         raise UsageError(f"--r-target is a distance above 0, up to 2, not {r_target:g}.")
     strangers = of_artifacts if r_target is not None else of_distances
@@ -232,7 +229,7 @@ def status(
     ] = False,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
-    """Show the round that runs or ran last: rates, workers, and what is delivered."""
+    """Show the running or last round: rates, workers, and what is delivered."""
     from cli.ask.connection import connect
     from proofline.client import Document, calls
 
@@ -252,8 +249,7 @@ def status(
 def stop(url: options.Url = options.DEFAULT_URL) -> None:
     """Stop the round within one micro-batch, and cancel the jobs that wait in the queue.
 
-    What was computed is still delivered: undelivered artifacts are kept and tried for
-    POC_CALLBACK_RETENTION_SEC.
+    Undelivered artifacts are kept, and delivery goes on for POC_CALLBACK_RETENTION_SEC.
     """
     from cli.ask.connection import connect
 
@@ -272,10 +268,10 @@ def watch(
     ] = 1.0,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
-    """Watch the round until it stops: rates, totals, every worker, the outbox. Ctrl-C ends the
-    watching only.
+    """Watch the round until it stops: rates, totals, every worker, the outbox.
 
-    On a terminal the picture is redrawn; elsewhere, such as in a log, it is one line per look.
+    On a terminal the picture is redrawn; in a log each look is one line. Ctrl-C ends the watching
+    only.
     """
     from rich.console import Console
 
@@ -305,10 +301,9 @@ def watch(
 
 
 def follow(client: "Client", interval_s: float) -> "Iterator[Document | ApiError]":
-    """The status every `interval_s`, the last one when the round has ended; an error while the API
-    is away.
+    """Yields the round's status every `interval_s` to its end, or an error while the API is away.
 
-    Raises the ApiError when that lasts for POLL_PATIENCE_S.
+    Raises the ApiError when the API stays away for POLL_PATIENCE_S.
     """
     from proofline.client import ApiError, Document, calls
     from proofline.client.exchange import POLL_PATIENCE_S
@@ -330,7 +325,7 @@ def follow(client: "Client", interval_s: float) -> "Iterator[Document | ApiError
 
 
 def show(looks: "Iterator[Document | ApiError]", console: "Console") -> dict[str, Any]:
-    """Draws every look, on a terminal over the one before; returns the last status."""
+    """Draws every status, on a terminal over the one before; returns the last one."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text

@@ -1,6 +1,4 @@
-"""How a round looks to people: the API's status as a picture for terminals, and as a line for
-logs.
-"""
+"""A round's status for people: as a picture for terminals, and as a line for logs."""
 
 from datetime import timedelta
 from typing import Any
@@ -15,7 +13,7 @@ ALARM = "bold red"
 
 
 def line(status: dict[str, Any]) -> str:
-    """The status in one line; troubles come last."""
+    """The status in one line, troubles last."""
     stats = status["stats"]
     n_ready = sum(worker["state"] == "ready" for worker in status["workers"])
     parts = [
@@ -38,9 +36,7 @@ def picture(status: dict[str, Any], now: float) -> RenderableType:
     parts: list[RenderableType] = [_head(status)]
     if status.get("config") is not None:
         parts.append(_outbox(status, now))
-    return Group(
-        *parts, "", _workers(status)
-    )  # last: of very many a low terminal cuts off the rest
+    return Group(*parts, "", _workers(status))  # the workers last: a low terminal cuts off the rest
 
 
 def _head(status: dict[str, Any]) -> Table:
@@ -66,7 +62,7 @@ def _head(status: dict[str, Any]) -> Table:
 
 
 def _workers(status: dict[str, Any]) -> RenderableType:
-    """Those that live and those that have taken part in the round."""
+    """Table of the workers that live or have taken part in the round."""
     states = {worker["id"]: worker["state"] for worker in status["workers"]}
     counts = status["stats"].get("workers") or {}
     if not states and not counts:
@@ -107,7 +103,7 @@ def _outbox(status: dict[str, Any], now: float) -> RenderableType:
 
 
 def _troubles(stats: dict[str, Any], with_error: bool = True) -> list[str]:
-    """What an operator must see."""
+    """Lines about what an operator must see."""
     outbox = stats.get("outbox") or {}
     troubles = []
     if outbox.get("full"):

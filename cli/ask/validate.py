@@ -194,7 +194,7 @@ def validate(
 
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
-    """(the artifacts, what `generate` noted under "request", the encoding's k_dim) of a file."""
+    """Artifacts of a file, what `generate` noted under "request", and the encoding's k_dim."""
     try:
         text = (
             typer.get_text_stream("stdin").read()
@@ -234,7 +234,7 @@ def is_artifact(item: Any) -> bool:
 
 
 def steps_of(artifacts: list[dict[str, Any]]) -> int | None:
-    """Those that most chains have after the prefill; None: the artifacts are no chains."""
+    """Steps that most chains have after the prefill; None: the artifacts are no chains."""
     lengths = [
         len(points)
         for item in artifacts
@@ -255,7 +255,7 @@ def only_nonces(artifacts: list[dict[str, Any]], nonces: list[int]) -> list[dict
 
 
 def describe_verdict(verdict: dict[str, Any]) -> str:
-    """The verdict in one line, and what it rests on in those below."""
+    """The verdict in one line, and what the verdict rests on in the lines below."""
     word = "FRAUD" if verdict["fraud_detected"] else "No fraud"
     excluded = (
         f", {verdict['n_excluded']} could not be computed here" if verdict.get("n_excluded") else ""
@@ -277,6 +277,6 @@ def describe_verdict(verdict: dict[str, Any]) -> str:
 
 
 def some(nonces: list[int]) -> str:
-    """The first of them."""
+    """The first MOST_NONCES of a list of nonces, as text."""
     more = f" and {len(nonces) - MOST_NAMED} more" if len(nonces) > MOST_NAMED else ""
     return ", ".join(map(str, nonces[:MOST_NAMED])) + more

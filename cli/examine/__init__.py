@@ -1,3 +1,1 @@
-"""The commands that look at this machine and its settings: `doctor` and `config`; a module for
-each thing looked at.
-"""
+"""`doctor` and `config`: a module for each thing of this machine and its settings to check."""

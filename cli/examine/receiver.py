@@ -1,4 +1,4 @@
-"""A receiver of callbacks: whether the policy allows it, and whether anybody answers there."""
+"""A receiver of callbacks: whether the policy allows its address, and whether it answers."""
 
 import ipaddress
 import socket
@@ -26,7 +26,7 @@ _BOTH = "Give each side the other's certificate: docs/operating.md, Mutual TLS."
 
 
 def receiver(url: str, settings: Settings) -> Iterator[Finding]:
-    """A look without a payload: GET instead of POST, whose answer may well be 404 or 405."""
+    """Asks the receiver by GET, without a payload; 404 and 405 are answers too."""
     shown = redacted(url)
     try:
         TypeAdapter(HttpUrl).validate_python(url)
@@ -88,6 +88,6 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
 
 
 def _addresses(host: str, port: int) -> list[str]:
-    """Without a scope, which no policy knows."""
+    """Addresses of a host, without the IPv6 scope that no policy knows."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]).partition("%")[0] for *_, address in found]

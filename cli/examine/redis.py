@@ -1,4 +1,4 @@
-"""Redis: whether it answers, forgets nothing, is quick, and has the same time as this host."""
+"""Redis: whether it answers, forgets nothing, is fast, and has this host's time."""
 
 import statistics
 import time
@@ -14,15 +14,15 @@ from poc_core.callbacks import redacted, without_secret
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
 ABOUT = "redis"
-_LOOKS = 20  # of which the median is the latency
-_SLOW_MS, _TOO_SLOW_MS = 5.0, 100.0  # a batch takes some ten commands
+_LOOKS = 20  # pings, whose median is the latency
+_SLOW_MS, _TOO_SLOW_MS = 5.0, 100.0  # a batch takes about ten commands
 _SKEWED_S = 0.5
 _NEARLY_FULL = 0.9
 _DOCUMENT = "docs/operating.md, What Redis must promise"
 
 
 def own_server() -> Iterator[Finding]:
-    """The redis-server that `proofline up` would start."""
+    """Findings about the redis-server that `proofline up` would start."""
     try:
         binary = find_redis_server()
     except RedisServerError as error:
@@ -38,7 +38,7 @@ def own_server() -> Iterator[Finding]:
 def server(
     settings: Settings, clock: Callable[[], float] = time.time, timeout_s: float = REDIS_TIMEOUT_S
 ) -> Iterator[Finding]:
-    """The one at POC_REDIS_URL. `clock`: this host's, in seconds since the epoch."""
+    """Findings about the Redis at POC_REDIS_URL; `clock`: this host's, in Unix seconds."""
     shown = redacted(settings.redis_url) or ""
     client = Redis.from_url(
         settings.redis_url,
@@ -156,14 +156,13 @@ def _seconds(do: Callable[[], object]) -> float:
 
 
 def _clock(client: "Redis", settings: Settings, clock: Callable[[], float]) -> Finding:
-    """Leases and what is due are compared across hosts, whose clocks are known by Redis' here."""
+    """Whether this host's clock agrees with Redis': hosts compare leases and due times."""
     before = clock()
     seconds, microseconds = client.time()
     skew_s = (before + clock()) / 2 - (seconds + microseconds / 1e6)
     text = f"this host's clock and Redis' differ by {abs(skew_s):.2f} s"
     remedy = "Keep the clocks of all hosts together: NTP (timedatectl set-ntp true, or chrony)."
-    # A heartbeat that comes from the past or the future by as much makes a live worker look dead,
-    # or a dead one alive.
+    # Such a skew makes a live worker look dead, or a dead one alive.
     if abs(skew_s) > settings.heartbeat_s:
         return problem("clock", f"{text[0].upper()}{text[1:]}.", remedy)
     if abs(skew_s) > _SKEWED_S:

@@ -14,7 +14,7 @@ from poc_core.callbacks import redacted
 from poc_core.settings import Settings
 
 HIDDEN = "***"
-# Others than POC_ that are read, by us or by what we start.
+# Variables without POC_ that Proofline, or what it starts, reads.
 OTHERS = (
     *(
         "PROOFLINE_URL",
@@ -30,7 +30,7 @@ _SECRET = re.compile(r"PASSWORD$|TOKEN$|KEY$|SECRET$")
 
 @dataclass(frozen=True)
 class Setting:
-    """`source`: default, environment, or what else made the value."""
+    """A setting's value; `source`: default, environment, or what else set it."""
 
     name: str
     value: Any
@@ -38,12 +38,9 @@ class Setting:
 
 
 def settings_in_effect(settings: Settings, env: Mapping[str, str], dotenv: Path) -> list[Setting]:
-    """Every setting, as a process started here would have it; secrets hidden. `dotenv`:
-    Compose's file, which no process reads by itself.
-    """
-    given = {
-        name.upper(): value for name, value in env.items()
-    }  # as pydantic reads them: in any case
+    """Every setting as a process started here has it, secrets hidden; `dotenv`: Compose's."""
+    # upper case: pydantic reads names in any case
+    given = {name.upper(): value for name, value in env.items()}
     in_file = read_dotenv(dotenv)
     found = []
     for field, value in settings:
@@ -57,7 +54,7 @@ def others_in_effect(env: Mapping[str, str]) -> list[Setting]:
 
 
 def strangers(env: Mapping[str, str]) -> dict[str, str | None]:
-    """Names with POC_ that are no setting -> the one that may be meant."""
+    """Names with POC_ that are no setting -> the setting that may be meant."""
     known = [f"POC_{field.upper()}" for field in Settings.model_fields]
     unknown = sorted(
         name for name in env if name.upper().startswith("POC_") and name.upper() not in known
@@ -73,7 +70,7 @@ def stranger_text(name: str, meant: str | None) -> str:
 
 
 def shown(name: str, value: Any) -> Any:
-    """The value as anybody may see it."""
+    """A setting's value as text, secrets hidden."""
     if isinstance(value, SecretStr) or (value and _SECRET.search(name)):
         return HIDDEN
     if isinstance(value, Path):
@@ -88,7 +85,7 @@ def _without_password(url: str) -> str:
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """NAME=VALUE of each line, as far as Compose and shells agree."""
+    """NAME=VALUE of each line, as far as Compose and shells agree on the syntax."""
     if not path.is_file():
         return {}
     pairs = re.findall(

@@ -1,6 +1,4 @@
-"""`proofline calibrate`: how a model's distances are spread, and the r_target for a wanted
-share of valid nonces.
-"""
+"""`proofline calibrate`: the r_target that makes a wanted share of a model's nonces valid."""
 
 import hashlib
 import json
@@ -108,14 +106,12 @@ def calibrate(
 ) -> None:
     """Find the r_target of distance proofs that makes a wanted share of a model's nonces valid.
 
-    Computes the distances of all nonces for each block hash in this process, without a queue. The
-    tables on stdout give r_target, the valid rate and how far both differ from block hash to block
-    hash; progress and logs go to stderr. Rates are shares of the nonces, in the tables in percent
-    and their differences in percentage points; distances and r_targets have no unit and lie between
-    0 and 2.
+    Computes the distances of all nonces for each block hash in this process, without a queue.
+    Tables on stdout: r_target, the valid rate (percent) and how far both differ between block
+    hashes (percentage points). Distances and r_targets have no unit and lie between 0 and 2.
+    Progress and logs go to stderr.
 
-    **Example:** proofline calibrate --model tiny-qwen3 --seq-len 64 --valid-rate 0.1 --histogram
-    distances.png
+    **Example:** proofline calibrate --model tiny-qwen3 --seq-len 64 --valid-rate 0.1
     """
     from cli.judge import calibration
     from cli.judge.calibration_tables import print_tables
@@ -168,7 +164,7 @@ def calibrate(
 
 
 def chosen_block_hashes(count: int | None, given: Sequence[str] | None) -> list[str]:
-    """Those given, or made-up ones that look like real ones and are the same every time."""
+    """The block hashes given, or `count` made-up ones that are the same every time."""
     if not given:
         made_up = range(DEFAULT_BLOCK_HASHES if count is None else count)
         return [
@@ -203,9 +199,7 @@ def check_targets(rates: Sequence[float], r_targets: Sequence[float], n_nonces: 
 def measure(
     engine: "Engine", specs: Mapping[str, Sequence["ProofSpec"]], nonces: Sequence[int]
 ) -> dict[str, list["np.ndarray"]]:
-    """The distances, float64 (n,) for each spec; nonces without a finite state are left out,
-    with a note on stderr.
-    """
+    """Distances, float64 (n,) for each spec; a note tells of nonces without a finite state."""
     import numpy as np
 
     distances: dict[str, list[np.ndarray]] = {}

@@ -1,5 +1,4 @@
-"""Which r_target lets a wanted share of a model's nonces be valid, and how far that holds across
-block hashes.
+"""Which r_target makes a wanted share of nonces valid, and how far that holds across block hashes.
 
 A nonce is valid when its distance is below r_target (protocol.md, section 3). Rates are shares from
 0 to 1; all arrays are float64, one of shape (n,) for each block hash.
@@ -13,21 +12,18 @@ import numpy as np
 
 from poc_core.errors import ProoflineError
 
-# A distance that another kind of device or number format computes lies about this far away (mean of
-# the golden data's bfloat16 distances, H200 against CPU: 0.00008), so that it may fall on the other
-# side of r_target.
+# Difference of a distance between devices or number formats (mean of the golden data's bfloat16
+# distances, H200 against CPU: 0.00008): a nonce this close may fall on r_target's other side.
 BORDERLINE = 1e-4
 
 
 class CalibrationError(ProoflineError):
-    """The distances do not say what was asked of them."""
+    """The distances cannot give the r_target or rate asked for."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One r_target, and what it means for each block hash. Spread: highest minus lowest; None
-    of one block hash.
-    """
+    """One r_target and its effect per block hash; spread: highest minus lowest, None of one."""
 
     wanted_rate: float | None  # None: this r_target was given
     r_target: float
@@ -35,12 +31,10 @@ class Target:
     block_rates: list[float]
     rate_spread: float | None
     rate_std: float | None
-    # What the two would be if all block hashes had the same rate: no finite number of nonces counts
-    # it exactly.
+    # Spread that counting alone explains: a finite number of nonces counts no rate exactly.
     counting_spread: float | None
     counting_std: float
-    # With which r_target each block hash alone would have the valid_rate; None where it is too near
-    # 0 or 1 to tell.
+    # The r_target that gives each block hash alone the valid_rate; None: too near 0 or 1 to tell.
     block_r_targets: list[float] | None
     r_target_spread: float | None
     r_target_std: float | None
@@ -50,7 +44,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The distribution of distances; n of them, all block hashes together."""
+    """Distribution of the n distances of all block hashes together."""
 
     n: int
     mean: float
@@ -67,8 +61,7 @@ def calibrate(
 ) -> Calibration:
     """The r_target for each of `rates`, then the rate at each of `r_targets`.
 
-    CalibrationError: a block hash has no distances, or all together have too few for one of the
-    rates.
+    CalibrationError: a block hash has no distances, or there are too few for one of the rates.
     """
     if not blocks or any(len(block) == 0 for block in blocks):
         raise CalibrationError(
@@ -92,9 +85,7 @@ def calibrate(
 
 
 def check_count(n: int, rate: float) -> None:
-    """CalibrationError: the rate, above 0 and below 1, is among n nonces not even one, or all
-    of them.
-    """
+    """CalibrationError: a rate, above 0 and below 1, is less than one of n nonces, or all."""
     if not _count_shows(n, rate):
         least = math.ceil(1 / min(rate, 1 - rate))
         raise CalibrationError(
@@ -103,7 +94,7 @@ def check_count(n: int, rate: float) -> None:
 
 
 def r_target_for(distances: np.ndarray, rate: float) -> float:
-    """Below it lies the share `rate`, rounded to whole nonces, of the sorted `distances`.
+    """The r_target below which the share `rate` of sorted `distances` lies, in whole nonces.
 
     Half-way between two neighbours, where the last digits of a distance matter least.
     """
@@ -113,9 +104,7 @@ def r_target_for(distances: np.ndarray, rate: float) -> float:
 
 
 def expected_spread(n: int) -> float:
-    """Expected highest minus lowest of n independent normal numbers with standard deviation 1;
-    n >= 2.
-    """
+    """Expected highest minus lowest of n >= 2 independent standard normal numbers."""
     x = np.linspace(-8, 8, 3201)
     below = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
     return float(np.trapezoid(1 - below**n - (1 - below) ** n, x))
@@ -157,5 +146,5 @@ def _spread(numbers: Sequence[float]) -> float | None:
 
 
 def _std(numbers: Sequence[float]) -> float | None:
-    """Of the population that the numbers are drawn from."""
+    """Standard deviation of the population that the numbers are drawn from."""
     return float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None

@@ -1,4 +1,4 @@
-"""What `calibrate` tells people: tables of rates and r_targets."""
+"""The tables of rates and r_targets that `calibrate` prints."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING
@@ -39,7 +39,7 @@ def distribution_table(calibrations: Mapping[str, "Calibration"]) -> "Table":
 
 
 def target_table(calibrations: Mapping[str, "Calibration"]) -> "Table":
-    """One column per randomization and r_target, so that both randomizations stand side by side."""
+    """Table with a column per randomization and r_target."""
     from cli.judge.calibration import BORDERLINE
 
     targets = [(name, target) for name, found in calibrations.items() for target in found.targets]
@@ -73,7 +73,7 @@ def target_table(calibrations: Mapping[str, "Calibration"]) -> "Table":
 
 
 def block_table(block_hashes: Sequence[str], calibrations: Mapping[str, "Calibration"]) -> "Table":
-    """Valid rates of each block hash, at the r_targets of all of them together."""
+    """Table of each block hash's valid rates at the common r_targets."""
     headers = ["block hash"]
     for name, found in calibrations.items():
         headers.append(f"{name}\nmean distance")

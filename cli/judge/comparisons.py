@@ -10,16 +10,15 @@ from cli.judge.power import Sample
 from cli.judge.proof_files import TERMS, Machine, Proof
 from cli.terminal import UsageError
 
-# Nonces that two machines must have in common: of fewer, a seventh may be beyond any threshold and
-# not be seen.
+# Nonces two machines must share: among fewer, a seventh beyond any threshold may go unseen.
 LEAST_NONCES = 20
-# What a cheat may do otherwise than it was asked.
+# Terms in which a cheat may deviate from the request.
 TAMPERED_TERMS = ("block_hash", "public_key", "k_dim")
 
 
 @dataclass(frozen=True)
 class Comparisons:
-    """`means`: float64 (n, n), NaN for machines that have no nonce in common; empty for margins."""
+    """How far machines differ; `means`: float64 (n, n), NaN without common nonces, or empty."""
 
     names: Sequence[str]  # of the machines, the honest ones first
     honest: Sequence[Sample]
@@ -30,7 +29,7 @@ class Comparisons:
 
 
 def compare(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Comparisons:
-    """UsageError: files that do not belong together, too few of them, too few nonces in common."""
+    """Compares all pairs. UsageError: unlike files, too few of them, too few common nonces."""
     machines = [*honest, *tampered]
     of_margins = [machine for machine in machines if machine.margins is not None]
     if len(of_margins) not in (0, len(machines)):
@@ -133,7 +132,7 @@ def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray
 
 
 def invented(one: Machine, other: Machine) -> Sample:
-    """Each vector held against that of another nonce: as good as any that a cheat could make up."""
+    """Each vector's distance to that of another nonce: as good as any that a cheat could invent."""
     moved = [
         Proof(proof.terms, proof.nonces, np.roll(proof.vectors, 1, axis=0))
         for proof in other.proofs
@@ -151,9 +150,7 @@ def check_count(n: int, beginning: str) -> None:
 
 
 def _match(proof: Proof, other: Machine, terms: Sequence[str]) -> Proof | None:
-    """That of the other machine's proofs which has the same terms; of several the one that has
-    all of TERMS.
-    """
+    """The other machine's proof with the same terms, preferably all of TERMS; None: no such."""
     same = [theirs for theirs in other.proofs if _difference(proof, theirs, terms) is None]
     if len(same) > 1:
         same = [theirs for theirs in same if _difference(proof, theirs, TERMS) is None]
@@ -168,7 +165,7 @@ def _match(proof: Proof, other: Machine, terms: Sequence[str]) -> Proof | None:
 def _difference(
     one: Proof, other: Proof, terms: Sequence[str]
 ) -> tuple[str, object, object] | None:
-    """The first of the terms that both files tell and that is not the same."""
+    """The first term that both files tell and that differs."""
     for name in terms:
         if name in one.terms and name in other.terms and one.terms[name] != other.terms[name]:
             return name, one.terms[name], other.terms[name]

@@ -88,12 +88,10 @@ def compute(
     """Compute proofs in this process, without a queue, and print them.
 
     With --json stdout holds only {"artifacts": [...], "encoding": {...}} or, for distances,
-    {"nonces": [...], "dist": [...]}, and under "request" what was asked for, as `proofline
-    validate` and `proofline report` read it; logs go to stderr. Nonces for which the model gave no
-    finite state are left out.
+    {"nonces": [...], "dist": [...]}, with the inputs under "request" as `proofline validate` and
+    `proofline report` read them; logs go to stderr. Nonces without a finite state are left out.
 
     **Example:** proofline compute --model tiny-qwen3 --block-hash 0xab --public-key me --nonces 0-9
-    --json
     """
     from cli.nonce_list import parse_nonces
     from poc_core.records import ProofSpec
@@ -129,7 +127,7 @@ def compute(
 
 
 def named_values(texts: Sequence[str]) -> dict[str, Any]:
-    """Of "NAME=VALUE": a VALUE that is JSON is what it says, any other a text."""
+    """NAME -> value of each "NAME=VALUE"; a VALUE that is no JSON is a text."""
     import json
 
     values: dict[str, Any] = {}
@@ -156,7 +154,7 @@ def compute_with_progress(engine: "Engine", spec: "ProofSpec", nonces: Sequence[
 
 
 def computed(nonces: Sequence[int], values: Sequence[Any]) -> list["Pair"]:
-    """The nonces that have a value; others are left out, with a note on stderr."""
+    """Pairs of nonces and values; nonces without a value are left out, with a note on stderr."""
     pairs = [
         (nonce, value) for nonce, value in zip(nonces, values, strict=True) if value is not None
     ]
@@ -166,7 +164,7 @@ def computed(nonces: Sequence[int], values: Sequence[Any]) -> list["Pair"]:
 
 
 def request_of(spec: "ProofSpec") -> dict[str, Any]:
-    """As `generate` notes it, without the model, which each node calls by a name of its own."""
+    """The inputs as `generate` notes them, without the model, whose name differs between nodes."""
     options = dict(spec.options)
     stronger_rng = options.pop("stronger_rng", False)
     params = {"scheme": spec.scheme, "seq_len": spec.seq_len, **options}
@@ -181,7 +179,7 @@ def write_result(
     json_only: bool,
     output: Path | None,
 ) -> None:
-    """JSON to a file or to stdout, or else a table for people."""
+    """Writes JSON to a file or stdout, or prints a table for people."""
     import json
 
     from cli.terminal import write_json

@@ -1,4 +1,4 @@
-"""The distances of a calibration as a picture."""
+"""A picture of a calibration's distances."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,13 +24,12 @@ def draw(
     distances: Mapping[str, "Sequence[np.ndarray]"],
     calibrations: Mapping[str, "Calibration"],
 ) -> None:
-    """One panel per randomization: all distances as bars, each block hash as a line, each r_target
-    as a mark.
+    """A panel per randomization: distances as bars, block hashes as lines, r_targets as marks.
 
     `distances`: per randomization one float64 (n,) for each block hash.
     """
     import numpy as np
-    from matplotlib.figure import Figure  # not pyplot: it looks for a display
+    from matplotlib.figure import Figure  # pyplot would look for a display
 
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width, height * len(distances) + 0.5), dpi=DPI, layout="constrained")
@@ -53,9 +52,8 @@ def _draw_panel(
     import numpy as np
 
     n_blocks = len(blocks)
-    shares = [
-        100 * np.histogram(block, edges)[0] / len(block) for block in blocks
-    ]  # percent in each bin
+    # percent in each bin
+    shares = [100 * np.histogram(block, edges)[0] / len(block) for block in blocks]
     panel.stairs(np.mean(shares, axis=0), edges, fill=True, color=BAR, label="all block hashes")
     if n_blocks > 1:
         for index, share in enumerate(shares):
@@ -77,7 +75,7 @@ def _draw_panel(
                 "facecolor": "white",
                 "edgecolor": "none",
                 "pad": 1,
-            },  # where it lies on another mark
+            },
         )
     panel.set_ylabel("% of nonces")
     panel.legend(loc="upper right", fontsize=8, frameon=False)

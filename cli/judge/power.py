@@ -1,10 +1,9 @@
 """How often a validation errs, in both directions, and by which rule it errs least.
 
 A validation counts which of n nonces lie further off than a threshold and asks how likely an honest
-sender has so many (protocol.md, sections 2 and 8.3). So both errors follow exactly from two shares,
-that of an honest machine's and that of a cheat's nonces beyond the threshold, and from the binomial
-distribution. Offsets are L2 distances of artifacts or margins of chains; shares and risks are from
-0 to 1.
+sender has so many (protocol.md, sections 2 and 8.3). So both errors follow exactly from the
+binomial distribution and two shares beyond the threshold: an honest machine's and a cheat's.
+Offsets are L2 distances of artifacts or margins of chains; shares and risks are from 0 to 1.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from poc_core.arithmetic.statistics import at_least, at_most, least_frauds
 
 # Nonces that a validation checks at most; more than any request may hold say little more.
 MOST_NONCES = 10_000
-# Shares of honest nonces beyond the thresholds that are tried: none, then ever more, up to a half.
+# Shares of honest nonces beyond a threshold that are tried.
 _TRIED_SHARES = [0.0, *np.geomspace(0.001, 0.5, 24)]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """How far off the nonces of one comparison lie."""
+    """Offsets of one comparison's nonces."""
 
     name: str
     offsets: npt.NDArray[np.float64]  # (n,), ascending
@@ -35,17 +34,13 @@ class Sample:
         return len(self.offsets) - int(np.searchsorted(self.offsets, threshold, side="right"))
 
     def threshold_for(self, share: float) -> float:
-        """The smallest offset beyond which lies at most this share of the nonces, rounded down
-        to whole ones.
-        """
+        """The smallest offset beyond which at most this share of the nonces lies."""
         return float(self.offsets[len(self.offsets) - 1 - math.floor(share * len(self.offsets))])
 
 
 @dataclass(frozen=True)
 class Rule:
-    """By what a validation judges (protocol.md, section 2, Validation), and how many nonces it
-    checks.
-    """
+    """Parameters of a validation of n nonces (protocol.md, section 2, Validation)."""
 
     dist_threshold: float
     p_mismatch: float
@@ -54,13 +49,13 @@ class Rule:
 
     @property
     def least_frauds(self) -> int:
-        """The fewest mismatches that are a fraud."""
+        """The fewest mismatches that count as fraud."""
         return int(least_frauds(self.n, self.p_mismatch, self.fraud_threshold))
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Of the nonces that mismatch."""
+    """Shares of the nonces that mismatch."""
 
     honest: float  # of the two honest machines that disagree most
     cheat: float  # of the cheat that is found out least
@@ -76,11 +71,9 @@ class Risks:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of honest machines and of cheats, each cheat tampering with `tampered_share` of
-    its nonces.
+    """Samples of honest machines and of cheats, which tamper with `tampered_share` of their nonces.
 
-    A threshold must hold for each pair of machines, so the worst sample counts, not the mean of
-    all.
+    A threshold must hold for each pair of machines, so the worst sample counts, not the mean.
     """
 
     honest: Sequence[Sample]
@@ -88,9 +81,7 @@ class Evidence:
     tampered_share: float = 1.0
 
     def shares(self, threshold: float, at_worst: bool = False) -> Shares:
-        """As counted or, at worst, as the number of nonces counted does not exclude
-        (poc_core/arithmetic/statistics.py).
-        """
+        """Shares beyond the threshold, as counted or, at worst, as not excluded by the counts."""
         upper = at_most if at_worst else _share
         lower = at_least if at_worst else _share
         honest = [
@@ -128,12 +119,11 @@ class Recommendation:
 def recommend(
     evidence: Evidence, fraud_threshold: float, most_miss: float, n: int | None = None
 ) -> Recommendation:
-    """The rule that keeps both risks, at worst, with the fewest nonces; of `n` nonces that which
-    misses least.
+    """The rule that keeps both risks, at worst, with the fewest nonces (or `n`, missing least).
 
     p_mismatch is the largest share of honest mismatches that the samples do not exclude, so that
     false alarms stay below fraud_threshold whatever n is. Where no n keeps the misses below
-    most_miss, that rule of MOST_NONCES which misses least.
+    most_miss: the rule of MOST_NONCES that misses least.
     """
     tried = _candidates(evidence, fraud_threshold)
     if n is None:
@@ -154,9 +144,7 @@ def recommend(
 
 
 def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
-    """Thresholds are honest offsets: anything between two of them excludes no further honest
-    nonce, and finds fewer tampered ones. The largest first.
-    """
+    """Rules to try, the largest threshold first; thresholds between honest offsets find no more."""
     rules: dict[float, Rule] = {}
     for share in _TRIED_SHARES:
         threshold = _rounded_up(max(sample.threshold_for(share) for sample in evidence.honest), 3)
@@ -167,14 +155,12 @@ def _candidates(evidence: Evidence, fraud_threshold: float) -> list[Rule]:
 
 
 def _nonces_needed(evidence: Evidence, rule: Rule, most_miss: float) -> int | None:
-    """The number of nonces from which on a cheat is missed so seldom, at worst; None: more than
-    MOST_NONCES.
-    """
+    """Nonces needed to miss a cheat at most so often, at worst; None: more than MOST_NONCES."""
     from scipy.stats import binom
 
     cheat = evidence.shares(rule.dist_threshold, at_worst=True).cheat
     if cheat <= rule.p_mismatch:
-        return None  # however many nonces: a cheat is as good as what counts as honest
+        return None  # the cheat is as good as an honest machine, however many nonces
     counts = np.arange(1, MOST_NONCES + 1)
     fewest = least_frauds(counts, rule.p_mismatch, rule.fraud_threshold)
     too_often = np.flatnonzero(binom.cdf(fewest - 1, counts, cheat) > most_miss)
@@ -187,7 +173,7 @@ def _share(n_found: int, n_total: int) -> float:
 
 
 def _rounded_up(number: float, digits: int) -> float:
-    """To so many significant digits: as it can be written into a request."""
+    """A number rounded up to so many significant digits, as a request may hold it."""
     if number <= 0:
         return 0.0
     places = digits - 1 - math.floor(math.log10(number))

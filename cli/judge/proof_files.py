@@ -1,6 +1,4 @@
-"""The files that `report` compares: artifacts of one machine, or what a validation said of one
-machine's chains.
-"""
+"""The files that `report` compares: one machine's artifacts, or a validation of its chains."""
 
 import json
 import math
@@ -22,23 +20,21 @@ TERMS = ("block_hash", "public_key", "seq_len", "k_dim", "poc_stronger_rng")
 
 @dataclass(frozen=True)
 class Proof:
-    """Artifacts for one block hash and key."""
+    """Artifacts for one block hash and public key."""
 
-    terms: Mapping[str, Any]  # those of TERMS that the file tells
+    terms: Mapping[str, Any]  # as far as the file has TERMS
     nonces: npt.NDArray[np.int64]  # (n,), ascending, each once
     vectors: npt.NDArray[np.float32]  # (n, k_dim)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What one file holds: artifacts or margins."""
+    """A machine's artifacts or margins, as one file holds them."""
 
     name: str
     path: Path
     proofs: Sequence[Proof]
-    margins: (
-        npt.NDArray[np.float64] | None
-    )  # (n,), of each nonce of a decode validation the largest
+    margins: npt.NDArray[np.float64] | None  # (n,), each nonce's largest
 
     @property
     def n(self) -> int:
@@ -50,7 +46,7 @@ class Machine:
 
 
 def read_machines(paths: Sequence[Path]) -> list[Machine]:
-    """Each named after its file, or after its whole path where two files have the same name."""
+    """The machines, each named after its file, or its whole path where two files have one name."""
     seen: set[Path] = set()
     for path in paths:
         if path.resolve() in seen:
@@ -89,9 +85,7 @@ def _read(path: Path, name: str) -> Machine:
 
 
 def _documents(document: Any, path: Path) -> list[Any]:
-    """One for each block hash and key: a file may hold several, as the golden ones of
-    tests/data do.
-    """
+    """Documents of a file, one per block hash and key; golden files (tests/data) hold several."""
     if isinstance(document, list):
         return [{"artifacts": document}]
     if "dist" in document and "artifacts" not in document:
@@ -131,9 +125,7 @@ def _proof(document: Mapping[str, Any], path: Path) -> Proof:
 
 
 def _terms(document: Mapping[str, Any]) -> dict[str, Any]:
-    """As `generate` and `compute` note them under "request", callbacks and golden files at the
-    top.
-    """
+    """A document's terms: under "request" (`generate`, `compute`) or at the top (callbacks)."""
     request = document.get("request") or {}
     told = {
         **document,
@@ -149,9 +141,7 @@ def _k_dim(vector_b64: str) -> int:
 
 
 def _margins(document: Any) -> npt.NDArray[np.float64] | None:
-    """Of the answer to a validation of chains, or of `compute` with the chains enforced; None:
-    it is neither.
-    """
+    """Margins in a chain validation's answer, or in `compute` with enforced chains; or None."""
     if not isinstance(document, dict):
         return None
     if "per_nonce" in document:

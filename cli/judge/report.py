@@ -77,12 +77,11 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Compare machines' proofs: pictures, a rule to judge by, and how often it errs.
+    """Compare machines' proofs: pictures, a rule to judge by, and how often the rule errs.
 
     Draws how far honest and tampered nonces lie off, how false alarms and misses depend on the
-    rule, and how far each machine lies from each other one, as PNG files and one HTML page.
-    Recommends dist_threshold, p_mismatch and a number of nonces, with exact risks. docs/report.md
-    explains it.
+    rule, and how far the machines lie apart, as PNG files and one HTML page. Recommends
+    dist_threshold, p_mismatch and a number of nonces, with exact risks (docs/report.md).
 
     **Example:** proofline report h200.json a100.json cpu.json --tampered int4.json
     """
@@ -104,7 +103,7 @@ def report(
 
 
 def write_files(folder: Path, findings: "Findings") -> None:
-    """UsageError: the folder cannot be written."""
+    """Writes JSON, pictures and page. UsageError: the folder cannot be written."""
     from cli.judge.report_page import page
     from cli.judge.report_pictures import draw_machines, draw_offsets, draw_power
 
@@ -129,7 +128,7 @@ def write_files(folder: Path, findings: "Findings") -> None:
             "Heat map of the mean distance between each two machines.",
         ),
     ]
-    if not findings.comparisons.means.size:  # a verdict does not name the machines it is about
+    if not findings.comparisons.means.size:  # a verdict does not name its machines
         drawn.pop()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What `report` finds: a rule, its risks, and those of the network's usual one."""
+"""What `report` finds: a rule, its risks, and the risks of the network's usual rule."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,10 +29,10 @@ class Findings:
     usual: Judged  # the network's defaults, with as many nonces
     kept: bool
     most_miss: float
-    sample_size: int | None  # that was asked for
+    sample_size: int | None  # as asked for
 
     def sentences(self) -> list[str]:
-        """What to set, and with which risks."""
+        """Sentences on what to set, and with which risks."""
         judged, rule = self.recommended, self.recommended.rule
         shares = self.evidence.shares(rule.dist_threshold)
         more = " or more" if self.sample_size is None and self.kept else ""
@@ -64,12 +64,12 @@ class Findings:
         return told + self.comparisons.notes
 
     def rows(self) -> list[tuple[str, Sample, bool]]:
-        """Each comparison: what it is, its offsets, whether of honest machines only."""
+        """Each comparison: its name, its offsets, and whether all its machines are honest."""
         honest = [("honest", sample, True) for sample in self.comparisons.honest]
         return honest + [("tampered", sample, False) for sample in self.comparisons.tampered]
 
     def document(self) -> dict[str, Any]:
-        """All numbers, shares and risks from 0 to 1."""
+        """All numbers as a JSON document, shares and risks from 0 to 1."""
         threshold = self.recommended.rule.dist_threshold
         return {
             "unit": self.comparisons.unit,
@@ -114,7 +114,7 @@ def find(
 
 
 def percent(share: float) -> str:
-    """With two digits that count."""
+    """A share in percent, with two significant digits."""
     if 0 < share < 1e-6:
         return "less than 0.0001 %"
     return f"{100 * share:.3g} %" if share > 0.1 else f"{100 * share:.2g} %"

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: its pictures are in it."""
+"""A report as one HTML file with its pictures inside."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ img { max-width: 100%; height: auto; background: #fff; }
 
 
 def page(findings: Findings, pictures: Sequence[tuple[Path, str, str]]) -> str:
-    """`pictures`: file, heading and what it shows in words, for those who cannot see it."""
+    """The page's HTML; `pictures`: file, heading and description for those who cannot see it."""
     threshold = findings.recommended.rule.dist_threshold
     comparisons = [comparison_cells(kind, sample, threshold) for kind, sample, _ in findings.rows()]
     parts = [

@@ -21,14 +21,12 @@ BINS = 60
 POINTS = 100
 # Colour-blind safe (Okabe and Ito).
 HONEST, TAMPERED, MARK, USUAL = "#0072b2", "#d55e00", "#000000", "#777777"
-# Risks below this are drawn as this: nobody could tell them apart from never.
+# Lower risks are drawn as this one.
 LEAST_RISK = 1e-5
 
 
 def draw_offsets(picture: Path, findings: Findings) -> None:
-    """Histograms of honest beside tampered: each group filled, each comparison a line, the
-    thresholds as marks.
-    """
+    """Histograms of honest and tampered offsets; a line per comparison, thresholds as marks."""
     figure, (panel,) = _figure(8.0, 4.0)
     comparisons = findings.comparisons
     edges = _scale([sample.offsets for _, sample, _ in findings.rows()], BINS + 1)
@@ -56,9 +54,7 @@ def draw_offsets(picture: Path, findings: Findings) -> None:
 
 
 def draw_power(picture: Path, findings: Findings) -> None:
-    """False alarms and misses by each part of the recommended rule, the other two as
-    recommended.
-    """
+    """Draws false alarms and misses by each part of the recommended rule, the others fixed."""
     figure, panels = _figure(11.0, 4.0, columns=3)
     rule = findings.recommended.rule
     offsets = _scale([sample.offsets for _, sample, _ in findings.rows()], POINTS)
@@ -104,7 +100,7 @@ def draw_power(picture: Path, findings: Findings) -> None:
 
 
 def draw_machines(picture: Path, findings: Findings) -> None:
-    """A heat map of the mean distance of each machine from each other one."""
+    """Draws a heat map of the mean distances between machines."""
     names, means = findings.comparisons.names, findings.comparisons.means
     side = 2.0 + 0.9 * len(names)
     figure, (panel,) = _figure(side + 1.5, side)
@@ -156,9 +152,7 @@ def _drawn(risks: Sequence[float]) -> npt.NDArray[np.float64]:
 
 
 def _scale(offsets: Sequence[npt.NDArray[np.float64]], n: int) -> npt.NDArray[np.float64]:
-    """n places, each as many times the one before, over all offsets above 0, but at most five
-    decades.
-    """
+    """n places in equal ratios over all offsets above 0, at most five decades."""
     together = np.concatenate(offsets)
     highest = 1.3 * together.max() or 1.0
     above = together[together > 0]
@@ -174,8 +168,8 @@ def _percent_in_bins(
 
 
 def _figure(width: float, height: float, columns: int = 1) -> tuple["Figure", list["Axes"]]:
-    """Inches. Several panels share their y axis."""
-    from matplotlib.figure import Figure  # not pyplot: it looks for a display
+    """A figure of `width` x `height` inches; its panels share their y axis."""
+    from matplotlib.figure import Figure  # pyplot would look for a display
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])

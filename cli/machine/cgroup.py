@@ -1,5 +1,4 @@
-"""Memory as the cgroup of this process counts it: version 2, else version 1, else the whole
-machine's."""
+"""Memory in use and its limit, of this process's cgroup (version 2 or 1) or the whole machine."""
 
 from pathlib import Path
 
@@ -13,9 +12,11 @@ _V1 = ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file")
 
 
 def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[int, int]:
-    """(used, limit) in bytes. Used is without files that the kernel can drop, as the weights that
-    were read: it is what counts before the kernel kills. Without a limit, the limit is the
-    machine's memory. OSError, ValueError: unknown."""
+    """(used, limit) in bytes, as the kernel counts before it kills. OSError, ValueError: unknown.
+
+    Used leaves out files that the kernel can drop, such as weights that were read. Without a limit,
+    the limit is the machine's memory.
+    """
     memory = psutil.virtual_memory()
     for folder, names in _folders(root, own):
         usage, limit, droppable = names
@@ -30,7 +31,7 @@ def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) ->
 
 
 def _folders(root: Path, own: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """Where it may be counted. In a container its own folder is the root that it sees."""
+    """Folders that may hold the counts; in a container the process's own is the root it sees."""
     found = []
     lines = own.read_text().splitlines() if own.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):

@@ -1,7 +1,7 @@
 """How much memory vLLM sets aside for chat's KV cache on a CPU.
 
-Left alone, vLLM's CPU backend wants 92 % of the machine's memory for itself and refuses to start
-when less is free: on any machine that also runs Redis, an API or a second worker.
+By default vLLM's CPU backend wants 92 % of the machine's memory and refuses to start when less is
+free: on any machine that also runs Redis, an API or a second worker.
 """
 
 import os
@@ -14,17 +14,15 @@ from cli.machine.gpus import visible_gpus, vllm_runs_on_cpu
 from cli.shipped import shipped_models
 
 VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # vLLM's own: GiB for each of its processes
-# of the memory that is free now, over all processes; weights and activations need the rest
+# Of the memory that is free now, over all processes; weights and activations need the rest.
 SHARE = 0.25
 LEAST_GIB = 1  # plenty for the shipped models
-MOST_GIB = 4  # what vLLM itself took before it began to ask for nearly everything
+MOST_GIB = 4  # vLLM's default before it asked for nearly all memory
 GIB = 1024**3
 
 
 def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
-    """Environment for `processes` vLLM processes on this machine; empty on GPUs or where the
-    user has chosen.
-    """
+    """Environment for `processes` vLLM processes; empty on GPUs or where the user has set it."""
     if VARIABLE in os.environ or (visible_gpus() and not vllm_runs_on_cpu()):
         return {}
     if Path(model) in shipped_models().values():
@@ -34,9 +32,7 @@ def kv_cache_environment(model: str, processes: int) -> dict[str, str]:
 
 
 def available_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory this process could still take: the machine's, and no more than a container is
-    allowed.
-    """
+    """Bytes that this process could still take, of the machine's memory and its container's."""
     found = []
     with suppress(OSError):
         found.append(int(psutil.virtual_memory().available))

@@ -20,9 +20,7 @@ class GpuError(UsageError):
 
 
 def visible_gpus() -> list[str]:
-    """The ids of the GPUs this process may use, as CUDA_VISIBLE_DEVICES takes them; empty on a
-    machine without one.
-    """
+    """Ids, as CUDA_VISIBLE_DEVICES takes them, of the GPUs that this process may use."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         ids = [part.strip() for part in chosen.split(",")]
@@ -30,15 +28,12 @@ def visible_gpus() -> list[str]:
     with nvml() as library:
         if library is not None:
             return [str(index) for index in range(library.nvmlDeviceGetCount())]
-    # A container may have GPUs without NVML; the device files still tell how many. CUDA counts them
-    # from 0.
+    # A container may have GPUs without NVML: count the device files, which CUDA numbers from 0.
     return [str(index) for index in range(len(list(DEVICES.glob("nvidia[0-9]*"))))]
 
 
 def chosen_gpus(text: str) -> list[str]:
-    """Those of the visible GPUs that `text` names: "all", or ids such as "0,2". GpuError: one
-    is not there.
-    """
+    """The visible GPUs that `text` names: "all", or ids as in "0,2". GpuError: one is missing."""
     visible = visible_gpus()
     if text.strip() == "all":
         return visible
@@ -55,16 +50,16 @@ def chosen_gpus(text: str) -> list[str]:
 
 
 def pinned_to(gpus: Sequence[str]) -> dict[str, str]:
-    """Environment of a process that shall see just these GPUs."""
+    """Environment that shows a process just these GPUs."""
     pinned = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
-        # NVML numbers GPUs by their place on the bus; CUDA, left alone, by their speed.
+        # NVML numbers GPUs by their place on the bus; CUDA's default order is by speed.
         pinned["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return pinned
 
 
 def memory_bytes(gpus: Sequence[str]) -> int | None:
-    """Memory of the smallest of these GPUs; None where NVML cannot tell."""
+    """Memory of the smallest of these GPUs, in bytes; None where NVML cannot tell."""
     with nvml() as library:
         if library is None:
             return None
@@ -83,7 +78,7 @@ def memory_bytes(gpus: Sequence[str]) -> int | None:
 
 
 def vllm_runs_on_cpu() -> bool:
-    """Whether the installed vLLM is one of its CPU builds, which leave GPUs alone."""
+    """Whether the installed vLLM is a CPU build, which uses no GPUs."""
     try:
         return "cpu" in importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -96,9 +91,7 @@ def vllm_runs_on_cpu() -> bool:
 
 
 def vllm_needs_cuda() -> bool:
-    """Whether the installed vLLM is a build for NVIDIA's GPUs: no local version, or one such as
-    +cu130.
-    """
+    """Whether the installed vLLM is built for CUDA: no local version, or one such as +cu130."""
     try:
         local = importlib.metadata.version("vllm").partition("+")[2]
     except importlib.metadata.PackageNotFoundError:
@@ -107,10 +100,7 @@ def vllm_needs_cuda() -> bool:
 
 
 def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[str]]:
-    """The GPUs of each worker: worker i gets [i*group_size, (i+1)*group_size).
-
-    Raises GpuError when there are not enough.
-    """
+    """GPUs of each worker: worker i gets [i*group_size, (i+1)*group_size). GpuError: too few."""
     needed = workers * group_size
     if needed > len(gpus):
         raise GpuError(
@@ -122,7 +112,7 @@ def groups_of_gpus(gpus: list[str], workers: int, group_size: int) -> list[list[
 
 
 def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
-    """All GPUs in groups of `group_size` neighbours. GpuError when some would be left over."""
+    """All GPUs in groups of `group_size` neighbours. GpuError: some would be left over."""
     if len(gpus) < group_size or len(gpus) % group_size:
         usable = ",".join(gpus[: len(gpus) - len(gpus) % group_size])
         instead = f"--gpus {usable}" if usable else f"at least {group_size} GPUs"
@@ -134,9 +124,7 @@ def groups_of_all(gpus: list[str], group_size: int) -> list[list[str]]:
 
 
 def groups_of_most(gpus: list[str], group_size: int, at_most: int | None = None) -> list[list[str]]:
-    """As many groups of `group_size` neighbours as there are; GPUs beyond stay idle. GpuError
-    when there is none.
-    """
+    """As many groups of `group_size` neighbours as fit; other GPUs stay idle. GpuError: none."""
     count = len(gpus) // group_size
     if not count:
         raise GpuError(

@@ -1,6 +1,4 @@
-"""Whether a model's weights can fit on a worker's GPUs, told before an engine spends minutes to
-find out.
-"""
+"""Whether a model's weights fit on a worker's GPUs, told before an engine spends minutes on it."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +9,7 @@ from cli.terminal import UsageError
 
 GB = 1e9
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")  # in the order in which vLLM prefers them
-# With these vLLM does not load the weights as they are stored.
+# With these arguments vLLM does not load the weights as they are stored.
 CHANGES_SIZE = ("--load-format", "--quantization", "-q", "--cpu-offload-gb", "--hf-overrides")
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -19,9 +17,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 def check_fits(
     model: str, dtype: str, groups: Sequence[Sequence[str]], vllm_args: Sequence[str]
 ) -> None:
-    """UsageError when the weights alone are larger than the GPUs of a worker. What cannot be
-    told passes.
-    """
+    """UsageError: the weights alone exceed a worker's GPUs. What cannot be told passes."""
     if any(word.split("=", 1)[0] in CHANGES_SIZE for word in vllm_args):
         return
     weights = weights_bytes(Path(model), dtype)
@@ -36,10 +32,10 @@ def check_fits(
 
 
 def weights_bytes(directory: Path, dtype: str) -> int:
-    """Bytes that a model's weights take once loaded; 0 for one that is not a directory."""
+    """Bytes of a model's loaded weights; 0: not a directory."""
     stored = next((files for pattern in WEIGHTS if (files := list(directory.glob(pattern)))), [])
     index = directory / "model.safetensors.index.json"
-    if index.is_file():  # beside its files there may be the same weights once more, in another form
+    if index.is_file():  # other files beside it may hold the same weights in another form
         listed = set(json.loads(index.read_text())["weight_map"].values())
         stored = [file for file in stored if file.name in listed]
     size = sum(file.stat().st_size for file in stored)

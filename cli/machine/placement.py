@@ -1,6 +1,4 @@
-"""Where the workers of this machine run: the GPUs, or the cores and the memory, that each finds
-in its environment.
-"""
+"""Where this machine's workers run: environments that name each one's GPUs, or cores and memory."""
 
 from collections.abc import Sequence
 
@@ -24,9 +22,7 @@ def wants_gpus(options: EngineOptions) -> bool:
 
 
 def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
-    """The GPUs of each of `workers` workers; empty where none are to be pinned. GpuError: there
-    are too few.
-    """
+    """GPUs of each of `workers` workers; empty: none are pinned. GpuError: there are too few."""
     gpus = visible_gpus() if wants_gpus(options) else []
     return groups_of_gpus(gpus, workers, options.n_devices) if gpus else []
 
@@ -34,8 +30,11 @@ def groups_for(options: EngineOptions, workers: int) -> list[list[str]]:
 def environments_of_most(
     options: EngineOptions, gpus: list[str], at_most: int | None, without_gpus: int
 ) -> list[dict[str, str]]:
-    """Those of as many workers as these GPUs have room for, no more than `at_most`; of
-    `without_gpus` where the engine uses none. UsageError: as `environments`, or too few GPUs.
+    """Environments of as many workers as the GPUs allow, at most `at_most`.
+
+    `without_gpus`: the number of workers where the engine uses no GPUs.
+
+    UsageError: as `environments`, or too few GPUs.
     """
     groups = (
         groups_of_most(gpus, options.n_devices, at_most) if gpus and wants_gpus(options) else []
@@ -46,11 +45,9 @@ def environments_of_most(
 def environments(
     options: EngineOptions, groups: Sequence[Sequence[str]], workers: int
 ) -> list[dict[str, str]]:
-    """What each worker finds in its environment beside this process's own: its GPUs, or its cores
-    and memory.
+    """Each worker's environment beside this process's own: its GPUs, or its cores and memory.
 
-    UsageError: the model's weights are larger than the GPUs of one worker, or vLLM needs GPUs and
-    there are none.
+    UsageError: the weights exceed one worker's GPUs, or vLLM needs GPUs and there are none.
     """
     if groups:
         model_memory.check_fits(options.model, options.dtype, groups, options.vllm_args)

@@ -1,6 +1,6 @@
-"""What this machine's sensors say: its GPUs by NVML, its CPU, memory and the room for models.
+"""Sensor readings of this machine: GPUs by NVML, CPU, memory and the room for models.
 
-A sensor that is not there has no value, never a zero.
+A missing sensor has no value, never a zero.
 """
 
 from __future__ import annotations
@@ -52,18 +52,17 @@ _GPU: dict[str, Sensor] = {
 
 
 class _Device(NamedTuple):
-    """As it was when it was first seen: one that falls off the bus keeps its place and its name."""
+    """A GPU as first seen: one that falls off the bus keeps its place and its name."""
 
-    handle: Any  # None: it was lost already
+    handle: Any  # None: lost from the start
     uuid: str
     model: str
 
 
 class Sensors:
-    """For one thread. A context manager, which holds NVML: its events are told only to who has
-    asked for them before.
+    """Context manager that holds NVML, for one thread; without a driver there are no GPUs.
 
-    Without a driver there are no GPUs.
+    Stays open, since NVML reports events only to who has asked for them before.
     """
 
     def __init__(self, host: str, clock: Callable[[], float] = time.time) -> None:
@@ -87,12 +86,11 @@ class Sensors:
         self._exits.close()
 
     def wait_for_events(self, seconds: float) -> bool:
-        """Counts what the driver says of faults (XID) within that time; False, at once: it says
-        nothing here."""
+        """Counts the driver's faults (XID) within that time; False, at once: no events here."""
         if self._events is None:
             return False
         nv = self._library
-        # By their handles, as a device that is lost does not tell its UUID any more.
+        # By handle: a lost device does not tell its UUID any more.
         uuids = {
             bytes(device.handle): device.uuid
             for device in self._devices
@@ -109,7 +107,7 @@ class Sensors:
         return True
 
     def read(self) -> MachineFigures:
-        """Raises nothing."""
+        """The readings of this moment. Raises nothing."""
         gpus = tuple(self._read_gpu(device) for device in self._devices)
         return MachineFigures(
             host=self._host, read_at=self._clock(), gpus=gpus, sensors=machine_sensors()
@@ -122,9 +120,8 @@ class Sensors:
             for device in self._devices:
                 if device.handle is None:
                     continue
-                with contextlib.suppress(
-                    nv.NVMLError
-                ):  # the other devices have events all the same
+                # the other devices have events all the same
+                with contextlib.suppress(nv.NVMLError):
                     kind = nv.nvmlEventTypeXidCriticalError
                     nv.nvmlDeviceRegisterEvents(device.handle, kind, events)
                     self._events = events
@@ -132,7 +129,7 @@ class Sensors:
     def _read_gpu(self, device: _Device) -> GpuFigures:
         nv, sensors = self._library, {}
         for name, sensor in _GPU.items() if device.handle is not None else ():
-            # What not every device has, and not every release of the library.
+            # Not every device, nor every release of the library, has every sensor.
             with contextlib.suppress(nv.NVMLError, AttributeError):
                 sensors[name] = float(sensor(nv, device.handle))
         seen = dict(self._xid_events.get(device.uuid, {}))
@@ -148,12 +145,12 @@ def _device(nv: Any, index: int, host: str) -> _Device:
 
 
 def machine_sensors() -> dict[str, float]:
-    """Of CPU, memory and disk. Raises nothing."""
+    """Readings of CPU, memory and disk. Raises nothing."""
     sensors: dict[str, float] = {}
     with contextlib.suppress(OSError, AttributeError):
         times = psutil.cpu_times()
         idle = times.idle + times.iowait + times.steal
-        guests = times.guest + times.guest_nice  # user and nice have them already
+        guests = times.guest + times.guest_nice  # user and nice include these
         sensors["cpu_busy_seconds_total"] = round(sum(times) - idle - guests, 2)
         sensors["cpu_steal_seconds_total"] = times.steal
     with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,4 @@
-"""`proofline bench`: how fast a model's proofs are on this machine, where their time goes, and
-what to set.
-"""
+"""`proofline bench`: how fast a model's proofs are here, where their time goes, and what to set."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from workers.engines.base import Engine
     from workers.engines.options import EngineOptions
 
-# What rounds of the network take.
+# What the network's rounds use.
 ROUND_SEQ_LEN = 1024
 LIMITS_MS = (25.0, 50.0, 100.0)
 
@@ -84,12 +82,11 @@ def bench(
     """Measure how fast a model's proofs are on this machine, and say what to set before a round.
 
     Loads the model in this process, which must have the GPUs for itself, and computes artifacts
-    without a queue: nonces/s by the size of a micro-batch, whole and in the slices that let chat
-    in; where the time of one goes; which share of the device's measured matrix peak that is. It
-    ends with what to set, and why. Logs go to stderr.
+    without a queue. Reports nonces/s by the size of a micro-batch, whole and in the slices that let
+    chat in; where the time of a micro-batch goes; the share of the device's measured matrix peak;
+    and what to set, and why. Logs go to stderr.
 
-    **Example:** proofline bench --dimensions qwen3-8b --seq-len 64 --seq-len 1024 --picture
-    time.png
+    **Example:** proofline bench --dimensions qwen3-8b --seq-len 1024 --picture time.png
     """
     from cli.measure import speed_picture
     from cli.measure.speed import Speeds
@@ -153,7 +150,7 @@ def measure_all(
     limits_ms: Sequence[float],
     seconds: float,
 ) -> list["SeqLenSpeeds"]:
-    """With a progress bar. SpecError: the model takes no such seq_len."""
+    """Measures every seq_len, with a progress bar. SpecError: the model takes no such seq_len."""
     from cli.measure.speed import measure, n_steps, sizes
     from poc_core.records import ProofSpec
 
@@ -185,7 +182,7 @@ def measure_all(
 
 
 def earlier(path: Path, model: str) -> "Division":
-    """UsageError: the file is no result of this command for the model."""
+    """An earlier result of this command for the model. UsageError: the file is none."""
     from cli.measure.speed_advice import division_from
 
     try:

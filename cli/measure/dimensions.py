@@ -1,6 +1,4 @@
-"""Models of real dimensions with dummy weights: how fast an engine computes does not depend on
-what the weights are.
-"""
+"""Models of real dimensions with dummy weights, which compute as fast as real weights."""
 
 import functools
 import inspect
@@ -102,7 +100,7 @@ def model_directory(name: str) -> Iterator[str]:
 
 
 def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with engine options (see there) may be given --dimensions in place of --model."""
+    """Decorator that lets a command with engine options take --dimensions in place of --model."""
 
     @functools.wraps(command)
     def with_dimensions(

@@ -1,6 +1,4 @@
-"""How many nonces a second an engine computes: micro-batch after micro-batch, whole and in
-slices, and nothing else.
-"""
+"""An engine's speed in nonces a second, micro-batch after micro-batch, whole and in slices."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ from workers.engines.ticks import MicroBatch
 from workers.pipeline import Pipeline
 from workers.slice_plan import SlicePlan
 
-# Micro-batches before the clock starts: the first compiles and fills caches, those after it settle
-# the sizes of slices.
+# Micro-batches before the clock starts: they compile, fill caches and settle slice sizes.
 _WARM_UP = 3
 # Fewest micro-batches that are measured.
 _FEWEST = 2
@@ -38,25 +35,24 @@ class Speed:
 
 @dataclass(frozen=True)
 class Trade:
-    """What it costs that chat need not wait for long."""
+    """The cost of one limit on how long chat waits."""
 
     max_step_ms: float
     sliced: Speed
-    lost: float  # share of the rate of whole micro-batches, beside which it was measured
+    lost: float  # share of the rate of whole micro-batches measured in the same turn
 
 
 @dataclass(frozen=True)
 class SeqLenSpeeds:
     seq_len: int
-    sizes: Sequence[
-        tuple[Speed, Speed]
-    ]  # whole and in slices, by nonces of a micro-batch, the fewest first
+    # whole and in slices, by nonces of a micro-batch, the fewest first
+    sizes: Sequence[tuple[Speed, Speed]]
     trades: Sequence[Trade]  # by max_step_ms
     parts: TimeParts | None  # of the largest micro-batch
 
     @property
     def best(self) -> float:
-        """Nonces a second."""
+        """Highest rate of whole micro-batches, in nonces a second."""
         return max(whole.nonces_per_s for whole, _ in self.sizes)
 
 
@@ -79,7 +75,7 @@ class Speeds:
 
 
 class _WatchedPlan(SlicePlan):
-    """Remembers the slices that ran."""
+    """A slice plan that remembers the slices that ran."""
 
     def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
         super().__init__(max_step_ms, slices_in_flight)
@@ -93,9 +89,7 @@ class _WatchedPlan(SlicePlan):
 
 
 def sizes(most: int) -> list[int]:
-    """Nonces of the micro-batches to measure: what fits, a half, a quarter, and down in steps
-    of four.
-    """
+    """Nonces of the micro-batches to measure: what fits, its half, its quarter, then by fours."""
     found = {most, max(1, most // 2)}
     size = most // 4
     while size >= 1:
@@ -107,11 +101,10 @@ def sizes(most: int) -> list[int]:
 def speed(
     engine: Engine, spec: ProofSpec, n: int | None, max_step_ms: float | None, seconds: float
 ) -> Speed:
-    """Of micro-batches of `n` nonces (None: as many as a worker would take), cut as a worker cuts
-    them.
+    """Speed of micro-batches of `n` nonces (None: as many as a worker takes), cut as a worker's.
 
-    `max_step_ms`: None: whole. Takes at least `seconds`, and some more to settle. The engine's
-    errors.
+    `max_step_ms` None: whole. Takes at least `seconds`, and some more to settle. Raises the
+    engine's errors.
     """
     plan = _WatchedPlan(max_step_ms, engine.slices_in_flight)
     _run(engine, spec, plan, n, lambda begun: begun < (_WARM_UP if max_step_ms else 1))
@@ -121,7 +114,7 @@ def speed(
     ended = _run(
         engine, spec, plan, n, lambda begun: begun < _FEWEST or time.perf_counter() < ends_at
     )
-    # Without the way of the first one through the earlier stages: work that goes on has it once.
+    # Leaves out the first one's way through the earlier stages, which steady work has just once.
     steady_s = (time.perf_counter() - began) * len(ended) / (len(ended) + len(engine.stages) - 1)
     return Speed(
         n=ended[-1],
@@ -134,9 +127,7 @@ def speed(
 def _run(
     engine: Engine, spec: ProofSpec, plan: SlicePlan, n: int | None, goes_on: Callable[[int], bool]
 ) -> Sequence[int]:
-    """Keeps every stage busy for as long as `goes_on` (takes how many began); the nonces of
-    each that ended.
-    """
+    """Keeps all stages busy while `goes_on(number begun)`; returns nonces of each that ended."""
     pipeline = Pipeline(engine, plan)
     most = engine.info.max_batch(spec.seq_len)
     going: deque[MicroBatch] = deque()
@@ -157,7 +148,7 @@ def _run(
 
 
 def n_steps(n_sizes: int, n_limits: int) -> int:
-    """How many steps `measure` tells of, for one seq_len."""
+    """Number of steps that `measure` reports for one seq_len."""
     return 2 * n_sizes + _TURNS * (1 + n_limits) + 1
 
 
@@ -170,8 +161,9 @@ def measure(
     seconds: float,
     on_step: Callable[[], None],
 ) -> SeqLenSpeeds:
-    """All about one seq_len. `max_step_ms`: of the slices that are measured for each of
-    `counts`; `limits_ms`: what to measure the trade of.
+    """All measurements at one seq_len.
+
+    `max_step_ms`: of the slices for each of `counts`; `limits_ms`: limits to measure the trade of.
     """
 
     def told(n: int | None, limit_ms: float | None) -> Speed:
@@ -184,9 +176,8 @@ def measure(
     most = engine.info.max_batch(spec.seq_len)
     try:
         parts = time_parts(engine.profile(spec, range(most)), most)
-    except (
-        ProoflineError
-    ) as error:  # the profiler and the peak's matrices need memory, and tools that may be missing
+    # profiling needs memory for the peak's matrices, and tools that may be missing
+    except ProoflineError as error:
         note(f"Where the time goes at seq_len {spec.seq_len} cannot be told: {error}")
         parts = None
     on_step()
@@ -194,7 +185,7 @@ def measure(
 
 
 def _trades(turns: Sequence[Sequence[Speed]], limits_ms: Sequence[float]) -> Iterator[Trade]:
-    """Of turns that each hold whole micro-batches and then those of each limit."""
+    """Trades from turns; each turn holds whole micro-batches, then those of each limit."""
     for index, limit_ms in enumerate(limits_ms, start=1):
         kept = statistics.mean(turn[index].nonces_per_s / turn[0].nonces_per_s for turn in turns)
         last = turns[-1][index]

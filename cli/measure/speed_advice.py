@@ -1,4 +1,4 @@
-"""What an operator is to set, from what was measured."""
+"""Advice for operators on what to set, from measured speeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +7,15 @@ from typing import Any
 from cli.measure.speed import SeqLenSpeeds, Speed, Speeds
 from cli.measure.time_parts import COMMUNICATION
 
-# A smaller micro-batch is as good as the fastest when it loses no more than this: it leaves chat
-# more memory.
+# Loss at which a smaller micro-batch is as good as the fastest: it leaves chat more memory.
 _NEARLY = 0.01
-# What slices may cost.
+# Share of the rate that slices may cost.
 _CHEAP = 0.02
 
 
 @dataclass(frozen=True)
 class Division:
-    """A model divided over devices, and what that gave."""
+    """How a model is divided over devices, and the speed so measured."""
 
     tensor_parallel: int
     pipeline_parallel: int
@@ -36,7 +35,7 @@ class Advice:
     pipeline_parallel: int
     max_batch_tokens: int
     max_step_ms: float
-    reasons: Sequence[str]  # a sentence or two for each of: parallelism, tokens, milliseconds
+    reasons: Sequence[str]  # a sentence or two each: parallelism, tokens, milliseconds
 
     def settings(self) -> list[str]:
         return [
@@ -55,7 +54,7 @@ def division_of(speeds: Speeds) -> Division:
 
 
 def division_from(document: dict[str, Any]) -> Division:
-    """Of an earlier result, as `--json` printed it. KeyError, TypeError: it is none."""
+    """The division of an earlier `--json` result. KeyError, TypeError: the document is none."""
     best = {
         int(one["seq_len"]): max(float(size["whole"]["nonces_per_s"]) for size in one["sizes"])
         for one in document["seq_lens"]
@@ -64,7 +63,7 @@ def division_from(document: dict[str, Any]) -> Division:
 
 
 def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:
-    """`others`: the same model divided otherwise, measured before."""
+    """Advice on what to set; `others`: the same model divided otherwise, measured before."""
     best, division_reason = best_division(speeds, others)
     tokens, tokens_reason = batch_tokens(speeds)
     limit_ms, limit_reason = step_ms(speeds.seq_lens)
@@ -78,7 +77,7 @@ def advise(speeds: Speeds, others: Sequence[Division] = ()) -> Advice:
 
 
 def best_division(speeds: Speeds, others: Sequence[Division]) -> tuple[Division, str]:
-    """The one with most nonces a second on each device, at the longest seq_len that all have."""
+    """The division with most nonces/s per device at the longest seq_len that all have, and why."""
     this = division_of(speeds)
     common = set(this.nonces_per_s).intersection(*(other.nonces_per_s for other in others))
     if others and common:
@@ -106,9 +105,7 @@ def best_division(speeds: Speeds, others: Sequence[Division]) -> tuple[Division,
 
 
 def batch_tokens(speeds: Speeds) -> tuple[int, str]:
-    """The fewest tokens of a micro-batch that are nearly as fast as the fastest, whole and in
-    slices, at every seq_len.
-    """
+    """Fewest tokens of a micro-batch nearly as fast as the best, whole and in slices, and why."""
     tokens, grows = 0, False
     for one in speeds.seq_lens:
         enough = max(
@@ -135,9 +132,7 @@ def fewest(measured: Sequence[Speed]) -> int:
 
 
 def step_ms(seq_lens: Sequence[SeqLenSpeeds]) -> tuple[float, str]:
-    """The shortest limit whose slices cost little at every seq_len; else the one that costs
-    least.
-    """
+    """The shortest limit whose slices cost little at every seq_len, or the cheapest, and why."""
     lost: dict[float, float] = {}
     waits: dict[float, float] = {}
     for one in seq_lens:

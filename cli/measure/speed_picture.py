@@ -1,4 +1,4 @@
-"""Where the time of a micro-batch goes, as a picture."""
+"""A picture of where the time of a micro-batch goes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +16,8 @@ LEAST_LABEL = 0.04
 
 
 def draw(picture: Path, title: str, seq_lens: Sequence[SeqLenSpeeds]) -> None:
-    """One bar for each seq_len, from left to right the parts of a micro-batch's time in percent."""
-    from matplotlib.figure import Figure  # not pyplot: it looks for a display
+    """Draws a bar per seq_len, from left to right the parts of a micro-batch's time in percent."""
+    from matplotlib.figure import Figure  # pyplot would look for a display
 
     found = [(one, one.parts) for one in seq_lens if one.parts]
     height = BAR_INCHES * len(found) + FRAME_INCHES

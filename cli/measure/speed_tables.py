@@ -1,4 +1,4 @@
-"""What `bench` tells people, and what it writes as JSON."""
+"""The tables that `bench` prints, and the JSON that it writes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def document(speeds: Speeds, advice: Advice) -> dict[str, Any]:
-    """Times in ms, rates in nonces a second, shares from 0 to 1."""
+    """A JSON document: times in ms, rates in nonces a second, shares from 0 to 1."""
     fields = {name: value for name, value in vars(speeds).items() if name != "seq_lens"}
     return fields | {
         "seq_lens": [_seq_len(one) for one in speeds.seq_lens],
@@ -101,7 +101,7 @@ def trade_table(one: SeqLenSpeeds) -> "Table":
 
 
 def part_table(with_parts: Sequence[SeqLenSpeeds]) -> "Table":
-    """One column for each seq_len."""
+    """Table of the parts of a micro-batch's time, one column per seq_len."""
     table = result_table(
         "Time by part of a whole micro-batch", "", *(f"seq_len {one.seq_len}" for one in with_parts)
     )

@@ -1,6 +1,4 @@
-"""Where the time of a micro-batch goes: what ran under which name, grouped into parts that an
-operator can act on.
-"""
+"""Where the time of a micro-batch goes: kernels grouped into parts that an operator can act on."""
 
 import re
 from collections.abc import Sequence
@@ -22,8 +20,7 @@ PARTS = (INPUTS, MATRICES, REFLECTIONS, NORMS, COMMUNICATION, TAIL, OTHER, GAPS)
 
 # Steps that the engine marks itself.
 _STEPS = {"inputs": INPUTS, "reflections": REFLECTIONS, "tail": TAIL, "norms": NORMS}
-# Names of kernels (GPU) and operations (CPU), the first that is found: an all-reduce may be fused
-# with a norm, a matrix product's name may say what it sorts.
+# First match wins: an all-reduce may be fused with a norm, a matrix product's name may hold "sort".
 _NAMES: Sequence[tuple[str, "re.Pattern[str]"]] = [
     (part, re.compile(pattern, re.IGNORECASE))
     for part, pattern in (
@@ -46,7 +43,7 @@ _NAMES: Sequence[tuple[str, "re.Pattern[str]"]] = [
 
 @dataclass(frozen=True)
 class TimeParts:
-    """One micro-batch through all stages of an engine, each as the mean of its devices."""
+    """Where a micro-batch's time goes through all stages, each stage the mean of its devices."""
 
     n: int  # nonces
     seconds: dict[str, float]  # of each of PARTS
@@ -55,7 +52,7 @@ class TimeParts:
     n_devices: int
     n_stages: int
     device: str
-    longest: list[tuple[str, str, float]]  # (part, name, seconds) of what took longest
+    longest: list[tuple[str, str, float]]  # (part, name, seconds), the longest first
 
     @property
     def total_s(self) -> float:
@@ -65,9 +62,7 @@ class TimeParts:
         return self.seconds[part] / self.total_s if self.total_s else 0.0
 
     def share_of_peak(self, nonces_per_s: float) -> float | None:
-        """Of what all devices' matrix products could do, at that rate; None: no matrices were
-        found in the model.
-        """
+        """Share of all devices' matrix peak at that rate; None: the model has no matrices."""
         return (
             nonces_per_s * self.flops / self.n / (self.peak_flops * self.n_devices)
             if self.flops
@@ -76,7 +71,7 @@ class TimeParts:
 
     @property
     def matrices_share_of_peak(self) -> float | None:
-        """The same while matrix products run."""
+        """Share of the matrix peak while matrix products run."""
         seconds = self.seconds[MATRICES] * self.n_devices / self.n_stages
         return self.flops / (self.peak_flops * seconds) if self.flops and seconds else None
 
@@ -88,7 +83,7 @@ def part_of(kernel: "Kernel") -> str:
 
 
 def time_parts(ranks: Sequence["RankProfile"], n: int, most_kernels: int = 12) -> TimeParts | None:
-    """Of a micro-batch of `n` nonces; None: the engine cannot tell."""
+    """The parts of a micro-batch of `n` nonces; None: the engine cannot tell."""
     if not ranks:
         return None
     stages: dict[int, int] = {}  # first layer -> ranks

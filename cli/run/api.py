@@ -12,9 +12,8 @@ from cli.addresses import receiver_settings
 from cli.terminal import note
 
 GRACEFUL_SHUTDOWN_S = 10  # for answers under way, such as a /generate with wait=true
-# Seconds that a thread which has read from Redis waits for the event loop's to let it go on, where
-# that is busy, as often as there are commands. Python's own 5 ms, some ten times, were most of what
-# an answer took that reads so.
+# Seconds that a thread which has read from Redis waits for a busy event loop, once a command.
+# Python's own 5 ms, some ten times an answer, were most of the answer's time.
 _SWITCH_S = 0.0005
 
 
@@ -24,12 +23,11 @@ def api(
     redis_url: options.RedisUrl = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
 ) -> None:
-    """Run the API alone, for compose and for several hosts; `proofline up` runs everything on one
-    machine.
+    """Run the API alone, for compose and for several hosts; `proofline up` runs a whole machine.
 
-    Beyond loopback it answers only to keys (`proofline key`) and to POC_TRUSTED_NETWORKS, unless
-    POC_REQUIRE_KEYS says otherwise. Further settings come from environment variables that begin
-    with POC_.
+    Beyond loopback the API answers only to keys (`proofline key`) and to POC_TRUSTED_NETWORKS,
+    unless POC_REQUIRE_KEYS says otherwise. Further settings: environment variables that begin with
+    POC_.
     """
     import uvicorn
 
@@ -54,8 +52,7 @@ def api(
         )
     connections = connections_for(MAX_CONNECTIONS, raise_file_limit())
     app = create_app(settings, listens_on=host)
-    # What is there by now stays to the end: looking through all of it for garbage held up every
-    # request for 0.1 s.
+    # What exists by now lives to the end; searching it for garbage held up requests for 0.1 s.
     gc.collect()
     gc.freeze()
     uvicorn.run(
@@ -67,7 +64,7 @@ def api(
         ws="none",
         # A backstop: connections beyond the limit are closed before they are asked anything.
         limit_concurrency=connections + 2,
-        # The peer's address decides whom to trust, so it is nothing that a header may say.
+        # The peer's address decides whom to trust, so no header may change it.
         proxy_headers=False,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
     )

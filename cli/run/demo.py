@@ -1,4 +1,4 @@
-"""`proofline demo`: the whole way of a proof with a tiny model, on any machine."""
+"""`proofline demo`: a proof from request to verdict with a tiny model, on any machine."""
 
 import importlib.util
 import time
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MODEL = "tiny-qwen3"
 N_NONCES = 256
-SEQ_LEN = 64  # a quarter of the protocol's, which a few slow cores do in seconds
+SEQ_LEN = 64  # a quarter of the protocol's: seconds on a few slow cores
 TAMPERED_EVERY = 16  # every 16th vector is replaced in the copy that must be found out
 BLOCK_HASH = "proofline-demo"
 PUBLIC_KEY = "demo-node"
@@ -27,12 +27,12 @@ READY_TIMEOUT_S = 600.0  # the first start compiles kernels, which takes minutes
 
 
 class DemoError(ProoflineError):
-    """The demo saw something it should not have."""
+    """The demo saw a result that it must not see."""
 
 
 @dataclass
 class Figures:
-    """What the demo measured, for its table."""
+    """The demo's measurements, for its table."""
 
     start_s: float
     generate_s: float = 0.0
@@ -44,8 +44,7 @@ def demo(
         EngineKind, typer.Option(help="What computes; synthetic invents its vectors.")
     ] = "vllm",
 ) -> None:
-    """Show it all: start the stack with a tiny model, compute 256 artifacts, validate them, catch a
-    forgery, stop.
+    """Start the stack with a tiny model, compute 256 artifacts, validate, catch a forgery, stop.
 
     Takes about a minute on 2 cores. Needs no GPU, no network and no running Redis.
     """
@@ -132,9 +131,7 @@ def run_job(client: "Client", body: dict[str, Any], title: str) -> Any:
 
 
 def tampered(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A copy in which every TAMPERED_EVERY-th artifact carries its neighbour's vector:
-    well-formed, but not its own.
-    """
+    """A copy in which every TAMPERED_EVERY-th artifact carries its neighbour's vector."""
     copy = [dict(item) for item in artifacts]
     for index in range(0, len(copy) - 1, TAMPERED_EVERY):
         copy[index]["vector_b64"] = artifacts[index + 1]["vector_b64"]
@@ -188,7 +185,7 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: in order."""
+    """SIGTERM ends the demo in order, as Ctrl-C does."""
     import signal
 
     def stop(_number: int, _frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""`proofline flower`: Celery's own monitor over our queues, behind a password."""
+"""`proofline flower`: Celery's own monitor of our queues, behind a password."""
 
 import os
 import secrets
@@ -42,9 +42,9 @@ def flower(
 ) -> None:
     """Run Flower: queues, tasks and workers in a browser, for whoever has the password.
 
-    It switches task events on in all workers, half a millisecond of CPU time a task.
+    Switches task events on in all workers: half a millisecond of CPU time a task.
     """
-    # In the environment, not on a command line that everybody on the machine can read.
+    # In the environment: everybody on the machine can read a command line.
     os.environ[AUTH] = credentials(password_file)
     os.environ.pop("FLOWER_UNAUTHENTICATED_API", None)
     flags = [
@@ -67,7 +67,7 @@ def flower(
 
 
 def credentials(password_file: Path | None) -> str:
-    """USER:PASSWORD. UsageError: the file holds no password."""
+    """USER:PASSWORD of the file. UsageError: the file holds no password."""
     if password_file is None:
         if os.environ.get(AUTH):
             return os.environ[AUTH]

@@ -29,8 +29,9 @@ def new(
         typer.Option("--role", help="What it may be used for; may be given several times."),
     ],
 ) -> None:
-    """Make a key and show it, this once. Clients send it as `Authorization: Bearer KEY`, our
-    commands as POC_API_KEY.
+    """Make a key and show it, this once. Clients send it as `Authorization: Bearer KEY`.
+
+    Our commands take the key from POC_API_KEY.
 
     **Example:** proofline key new aggregator --role proofs --role chat
     """
@@ -57,7 +58,7 @@ def list_keys() -> None:
 
 @app.command()
 def revoke(name: KeyName) -> None:
-    """Remove a key: from the API's next request on it opens nothing."""
+    """Remove a key; the API refuses it from the next request on."""
     _file().revoke(name)
     note(f"key: {name} is revoked")
 

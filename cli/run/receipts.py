@@ -1,6 +1,4 @@
-"""What a receiver of callbacks has got: which payloads and nonces came, which of them twice,
-and which never.
-"""
+"""A receiver's record of callbacks: payloads and nonces that came, came twice or are missing."""
 
 import hashlib
 import json
@@ -10,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-# Of a list of nonces as people are shown it.
+# Nonces that a list shows to people.
 _SHOWN = 5
 
 
 @dataclass
 class Receipt:
-    """What is to be said of one payload."""
+    """A received payload as its log line tells it."""
 
     line: str
     faults: list[str] = field(default_factory=list)
@@ -24,17 +22,19 @@ class Receipt:
 
 @dataclass
 class Sender:
-    """The payloads of one round or job."""
+    """The payloads received from one round or job."""
 
     name: str
     digests: dict[str, bytes] = field(default_factory=dict)  # payload id -> of its contents
     nonces: set[int] = field(default_factory=set)
     repeated_payloads: int = 0  # as happens when an answer comes late or is lost
-    gapless: bool = False  # every nonce of its sequence is to come
+    gapless: bool = False  # whether every nonce of its sequence is to come
 
     def missing(self) -> list[int]:
-        """Nonces between the first and the last that have not come. The sequence's step is what
-        all differences have in common: a payload does not tell the number of nodes.
+        """Nonces that have not come between the first and the last.
+
+        The sequence's step is what all differences have in common: no payload tells the number of
+        nodes.
         """
         if not self.gapless or len(self.nonces) < 2:
             return []
@@ -55,14 +55,14 @@ class Sender:
 
 
 class Receipts:
-    """All that came, for one thread at a time."""
+    """All received payloads, for one thread at a time."""
 
     def __init__(self) -> None:
         self.senders: dict[str, Sender] = {}
         self.n_faults = 0
 
     def take(self, path: str, body: dict[str, Any]) -> Receipt:
-        """Notes a payload; ValueError: it is none."""
+        """Notes a payload. ValueError: the body is no payload."""
         payload_id, nonces = body.get("payload_id"), _nonces_of(body)
         name, number = _origin(body, payload_id)
         sender = self.senders.setdefault(name, Sender(name))
@@ -92,7 +92,7 @@ class Receipts:
         return [sender.summary() for sender in self.senders.values()]
 
     def is_whole(self) -> bool:
-        """Whether nothing came wrong or is missing."""
+        """Whether nothing is missing and nothing came wrong."""
         return not self.n_faults and not any(sender.missing() for sender in self.senders.values())
 
     def _judged(self, receipt: Receipt) -> Receipt:
@@ -101,7 +101,7 @@ class Receipts:
 
 
 def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | None]:
-    """Whose payload it is, and its number where a round's payloads have one."""
+    """The round or job that sent a payload, and its number where a round's payloads have one."""
     if "request_id" in body:
         return f"job {body['request_id']}", None
     numbered = re.fullmatch(r"(.+)-(\d+)", payload_id or "")
@@ -111,7 +111,7 @@ def _origin(body: dict[str, Any], payload_id: str | None) -> tuple[str, int | No
 
 
 def _nonces_of(body: dict[str, Any]) -> list[int]:
-    """Of a payload of artifacts, or of distances."""
+    """The nonces of a payload of artifacts or of distances."""
     found = body.get("nonces", [])
     if "artifacts" in body:
         try:
@@ -134,7 +134,7 @@ def _described(body: dict[str, Any], nonces: list[int]) -> str:
 
 
 def _why(body: dict[str, Any]) -> str:
-    """What a verdict on artifacts rests on, where it says."""
+    """What a verdict on artifacts rests on, where the payload says so."""
     said = ""
     try:
         low, median, high = (body["distances"][name] for name in ("min", "median", "max"))

@@ -34,9 +34,9 @@ def receive(
 ) -> None:
     """Receive callbacks of rounds and jobs: print each payload, and check that none is wrong.
 
-    Nonces that came twice, payloads out of order or changed are shown at once; at the end (Ctrl-C
-    or SIGTERM), for each round and job, how many nonces came and which are missing. A payload that
-    comes again is none of these: its answer was late, or lost.
+    Nonces that came twice, payloads out of order or changed are shown at once. At the end (Ctrl-C
+    or SIGTERM) each round and job has a line: how many nonces came and which are missing. A
+    repeated payload is no error: its answer was late, or lost.
 
     **Exit code:** 0 all is there, once; 1 something is missing, doubled or changed.
 
@@ -52,9 +52,8 @@ def receive(
         ) from error
 
     def end(*_: object) -> None:
-        threading.Thread(
-            target=server.shutdown
-        ).start()  # serve_forever runs in this thread, which cannot wait for itself
+        # serve_forever runs in this thread, which cannot wait for itself
+        threading.Thread(target=server.shutdown).start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
@@ -83,7 +82,7 @@ def _handler(receipts: Receipts, status: int, as_json: bool) -> type[BaseHTTPReq
             if not length.isdecimal():
                 return self._answer(411)
             raw = self.rfile.read(int(length))
-            if not 200 <= status < 300:  # not taken, so not to be noted: it is to come again
+            if not 200 <= status < 300:  # not taken, so not noted: the payload is to come again
                 _say(f"{self.path} {len(raw)} bytes refused with {status}", as_json)
                 return self._answer(status)
             try:

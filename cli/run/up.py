@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cli.supervise.stack import Stack
     from workers.engines.options import EngineOptions
 
-# An engine may have to download and compile; until then `up` says every so often what it waits for.
+# An engine may have to download and compile; `up` says every so often what it waits for.
 READY_TIMEOUT_S = 3600.0
 WATCH_S = 0.5
 
@@ -69,8 +69,9 @@ def up(
 
     Worker 0 gets the first tensor-parallel x pipeline-parallel GPUs, worker 1 the next, and so on.
 
-    Without --model it serves what is deployed (`proofline deploy`, POST /api/v1/inference/up), or
-    waits for that. What was deployed so goes before --model at the next start with the same Redis.
+    Without --model the stack serves what is deployed (`proofline deploy`, POST
+    /api/v1/inference/up), or waits for a deployment. A deployed model wins over --model at the next
+    start with the same Redis.
 
     **Example:** proofline up --model tiny-qwen3
     """
@@ -110,7 +111,7 @@ def up(
 
 
 def watch(stack: "Stack") -> None:
-    """Returns never; raises StackError when the stack cannot work any more."""
+    """Never returns; raises StackError when the stack cannot work any more."""
     from cli.supervise.stack import StackError
 
     while True:

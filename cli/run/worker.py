@@ -25,9 +25,9 @@ def worker(
 ) -> None:
     """Run one worker: load the model, take batches from the model's queue until SIGTERM.
 
-    It uses the GPUs that CUDA_VISIBLE_DEVICES shows it. SIGTERM lets the running batch finish. When
-    the engine is lost the process exits, so that whatever supervises it can start another; its
-    batches are run elsewhere.
+    Uses the GPUs that CUDA_VISIBLE_DEVICES names. SIGTERM lets the running batch finish. When the
+    engine is lost the process exits, so that its supervisor can start another; its batches run
+    elsewhere.
     """
     from cli.machine.cpu_memory import kv_cache_environment
 
@@ -41,9 +41,7 @@ def worker(
 
 
 def supervised_worker(engine_options: Annotated[str, typer.Argument(help="As JSON.")]) -> None:
-    """Run one worker of `proofline up` or `workers`, which also say what it finds in its
-    environment.
-    """
+    """Run one worker for `proofline up` or `workers`, which set its environment."""
     from workers.endings import end_process
     from workers.engines.options import EngineOptions
     from workers.main import run_worker

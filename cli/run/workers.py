@@ -15,11 +15,9 @@ if TYPE_CHECKING:
     from cli.supervise.follower import Follower
     from workers.engines.options import EngineOptions
 
-# More than `up` allows: nobody looks on, and a driver that hangs may take minutes to come back.
+# More than `up` allows: nobody watches, and a driver that hangs may take minutes to come back.
 MAX_FAST_CRASHES = 8
-FAILED_STARTS = (
-    1  # of a worker of a deployment by request; the second one is told to whoever waits for it
-)
+FAILED_STARTS = 1  # for a model deployed by request: whoever waits is told of the second
 WATCH_S = 0.5
 
 
@@ -43,16 +41,15 @@ def workers(
     ] = None,
     redis_url: options.RedisUrl = None,
 ) -> None:
-    """Run the workers of this machine in the foreground: one for every tensor-parallel x
-    pipeline-parallel GPUs.
+    """Run the workers of this machine in the foreground: one per tensor- x pipeline-parallel GPUs.
 
-    Each sees just its GPUs. One that dies is started again, after 1 s, then 2, 4, ... 30 s; after
-    nine ends in a row it is given up, and with the last worker this command. SIGTERM or Ctrl-C lets
-    them finish the batches in hand; what they had not begun goes to others. On further hosts: the
-    same command with the same --redis-url.
+    Each sees just its GPUs. A worker that dies is started again, after 1 s, then 2, 4, ... 30 s;
+    after nine ends in a row the worker is given up, and with the last one this command ends.
+    SIGTERM or Ctrl-C lets the workers finish the batches in hand; other work goes to other hosts,
+    where the same command runs with the same --redis-url.
 
-    Without --model they serve what is deployed (`proofline deploy`, POST /api/v1/inference/up), or
-    wait for that. What was deployed so goes before --model.
+    Without --model the workers serve what is deployed (`proofline deploy`, POST
+    /api/v1/inference/up), or wait for a deployment, which wins over --model.
 
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
@@ -116,7 +113,7 @@ def workers(
 
 
 def watch_workers(follower: "Follower") -> None:
-    """Returns never; WorkersError when none of the command's own --model is left."""
+    """Never returns; WorkersError when none of the command's own --model is left."""
     from cli.supervise.fleet import WorkersError
 
     while (why := follower.failure()) is None:

@@ -1,7 +1,4 @@
-"""The workers of this machine: one supervised process per engine, each on GPUs or cores of its own.
-
-`proofline up` and `proofline workers` run on it.
-"""
+"""The workers of this machine: one supervised process per engine, each with its GPUs or cores."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,7 +20,7 @@ NOT_FOR_WORKERS = ("POC_API_KEY", "FLOWER_BASIC_AUTH")
 ERROR_TAIL_LINES = 20  # of a failed child's log, in the error
 ERROR_CAUSES = 5  # lines from further up that look like a cause
 
-# Of each worker's log, told to the node for its console.
+# Lines of each worker's log that the node's console shows.
 TOLD_LINES = 20
 TOLD_LINE_CHARS = 300
 
@@ -38,7 +35,7 @@ class WorkersError(ProoflineError):
 
 
 class Fleet:
-    """Supervised workers, one for each environment. Start it once."""
+    """Supervised workers, one for each environment; startable once."""
 
     def __init__(
         self,
@@ -56,13 +53,11 @@ class Fleet:
         self._on_line = on_line
         self._announce = announce
         self.children: list[Child] = []
-        # Arguments that the workers' vLLM does not know, as their logs tell.
+        # Arguments that the workers' vLLM does not know, by their logs.
         self.left_out: list[str] = []
 
     def start(self, env: Mapping[str, str]) -> None:
-        """`env`: for every worker, over its own environment; the Redis url, say, which no
-        command line may show.
-        """
+        """`env`: for every worker, over its own; the Redis url, say, which no `ps` may show."""
         for index, own in enumerate(self._environments):
             spec = ChildSpec(
                 f"worker-{index}",
@@ -85,7 +80,7 @@ class Fleet:
         self._on_line(name, line)
 
     def stop(self) -> None:
-        """Lets all workers finish what they have in hand, and waits until they are gone."""
+        """Lets all workers finish the work in hand, and waits until they are gone."""
         for child in self.children:
             child.request_stop()
         for child in self.children:
@@ -98,16 +93,16 @@ class Fleet:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that run now."""
+        """Pids of the workers that run now."""
         return [child.pid for child in self.children if child.pid is not None]
 
     @property
     def n_ready(self) -> int:
-        """Workers that take work now."""
+        """Number of workers that take work now."""
         return sum(child.is_ready for child in self.children)
 
     def logs(self) -> list[ChildLog]:
-        """What each worker wrote last."""
+        """The last lines of each worker's log."""
         return [
             ChildLog(
                 name=child.spec.name,
@@ -119,14 +114,12 @@ class Fleet:
 
     @property
     def is_serving(self) -> bool:
-        """Whether all workers but those given up have got ready."""
+        """Whether all workers that are not given up have got ready."""
         kept = [child for child in self.children if child.gave_up is None]
         return bool(kept) and all(child.was_ready for child in kept)
 
     def reason(self) -> str | None:
-        """Why no worker is left, in a sentence and what its log ends with; None as long as one
-        is.
-        """
+        """Why no worker is left, in a sentence and the log's end; None while a worker is left."""
         if self.failure() is None:
             return None
         log = self.children[0].tail
@@ -139,7 +132,7 @@ class Fleet:
         )
 
     def failure(self) -> str | None:
-        """Why no worker is left; None as long as one is."""
+        """The error when no worker is left; None while a worker is left."""
         if not self.children or any(child.gave_up is None for child in self.children):
             return None
         last = self.children[-1]
@@ -152,14 +145,15 @@ class Fleet:
 
 
 def with_tail(message: str, child: Child) -> str:
-    """The message, and below it what the child's log tells."""
+    """The message, and below it the telling lines of the child's log."""
     shown = "".join(f"\n  {child.spec.name} | {line}" for line in telling_lines(child.tail))
     return f"{message} The end of its log:{shown}" if shown else message
 
 
 def telling_lines(log: Sequence[str]) -> list[str]:
-    """The end of a log, and before it the errors that led there: an engine's process logs the
-    cause of its end long before the traceback of those who waited for it.
+    """The end of a log, after the errors that led there.
+
+    An engine's process logs the cause of its end long before the traceback of those who waited.
     """
     earlier, end = log[:-ERROR_TAIL_LINES], list(log[-ERROR_TAIL_LINES:])
     causes = list(dict.fromkeys(line for line in earlier if log_patterns.ERROR.search(line)))[

@@ -1,8 +1,7 @@
-"""Makes this machine run what the node's deployment says: the workers of one model end, those of
-another start.
+"""Makes this machine run the node's deployment: stops one model's workers, starts another's.
 
-`proofline up` and `proofline workers` each have one. It looks at the record in Redis and reports
-back with each look; while Redis is away it changes nothing.
+`proofline up` and `proofline workers` have one each. Every look reads the record in Redis and
+reports back; while Redis is away nothing changes.
 """
 
 import contextlib
@@ -32,28 +31,25 @@ from poc_core.serving.model_options import ModelOptions
 from poc_core.state.deployments import DeploymentStore
 from workers.engines.options import EngineOptions
 
-LAST_LOOK_S = 5.0  # that a look under way gets to end
-# between two tellings of what the workers' logs end with; a process that ended is told at once
+LAST_LOOK_S = 5.0  # for a look under way to end
+# Between two reports of the workers' last log lines; a process that ended is reported at once.
 LOGS_S = 2.0
 LOOK_S = 0.5  # between two looks at the record: a change of model takes seconds at least
-MOST_ERROR_CHARS = 4000  # of a reason that is told to clients
-_OF_ANY_ENGINE = {"model", "dtype"}  # what a deployment says to engines other than vLLM
+MOST_ERROR_CHARS = 4000  # of a reason that clients are told
+_OF_ANY_ENGINE = {"model", "dtype"}  # a deployment's fields for engines other than vLLM
 
 StartFleet = Callable[[EngineOptions, bool], Fleet]
-"""Starts the workers of a model; True: of this command's own --model.
-
-ProoflineError: they have no place here.
-"""
+"""Starts the workers of a model; True: of the own --model. ProoflineError: no place for them."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What this host is to run."""
+    """The workers that this host should run."""
 
     generation: int  # of the record that says so
     options: EngineOptions | None  # None: nothing
-    own: bool = False  # this command's own --model, whatever other hosts began with
-    why_not: str | None = None  # what is deployed cannot be started here
+    own: bool = False  # the own --model, whatever other hosts began with
+    why_not: str | None = None  # why the deployed model cannot be started here
 
     @property
     def key(self) -> tuple[bool, int]:
@@ -62,8 +58,9 @@ class Plan:
 
 
 class Follower:
-    """Start it once. `begin` makes the first look, so that what it raises ends the command; a
-    thread goes on.
+    """Runs what the deployment says; startable once.
+
+    `begin` makes the first look, whose errors end the command; a thread makes the others.
     """
 
     def __init__(
@@ -74,9 +71,7 @@ class Follower:
         start_fleet: StartFleet,
         announce: Callable[[str], None],
     ) -> None:
-        """`options`: the command's own; without a model it waits for one, and they are the
-        defaults of any. `host`: the name by which people know this machine.
-        """
+        """`options`: the command's own, defaults of any deployment; `host`: this machine's name."""
         self._store = store
         self._host = host
         self._id = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
@@ -92,49 +87,43 @@ class Follower:
         self._lock = threading.RLock()  # of all below; not held while Redis is asked
         self._plan: Plan | None = None  # that is followed now
         self._fleet: Fleet | None = None
-        self._ending: threading.Thread | None = None  # of the fleet before
+        self._ending: threading.Thread | None = None  # stops the fleet before
         self._error: str | None = None  # why this plan failed
-        self._serving = False  # it did get ready
+        self._serving = False  # whether this plan got ready
         self._told_logs_at = float("-inf")
         self._told_pids: list[int | None] = []
         self._looks = Periodic("follower", LOOK_S, self.look)
 
     @property
     def fleet(self) -> Fleet | None:
-        """The workers that run, or end, or have failed."""
+        """The workers that run, are ending, or have failed."""
         return self._fleet
 
     @property
     def runs_own(self) -> bool:
-        """Whether it follows the command's own --model."""
+        """Whether this host runs the command's own --model."""
         return self._plan is not None and self._plan.own
 
     @property
     def waits(self) -> bool:
-        """Whether there is nothing to be started: nothing is deployed, or it has failed."""
+        """Whether nothing is to be started: nothing is deployed, or the deployment has failed."""
         plan = self._plan
         return plan is not None and (
             plan.options is None or (self._error is not None and not plan.own)
         )
 
     def failure(self) -> str | None:
-        """Why the command's own --model has no worker left. What a request deployed fails for
-        itself.
-        """
+        """Why the own --model has no worker left; a deployed model's failure ends no command."""
         return self._fleet.failure() if self._fleet is not None and self.runs_own else None
 
     def begin(self) -> None:
-        """The first look, and the thread. RedisError; ProoflineError: the command's own workers
-        have no place here.
-        """
+        """Makes the first look and starts the thread. RedisError; ProoflineError: no place here."""
         self.look()
         self._looks.start()
         self._machine.start()
 
     def stop(self) -> None:
-        """Lets all workers finish what they have in hand, and waits until they are gone. May be
-        called twice.
-        """
+        """Lets all workers finish the work in hand, and waits until they are gone; repeatable."""
         is_first = not self._looks.is_stopping
         self._looks.stop(timeout_s=0)
         self._machine.stop()
@@ -155,9 +144,7 @@ class Follower:
             self._fleet.kill()
 
     def look(self) -> None:
-        """Looks at the record once, takes the next step towards it, and reports. RedisError:
-        nothing was changed.
-        """
+        """Reads the record, takes the next step and reports. RedisError: nothing was changed."""
         record = self._read()
         with self._lock:
             if self._looks.is_stopping:
@@ -199,7 +186,7 @@ class Follower:
             return Plan(generation, deployed_options(record.wanted, self._options))
         except ProoflineError as error:
             return Plan(generation, None, why_not=str(error))
-        except Exception as error:  # of a record that no request makes: the host must not vanish
+        except Exception as error:  # a record that no request makes: the host must not vanish
             return Plan(generation, None, why_not=f"nobody can read it: {error!r}")
 
     def _step(self, plan: Plan) -> None:
@@ -212,7 +199,7 @@ class Follower:
             self._watch(plan)
             return
         if self._fleet is not None and self._ending is None:
-            # On a thread: it takes up to 40 s, in which the host goes on reporting.
+            # On a thread: the end takes up to 40 s, in which the host goes on reporting.
             self._ending = threading.Thread(target=self._fleet.stop, name="ending", daemon=True)
             self._ending.start()
         self._error, self._serving = plan.why_not, False
@@ -273,12 +260,11 @@ class Follower:
 
 
 def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptions:
-    """What a worker of this host is told for a deployment. ProoflineError: there is no such model
-    here.
+    """A deployment's options for a worker of this host. ProoflineError: no such model here.
 
-    What it does not say is as in `defaults`; what those say beside a --model of its parallelism,
-    memory and number format belongs to that model alone. Engines other than vLLM take neither its
-    arguments nor parallelism.
+    What the deployment leaves out comes from `defaults`, but their parallelism, memory and number
+    format belong to their own --model alone. Engines other than vLLM take neither its arguments nor
+    parallelism.
     """
     of_model = set(ModelOptions.model_fields) if defaults.model else {"model", "served_model_name"}
     said = wanted.model_dump(exclude_unset=True, exclude={"left_out"})

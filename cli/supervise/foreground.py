@@ -1,6 +1,4 @@
-"""What commands share that supervise others in the foreground: their logs on stderr, and their
-end by signals.
-"""
+"""Logs on stderr and end by signals, for commands that supervise others in the foreground."""
 
 import signal
 import sys
@@ -17,9 +15,7 @@ COLORS = (36, 33, 32, 35, 34)  # ANSI, one after the other for each process; red
 
 @contextmanager
 def stopped_by_signals(command: str) -> Iterator[None]:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly end of the block, which then
-    counts as done.
-    """
+    """Turns the first SIGINT, SIGTERM or SIGHUP into an orderly, successful end of the block."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -35,7 +31,7 @@ def stopped_by_signals(command: str) -> Iterator[None]:
 
 
 def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
-    """While all is stopped: a further signal means now."""
+    """Makes a further signal, while all is stopped, call `kill`."""
     note(f"{what_stops}; a second Ctrl-C does not wait for them")
     for number in STOP_SIGNALS:
         signal.signal(number, lambda _number, _frame: kill())

@@ -1,20 +1,17 @@
-"""Runs one command and sees to it that neither it nor anything it started outlives whoever asked
-for it.
+"""Runs one command so that neither it nor its descendants outlive the supervisor.
 
 Run as a file, `python -I -S guard.py [options] -- command...`, so it starts in milliseconds and
 imports only the standard library. `cli.supervise.processes` starts one guard per child and keeps
 three pipes to it:
 
-* stdin held open by the supervisor, never written; end of file means that the supervisor is gone,
-  however it went (a pipe sees SIGKILL too, and unlike PR_SET_PDEATHSIG does not depend on which
-  thread started the child);
+* stdin  held open by the supervisor, never written; its end means that the supervisor is gone, even
+  by SIGKILL (PR_SET_PDEATHSIG depends on the thread that started the child);
 * stdout  shared with the command, for its log;
 * --report-fd  one line, the command's pid, or "error: ..." when it could not be started.
 
-SIGTERM asks the command to stop and kills whatever is left after --grace-s; a second SIGTERM kills
-at once. When the command ends, its remaining descendants are killed too: an engine's child
-processes must not keep a GPU's memory from the next start. The exit code is the command's, or 128 +
-the number of the signal that ended it.
+SIGTERM asks the command to stop and kills what is left after --grace-s; a second SIGTERM kills at
+once. When the command ends, its remaining descendants are killed too: they must not keep a GPU's
+memory from the next start. The exit code is the command's, or 128 + the signal that ended it.
 """
 
 import argparse
@@ -29,7 +26,7 @@ import time
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
-# how long killed descendants get to vanish; one stuck in the kernel must not hold up the rest
+# How long killed descendants get to vanish; one stuck in the kernel must not hold up the rest.
 KILL_WAIT_S = 5.0
 ON_LINUX = sys.platform == "linux"
 
@@ -40,17 +37,15 @@ def prctl(option: int, argument: int) -> None:
 
 
 def start(command: list[str], report_fd: int) -> int:
-    """Fork and exec `command` in its own process group; returns its pid. Exits with 127 when it
-    cannot be run.
-    """
+    """Forks and execs `command` in its own process group; its pid. Exits with 127 if it fails."""
     guard_pid = os.getpid()
     failed_read, failed_write = os.pipe()  # close-on-exec: end of file means that exec worked
     pid = os.fork()
     if pid == 0:
         try:
             os.setpgid(0, 0)
-            # Only matters when the guard itself is killed. Set after the fork, in the process it is
-            # for; the parent may be gone already, and then no signal would ever come.
+            # For when the guard itself is killed. Set after the fork, in the process it is for; a
+            # parent that is gone already would send no signal.
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != guard_pid:
                 os._exit(1)
@@ -71,9 +66,7 @@ def start(command: list[str], report_fd: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """The pids below `root`. Orphans among them are the guard's own children, since it is a
-    subreaper.
-    """
+    """The pids below `root`. Orphans are the guard's own children: it is a subreaper."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -108,9 +101,7 @@ def reap() -> dict[int, int]:
 
 
 def kill_all(group: int) -> dict[int, int]:
-    """SIGKILLs the command's process group and every descendant, and waits for them. Returns
-    what was reaped.
-    """
+    """SIGKILLs the command's process group and all descendants; waits, returns what was reaped."""
     ended: dict[int, int] = {}
     deadline = time.monotonic() + KILL_WAIT_S
     while time.monotonic() < deadline:
@@ -135,9 +126,7 @@ def send(pid: int, number: int) -> None:
 def watch(
     pid: int, grace_s: float, orphan_grace_s: float, wake_fd: int, caught: list[int]
 ) -> tuple[int, bool]:
-    """Waits for the command or for a reason to stop it; returns its exit code and whether the
-    supervisor went away.
-    """
+    """Waits for an end or a reason to stop; returns exit code, whether the supervisor went away."""
     kill_at: float | None = None
     orphaned = False
     while True:

@@ -1,5 +1,4 @@
-"""Tells the node every so often what this machine's sensors say, on a thread that nothing else
-waits for."""
+"""Reports this machine's sensors to the node, on a thread that nothing else waits for."""
 
 import contextlib
 import threading
@@ -16,8 +15,7 @@ _LOOK_S = 1.0  # for a driver's events, and whether to stop
 
 
 class MachineTeller:
-    """One for each `up` or `workers`. A driver that hangs holds its thread alone: the figures get
-    old."""
+    """Reporter of one `up` or `workers`; a driver that hangs holds its thread alone."""
 
     def __init__(
         self, store: DeploymentStore, host_id: str, host: str, announce: Callable[[str], None]
@@ -33,11 +31,11 @@ class MachineTeller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Does not wait: what is told after the host has left is shown to nobody, and expires."""
+        """Does not wait: a late report is shown to nobody, and expires."""
         self._stop.set()
 
     def _run(self) -> None:
-        from cli.machine.sensors import Sensors  # here: what it imports would delay the start
+        from cli.machine.sensors import Sensors  # here: its imports would delay the start
 
         try:
             with Sensors(self._host) as sensors:

@@ -1,4 +1,4 @@
-"""The address on which an API is going to listen, tried before anything is started for it."""
+"""The address on which an API will listen, tried before anything is started for it."""
 
 import socket
 
@@ -6,13 +6,11 @@ from poc_core.errors import ProoflineError
 
 
 class AddressError(ProoflineError):
-    """Nothing can listen there."""
+    """Nothing can listen at this address."""
 
 
 def reserve_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0, after checking that `host` can be listened on. Raises
-    AddressError that says what to change.
-    """
+    """`port`, or a free one for 0. AddressError: nothing can listen there; says what to change."""
     if not 0 <= port <= 65535:
         raise AddressError(f"A port is a number from 0 to 65535, not {port}.")
     try:
@@ -20,8 +18,7 @@ def reserve_port(host: str, port: int) -> int:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As uvicorn does: connections of an earlier run that linger in TIME_WAIT are no
-            # obstacle.
+            # As uvicorn does: an earlier run's connections in TIME_WAIT are no obstacle.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             chosen: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
 """Child processes that are restarted when they crash and never outlive the supervisor.
 
-Each child runs under its own guard (`guard.py` beside this file), which holds the promise that
-nothing is left running even when the supervisor is killed with SIGKILL.
+Each child runs under its own guard (`guard.py` beside this file), so that nothing is left running
+even when the supervisor is killed with SIGKILL.
 """
 
 import contextlib
@@ -21,9 +21,7 @@ GUARD = Path(__file__).with_name("guard.py")
 USAGE_EXIT_CODE = 2  # wrong arguments stay wrong: a child that ends with it is not started again
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
-STEADY_S = (
-    60.0  # a child that lived this long before it crashed starts over with the shortest backoff
-)
+STEADY_S = 60.0  # after so long a life a crash starts over with the shortest backoff
 TAIL_LINES = 400  # of a child's log, kept for error messages
 GUARD_MARGIN_S = 8.0  # the guard's own time to kill and reap, beyond the child's grace period
 
@@ -33,31 +31,26 @@ LineSink = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """What to run and how patiently."""
+    """A child's command, its environment and the limits of patience with it."""
 
     name: str
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     grace_s: float = 20.0  # from SIGTERM to SIGKILL when asked to stop
-    orphan_grace_s: float = (
-        3.0  # the same after the supervisor's death, when nobody waits for an orderly end
-    )
-    max_fast_crashes: int = (
-        5  # in a row, each within STEADY_S of its start's end; then the supervisor gives up
-    )
-    max_failed_starts: int | None = None  # the same for one that never got ready; None: as many
-    ready_line: re.Pattern[str] | None = (
-        None  # the log's line that ends the start; None: it starts at once
-    )
-    hopeless: Callable[[Sequence[str]], str | None] = lambda log: (
-        None
-    )  # why the log of a failed start leaves no hope
+    orphan_grace_s: float = 3.0  # the same after the supervisor's death, when nobody waits
+    # in a row, each within STEADY_S of its start's end; then it is given up
+    max_fast_crashes: int = 5
+    max_failed_starts: int | None = None  # of one that never got ready; None: max_fast_crashes
+    # the log's line that ends the start; None: it starts at once
+    ready_line: re.Pattern[str] | None = None
+    # why the log of a failed start leaves no hope
+    hopeless: Callable[[Sequence[str]], str | None] = lambda log: None
     inherited_fds: tuple[int, ...] = ()
     remove_when_orphaned: Path | None = None  # a temporary directory that nobody else would remove
 
 
 class Child:
-    """One supervised process: started, restarted with backoff, stopped. Not to be started twice."""
+    """One supervised process: started once, restarted with backoff, stopped."""
 
     def __init__(self, spec: ChildSpec, on_line: LineSink, announce: Callable[[str], None]) -> None:
         """`announce` takes one sentence for the user: crashes, restarts, giving up."""
@@ -67,13 +60,12 @@ class Child:
         self._on_line = on_line
         self._announce = announce
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        # Between starting a guard and signalling it. Reentrant: a signal handler may ask to stop
-        # while we are at it.
+        # Held from a guard's start to its signal. Reentrant: a signal handler may ask to stop then.
         self._lock = threading.RLock()
         self._guard: subprocess.Popen[bytes] | None = None
         self._pid: int | None = None
         self._was_ready = False  # in any run
-        self._ready_at: float | None = None  # in this one
+        self._ready_at: float | None = None  # in this run
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(
@@ -103,9 +95,7 @@ class Child:
         self._thread.start()
 
     def request_stop(self) -> None:
-        """SIGTERM now, SIGKILL after the grace period; asked for a second time, SIGKILL now.
-        Does not wait.
-        """
+        """SIGTERM now, SIGKILL after the grace period or when called again. Does not wait."""
         self._stop.set()
         with self._lock:
             if self._guard is not None:
@@ -117,9 +107,7 @@ class Child:
         self.request_stop()  # the second at once
 
     def wait_stopped(self) -> None:
-        """Waits until nothing of the child is left, at most a little longer than its grace
-        period.
-        """
+        """Waits until nothing of the child is left, little longer than its grace period."""
         if self._thread.ident is None:
             return
         if not self._ended.wait(self.spec.grace_s + GUARD_MARGIN_S):
@@ -170,9 +158,7 @@ class Child:
         return self.spec.max_fast_crashes if starts is None or self._was_ready else starts
 
     def _run_once(self) -> int | None:
-        """Runs the command to its end and returns its exit code; None when told to stop before
-        it started.
-        """
+        """Runs the command to its end; its exit code, or None when stopped before the start."""
         report_read, report_write = os.pipe()
         with self._lock:
             if self._stop.is_set():
@@ -187,8 +173,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     env=dict(self.spec.env),
                     pass_fds=(report_write, *self.spec.inherited_fds),
-                    # The terminal's Ctrl-C goes to the supervisor alone, which then stops its
-                    # children in order.
+                    # The terminal's Ctrl-C is the supervisor's, which stops its children in order.
                     start_new_session=True,
                 )
             except OSError as error:  # too little memory, say: another try may have more luck
@@ -211,9 +196,8 @@ class Child:
         with self._lock:
             self._pid = None
             self._guard = None
-        if (
-            code < 0 and pid is not None
-        ):  # the guard itself was killed, so nobody has seen to the child's group
+        # the guard itself was killed: nobody has seen to the child's group
+        if code < 0 and pid is not None:
             kill_group(pid)
         reader.join(timeout=2)
         if guard.stdin is not None:
@@ -236,8 +220,7 @@ class Child:
         assert guard.stdout is not None
         with guard.stdout as stream:
             for line in stream:
-                # A progress bar redraws itself with carriage returns: its last state is what
-                # counts.
+                # A progress bar redraws itself by carriage returns: its last state counts.
                 text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
                 if text:
                     self._take_line(text)
@@ -266,11 +249,8 @@ def kill_group(pid: int) -> None:
 
 
 def command_of_proofline(*arguments: str) -> list[str]:
-    """`proofline ARGUMENTS...` run by this very interpreter, wherever the command itself is or
-    is not installed.
-    """
-    # -P: a folder named `api` or `workers` where the user happens to stand must not be imported in
-    # place of ours.
+    """`proofline ARGUMENTS...` run by this very interpreter, wherever the command is installed."""
+    # -P: a folder `api` or `workers` in the working directory must not be imported for ours.
     return [
         sys.executable,
         "-P",
@@ -283,16 +263,13 @@ def command_of_proofline(*arguments: str) -> list[str]:
 def environment_of_proofline(
     overrides: Mapping[str, str], without: Collection[str] = ()
 ) -> dict[str, str]:
-    """This process's environment with `overrides` and without some, in which our packages can
-    be imported.
-    """
+    """This process's environment with `overrides`, `without` some, our packages importable."""
     root = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH", "")
     paths = [path for path in inherited.split(os.pathsep) if path]
-    # A checkout that is not installed is found through PYTHONPATH; an installed one is on the path
-    # anyway.
+    # A checkout is found through PYTHONPATH; an installed package is on the path anyway.
     if Path(root).name not in ("site-packages", "dist-packages") and root not in paths:
         paths.insert(0, root)
-    # Python buffers a pipe by blocks: without this a log would lag behind by kilobytes.
+    # Python buffers a pipe by blocks: a log would lag behind by kilobytes.
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **overrides}

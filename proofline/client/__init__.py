@@ -1,5 +1,4 @@
-"""A client of a running node (docs/client.md): `Client`, `AsyncClient`, what they send and what
-they answer.
+"""A client of a running node (docs/client.md): `Client`, `AsyncClient`, their bodies and answers.
 
 Bodies and answers are the API's own models. Importing this brings neither torch nor FastAPI.
 """

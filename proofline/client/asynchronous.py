@@ -1,4 +1,4 @@
-"""The same client for programs on asyncio."""
+"""The client for programs on asyncio."""
 
 import asyncio
 import time
@@ -20,15 +20,14 @@ OnProgress = Callable[[int, int], None]  # (nonces done, nonces in all)
 
 
 class AsyncClient:
-    """A node's API, as `Client` is.
+    """A node's API for asyncio, as `Client` is; one client may be used by several tasks.
 
-    What the API asks to be sent again (429 and 503 with Retry-After), and what can be sent twice
-    without harm, is tried again for `patience_s` seconds; `on_wait` is told the error and for how
-    many seconds is waited. A node that has never answered is not waited for: see `wait_ready`.
+    A call that the API asks to repeat (429 and 503 with Retry-After), or that can be repeated
+    without harm, is tried again for `patience_s` seconds; `on_wait` gets the error and the seconds
+    to wait. A node that has never answered is not waited for: see `wait_ready`.
 
     `url`: None takes PROOFLINE_URL of the environment, else port 8000 of this machine; `api_key`:
-    None takes POC_API_KEY. `transport` stands in for the network in tests. Its methods raise
-    ApiError; one client may be used by several tasks.
+    None takes POC_API_KEY. `transport` stands in for the network in tests. Methods raise ApiError.
     """
 
     def __init__(
@@ -69,9 +68,7 @@ class AsyncClient:
     async def wait(
         self, request_id: str, answer: type[T], on_progress: OnProgress | None = None
     ) -> T:
-        """A job's result, read as `answer` (a model, or Document for its JSON). JobFailedError:
-        there will be none.
-        """
+        """A job's result as `answer` (a model, or Document for JSON). JobFailedError: none."""
         pause_s = exchange.FIRST_POLL_S
         while True:
             job = await self.call(
@@ -106,7 +103,7 @@ class AsyncClient:
         )
 
     async def cancel(self, request_id: str) -> bool:
-        """False: the job had ended before."""
+        """Cancels a job; False: the job had ended before."""
         return (await self.call(calls.cancel(request_id))).cancelled
 
     async def status(self) -> Status:
@@ -138,13 +135,13 @@ class AsyncClient:
         return await self.call(calls.versions())
 
     async def deployment(self) -> UpStatus:
-        """What is deployed and how far each host is."""
+        """What is deployed, and each host's progress."""
         return await self.call(calls.deployment())
 
     async def deploy(
         self, model: str, dtype: str = "auto", additional_args: Sequence[str] = ()
     ) -> None:
-        """Has all hosts serve a model; returns at once. `deployment` says how far they are."""
+        """Has all hosts serve a model; returns at once. `deployment` tells their progress."""
         await self.call(calls.deploy(model, dtype, additional_args))
 
     async def undeploy(self) -> None:
@@ -152,7 +149,7 @@ class AsyncClient:
         await self.call(calls.undeploy())
 
     async def call(self, call: Call[T], *, patience_s: float | None = None) -> T:
-        """Sends any call; the others are made of this one."""
+        """Sends any call; the other methods are made of this one."""
         patience = Patience(self._patience_s if patience_s is None else patience_s)
         while True:
             try:

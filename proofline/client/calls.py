@@ -1,6 +1,6 @@
-"""The calls of protocol.md, section 5, as data: what is sent and what the answer is read as.
+"""The calls of protocol.md, section 5, as data: the request, and the type of its answer.
 
-Both clients send these; a call that has no method there is sent by `Client.call`.
+Both clients send these; `Client.call` sends a call that has no method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ Body = BaseModel | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """One request. `answer`: what its JSON is read as, a model or Document.
+    """One request; `answer`: the type that its JSON is read as, a model or Document.
 
-    `is_repeatable`: to do it twice is to do it once, so it may be sent again when nobody knows
-    whether it was done.
+    `is_repeatable`: doing it twice equals doing it once, so it may be sent again after an unclear
+    end.
     """
 
     method: str
@@ -49,7 +49,7 @@ class Call(Generic[T]):
 
 
 def as_json(body: Body | None) -> Any:
-    """What was given of a model: the rest has the API's own defaults."""
+    """The fields given of a model: the API has its own defaults for the rest."""
     return body.model_dump(mode="json", exclude_unset=True) if isinstance(body, BaseModel) else body
 
 
@@ -62,7 +62,7 @@ def submit(body: Body) -> Call[Queued]:
 def validation(
     body: Body, artifacts: Sequence[Mapping[str, Any]], stat_test: Body | None
 ) -> Document:
-    """The body that has `artifacts` judged, of one that would have them computed."""
+    """The body that has `artifacts` judged, from the body that would have them computed."""
     judged = {
         **as_json(body),
         "validation": {"artifacts": [dict(artifact) for artifact in artifacts]},

@@ -11,7 +11,7 @@ class UrlError(ProoflineError):
 
 
 class ApiError(ProoflineError):
-    """The API refused a request or could not be reached. Its text is the API's own reason."""
+    """The API refused a request or could not be reached; the text is the API's reason."""
 
     def __init__(
         self,
@@ -22,9 +22,8 @@ class ApiError(ProoflineError):
     ) -> None:
         super().__init__(message)
         self.status = status  # of the answer; None without one
-        self.retry_after_s = (
-            retry_after_s  # when the API wants to be asked again; None where it does not say
-        )
+        # when the API wants to be asked again; None: it does not say
+        self.retry_after_s = retry_after_s
         self.was_sent = was_sent  # False: nobody was there to get the request
 
     @property
@@ -38,7 +37,7 @@ class JobFailedError(ProoflineError):
 
 
 def describe_detail(detail: Any) -> str:
-    """FastAPI's and our own `detail` as one line: a text, a list of field errors, or an object."""
+    """A `detail` as one line: FastAPI's or ours, a text, a list of field errors, or an object."""
     if isinstance(detail, str):
         return detail
     if isinstance(detail, list):

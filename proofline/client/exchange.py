@@ -16,15 +16,14 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 30.0
 FIRST_POLL_S = 0.1
 MAX_POLL_S = 0.5
-POLL_PATIENCE_S = (
-    60.0  # how long the API may be away while we wait or watch: long enough for its restart
-)
+# how long the API may be away while we wait or watch: enough for its restart
+POLL_PATIENCE_S = 60.0
 # Errors before anything was sent.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 def base_url(url: str | None) -> str:
-    """http://host:port of a node; UrlError: it cannot be read."""
+    """http://host:port of a node. UrlError: the url cannot be read."""
     url = os.environ.get("PROOFLINE_URL", DEFAULT_URL) if url is None else url
     base = url.rstrip("/").removesuffix(PREFIX)
     try:
@@ -50,7 +49,7 @@ def no_answer(base: str, error: httpx.HTTPError) -> ApiError:
 
 
 def read(call: Call[T], base: str, answer: httpx.Response) -> T:
-    """The answer as the call reads it. ApiError: a refusal, or somebody else's answer."""
+    """The answer as the call reads it. ApiError: a refusal, or another server's answer."""
     try:
         document = answer.json()
     except ValueError:

@@ -11,14 +11,12 @@ FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 8.0
 ASKED_TO_WAIT = (429, 503)  # with Retry-After: refused before anything was done
 PERHAPS_AWAY = (502, 503, 504)  # of a proxy whose node restarts
-# Exponents beyond this change nothing and would end as an OverflowError.
+# Larger exponents change nothing, and would end in an OverflowError.
 _MOST_DOUBLINGS = 10
 
 
 class Patience:
-    """How long one call may be tried again: `patience_s` from now, with what the API asks for
-    in Retry-After.
-    """
+    """How long one call may be tried again: `patience_s` from now, minding Retry-After."""
 
     def __init__(self, patience_s: float) -> None:
         self._ends_at = time.monotonic() + patience_s
@@ -27,8 +25,8 @@ class Patience:
     def pause_s(self, error: ApiError, is_repeatable: bool, waits_for_start: bool) -> float:
         """Seconds until the next try; `error` itself where there is none.
 
-        `waits_for_start`: an address where nobody listens is tried again, as that of a node that
-        restarts. Else it is taken for a wrong one.
+        `waits_for_start`: whether an address where nobody listens is tried again, as a restarting
+        node's, or taken for a wrong one.
         """
         pause_s = _pause_s(error, is_repeatable, waits_for_start, self._tries)
         if pause_s is None or time.monotonic() + pause_s > self._ends_at:

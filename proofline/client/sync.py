@@ -1,4 +1,4 @@
-"""The client of a program that waits for each answer."""
+"""The client for programs that wait for each answer."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +19,14 @@ OnProgress = Callable[[int, int], None]  # (nonces done, nonces in all)
 
 
 class Client:
-    """A node's API.
+    """A node's API; one client may be used by several threads.
 
-    What the API asks to be sent again (429 and 503 with Retry-After), and what can be sent twice
-    without harm, is tried again for `patience_s` seconds; `on_wait` is told the error and for how
-    many seconds is waited. A node that has never answered is not waited for: see `wait_ready`.
+    A call that the API asks to repeat (429 and 503 with Retry-After), or that can be repeated
+    without harm, is tried again for `patience_s` seconds; `on_wait` gets the error and the seconds
+    to wait. A node that has never answered is not waited for: see `wait_ready`.
 
     `url`: None takes PROOFLINE_URL of the environment, else port 8000 of this machine; `api_key`:
-    None takes POC_API_KEY. `transport` stands in for the network in tests. Its methods raise
-    ApiError; one client may be used by several threads.
+    None takes POC_API_KEY. `transport` stands in for the network in tests. Methods raise ApiError.
     """
 
     def __init__(
@@ -66,9 +65,7 @@ class Client:
         return self.call(calls.submit(body)).request_id
 
     def wait(self, request_id: str, answer: type[T], on_progress: OnProgress | None = None) -> T:
-        """A job's result, read as `answer` (a model, or Document for its JSON). JobFailedError:
-        there will be none.
-        """
+        """A job's result as `answer` (a model, or Document for JSON). JobFailedError: none."""
         pause_s = exchange.FIRST_POLL_S
         while True:
             job = self.call(
@@ -101,7 +98,7 @@ class Client:
         return self.run(calls.validation(body, artifacts, stat_test), ValidationResult, on_progress)
 
     def cancel(self, request_id: str) -> bool:
-        """False: the job had ended before."""
+        """Cancels a job; False: the job had ended before."""
         return self.call(calls.cancel(request_id)).cancelled
 
     def status(self) -> Status:
@@ -133,11 +130,11 @@ class Client:
         return self.call(calls.versions())
 
     def deployment(self) -> UpStatus:
-        """What is deployed and how far each host is."""
+        """What is deployed, and each host's progress."""
         return self.call(calls.deployment())
 
     def deploy(self, model: str, dtype: str = "auto", additional_args: Sequence[str] = ()) -> None:
-        """Has all hosts serve a model; returns at once. `deployment` says how far they are."""
+        """Has all hosts serve a model; returns at once. `deployment` tells their progress."""
         self.call(calls.deploy(model, dtype, additional_args))
 
     def undeploy(self) -> None:
@@ -145,7 +142,7 @@ class Client:
         self.call(calls.undeploy())
 
     def call(self, call: Call[T], *, patience_s: float | None = None) -> T:
-        """Sends any call; the others are made of this one."""
+        """Sends any call; the other methods are made of this one."""
         patience = Patience(self._patience_s if patience_s is None else patience_s)
         while True:
             try:
