@@ -1,6 +1,4 @@
-"""The faults of a campaign. Each does its harm, waits as long as it lasts, and leaves nothing
-of it behind.
-"""
+"""The faults of a campaign: each does harm, waits while it lasts, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tests.faults.stack import FaultyStack, MovedClock, fill
 from tests.integration.processes import engine_cores
 from tests.peers.receiver import Receiver
 
-# Longest that anything stands still or is away: worker heartbeats of a campaign last 4 s.
+# Seconds that anything stands still or is away, at most: heartbeats of a campaign last 4 s.
 _LONGEST_S = 8.0
 
 
@@ -37,7 +35,7 @@ class Victims:
     rng: random.Random
 
     def any_pid(self) -> tuple[str, int | None]:
-        """A process of the stack: each kind is as likely, of each kind each one."""
+        """A process of the stack: each kind as likely as another, and each one of a kind."""
         kind = self.rng.choice(["worker", "worker", "api", "courier", "redis"])
         child = self.rng.choice(
             self.stack.children(kind) or self.stack.children()
@@ -46,7 +44,7 @@ class Victims:
 
 
 Fault = Callable[[Victims], str]
-"""Does it and says what, in a few words."""
+"""Does the fault's harm and says what, in a few words."""
 
 
 def kill(victims: Victims) -> str:
@@ -117,7 +115,7 @@ def receiver_refuses(victims: Victims) -> str:
 
 
 def receiver_talks_nonsense(victims: Victims) -> str:
-    """It has what it was sent, and answers what nobody can read."""
+    """The receiver takes what it is sent, and answers what nobody can read."""
     seconds = victims.rng.uniform(1, _LONGEST_S)
     victims.receiver.talks_nonsense = True
     time.sleep(seconds)
