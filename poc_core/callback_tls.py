@@ -114,9 +114,8 @@ def made(names: TlsNames) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if names.client:
         try:
-            context.load_cert_chain(
-                names.client[0], names.client[-1], password=""
-            )  # asks nobody for one
+            # An empty password, so that nobody is asked for one.
+            context.load_cert_chain(names.client[0], names.client[-1], password="")
         except (OSError, ssl.SSLError, ValueError) as error:
             shown = ", ".join(map(str, names.client))
             raise CertificateError(

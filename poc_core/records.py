@@ -267,12 +267,10 @@ class WorkerRecord:
     chat_host: str | None = None  # by which the API reaches that server
     chat_paths: tuple[str, ...] = USUAL  # what of that server the API passes on, see openai_paths
     stats: Mapping[str, int | float] = field(default_factory=dict)
-    chat_secret: str | None = field(
-        default=None, repr=False
-    )  # made at its start; what its OpenAI server wants
-    gpus: Mapping[str, JsonValue] = field(
-        default_factory=dict
-    )  # of its machine: MachineGpus of poc_core/gpus.py
+    # made at its start; what its OpenAI server wants
+    chat_secret: str | None = field(default=None, repr=False)
+    # of its machine: MachineGpus of poc_core/gpus.py
+    gpus: Mapping[str, JsonValue] = field(default_factory=dict)
     visible_gpus: str = ""  # CUDA_VISIBLE_DEVICES of its process; empty: all of its machine
     # the machine's or container's own name, by which its other processes know their workers
     machine: str = ""

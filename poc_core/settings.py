@@ -115,9 +115,8 @@ class Settings(WorkSettings):
     @classmethod
     def _redis_scheme(cls, url: str) -> str:
         try:
-            if not url.startswith(
-                ("redis://", "rediss://")
-            ):  # not unix://: Celery names it differently
+            # Not unix://, which Celery names differently.
+            if not url.startswith(("redis://", "rediss://")):
                 raise ValueError
             parse_url(url)
         except ValueError:

@@ -93,9 +93,8 @@ class JobStore:
         answer would not fit.
         """
         self._check_answer(job)
-        self._check_room(
-            len(job.nonces), self.queued_nonces()
-        )  # before megabytes are uploaded in vain
+        # Asked here too, before megabytes are uploaded in vain.
+        self._check_room(len(job.nonces), self.queued_nonces())
         job_id = uuid.uuid4().hex
         key = keys.job(job_id)
         self._stage(key, job)

@@ -37,9 +37,8 @@ class Victims:
     def any_pid(self) -> tuple[str, int | None]:
         """A process of the stack: each kind as likely as another, and each one of a kind."""
         kind = self.rng.choice(["worker", "worker", "api", "courier", "redis"])
-        child = self.rng.choice(
-            self.stack.children(kind) or self.stack.children()
-        )  # it may be between two starts
+        # The kind may be between two starts.
+        child = self.rng.choice(self.stack.children(kind) or self.stack.children())
         return child.spec.name, child.pid
 
 
@@ -152,9 +151,8 @@ def no_memory(victims: Victims) -> str:
 
 
 def full_disk(victims: Victims) -> str:
-    if (
-        victims.disk is None or shutil.disk_usage(victims.disk).free < 2**28
-    ):  # really full, it would stay so
+    # A disk that is really full would stay so.
+    if victims.disk is None or shutil.disk_usage(victims.disk).free < 2**28:
         return no_memory(victims)
     seconds = victims.rng.uniform(1, _LONGEST_S)
     filler = fill(victims.disk)

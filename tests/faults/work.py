@@ -238,9 +238,8 @@ class Work:
             if answer.status_code == 200:
                 found: dict[str, Any] = answer.json()
                 return found
-            if answer.status_code == 409 and path.startswith(
-                "/init"
-            ):  # an answer that got lost: it runs
+            # The answer got lost: the round runs.
+            if answer.status_code == 409 and path.startswith("/init"):
                 return {}
             if answer.status_code != 503:
                 self.problem(f"{path} was answered {answer.status_code} {answer.text[:200]}")

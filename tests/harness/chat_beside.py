@@ -21,9 +21,8 @@ def answers_alone_and_beside(
     PROOFLINE_TEST_PROMPTS says how many prompts.
     """
     gate = ChatGate(parse_chat_policy("share:0.5"), engine.unfinished_chat)
-    level = (
-        logging.root.level
-    )  # vLLM's server sets it in this process, where later tests read warnings
+    # vLLM's server sets it in this process, where later tests read warnings.
+    level = logging.root.level
     done = threading.Event()
 
     def prove_on() -> int:

@@ -145,9 +145,8 @@ class Differences:
     """Prompts whose two answers differ, by why."""
 
     corrupted: list[int] = field(default_factory=list)
-    ties: list[int] = field(
-        default_factory=list
-    )  # at the first other token the two best were as good as equal
+    # at the first other token the two best were as good as equal
+    ties: list[int] = field(default_factory=list)
 
 
 def differences(expected: Sequence[Answer], found: Sequence[Answer]) -> Differences:

@@ -76,8 +76,7 @@ def forked() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiprocessing, "get_context", get_context)
-        patch.setattr(
-            lifeline, "hold", lambda: None
-        )  # it goes by parents, which here is the server
+        # The lifeline goes by parents, which here is the server.
+        patch.setattr(lifeline, "hold", lambda: None)
         multiprocessing.set_forkserver_preload(IMPORTED)
         yield

@@ -162,9 +162,8 @@ class LocalCompose:
         path = os.pathsep.join([str(BIN), str(REDIS.parent), os.environ["PATH"]])
         home = str(self.folder / "home")
         image = {"PATH": path, "HOME": home, "TMPDIR": home, "HOSTNAME": socket.gethostname()}
-        given = self.services[name].get(
-            "environment", {}
-        )  # without a value: from .env, which has none here
+        # Variables without a value come from .env, which has none here.
+        given = self.services[name].get("environment", {})
         own = {
             key: self._here(name, str(value)) for key, value in given.items() if value is not None
         }
@@ -201,9 +200,8 @@ class LocalCompose:
         source, path, *_ = volume.split(":")
         if source.startswith("./"):
             return path, str(ROOT / source)
-        here = self.folder / source.replace(
-            "secrets-", "each/"
-        )  # of services: side by side, as `secrets` sees them
+        # Secrets of services lie side by side, as `secrets` sees them.
+        here = self.folder / source.replace("secrets-", "each/")
         here.mkdir(parents=True, exist_ok=True)
         return path, str(here)
 

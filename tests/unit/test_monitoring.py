@@ -308,6 +308,5 @@ def test_grafana_lets_nobody_in_without_its_password() -> None:
 def test_prometheus_can_be_changed_by_nobody_and_read_by_no_page_of_a_stranger() -> None:
     command = compose_file.services()["prometheus"]["command"]
     web = [argument for argument in command if argument.startswith("--web.")]
-    assert web == [
-        "--web.cors.origin=none"
-    ]  # neither its administration nor its end, nor metrics that others write
+    # Neither its administration nor its end, nor metrics that others write.
+    assert web == ["--web.cors.origin=none"]

@@ -120,9 +120,8 @@ class Outbox:
         """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         ttl_s = self._settings.callback_retention_sec
-        for_url = (
-            self._redis.hget(key, "url") or b""
-        )  # without one the script says what became of it
+        # Without a url the script says what became of the outbox.
+        for_url = self._redis.hget(key, "url") or b""
         found = self._take(
             [key, keys.receiver(receiver_of(for_url.decode(errors="replace")))],
             [token, now, now + self.lock_s, *self._most, ttl_s, BREAKS_AT, now + PROBE_S],

@@ -353,9 +353,8 @@ def test_a_stream_without_an_end_does_not_keep_the_server_from_its_own(behind: s
             answer = b""
             while b"first" not in answer:
                 answer += connection.recv(1000)
-        assert b"0\r\n\r\n" not in rest(
-            connection
-        )  # it broke off, which tells the page to ask again
+        # The stream broke off, which tells the page to ask again.
+        assert b"0\r\n\r\n" not in rest(connection)
 
 
 async def test_what_is_used_of_uvicorn_is_where_it_was() -> None:

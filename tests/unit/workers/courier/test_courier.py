@@ -569,9 +569,8 @@ def test_a_round_is_delivered_while_60_jobs_receivers_hang(
         for due in jobs_first:
             courier.offer(due)
         wait_until(lambda: bool(hung_when_it_came))
-    assert (
-        hung_when_it_came[0] <= JOB_PLACES
-    )  # before any of these was given up: then another one would have begun
+    # Before any of these was given up, after which another would have begun.
+    assert hung_when_it_came[0] <= JOB_PLACES
     assert outbox_status(redis, record.round_id).delivered == 4
 
 
