@@ -1,6 +1,4 @@
-"""compose.yaml, its overrides and the Dockerfiles, as far as they can be checked without a
-Docker engine.
-"""
+"""compose.yaml, its overrides and the Dockerfiles, checked without a Docker engine."""
 
 import hashlib
 import re

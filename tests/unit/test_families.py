@@ -1,6 +1,4 @@
-"""How the model matrix judges: a fault told apart from an engine that gives other bits each
-time.
-"""
+"""The model matrix tells a fault from an engine that gives other bits each time."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future

@@ -1,6 +1,4 @@
-"""Housekeeping of a worker that has nothing else to do: what others left behind in Redis, and
-an engine that dies.
-"""
+"""Housekeeping of an idle worker: what others left behind in Redis, and a dying engine."""
 
 import threading
 import time

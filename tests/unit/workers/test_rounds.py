@@ -1,4 +1,4 @@
-"""A worker's part in a round, on an engine that does what a test tells it to."""
+"""A worker's part in a round, on an engine that a test directs."""
 
 import dataclasses
 import logging

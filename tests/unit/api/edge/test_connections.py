@@ -1,6 +1,4 @@
-"""Findings (11) and (14) on a real server: slow, silent and greedy clients, and what comes
-behind a body.
-"""
+"""Slow, silent and greedy clients on a real server, and what comes behind a body."""
 
 import resource
 import socket
@@ -122,7 +120,7 @@ class Connect:
 
     def __call__(self, sent: bytes = b"") -> socket.socket:
         connection = self._opened.enter_context(socket.socket())
-        # Else some kernels take all of a large answer for a client that reads nothing.
+        # Else some kernels take a large answer whole for a client that reads nothing.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         connection.settimeout(PATIENCE_S)
         connection.connect(("127.0.0.1", self._port))

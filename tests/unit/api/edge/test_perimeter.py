@@ -1,6 +1,4 @@
-"""Finding (10): what a stranger's web page can send changes nothing; what the network's client
-sends does.
-"""
+"""A stranger's web page can send nothing that changes the node; the network's client can."""
 
 from collections.abc import Iterator
 

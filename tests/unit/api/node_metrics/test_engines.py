@@ -1,4 +1,4 @@
-"""Engines read each by itself: what one that hangs costs."""
+"""Engines' metrics, each read by itself: what one that hangs costs."""
 
 import asyncio
 

@@ -1,6 +1,4 @@
-"""Finding (11): requests that wait for a job have a limit, and one whose client leaves is
-released.
-"""
+"""Requests that wait for a job have a limit; one whose client leaves is released."""
 
 import json
 import socket

@@ -169,8 +169,7 @@ def test_the_document_shows_what_its_command_gives(
     stdout = " ".join(capfd.readouterr().out.split())
     for line in re.findall(r"^    ((?:Set|An honest) .*)$", document, flags=re.MULTILINE):
         assert line in stdout
-    # docs/pictures/report-distances.png is that picture; another matplotlib may set its letters
-    # elsewhere.
+    # docs/pictures/report-distances.png; another matplotlib may set its letters elsewhere.
     shown, drawn = (
         imread(ROOT / "docs/pictures/report-distances.png"),
         imread(tmp_path / "out/distances.png"),

@@ -1,6 +1,4 @@
-"""Rounds in Redis against a model of them: leases, completions, losses and the end of the
-sequence in any order.
-"""
+"""Rounds in Redis against a model: leases, completions, losses and the end in any order."""
 
 from __future__ import annotations
 

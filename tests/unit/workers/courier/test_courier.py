@@ -1,6 +1,4 @@
-"""The courier: what it makes of a receiver's answers, and of a Redis or a process that is away
-meanwhile.
-"""
+"""The courier, by a receiver's answers, and where Redis or a process goes away meanwhile."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Callbacks by mutual TLS: to a receiver that pins the node's certificate, as the node pins its."""
+"""Callbacks by mutual TLS: node and receiver each pin the other's certificate."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Finding (18): Flower tells nothing to those without the password."""
+"""Flower tells nothing to those without the password."""
 
 import subprocess
 import sys

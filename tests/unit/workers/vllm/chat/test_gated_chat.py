@@ -1,6 +1,4 @@
-"""The gate in front of vLLM's OpenAI server: what passes it, what is counted, how a refusal
-looks.
-"""
+"""The gate before vLLM's OpenAI server: what passes, what is counted, how a refusal looks."""
 
 import asyncio
 from typing import Any
@@ -116,7 +114,7 @@ async def test_lifespan_reaches_the_server() -> None:
     assert seen == ["lifespan"]
 
 
-# vLLM's own: they run any method of the workers, scale, sleep, or load what they are told to.
+# vLLM's paths that run any method of the workers, scale, sleep, or load what they are told to.
 _ADMINISTRATIVE = (
     "collective_rpc",
     "scale_elastic_ep",
