@@ -8,8 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from poc_core.arithmetic.nonces import MAX_NONCE
 
-# The largest batch_size of a request. Engines split batches; larger ones only make a lost worker
-# more expensive.
+# The largest batch_size of a request: engines split batches, so more only makes tasks long.
 MAX_BATCH_SIZE = 1024
 # Longest name, hash or key. The network's are below 130 characters.
 _MAX_TEXT = 256

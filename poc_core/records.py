@@ -196,13 +196,13 @@ class RoundRecord:
 class Refusal(StrEnum):
     """Why a worker is leased nothing."""
 
-    # Of a job's batch, whose message is dropped in every case:
+    # A job's batch is refused; its message is dropped in every case:
     GONE = "gone"  # no such job: expired
     ENDED = "ended"  # completed, failed or cancelled
     ROUND = "round"  # a round has the workers; the batch waits for its end
     DONE = "done"  # this batch has its values
     HELD = "held"  # a live worker computes it, maybe this one
-    # Of a round:
+    # A round's nonces are refused:
     STOPPED = "stopped"  # or it validates, or expired
     FULL = "full"  # the outbox is at its limit: ask again later
     EXHAUSTED = "exhausted"  # the sequence has ended; the round does with the last of its leases

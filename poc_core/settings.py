@@ -21,7 +21,7 @@ REDIS_TIMEOUT_S = 5.0
 
 
 class ChatPolicy(NamedTuple):
-    """Who has the engine when chat and proofs want it. `fraction`: the proofs', for `share`."""
+    """Who has the engine if chat and proofs want it. `fraction`: the proofs' time, for `share`."""
 
     mode: Literal["yield", "share", "exclusive", "off"]
     fraction: float = 0.0

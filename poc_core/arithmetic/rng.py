@@ -188,7 +188,7 @@ def _compute_key_part(low: int, high: int, device: torch.device) -> Tensor:
 
 
 def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
-    """From `seed ^ key part` to the hash, in place. int32; `scratch` is of the same shape."""
+    """Turns `seed ^ key part` into the hash, in place. int32; `scratch` is of the same shape."""
     # Arithmetic right shifts bring in sign bits; the masks make them logical.
     torch.bitwise_right_shift(h, 19, out=scratch).bitwise_and_(0x1FFF)
     h.bitwise_left_shift_(13).bitwise_or_(scratch)

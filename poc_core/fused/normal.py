@@ -13,7 +13,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _unit(key, seed):
-    """float32(hash(key, seed)) / 2^32"""
+    """float32(hash(key, seed)) / 2^32."""
     k = key * 0xCC9E2D51
     k = (k << 15) | (k >> 17)
     h = seed ^ (k * 0x1B873593)

@@ -139,7 +139,7 @@ class Contract(ABC):
 
     # Answers and callbacks (protocol.md, sections 5 and 6).
 
-    # Of jobs, as OpenAPI shows them.
+    # The answers to jobs, as OpenAPI shows them.
     result_models: ClassVar[tuple[type[BaseModel], ...]] = ()
     result_examples: ClassVar[Examples] = {}
 

@@ -23,7 +23,7 @@ class Deployment(ModelOptions):
 
 
 class DeploymentState(StrEnum):
-    """As `inference/up/status` tells it (protocol.md, section 5)."""
+    """The deployment's state as `inference/up/status` tells it (protocol.md, section 5)."""
 
     IDLE = "idle"  # nothing shall run
     STARTING = "starting"
@@ -85,7 +85,7 @@ class DeploymentRecord:
 
 @dataclass(frozen=True)
 class DeploymentStatus:
-    """The record and what the hosts that live have made of it."""
+    """The record, and how far the hosts that live are with it."""
 
     record: DeploymentRecord | None  # None: nothing was ever deployed
     hosts: Sequence[HostReport] = ()

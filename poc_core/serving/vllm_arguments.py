@@ -20,7 +20,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Of the command line, with one value.
+# Arguments of the command line with one value.
 _WITH_VALUE = _names("""
     attention-backend block-size chat-template-content-format config-format cpu-offload-gb
     distributed-executor-backend dtype gdn-prefill-backend generation-config

@@ -27,7 +27,7 @@ _AWAY = (httpx.HTTPError,)
 
 Artifacts = list[dict[str, Any]]
 Expected = Callable[[str, Sequence[int]], Artifacts]
-"""The right artifacts of a block hash and these nonces."""
+"""The right artifacts of a block hash and nonces."""
 Same = Callable[[Artifacts, Artifacts], bool]
 
 

@@ -38,7 +38,7 @@ def nonces_of(case: dict[str, Any]) -> list[int]:
 
 
 def stepwise(spec: ProofSpec) -> ProofSpec:
-    """The same claims, followed step by step."""
+    """The spec with its claims followed step by step."""
     return spec.model_copy(update={"options": {**spec.options, "stepwise": True}})
 
 

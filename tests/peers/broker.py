@@ -7,7 +7,7 @@ import httpx
 
 from tests.harness.waiting import wait_until
 
-# As the network writes it: the model's id, escaped twice.
+# The path as the network writes it: with the model's id, escaped twice.
 CALLBACK_PATH = "/v3/poc/tiny%252Fmodel"
 SETTLE_S = 120.0
 

@@ -61,7 +61,7 @@ class Receiver:
         return f"http{'s' if self.tls else ''}://127.0.0.1:{self._port}"
 
     def go_away(self) -> None:
-        """From now on connections are refused."""
+        """Refuses connections from now on."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

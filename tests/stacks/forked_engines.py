@@ -44,7 +44,7 @@ class ForkedProcess(context.ForkServerProcess):
         import setproctitle  # it comes with vLLM
 
         gc.freeze()  # what was imported stays to the end
-        # It finds its place by the environment with which the server was started.
+        # setproctitle finds its place by the environment with which the server was started.
         setproctitle.getproctitle()
         os.environ.clear()
         os.environ.update(self._environment)

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-# Unrelated unit vectors lie about sqrt(2) apart (docs/proofs.md); rounding, number formats and
-# hardware move a vector by far less than half of that.
+# Unrelated unit vectors lie about sqrt(2) apart (docs/proofs.md); rounding, formats and hardware
+# move a vector by far less than half of that.
 UNRELATED = math.sqrt(2) / 2
 
 UNREADABLE = (

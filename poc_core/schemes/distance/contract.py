@@ -102,7 +102,7 @@ class DistanceContract(Contract):
     ) -> list[JsonValue]:
         DistanceOptions.checked(spec, hidden_size)
         text = spec.model_dump_json()
-        # As wide as true distances spread: both sides of any r_target in use get some.
+        # The spread of true distances: both sides of any r_target in use get some.
         return [float(math.sqrt(2) + 0.03 * noise(text, nonce, 1)[0]) for nonce in nonces]
 
     def cell(self, value: float) -> str:

@@ -34,7 +34,7 @@ def packed(
 def halves(counted: bytes, is_body: bool) -> tuple[bytes, bytes] | None:
     """An entry of an outbox as two, each with its count; None when it cannot be divided.
 
-    `is_body`: a job's callback. Its list of artifacts is divided; the first half keeps excluded.
+    `is_body`: a job's callback: its artifacts are divided; excluded nonces stay in the first half.
     """
     entry = without_count(counted)
     if not is_body:
