@@ -429,7 +429,7 @@ class TestBadBodies:
         assert answer.json()["error"]["type"] == "invalid_request_error"
         assert worker.received == []
 
-    def test_finding_12_a_body_of_nothing_but_short_items_is_refused_unparsed(
+    def test_a_body_of_nothing_but_short_items_is_refused_unparsed(
         self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("api.routes.openai._MAX_COMMAS", 1000)

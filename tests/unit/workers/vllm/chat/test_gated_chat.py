@@ -129,7 +129,7 @@ _ADMINISTRATIVE = (
     "path", [*_ADMINISTRATIVE, "v1/models/", "v1/chat/completions/render", "docs"]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-async def test_finding_13_only_what_chat_needs_is_served(method: str, path: str) -> None:
+async def test_only_what_chat_needs_is_served(method: str, path: str) -> None:
     server = Server()
     answer = await server.client.request(method, f"/{path}")
     assert answer.status_code == 404
