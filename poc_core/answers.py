@@ -1,6 +1,4 @@
-"""The answers as OpenAPI shows them (protocol.md, section 5). Results are sent as Redis holds
-them, unparsed.
-"""
+"""The API's answers as OpenAPI shows them (protocol.md, section 5); results go out unparsed."""
 
 from typing import Any, Literal, Union
 
@@ -63,9 +61,7 @@ class SilentReceiver(BaseModel):
 
 
 class Stats(BaseModel):
-    """Of the round that was started last; before the first, total_processed and
-    nonces_per_second are of all jobs.
-    """
+    """Figures of the latest round; before there is one, the first two are of all jobs."""
 
     total_processed: int = Field(description="Nonces computed by all workers.")
     nonces_per_second: float = Field(
@@ -143,7 +139,7 @@ RESULTS = [model for contract in contracts() for model in contract.result_models
 
 
 def one_of(*models: type[BaseModel]) -> Any:
-    """For OpenAPI: an answer that is one of these."""
+    """For OpenAPI: an answer that is one of these models."""
     return Union[models]  # noqa: UP007 - their number is known only now
 
 

@@ -1,8 +1,6 @@
-"""TLS of callbacks to the receivers that the operator names: which certificates are trusted, and
-which is shown.
+"""TLS of callbacks to named receivers: which certificates are trusted, and which is shown.
 
-Both are read again when their files change, so that they can be replaced while callbacks are on
-their way.
+All files are read again when they change, so certificates can be replaced while callbacks run.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds for a handshake alone, and for a refusal after it.
 _HANDSHAKE_S = 2.0
-# Of a file: which one it is, when it was written, and its size.
+# A file's identity, time of writing and size.
 _State = tuple[int, int, int]
 
 
@@ -40,7 +38,7 @@ class CertificateError(ProoflineError):
 
 @dataclass(frozen=True)
 class TlsNames:
-    """As the settings have it. ValueError by `of`: they do not go together."""
+    """The TLS settings of callbacks. `of` raises ValueError where they do not go together."""
 
     hosts: frozenset[str]
     client: tuple[Path, ...]  # certificate and key in one file, or in two
@@ -72,7 +70,7 @@ NO_TLS = TlsNames.of("", "", None)
 
 
 class CallbackTls:
-    """The context for connections to the hosts named. For one thread."""
+    """The TLS context for connections to the named hosts. For one thread."""
 
     def __init__(self, names: TlsNames) -> None:
         self._names = names
@@ -84,9 +82,10 @@ class CallbackTls:
         return host.lower().strip("[]").removesuffix(".") in self._names.hosts
 
     def context(self) -> ssl.SSLContext:
-        """The one of the files as they are now; the same one until they change. While they cannot
-        be used, as in the middle of being replaced, the one before. CertificateError: there was
-        none before."""
+        """The context of the files as they are now; the one before while they cannot be used.
+
+        CertificateError: there was none before.
+        """
         files = [*self._names.client, *([self._names.trusted] if self._names.trusted else [])]
         state = [_state(file) for file in files]
         if state != self._seen:
@@ -115,9 +114,8 @@ def made(names: TlsNames) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if names.client:
         try:
-            context.load_cert_chain(
-                names.client[0], names.client[-1], password=""
-            )  # asks nobody for one
+            # An empty password, so that nobody is asked for one.
+            context.load_cert_chain(names.client[0], names.client[-1], password="")
         except (OSError, ssl.SSLError, ValueError) as error:
             shown = ", ".join(map(str, names.client))
             raise CertificateError(
@@ -128,9 +126,7 @@ def made(names: TlsNames) -> ssl.SSLContext:
 
 
 def handshake_problem(error: BaseException) -> str | None:
-    """What went wrong with TLS, for the operator who named the host, whatever the libraries in
-    between made of it; None: something else went wrong.
-    """
+    """What went wrong with TLS, for the operator; None: the error is of another kind."""
     text, seen = "", error
     while True:
         if isinstance(seen, ssl.SSLCertVerificationError):
@@ -148,9 +144,10 @@ def handshake_problem(error: BaseException) -> str | None:
 
 
 def try_handshake(context: ssl.SSLContext, address: str, port: int, host: str) -> str | None:
-    """What is wrong with TLS there, as handshake_problem says it; None: nothing, or nobody answers.
-    Sends nothing else, so that a refusal, which TLS 1.3 brings after the handshake, is not lost
-    behind a request."""
+    """What is wrong with TLS at an address; None: nothing, or nobody answers.
+
+    Sends nothing after the handshake, so a refusal, which TLS 1.3 brings later, is not lost.
+    """
     try:
         with (
             socket.create_connection((address, port), _HANDSHAKE_S) as plain,

@@ -1,6 +1,4 @@
-"""Callback urls: what may be shown of one, whom it names, and which addresses a callback may go
-to.
-"""
+"""Callback urls: what may be shown of one, whom it names, and where a callback may go."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # Kinds of addresses that POC_CALLBACK_ALLOW may name beside hosts and networks.
 KINDS: Final = ("public", "private", "loopback")
 
-# Where clouds tell a machine its own secrets, beside 169.254.169.254: AWS over IPv6, Google over
-# IPv6, Alibaba, Azure.
+# Metadata services of clouds, beside 169.254.169.254: AWS and Google over IPv6, Alibaba, Azure.
 _METADATA = frozenset(
     ipaddress.ip_address(text)
     for text in ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16")
@@ -43,9 +40,7 @@ def redacted(url: str | None) -> str | None:
 
 
 def receiver_of(url: str) -> str:
-    """host:port: what is tried and spared as one, whatever the path; empty for a url that names
-    nobody.
-    """
+    """host:port, the receiver that is tried and spared as one; empty for a url that names none."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", port_of(parts)
@@ -59,7 +54,7 @@ def port_of(parts: SplitResult) -> int:
 
 
 def without_secret(text: str, url: str) -> str:
-    """A text about the url, such as an error's, without its user and password."""
+    """An error's text, or another one about the url, without the url's user and password."""
     secret = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
     return text.replace(secret, "***") if secret else text
 
@@ -77,9 +72,7 @@ def plain(address: Address) -> Address:
 
 
 def literal_address(host: str) -> Address | None:
-    """The address that a url's host is, also as 127.1 or 2130706433, which resolvers take for
-    one; None for a name.
-    """
+    """The address that a url's host is, as resolvers read it (also 127.1); None for a name."""
     try:
         address = ipaddress.ip_address(host)
         # Without a scope (%eth0), which makes an address another one for whoever compares.
@@ -105,9 +98,7 @@ def is_of_this_machine(address: Address) -> bool:
 
 @dataclass(frozen=True)
 class CallbackPolicy:
-    """Which addresses callbacks go to (POC_CALLBACK_ALLOW), but for the node's own ports on its
-    own machine.
-    """
+    """Which addresses callbacks may go to (POC_CALLBACK_ALLOW); never the node's own ports."""
 
     kinds: frozenset[str]
     hosts: frozenset[str]
@@ -115,9 +106,7 @@ class CallbackPolicy:
 
     @classmethod
     def of(cls, text: str) -> CallbackPolicy:
-        """From POC_CALLBACK_ALLOW: kinds, host names, addresses and networks, with commas
-        between. ValueError says what is allowed.
-        """
+        """Reads POC_CALLBACK_ALLOW: kinds, hosts, addresses and networks. ValueError: others."""
         kinds, hosts, networks = set(), set(), []
         for entry in filter(None, (part.strip().lower() for part in text.split(","))):
             if entry in KINDS:
@@ -135,9 +124,7 @@ class CallbackPolicy:
         return cls(frozenset(kinds), frozenset(hosts), tuple(networks))
 
     def check_url(self, url: str, own_ports: Iterable[int]) -> None:
-        """What can be said before a name is resolved. ForbiddenReceiverError: no callback may
-        go there.
-        """
+        """ForbiddenReceiverError where the url alone, before its name is resolved, forbids it."""
         parts = urlsplit(url)
         host = (parts.hostname or "").lower()
         address = literal_address(host)
@@ -156,9 +143,7 @@ class CallbackPolicy:
         own_ports: Iterable[int],
         is_own: Callable[[Address], bool] = is_of_this_machine,
     ) -> None:
-        """ForbiddenReceiverError unless a callback for `host` may connect to this address and
-        port.
-        """
+        """ForbiddenReceiverError unless a callback to `host` may use this address and port."""
         address = plain(address)
         if port in own_ports and (address.is_loopback or address.is_unspecified or is_own(address)):
             raise ForbiddenReceiverError(

@@ -2,9 +2,7 @@
 
 
 class ProoflineError(Exception):
-    """Base of all errors that Proofline raises on purpose; its text tells the user what to do
-    next.
-    """
+    """Base of the errors that Proofline raises on purpose; the text says what to do next."""
 
 
 class SpecError(ProoflineError):
@@ -16,9 +14,7 @@ class VectorError(ProoflineError):
 
 
 class SettingsError(ProoflineError):
-    """A POC_ environment variable that cannot be used; the text names each one and what it may
-    be.
-    """
+    """POC_ environment variables that cannot be used; the text names each and what it may be."""
 
 
 class OptionsError(ProoflineError):
@@ -42,9 +38,7 @@ class RoundError(ProoflineError):
 
 
 class QueueFullError(ProoflineError):
-    """More nonces or jobs than POC_MAX_QUEUED_NONCES allows, or more callbacks than
-    POC_OUTBOX_MAX_BYTES does, would wait.
-    """
+    """Too many nonces or jobs (POC_MAX_QUEUED_NONCES) or callbacks (POC_OUTBOX_MAX_BYTES) wait."""
 
 
 class AnswerTooLargeError(ProoflineError):
@@ -56,9 +50,7 @@ class ForbiddenReceiverError(ProoflineError):
 
 
 class BodyError(ProoflineError):
-    """A request's body that cannot be followed. `loc`: the path to the fault within it, `kind`:
-    what it is called.
-    """
+    """A request's body that cannot be followed. `loc`: path to the fault; `kind`: its name."""
 
     def __init__(self, message: str, loc: tuple[str | int, ...], kind: str) -> None:
         super().__init__(message)

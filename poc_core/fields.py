@@ -1,6 +1,4 @@
-"""The values that requests bring, each with its bounds: for the bodies of all schemes and the
-settings.
-"""
+"""The values that requests and settings bring, each with its bounds."""
 
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -10,8 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from poc_core.arithmetic.nonces import MAX_NONCE
 
-# The largest batch_size a request may ask for. Engines split batches into micro-batches, so more
-# would only make tasks long and the loss of a worker expensive.
+# The largest batch_size of a request: engines split batches, so more only makes tasks long.
 MAX_BATCH_SIZE = 1024
 # Longest name, hash or key. The network's are below 130 characters.
 _MAX_TEXT = 256
@@ -36,8 +33,7 @@ def _http_url(url: str | None) -> str | None:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        # What other parsers may read otherwise is refused, as the one that is asked last is not
-        # this one.
+        # Refused: what the HTTP client's parser, which reads the url last, may read otherwise.
         usable = usable and not any(
             char.isspace() or not char.isprintable() or char == "\\" for char in url
         )

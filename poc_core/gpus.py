@@ -1,6 +1,4 @@
-"""This machine's GPUs as NVIDIA's management library tells of them, without torch. Empty where
-there are none.
-"""
+"""This machine's GPUs as NVIDIA's management library (NVML) shows them, without torch."""
 
 import contextlib
 import time
@@ -11,8 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 _MIB = 1024 * 1024
-# Seconds for which a reading serves: NVML takes some milliseconds a GPU, and temperatures change
-# slowly.
+# Seconds for which a reading serves: NVML takes milliseconds a GPU, temperatures change slowly.
 _FRESH_S = 10.0
 
 
@@ -39,7 +36,7 @@ class GpuDriver(BaseModel):
 
 
 class MachineGpus(BaseModel):
-    """What one machine has; without a driver there are no devices."""
+    """The GPUs and the driver of one machine; without a driver there are no devices."""
 
     devices: list[Gpu] = []
     driver: GpuDriver | None = None
@@ -71,7 +68,7 @@ class GpuWatch:
         self._found = MachineGpus()
 
     def now(self) -> MachineGpus:
-        """At most _FRESH_S old."""
+        """A reading at most _FRESH_S old."""
         if self._clock() - self._read_at > _FRESH_S:
             self._found, self._read_at = read(self._host), self._clock()
         return self._found
@@ -116,7 +113,7 @@ def _device(library: Any, index: int, host: str) -> Gpu:
 
 
 def _told(library: Any, ask: Callable[[], int]) -> int | None:
-    """What not every device can tell."""
+    """A figure that not every device has; None where this one has not."""
     try:
         return int(ask())
     except library.NVMLError:

@@ -1,6 +1,4 @@
-"""The HTTP answer of a completed job (protocol.md, section 5): made once, when the job ends,
-and sent as it is.
-"""
+"""The HTTP answer of a completed job (protocol.md, section 5), made once when the job ends."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,15 +10,12 @@ from poc_core.schemes import contract_of
 from poc_core.schemes.contract import load_all
 
 _EXCLUDED = b"null"
-# Share of a validation's nonces that may stay uncomputed, one of them in any case (protocol.md,
-# section 2, Validation).
+# Share of a validation's nonces that may stay uncomputed, at least one (protocol.md, section 2).
 _MOST_EXCLUDED = 0.1
 
 
 class Part(NamedTuple):
-    """Some of a job's nonces, in their order, as texts, and the JSON of their values; null =
-    excluded.
-    """
+    """Some of a job's nonces as texts, in order, and the JSON of their values; null: excluded."""
 
     nonces: Sequence[bytes]
     values: Sequence[bytes]
@@ -29,11 +24,9 @@ class Part(NamedTuple):
 def answer_texts(
     record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]
 ) -> Iterator[bytes]:
-    """The JSON that GET /generate/{id} sends, text by text: of artifacts one for each part, so that
-    no more of them than a part has are in memory.
+    """The JSON that GET /generate/{id} sends, in texts: of artifacts one a part, to save memory.
 
-    claimed, of a validation: nonce -> JSON of what its value is said to be. NoVerdictError: too few
-    values to judge by.
+    `claimed`, of a validation: nonce -> JSON of its claimed value. NoVerdictError: too few values.
     """
     if record.kind is JobKind.VALIDATE:
         yield _verdict(record, parts, claimed)
@@ -62,8 +55,9 @@ def answer_texts(
 
 
 def callback_opening(record: JobRecord, answer: bytes) -> bytes:
-    """What the job's url is sent (protocol.md, section 6): the answer without its status, and
-    whose it is. `answer`: its first text, whose followers stay as they are.
+    """How the body for a job's url begins (protocol.md, section 6), from the answer's first text.
+
+    Without its status, and with whose answer it is; the texts that follow stay as they are.
     """
     opening, rest = answer.split(b", ", 1)
     assert opening.startswith(b'{"status": ')

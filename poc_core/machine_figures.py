@@ -4,7 +4,7 @@ from pydantic import BaseModel
 
 
 class GpuFigures(BaseModel, frozen=True):
-    """One device. A sensor that it has not got is not in `sensors`."""
+    """The figures of one GPU. A sensor that it has not got is not in `sensors`."""
 
     uuid: str
     model: str
@@ -13,7 +13,7 @@ class GpuFigures(BaseModel, frozen=True):
 
 
 class MachineFigures(BaseModel, frozen=True):
-    """Of one moment. The order of `gpus` is that of their places on the bus."""
+    """The figures of one machine at one moment. `gpus` are in their order on the bus."""
 
     host: str  # its name
     read_at: float  # seconds since the epoch

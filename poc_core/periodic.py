@@ -61,8 +61,7 @@ class Periodic:
         if repr(error) == text and now - said_at < SAID_AGAIN_S:
             return
         self._said = repr(error), now
-        # The broker's own errors (kombu's) have Redis' as their cause. Neither is a mistake in the
-        # code.
+        # kombu's errors have Redis' as their cause. Neither is a mistake in the code.
         is_away = isinstance(error, RedisError) or isinstance(error.__cause__, RedisError)
         logger.warning(
             "%s failed and goes on: %s",

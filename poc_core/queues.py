@@ -1,6 +1,4 @@
-"""Names of queues and tasks, and the Celery configuration of producers and workers. No Celery
-import here.
-"""
+"""Names of queues and tasks, and Celery's configuration, without importing Celery."""
 
 from typing import Any, Literal
 
@@ -12,10 +10,7 @@ RUN_BATCH_TASK = "proofline.run_batch"  # args: [job_id, batch_index]
 ROUND_STEP_TASK = "proofline.round_step"  # args: [round_id]; on the queue of one worker
 
 Consumer = Literal["worker", "monitor"]
-"""Who takes messages.
-
-Each kind brings back its own that were never acknowledged, so that none needs others' queues.
-"""
+"""Who takes messages. Each kind brings back its own unacknowledged ones, never the others'."""
 
 
 def model_queue(model: str) -> str:
@@ -37,16 +32,12 @@ def messages(queue: str) -> str:
 
 
 def bindings(queue: str) -> str:
-    """The key in which kombu keeps that a queue exists; without a TTL, unlike what the queue
-    holds.
-    """
+    """The key in which kombu keeps that a queue exists; it has no TTL."""
     return f"_kombu.binding.{queue}"
 
 
 def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[str, Any]:
-    """Celery's configuration as plain data: JSON only, tasks acknowledged when done, results
-    kept elsewhere.
-    """
+    """Celery's configuration: JSON only, late acknowledgement, no result backend."""
     return {
         "broker_url": settings.redis_url.partition("?")[0],
         "broker_use_ssl": _tls(settings.redis_url) or False,
@@ -79,8 +70,7 @@ def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[st
 def _tls(redis_url: str) -> dict[str, Any] | None:
     """What redis-py makes of the url for TLS; None: without.
 
-    Said in full: of a url that names no option kombu takes any certificate, and Flower reads no
-    options there.
+    In full, as kombu takes any certificate where the url names no option and Flower reads none.
     """
     if not redis_url.startswith("rediss://"):
         return None

@@ -23,9 +23,7 @@ class ProofSpec(BaseModel, frozen=True):
 
 
 class Passes(NamedTuple):
-    """What an engine runs of each nonce: one forward of `rows` positions, then `steps` of one
-    position each.
-    """
+    """The engine's work per nonce: a forward of `rows` positions, then `steps` of one each."""
 
     rows: int
     steps: int = 0
@@ -36,9 +34,7 @@ class Passes(NamedTuple):
 
 
 class PassOrder(NamedTuple):
-    """How the passes of a micro-batch of `n` nonces are numbered: the forwards of all rows come
-    first, one for each `part` nonces, and then its steps, of all nonces each.
-    """
+    """The numbered passes of a micro-batch of `n` nonces: forwards of `part` nonces, then steps."""
 
     n: int
     part: int
@@ -61,7 +57,7 @@ class PassOrder(NamedTuple):
         )
 
     def positions(self, step: int) -> range:
-        """Those of each nonce that a pass computes."""
+        """The positions of each nonce that a pass computes."""
         rows, t = self.shape.rows, step - self.n_parts
         return range(rows) if t < 0 else range(rows + t, rows + t + 1)
 
@@ -76,7 +72,7 @@ class PassOrder(NamedTuple):
         return step == self.n_passes - 1
 
     def has_points_after(self, step: int) -> bool:
-        """Whether a step follows a pass, which needs its points."""
+        """Whether a step, which needs this pass's points, follows."""
         return self.n_parts - 1 <= step < self.n_passes - 1
 
 
@@ -98,9 +94,7 @@ class JobKind(StrEnum):
 
 
 class JobRequest(BaseModel, frozen=True):
-    """What a job remembers of its request beside spec and nonces, for its answer and its
-    callback.
-    """
+    """What a job's answer and callback need of its request beside spec and nonces."""
 
     block_height: int
     node_id: int
@@ -111,9 +105,7 @@ class JobRequest(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class NewJob:
-    """A checked request, ready to be stored. With `claimed` (nonce -> the value it is to have)
-    it is a validation.
-    """
+    """A checked request, ready to be stored; with `claimed` (nonce -> value) a validation."""
 
     model: str
     spec: ProofSpec
@@ -152,16 +144,12 @@ class JobRecord:
     started_at: float | None = None
     finished_at: float | None = None
     error: str | None = None
-    unavailable: bool = (
-        False  # it failed for want of this node's numbers: another node may be asked
-    )
+    unavailable: bool = False  # this node's numbers were missing: another node may be asked
     waiting_for: str | None = None  # what keeps the job's batches from running: "chat"
 
 
 class RoundState(StrEnum):
-    """What a round does (protocol.md, section 5, States). IDLE: stored by /init, not running
-    yet.
-    """
+    """What a round does (protocol.md, section 5, States). IDLE: stored by /init only."""
 
     IDLE = "IDLE"
     GENERATING = "GENERATING"
@@ -181,9 +169,7 @@ class RoundConfig(BaseModel, frozen=True):
     n_groups: int = 1
     batch_size: int  # as the client counts; micro-batches are the node's own business
     url: str | None = None
-    terms: dict[
-        str, JsonValue
-    ] = {}  # by what nonces are reported and claims judged (Contract.terms)
+    terms: dict[str, JsonValue] = {}  # how nonces are reported and claims judged (Contract.terms)
 
     @property
     def nonces(self) -> NonceSequence:
@@ -210,13 +196,13 @@ class RoundRecord:
 class Refusal(StrEnum):
     """Why a worker is leased nothing."""
 
-    # Of a job's batch, whose message is dropped in every case:
+    # A job's batch is refused; its message is dropped in every case:
     GONE = "gone"  # no such job: expired
     ENDED = "ended"  # completed, failed or cancelled
     ROUND = "round"  # a round has the workers; the batch waits for its end
     DONE = "done"  # this batch has its values
     HELD = "held"  # a live worker computes it, maybe this one
-    # Of a round:
+    # A round's nonces are refused:
     STOPPED = "stopped"  # or it validates, or expired
     FULL = "full"  # the outbox is at its limit: ask again later
     EXHAUSTED = "exhausted"  # the sequence has ended; the round does with the last of its leases
@@ -224,9 +210,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True)
 class Lease:
-    """Nonces of a job or a round that one worker computes next; then it must `complete` or
-    `release` them.
-    """
+    """Nonces of a job or a round that one worker computes next, then completes or releases."""
 
     owner_id: str  # of the job or the round
     place: int  # of a job: which batch; of a round: of the first nonce in its sequence
@@ -248,13 +232,11 @@ class ModelInfo:
     dtype: str  # "float32" or "bfloat16"
     max_sequences: int = 1 << 20  # of one micro-batch
     layers: str = ""  # where the engine found the decoder layers; empty: it has none
-    layers_reflected: bool = (
-        True  # whether proofs transform them; False: as the network's nodes, which do not find them
-    )
-    # of proofs: "shared" by layers that never need one at the same time, or "private" to each layer
+    layers_reflected: bool = True  # False: proofs leave them alone, as the network's nodes do
+    # of proofs: "shared" by layers that never need one at the same time, or "private" to each
     caches: str = ""
 
-    # Of schemes that have limits of their own with this model, by name: what Contract.common gives.
+    # Limits of schemes' own with this model, by scheme, as Contract.common reads them.
     schemes: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
 
     def max_batch(self, rows: int) -> int:
@@ -262,19 +244,16 @@ class ModelInfo:
         return max(1, min(self.max_batch_tokens // rows, self.max_sequences))
 
 
-# Of a chat answer in which a worker says that its engine is gone: another worker may answer the
-# request.
+# In a chat answer: the worker's engine is gone, so another worker may answer the request.
 ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 
-# Of a chat request: by what a worker knows that it comes from an API of its node.
+# In a chat request: shows the worker that the request comes from an API of its own node.
 GATEWAY_SECRET_HEADER = "x-proofline-gateway-secret"
 
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """One worker process, by its heartbeat. Every process needs an `id` of its own: leases are
-    bound to it.
-    """
+    """One worker process, by its heartbeat. Each has its own `id`, which its leases name."""
 
     id: str
     model: str  # as clients request it
@@ -288,19 +267,15 @@ class WorkerRecord:
     chat_host: str | None = None  # by which the API reaches that server
     chat_paths: tuple[str, ...] = USUAL  # what of that server the API passes on, see openai_paths
     stats: Mapping[str, int | float] = field(default_factory=dict)
-    chat_secret: str | None = field(
-        default=None, repr=False
-    )  # made at its start; what its OpenAI server wants
-    gpus: Mapping[str, JsonValue] = field(
-        default_factory=dict
-    )  # of its machine: MachineGpus of poc_core/gpus.py
+    # made at its start; what its OpenAI server wants
+    chat_secret: str | None = field(default=None, repr=False)
+    # of its machine: MachineGpus of poc_core/gpus.py
+    gpus: Mapping[str, JsonValue] = field(default_factory=dict)
     visible_gpus: str = ""  # CUDA_VISIBLE_DEVICES of its process; empty: all of its machine
-    # as the machine or container names itself, by which its other processes know their workers
+    # the machine's or container's own name, by which its other processes know their workers
     machine: str = ""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes new work: not while it loads its model, nor when it is about to end
-        or its engine hangs.
-        """
+        """Whether the worker takes new work: not while it loads, drains or its engine hangs."""
         return self.state == "ready"

@@ -21,18 +21,14 @@ REDIS_TIMEOUT_S = 5.0
 
 
 class ChatPolicy(NamedTuple):
-    """Who has the engine when chat and proofs both want it. `fraction`: the proofs' share of
-    the time, for `share`.
-    """
+    """Who has the engine if chat and proofs want it. `fraction`: the proofs' time, for `share`."""
 
     mode: Literal["yield", "share", "exclusive", "off"]
     fraction: float = 0.0
 
 
 class Settings(WorkSettings):
-    """The settings of all processes. _sec and _s are seconds, _ms milliseconds; names without a
-    unit count.
-    """
+    """The settings of all processes. _sec and _s: seconds; _ms: milliseconds; no unit: a count."""
 
     # Who may speak to the API, and how much of it (SECURITY.md).
     require_keys: Literal["auto", "always", "never"] = Field(
@@ -119,9 +115,8 @@ class Settings(WorkSettings):
     @classmethod
     def _redis_scheme(cls, url: str) -> str:
         try:
-            if not url.startswith(
-                ("redis://", "rediss://")
-            ):  # not unix://: Celery names it differently
+            # Not unix://, which Celery names differently.
+            if not url.startswith(("redis://", "rediss://")):
                 raise ValueError
             parse_url(url)
         except ValueError:
@@ -182,7 +177,7 @@ class Settings(WorkSettings):
 
     @property
     def own_ports(self) -> frozenset[int]:
-        """Those that are known without asking Redis: the API's and Redis' own."""
+        """The ports known without asking Redis: the API's and Redis' own."""
         return frozenset((self.api_port, urlsplit(self.redis_url).port or 6379))
 
     @property
@@ -193,12 +188,12 @@ class Settings(WorkSettings):
 
     @property
     def job_ttl_sec(self) -> int:
-        """For which an unfinished job without progress is kept, and what was served is known."""
+        """Seconds that an unfinished job without progress, and what was served, is kept."""
         return self.callback_retention_sec
 
     @property
     def max_jobs(self) -> int:
-        """Jobs that may wait or run: each costs every look at them about as much as five nonces."""
+        """Jobs that may wait or run: looking at a job costs about as much as five nonces."""
         return max(1, self.max_queued_nonces // 5)
 
     @property
@@ -208,26 +203,22 @@ class Settings(WorkSettings):
 
     @property
     def visibility_timeout_s(self) -> int:
-        """After it the broker hands an unacknowledged task to another worker: beyond what one
-        batch takes, else a live worker's task would run twice.
-        """
+        """Seconds after which the broker hands on an unacknowledged task: longer than a batch."""
         return max(180, 3 * self.rpc_timeout_ms // 1000)
 
     @property
     def heartbeat_s(self) -> float:
-        """Between two heartbeats of a worker, some of which may come late."""
+        """Seconds between two heartbeats of a worker, some of which may come late."""
         return self.worker_ttl_s / 5
 
     @property
     def reap_interval_s(self) -> float:
-        """Between two looks of a worker for what dead ones left behind."""
+        """Seconds between a worker's looks for what dead ones left behind."""
         return self.worker_ttl_s / 2
 
     @property
     def delivery_lock_s(self) -> float:
-        """For which a callback's delivery holds its outbox without being renewed: more than it
-        takes to put the largest payload together.
-        """
+        """Seconds that a delivery holds its outbox: longer than its largest payload takes."""
         return 2 * self.worker_ttl_s
 
     @model_validator(mode="after")
@@ -253,12 +244,12 @@ def parse_chat_policy(text: str) -> ChatPolicy:
 
 
 def listed(text: str) -> list[str]:
-    """The entries of a setting that lists several after commas, in small letters."""
+    """The entries of a setting that has several between commas, in small letters."""
     return [entry.strip().lower() for entry in text.split(",") if entry.strip()]
 
 
 def parse_networks(text: str) -> list[IPv4Network | IPv6Network]:
-    """ValueError says what is allowed."""
+    """The networks between commas. ValueError says what is allowed."""
     try:
         return [ip_network(entry) for entry in listed(text)]
     except ValueError:
@@ -266,9 +257,7 @@ def parse_networks(text: str) -> list[IPv4Network | IPv6Network]:
 
 
 def load_settings(**overrides: object) -> Settings:
-    """The environment's settings under `overrides` (those not None). SettingsError names every
-    bad value.
-    """
+    """The environment's settings under `overrides` (not None). SettingsError names bad values."""
     try:
         given = {name: value for name, value in overrides.items() if value is not None}
         return Settings(**given)  # type: ignore[arg-type]

@@ -1,6 +1,4 @@
-"""The settings of what a node computes and keeps: jobs, rounds, callbacks, chat, deployments,
-Redis.
-"""
+"""The settings of what a node computes and keeps; Settings adds the rest and checks them."""
 
 from pathlib import Path
 from typing import Literal
@@ -12,7 +10,7 @@ from poc_core.fields import MAX_BATCH_SIZE
 
 
 class WorkSettings(BaseSettings):
-    """Of Settings, which checks them."""
+    """The part of Settings about jobs, rounds, callbacks, chat, deployments and Redis."""
 
     model_config = SettingsConfigDict(env_prefix="POC_", extra="ignore", frozen=True)
 

@@ -1,6 +1,4 @@
-"""Which nonces a node tries in a round: an arithmetic sequence of its own (protocol.md, section
-4).
-"""
+"""Which nonces a node tries in a round: its own arithmetic sequence (protocol.md, section 4)."""
 
 from dataclasses import dataclass
 
@@ -10,11 +8,10 @@ MAX_NONCE = 2**63 - 1
 
 @dataclass(frozen=True)
 class NonceSequence:
-    """offset + x * step for x = 0, 1, 2, ... up to MAX_NONCE.
+    """The nonces of one group of a node: offset + x * step for x = 0, 1, 2, ... up to MAX_NONCE.
 
-    Node `node_id` of `node_count`, group `group_id` of `n_groups`: the sequences of all groups of a
-    node are disjoint, and together they are the node's {node_id + x * node_count}. ValueError: a
-    count below 1, or an id that its count does not have.
+    The sequences of a node's groups are disjoint and together are {node_id + x * node_count}.
+    ValueError: a count below 1, or an id that is not below its count.
     """
 
     node_id: int
@@ -43,9 +40,7 @@ class NonceSequence:
 
     @property
     def count(self) -> int:
-        """How many nonces there are up to MAX_NONCE: not __len__, which Python limits to 2^63 -
-        1.
-        """
+        """How many nonces there are up to MAX_NONCE. No __len__: Python limits that to 2^63 - 1."""
         return max(0, (MAX_NONCE - self.offset) // self.step + 1)
 
     def take(self, start: int, count: int) -> range:

@@ -1,6 +1,4 @@
-"""Householder reflections: what makes a proof depend on its block (protocol.md, sections 2 and
-3).
-"""
+"""Householder reflections, which tie a proof to its block (protocol.md, sections 2 and 3)."""
 
 from collections.abc import Sequence
 
@@ -20,17 +18,13 @@ def householder_vectors(names: Sequence[str], dim: int, device: torch.device) ->
 def layer_vectors(
     block_hash: str, n_layers: int, hidden: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """What the decoder layers' outputs are reflected by: (n_layers, hidden) in `dtype` (section
-    2.2).
-    """
+    """The reflections of the decoder layers' outputs: (n_layers, hidden) in `dtype` (2.2)."""
     names = [f"{block_hash}_layer_{layer}_householder" for layer in range(n_layers)]
     return householder_vectors(names, hidden, device).to(dtype)
 
 
 def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
-    """`reflect` of each of the tensors by one vector (hidden,), in their own memory where the
-    device has a kernel for it.
-    """
+    """`reflect` of each tensor by one vector (hidden,); in place where a kernel can."""
     if fused.is_on(v.device):
         from poc_core.fused.reflect import (  # here: only a CUDA build of torch brings Triton
             can_reflect,
@@ -44,7 +38,5 @@ def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
 
 
 def reflect(x: Tensor, v: Tensor) -> Tensor:
-    """x - 2 (x . v) v along the last dimension, in x's dtype; v broadcasts against x. x stays
-    as it is.
-    """
+    """x - 2 (x . v) v along the last dimension, as a new tensor; v broadcasts against x."""
     return x - 2 * (x * v).sum(-1, keepdim=True) * v

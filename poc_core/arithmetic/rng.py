@@ -1,9 +1,8 @@
 """Deterministic randomness: every number of a proof comes from a string (protocol.md, section 1).
 
-The hot path is `normal`: up to 134 million hashes a batch. It works on int32 tensors, whose bits
-are read as uint32: torch's int32 arithmetic wraps on every device, and half the bytes of int64 pass
-through memory. `murmur3_plain` is the formula as the protocol writes it, in exact int64
-arithmetic: what the tests hold the fast path against.
+The hot path is `normal`: up to 134 million hashes a batch. It works on int32 tensors whose bits are
+read as uint32: int32 arithmetic wraps on every device and moves half the bytes of int64.
+`murmur3_plain` is the protocol's formula in exact int64: the tests hold the fast path against it.
 """
 
 import hashlib
@@ -23,9 +22,8 @@ _MASK = 0xFFFFFFFF
 # Smallest u1: keeps ln(u1) finite when a hash is 0.
 _MIN_U1 = 1e-10
 
-# Keys worked on at a time. CPU: the hashes (4 bytes a key) stay in cache, and there are enough of
-# them for torch to spread over threads; fastest of 2^15 .. 2^20 on two cores. Accelerators: bounds
-# scratch memory to a few hundred MB.
+# Keys worked on at a time. CPU: hashes (4 bytes a key) stay in cache, and torch can still spread
+# them over threads; fastest of 2^15 .. 2^20 on two cores. Accelerators: scratch of a few 100 MB.
 _CHUNK_KEYS_CPU = 1 << 19
 _CHUNK_KEYS_DEVICE = 1 << 24
 
@@ -47,9 +45,7 @@ def stronger_seeds_from_string(text: str) -> list[int]:
 
 
 def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
-    """uint32 seeds as the int32 tensor (n,) with the same bits, in one copy to `device` that is
-    not waited for.
-    """
+    """uint32 seeds as an int32 tensor (n,) of the same bits; does not wait for the copy."""
     bits = torch.from_numpy(np.array(seeds, dtype=np.uint32).view(np.int32))
     return (
         bits.pin_memory().to(device, non_blocking=True)
@@ -72,8 +68,9 @@ def hash_bits(seeds: Sequence[int] | Tensor, n: int, device: torch.device) -> Te
 
 
 def smallest_hashes(seeds: Sequence[int] | Tensor, n: int, k: int, device: torch.device) -> Tensor:
-    """The k smallest of hash(i, seed), i = 0 .. n-1: their i, ascending, but that of the
-    largest hash comes last (section 2.4). int64 (len(seeds), k).
+    """The i, ascending, of the k smallest hash(i, seed), i < n; the largest hash's comes last.
+
+    int64 (len(seeds), k); section 2.4.
     """
     # Flipping the sign bit makes the order of int32 that of the uint32 hashes.
     chosen = (hash_bits(seeds, n, device) ^ -(1 << 31)).sort(dim=-1, stable=True).indices[:, :k]
@@ -94,9 +91,8 @@ def normal(
 ) -> Tensor:
     """Standard normal numbers by Box-Muller, computed in float32 and rounded once to `dtype`.
 
-    Returns (len(seeds), n), row r from seeds[r]; `out`, when given, is that tensor (any strides)
-    and is returned. `seeds` may be integers or a tensor of their bits, which then stays where it
-    is.
+    Returns (len(seeds), n), row r from seeds[r]; `out`, when given, is that tensor (any strides).
+    `seeds`: integers, or a tensor of their bits, which is not moved.
     """
     if out is None:
         out = torch.empty(len(seeds), n, dtype=dtype, device=device)
@@ -161,9 +157,7 @@ def token_ids(
     vocab_size: int,
     device: torch.device,
 ) -> Tensor:
-    """The token ids of the nonces: int32 (n, seq_len), hash(i, seed) mod vocab_size
-    (protocol.md, section 2.1).
-    """
+    """Token ids: int32 (n, seq_len), hash(i, seed) mod vocab_size (protocol.md, section 2.1)."""
     seeds = [
         seed_from_string(f"{block_hash}_{public_key}_nonce{nonce}_input_ids") for nonce in nonces
     ]
@@ -173,9 +167,7 @@ def token_ids(
 
 
 def _key_part(low: int, high: int, device: torch.device) -> Tensor:
-    """rotl(i * c1, 15) * c2 for i = low .. high-1, what no seed changes of the hash: int32
-    (high - low,).
-    """
+    """The part of a hash that no seed changes: rotl(i * c1, 15) * c2, int32 (high - low,)."""
     cached = _key_cache.get(device)
     if cached is not None and high <= cached.shape[0]:
         return cached[low:high]
@@ -191,13 +183,12 @@ def _key_part(low: int, high: int, device: torch.device) -> Tensor:
 def _compute_key_part(low: int, high: int, device: torch.device) -> Tensor:
     k = torch.arange(low, high, dtype=torch.int64, device=device) * _C1 & _MASK
     k = (k << 15 | k >> 17) & _MASK
-    # The low 32 bits of the product do not depend on an overflow beyond bit 63; the cast keeps just
-    # them.
+    # Only the product's low 32 bits are kept, and no overflow beyond bit 63 changes them.
     return (k * _C2).to(torch.int32)
 
 
 def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
-    """From `seed ^ key part` to the hash, in place. int32; `scratch` is of the same shape."""
+    """Turns `seed ^ key part` into the hash, in place. int32; `scratch` is of the same shape."""
     # Arithmetic right shifts bring in sign bits; the masks make them logical.
     torch.bitwise_right_shift(h, 19, out=scratch).bitwise_and_(0x1FFF)
     h.bitwise_left_shift_(13).bitwise_or_(scratch)
@@ -211,9 +202,7 @@ def _mix_(h: Tensor, scratch: Tensor) -> Tensor:
 
 
 def _to_unit(h: Tensor) -> Tensor:
-    """float32(uint32) / 2^32. Both halves are exact in float32; their sum rounds once, like a
-    conversion.
-    """
+    """float32(uint32) / 2^32. Both halves are exact in float32; their sum rounds once."""
     high = (h >> 16).bitwise_and_(0xFFFF).to(torch.float32).mul_(2.0**-16)
     low = (h & 0xFFFF).to(torch.float32)
     return high.add_(low, alpha=2.0**-32)
@@ -228,9 +217,7 @@ def _box_muller(h1: Tensor, h2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def murmur3_plain(keys: Tensor, seed: int | Tensor) -> Tensor:
-    """hash(i, seed) of int64 keys as int64 in 0 .. 2^32-1: the oracle. A tensor of seeds is
-    int64 and broadcasts.
-    """
+    """The oracle: hash(i, seed) of int64 keys as int64 in 0 .. 2^32-1; seeds broadcast."""
     k = keys * _C1 & _MASK
     k = (k << 15 | k >> 17) & _MASK
     k = k * _C2 & _MASK

@@ -1,6 +1,4 @@
-"""How unlikely an honest node's mistakes are, and how sure one may be of a share that was
-counted.
-"""
+"""How unlikely an honest node's mistakes are, and how sure one may be of a counted share."""
 
 from __future__ import annotations
 
@@ -15,13 +13,10 @@ CONFIDENCE = 0.95
 
 
 def binomial_p_value(n_wrong: int, n_total: int, p_wrong: float) -> float:
-    """P(X >= n_wrong) for X ~ Binomial(n_total, p_wrong); 1 when nothing was tested
-    (protocol.md, sections 2 and 3).
-    """
+    """P(X >= n_wrong), X ~ Binomial(n_total, p_wrong); 1 if n_total is 0 (protocol.md, 2, 3)."""
     if n_total == 0:
         return 1.0
-    # Imported here: it takes half a second and 40 MB, which a process that never judges need not
-    # spend.
+    # Imported here: half a second and 40 MB, which a process that never judges need not spend.
     from scipy.stats import binomtest
 
     return float(binomtest(n_wrong, n_total, p_wrong, alternative="greater").pvalue)
@@ -30,10 +25,9 @@ def binomial_p_value(n_wrong: int, n_total: int, p_wrong: float) -> float:
 def least_frauds(
     n_total: npt.ArrayLike, p_wrong: npt.ArrayLike, fraud_threshold: float
 ) -> npt.NDArray[np.int64]:
-    """The fewest wrong ones of each n_total whose binomial_p_value is below fraud_threshold;
-    n_total + 1: none is.
+    """Smallest n_wrong whose binomial_p_value is below fraud_threshold; n_total + 1: none.
 
-    `p_wrong`: above 0, below 1. Both are broadcast.
+    `n_total` and `p_wrong` (above 0, below 1) broadcast.
     """
     import numpy as np
     from scipy.stats import binom
@@ -41,17 +35,14 @@ def least_frauds(
     fewest: npt.NDArray[np.float64] = (
         np.maximum(binom.isf(fraud_threshold, n_total, p_wrong), 0) + 1
     )
-    # isf rounds in its own way where a probability is as good as the threshold: the verdict's word
-    # is the last.
+    # isf rounds in its own way near the threshold: the verdict's own function decides.
     fewest += binom.sf(fewest - 1, n_total, p_wrong) >= fraud_threshold
     fewest -= (fewest > 1) & (binom.sf(fewest - 2, n_total, p_wrong) < fraud_threshold)
     return fewest.astype(np.int64)
 
 
 def at_most(n_found: int, n_total: int) -> float:
-    """The share that a count does not exclude, upwards: the exact limit of Clopper and Pearson,
-    one-sided.
-    """
+    """Upper limit of a share, n_found of n_total counted (Clopper-Pearson, one-sided)."""
     from scipy.stats import beta
 
     return (
@@ -60,5 +51,5 @@ def at_most(n_found: int, n_total: int) -> float:
 
 
 def at_least(n_found: int, n_total: int) -> float:
-    """The same downwards."""
+    """Lower limit of that share (Clopper-Pearson, one-sided)."""
     return 1.0 - at_most(n_total - n_found, n_total)

@@ -1,4 +1,4 @@
-"""Fused kernels for GPUs, each the same numbers as the plain expression beside which it stands.
+"""Fused kernels for GPUs, each with the same numbers as the plain expression beside it.
 
 Triton comes with torch's CUDA build and compiles a kernel when it is first called.
 """

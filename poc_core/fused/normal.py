@@ -1,7 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
-"""Standard normal numbers from hashes in one pass: nothing but the result is written
-(protocol.md, section 1).
-"""
+"""Standard normal numbers from hashes in one pass over memory (protocol.md, section 1)."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _unit(key, seed):
-    """float32(hash(key, seed)) / 2^32"""
+    """float32(hash(key, seed)) / 2^32."""
     k = key * 0xCC9E2D51
     k = (k << 15) | (k >> 17)
     h = seed ^ (k * 0x1B873593)
@@ -49,9 +47,7 @@ def _normal_kernel(out, seeds, n, half, row_stride, BLOCK: tl.constexpr):
 
 
 def normal_(out: Tensor, seeds: Tensor) -> None:
-    """Fills out (rows, n), whose rows are contiguous, from int32 seeds (rows,) with the bits of
-    the uint32 ones.
-    """
+    """Fills out (rows, n), its rows contiguous, from int32 seeds (rows,) with uint32's bits."""
     rows, n = out.shape
     half = (n + 1) // 2
     # The row is the grid's second dimension, which holds 65,535.

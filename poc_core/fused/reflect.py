@@ -1,12 +1,10 @@
-"""Householder reflection of a layer's outputs in one kernel (protocol.md, section 2.2), to the
-plain expression's bits.
+"""Householder reflection of a layer's outputs in one kernel (protocol.md, section 2.2).
 
-The sum of the products is where an own kernel could differ: it adds in the order in which torch
-2.11's reduction of 16-bit rows does, a warp for each row, as was found by summing numbers that
-swallow others. Lane l of 32 takes the eight columns from 8 l on, and from 8 l + 256 on, and so
-forth, into eight sums and adds these up in order; then lanes 16 apart are added, then 8 apart, down
-to neighbours. Elsewhere a sum may differ in float32's last bits, which shows in one row of ten
-thousand.
+The results have the plain expression's bits, so the sum adds in the order of torch 2.11's reduction
+of 16-bit rows (found by summing numbers that swallow others). A warp takes a row. Lane l of 32
+takes the eight columns from 8 l, from 8 l + 256 and so forth, into eight sums, and adds these up in
+order; then lanes 16 apart are added, then 8 apart, down to neighbours. Elsewhere a sum may differ
+in float32's last bits, which shows in one row of ten thousand.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -35,8 +33,7 @@ def _reflect_kernel(first, second, v, n_rows, hidden, ROWS: tl.constexpr, STRIDE
     inside_rows = (rows < n_rows)[:, None]
     row_at = x + rows[:, None] * hidden
 
-    # Every step is rounded to the model's dtype, as torch's operations are; the sum is taken in
-    # float32.
+    # Each step is rounded to the model's dtype, as by torch; the sum is taken in float32.
     sums = tl.zeros([ROWS, STRIDE], tl.float32)
     for low in range(0, hidden, STRIDE):
         inside = low + columns < hidden
@@ -79,9 +76,7 @@ def _reflect_kernel(first, second, v, n_rows, hidden, ROWS: tl.constexpr, STRIDE
 
 
 def reflect_(terms: list[Tensor], v: Tensor) -> None:
-    """One or two tensors (..., hidden), reflected by the unit vector v (hidden,) in place; see
-    `can_reflect`.
-    """
+    """Reflects one or two tensors (..., hidden) by v (hidden,) in place; see `can_reflect`."""
     hidden = v.shape[0]
     rows = terms[0].numel() // hidden
     grid = (triton.cdiv(rows, _ROWS), len(terms))

@@ -34,14 +34,12 @@ def contract_of(name: str) -> "Contract":
 
 
 def contracts() -> list["Contract"]:
-    """Those of all schemes, in the order of their names."""
+    """The contracts of all schemes, in the order of their names."""
     return [contract_of(name) for name in scheme_names()]
 
 
 def recognised(marks: Mapping[str, Any], candidates: "Sequence[Contract]") -> "Contract":
-    """The scheme that a body speaks of: one that knows its marks, else one that needs none,
-    else the first.
-    """
+    """The scheme of a body: one that knows its marks, else one that needs none, else the first."""
     by_marks = (contract for contract in candidates if contract.recognises(marks))
     without = (contract for contract in candidates if not contract.marks)
     return next(by_marks, None) or next(without, candidates[0])
@@ -55,9 +53,7 @@ def load_scheme(
     device: "torch.device",
     dtype: "torch.dtype",
 ) -> "Scheme":
-    """The scheme that `spec` names, ready for a model on a device. SpecError: unknown scheme or
-    options.
-    """
+    """The scheme that `spec` names, for a model on a device. SpecError: unknown or bad options."""
     module = importlib.import_module(f"{__name__}.{_known(spec.scheme)}.proof")
     scheme: Scheme = module.SCHEME(
         spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype

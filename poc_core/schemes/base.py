@@ -16,20 +16,16 @@ from poc_core.records import Passes, PassOrder, ProofSpec
 
 
 class LayerTransform(Protocol):
-    """What happens after a layer: a Scheme is one."""
+    """What an engine does to each layer's output; a Scheme is one."""
 
     hidden_size: int
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors (..., hidden) that a layer (global index) gave, transformed; may use their
-        memory.
-        """
+        """A layer's output tensors (..., hidden), transformed, maybe in place. `layer`: global."""
 
 
 class Scheme(ABC):
-    """One proof scheme, prepared for one spec on one model and device; used for any number of
-    batches.
-
+    """One proof scheme, prepared for one spec on one model and device; serves many batches.
     Parameters: `hidden_size` of the model, `n_layers` of the whole model (also under pipeline
     parallelism), `device` and `dtype` of its activations. A constructor raises SpecError when it
     cannot follow the spec's options.
@@ -38,8 +34,7 @@ class Scheme(ABC):
     # False: `transform_layer` changes nothing, so an engine need not hook any layer.
     transforms_layers: bool = True
     # True: transforming a sum is transforming its terms, so an engine may transform a layer's
-    # hidden_states + residual at once. False: the two must be transformed apart, as the reference
-    # does.
+    # hidden_states + residual at once. False: each apart, as the reference does.
     transform_is_linear: ClassVar[bool] = True
 
     def __init__(
@@ -68,8 +63,10 @@ class Scheme(ABC):
     def begin(
         self, nonces: Sequence[int], part: int | None = None, reflected: bool = True
     ) -> Batch:
-        """A new micro-batch. `part`: nonces of one forward of all rows, None: all; `reflected`:
-        whether the network transforms a prefill's layers in this model.
+        """A new micro-batch.
+
+        `part`: nonces of one forward of all rows, None: all. `reflected`: whether the network
+        transforms a prefill's layers in this model.
         """
 
     def inputs(self, nonces: Sequence[int]) -> Tensor:
@@ -86,9 +83,7 @@ class Scheme(ABC):
         )
 
     def token_ids(self, nonces: Sequence[int], vocab_size: int) -> Tensor:
-        """What models that choose experts by token get beside the inputs (protocol.md, section
-        2.1): int32 (n, seq_len), on the device.
-        """
+        """Tokens for models that route by them (protocol.md, 2.1): int32 (n, seq_len)."""
         spec = self.spec
         return rng.token_ids(
             spec.block_hash, spec.public_key, nonces, spec.seq_len, vocab_size, self.device
@@ -96,14 +91,10 @@ class Scheme(ABC):
 
     @abstractmethod
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
-        """The output x (..., hidden) of decoder layer `layer` (global index), as a new tensor;
-        x stays.
-        """
+        """A layer's output x (..., hidden), transformed, as a new tensor. `layer`: global index."""
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
-        """`transform_layer` of each of the tensors (..., hidden) that a layer gave; may use
-        their memory.
-        """
+        """`transform_layer` of each tensor (..., hidden) of a layer's output; may be in place."""
         return [self.transform_layer(layer, x) for x in terms]
 
     def _nonce_name(self, nonce: int) -> str:
@@ -120,19 +111,17 @@ class PrefillScheme(Scheme):
 
     @abstractmethod
     def numbers(self, nonces: Sequence[int], last_hidden: Tensor) -> Tensor:
-        """What the nonces' values are made of, on the device, from their last tokens' states
-        after the final norm: (n, hidden), any dtype. Queues its work and waits for none. NaN
-        marks a nonce whose state is not finite.
+        """What values are made of, from the last tokens' normed states (n, hidden), any dtype.
+
+        Stays on the device and waits for nothing. NaN marks a nonce whose state is not finite.
         """
 
     @abstractmethod
     def values(self, nonces: Sequence[int], numbers: Tensor) -> list[JsonValue]:
-        """One value per nonce from its numbers, on the host. None: its state is not finite, so
-        it is excluded, not wrong.
-        """
+        """One value per nonce, on the host. None: its state is not finite: excluded, not wrong."""
 
     def finish(self, nonces: Sequence[int], last_hidden: Tensor) -> list[JsonValue]:
-        """Both at once."""
+        """`numbers` and `values` at once."""
         return self.values(nonces, self.numbers(nonces, last_hidden).cpu()) if nonces else []
 
 
@@ -155,7 +144,7 @@ class Batch(ABC):
         """The embeddings of a pass: (tokens, hidden), model dtype."""
 
     def token_ids(self, vocab_size: int) -> Tensor:
-        """What models that choose experts by token get beside them: (tokens,)."""
+        """Tokens beside `inputs`, for models that choose experts by token: (tokens,)."""
         raise AssertionError("such models are refused beforehand")
 
     @abstractmethod
@@ -164,35 +153,31 @@ class Batch(ABC):
 
     @property
     def layer_vectors(self) -> Tensor | None:
-        """What `transform` reflects the layers' outputs by: (n_layers, hidden). None: it does
-        otherwise.
-        """
+        """The layers' reflections: (n_layers, hidden). None: `transform` works otherwise."""
         return None
 
     def route_hashes(self, step: int, moe_layers: int) -> Tensor:
-        """What the first experts of a step follow from in so many layers of experts, the first
-        ones of the model: int64 (moe_layers, n); each modulo its layer's number of experts is
-        `first_experts`.
+        """Hashes that choose a step's experts in the model's first `moe_layers` layers of experts.
+
+        int64 (moe_layers, n); modulo a layer's number of experts they are `first_experts`.
         """
         raise AssertionError("no step follows")
 
     def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor | None:
-        """The first of the experts that serve each row in the m-th layer of experts: int64
-        (tokens,). None: the gate chooses.
-        """
+        """Each row's first expert in the m-th MoE layer, int64 (tokens,); None: the gate's."""
         return None
 
     @abstractmethod
     def take(self, step: int, states: Tensor) -> None:
-        """The states of a pass after the final norm: (nonces, positions, hidden)."""
+        """Takes the states of a pass after the final norm: (nonces, positions, hidden)."""
 
     @property
     def points(self) -> Tensor:
-        """What the next step follows from: int64 (n,). May be written to."""
+        """The points from which the next step follows: int64 (n,). May be written to."""
         raise AssertionError("no step follows")
 
     def follow(self, points: Tensor) -> None:
-        """Another device has taken the last pass's states, and these are its points."""
+        """Takes the points of the last pass from another device, which took its states."""
         raise AssertionError("no step follows")
 
     @abstractmethod
@@ -201,9 +186,7 @@ class Batch(ABC):
 
     @abstractmethod
     def values(self, numbers: Tensor) -> list[JsonValue]:
-        """One value per nonce from its numbers, on the host. None: a state was not finite, so
-        it is excluded, not wrong.
-        """
+        """One value per nonce, on the host. None: a state was not finite: excluded, not wrong."""
 
 
 class PrefillBatch(Batch):

@@ -43,9 +43,7 @@ class Options(BaseModel):
 
     @classmethod
     def checked(cls, spec: ProofSpec, hidden_size: int) -> Self:
-        """The options for a model of that hidden size. SpecError: unknown ones, or a value it
-        cannot follow.
-        """
+        """The options for a model of that hidden size. SpecError: unknown ones or bad values."""
         try:
             return cls.model_validate(spec.options, context={"hidden_size": hidden_size})
         except ValidationError as error:
@@ -64,19 +62,16 @@ class Options(BaseModel):
 
 
 class Terms(BaseModel):
-    """By what values are judged, or reported: what JobRequest.terms and RoundConfig.terms hold,
-    typed.
+    """By what values are judged or reported: JobRequest.terms and RoundConfig.terms, typed.
 
-    Other than Options they change no value.
+    Unlike Options, terms change no value.
     """
 
     model_config = ConfigDict(frozen=True)
 
 
 class Contract(ABC):
-    """One scheme, as all but the engines see it. A module `contract` of its folder has one as
-    `CONTRACT`.
-    """
+    """One scheme as all but the engines see it: the `CONTRACT` of its folder's `contract.py`."""
 
     name: ClassVar[str]  # of its folder
     options: ClassVar[type[Options]] = Options
@@ -87,30 +82,23 @@ class Contract(ABC):
     job_body: ClassVar[type[JobBody] | None] = None
     round_body: ClassVar[type[RoundBody] | None] = None
     batch_body: ClassVar[type[BatchBody] | None] = None  # with it the scheme's rounds have phases
-    # Fields by which a body says that it speaks of this scheme. Empty: it is what no other scheme
-    # recognises.
+    # Fields by which a body names this scheme. Empty: bodies that no other scheme recognises.
     marks: ClassVar[tuple[str, ...]] = ()
 
     def recognises(self, marks: Mapping[str, Any]) -> bool:
-        """Whether a body is one of this scheme. `marks`: those of all schemes that it has,
-        unchecked.
-        """
+        """Whether a body is this scheme's. `marks`: its fields of all schemes' marks, unchecked."""
         return any(name in marks for name in self.marks)
 
     def limits(self, spec: ProofSpec, info: ModelInfo) -> dict[str, tuple[int, int]]:
-        """What a request asks for and the most that the model can do, by the request's names."""
+        """By field of a request: what it asks for, and the most that the model can do."""
         return {"seq_len": (spec.seq_len, min(info.max_seq_len, info.max_batch_tokens))}
 
     def why_not(self, spec: ProofSpec, info: ModelInfo) -> str:
-        """Why this model cannot compute what the spec asks for, beside `limits`, in words; empty:
-        it can.
-        """
+        """Why this model cannot compute the spec, beside `limits`, in words; empty: it can."""
         return ""
 
     def common(self, infos: Sequence[ModelInfo]) -> dict[str, JsonValue]:
-        """What all of these workers' models can do, of the limits that are the scheme's own:
-        ModelInfo.schemes of each has its own.
-        """
+        """The scheme's own limits that all these models keep; each has its in ModelInfo.schemes."""
         return {}
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
@@ -118,8 +106,9 @@ class Contract(ABC):
         return info.max_batch(self.passes(spec).rows)
 
     def halved(self, spec: ProofSpec, n: int, part: int, info: ModelInfo) -> ModelInfo:
-        """The limits after a micro-batch of `n` nonces, `part` in one forward of all rows, found
-        too little memory: half of that at most.
+        """Limits, halved at least, after a micro-batch of `n` nonces found too little memory.
+
+        `part`: how many of these one forward of all rows held.
         """
         tokens = max(1, part * self.passes(spec).rows // 2)
         return replace(info, max_batch_tokens=min(info.max_batch_tokens, tokens))
@@ -135,7 +124,7 @@ class Contract(ABC):
     # The fields that /status has of this scheme's rounds only, all optional.
     status_fields: ClassVar[type[BaseModel] | None] = None
 
-    # What these say before there is any round.
+    # The values of these fields before there is any round.
     status_without_round: ClassVar[Mapping[str, JsonValue]] = {}
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
@@ -145,19 +134,17 @@ class Contract(ABC):
     def status(
         self, record: RoundRecord, reported: Reported, elapsed_s: float, rate: float
     ) -> dict[str, Any]:
-        """`status_fields` of a round. `reported`: see lists_reported; `rate`: nonces a second
-        since its start.
-        """
+        """`status_fields` of a round. `reported`: see lists_reported; `rate`: nonces a second."""
         return {}
 
     # Answers and callbacks (protocol.md, sections 5 and 6).
 
-    # Of jobs, as OpenAPI shows them.
+    # The answers to jobs, as OpenAPI shows them.
     result_models: ClassVar[tuple[type[BaseModel], ...]] = ()
     result_examples: ClassVar[Examples] = {}
 
     def about(self, spec: ProofSpec, terms: Mapping[str, JsonValue]) -> dict[str, Any]:
-        """What stands beside values, in answers and callbacks."""
+        """The fields beside values, in answers and callbacks."""
         return {}
 
     @abstractmethod
@@ -197,15 +184,13 @@ class Contract(ABC):
     def synthetic_values(
         self, spec: ProofSpec, nonces: Sequence[int], hidden_size: int
     ) -> list[JsonValue]:
-        """Invented values for load tests: they look right and follow from spec and nonce alone.
-        SpecError: see Options.checked.
-        """
+        """Invented values for load tests, from spec and nonce alone. SpecError: Options.checked."""
 
     # The heading of values in a table.
     column: ClassVar[str] = "value"
 
     def cell(self, value: Any) -> str:
-        """A value in a table."""
+        """A value as a table shows it."""
         return str(value)
 
     def described(self, body: Mapping[str, Any]) -> str:
@@ -213,9 +198,7 @@ class Contract(ABC):
         return self.name
 
     def reported_of(self, status: Mapping[str, Any]) -> str:
-        """Which of a round's nonces are reported, where not all are. `status`: what /status
-        answers.
-        """
+        """Which nonces are reported, where not all are. `status`: the answer of /status."""
         return ""
 
 

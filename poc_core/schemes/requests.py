@@ -1,7 +1,6 @@
 """The bodies that clients send (protocol.md, section 5), as far as all schemes share them.
 
-A scheme's own bodies are subclasses. The order of fields is that in which a wrong body's problems
-are listed.
+A wrong body's problems are listed in the order of its fields.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +15,7 @@ from poc_core.records import NewJob, ProofSpec, RoundConfig
 
 # Examples for OpenAPI: name -> {"summary": ..., "value": a body or an answer}.
 Examples = dict[str, dict[str, Any]]
-# With what a body's example begins.
+# How a body's example begins.
 PLACE_EXAMPLE = {
     "block_hash": "block-1",
     "block_height": 1,
@@ -39,8 +38,7 @@ class Params(BaseModel):
 
 
 class JobBody(BaseModel, ABC):
-    """POST /generate: given nonces are to be computed or, with claims, somebody's values for them
-    are to be judged.
+    """POST /generate: nonces to be computed or, with claims, values to be judged.
 
     Unknown fields are ignored, but for those in `params`.
     """
@@ -52,8 +50,7 @@ class JobBody(BaseModel, ABC):
     )
     block_height: Count = Field(ge=0, description="Handed back in callbacks.")
     public_key: Text = Field(description="Whose proofs these are.")
-    # Not held against each other, unlike a round's: the nonces are given, and validators pass on
-    # others' node_id.
+    # Not held against each other, unlike a round's: validators pass on others' node_id.
     node_id: Count = Field(ge=0, description="Handed back in callbacks.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
     nonces: Nonces = Field(min_length=1, description="The nonces to compute, each once.")
@@ -76,19 +73,16 @@ class JobBody(BaseModel, ABC):
 
     @abstractmethod
     def spec(self) -> ProofSpec:
-        """What determines the values."""
+        """What determines the job's values."""
 
     def terms(self, honour_p_value_threshold: bool) -> dict[str, JsonValue]:
-        """By what claims are judged (Contract.terms). True: as the chain says
-        (Settings.honour_p_value_threshold).
-        """
+        """The terms by which claims are judged. True: see Settings.honour_p_value_threshold."""
         return {}
 
     def claims(self) -> dict[int, JsonValue] | None:
-        """nonce -> what somebody claims its value to be; None where nothing is to be judged.
+        """nonce -> its claimed value; None: nothing to judge. ClaimsError: not those of `nonces`.
 
-        ClaimsError: they are not those of `nonces`. A claim that cannot be read is a wrong one, not
-        an error: else a cheat could make the request that would convict it fail.
+        A claim that cannot be read is a wrong one, no error: no cheat can fail its own validation.
         """
         return None
 
@@ -116,7 +110,7 @@ class RoundBody(BaseModel, ABC):
 
     @abstractmethod
     def spec(self) -> ProofSpec:
-        """What determines the values."""
+        """What determines the round's values."""
 
     @abstractmethod
     def config(self, model: str, batch_size: int) -> RoundConfig:
@@ -129,7 +123,7 @@ class RoundBody(BaseModel, ABC):
 
     @staticmethod
     def common_of(config: RoundConfig) -> dict[str, Any]:
-        """The first keys of `of`, where a body is one of a node's place among others."""
+        """The first keys of `of`, which tell a node's place among others."""
         return {
             "block_hash": config.spec.block_hash,
             "block_height": config.block_height,
@@ -196,25 +190,23 @@ class SequenceRoundBody(RoundBody):
     @classmethod
     @abstractmethod
     def params_of(cls, spec: ProofSpec) -> dict[str, Any]:
-        """What `params` has of the scheme's own."""
+        """The keys of `params` that are the scheme's own."""
 
     @classmethod
     def beside_params_of(cls, spec: ProofSpec) -> dict[str, Any]:
-        """What the body has of the scheme's own beside `params`."""
+        """The keys beside `params` that are the scheme's own."""
         return {}
 
 
 class BatchBody(BaseModel, ABC):
-    """POST /validate: values that somebody reported in a round of this scheme, to be judged by
-    the round's terms.
-    """
+    """POST /validate: values that a round reported, to be judged by the round's terms."""
 
     examples: ClassVar[Examples] = {}
     answer: ClassVar[type[BaseModel]]  # as OpenAPI shows it
 
     @abstractmethod
     def job(self, config: RoundConfig) -> NewJob:
-        """The job that judges them; its nonces may be none."""
+        """The job that judges the values; its nonces may be none."""
 
 
 def check_claimed(artifacts: Sequence[Mapping[str, object]], nonces: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ class Deployment(ModelOptions):
 
 
 class DeploymentState(StrEnum):
-    """As `inference/up/status` tells it (protocol.md, section 5)."""
+    """The deployment's state as `inference/up/status` tells it (protocol.md, section 5)."""
 
     IDLE = "idle"  # nothing shall run
     STARTING = "starting"
@@ -65,7 +65,7 @@ class ChildLog(BaseModel, frozen=True):
 
 
 class HostLogs(BaseModel, frozen=True):
-    """Those of a host's workers."""
+    """The logs of a host's workers."""
 
     host: str  # its name
     workers: list[ChildLog]
@@ -77,9 +77,7 @@ class DeploymentRecord:
 
     generation: int  # grows with every change
     wanted: Deployment | None  # None: nothing
-    by: Literal[
-        "start", "request"
-    ]  # a host's own --model at its start, or somebody's request since
+    by: Literal["start", "request"]  # a host's --model at its start, or a request since
     asked_at: float
     settled_at: float | None = None  # when it first served, or failed
     error: str | None = None  # why it failed
@@ -87,7 +85,7 @@ class DeploymentRecord:
 
 @dataclass(frozen=True)
 class DeploymentStatus:
-    """The record and what the hosts that live have made of it."""
+    """The record, and how far the hosts that live are with it."""
 
     record: DeploymentRecord | None  # None: nothing was ever deployed
     hosts: Sequence[HostReport] = ()

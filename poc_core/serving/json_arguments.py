@@ -1,7 +1,6 @@
-"""Arguments of `vllm serve` whose value is JSON: which keys and values a deployment may bring.
+"""Arguments of `vllm serve` whose value is JSON: keys and values that a deployment may bring.
 
-In some of these vLLM would find the name of a class to import, of a model to load or of a folder
-to write into.
+With others vLLM would import a class, load another model or write into a folder.
 """
 
 import json
@@ -17,7 +16,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Sizes, modes and backends by name. None: any key that does not sound like code or a place.
+# Sizes, modes and backends by name. None: any key that does not sound like code or a path.
 JSON_ARGUMENTS: dict[str, frozenset[str] | None] = {
     "additional-config": _names("gdn_prefill_backend kda_decode_backend kda_prefill_backend"),
     "attention-config": _names("""

@@ -8,9 +8,7 @@ from poc_core.serving.dtypes import Dtype
 
 
 class ModelOptions(BaseModel):
-    """What is said of one model, by whoever deploys it. A host's own options stand for what is
-    not said (`model_fields_set`).
-    """
+    """What is said of one model. A host's own options fill in the rest (`model_fields_set`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,15 +1,12 @@
-"""Which paths of a worker's vLLM the API passes on: OpenAI's and their like, and never those
-that administer it.
-"""
+"""Paths of a worker's vLLM that the API passes on: OpenAI's and the like, none that administer."""
 
 import re
 from collections.abc import Iterable
 from functools import cache
 
-# Below these, whatever does not administer.
+# Below these prefixes the API passes on every path that does not administer.
 FOLDERS = ("/v1/", "/v2/", "/cohere/v2/")
-# Elsewhere vLLM has what administers it for the most part, so these are named: what has the model
-# compute.
+# Elsewhere most of vLLM's paths administer, so those that have the model compute are named.
 ELSEWHERE = (
     "/tokenize",
     "/detokenize",
@@ -19,7 +16,7 @@ ELSEWHERE = (
     "/classify",
     "/generative_scoring",
 )
-# What a worker of an earlier release serves, which tells no paths.
+# Paths of a worker of an earlier release, which tells none.
 USUAL = (
     *("POST /tokenize", "POST /detokenize"),
     *(
@@ -28,8 +25,7 @@ USUAL = (
     ),
 )
 _METHODS = ("GET", "POST", "DELETE")
-# Words of paths that change the engine or look into it; /v1/load_lora_adapter is one that vLLM has
-# under /v1.
+# Words of paths that change the engine or look into it, as /v1/load_lora_adapter does.
 _ADMINISTRATIVE = re.compile(
     "abort|adapter|admin|cache|config|debug|fault|load|lora|metrics|pause|profile|resume|rpc|scal(e|ing)|server|"
     "shutdown|sleep|wake|weight"
@@ -38,15 +34,16 @@ _PARAMETER = re.compile(r"\\{\w+\\}")  # as re.escape writes a route's {name}
 
 
 def passed_on(routes: Iterable[tuple[str, str]]) -> list[str]:
-    """Of (method, path) of a server's routes those that the API passes on, as "POST /v1/score"."""
+    """The routes (method, path) of a server that the API passes on, as "POST /v1/score"."""
     return sorted(
         {f"{method} {path}" for method, path in routes if method in _METHODS and _is_clients(path)}
     )
 
 
 def is_among(paths: Iterable[str], method: str, path: str) -> bool:
-    """Whether one of `paths` (see passed_on) means this request. A parameter is a word, so that
-    nothing in `path` could mean another path to whoever reads it next.
+    """Whether one of `paths` (see passed_on) means this request.
+
+    A parameter is a word, so no later reader of `path` can take it for another path.
     """
     return any(_pattern(one).fullmatch(f"{method} {path}") for one in paths)
 

@@ -1,6 +1,4 @@
-"""Whose code an engine may run: repositories, each at one commit, whose --trust-remote-code is
-followed.
-"""
+"""Repositories, each at one commit, whose code an engine may run (--trust-remote-code)."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -20,7 +18,7 @@ _ELSEWHERE = ("tokenizer", "tokenizer-revision")
 
 
 def parse_trusted(text: str) -> frozenset[str]:
-    """What ships and what a setting adds. ValueError says what is allowed."""
+    """The shipped list and what a setting adds. ValueError says what is allowed."""
     added = {entry.strip() for entry in text.split(",") if entry.strip()}
     if not all(_PINNED.fullmatch(entry) for entry in added):
         raise ValueError(
@@ -33,9 +31,7 @@ def parse_trusted(text: str) -> frozenset[str]:
 def why_not_trusted(
     model: str, arguments: Mapping[str, str], trusted: Collection[str]
 ) -> str | None:
-    """Why the code of a model is not run; None: it is. `arguments`: the last value of each, by
-    name without dashes.
-    """
+    """Why a model's code is not run; None: it is. `arguments`: last value by name, no dashes."""
     for name in _ELSEWHERE:
         if name in arguments:
             return f"not beside --{name}, whose code nobody has named"

@@ -1,8 +1,8 @@
 """Reads the arguments of `vllm serve` that a deployment brings.
 
 Whoever reaches the API may deploy, so the lists name what is allowed: nothing on them runs code,
-opens a port, reads a file that is no model's, or changes who may ask. vLLM's own parser checks the
-values later, where the engine starts.
+opens a port, reads another file than a model's, or changes who may ask. vLLM's own parser checks
+the values when the engine starts.
 """
 
 import re
@@ -20,7 +20,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Of the command line, with one value.
+# Arguments of the command line with one value.
 _WITH_VALUE = _names("""
     attention-backend block-size chat-template-content-format config-format cpu-offload-gb
     distributed-executor-backend dtype gdn-prefill-backend generation-config
@@ -43,14 +43,13 @@ _SWITCHES = _names("""
     enforce-eager exclude-tools-when-tool-choice-none language-model-only
     return-tokens-as-token-ids skip-mm-profiling trust-remote-code
     """)
-# What a node settles by itself: where its engines listen, what they log, how many of them there
-# are, whose proofs they compute.
+# What a node settles itself: where engines listen, what they log, how many there are, their proofs.
 _SETTLED = _names("""
     data-parallel-size disable-fastapi-docs disable-log-requests disable-log-stats
     disable-uvicorn-access-log enable-log-requests host max-log-len port root-path
     uvicorn-log-level worker-extension-cls
     """)
-# Of these only some values are harmless: others are the name of a class to import, or a file.
+# Arguments of which some values name a class to import, or a file: only these values are allowed.
 _VALUES = {
     "distributed-executor-backend": ("mp", "uni"),
     "dtype": get_args(Dtype),
@@ -59,7 +58,7 @@ _VALUES = {
     "worker-extension-cls": ("gonka_poc.worker.PoCWorkerExtension",),  # the network's own proofs
 }
 # Without these an engine serves the same, slower or with less memory to spare: one whose vLLM does
-# not know them, as it is older or newer, goes without.
+# not know them goes without.
 _HARMLESS = _names("""
     disable-chunked-mm-input enable-flashinfer-autotune enable-reasoning gdn-prefill-backend
     kda-decode-backend kda-prefill-backend language-model-only max-long-partial-prefills
@@ -75,7 +74,7 @@ _SHORT = {
     "-sc": "--speculative-config",
     "-tp": "--tensor-parallel-size",
 }
-# Those that are options of a model (model_options.py), and what they are called there.
+# Arguments that are options of a model, and what model_options.py calls them.
 _OPTIONS = {
     "dtype": "dtype",
     "pipeline-parallel-size": "pipeline_parallel",
@@ -98,11 +97,10 @@ _PATTERNS = {
 def read_deployment(
     model: str, dtype: Dtype, words: Sequence[str], trusted: Collection[str] = ()
 ) -> Deployment:
-    """What `vllm serve MODEL --dtype DTYPE WORDS` asks for. Of arguments that are said twice the
-    last one counts, as in vLLM.
+    """What `vllm serve MODEL --dtype DTYPE WORDS` asks for; a repeated argument's last one counts.
 
-    `trusted`: see trusted_models.py. ArgumentsError names the first argument that may not be, or
-    has not the value that it needs.
+    `trusted`: see trusted_models.py. ArgumentsError names the first argument that is not allowed or
+    lacks the value that it needs.
     """
     said: dict[str, Any] = {"model": model} | ({} if dtype == "auto" else {"dtype": dtype})
     rest: list[str] = []
@@ -132,7 +130,7 @@ def read_deployment(
 
 
 def harmless(words: Sequence[str]) -> set[str]:
-    """The names of those arguments among these without which an engine serves the same."""
+    """The names of the arguments without which an engine serves the same."""
     names = {_name(word.partition("=")[0]) for word in words if not _is_value(word)}
     return {name for name in names if name.removeprefix("no-") in _HARMLESS}
 
@@ -149,7 +147,7 @@ def without(words: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """(name without dashes, values) of each."""
+    """The name without dashes, and the values, of each argument."""
     name: str | None = None
     values: list[str] = []
     for word in words:

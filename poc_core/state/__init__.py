@@ -1,10 +1,8 @@
 """What Proofline remembers, in Redis: jobs, rounds, callbacks, workers, and what shall run.
 
-One module per structure; each multi-step change is one Lua script.
-
-Every key starts with `poc:` and has a TTL, but for the deployment (deployments.py). The scripts
-derive key names from the job's key, so a Redis cluster, which wants all keys named in advance, is
-not supported.
+One module per structure; each multi-step change is one Lua script. Every key starts with `poc:` and
+has a TTL, but for the deployment (deployments.py). The scripts derive key names from the job's key,
+so a Redis cluster, which wants all keys named in advance, is not supported.
 """
 
 from poc_core.state.client import connect

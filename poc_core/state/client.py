@@ -13,30 +13,26 @@ from redis.retry import Retry
 
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
-# Tries after a failed command. Every script may run twice without harm, so a command is simply
-# repeated: this outlives a broken connection, not a Redis that is away, which the caller must see
-# within seconds.
+# Tries after a failed command: enough for a broken connection; a Redis that is away must show
+# within seconds. Every script may run twice without harm.
 _RETRIES = 3
 
-# Redis away or restarting, its memory or disk full: errors by type, and by the text of a script's
-# error.
+# Redis away or restarting, its memory or disk full: errors by type, and by a script error's text.
 TRANSIENT = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
 _TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ")
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether Redis is in trouble, for some time, and not this one command."""
+    """Whether Redis itself is in trouble for some time, not this one command."""
     if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
         return True
     return isinstance(error, TRANSIENT)
 
 
 def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:
-    """A client with a connection pool, for any number of threads. Connects on first use; answers
-    are bytes.
+    """A client that threads may share. Connects on first use; answers are bytes.
 
-    `patient`: a Redis that keeps silent is asked again too; else that is an error after
-    `timeout_s`.
+    `patient`: asks a silent Redis again; else silence is an error after `timeout_s`.
     """
     again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
     return Redis.from_url(

@@ -1,8 +1,7 @@
 """What the node shall run, in Redis, and the hosts that see to it.
 
-The record outlives every process and has no TTL: a node that was off for a month comes back with
-its model. It is one key, written over by each change. Hosts live while their reports do:
-worker_ttl_s after the last one they are gone.
+The record is one key without a TTL: a node that was off for a month comes back with its model.
+Hosts live while their reports do: worker_ttl_s after the last one they are gone.
 """
 
 import json
@@ -26,16 +25,13 @@ from poc_core.serving.deployments import (
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 
-MOST_REASON_CHARS = 300  # of why a record cannot be read
-# Seconds for which a machine's figures are told: of one whose driver hangs, the last ones get old
-# and then go.
+MOST_REASON_CHARS = 300  # of the reason why a record cannot be read
+# Seconds for which a machine's figures are told; a hung driver's get old and then go.
 FIGURES_S = 60
 
 
 class DeploymentStore:
-    """All operations on the deployment. Each changes Redis in one atomic step and may be
-    repeated without harm.
-    """
+    """All operations on the deployment, each atomic in Redis and safe to repeat."""
 
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
@@ -50,7 +46,7 @@ class DeploymentStore:
     # Clients: deploy, withdraw, look.
 
     def deploy(self, wanted: Deployment) -> int:
-        """What every host shall run from now on; its generation. Also after one that failed.
+        """What every host shall run from now on; returns its generation. Also after a failed one.
 
         DeployedError: a model runs or starts. NoHostError: nobody is here who would run it.
         """
@@ -65,7 +61,7 @@ class DeploymentStore:
         return generation
 
     def withdraw(self) -> int:
-        """Nothing shall run; the generation of that."""
+        """Says that nothing shall run; returns the generation."""
         return int(self._withdraw([keys.DEPLOYMENT], [self._clock()]))
 
     def status(self) -> DeploymentStatus:
@@ -95,7 +91,7 @@ class DeploymentStore:
         return sorted(found, key=lambda report: (report.host, report.id))
 
     def logs(self) -> list[HostLogs]:
-        """What the workers of the hosts that live wrote last, by the host's name."""
+        """The last lines of the workers of the hosts that live, by the host's name."""
         ids = self._redis.zrange(keys.HOSTS, 0, -1)
         found = (
             self._redis.mget([keys.host_logs(host_id.decode()) for host_id in ids]) if ids else []
@@ -104,9 +100,7 @@ class DeploymentStore:
         return sorted(logs, key=lambda one: one.host)
 
     def machines(self) -> list[MachineFigures]:
-        """What the machines of the hosts that live told of themselves, by the host's name; of
-        several hosts with one name, such as two commands on one machine, the latest.
-        """
+        """The figures of the living hosts' machines, by host name; of equal names the latest."""
         ids = self._redis.zrange(keys.HOSTS, 0, -1)
         names = [keys.host_machine(host_id.decode()) for host_id in ids]
         found = self._redis.mget(names) if names else []
@@ -115,24 +109,21 @@ class DeploymentStore:
         return [by_host[host] for host in sorted(by_host)]
 
     def elapsed_s(self, record: DeploymentRecord) -> float:
-        """Seconds since it was asked for, until it served or failed."""
+        """Seconds since the deployment was asked for, until it served or failed."""
         return (record.settled_at or self._clock()) - record.asked_at
 
     # Hosts: begin, report, leave.
 
     def deploy_first(self, wanted: Deployment, host_id: str) -> bool:
-        """The --model with which a host begins becomes the deployment, and True, where nothing else
-        counts more.
+        """Deploys the --model with which a host begins. False: another deployment counts more.
 
-        What was deployed by a request does, until it is withdrawn or failed and no other host
-        lives; and what another host that lives began with.
+        A requested one does, until it is withdrawn or failed with no other host alive, and so does
+        one that another living host began with.
         """
         return self._set(wanted, "start", host_id)[0] == "ok"
 
     def report(self, report: HostReport) -> None:
-        """How far a host is. When all hosts that live have failed, so has the deployment, with
-        the last one's error.
-        """
+        """Stores how far a host is. When all that live failed, so did the deployment: its error."""
         args: list[Any] = [report.id, report.generation, report.state.value, report.error or ""]
         args += [
             report.model_dump_json(),
@@ -143,19 +134,17 @@ class DeploymentStore:
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 
     def tell_logs(self, host_id: str, logs: HostLogs) -> None:
-        """What its workers wrote last; gone with the host's reports."""
+        """Stores the last lines of a host's workers; they go with the host's reports."""
         self._redis.set(
             keys.host_logs(host_id), logs.model_dump_json(), ex=self._settings.worker_ttl_s
         )
 
     def tell_machine(self, host_id: str, figures: MachineFigures) -> None:
-        """What its sensors say; read by the metrics alone, so that the heartbeats, which
-        everybody reads, stay small.
-        """
+        """Stores what a machine's sensors say, apart from the heartbeats, which everybody reads."""
         self._redis.set(keys.host_machine(host_id), figures.model_dump_json(), ex=FIGURES_S)
 
     def leave(self, host_id: str) -> None:
-        """A host ends, and nobody waits for it."""
+        """Forgets a host that ends, so that nobody waits for it."""
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.host(host_id), keys.host_logs(host_id), keys.host_machine(host_id))
             pipe.zrem(keys.HOSTS, host_id)
@@ -176,9 +165,9 @@ class DeploymentStore:
 
 
 def _record(raw: Mapping[str, str]) -> DeploymentRecord:
-    """Raises whatever a record makes it that somebody else has written."""
+    """The record of a hash. Raises anything where somebody else has written it."""
     wanted = json.loads(raw["wanted"]) if raw["wanted"] else None
-    if wanted is not None:  # earlier versions wrote down what was not said, as null
+    if wanted is not None:  # earlier versions wrote unset options as null
         said = {name: value for name, value in wanted.items() if value is not None}
         wanted = Deployment.model_validate(said)
     return DeploymentRecord(
@@ -192,7 +181,7 @@ def _record(raw: Mapping[str, str]) -> DeploymentRecord:
 
 
 def _unreadable(raw: Mapping[str, str], error: Exception) -> DeploymentRecord:
-    """Says that nothing shall run, and why: hosts and API go on until it is written anew."""
+    """Says that nothing shall run, and why; hosts and API go on until it is written anew."""
     generation = raw.get("generation", "")
     why = " ".join(str(error).split())[:MOST_REASON_CHARS]
     return DeploymentRecord(

@@ -1,6 +1,4 @@
-"""Downloads of models: jobs that outlive the API's process, each computed by a process of its
-own.
-"""
+"""Downloads of models, each by a process of its own; they outlive the API's process."""
 
 import json
 import time
@@ -14,13 +12,11 @@ from redis import Redis
 from poc_core.state import keys, scripts
 from poc_core.state.unreadable import readable
 
-# At a time over the whole node, as the network's client expects (mlnode).
+# Most downloads at a time over the whole node, as the network's client expects (mlnode).
 MOST_AT_A_TIME = 3
-# Seconds without a sign of life after which a download's process is dead; it gives one every third
-# of them.
+# Seconds without a sign of life after which a process is dead; it gives three in that time.
 ALIVE_S = 15
-# The same for a process that is being started: on a busy machine importing what it needs takes
-# long.
+# Seconds for a process's first sign of life: its imports take long on a busy machine.
 STARTS_S = 60
 # Seconds that a download is remembered, counted anew with each change.
 _KEPT_S = 7 * 24 * 3600
@@ -44,7 +40,7 @@ class Download:
 
 
 class DownloadStore:
-    """The downloads that are wanted, and how the last of each model ended."""
+    """The downloads that are wanted, and how each model's last one ended."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
@@ -55,11 +51,9 @@ class DownloadStore:
     def start(
         self, hf_repo: str, hf_commit: str | None, machine: str
     ) -> Download | Literal["running", "full"]:
-        """Stores a download as wanted and claimed by this caller, who is to start its process; or
-        says why not.
+        """Stores a download that this caller is to start a process for, or says why not.
 
-        MOST_AT_A_TIME have a slot, also those that were cancelled and whose process has not ended
-        yet.
+        Of the MOST_AT_A_TIME slots a cancelled download keeps its own until its process ends.
         """
         new = Download(uuid.uuid4().hex, hf_repo, hf_commit, machine, self._clock())
         names = [keys.DOWNLOADS, keys.DOWNLOADS_WANTED, keys.DOWNLOAD_SLOTS]
@@ -72,7 +66,7 @@ class DownloadStore:
         return self.by_name(name_of(hf_repo, hf_commit))
 
     def by_name(self, name: str) -> Download | None:
-        """None where there is none, or none that can be read."""
+        """The download; None where there is none that can be read."""
         raw = self._redis.hget(keys.DOWNLOADS, name)
         if raw is None:
             return None
@@ -87,13 +81,13 @@ class DownloadStore:
         ]
 
     def end(self, download: Download, error: str | None = None) -> bool:
-        """It is done, or failed with `error`. False: it was cancelled, and maybe begun again."""
+        """The download is done, or failed with `error`. False: cancelled, maybe begun again."""
         ended = asdict(download) | {"state": "done" if error is None else "failed", "error": error}
         args: list[Any] = [download.name, download.task_id, json.dumps(ended), _KEPT_S]
         return bool(self._end([keys.DOWNLOADS, keys.DOWNLOADS_WANTED], args))
 
     def forget(self, hf_repo: str, hf_commit: str | None) -> bool:
-        """Cancels it; its process sees that. Whether it ran."""
+        """Cancels a download, which its process notices. Returns whether it ran."""
         name = name_of(hf_repo, hf_commit)
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.hdel(keys.DOWNLOADS_WANTED, name)
@@ -101,19 +95,19 @@ class DownloadStore:
             return bool(pipe.execute()[0])
 
     def claim(self, download: Download) -> bool:
-        """Whether no process downloads it and this caller, nobody else, is to start one."""
+        """Whether no process downloads it and this caller alone is to start one."""
         return bool(self._redis.set(keys.download(download.task_id), "1", nx=True, ex=STARTS_S))
 
     # The process that downloads.
 
     def renew(self, download: Download) -> bool:
-        """Says that the process lives. Whether it is still wanted."""
+        """Says that the download's process lives. Returns whether it is still wanted."""
         self._redis.set(keys.download(download.task_id), "1", ex=ALIVE_S)
         wanted = self._redis.hget(keys.DOWNLOADS_WANTED, download.name)
         return bool(wanted == download.task_id.encode())
 
     def leave(self, task_id: str) -> None:
-        """The process ends: where the download is still wanted, another may begin at once."""
+        """A download's process ends; where it is still wanted another may begin at once."""
         self._redis.delete(keys.download(task_id))
 
 

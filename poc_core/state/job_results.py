@@ -1,8 +1,7 @@
-"""A job's answer in Redis: built part by part from the values of its batches, kept in pieces where
-it is large.
+"""A job's answer in Redis: built part by part, and kept in pieces where it is large.
 
-So neither the worker that builds it nor the API that sends it holds all of a large answer, and no
-value in Redis comes near the 512 MB that it can hold.
+So neither the worker nor the API holds all of a large answer, and no value in Redis comes near its
+limit of 512 MB.
 """
 
 import uuid
@@ -19,8 +18,7 @@ from poc_core.schemes import contract_of
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 
-# Bytes of one value: an answer that has more is kept in pieces of so many. 50,000 artifacts of
-# k_dim 12 are one piece.
+# Bytes of one piece of a large answer; 50,000 artifacts of k_dim 12 are one piece.
 PIECE_BYTES = 4 * 1024 * 1024
 
 # Values read in one call of a script: a few milliseconds of Redis' time.
@@ -28,8 +26,7 @@ _READ_CHUNK = 4000
 
 # Seconds that pieces live which no job has adopted: each is written well within them.
 _STAGING_TTL_S = 120
-# Seconds that the pieces of an answer outlive its job, for a client that began to read them at its
-# end.
+# Seconds that pieces outlive their job, for a client that began to read at its end.
 _READING_S = 600
 
 
@@ -61,11 +58,9 @@ class JobResults:
         return StoredAnswer(int(n_bytes), self._pieces(job_id, int(n_bytes)), is_in_pieces=True)
 
     def complete(self, record: JobRecord, now: float, lock_s: int) -> bool:
-        """Builds and stores the answer of a job whose batches are all done. False: somebody else
-        did, or it ended.
+        """Builds and stores the answer of a job whose batches are all done. False: it ended before.
 
-        To be called by the one that holds the job's lock :finishing, which is renewed with each
-        part.
+        Only for the holder of the job's lock :finishing, which is renewed with each part.
         """
         key = keys.job(record.job_id)
         draft = f"{key}:draft:{uuid.uuid4().hex}"
@@ -125,7 +120,7 @@ class JobResults:
             pipe.execute()
 
     def _pieces(self, job_id: str, n_bytes: int) -> Iterator[bytes]:
-        """OSError: they expired while they were read."""
+        """The pieces of an answer, in order. OSError: they expired while they were read."""
         index = 0
         while n_bytes > 0:
             piece = self._redis.lindex(keys.job(job_id) + ":result", index)

@@ -1,7 +1,6 @@
-"""Looking over all jobs of a model: what dead workers and lost messages left behind, and how many
-there are.
+"""Looks over all jobs of a model: what dead workers and lost messages left, and how many wait.
 
-Some at a time, a script for each: with tens of thousands of jobs Redis answers others in between.
+A script looks at some at a time, so Redis answers others in between tens of thousands of jobs.
 """
 
 import time
@@ -17,8 +16,8 @@ from poc_core.state import keys, scripts
 # Jobs looked at in one call of a script: some 3 ms of Redis' time.
 _CHUNK = 500
 
-# Of the time between two looks, for how long a worker that looked keeps others from it: a little
-# less than the shortest pause, so that it is not in its own way.
+# Share of the time between two looks for which a look keeps others away: a little below the
+# shortest pause, so that a worker is not in its own way.
 _TURN = 0.75
 
 
@@ -33,7 +32,7 @@ class ActiveJobs:
 
 @dataclass(frozen=True)
 class StuckJobs:
-    """What is the matter with some of a model's active jobs, by their ids."""
+    """What is the matter with some of a model's active jobs, by job id."""
 
     n_dropped: int  # that were over, or expired
     unfinished: list[str]  # their batches are all done: whoever should have finished them died
@@ -55,14 +54,12 @@ class JobSurvey:
         self._count = scripts.load(redis, "count_jobs")
 
     def take_turn(self, model: str, worker_id: str) -> bool:
-        """Whether no other worker of the model looked just now: one is enough for all."""
+        """Whether no other worker of the model looked just now: one is enough."""
         turn_ms = max(1, int(1000 * _TURN * self._settings.reap_interval_s))
         return bool(self._redis.set(keys.reaper(model), worker_id, nx=True, px=turn_ms))
 
     def stuck(self, model: str) -> Iterator[StuckJobs]:
-        """All of the model's active jobs; one that ends meanwhile may hide another until the
-        next look.
-        """
+        """The model's stuck jobs; one that ends meanwhile may hide another till the next look."""
         first, oldest_s = 0, int(self._clock()) - self._settings.visibility_timeout_s
         while True:
             n_kept, n_dropped, *lists = self._survey(
@@ -74,13 +71,13 @@ class JobSurvey:
             first += n_kept
 
     def note_drained(self, model: str) -> None:
-        """No batch of the model waits behind messages of others."""
+        """Notes that no batch of the model waits behind messages of others."""
         self._redis.set(keys.drained(model), self._clock(), ex=self._settings.job_ttl_sec)
 
     def is_overdue(self, model: str) -> bool:
-        """Whether some have waited so at every look for visibility_timeout_s: a message may
-        have been lost meanwhile, and an empty queue that would show it may never come. Once in
-        that time.
+        """Whether batches waited behind others' for visibility_timeout_s; True once in that time.
+
+        A message may be lost, and an empty queue, which would show that, may never come.
         """
         since = self._redis.get(keys.drained(model))
         if (
@@ -92,9 +89,7 @@ class JobSurvey:
         return since is not None
 
     def newest(self, most: int, most_old: int) -> list[str]:
-        """The ids of the jobs created last, the newest first, whether they have ended or not
-        (of 100 at most); then, of those that have not ended, the oldest of each model.
-        """
+        """Ids of the newest jobs, newest first (100 at most), then each model's oldest active."""
         models = sorted(model.decode() for model in self._redis.smembers(keys.ACTIVE_MODELS))
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.lrange(keys.NEWEST_JOBS, 0, most - 1)

@@ -1,8 +1,8 @@
 """Jobs in Redis: created by the API, computed batch by batch by workers, finished exactly once.
 
-The job record is the truth; a Celery message only says where to look. So a message may come twice,
-late or never: a lease refuses what is done or in hand, and the reaper publishes again what waits
-(`pending`) or lost its worker (`orphans`).
+The job record is the truth; a Celery message only says where to look and may come twice, late or
+never. A lease refuses what is done or in hand; the reaper republishes what waits (`pending`) or
+lost its worker (`orphans`).
 """
 
 import json
@@ -32,31 +32,29 @@ from poc_core.state import keys, scripts
 from poc_core.state.job_results import JobEndedError, JobResults, StoredAnswer
 from poc_core.state.job_survey import ActiveJobs, JobSurvey
 
-# Losses of an engine or a worker on one batch after which the batch is taken to be their cause and
-# its job fails.
+# Losses of an engine or a worker on one batch after which its job fails: the batch is the cause.
 MAX_LOSSES = 3
 
-# Tries to build a job's answer that end with their worker or without Redis, after which the job
-# fails. Seconds without progress after which a try is taken to have ended so.
+# Tries to build a job's answer that may end without one before the job fails, and seconds without
+# progress after which a try has ended.
 MAX_FINISHES = 5
 _FINISH_LOCK_S = 20
 
-# Seconds the nonces of a request may lie in Redis before the job exists: uploading 100,000 takes
-# one.
+# Seconds that a request's nonces may lie in Redis before its job exists: 100,000 take one.
 _STAGING_TTL_S = 120
 
-# Hash fields sent in one command while a job is uploaded: keeps Redis responsive to others.
+# Hash fields sent in one command while a job is uploaded: Redis must answer others in between.
 _UPLOAD_CHUNK = 2000
 
-# Jobs cancelled in one call of a script, for the same reason: some 5 ms of its time.
+# Jobs cancelled in one call of a script: some 5 ms of Redis' time.
 _CANCEL_CHUNK = 500
 
-# Batches that are not to be had, in a row, after which a worker with room looks no further in a
-# job; and jobs it looks at.
+# Batches in a row that are not to be had, after which a worker with room leaves a job; and jobs it
+# looks at.
 _MOST_MISSES = 64
 _MOST_JOBS_BESIDE = 16
 
-# Everything in the job's hash that a JobRecord has: not its result, which may be megabytes.
+# The fields of a job's hash that make a JobRecord: without its result, maybe megabytes.
 _RECORD_FIELDS = (
     *("status", "kind", "model", "spec", "request", "n_total", "n_done", "n_batches"),
     *("created_at", "started_at", "finished_at", "error", "unavailable", "waiting_for"),
@@ -64,9 +62,7 @@ _RECORD_FIELDS = (
 
 
 class JobStore:
-    """All operations on jobs. Each changes Redis in one atomic step and may be repeated without
-    harm.
-    """
+    """All operations on jobs, each atomic in Redis and safe to repeat."""
 
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
@@ -91,13 +87,14 @@ class JobStore:
     # Clients: create, read, end.
 
     def create(self, job: NewJob) -> str:
-        """Stores a job as queued and returns its id. QueueFullError when too many nonces, jobs
-        or callbacks would wait, AnswerTooLargeError when its answer would not fit.
+        """Stores a job as queued and returns its id.
+
+        QueueFullError: too many nonces, jobs or callbacks would wait. AnswerTooLargeError: the
+        answer would not fit.
         """
         self._check_answer(job)
-        self._check_room(
-            len(job.nonces), self.queued_nonces()
-        )  # before megabytes are uploaded in vain
+        # Asked here too, before megabytes are uploaded in vain.
+        self._check_room(len(job.nonces), self.queued_nonces())
         job_id = uuid.uuid4().hex
         key = keys.job(job_id)
         self._stage(key, job)
@@ -143,7 +140,7 @@ class JobStore:
         return self.read_all([job_id])[0]
 
     def read_all(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
-        """As `read`, of several jobs at once."""
+        """The jobs without their results, as by `read`, in one call."""
         with self._redis.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.hmget(keys.job(job_id), _RECORD_FIELDS)
@@ -161,12 +158,10 @@ class JobStore:
         return self._end_job(job_id, JobStatus.CANCELLED, "")
 
     def cancel_queued(self) -> int:
-        """Cancels every job of which nothing is computed yet and whose client does not wait for the
-        answer: others come back for theirs later, and a job under way is worth its end. Returns how
-        many.
+        """Cancels jobs not begun whose client does not wait for the answer; returns how many.
 
-        The messages of their models are gone too; a worker sends those of the jobs that stay again
-        (`pending`).
+        A job under way is worth its end. The messages of the jobs' models go too; a worker sends
+        those of the jobs that stay again (`pending`).
         """
         n_cancelled = 0
         for model in self._models():
@@ -180,14 +175,14 @@ class JobStore:
         return n_cancelled
 
     def cancel_all(self) -> None:
-        """Cancels every job that has not ended: the engines go."""
+        """Cancels every job that has not ended, for the engines go."""
         self.cancel_queued()
         for model in self._models():
             for job_id in self.active_jobs(model):
                 self.cancel(job_id)
 
     def queued_nonces(self) -> int:
-        """Nonces that were accepted and are not done yet, over all jobs."""
+        """Nonces that were accepted and are not done, over all jobs."""
         return max(0, int(self._redis.get(keys.QUEUED_NONCES) or 0))
 
     def count_active(self) -> ActiveJobs:
@@ -201,10 +196,9 @@ class JobStore:
     # Workers: lease, then complete or release; whoever completes the last batch finishes.
 
     def name_lease(self, worker_id: str, number: int | None = None) -> str:
-        """Names a lease, so that one that Redis did not answer may be asked for again: it may
-        have been granted.
+        """A new name for a lease, so that a request whose answer was lost can be repeated.
 
-        `number`: under which the worker's heartbeats tell of it (Hand); None: they do not.
+        `number`: by which the worker's heartbeats tell of the lease (Hand); None: they do not.
         """
         name = uuid.uuid4().hex if number is None else f"n{number}"
         return f"{worker_id}|{int(self._clock())}|{name}"
@@ -214,9 +208,8 @@ class JobStore:
     ) -> Lease | Refusal:
         """Leases a batch to a worker; the first lease of a job sets it running.
 
-        The lease ends with the worker's heartbeat, with one that has it not in hand any more, or
-        after the broker's visibility timeout. For a worker that lives may have forgotten it, and so
-        may Redis that it was completed.
+        The lease ends with the worker's heartbeat, with one that has it not in hand, or after the
+        broker's visibility timeout, as a living worker, or Redis, may have forgotten it.
         """
         name, ttl_s = name or self.name_lease(worker_id), self._settings.job_ttl_sec
         args: list[Any] = [batch_index, name, self._clock(), ttl_s, MAX_LOSSES]
@@ -229,9 +222,9 @@ class JobStore:
         return Lease(job_id, batch_index, model.decode(), parsed, json.loads(nonces))
 
     def lease_more(self, beside: Lease, name: str, room: int) -> list[Lease]:
-        """Leases batches of the same spec, of at most `room` nonces together, that a worker
-        computes with `beside`: the next ones of its job, then those of other jobs. `name`:
-        that of `beside`.
+        """Leases batches of the same spec to compute with `beside`: its job's next, then others'.
+
+        `room`: nonces, all together; `name`: that of `beside`.
         """
         found: list[Lease] = []
         ttl_s, spec = self._settings.job_ttl_sec, beside.spec.model_dump_json()
@@ -258,18 +251,16 @@ class JobStore:
             return any(status in (b"queued", b"running") for status in pipe.execute())
 
     def complete(self, job_id: str, batch_index: int, values: Sequence[JsonValue]) -> bool:
-        """Stores one value per nonce of the batch, in its order; None excludes a nonce.
+        """Stores one value per nonce of the batch, in order; None excludes. May be repeated.
 
-        True when now every batch is done and the job waits for `finish`. Repeating changes nothing,
-        nor does completing a batch of a job that has ended.
+        True: every batch is done and the job waits for `finish`. Of an ended job nothing changes.
         """
         args: list[Any] = [batch_index, int(self._clock()), self._settings.job_ttl_sec]
         args += [json.dumps(value, allow_nan=False) for value in values]
         return bool(self._complete([keys.job(job_id)], args))
 
     def note_waiting(self, job_id: str, what: str) -> bool:
-        """Shows clients what a batch in hand waits for, until it goes on ("") or the job's next
-        batch is done.
+        """Shows clients what a batch in hand waits for; "" or the job's next done batch ends that.
 
         False: the batch is not wanted now, because the job has ended or a round has the workers.
         """
@@ -278,8 +269,7 @@ class JobStore:
     def release(
         self, job_id: str, batch_index: int, worker_id: str, lost_engine: bool = False
     ) -> bool:
-        """Gives a lease back uncomputed. True when the batch now waits and its message should be
-        published again.
+        """Gives a lease back uncomputed. True: the batch waits; its message is to be sent again.
 
         The job fails when MAX_LOSSES engines were lost on this batch.
         """
@@ -287,11 +277,9 @@ class JobStore:
         return bool(self._release([keys.job(job_id)], [*args, self._ended_ttl_s]))
 
     def finish(self, job_id: str) -> bool:
-        """Builds and stores the answer of a job whose batches are all done. True for the call that
-        completed it.
+        """Builds and stores the answer of a job whose batches are all done. True: this call did.
 
-        One caller at a time builds it. The job fails when MAX_FINISHES began and did not come to an
-        end.
+        One caller at a time builds it. The job fails when MAX_FINISHES began and did not end.
         """
         limits = [_FINISH_LOCK_S, MAX_FINISHES, self._clock(), self._ended_ttl_s]
         if not self._begin_finish([keys.job(job_id)], [uuid.uuid4().hex, *limits]):
@@ -311,23 +299,17 @@ class JobStore:
             return False
 
     def fail(self, job_id: str, error: str) -> bool:
-        """Fails a job that is queued or running, with a sentence for its client. False when it
-        had ended.
-        """
+        """Fails an active job with a sentence for its client. False: it had ended."""
         return self._end_job(job_id, JobStatus.FAILED, error)
 
     # The reaper: what a lost message, a dead worker or a restarted Redis left behind.
 
     def active_jobs(self, model: str, most: int = 0) -> list[str]:
-        """The ids of the model's jobs that are queued or running, oldest first; at most so
-        many, 0 for all.
-        """
+        """The ids of the model's active jobs, oldest first; at most `most`, 0 for all."""
         return [job_id.decode() for job_id in self._redis.zrange(keys.active(model), 0, most - 1)]
 
     def pending(self, job_id: str, limit: int | None = None) -> list[int]:
-        """The batches that are neither done nor leased, lowest first: queued, or their message
-        was lost.
-        """
+        """The batches that are neither done nor leased, lowest first: queued, or message lost."""
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.smembers(keys.job(job_id) + ":todo")
             pipe.hkeys(keys.job(job_id) + ":leases")
@@ -335,19 +317,15 @@ class JobStore:
         return sorted(int(index) for index in set(todo).difference(leased))[:limit]
 
     def orphans(self, job_id: str) -> list[int]:
-        """Frees the leases that ended uncompleted (see `lease`) and returns their batches, to be
-        published again.
+        """Frees the leases that ended uncompleted (see `lease`); returns their batches, to be sent.
 
-        A dead worker counts as a lost engine (see `release`): a batch that kills every worker must
-        not do so for ever.
+        A dead worker counts as a lost engine (`release`): no batch may kill workers for ever.
         """
         args = [MAX_LOSSES, self._clock(), self._ended_ttl_s, self._oldest_lease()]
         return sorted(int(index) for index in self._free_orphans([keys.job(job_id)], args))
 
     def recount(self) -> int:
-        """Sets the counter behind `queued_nonces` right and returns it: expired jobs count
-        until then.
-        """
+        """Corrects the counter of `queued_nonces`, which still has expired jobs; returns it."""
         return int(self._recount([], [self._settings.job_ttl_sec]))
 
     def _models(self) -> list[str]:
@@ -381,9 +359,7 @@ class JobStore:
             )
 
     def _stage(self, key: str, job: NewJob) -> None:
-        """Uploads what is large, with a short TTL; the script that creates the job then only
-        adopts it.
-        """
+        """Uploads what is large, with a short TTL, for the script that creates the job to adopt."""
         uploads: list[tuple[str, list[Any]]] = [
             (":nonces", [(i, json.dumps(list(job.batch(i)))) for i in range(job.n_batches)])
         ]
@@ -410,7 +386,7 @@ class JobStore:
 
 
 def _record(job_id: str, values: Sequence[bytes | None]) -> JobRecord | None:
-    """The record of a hash's _RECORD_FIELDS."""
+    """The record in a hash's _RECORD_FIELDS."""
     found = zip(_RECORD_FIELDS, values, strict=True)
     raw = {name: value.decode() for name, value in found if value is not None}
     if "status" not in raw:

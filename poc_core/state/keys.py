@@ -1,6 +1,4 @@
-"""The names of the keys in Redis. The scripts in lua/ spell out those that they make from an
-id, and the suffixes.
-"""
+"""Names of the keys in Redis. The scripts in lua/ spell out suffixes and names made of ids."""
 
 NEWEST_JOBS = "poc:jobs:newest"  # list of the ids of the jobs created last, the newest first
 QUEUED_NONCES = "poc:queued_nonces"  # counter: accepted and not yet done
@@ -11,7 +9,7 @@ WORKER_PREFIX = "poc:worker:"
 WORKERS = "poc:workers"  # zset worker id -> last heartbeat
 MODELS = "poc:models"  # hash model -> json {"info", "seen_at"}
 
-# hash: what the node shall run. Without a TTL: a node that was off for long finds it
+# hash: what the node shall run; no TTL, so that a node that was off for long finds it
 DEPLOYMENT = "poc:deployment"
 HOSTS = "poc:hosts"  # zset host id -> last report
 
@@ -23,16 +21,14 @@ RECEIVERS = "poc:receivers"  # zset receiver -> when it last did not answer
 
 
 def round(round_id: str) -> str:
-    """The hash of a round; its working keys are this plus :leases :free :workers :excluded
-    :valid :rate:{second} :pace:{minute}.
+    """The hash of a round; its working keys add :leases :free :workers :excluded :valid
+    :rate:{second} :pace:{minute}.
     """
     return f"poc:round:{round_id}"
 
 
 def generating(model: str) -> str:
-    """Holds the id of the round that all workers of the model compute for; absent while they
-    serve jobs.
-    """
+    """Id of the round that all workers of the model compute for; absent while they serve jobs."""
     return f"poc:round:generating:{model}"
 
 
@@ -42,13 +38,13 @@ def outbox(outbox_id: str) -> str:
 
 
 def receiver(name: str) -> str:
-    """The hash of a receiver (host:port) that did not answer; absent while it does."""
+    """The hash of a receiver (host:port) that does not answer; absent when it does."""
     return f"poc:receiver:{name}"
 
 
 def job(job_id: str) -> str:
-    """The hash of a job; its working keys are this plus :nonces :todo :leases :attempts :values
-    :claimed :finishing. This plus :result has the pieces of a large answer.
+    """The hash of a job; its working keys add :nonces :todo :leases :attempts :values :claimed
+    :finishing, and :result with the pieces of a large answer.
     """
     return f"poc:job:{job_id}"
 
@@ -59,7 +55,7 @@ DOWNLOAD_SLOTS = "poc:downloads:slots"  # set of task ids: wanted, or with a pro
 
 
 def download(task_id: str) -> str:
-    """Exists while a process downloads that model, or is being started to."""
+    """Exists while a process downloads that model, or is being started."""
     return f"poc:download:{task_id}"
 
 
@@ -74,9 +70,7 @@ def reaper(model: str) -> str:
 
 
 def drained(model: str) -> str:
-    """When the model's batches last did not wait behind others' messages, or were queued again
-    although they did.
-    """
+    """When the model's batches last did not wait behind others' messages, or were queued again."""
     return f"poc:jobs:drained:{model}"
 
 
@@ -86,17 +80,15 @@ def worker(worker_id: str) -> str:
 
 
 def host(host_id: str) -> str:
-    """The hash of a host that runs workers as the deployment says; it exists while the host
-    lives.
-    """
+    """The hash of a host that runs workers as deployed; it exists while the host lives."""
     return f"poc:host:{host_id}"
 
 
 def host_logs(host_id: str) -> str:
-    """What the host's workers wrote last, as JSON."""
+    """The last lines of the host's workers, as JSON."""
     return f"poc:host:{host_id}:logs"
 
 
 def host_machine(host_id: str) -> str:
-    """What the sensors of the host's machine say, as JSON."""
+    """The figures of the host's sensors, as JSON."""
     return f"poc:host:{host_id}:machine"

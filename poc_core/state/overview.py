@@ -1,8 +1,7 @@
-"""What the node does: its round, its queue, its receivers and its workers, read from Redis in one
-step.
+"""What the node does: its round, queue, receivers and workers, read from Redis in one step.
 
-Many clients poll it. A thread waits for Python's lock after each answer of Redis, where requests
-keep the event loop busy: that was most of what reading one after the other took.
+Many clients poll it. On a busy event loop a thread waits for Python's lock after each of Redis'
+answers, which made separate reads slow.
 """
 
 import time
@@ -26,9 +25,7 @@ RATE_WINDOW_S = 10
 
 @dataclass(frozen=True)
 class RoundRates:
-    """Nonces computed by each worker: in total, and per second over the last RATE_WINDOW_S (or
-    since its start).
-    """
+    """Nonces by worker: in total, and per second over RATE_WINDOW_S or since a younger start."""
 
     totals: Mapping[str, int]
     per_second: Mapping[str, float]
@@ -40,15 +37,14 @@ class CurrentRound:
 
     record: RoundRecord
     rates: RoundRates
-    excluded: Sequence[
-        int
-    ]  # nonces without a finite state, the latest at the end; of very many the last ones
+    # nonces without a finite state, the latest at the end; of very many the last ones
+    excluded: Sequence[int]
     outbox: OutboxStatus
 
 
 @dataclass(frozen=True)
 class Overview:
-    """All of one moment."""
+    """One consistent snapshot of the node's state, read in a single Redis script."""
 
     round: CurrentRound | None  # None when there was none or it expired
     workers: Sequence[WorkerRecord]  # alive, starting or ready, by id
@@ -60,7 +56,7 @@ class Overview:
 
 
 class Overviews:
-    """Changes nothing, nor cleans anything up."""
+    """Reads overviews; changes nothing in Redis, nor cleans anything up."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -103,8 +99,7 @@ def _current(
     record = round_record(round_id.decode(), _hash(round))
     if record is None:
         return None
-    # Of a round that began within the window, the time before must not count. At least a second:
-    # less says little.
+    # Of a young round only its own time counts; at least a second, as less says little.
     began = record.started_at if record.started_at is not None else second
     window_s = min(RATE_WINDOW_S, max(1.0, second - began))
     return CurrentRound(

@@ -17,8 +17,8 @@ from poc_core.settings import Settings
 from poc_core.state import keys
 from poc_core.state.unreadable import answers, readable
 
-# Seconds for which the API remembers which workers serve chat, instead of asking Redis for each
-# request. Short beside a heartbeat; a worker that ends waits for as long.
+# Seconds for which the API remembers who serves chat instead of asking Redis: short beside a
+# heartbeat, and a worker that ends waits as long.
 CHAT_MEMORY_S = 0.25
 
 _WORKER = TypeAdapter(WorkerRecord)
@@ -26,9 +26,7 @@ _INFO = TypeAdapter(ModelInfo)
 
 
 class WorkerRegistry:
-    """A worker is alive while its key exists; the key expires worker_ttl_s after the last
-    heartbeat.
-    """
+    """The workers; a worker's key, and so its life, ends worker_ttl_s after its last heartbeat."""
 
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
@@ -38,9 +36,10 @@ class WorkerRegistry:
         self._clock = clock
 
     def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
-        """Says that the worker lives, what it serves and which leases it has in hand
-        (Hand.told; None: all that Redis knows of). Comes before its first lease: the dead hold
-        no lease.
+        """Says that the worker lives, what it serves and which leases it has in hand.
+
+        To be called before its first lease: the dead hold none. `in_hand`: Hand.told; None: all
+        that Redis knows of.
         """
         fields = asdict(worker)
         info = fields["info"]
@@ -67,9 +66,7 @@ class WorkerRegistry:
             pipe.execute()
 
     def last_beats(self) -> dict[str, float]:
-        """When each worker's heart beat last, in seconds since the epoch; also of some that are
-        dead.
-        """
+        """When each worker's heart beat last, seconds since the epoch; some may be dead."""
         beats = self._redis.zrange(keys.WORKERS, 0, -1, withscores=True)
         return {worker_id.decode(): at for worker_id, at in beats}
 
@@ -85,7 +82,7 @@ class WorkerRegistry:
             hashes = answers(pipe)
         dead = [worker_id for worker_id, found in zip(ids, hashes, strict=True) if not found]
         if dead:
-            # Only those silent for long: one that beats at this very moment must not be dropped.
+            # Only those silent for long: one that beats right now must not be dropped.
             silent_since = self._clock() - 10 * self._settings.worker_ttl_s
             for worker_id in self._redis.zrangebyscore(keys.WORKERS, "-inf", silent_since):
                 self.remove(worker_id.decode(errors="replace"))
@@ -93,13 +90,11 @@ class WorkerRegistry:
         return [worker for worker in alive if model is None or worker.model == model]
 
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
-        """Those of `live` that take new work."""
+        """The workers alive that take new work."""
         return [worker for worker in self.live(model) if worker.is_ready]
 
     def ports(self) -> set[int]:
-        """Those on which the workers alive serve chat. Reads nothing else, and cleans nothing
-        up.
-        """
+        """The ports on which living workers serve chat. Reads nothing else, cleans nothing up."""
         with self._redis.pipeline(transaction=False) as pipe:
             ids = self._ids()
             for worker_id in ids:
@@ -112,7 +107,7 @@ class WorkerRegistry:
         return [name.decode(errors="replace") for name in self._redis.zrange(keys.WORKERS, 0, -1)]
 
     def here(self) -> list[WorkerRecord]:
-        """Those alive that run on this machine, or in this container."""
+        """The workers alive on this machine, or in this container."""
         machine = socket.gethostname()
         return [worker for worker in self.live() if worker.machine == machine]
 
@@ -128,7 +123,7 @@ class WorkerRegistry:
 
 
 def worker_records(found: Iterable[tuple[str, Mapping[bytes, bytes]]]) -> list[WorkerRecord]:
-    """The workers of hashes that heartbeats wrote, by id. Empty ones, of the dead, are left out."""
+    """The workers in hashes that heartbeats wrote, by id; empty hashes are of dead workers."""
     alive = (readable(f"worker {name!r}", partial(_worker, told)) for name, told in found if told)
     return sorted((worker for worker in alive if worker is not None), key=lambda worker: worker.id)
 
@@ -143,6 +138,6 @@ def _port(raw: bytes | None) -> int:
 
 
 def _model(raw: bytes) -> tuple[ModelInfo, float]:
-    """A model, and when it was served last."""
+    """A model, and when it was last served."""
     entry = json.loads(raw)
     return _INFO.validate_python(entry["info"]), float(entry["seen_at"])

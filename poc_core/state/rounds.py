@@ -1,8 +1,7 @@
-"""Rounds in Redis: places of a nonce sequence leased to workers, each computed once, and what came
-of it counted.
+"""Rounds in Redis: places of a nonce sequence, leased to workers, each computed once and counted.
 
 The record outlives every process. A lease that is not completed goes to the next worker that asks,
-so the nonces of a worker that died arrive all the same; a lease completed twice counts once.
+so a dead worker's nonces arrive all the same; a lease completed twice counts once.
 """
 
 import json
@@ -23,23 +22,20 @@ from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.delivery import entries
 
-# Seconds of a step of a round's pace, which is kept for an hour; a divisor of 60.
+# Seconds of one step of a round's pace, a divisor of 60; steps are kept for an hour.
 PACE_STEP_S = 5
 # Seconds after which a lease is handed to another worker, whatever its holder does.
 LEASE_S = 300
 # Places that Redis counts exactly: Lua's numbers are doubles.
 _MOST_PLACES = 2**53 - 1
-# Reported nonces that are kept for /status, for schemes where it lists them: some 5 MB of Redis'
-# memory. Receivers of callbacks get all of them.
+# Reported nonces kept for schemes whose /status lists them: some 5 MB. Callbacks carry all.
 _MOST_KEPT = 100_000
-# Of these, in one answer: 0.4 MB of JSON, and more than most rounds have.
+# Reported nonces in one answer: 0.4 MB of JSON, and more than most rounds have.
 MOST_LISTED = 10_000
 
 
 class RoundStore:
-    """All operations on rounds. Each changes Redis in one atomic step and may be repeated
-    without harm.
-    """
+    """All operations on rounds, each atomic in Redis and safe to repeat."""
 
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
@@ -57,9 +53,7 @@ class RoundStore:
     # Clients: start, look, switch, stop.
 
     def store(self, config: RoundConfig, state: RoundState) -> str:
-        """Makes a new round the current one, in `state`, and returns its id. RoundError:
-        another one generates.
-        """
+        """Makes a new round the current one and returns its id. RoundError: another generates."""
         round_id = uuid.uuid4().hex
         names = [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND]
         names.append(keys.generating(config.model))
@@ -84,8 +78,7 @@ class RoundStore:
         return round_record(round_id, self._redis.hgetall(keys.round(round_id)))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
-        """Sets the state of a round that is not STOPPED, and returns the state it had; None when it
-        expired.
+        """Sets the state of a round that is not STOPPED; returns the one it had, None if expired.
 
         Workers notice before their next slice but one. `error`: why it stopped by itself.
         """
@@ -96,7 +89,7 @@ class RoundStore:
         return RoundState(before.decode()) if before else None
 
     def generating(self, model: str) -> str | None:
-        """The id of the round that the model's workers compute for now."""
+        """The id of the round that the model's workers compute for."""
         round_id = self._redis.get(keys.generating(model))
         return None if round_id is None else str(round_id.decode())
 
@@ -111,9 +104,10 @@ class RoundStore:
         return (round.stopped_at or self._clock()) - round.started_at
 
     def pace(self, round_id: str, since: int, until: int) -> dict[int, int]:
-        """Nonces computed in each step of PACE_STEP_S that begins from `since` on and before
-        `until` (seconds since the epoch), by its beginning; those without any are left out, and
-        those of more than an hour ago forgotten.
+        """Nonces computed by step of PACE_STEP_S: begin (seconds since the epoch) -> nonces.
+
+        Of steps that begin from `since` on and before `until`; empty ones, and those more than an
+        hour old, are missing.
         """
         with self._redis.pipeline(transaction=False) as pipe:
             for minute in range(since // 60, -(-until // 60)):
@@ -124,8 +118,9 @@ class RoundStore:
     def reported(
         self, round_id: str, first: int | None = None, most: int = MOST_LISTED
     ) -> Reported:
-        """At most `most` of the reported nonces and their values, of schemes that list them:
-        those from place `first` on, or the newest. Of very many the last ones are kept.
+        """At most `most` reported nonces and values, where the scheme lists them; of many the last.
+
+        From place `first` on; None: the newest.
         """
         place, *found = self._read_reported(
             [keys.round(round_id)], ["" if first is None else first, most]
@@ -137,11 +132,10 @@ class RoundStore:
     def lease(
         self, round: RoundRecord, worker_id: str, places: int, in_hand: Sequence[Lease] = ()
     ) -> Lease | Refusal:
-        """Up to `places` nonces for a worker whose heart beats: lost ones first, then the next of
-        the sequence.
+        """Up to `places` nonces for a worker whose heart beats: lost ones first, then the next.
 
-        `in_hand`: the leases that the worker computes. Others that it held are taken from it: it
-        never got them because an answer was lost, or an error made it forget them.
+        `in_hand`: the leases that the worker computes; any other of its own is taken from it, as an
+        answer was lost or an error made it forget.
         """
         now, config = self._clock(), round.config
         args: list[Any] = [worker_id, places, now, now + LEASE_S, self._ttl_s]
@@ -158,11 +152,9 @@ class RoundStore:
         return Lease(round.round_id, place, config.model, config.spec, nonces, config.terms)
 
     def complete(self, lease: Lease, worker_id: str, values: Sequence[JsonValue]) -> bool:
-        """Stores the values of a lease's nonces, in their order, and puts the valid ones into the
-        outbox.
+        """Stores a lease's values, one per nonce in order; the valid ones go into the outbox.
 
-        False: another worker had completed it. Works after the round's end too: what was computed
-        is delivered.
+        False: another worker had completed it. Also works after the round's end: nothing is lost.
         """
         pairs = list(zip(lease.nonces, values, strict=True))
         contract = contract_of(lease.spec.scheme)
@@ -185,7 +177,7 @@ class RoundStore:
         return bool(self._complete([*names, keys.generating(lease.model)], args))
 
     def release(self, lease: Lease, worker_id: str) -> bool:
-        """Gives a lease back uncomputed, to whoever asks next."""
+        """Gives a lease back uncomputed to the next worker that asks."""
         args: list[Any] = [lease.place, len(lease.nonces), worker_id, self._ttl_s]
         return bool(self._release([keys.round(lease.owner_id)], args))
 
@@ -195,7 +187,7 @@ class RoundStore:
 
 
 def round_record(round_id: str, found: Mapping[bytes, bytes]) -> RoundRecord | None:
-    """The round of a hash; None where that is none, or what is left of one that expired."""
+    """The round in a hash; None where the hash is none, or left of one that expired."""
     raw = {name.decode(): value.decode() for name, value in found.items()}
     if "state" not in raw:
         return None

@@ -8,9 +8,7 @@ from redis.commands.core import Script
 
 
 def load(redis: "Redis", name: str) -> Script:
-    """The script lua/{name}.lua, callable with keys and args; it reloads itself into a
-    restarted Redis.
-    """
+    """The script lua/{name}.lua, callable with keys and args; survives a restart of Redis."""
     return redis.register_script(source("common") + source(name))
 
 

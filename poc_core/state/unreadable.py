@@ -1,6 +1,4 @@
-"""Records in Redis that cannot be read: skipped, so that they keep nobody from the others, and
-logged once.
-"""
+"""Records in Redis that cannot be read: skipped, so that the others are read, and logged once."""
 
 import logging
 from collections.abc import Callable
@@ -13,9 +11,7 @@ T = TypeVar("T")
 
 
 def readable(name: str, parse: Callable[[], T]) -> T | None:
-    """What `parse` makes of the record `name`; None where it cannot, which is logged once for
-    each name.
-    """
+    """What `parse` makes of the record `name`; None where it fails, logged once a name."""
     try:
         return parse()
     except MemoryError:
@@ -26,8 +22,9 @@ def readable(name: str, parse: Callable[[], T]) -> T | None:
 
 
 def answers(pipe: Any) -> list[Any]:
-    """What a pipeline is answered. For a key of another type than its command is for that is an
-    error, which no `parse` can read. RedisError: of any other kind.
+    """A pipeline's answers. A key of another type gives an error in its place, for `readable`.
+
+    RedisError: of any other kind.
     """
     found: list[Any] = pipe.execute(raise_on_error=False)
     for one in found:

@@ -25,8 +25,7 @@ def main() -> int:
         help="seconds between two faults, on average (2; 20 with --engine vllm)",
     )
     given = parser.parse_args()
-    # An engine of vLLM's takes longer to come back than a synthetic one: no second fault before
-    # that.
+    # vLLM's engine takes longer to come back than a synthetic one: no second fault before.
     pause_s = {"synthetic": 2.0, "vllm": 20.0}[given.engine] if given.pause is None else given.pause
     seed = int(time.time()) if given.seed is None else given.seed
     log = lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: E731

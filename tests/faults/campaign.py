@@ -32,18 +32,16 @@ from workers.engines import load_engine
 from workers.engines.kinds import EngineKind
 from workers.engines.options import EngineOptions
 
-# A fault's end to the next nonce that a client sees.
+# Seconds from a fault's end to the next nonce that a client sees.
 MOST_RECOVERY_S = 30.0
-# L2 distance of vectors of one nonce from another engine or another composition of micro-batches,
-# in float32.
+# L2 distance of one nonce's float32 vectors from other engines or other micro-batches.
 TOLERANCE = 0.003
-# Seconds after which a process that was started again has what it needs, a model too.
+# Seconds after which a restarted process has what it needs, a model too.
 _SETTLE_S = 120.0
 _READY_S = 300.0
-# Everything delivered, after the last work was submitted.
+# Seconds until everything is delivered, after the last work was submitted.
 _DELIVERY_S = 120.0
-# Of computing the rounds' nonces again, where the work took no longer: a quiet core makes some 500
-# a second of the tiny model's.
+# Seconds of computing the rounds' nonces again: a quiet core makes some 500 a second.
 _AGAIN_S = 300.0
 
 
@@ -86,9 +84,7 @@ def run(
     pause_s: float,
     log: Callable[[str], None],
 ) -> Report:
-    """One campaign. `engine`: "synthetic" or "vllm", two workers of it; `pause_s`: between a
-    recovery and the next fault, on average.
-    """
+    """One campaign on two workers of `engine`; `pause_s`: mean pause after a recovery."""
     report = Report(seed)
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="proofline-faults-")))
@@ -111,8 +107,7 @@ def run(
             announce=lambda message: lines.append(f"stack | {message}"),
         )
         receiver = exits.enter_context(Receiver())
-        # At the end all nonces of all rounds are computed again: not at the pace of a synthetic
-        # engine.
+        # At the end all rounds' nonces are computed again, and not at a synthetic engine's pace.
         second: dict[str, object] = (
             {"synthetic_step_ms": 0.0} if engine == "synthetic" else {"engine": "transformers"}
         )
@@ -132,8 +127,7 @@ def run(
             size=size,
         )
         began = time.monotonic()
-        # What hung, and was cut, leaves connections and their buffers in pools. Without faults
-        # nothing does.
+        # What hung and was cut leaves connections and buffers in pools.
         limits = (_SETTLE_S, 256, 200) if faults else (minutes * 6, 64, 20)
         usage = Usage(partial(uses_of, stack), *limits)
         work.start()

@@ -1,6 +1,4 @@
-"""The faults of a campaign. Each does its harm, waits as long as it lasts, and leaves nothing
-of it behind.
-"""
+"""The faults of a campaign: each does harm, waits while it lasts, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tests.faults.stack import FaultyStack, MovedClock, fill
 from tests.integration.processes import engine_cores
 from tests.peers.receiver import Receiver
 
-# Longest that anything stands still or is away: worker heartbeats of a campaign last 4 s.
+# Seconds that anything stands still or is away, at most: heartbeats of a campaign last 4 s.
 _LONGEST_S = 8.0
 
 
@@ -37,16 +35,15 @@ class Victims:
     rng: random.Random
 
     def any_pid(self) -> tuple[str, int | None]:
-        """A process of the stack: each kind is as likely, of each kind each one."""
+        """A process of the stack: each kind as likely as another, and each one of a kind."""
         kind = self.rng.choice(["worker", "worker", "api", "courier", "redis"])
-        child = self.rng.choice(
-            self.stack.children(kind) or self.stack.children()
-        )  # it may be between two starts
+        # The kind may be between two starts.
+        child = self.rng.choice(self.stack.children(kind) or self.stack.children())
         return child.spec.name, child.pid
 
 
 Fault = Callable[[Victims], str]
-"""Does it and says what, in a few words."""
+"""Does the fault's harm and says what, in a few words."""
 
 
 def kill(victims: Victims) -> str:
@@ -117,7 +114,7 @@ def receiver_refuses(victims: Victims) -> str:
 
 
 def receiver_talks_nonsense(victims: Victims) -> str:
-    """It has what it was sent, and answers what nobody can read."""
+    """The receiver takes what it is sent, and answers what nobody can read."""
     seconds = victims.rng.uniform(1, _LONGEST_S)
     victims.receiver.talks_nonsense = True
     time.sleep(seconds)
@@ -154,9 +151,8 @@ def no_memory(victims: Victims) -> str:
 
 
 def full_disk(victims: Victims) -> str:
-    if (
-        victims.disk is None or shutil.disk_usage(victims.disk).free < 2**28
-    ):  # really full, it would stay so
+    # A disk that is really full would stay so.
+    if victims.disk is None or shutil.disk_usage(victims.disk).free < 2**28:
         return no_memory(victims)
     seconds = victims.rng.uniform(1, _LONGEST_S)
     filler = fill(victims.disk)

@@ -1,6 +1,4 @@
-"""A TCP proxy on loopback that delays, hangs, cuts, or ends connections in the middle of what
-they carry.
-"""
+"""A TCP proxy on loopback that delays, hangs or cuts connections, also in mid-stream."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _LOOK_S = 0.05
 
 
 class Proxy:
-    """A context manager. `port` leads to `target`, as `mood` says."""
+    """A proxy, as a context manager. `port` leads to `target`, as `mood` says."""
 
     def __init__(self, target: tuple[str, int], delay_s: float = 0.05) -> None:
         self.mood: Mood = "pass"
@@ -39,7 +37,7 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """Ends all connections; new ones are taken."""
+        """Ends all connections; new ones are accepted."""
         with self._lock:
             connections, self._open = self._open, set()
         for connection in connections:

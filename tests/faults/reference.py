@@ -1,8 +1,7 @@
-"""The right artifacts of a campaign, from the plain model code: an engine for each core, one thread
-each.
+"""The right artifacts of a campaign, from the plain model code: an engine of one thread a core.
 
-Two threads that share each operation of so small a model are slower than one; so batches are what
-is shared out. An engine runs for one thread at a time, whoever asks.
+Two threads that share each operation of so small a model are slower than one, so batches are
+shared out. An engine runs for one thread at a time.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from workers.engines.base import Engine
 from workers.pipeline import compute_all
 
 K_DIM = 12
-# Nonces of a forward: what it makes stays in a core's cache.
+# Nonces of a forward: few enough that its tensors stay in a core's cache.
 _BATCH = 32
 
 
 class Reference:
-    """A context manager; `artifacts` may be called from any thread."""
+    """The engines, as a context manager; `artifacts` may be called from any thread."""
 
     def __init__(self, load: Callable[[], Engine], n_engines: int | None = None) -> None:
-        """`load`: makes one engine. `n_engines`: one for each core, unless given."""
+        """`load`: makes one engine. `n_engines`: default one a core."""
         self._engines = [load() for _ in range(n_engines or len(os.sched_getaffinity(0)))]
         self._idle: SimpleQueue[Engine] = SimpleQueue()
         for engine in self._engines:
             self._idle.put(engine)
-        # What torch is told counts for the thread that tells it.
+        # torch's number of threads holds for the thread that sets it.
         one_each = partial(torch.set_num_threads, 1)
         self._pool = ThreadPoolExecutor(len(self._engines), "reference", initializer=one_each)
 
@@ -47,7 +46,7 @@ class Reference:
             engine.close()
 
     def artifacts(self, block_hash: str, nonces: Sequence[int]) -> Artifacts:
-        """Those of the campaign's spec with this block hash, in the order of the nonces."""
+        """The artifacts of the campaign's spec with this block hash, in the order of the nonces."""
         spec = ProofSpec(
             block_hash=block_hash,
             public_key="key",

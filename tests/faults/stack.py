@@ -1,6 +1,4 @@
-"""The stack of a campaign: its Redis behind a proxy, on a small disk where one can be mounted,
-its clock moveable.
-"""
+"""The stack of a campaign: Redis behind a proxy and maybe on a small disk, its clock moveable."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ from cli.supervise.processes import Child
 from cli.supervise.stack import Stack
 from tests.faults.proxy import Proxy
 
-DISK_MIB = 2048  # of memory, when it is full
+DISK_MIB = 2048  # of memory, when the disk is full
 _CLOCK_FOLDER = Path(__file__).parent / "clock"
 
 
 class FaultyStack(Stack):
-    """All its processes reach Redis through `proxy`."""
+    """A stack whose processes all reach Redis through `proxy`."""
 
     proxy: Proxy
     own_url: str  # of Redis itself
@@ -34,9 +32,7 @@ class FaultyStack(Stack):
         self.redis_url = self.own_url.replace(f":{parts.port}/", f":{self.proxy.port}/")
 
     def children(self, kind: str = "") -> list[Child]:
-        """Those that run, called "api", "redis", "courier" or "worker"; all of them without a
-        name.
-        """
+        """The running "api", "redis", "courier" or "worker" processes; without a name all."""
         return [
             child for child in self._children() if child.spec.name.startswith(kind) and child.pid
         ]
@@ -48,7 +44,7 @@ class FaultyStack(Stack):
 
 
 class MovedClock:
-    """Of all processes of a stack that was started with `env`."""
+    """The clock of all processes of a stack that was started with `env`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -66,7 +62,7 @@ class MovedClock:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Mounts one of DISK_MIB at `folder` and yields whether that was allowed."""
+    """Mounts a disk of DISK_MIB at `folder` and yields whether that was allowed."""
     folder.mkdir(exist_ok=True)
     command = [
         "mount",
@@ -86,7 +82,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 def fill(folder: Path) -> Path:
-    """Takes all that is left of a disk; returns the file to remove again."""
+    """Takes all free space of a disk; returns the file to remove again."""
     filler = folder / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:

@@ -1,6 +1,4 @@
-"""Memory and descriptors of a stack's processes over a campaign: a node that needs ever more of
-them does not last.
-"""
+"""Memory and descriptors of a stack's processes over a campaign: neither may grow for ever."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import psutil
 
 from tests.faults.stack import FaultyStack
 
-# Of a process at its last look, over its first that counts.
+# Greatest use of a process at its last look, over that at its first look that counts.
 MOST_GROWTH = 1.5
 _MIB = 2**20
 
@@ -25,7 +23,7 @@ class Use(NamedTuple):
 
 
 def uses_of(stack: FaultyStack) -> Iterator[Use]:
-    """What each of its processes has now."""
+    """What each process of the stack uses now."""
     for child in stack.children():
         try:
             process = psutil.Process(child.pid)
@@ -35,9 +33,7 @@ def uses_of(stack: FaultyStack) -> Iterator[Use]:
 
 
 class Usage:
-    """Holds what each process has against what it had when it had run for a while. One that
-    ended counts to its end.
-    """
+    """Compares each process with itself when it had run for a while; ended ones to their end."""
 
     def __init__(
         self,
@@ -47,9 +43,9 @@ class Usage:
         free_descriptors: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`settle_s`: from when a process is seen to the first look that counts. The others:
-        what it may take besides growing by half, as for connections that it opens when some
-        hang.
+        """`settle_s`: from when a process is first seen to the first look that counts.
+
+        The others: what a process may take besides growing by half, as for connections.
         """
         self._measure = measure
         self._settle_s = settle_s
@@ -85,7 +81,7 @@ class Usage:
         return found
 
     def text(self) -> list[str]:
-        """The process of each name that takes most, one line each."""
+        """The process of each name that uses most, one line each."""
         largest: dict[str, Use] = {}
         for use in self._last.values():
             if use.name not in largest or use.rss > largest[use.name].rss:

@@ -1,6 +1,4 @@
-"""What a stack does in a campaign: jobs, validations, rounds and chat at the same time, all of
-it checked.
-"""
+"""What a stack does in a campaign: jobs, validations, rounds and chat at once, all checked."""
 
 from __future__ import annotations
 
@@ -19,24 +17,22 @@ from tests.peers.receiver import Payload, Receiver, gaps_and_repeats, unrepeated
 from tests.stacks.round_client import RoundClient, round_body
 
 PREFIX = "/api/v1/pow"
-# A job ends within this, whatever happens; a campaign that waits longer has lost it.
+# Seconds within which a job ends, whatever happens: else it is lost.
 JOB_TIMEOUT_S = 180.0
 _TIMEOUT_S = 30.0  # of one request
-# Nonces that are computed again at a time, of one round.
+# Nonces of a round that are computed again at a time.
 _PART = 512
 ROUND_NONCES, ROUND_NONCES_AGAIN = "nonces of rounds", "nonces of rounds computed again"
 _AWAY = (httpx.HTTPError,)
 
 Artifacts = list[dict[str, Any]]
 Expected = Callable[[str, Sequence[int]], Artifacts]
-"""The right artifacts of a block hash and these nonces."""
+"""The right artifacts of a block hash and nonces."""
 Same = Callable[[Artifacts, Artifacts], bool]
 
 
 class Work:
-    """Threads that submit and check until they are told to stop; `problems` is what they found
-    wrong.
-    """
+    """Threads that submit and check until they are told to stop; `problems` are what they find."""
 
     def __init__(
         self,
@@ -77,7 +73,7 @@ class Work:
             thread.start()
 
     def stop(self) -> None:
-        """Lets everything under way end and be checked."""
+        """Lets all work under way end and be checked."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -92,7 +88,7 @@ class Work:
 
     @property
     def progress(self) -> int:
-        """Rises with every nonce that a client could see."""
+        """A number that rises with every nonce that a client could see."""
         with self._lock:
             return self.counts["nonces of jobs"] + self.counts["nonces of rounds seen"]
 
@@ -231,7 +227,7 @@ class Work:
     def _insistent(
         self, http: httpx.Client, path: str, body: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """POSTs until the API takes it, as an aggregator does."""
+        """POSTs until the API accepts it, as an aggregator does."""
         until = time.monotonic() + 60
         while time.monotonic() < until:
             try:
@@ -242,9 +238,8 @@ class Work:
             if answer.status_code == 200:
                 found: dict[str, Any] = answer.json()
                 return found
-            if answer.status_code == 409 and path.startswith(
-                "/init"
-            ):  # an answer that got lost: it runs
+            # The answer got lost: the round runs.
+            if answer.status_code == 409 and path.startswith("/init"):
                 return {}
             if answer.status_code != 503:
                 self.problem(f"{path} was answered {answer.status_code} {answer.text[:200]}")
@@ -267,11 +262,10 @@ class Work:
     def check_rounds(
         self, store: RoundStore, places_left: Callable[[RoundRecord], set[int]], most_seconds: float
     ) -> None:
-        """Every nonce that a round's record counts came once and right, and none is missing but
-        those that nobody had computed when it was stopped: `places_left`.
+        """Each nonce that a round counts came once and right; none is missing but `places_left`.
 
-        The values are computed again for `most_seconds`: all of them, or as many as that allows,
-        drawn by the seed.
+        Those are what nobody had computed at the stop. Values are computed again for
+        `most_seconds`: all, or as many as that allows, drawn by the seed.
         """
         by_round: dict[str, list[Payload]] = {}
         for payload in self._receiver.round_payloads():
@@ -312,7 +306,7 @@ class Work:
             self.count(ROUND_NONCES_AGAIN, len(nonces))
 
     def check_callbacks(self) -> None:
-        """Every job with a url came to its receiver."""
+        """Checks that every job with a url came to its receiver."""
         came = {payload.body.get("request_id"): payload for payload in self._receiver.taken()}
         for request_id, nonces in self.waits_for_callback.items():
             payload = came.get(request_id)

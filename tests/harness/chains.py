@@ -5,13 +5,12 @@ from typing import Any
 from poc_core.records import ProofSpec
 from tests.harness.golden import cases
 
-# A float32 score lies this near the reference's; a chain may leave it where the best two lie
-# nearer.
+# A float32 score lies this near the reference's: where the best two lie nearer, a chain may leave.
 NEAR_TIE = 1e-4
 
 
 def golden(model: str, kind: str, dtype: str = "float32") -> list[dict[str, Any]]:
-    """`kind`: "decode" or "validation". `model`: its name or directory."""
+    """The reference's cases. `kind`: "decode" or "validation"; `model`: its name or directory."""
     return cases(model.rpartition("/")[2], kind, "decode-cpu", dtype)
 
 
@@ -26,7 +25,7 @@ def spec_of(case: dict[str, Any], **options: Any) -> ProofSpec:
 
 
 def enforced_spec(case: dict[str, Any], **options: Any) -> ProofSpec:
-    """With the case's chains as claims."""
+    """The spec of a case with its chains as claims."""
     return spec_of(
         case,
         enforced={str(one["nonce"]): one["k_points_steps"] for one in case["artifacts"]},
@@ -39,18 +38,18 @@ def nonces_of(case: dict[str, Any]) -> list[int]:
 
 
 def stepwise(spec: ProofSpec) -> ProofSpec:
-    """The same claims, followed step by step."""
+    """The spec with its claims followed step by step."""
     return spec.model_copy(update={"options": {**spec.options, "stepwise": True}})
 
 
 def assert_chains(found: list[Any], case: dict[str, Any]) -> None:
-    """The same to the first step where the reference itself was undecided."""
+    """Asserts equal chains, to the first step where the reference itself was undecided."""
     for chain, expected in zip(found, case["artifacts"], strict=True):
         assert_chain(chain, expected["k_points_steps"], case["gaps"][str(expected["nonce"])])
 
 
 def assert_chain(chain: Any, points: list[int], gaps: list[float]) -> None:
-    """`gaps`: of each step, how much better its point is than the next best."""
+    """`gaps`: for each step, how much better its point is than the next best."""
     undecided = next((step for step, gap in enumerate(gaps) if gap < NEAR_TIE), len(points))
     assert chain[:undecided] == points[:undecided]
     assert len(chain) == len(points)
@@ -58,7 +57,7 @@ def assert_chain(chain: Any, points: list[int], gaps: list[float]) -> None:
 
 
 def assert_judged(found: list[Any], case: dict[str, Any], tolerance: float = 1e-5) -> None:
-    """Claims lie as far off as the reference found."""
+    """Asserts that claims lie as far off as the reference found."""
     for value, expected in zip(found, case["expect"]["per_nonce"], strict=True):
         assert value[0] == expected["n_sphere_mismatches"]
         assert abs(value[1] - expected["mismatch_margin_max"]) <= tolerance

@@ -1,6 +1,4 @@
-"""Greedy answers of an engine in a test's own process, alone and beside proofs that it computes
-meanwhile.
-"""
+"""Greedy answers of an engine in a test's own process, alone and beside its own proofs."""
 
 import logging
 import threading
@@ -18,14 +16,13 @@ from workers.engines.base import Engine
 def answers_alone_and_beside(
     engine: Engine, prove: Callable[[], int]
 ) -> tuple[list[Answer], list[Answer], int]:
-    """The answers to PROMPTS, through the engine's own server, and those to the same while
-    `prove` runs on and on; how many nonces it counted. PROOFLINE_TEST_PROMPTS says how many
-    prompts.
+    """(answers to PROMPTS alone, those while `prove` runs on and on, nonces that it counted).
+
+    PROOFLINE_TEST_PROMPTS says how many prompts.
     """
     gate = ChatGate(parse_chat_policy("share:0.5"), engine.unfinished_chat)
-    level = (
-        logging.root.level
-    )  # vLLM's server sets it in this process, where later tests read warnings
+    # vLLM's server sets it in this process, where later tests read warnings.
+    level = logging.root.level
     done = threading.Event()
 
     def prove_on() -> int:

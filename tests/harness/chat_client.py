@@ -26,8 +26,8 @@ from workers.engines.options import EngineOptions
 MODEL = "tiny-qwen3"
 CHAT = "/v1/chat/completions"
 ANSWER_TOKENS = 64
-# Logarithms of probabilities that lie so close are a tie: batches of another size may round it the
-# other way. What a proof leaves in a KV cache moves them by tenths.
+# Log probabilities this close are a tie, which another batch size may round the other way. What a
+# proof leaves in a KV cache moves them by tenths.
 TIE = 1e-3
 
 _WORDS = (
@@ -61,7 +61,7 @@ class Answer:
 
 
 def prompts(n: int, least_tokens: int = 20, most_tokens: int = 400, seed: int = 1) -> list[str]:
-    """`n` prompts whose lengths in tokens are spread evenly between the two, in no order."""
+    """`n` prompts whose lengths in tokens are spread evenly between the two, shuffled."""
     rng = random.Random(seed)
     lengths = [
         least_tokens + (most_tokens - least_tokens) * index / max(1, n - 1) for index in range(n)
@@ -82,9 +82,7 @@ def _text(rng: random.Random, characters: int) -> str:
 def request(
     prompt: str, max_tokens: int = ANSWER_TOKENS, salt: str | None = None, **more: Any
 ) -> dict[str, Any]:
-    """A body for a greedy answer of exactly `max_tokens` tokens. Requests share cached prefixes
-    only by `salt`.
-    """
+    """A body for a greedy answer of exactly `max_tokens` tokens; `salt` parts cached prefixes."""
     return {
         "model": MODEL,
         "messages": [{"role": "user", "content": prompt}],
@@ -129,9 +127,7 @@ def ask_all(
     pause_s: float = 0.0,
     model: str = MODEL,
 ) -> list[Answer]:
-    """The answers in order: `concurrency` prompts at a time, and a pause after each wave for
-    proofs to run in.
-    """
+    """The answers in order: `concurrency` prompts at a time, a pause for proofs after each wave."""
     answers: list[Answer] = []
     with ThreadPoolExecutor(concurrency) as pool:
         for wave in _waves(texts, concurrency):
@@ -149,9 +145,8 @@ class Differences:
     """Prompts whose two answers differ, by why."""
 
     corrupted: list[int] = field(default_factory=list)
-    ties: list[int] = field(
-        default_factory=list
-    )  # at the first other token the two best were as good as equal
+    # at the first other token the two best were as good as equal
+    ties: list[int] = field(default_factory=list)
 
 
 def differences(expected: Sequence[Answer], found: Sequence[Answer]) -> Differences:
@@ -165,11 +160,9 @@ def differences(expected: Sequence[Answer], found: Sequence[Answer]) -> Differen
 
 
 class ConstantChat:
-    """Context manager: requests that overlap, so that chat is never idle. `refused`: answers other
-    than a whole one.
+    """Requests that overlap so that chat is never idle, as a context manager.
 
-    They are long, and so many that all of them being between two answers at once is not to be
-    expected on any machine.
+    They are long, and too many to be all between two answers at once. `refused`: no whole answer.
     """
 
     def __init__(
@@ -230,25 +223,20 @@ def streaming(http: httpx.Client, prompt: str, max_tokens: int) -> Iterator[Iter
         yield (line.removeprefix("data: ") for line in answer.iter_lines() if line)
 
 
-# The promise is made for 50 prompts, which PROOFLINE_TEST_PROMPTS=50 asks; the suite asks as many
-# as take a minute.
+# The promise is for 50 prompts (PROOFLINE_TEST_PROMPTS=50); the suite asks a minute's worth.
 PROMPTS = prompts(int(os.environ.get("PROOFLINE_TEST_PROMPTS", "6")))
 LONG_PROMPT = prompts(1, least_tokens=400, seed=2)[0]  # three whole blocks of cache
 
-# A cache of few tokens: chat uses each of its blocks again and again, also those that a proof would
-# write to.
+# Tokens of a small cache: chat uses each block again and again, also those a proof would write to.
 CACHE_TOKENS = 5120
-UNISOLATED_TOKENS = (
-    4096  # of a micro-batch, which without isolation writes to the first blocks of that cache
-)
+# tokens of a micro-batch, which without isolation writes to the first blocks of that cache
+UNISOLATED_TOKENS = 4096
 CPU_BLOCK, GPU_BLOCK = 128, 16  # tokens, as vLLM has them by default
 READY_S = 180.0
 
 
 def vllm_args() -> list[str]:
-    """For engines with that cache; on GPUs, of which a module's stacks share one, with a part
-    of the memory.
-    """
+    """Arguments for engines with that cache; on a shared GPU, with part of its memory."""
     args = ["--enable-prompt-tokens-details"]
     if not visible_gpus() or vllm_runs_on_cpu():
         return [*args, "--num-gpu-blocks-override", str(CACHE_TOKENS // CPU_BLOCK)]
@@ -257,7 +245,7 @@ def vllm_args() -> list[str]:
 
 
 class SwitchableStack(Stack):
-    """Its workers' isolation can be switched off."""
+    """A stack whose workers' isolation can be switched off."""
 
     def worker_command(self) -> list[str]:
         return unisolated.command(super().worker_command())
@@ -265,8 +253,7 @@ class SwitchableStack(Stack):
 
 @contextmanager
 def switchable_stack(switch: Path, **env: str) -> Iterator[StackClient]:
-    """A stack with one real engine that isolates chat from proofs for as long as there is no file
-    `switch`.
+    """A stack of one real engine that isolates chat from proofs while there is no file `switch`.
 
     In float32, so that batching does not blur what is compared.
     """

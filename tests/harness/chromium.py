@@ -15,7 +15,7 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Skips the test where there is none."""
+    """A browser. Skips the test where there is none."""
     if CHROMIUM is None:
         pytest.skip("no chromium on the PATH: apt-get install chromium")
     with sync_playwright() as playwright:

@@ -1,10 +1,10 @@
-"""A command in this process."""
+"""Runs a command in this process."""
 
 from cli.main import app
 
 
 def run_here(*arguments: str) -> int:
-    """The exit code. Without CliRunner's own capture, which does not see file descriptor 1."""
+    """The exit code. CliRunner's own capture would not see file descriptor 1."""
     try:
         app(list(arguments))
     except SystemExit as end:

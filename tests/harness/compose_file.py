@@ -1,6 +1,4 @@
-"""compose.yaml as Compose reads it, for tests that have no Docker engine: interpolation,
-commands, environments.
-"""
+"""compose.yaml as Compose reads it (variables, commands, environments), without Docker."""
 
 import re
 import shlex
@@ -24,7 +22,7 @@ def services(
 
 
 def command_of(service: Mapping[str, Any]) -> list[str]:
-    """Entrypoint and command, those of the image where the service names none."""
+    """Entrypoint and command; the image's where the service names none."""
     built = service.get("build")
     image = dockerfile_commands(ROOT / built["dockerfile"]) if built else {}
     return _words(service.get("entrypoint", image.get("ENTRYPOINT", []))) + _words(
@@ -33,7 +31,7 @@ def command_of(service: Mapping[str, Any]) -> list[str]:
 
 
 def dockerfile_commands(path: Path) -> dict[str, list[str]]:
-    """ENTRYPOINT and CMD, which are to be lists."""
+    """ENTRYPOINT and CMD of a Dockerfile, which must be lists."""
     lines = re.findall(r"^(ENTRYPOINT|CMD) \[(.*)\]$", path.read_text(), flags=re.MULTILINE)
     return {name: re.findall(r'"([^"]*)"', words) for name, words in lines}
 

@@ -18,9 +18,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, the heading above it, and the comment right above
-    it.
-    """
+    """A fenced block: language, text, the heading above, and the comment right above."""
 
     document: str
     line: int
@@ -34,7 +32,7 @@ class Block:
 
 
 def name(document: Path) -> str:
-    """From the top: docs/operating.md."""
+    """The path from the top, as docs/operating.md."""
     return str(document.relative_to(ROOT))
 
 
@@ -62,12 +60,12 @@ def without_blocks(text: str) -> str:
 
 
 def headings(document: Path) -> list[str]:
-    """All headings, in order, without what marks them."""
+    """All headings, in order, without their marks."""
     return re.findall(r"^#+ (.+)$", without_blocks(document.read_text()), flags=re.MULTILINE)
 
 
 def anchors(document: Path) -> set[str]:
-    """Of the headings, as GitHub makes them: what follows # in a link."""
+    """The anchors of the headings, as GitHub makes them: what follows # in a link."""
     return {
         re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings(document)
     }

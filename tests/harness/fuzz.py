@@ -1,5 +1,6 @@
-"""How many examples hypothesis makes up: `make test` the same few every time, `make fuzz`
-(PROOFLINE_FUZZ=long) ever new ones. To be imported where it is used.
+"""How many examples hypothesis makes up; to be imported where it is used.
+
+`make test`: the same few every time; `make fuzz` (PROOFLINE_FUZZ=long): ever new ones.
 """
 
 import os

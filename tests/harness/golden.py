@@ -12,10 +12,10 @@ from workers.engines.base import Engine
 from workers.pipeline import compute_all
 
 ROOT = Path(__file__).parents[2]
-# What needs no model: hashes, floats, vectors.
+# Golden numbers that need no model: hashes, floats, vectors.
 PRIMITIVES: dict[str, Any] = json.loads((ROOT / "tests/data/golden/primitives.json").read_text())
 MODELS = ["tiny-qwen3", "tiny-llama", "tiny-qwen3-moe"]
-# A router that is undecided between two experts may choose the other one in any other arithmetic.
+# A router undecided between two experts may choose the other one in other arithmetic.
 AGREEING_FRACTION = {"tiny-qwen3": 1.0, "tiny-llama": 1.0, "tiny-qwen3-moe": 0.95}
 
 

@@ -1,6 +1,4 @@
-"""The network's own deployments: its node configurations, word for word, as its client sends
-them.
-"""
+"""The network's own deployments: its node configurations, word for word."""
 
 import json
 from pathlib import Path
@@ -26,7 +24,7 @@ class Official(NamedTuple):
 
 
 def official() -> list[Official]:
-    """Of every node of every file."""
+    """The deployments of every node of every file."""
     found = []
     for path in sorted(FOLDER.glob("node-config-*.json")):
         for node in json.loads(path.read_text()):

@@ -34,7 +34,7 @@ class Clock:
 
 
 class RecordingDispatcher:
-    """Writes down which jobs and steps it should publish."""
+    """Writes down which jobs and steps it is to publish."""
 
     def __init__(self) -> None:
         self.published: list[tuple[str, str, int]] = []
@@ -137,7 +137,7 @@ def round_body(**changes: Any) -> dict[str, Any]:
 
 
 def distance_body(**changes: Any) -> dict[str, Any]:
-    """A right body of the earlier generation for POST /init and its like, with changes."""
+    """A right body of the earlier generation for POST /init and the like, with changes."""
     return {
         "block_hash": "block",
         "block_height": 7,

@@ -11,7 +11,7 @@ from poc_core.state.overview import Overviews
 
 
 def outbox_status(redis: Redis, outbox_id: str) -> OutboxStatus:
-    """Of a round's or a job's callbacks."""
+    """The status of a round's or a job's callbacks."""
     stored: Any = redis.hgetall(keys.outbox(outbox_id))
     return OutboxStatus.of(stored)
 
@@ -22,5 +22,5 @@ def n_outboxes(redis: Redis) -> int:
 
 
 def spared_receivers(redis: Redis) -> list[SilentReceiver]:
-    """Those that are tried with one payload of jobs at a time."""
+    """The receivers that are tried with one payload of jobs at a time."""
     return [*Overviews(redis).read().silent]

@@ -10,8 +10,9 @@ def wait_until(
     timeout_s: float = 60,
     pause_s: float = 0.05,
 ) -> float:
-    """Seconds until `condition` held, looked at each `pause_s`, at first more often.
-    AssertionError naming `what` after `timeout_s`.
+    """Seconds until `condition` held; AssertionError naming `what` after `timeout_s`.
+
+    Looks each `pause_s`, at first more often.
     """
     began, pause = time.monotonic(), 0.005
     while not condition():

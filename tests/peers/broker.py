@@ -7,13 +7,13 @@ import httpx
 
 from tests.harness.waiting import wait_until
 
-# As the network writes it: the model's id, escaped twice.
+# The path as the network writes it: with the model's id, escaped twice.
 CALLBACK_PATH = "/v3/poc/tiny%252Fmodel"
 SETTLE_S = 120.0
 
 
 class Broker:
-    """Calls of one node. `version`: a segment before every path, or ''."""
+    """Calls of the network's client to one node. `version`: a segment before every path, or ''."""
 
     def __init__(self, http: httpx.Client, version: str = "") -> None:
         self.http = http
@@ -28,7 +28,7 @@ class Broker:
         return found
 
     def state(self) -> tuple[str, str]:
-        """(state, loaded_model)"""
+        """(state, loaded_model) of the node."""
         answer = self.call("GET", "/api/v1/state")
         return answer["state"], answer["loaded_model"]
 
@@ -49,7 +49,7 @@ class Broker:
         wait_until(lambda: self.hosts() == list(states), f"hosts {states}", SETTLE_S, 0.1)
 
     def start_round(self, model: str, url: str, block_hash: str = "block") -> None:
-        """As the chain's: without a batch_size and a k_dim."""
+        """Starts a round as the chain does: without a batch_size and a k_dim."""
         body = {
             **_NODE,
             "block_hash": block_hash,
@@ -67,7 +67,7 @@ class Broker:
     def validate(
         self, model: str, url: str, artifacts: list[dict[str, Any]], block_hash: str = "block"
     ) -> str:
-        """Asks for a verdict by callback; the request_id."""
+        """Asks for a verdict by callback; returns the request_id."""
         body = {
             **_NODE,
             "block_hash": block_hash,
@@ -84,7 +84,7 @@ _NODE = {"block_height": 7, "public_key": "key", "node_id": 0, "node_count": 1}
 
 
 def wait_state(broker: Broker, state: str, model: str, timeout_s: float = SETTLE_S) -> float:
-    """Seconds until the node was so. The API may be away meanwhile."""
+    """Seconds until the node was in that state. The API may be away meanwhile."""
     began = time.monotonic()
     last: object = None
     while time.monotonic() - began < timeout_s:

@@ -1,6 +1,4 @@
-"""An engine that computes nothing: it holds its callers to the rules, writes down what they
-asked, fails when told.
-"""
+"""An engine that computes nothing: checks its callers, notes their calls, fails when told."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,9 +23,9 @@ def values(spec: ProofSpec, nonces: Sequence[int]) -> list[JsonValue]:
 class FakeEngine(Engine):
     """`n_stages` stages of `layers` layers; a layer takes `layer_s`, of which it says `said_s`.
 
-    `late`: the values of a micro-batch come with the next tick, as from a GPU; `slow`: only when
-    they are waited for. `events` holds what is to happen within the n-th tick that launches
-    something, from 0; what it raises, the tick raises, and all micro-batches are forgotten.
+    `late`: values come with the next tick, as from a GPU; `slow`: only when waited for. `events`:
+    what happens within the n-th tick that launches something, from 0; where one raises, the tick
+    raises and all micro-batches are forgotten.
     """
 
     def __init__(
@@ -45,12 +43,12 @@ class FakeEngine(Engine):
         self.memory: int | None = None  # tokens that fit
         self.memory_error: Callable[[], object] = lambda: None
         self.ticks: list[Tick] = []  # those that launched something
-        self.fetches: list[Tick] = []  # the others
+        self.fetches: list[Tick] = []  # those that launched nothing
         self.begun: list[list[int]] = []  # nonces of each micro-batch, in order
         self.refuse: dict[str, str] = {}  # block_hash: why
         self.chat = 0  # unfinished requests
         self.closed = False
-        # With the nonces of one forward of all rows, and the layer and pass that come next.
+        # With the nonces of one forward of all rows, and the next layer and pass.
         self._going: dict[int, tuple[ProofSpec, Sequence[int], int, int, int]] = {}
         self._done: dict[int, list[JsonValue]] = {}
 
@@ -136,5 +134,5 @@ class FakeEngine(Engine):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it holds no micro-batch."""
+        """Whether the engine holds no micro-batch."""
         return not self._going and not self._done

@@ -1,6 +1,4 @@
-"""A worker's OpenAI server as the gateway sees it: a socket that answers byte for byte what a
-test says, or dies.
-"""
+"""A worker's OpenAI server as the gateway sees it: a socket that answers given bytes, or dies."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ class Received:
 
 
 class Call:
-    """One request under way, for the behaviour to answer; returning from it closes the
-    connection.
-    """
+    """One request under way, for the behaviour to answer; returning closes the connection."""
 
     def __init__(self, connection: socket.socket, received: Received) -> None:
         self.connection = connection
@@ -75,7 +71,7 @@ Behaviour = Callable[[Call], None]
 
 
 class FakeWorker:
-    """Context manager around the server. `behaviour` may be changed at any time."""
+    """The server, as a context manager. `behaviour` may be changed at any time."""
 
     def __init__(self, worker_id: str, behaviour: Behaviour, model: str = "tiny-qwen3") -> None:
         self.behaviour = behaviour

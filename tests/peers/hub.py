@@ -13,7 +13,7 @@ FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 1000, "README.m
 
 
 class Hub:
-    """Context manager. `delay_s`: before the weights come; `asked`: paths, in order."""
+    """The hub, as a context manager. `delay_s`: before the weights; `asked`: paths, in order."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s

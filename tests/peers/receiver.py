@@ -34,9 +34,7 @@ class Payload:
 
 @dataclass
 class Receiver:
-    """An HTTP server on loopback that writes down what it is sent. A context manager; may be
-    `away` for a while.
-    """
+    """An HTTP server on loopback that notes what it is sent, as a context manager; may go away."""
 
     status: int = 200  # what it answers
     delay_s: float = 0.0  # before it answers
@@ -63,14 +61,14 @@ class Receiver:
         return f"http{'s' if self.tls else ''}://127.0.0.1:{self._port}"
 
     def go_away(self) -> None:
-        """From now on connections are refused."""
+        """Refuses connections from now on."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
 
     def come_back(self) -> None:
-        """On the same port as before."""
+        """Accepts connections again, on the same port as before."""
         self._server = _Server(("127.0.0.1", self._port), _handler(self))
         if self.tls is not None:
             self._server.socket = self.tls.wrap_socket(self._server.socket, server_side=True)
@@ -91,7 +89,7 @@ class Receiver:
             return [payload for payload in self.payloads if payload.answered >= 300]
 
     def nonces(self) -> list[int]:
-        """Of the rounds' payloads taken, in order; those of a payload that came again once."""
+        """The nonces of the rounds' payloads taken, in order; those of a repeated payload once."""
         too_large = {payload.number for payload in self.refused() if payload.answered == 413}
         return [
             nonce
@@ -116,8 +114,9 @@ class Receiver:
 
 
 def unrepeated(payloads: list[Payload], too_large: Set[int] = frozenset()) -> list[Payload]:
-    """The payloads without those whose payload_id came before. They must be the same, and
-    numbered without gaps but for the numbers of those that were too large.
+    """The payloads without repeats of a payload_id, which must be the same.
+
+    Numbers have no gaps but those of payloads that were too large.
     """
     first: dict[str, Payload] = {}
     for payload in payloads:
@@ -131,8 +130,9 @@ def unrepeated(payloads: list[Payload], too_large: Set[int] = frozenset()) -> li
 
 
 def gaps_and_repeats(nonces: list[int], expected: range) -> tuple[list[int], list[int]]:
-    """The nonces missing between the first that was expected and the last that came, and those
-    that came twice or were nobody's to compute. `expected`: the whole sequence.
+    """(nonces missing between the first expected and the last come, those twice or unexpected).
+
+    `expected`: the whole sequence.
     """
     counts = Counter(nonces)
     last = max(nonces, default=expected.start - expected.step)

@@ -11,9 +11,9 @@ _TTL_MS = 100_000
 
 @contextmanager
 def forgetting(redis: Redis, *patterns: str) -> Iterator[None]:
-    """Of the keys that match, what is done meanwhile was answered and never happened.
+    """What is done meanwhile to keys that match was answered and never happened.
 
-    Those of later patterns come back later: name indexes last, as others may look meanwhile.
+    Keys of later patterns come back later: name indexes last, as others may look meanwhile.
     """
 
     def matching() -> list[Any]:

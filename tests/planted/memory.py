@@ -1,6 +1,4 @@
-"""A limit on a GPU's memory, planted in vLLM's workers: see
-tests/integration/engines/test_gpu_memory.py.
-"""
+"""A limit on GPU memory in vLLM's workers: see tests/integration/engines/test_gpu_memory.py."""
 
 from typing import Any
 
@@ -10,7 +8,7 @@ from workers.vllm.extension import ProofExtension
 
 
 class LimitedExtension(ProofExtension):
-    """Its process may be given less memory than its device has."""
+    """An extension whose process may be given less memory than its device has."""
 
     def proof_memory_begin(self) -> dict[str, Any]:
         """Begins to count, with nothing kept that is not in use."""
@@ -21,7 +19,7 @@ class LimitedExtension(ProofExtension):
         return {"value": None}
 
     def proof_memory_taken(self) -> dict[str, Any]:
-        """Bytes taken from the device since, at most at a time."""
+        """The most bytes taken from the device at a time since then."""
         torch.cuda.synchronize()
         return {"value": torch.cuda.max_memory_reserved() - self.__dict__["_memory_before"]}
 

@@ -1,6 +1,4 @@
-"""Faults of models, planted in vLLM's workers: see
-tests/integration/engines/test_planted_models.py.
-"""
+"""Faults of models in vLLM's workers: see tests/integration/engines/test_planted_models.py."""
 
 from typing import Any
 
@@ -11,7 +9,7 @@ FIRST_BLOCK = 1
 
 
 class ReadingExtension(ProofExtension):
-    """Its last layer reads the first one's cache beside its own, and says so to nobody."""
+    """An extension whose last layer also reads the first one's cache, and tells nobody."""
 
     def _proof_runner(self) -> Any:
         runner = super()._proof_runner()
@@ -29,7 +27,7 @@ class ReadingExtension(ProofExtension):
 
 
 class PartialSumsExtension(ProofExtension):
-    """Its layers leave the last sum of each to the next one, as sparse attention's do."""
+    """An extension whose layers leave their last sum to the next one, as sparse attention's do."""
 
     def _proof_runner(self) -> Any:
         runner = super()._proof_runner()

@@ -1,8 +1,6 @@
-"""A worker whose KV isolation can be switched off, to show that the tests of chat beside proofs can
-fail.
+"""A worker whose KV isolation can be switched off, to show that tests of chat can fail.
 
-Nothing outside tests/ knows of it: a worker gets it only by running this module in the place of
-`proofline`.
+Nothing outside tests/ knows of it: this module is run in the place of `proofline`.
 """
 
 import os
@@ -16,14 +14,12 @@ from workers.vllm.extension import ProofExtension
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-# The file that switches it off for as long as it exists.
+# Names the file that switches isolation off while it exists.
 SWITCH = "PROOFLINE_TEST_UNISOLATED"
 
 
 class UnisolatedExtension(ProofExtension):
-    """Its proofs may write into chat's own cache, from block 1 up, as the public
-    implementations do.
-    """
+    """Proofs may write into chat's own cache, from block 1 up, as in public implementations."""
 
     def _proof_runner(self) -> Any:
         runner = super()._proof_runner()
@@ -46,9 +42,7 @@ def _chats_own(n_sequences: int, seq_len: int) -> Iterator[None]:
 def command(
     proofline: list[str], extension: str = "tests.planted.unisolated.UnisolatedExtension"
 ) -> list[str]:
-    """The command of a worker whose engine has another extension: this one, whose isolation can
-    be switched off.
-    """
+    """The command of a worker whose engine has UnisolatedExtension."""
     python, flags, arguments = (
         proofline[0],
         ["-P", "-c"],

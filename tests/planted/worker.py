@@ -1,8 +1,7 @@
-"""A worker whose engine has what a test plants in it: too little memory, or a pause between two
-slices.
+"""A worker whose engine has a fault planted: too little memory, or a pause between two slices.
 
-Nothing outside tests/ knows of it: a worker gets it only by running this module in the place of
-`proofline`. A test plants by writing files into the folder that PROOFLINE_TEST_PLANTS names.
+Nothing outside tests/ knows of it: this module is run in the place of `proofline`. A test plants by
+writing files into the folder that PROOFLINE_TEST_PLANTS names.
 """
 
 import os
@@ -18,8 +17,8 @@ from workers.engines.ticks import Slice
 from workers.vllm.extension import ProofExtension
 
 FOLDER = "PROOFLINE_TEST_PLANTS"
-# Files: tokens that fit into memory; that the next slice but the first of a micro-batch is to take
-# its time; and the answer to that, the pid of the worker that takes it.
+# Files: tokens that fit into memory; a pause wanted in a slice after a micro-batch's first; its
+# answer, the pid of the worker that pauses.
 MEMORY, PAUSE, PAUSED = "memory", "pause", "paused"
 # Seconds of that pause, in which the test kills the worker.
 _PAUSE_S = 30.0
@@ -28,7 +27,7 @@ _SLOW_S = 0.03
 
 
 class PlantedExtension(ProofExtension):
-    """Looks for what is planted before each slice."""
+    """Looks for plants before each slice."""
 
     def _proof_runner(self) -> Any:
         runner = super()._proof_runner()
@@ -65,9 +64,7 @@ def _taken(plant: Path) -> Path | None:
 
 
 class _Slow:
-    """A stopwatch that tells of slow layers while a pause is wanted: else a quick machine cuts
-    no micro-batch.
-    """
+    """A stopwatch that tells of slow layers while a pause is wanted: so quick machines cut too."""
 
     def __init__(self, stopwatch: Any, pause: Path) -> None:
         self._stopwatch, self._pause = stopwatch, pause

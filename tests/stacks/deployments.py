@@ -29,8 +29,7 @@ class Deployment(NamedTuple):
         return load_engine(
             EngineOptions(
                 served_model_name=self.model,
-                # On a GPU too: compiling takes a minute a start, and a proof's forward does not run
-                # the compiled code.
+                # On a GPU too: compiling takes a minute a start, and proofs run no compiled code.
                 vllm_args=("--enforce-eager", *vllm_args(), *arguments),
                 decode_memory_gb=0.1,  # chat's cache is too small to take a share of
                 **self._asdict() | {"model": golden.model_dir(self.model)} | options,
@@ -46,12 +45,12 @@ PIPELINED = Deployment("tiny-llama", "float32", pipeline_parallel=2)
 
 
 def further(*deployment: Any) -> Any:
-    """One whose model, number format and parallelism others have, each in another combination."""
+    """A deployment whose model, dtype and parallelism others have, each in another combination."""
     return pytest.param(Deployment(*deployment), marks=pytest.mark.slow)
 
 
-# Others of `make test` load some of what is left to `make slow`: compose's workers tiny-llama in
-# float32 and tiny-qwen3 in bfloat16, `proofline compute` tiny-qwen3 over two ranks.
+# The rest of `make test` loads some combinations, left to `make slow` here: compose's workers
+# tiny-llama in float32 and tiny-qwen3 in bfloat16, `proofline compute` tiny-qwen3 over two ranks.
 FLOAT32 = [
     QWEN3,
     EXPERTS,

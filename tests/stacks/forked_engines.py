@@ -1,7 +1,6 @@
-"""vLLM's processes below a test's own, forked from one that has imported vLLM, which takes 10 s of
-CPU time.
+"""vLLM's processes below a test's own, forked after importing vLLM, which takes 10 s of CPU.
 
-Those of `up`, `workers` and other commands are spawned in their tests too, as everywhere.
+Those of `up`, `workers` and other commands are spawned in tests too.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ IMPORTED = [
 
 
 class ForkedProcess(context.ForkServerProcess):
-    """As one that is spawned: it has the environment of the process that starts it, and ends
-    with it.
-    """
+    """A forked process with its starter's environment and end, as a spawned one has them."""
 
     def start(self) -> None:
         self._environment = dict(os.environ)
@@ -47,13 +44,12 @@ class ForkedProcess(context.ForkServerProcess):
         import setproctitle  # it comes with vLLM
 
         gc.freeze()  # what was imported stays to the end
-        # it finds its place by the environment that the server was started with
+        # setproctitle finds its place by the environment with which the server was started.
         setproctitle.getproctitle()
         os.environ.clear()
         os.environ.update(self._environment)
         threading.Thread(target=end_with_parent, daemon=True).start()
-        # Ranks come from the same server, which Python would not find again in one of its
-        # processes.
+        # Ranks come from the same server, which Python would not find in its processes.
         vars(forkserver._forkserver)["ensure_running"] = lambda: None  # noqa: SLF001
         with forked():
             super().run()
@@ -72,7 +68,7 @@ def end_with_parent() -> None:
 
 @contextmanager
 def forked() -> Iterator[None]:
-    """Within: whoever wants to spawn processes forks them."""
+    """Within: processes to be spawned are forked."""
     of_python = multiprocessing.get_context
 
     def get_context(method: str | None = None) -> Any:
@@ -80,8 +76,7 @@ def forked() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiprocessing, "get_context", get_context)
-        patch.setattr(
-            lifeline, "hold", lambda: None
-        )  # it goes by parents, which here is the server
+        # The lifeline goes by parents, which here is the server.
+        patch.setattr(lifeline, "hold", lambda: None)
         multiprocessing.set_forkserver_preload(IMPORTED)
         yield

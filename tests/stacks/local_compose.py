@@ -1,7 +1,7 @@
-"""The services of compose.yaml as processes of this machine: their very commands and environments.
+"""The services of compose.yaml as processes here: their very commands and environments.
 
-Only what a container has of its own is put in from here: names become loopback and free ports,
-volumes folders of a temporary one.
+Only what a container has of its own is replaced: names by loopback and free ports, volumes by
+temporary folders.
 """
 
 import os
@@ -30,7 +30,7 @@ PROGRAMS = {"proofline": str(BIN / "proofline"), "redis-server": str(REDIS)}
 
 
 class LocalCompose:
-    """Context manager; what was started is stopped at the end, the last first."""
+    """The services, as a context manager; all are stopped at the end, the last first."""
 
     def __init__(
         self,
@@ -38,11 +38,9 @@ class LocalCompose:
         variables: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """`variables`: what .env has for compose.yaml itself; `settings`: what it has for every
-        process.
-        """
+        """`variables`: of .env, for compose.yaml itself; `settings`: of .env, for every process."""
         found = compose_file.services(variables)
-        # Not others' programs, which are no part of a node and are not on this machine.
+        # Without others' programs, which are not on this machine.
         self.services = {
             name: one for name, one in found.items() if "monitoring" not in one.get("profiles", ())
         }
@@ -52,7 +50,7 @@ class LocalCompose:
         self._logs: list[IO[bytes]] = []
         self._ports = {name: str(free_port()) for name in ("6379", "8000", "5555")}
         (folder / "home").mkdir()
-        # What a container's path is here, of each service.
+        # By service: path in its container -> path here.
         self._paths = {
             name: dict(map(self._mounted, one.get("volumes", [])))
             for name, one in self.services.items()
@@ -87,7 +85,7 @@ class LocalCompose:
 
     @property
     def redis_url(self) -> str:
-        """The operator's."""
+        """The operator's url of Redis."""
         return self.redis_url_of("default", self.secret("redis_password"))
 
     def redis_url_of(self, user: str, password: str) -> str:
@@ -98,9 +96,7 @@ class LocalCompose:
         return int(self._ports["6379"])
 
     def refused_by_redis(self) -> list[dict[str, Any]]:
-        """What services asked of Redis that their users may not; what redis-py tries, and does
-        without, is left out.
-        """
+        """What services asked of Redis that their users may not, but for redis-py's own tries."""
         with Redis.from_url(self.redis_url) as client:
             log: list[dict[str, Any]] = client.acl_log()
         return [
@@ -113,7 +109,7 @@ class LocalCompose:
         return (self.folder / "secrets" / name).read_text()
 
     def start(self, name: str) -> None:
-        """The service, after those it depends on have got as far as it wants them."""
+        """Starts the service, after those it depends on are as far as it wants."""
         if name in self.processes:
             return
         service = self.services[name]
@@ -134,7 +130,7 @@ class LocalCompose:
         self.run(name, [PROGRAMS.get(command[0], command[0]), *command[1:]], self.environment(name))
 
     def run(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
-        """A process that is stopped with the others, under `name`."""
+        """Starts a process that is stopped with the others, under `name`."""
         log = (self.folder / f"{name}.log").open("ab")
         self._logs.append(log)
         self.processes[name] = subprocess.Popen(
@@ -147,9 +143,7 @@ class LocalCompose:
         )
 
     def stop(self, name: str) -> float:
-        """Stops as Compose does; the seconds it took. AssertionError when its grace period was
-        too short.
-        """
+        """Stops as Compose does; returns seconds. AssertionError: the grace period is short."""
         process, began = self.processes[name], time.monotonic()
         grace = self.services.get(name, {}).get("stop_grace_period", "10s")
         if process.poll() is None:
@@ -164,13 +158,12 @@ class LocalCompose:
         return time.monotonic() - began
 
     def environment(self, name: str) -> dict[str, str]:
-        """What the service's process finds: what Compose sets, and what an image has."""
+        """The environment of the service's process: what Compose sets, and what an image has."""
         path = os.pathsep.join([str(BIN), str(REDIS.parent), os.environ["PATH"]])
         home = str(self.folder / "home")
         image = {"PATH": path, "HOME": home, "TMPDIR": home, "HOSTNAME": socket.gethostname()}
-        given = self.services[name].get(
-            "environment", {}
-        )  # without a value: from .env, which has none here
+        # Variables without a value come from .env, which has none here.
+        given = self.services[name].get("environment", {})
         own = {
             key: self._here(name, str(value)) for key, value in given.items() if value is not None
         }
@@ -191,8 +184,7 @@ class LocalCompose:
         return done.returncode == 0
 
     def wait_healthy(self, name: str, timeout_s: float = HEALTHY_S) -> None:
-        # As often as Compose asks: each answer of a worker's or courier's check is a process that
-        # imports for a second.
+        # As often as Compose: each health check of a worker or courier imports for a second.
         pause_s = float(self.services[name]["healthcheck"]["start_interval"].removesuffix("s"))
         until = time.monotonic() + timeout_s
         while not self.is_healthy(name):
@@ -208,14 +200,13 @@ class LocalCompose:
         source, path, *_ = volume.split(":")
         if source.startswith("./"):
             return path, str(ROOT / source)
-        here = self.folder / source.replace(
-            "secrets-", "each/"
-        )  # of services: side by side, as `secrets` sees them
+        # Secrets of services lie side by side, as `secrets` sees them.
+        here = self.folder / source.replace("secrets-", "each/")
         here.mkdir(parents=True, exist_ok=True)
         return path, str(here)
 
     def _here(self, name: str, text: str) -> str:
-        """A word of a service as it is here."""
+        """A word of a service, with paths and names as they are here."""
         for container, here in self._paths[name].items():
             text = re.sub(rf"(?<![\w./-]){re.escape(container)}(?![\w.-])", here, text)
         for container, here in self._texts.items():
@@ -224,6 +215,6 @@ class LocalCompose:
 
 
 def as_redis_here_reads_it(users: Path) -> None:
-    """Redis before 7, such as the one in a wheel, knows no keys that may only be read."""
+    """Rewrites users for a Redis before 7, which knows no keys that may only be read."""
     if (version_of(str(REDIS)) or (0,)) < (7,):
         users.write_text(users.read_text().replace("%R~", "~"))

@@ -1,6 +1,4 @@
-"""A running stack as a round's tests see it: start, watch, stop, and waiting for what should
-come true.
-"""
+"""A running stack as a round's tests see it: start, watch, stop, wait."""
 
 import os
 import signal
@@ -24,8 +22,7 @@ from workers.engines.options import EngineOptions
 
 MODEL = "tiny-qwen3"
 
-# Whoever waits for the dead waits less than in production: heartbeats, looks for what was left
-# behind and the locks of deliveries follow from POC_WORKER_TTL_S.
+# A shorter wait for the dead: heartbeats, reaping and deliveries' locks follow POC_WORKER_TTL_S.
 FAST = {
     "POC_CALLBACK_INTERVAL_SEC": "1",
     "POC_WORKER_TTL_S": "4",
@@ -47,11 +44,11 @@ class RoundClient:
 
     @property
     def redis_url(self) -> str:
-        """Of the node's Redis, for tests that look into it."""
+        """The url of the node's Redis, for tests that look into it."""
         raise NotImplementedError
 
     def lines(self) -> list[str]:
-        """The last of all processes' logs."""
+        """The last lines of all processes' logs."""
         return list(self._log)
 
     def start(self, receiver: Receiver | None, **changes: Any) -> None:
@@ -79,19 +76,17 @@ class RoundClient:
         return int(self.stats()["total_processed"])
 
     def wait_progress(self, n: int = 1, timeout_s: float = 30.0) -> None:
-        """Until `n` more nonces are computed than now; an API that is away counts as no answer
-        yet.
-        """
+        """Waits until `n` more nonces are computed; an API that is away has not answered yet."""
         before = self.processed()
         self.wait(lambda: self.processed() >= before + n, timeout_s, f"{n} more nonces")
 
     def wait_delivered(self, timeout_s: float = 60.0) -> None:
-        """Until nothing of the round waits for its receiver. The round must be over."""
+        """Waits until nothing of the round waits for its receiver. The round must be over."""
         self.wait_settled()
         self.wait(lambda: self.stats()["artifacts_waiting"] == 0, timeout_s, "everything delivered")
 
     def wait_settled(self) -> None:
-        """After a stop: until what the workers had in hand is counted."""
+        """After a stop: waits until what the workers had in hand is counted."""
         seen, since = -1, time.monotonic()
         while time.monotonic() - since < 1.0:
             now = self.processed()
@@ -116,7 +111,7 @@ class RoundClient:
 
 
 class StackClient(RoundClient):
-    """Can hurt the stack, too."""
+    """A client that can hurt the stack, too."""
 
     def __init__(self, stack: Stack, http: httpx.Client, log: Sequence[str]) -> None:
         super().__init__(http, log, stack.model_name)
@@ -127,9 +122,7 @@ class StackClient(RoundClient):
         return str(self.stack.redis_url)
 
     def kill(self, name: str) -> int:
-        """SIGKILL for "api", "redis", "courier" or "worker-0"; its supervisor starts another.
-        Returns the old pid.
-        """
+        """SIGKILL for "api", "redis", "courier" or "worker-0", which restarts. The old pid."""
         child = next(child for child in self.stack._children() if child.spec.name == name)
         pid = child.pid
         assert pid is not None, f"{name} is not running"
@@ -169,10 +162,9 @@ def round_body(receiver: Receiver | None, **changes: Any) -> dict[str, Any]:
 
 
 def given_back(client: RoundClient) -> set[int]:
-    """The nonces of the latest round that workers had in hand when it was stopped: they are
-    nobody's now.
+    """The nonces of the latest round that workers had in hand at its stop: nobody's now.
 
-    Nothing else is left: no worker holds a lease any more.
+    No worker holds a lease any more.
     """
     with redis.Redis.from_url(client.redis_url) as connection:
         record = RoundStore(connection, Settings()).current()
@@ -191,9 +183,7 @@ def uncomputed(connection: redis.Redis, record: RoundRecord) -> set[int]:
 
 
 def assert_complete(client: RoundClient, receiver: Receiver, expected: range | None = None) -> None:
-    """The receiver has every nonce that was computed, none twice, and without a gap but for
-    what was in hand at the stop.
-    """
+    """The receiver has each computed nonce once, with no gap but what was in hand at the stop."""
     stats, nonces = client.stats(), receiver.nonces()
     missing, wrong = gaps_and_repeats(nonces, expected if expected is not None else range(2**62))
     in_hand = given_back(client)

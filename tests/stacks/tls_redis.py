@@ -14,7 +14,7 @@ import pytest
 from cli.supervise.redis_server import binary_in_wheel, free_port, version_of, wait_for_redis
 from tests.certificates import HOST, make_certificate
 
-# Names a redis-server, where the one on PATH was built without TLS.
+# Names a redis-server with TLS, where the one on PATH has none.
 VARIABLE = "PROOFLINE_TEST_TLS_REDIS"
 _PASSWORD = "a password of these tests"
 
@@ -26,7 +26,7 @@ class TlsRedis:
 
     @property
     def url(self) -> str:
-        """Without an authority: those of the system do not know this one."""
+        """The url without an authority: the system's do not know this certificate."""
         return f"rediss://:{_PASSWORD.replace(' ', '%20')}@{HOST}:{self.port}/0"
 
     @property
@@ -36,7 +36,7 @@ class TlsRedis:
 
 @contextmanager
 def tls_redis(folder: Path) -> Iterator[TlsRedis]:
-    """Runs one. Skips the test where none with TLS is found."""
+    """Runs a Redis with TLS. Skips the test where there is none."""
     certificate, key = make_certificate(folder, "redis")
     server = TlsRedis(free_port(), certificate)
     config = {
@@ -74,9 +74,7 @@ def binary_with_tls() -> str:
 
 
 def _knows_tls(binary: str) -> bool:
-    """By which of two lines it stumbles over: the first it knows only if it was built with TLS,
-    the second is wrong.
-    """
+    """Tells by which of two config lines it stumbles over: the TLS one, or the wrong one after."""
     done = subprocess.run(
         [binary, "--tls-replication", "yes", "--port", "none"], capture_output=True, text=True
     )

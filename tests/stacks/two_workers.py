@@ -1,6 +1,4 @@
-"""`proofline workers` with two real engines, started as an operator starts it, and the API that
-it works for.
-"""
+"""`proofline workers` with two real engines, started as by an operator, and their API."""
 
 import os
 import subprocess
@@ -24,7 +22,7 @@ SETTINGS = {**FAST, "POC_CHAT_POLICY": "exclusive"}
 
 
 class TwoWorkers(RoundClient):
-    """Both must be ready between two tests, see `wait_ready`."""
+    """Two workers and their API; both must be ready between two tests, see `wait_ready`."""
 
     def __init__(self, compose: LocalCompose, http: httpx.Client) -> None:
         super().__init__(http)
@@ -37,14 +35,13 @@ class TwoWorkers(RoundClient):
     def run(self, *options: str) -> None:
         command = [PROGRAMS["proofline"], "workers", "--model", MODEL, "--workers", "2", *options]
         environment = self._compose.environment("worker") | os.environ | {"PYTHONUNBUFFERED": "1"}
-        # What vLLM found out about the model's class in an earlier start, which takes each new home
-        # 10 s of CPU time.
+        # vLLM's findings about the model's class, which each new home costs 10 s of CPU time.
         environment.pop("VLLM_CACHE_ROOT")
         self._compose.run("workers", command, environment)
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Until two workers are ready, and those that were killed forgotten."""
+        """Waits until two workers are ready, and killed ones forgotten."""
         wait_until(lambda: self.states() == ["ready", "ready"], "two ready workers", READY_S, 0.1)
 
     @property
@@ -59,7 +56,7 @@ class TwoWorkers(RoundClient):
         return [worker["state"] for worker in self.workers()]
 
     def cores(self) -> list[psutil.Process]:
-        """The engines' own processes."""
+        """The processes of the engines' cores."""
         return engine_cores(self.supervisor.pid)
 
     def lines(self) -> list[str]:

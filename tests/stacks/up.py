@@ -19,13 +19,12 @@ from tests.stacks.round_client import LOG_LINES
 START_TIMEOUT_S = 200.0
 STOP_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 250.0
-# That proofs wait for constant chat before they get a share of the time, on the `up` that tests
-# share.
+# Seconds that proofs wait for constant chat before they get a share, on the shared `up`.
 PATIENCE_S = 6
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """As on a user's machine: nothing set for us or for vLLM, but for `more`."""
+    """A user's environment: nothing set for us or for vLLM, but for `more`."""
     ours = ("POC_", "PROOFLINE_", "VLLM_CPU_", "OMP_")
     found = environment_of_proofline({})
     return {name: value for name, value in found.items() if not name.startswith(ours)} | dict(
@@ -34,7 +33,7 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def proofline(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """A command that has ended; what it said to people is shown for a test that fails."""
+    """Runs a command to its end; what it said to people is shown where a test fails."""
     done = subprocess.run(
         command_of_proofline(*map(str, arguments)),
         capture_output=True,
@@ -47,7 +46,7 @@ def proofline(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 class Up:
-    """Ready when it is made."""
+    """`proofline up`, ready when it is made."""
 
     def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         self.log: deque[str] = deque(maxlen=LOG_LINES)
@@ -78,7 +77,7 @@ class Up:
         return self._process.wait(STOP_TIMEOUT_S)
 
     def ctrl_c(self) -> int:
-        """The exit code."""
+        """The exit code after Ctrl-C."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGINT)
         return self._process.wait(STOP_TIMEOUT_S)

@@ -22,8 +22,7 @@ from tests.harness.samples import Clock, RecordingDispatcher, worker_record
 
 
 def pytest_collection_finish() -> None:
-    # What is imported by now stays to the end: looking through it for garbage again and again took
-    # a sixth of the time.
+    # What is imported stays: looking through it for garbage took a sixth of the time.
     gc.freeze()
 
 

@@ -1,6 +1,4 @@
-"""What is installed, locked and checked in (scripts/audit.py), and that the locks are those of
-pyproject.toml.
-"""
+"""scripts/audit.py on what is installed, locked and checked in; locks match pyproject.toml."""
 
 import re
 import string
@@ -17,7 +15,7 @@ from scripts.setup_env import CONSTRAINTS, LOCKS, UNWANTED_ON_CPU
 
 RANDOM = "".join(string.ascii_letters[(7 * n) % 52] for n in range(43))
 DIGITS = "".join(string.hexdigits[(5 * n) % 16] for n in range(48))
-# Put together here: a file that held one would be found itself.
+# Put together here, else this very file would be found.
 PLANTED = {
     "a private key": "-----BEGIN RSA " + "PRIVATE KEY-----\n" + RANDOM,
     "a key of Proofline's API": "proofline_" + RANDOM,

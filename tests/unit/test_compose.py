@@ -1,6 +1,4 @@
-"""compose.yaml, its overrides and the Dockerfiles, as far as they can be checked without a
-Docker engine.
-"""
+"""compose.yaml, its overrides and the Dockerfiles, checked without a Docker engine."""
 
 import hashlib
 import re
@@ -194,7 +192,7 @@ class TestSafety:
         assert len(ports) == 4
         assert all(port.startswith("127.0.0.1:") for port in ports)
 
-    def test_finding_17_each_service_gets_the_settings_and_only_its_own_secrets(
+    def test_each_service_gets_the_settings_and_only_its_own_secrets(
         self, services: dict[str, dict[str, Any]]
     ) -> None:
         (further,) = compose_file.services(ON_A_FURTHER_HOST, "compose.workers.yaml").values()

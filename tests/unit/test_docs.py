@@ -1,6 +1,4 @@
-"""What comments, docstrings and documents cite is there: sections of the protocol, files,
-headings, modules.
-"""
+"""What texts cite is there: sections of the protocol, files, headings, modules."""
 
 import ast
 import io
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("docs")
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("api", "bench", "cli", "poc_core", "tests", "workers")
 FOLDERS = (*PACKAGES, "docker", "docs", "locks", "models", "proofline", "scripts")
-# Files that cite nothing of ours: what others made, and what is made anew with each set-up.
+# Files that cite nothing of ours: others' work, and what each set-up makes anew.
 FOREIGN = {".venv", ".git", "build", "dist", "__pycache__"}
 
 

@@ -1,6 +1,4 @@
-"""How the model matrix judges: a fault told apart from an engine that gives other bits each
-time.
-"""
+"""The model matrix tells a fault from an engine that gives other bits each time."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -157,9 +155,8 @@ def test_answers_are_compared_up_to_the_first_other_token() -> None:
     alone = Answer([5, 6, 7, 8], [-1.0, -2.0, -3.0, -4.0])
     assert of_answers(alone, alone) == 0.0
     assert of_answers(Answer([5, 9, 9, 9], [-1.0, -2.25, -9.0, -9.0]), alone) == 0.25
-    assert (
-        of_answers(Answer([5, 9, 7, 8], [-1.0, -2.0, -3.0, -4.0]), alone) > 0
-    )  # as likely, and another one
+    # As likely, and another token.
+    assert of_answers(Answer([5, 9, 7, 8], [-1.0, -2.0, -3.0, -4.0]), alone) > 0
     assert of_answers(Answer([5, 9, 9, 9], []), alone) == 0.75
 
 

@@ -1,4 +1,4 @@
-"""What `make faults` holds a stack's artifacts against, and how."""
+"""How `make faults` judges a stack's artifacts."""
 
 import threading
 import time

@@ -1,6 +1,4 @@
-"""Imports point one way (docs/architecture.md): api -> poc_core <- workers, commands on top,
-vLLM only in workers/.
-"""
+"""Imports point one way (docs/architecture.md): api -> poc_core <- workers; vLLM in workers/."""
 
 import ast
 from collections import Counter
@@ -12,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Never imported by what ships.
+# Packages that what ships never imports.
 TEST_CODE = {"tests", "bench", "pytest", "fakeredis"}
-# What each package must not import, not even inside a function.
+# What each package must not import, also inside a function.
 FORBIDDEN = {
     "api": {"workers", "cli", "proofline", "torch", "vllm", "transformers"} | TEST_CODE,
     "poc_core": {
@@ -49,14 +47,14 @@ FORBIDDEN = {
     | TEST_CODE,
     "cli": {"vllm", "transformers", "fastapi", "celery", "kombu"} | TEST_CODE,
 }
-# What depends on vLLM's version is in the first four of these, what starts it in the last.
+# The last starts vLLM; the others depend on its version.
 USE_VLLM = {
     f"workers/vllm/{name}.py"
     for name in ("compat", "cache_compat", "chat/compat", "start/known_faults", "start/launch")
 }
 # The proof arithmetic knows nothing of Redis, of settings or of what is stored.
 ARITHMETIC = ("poc_core/arithmetic", "poc_core/schemes")
-# Modules in one folder: as many as a reader takes in at a glance.
+# Modules in one folder, at most: as many as a reader takes in at a glance.
 MOST_ON_A_LANDING = 14
 
 

@@ -1,6 +1,4 @@
-"""docker/k8s/proofline.yaml, as far as it can be checked without a cluster: its schema, and
-against compose.yaml.
-"""
+"""docker/k8s/proofline.yaml without a cluster: its schema, and against compose.yaml."""
 
 import subprocess
 import sys
@@ -33,7 +31,7 @@ RUN = {
     if found["kind"] in ("Deployment", "StatefulSet")
 }
 COMMANDS: Any = typer.main.get_command(app)
-# The oldest Kubernetes that still gets patches when this was written, and the newest.
+# The oldest Kubernetes that still got patches when this was written, and the newest.
 VERSIONS = ("1.34", "1.37")
 # The services of compose.yaml that have a counterpart here.
 IN_COMPOSE = {"redis": "redis", "api": "api", "courier": "courier", "worker": "worker-gpu"}

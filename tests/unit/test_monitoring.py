@@ -1,6 +1,4 @@
-"""What compose.yaml's profile `monitoring` asks of Prometheus exists: metrics, labels, files;
-alerts are documented.
-"""
+"""The profile `monitoring`: its metrics, labels and files exist; its alerts are documented."""
 
 import json
 import re
@@ -45,7 +43,7 @@ ALERTS: list[dict[str, Any]] = [
     for rule in group["rules"]
 ]
 BY_ALERT = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-# What Prometheus itself has, and puts to each target's metrics.
+# Metrics of Prometheus' own, and the labels it adds to each target's.
 ITS_OWN = {"up": set[str](), "ALERTS": {"alertname", "alertstate", "severity"}}
 OF_A_TARGET = {"job", "instance"}
 Labels = dict[str, set[str]]
@@ -308,6 +306,5 @@ def test_grafana_lets_nobody_in_without_its_password() -> None:
 def test_prometheus_can_be_changed_by_nobody_and_read_by_no_page_of_a_stranger() -> None:
     command = compose_file.services()["prometheus"]["command"]
     web = [argument for argument in command if argument.startswith("--web.")]
-    assert web == [
-        "--web.cors.origin=none"
-    ]  # neither its administration nor its end, nor metrics that others write
+    # Neither its administration nor its end, nor metrics that others write.
+    assert web == ["--web.cors.origin=none"]

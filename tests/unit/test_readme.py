@@ -1,6 +1,4 @@
-"""The README and the pages it leads to say what the code does: settings, commands, requests
-that work.
-"""
+"""README and the pages it leads to are true: settings, commands, requests that work."""
 
 import json
 import re
@@ -17,8 +15,7 @@ from poc_core.settings import Settings
 from tests.harness.documents import ROOT, blocks
 
 HOST = "http://127.0.0.1:8000"
-# The README is read by whoever has five minutes, and by nobody who is shown more than a page or
-# two.
+# Readers with five minutes see no more than a page or two.
 README_LINES = 70
 
 

@@ -1,6 +1,4 @@
-"""scripts/setup_env.py, with pip and the environment replaced by notes of what it would have
-done.
-"""
+"""scripts/setup_env.py, with notes of their calls in place of pip and the environment."""
 
 import sys
 from pathlib import Path

@@ -30,7 +30,7 @@ class ArtifactResult(BaseModel):
 
 
 class DistanceSummary(BaseModel):
-    """L2 distances of what was compared, without vectors that cannot be read."""
+    """L2 distances of the vectors that were compared; unreadable ones are left out."""
 
     min: float
     median: float

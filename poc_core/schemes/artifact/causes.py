@@ -1,10 +1,10 @@
-"""Why artifacts differ from one's own, as far as the pattern of their distances tells."""
+"""The likely cause of differing artifacts, by the pattern of their distances."""
 
 import math
 from collections.abc import Sequence
 
-# Unit vectors that have nothing to do with each other lie about sqrt(2) apart (docs/proofs.md);
-# rounding, number formats and hardware move one by far less than half of that.
+# Unrelated unit vectors lie about sqrt(2) apart (docs/proofs.md); rounding, formats and hardware
+# move a vector by far less than half of that.
 UNRELATED = math.sqrt(2) / 2
 
 UNREADABLE = (
@@ -26,8 +26,9 @@ LITTLE_APART = (
 
 
 def likely_cause(mismatches: Sequence[float | None], n_total: int) -> str:
-    """A sentence for people. `mismatches`: L2 distances of those that differ, None where a vector
-    cannot be read or is missing; of `n_total` that were compared.
+    """A sentence for people about why some of `n_total` compared vectors differ.
+
+    `mismatches`: L2 distances of those, None where a vector is missing or cannot be read.
     """
     read = [distance for distance in mismatches if distance is not None]
     if 2 * len(read) < len(mismatches):

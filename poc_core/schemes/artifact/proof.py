@@ -14,8 +14,7 @@ from poc_core.schemes.base import PrefillScheme
 
 logger = logging.getLogger(__name__)
 
-# Elements of rotation vectors made at a time (4 bytes each): all of them at the usual k_dim, a
-# bound for a large one.
+# Elements of rotation vectors made at a time (4 bytes each): at the usual k_dim all.
 _ROTATION_ELEMENTS = 1 << 23
 
 

@@ -27,7 +27,7 @@ class ArtifactParams(Params):
     k_dim: Count = Field(
         12, ge=1, description="Numbers per vector, at most the model's hidden size."
     )
-    # What tells these bodies from those of decode proofs, by clients that know both.
+    # Marks these bodies for clients that also know decode proofs.
     scheme: Literal["prefill"] = Field("prefill", description="This scheme's name in the network.")
     decode: Literal[False] = Field(False, description="False: no decode steps.")
     max_tokens: Count = Field(0, ge=0, description="Of decode proofs; without meaning here.")
@@ -46,7 +46,7 @@ def _text(vector: object) -> str:
 
 
 class ReceivedArtifact(TypedDict):
-    """A nonce's vector as somebody sent it. Whatever is no vector mismatches."""
+    """A nonce's vector as somebody sent it; one that cannot be read mismatches."""
 
     nonce: Nonce
     vector_b64: NotRequired[Annotated[str, BeforeValidator(_text)]]
@@ -83,9 +83,7 @@ class ReceivedStatTest(StatTest):
 
 
 class GenerateBody(JobBody):
-    """A request to compute the artifacts of given nonces or, with `validation`, to check somebody's
-    artifacts for them.
-
+    """A request to compute artifacts of given nonces or, with `validation`, to check claimed ones.
     Unknown fields are ignored, but for those in `params`.
     """
 
@@ -138,8 +136,7 @@ class GenerateBody(JobBody):
         claimed: dict[int, JsonValue] = {}
         for artifact in artifacts:
             vector = artifact.get("vector_b64", "")
-            # One that is no vector by its length mismatches anyway, and is not worth megabytes of
-            # Redis' memory.
+            # A vector of the wrong length mismatches anyway, and may be megabytes.
             claimed[artifact["nonce"]] = vector if len(vector) == length else ""
         return claimed
 

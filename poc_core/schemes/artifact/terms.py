@@ -1,4 +1,4 @@
-"""When a validation calls its artifacts a fraud."""
+"""The terms by which a validation calls artifacts a fraud."""
 
 from pydantic import Field
 
@@ -8,7 +8,7 @@ from poc_core.schemes.contract import Terms
 
 
 class StatTest(Terms):
-    """When a validation calls its artifacts a fraud (protocol.md, section 2, Validation)."""
+    """Terms by which a validation calls artifacts a fraud (protocol.md, section 2, Validation)."""
 
     dist_threshold: float = Field(
         thresholds.DIST_THRESHOLD,

@@ -1,6 +1,4 @@
-"""Holding another node's artifacts against one's own: which differ, and is it fraud
-(protocol.md, section 2).
-"""
+"""Another node's artifacts against one's own: mismatches, and is it fraud (protocol.md, 2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from poc_core.schemes.artifact.terms import StatTest
 
 @dataclass(frozen=True)
 class Distances:
-    """L2 distances of what was compared, without vectors that cannot be read."""
+    """L2 distances of the vectors that were compared; unreadable ones are left out."""
 
     min: float
     median: float
@@ -25,9 +23,7 @@ class Distances:
 
 @dataclass(frozen=True)
 class ArtifactVerdict:
-    """Of `n_total` compared nonces `n_mismatch` differ. `n_excluded` further ones this node
-    could not compute.
-    """
+    """What a comparison found; `n_excluded` nonces, not in `n_total`, were not computable here."""
 
     n_total: int
     n_mismatch: int
@@ -47,9 +43,7 @@ def compare(
     k_dim: int,
     test: StatTest | None = None,
 ) -> ArtifactVerdict:
-    """Judges the artifacts received for the nonces of `computed`: nonce -> vector_b64, None where
-    excluded.
-
+    """Judges received artifacts. `computed`: nonce -> vector_b64, None where excluded.
     A nonce that is missing in `received` mismatches; one that is only there is not looked at.
     """
     test = test or StatTest()

@@ -1,6 +1,4 @@
-"""The 16 points that a decode proof snaps its states to (protocol.md, section 8): data, never
-computed anew.
-"""
+"""The 16 points that decode proofs snap states to (protocol.md, section 8): data, not code."""
 
 from functools import cache
 
@@ -18,8 +16,9 @@ class _Chosen:
 
 
 def choose_codebook(file: str) -> str:
-    """From now on this process computes with that file, or with the one that ships where none
-    is named. Returns the sha256 in use. SettingsError, see read_codebook_file.
+    """Chooses this process's codebook; empty: the shipped one. Returns its sha256.
+
+    SettingsError: see read_codebook_file.
     """
     digest = read_codebook_file(file)[1]
     _Chosen.file = file

@@ -23,10 +23,9 @@ class ChainLimits(BaseModel, frozen=True):
 
     no_chains: str = ""  # why decode proofs cannot be computed with the model; empty: they can
     codebook: str = ""  # sha256 of the points; empty: this engine computes none
-    # Positions whose keys and values the steps of one micro-batch can keep; None: as many as
-    # max_batch_tokens.
+    # Positions whose keys and values a micro-batch's steps can keep; None: max_batch_tokens.
     kept_tokens: int | None = None
-    kept_block: int = 1  # of these a nonce takes a multiple
+    kept_block: int = 1  # a nonce takes a multiple of so many positions
 
     @classmethod
     def of(cls, info: ModelInfo) -> Self:
@@ -34,7 +33,7 @@ class ChainLimits(BaseModel, frozen=True):
 
     @classmethod
     def common(cls, infos: Sequence[ModelInfo]) -> Self:
-        """Of a micro-batch that may go to any of these; other codebooks give other chains."""
+        """The limits that all these models keep; no chains where their codebooks differ."""
         each = [cls.of(info) for info in infos]
         codebooks = sorted({one.codebook for one in each if one.codebook})
         why_not = next((one.no_chains for one in each if one.no_chains), "")
@@ -52,9 +51,7 @@ class ChainLimits(BaseModel, frozen=True):
         return replace(info, schemes={**info.schemes, _NAME: self.model_dump()})
 
     def with_room(self, n_tokens: int, spec: ProofSpec) -> Self:
-        """With memory for the steps of so many positions, of which a nonce of `spec` is the least
-        that is of use.
-        """
+        """The limits with memory for `n_tokens` positions of steps; a refusal if no nonce fits."""
         room = self.model_copy(update={"kept_tokens": n_tokens})
         return room.refused("" if room.keeps(spec) else _LITTLE_MEMORY)
 
@@ -66,14 +63,12 @@ class ChainLimits(BaseModel, frozen=True):
         return self.kept_tokens is None or self.kept_by(spec) <= self.kept_tokens
 
     def kept_by(self, spec: ProofSpec) -> int:
-        """What a nonce takes of `kept_tokens`: nothing where it has no steps."""
+        """Positions that a nonce takes of `kept_tokens`: none where it has no steps."""
         passes = passes_of(spec)
         return -(-passes.positions // self.kept_block) * self.kept_block if passes.steps else 0
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
-        """See Contract. What is kept from step to step may be of more nonces than one forward of
-        all rows holds.
-        """
+        """See Contract. The steps may keep more nonces than one forward of all rows holds."""
         by_nonce = self.kept_by(spec)
         if not by_nonce:
             return info.max_batch(passes_of(spec).rows)

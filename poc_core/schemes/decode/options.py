@@ -14,11 +14,11 @@ class DecodeOptions(Options):
     per_nonce_reflection: bool = Field(False, description="true or false")
     # Fills `encoding` and changes nothing.
     k_dim: int = Field(12, ge=1, description="an integer above 0")
-    # nonce -> the points that are claimed for it, of the prefill and of each step: they take the
-    # place of one's own in what follows from them, and the values are how far they lie off.
+    # nonce -> the claimed points of the prefill and of each step: steps follow from these, and the
+    # values are how far they lie off.
     enforced: dict[str, list[int]] | None = Field(None, description="lists of integers by nonce")
 
-    # Claims are followed step by step, as by who cannot look ahead: the slow way, for comparison.
+    # Follows claims step by step, as one who cannot look ahead does: slow, for comparison.
     stepwise: bool = Field(False, description="true or false")
 
     @field_validator("max_tokens")
@@ -30,9 +30,7 @@ class DecodeOptions(Options):
 
 
 def passes_of(spec: ProofSpec) -> Passes:
-    """A prefill and its steps; one forward of all positions where their inputs are claimed, and so
-    known. SpecError: options that cannot be followed.
-    """
+    """A prefill and its steps; one forward where all inputs are claimed. SpecError: bad options."""
     light = spec.model_copy(update={"options": {**spec.options, "enforced": None}})
     options = DecodeOptions.checked(light, PICKED)
     if spec.options.get("enforced") is None or options.stepwise:

@@ -1,6 +1,4 @@
-"""Decode proofs computed: chains of points, or how far claimed ones lie off (protocol.md,
-section 8).
-"""
+"""Decode proofs computed: chains of points, or claims' margins (protocol.md, section 8)."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from poc_core.schemes.decode.options import DecodeOptions, passes_of
 
 logger = logging.getLogger(__name__)
 
-# Hashes that the picks of some positions are chosen from at a time.
+# Hashes at a time, from which positions' picks are chosen.
 _CHUNK_KEYS = 1 << 24
 
 
@@ -58,9 +56,7 @@ class DecodeScheme(Scheme):
 
 
 class DecodeBatch(Batch):
-    """A prefill, in parts, and further steps, each of whose inputs follow from the state before;
-    or one forward of all positions where their inputs are claimed.
-    """
+    """A prefill, in parts, and steps from the state before; with claims one forward of all."""
 
     scheme: DecodeScheme
     seeds_experts = True
@@ -75,8 +71,7 @@ class DecodeBatch(Batch):
         if options.enforced is not None:
             claimed = [options.enforced[str(nonce)] for nonce in nonces]
             self._wrong_length = [len(points) != self.n_steps + 1 for points in claimed]
-            # What a chain of another length is worth is known; the rest of it only has to be
-            # computable.
+            # A chain of another length is wrong anyway; the rest of it only has to be computable.
             padded = [(points + [0] * (self.n_steps + 1))[: self.n_steps + 1] for points in claimed]
             self._claims = torch.tensor(padded, dtype=torch.int64, device=device)
         self._first_states: list[Tensor] = []  # of the parts so far
@@ -84,9 +79,8 @@ class DecodeBatch(Batch):
         self._margins: list[Tensor] = []  # float32 (n,) of the claims, likewise
         self._own_vectors: dict[int, Tensor] = {}  # by layer: (n, 1, hidden)
         self._route_seeds: dict[int, Tensor] = {}  # by layer of experts: int64 (n, 1)
-        self._all_route_seeds: Tensor | None = (
-            None  # of the first layers of experts: int64 (layers, n)
-        )
+        # of the first layers of experts: int64 (layers, n)
+        self._all_route_seeds: Tensor | None = None
 
     def inputs(self, step: int) -> Tensor:
         if self.order.is_step(step):
@@ -101,7 +95,7 @@ class DecodeBatch(Batch):
     def take(self, step: int, states: Tensor) -> None:
         if self.order.is_step(step):
             self._take(states)
-        elif not self.order.shape.steps:  # those that steps would have had too
+        elif not self.order.shape.steps:  # claimed: the steps' positions too
             self._take(states[:, -1 - self.n_steps :])
         else:
             self._first_states.append(states[:, -1:])
@@ -117,13 +111,13 @@ class DecodeBatch(Batch):
         self._points.append(points)
 
     def transform(self, step: int) -> LayerTransform:
-        """In every model, also where prefills' layers are left as they are."""
+        """Reflects steps in every model, also where prefills' layers are left as they are."""
         if not self.scheme.options.per_nonce_reflection:
             return self.scheme
         return _OfEachNonce(self, self._slice(step))
 
     def own_vectors(self, layer: int) -> Tensor:
-        """What one layer's outputs are reflected by, for each nonce: (n, 1, hidden)."""
+        """The reflections of one layer's outputs, for each nonce: (n, 1, hidden)."""
         vectors = self._own_vectors.get(layer)
         if vectors is None:
             block_hash = self.scheme.spec.block_hash
@@ -156,9 +150,7 @@ class DecodeBatch(Batch):
         return first[self._slice(step)].reshape(-1)
 
     def numbers(self) -> Tensor:
-        """float32 (n, T + 1, 1 or 2): each step's point and, where there are claims, the margin
-        of the one claimed.
-        """
+        """float32 (n, T + 1, 1 or 2): each step's point and, with claims, the claim's margin."""
         points = torch.stack(self._points, dim=1).to(torch.float32)
         return torch.stack(
             [points, torch.stack(self._margins, dim=1)] if self._margins else [points], dim=-1
@@ -197,7 +189,7 @@ class DecodeBatch(Batch):
         return slice(members.start, members.stop)
 
     def _take(self, states: Tensor) -> None:
-        """(n, k, hidden), of the next k."""
+        """Takes the states (n, k, hidden) of the next k positions."""
         for some in states.split(
             max(1, _CHUNK_KEYS // (len(self.nonces) * self.scheme.hidden_size)), dim=1
         ):
@@ -215,7 +207,7 @@ class DecodeBatch(Batch):
             self._margins += margins.view(n, k).unbind(1)
 
     def _picks_of(self, passes: range) -> Tensor:
-        """Of the prefill (0) and of steps: (n, passes, DIM)."""
+        """The picks of the prefill (0) and of steps: (n, passes, DIM)."""
         scheme, spec, found = self.scheme, self.scheme.spec, []
         if 0 in passes:
             first = steps.first_picks(
@@ -229,16 +221,14 @@ class DecodeBatch(Batch):
         return torch.cat(found, dim=1)
 
     def _inputs_of(self, which: range) -> Tensor:
-        """Of steps: (n, steps, hidden)."""
+        """The inputs of steps: (n, steps, hidden)."""
         scheme = self.scheme
         return steps.step_inputs(
             self._base[:, None], *self._which(which), scheme.hidden_size, scheme.dtype
         )
 
     def _which(self, which: range) -> tuple[Tensor, Tensor]:
-        """The numbers of steps, int64 (steps,), and the points before them, (n, steps): of one
-        step or where all are claimed.
-        """
+        """Numbers (steps,) of one step, or of all if claimed, and the points (n, steps) before."""
         if self._claims is not None:
             before = self._claims[:, which.start - 1 : which.stop - 1]
         else:

@@ -21,7 +21,7 @@ from poc_core.schemes.requests import (
     check_claimed,
 )
 
-# Claimed points of a request. They travel with its spec to the engines.
+# Most claimed points of a request. They travel with its spec to the engines.
 MOST_CLAIMED_POINTS = 500_000
 # What stands for a claimed point that is no integer.
 _NO_POINT = -1
@@ -54,9 +54,7 @@ class DecodeValidation(BaseModel):
 
 
 class DecodeBody(JobBody):
-    """A request to compute the chains of given nonces or, with `validation`, to check
-    somebody's chains for them.
-    """
+    """A request to compute chains of given nonces or, with `validation`, to check claimed ones."""
 
     params: DecodeParams
     batch_size: Count | None = Field(
@@ -110,7 +108,7 @@ class DecodeBody(JobBody):
 
     def claims(self) -> dict[int, JsonValue] | None:
         enforced = self._enforced
-        # The engines have the claims in their spec; who judges needs to know that there were some.
+        # The claims are in the spec; the verdict only needs to know that there were some.
         return None if enforced is None else dict.fromkeys(enforced, True)
 
     @cached_property
@@ -191,7 +189,7 @@ class DecodeRoundBody(SequenceRoundBody):
 
 
 def _point(claimed: Any) -> int:
-    """What somebody claims to be a point, as a small integer: others are equally wrong."""
+    """A claimed point as a small integer; all claims that are no point are equally wrong."""
     known = isinstance(claimed, int) and not isinstance(claimed, bool) and 0 <= claimed <= 255
     return claimed if known else _NO_POINT
 

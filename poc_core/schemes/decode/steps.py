@@ -1,8 +1,6 @@
-"""Decode proofs, step by step: seeds that follow from the point before, and the point that a state
-is nearest to (protocol.md, section 8).
+"""Decode proofs step by step: seeds from the point before, and each state's nearest point.
 
-All of it stays on the device: a step's seeds are made of the last step's points without asking the
-host.
+protocol.md, section 8. All stays on the device: no step asks the host for the last one's points.
 """
 
 from collections.abc import Sequence
@@ -33,7 +31,7 @@ Purpose = Literal["embed", "pick", "token"]
 def base_seeds(
     block_hash: str, public_key: str, nonces: Sequence[int], device: torch.device
 ) -> Tensor:
-    """What a nonce's step seeds come from: int64 (n,), 0 .. 2^32-1."""
+    """Base of a nonce's step seeds: int64 (n,), 0 .. 2^32-1."""
     seeds = [rng.seed_from_string(f"{block_hash}_{public_key}_nonce{nonce}") for nonce in nonces]
     return torch.tensor(seeds, dtype=torch.int64, device=device)
 
@@ -49,9 +47,7 @@ def step_seeds(base: Tensor, step: int | Tensor, points: Tensor, purpose: Purpos
 def step_inputs(
     base: Tensor, step: int | Tensor, points: Tensor, hidden: int, dtype: torch.dtype
 ) -> Tensor:
-    """The input embeddings of step t: (..., hidden) in `dtype`; all arguments are (...) or
-    broadcast to it.
-    """
+    """The input embeddings of step t: (..., hidden) in `dtype`; arguments broadcast to (...)."""
     seeds = step_seeds(base, step, points, "embed")
     return rng.normal(seeds.reshape(-1), hidden, base.device, dtype).view(*seeds.shape, hidden)
 
@@ -59,15 +55,13 @@ def step_inputs(
 def first_picks(
     block_hash: str, public_key: str, nonces: Sequence[int], hidden: int, device: torch.device
 ) -> Tensor:
-    """The dimensions that the prefill's last state is read at: int64 (n, DIM), in the
-    protocol's order.
-    """
+    """Dimensions at which the prefill's last state is read: int64 (n, DIM), in protocol order."""
     names = [f"{block_hash}_{public_key}_nonce_{nonce}_pick_{DIM}_decode0" for nonce in nonces]
     return rng.smallest_hashes([rng.seed_from_string(name) for name in names], hidden, DIM, device)
 
 
 def step_picks(base: Tensor, step: int | Tensor, points: Tensor, hidden: int) -> Tensor:
-    """Those of step t: int64 (..., DIM)."""
+    """Dimensions at which the state of step t is read: int64 (..., DIM)."""
     seeds = step_seeds(base, step, points, "pick")
     return rng.smallest_hashes(seeds.reshape(-1), hidden, DIM, base.device).view(*seeds.shape, DIM)
 
@@ -89,8 +83,7 @@ def snap(states: Tensor, picks: Tensor) -> Snap:
     q = q / (q.norm(dim=-1, keepdim=True) + _EPSILON)
     finite = torch.isfinite(q).all(-1)
     scores = torch.where(finite[:, None], q @ codebook(states.device).T, torch.nan)
-    # torch.argmax promises nothing about ties; a point that reaches the maximum and comes first
-    # does.
+    # torch.argmax promises nothing about ties: take the first point that reaches the maximum.
     largest = scores.amax(-1, keepdim=True)
     order = torch.arange(POINTS, device=states.device).expand_as(scores)
     points = torch.where(scores == largest, order, POINTS).amin(-1)
@@ -98,8 +91,9 @@ def snap(states: Tensor, picks: Tensor) -> Snap:
 
 
 def claimed_margins(scores: Tensor, claims: Tensor) -> Tensor:
-    """How far claims (n,) lie below the best point, by one's own scores (n, POINTS): float32
-    (n,), 0 where they are the best, NO_POINT_MARGIN where they are no point (section 8.3).
+    """How far claims (n,) lie below the best point of scores (n, POINTS): float32 (n,).
+
+    0 where a claim is the best, NO_POINT_MARGIN where it is no point (section 8.3).
     """
     known = (claims >= 0) & (claims < POINTS)
     claimed = scores.gather(1, claims.clamp(0, POINTS - 1)[:, None])[:, 0]

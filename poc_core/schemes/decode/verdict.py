@@ -12,7 +12,7 @@ def judge(
 ) -> dict[str, Any]:
     """The fields of a verdict.
 
-    `found`: of each nonce how many claimed points differ from one's own and by what margin at most;
+    `found`: for each nonce how many claimed points differ from one's own, and the largest margin;
     None where this node could not compute it.
     """
     per_nonce = [

@@ -1,4 +1,4 @@
-"""What is answered of distances, as OpenAPI shows it."""
+"""The answers about distances, as OpenAPI shows them."""
 
 from typing import Literal
 
@@ -38,7 +38,7 @@ class ValidatedBatch(BaseModel):
 
 
 class DistanceStatus(BaseModel):
-    """What /status says of a distance round beside the rest."""
+    """The fields of /status that only a distance round has."""
 
     valid_nonces: list[int] | None = Field(
         None, description="The newest ones, or those from valid_from on. Callbacks get all."

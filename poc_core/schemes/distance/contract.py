@@ -38,7 +38,7 @@ class DistanceContract(Contract):
     column = "distance"
 
     def is_reported(self, value: JsonValue, terms: Mapping[str, JsonValue]) -> bool:
-        """Valid nonces are: those with a distance below the target."""
+        """Whether a nonce is valid: its distance is below the target."""
         return isinstance(value, float) and value < DistanceTerms.model_validate(terms).r_target
 
     def status(
@@ -75,7 +75,7 @@ class DistanceContract(Contract):
         values: Sequence[Any],
         claims: Sequence[Any],
     ) -> dict[str, Any]:
-        """The ValidatedBatch (section 3)."""
+        """The fields of a ValidatedBatch (section 3)."""
         terms = DistanceTerms.model_validate(request.terms)
         verdict = judge_distances(claims, values, terms.r_target, terms.fraud_threshold)
         return {
@@ -102,7 +102,7 @@ class DistanceContract(Contract):
     ) -> list[JsonValue]:
         DistanceOptions.checked(spec, hidden_size)
         text = spec.model_dump_json()
-        # As wide as true distances spread: both sides of any r_target in use get some.
+        # The spread of true distances: both sides of any r_target in use get some.
         return [float(math.sqrt(2) + 0.03 * noise(text, nonce, 1)[0]) for nonce in nonces]
 
     def cell(self, value: float) -> str:

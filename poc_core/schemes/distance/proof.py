@@ -18,13 +18,12 @@ logger = logging.getLogger(__name__)
 OUTPUT_DIM = 8192
 # Spread of the projection's entries.
 _PROJECTION_STD = 0.02
-# Reflections of each nonce's own, before the projection.
+# Reflections that each nonce has of its own, before the projection.
 _N_REFLECTIONS = 8
 
 
 class DistanceScheme(PrefillScheme):
-    # A division by the norm is not: vLLM's layers give (hidden_states, residual) and each has its
-    # own norm.
+    # Dividing by the norm is not linear: vLLM's hidden_states and residual each have their own.
     transform_is_linear = False
 
     def __init__(
@@ -79,7 +78,7 @@ class DistanceScheme(PrefillScheme):
         return values
 
     def signs(self, nonces: Sequence[int]) -> Tensor:
-        """+1 or -1 for each dimension: float32 (n, hidden)."""
+        """The sign, +1 or -1, of each dimension: float32 (n, hidden)."""
         seeds = [rng.seed_from_string(f"{self._nonce_name(nonce)}_signs") for nonce in nonces]
         return torch.where(rng.uniform(seeds, self.hidden_size, self.device) > 0.5, 1.0, -1.0)
 

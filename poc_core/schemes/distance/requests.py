@@ -1,6 +1,4 @@
-"""The bodies of clients that speak of distances: any that starts or stores a round has an
-`r_target`.
-"""
+"""Bodies of clients that speak of distances: those that begin a round have an `r_target`."""
 
 from typing import Annotated, Any, ClassVar, Self
 
@@ -30,7 +28,7 @@ class DistanceRoundBody(RoundBody):
     node_count: Count = Field(1, ge=1, description="Nodes that share the nonces.")
     group_id: Count = Field(0, ge=0, description="This group, from 0 to n_groups - 1.")
     n_groups: Count = Field(1, ge=1, description="Groups that share the node's nonces.")
-    # Bounded by what the workers hold, which only their registry knows.
+    # The bound is what the workers hold, which only their registry knows.
     batch_size: Annotated[Count, Field(ge=1)] | None = Field(
         None, description="As the client counts; workers compute as many nonces at a time as fit."
     )

@@ -15,9 +15,7 @@ RTarget = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
 
 
 class DistanceTerms(Terms):
-    """What a round was started with (protocol.md, section 3): a nonce with a distance below
-    r_target is valid.
-    """
+    """A round's terms (protocol.md, section 3): a nonce below distance r_target is valid."""
 
     r_target: RTarget
     fraud_threshold: Probability = FRAUD_THRESHOLD

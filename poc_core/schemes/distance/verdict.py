@@ -1,6 +1,4 @@
-"""Holding another node's distances against one's own: which are invalid, is it fraud
-(protocol.md, section 3).
-"""
+"""Another node's distances against one's own: invalid ones, and is it fraud (protocol.md, 3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ P_INVALID = 5e-4
 
 @dataclass(frozen=True)
 class DistanceVerdict:
-    """Of `n_total` submitted pairs `n_invalid` are invalid."""
+    """What a comparison found: `n_invalid` of `n_total` submitted pairs are invalid."""
 
     n_total: int
     n_invalid: int
@@ -28,11 +26,9 @@ def judge_distances(
     r_target: float,
     fraud_threshold: float = FRAUD_THRESHOLD,
 ) -> DistanceVerdict:
-    """Judges the distances received against those computed for the same nonces, None where
-    excluded.
+    """Judges the distances received against those computed here, None where excluded.
 
-    An excluded nonce counts as little as an artifact's would: it is not among n_total. ValueError:
-    the lengths differ.
+    An excluded nonce is not among n_total. ValueError: the lengths differ.
     """
     pairs = [(dist, own) for dist, own in zip(received, computed, strict=True) if own is not None]
     # `not <` rather than `>=`, so that a NaN is invalid too.

@@ -1,10 +1,9 @@
-"""How computed nonces wait in Redis: a round's outbox and what /status lists of it are lists of
-entries.
+"""Entries: how computed nonces wait in a round's outbox, and in what /status lists of it.
 
 An entry is text, `[nonce,value],[nonce,value],...`: JSON without its outer brackets, so that
-entries are joined and parsed in one go. In an outbox each has its number of artifacts before it,
-`n|entry`, by which Lua counts what it takes without parsing it (`counted_entry` and `entry_count`
-in lua/common.lua). The one entry of a job's outbox is the body of its callback, counted as 1.
+entries are joined and parsed in one go. In an outbox its number of artifacts comes before it,
+`n|entry`, so that Lua counts without parsing (`counted_entry` and `entry_count` in lua/common.lua).
+The one entry of a job's outbox is the body of its callback, counted as 1.
 """
 
 import json
@@ -15,16 +14,14 @@ from pydantic import JsonValue
 
 
 def pack(pairs: Sequence[tuple[int, JsonValue]]) -> str:
-    """One entry."""
+    """The pairs as one entry."""
     return json.dumps(pairs, separators=(",", ":"), allow_nan=False)[1:-1]
 
 
 def packed(
     pairs: Sequence[tuple[int, JsonValue]], most: int, most_bytes: int
 ) -> Iterator[tuple[int, str]]:
-    """Entries with their numbers of pairs: of at most `most` pairs and, unless one pair alone
-    is larger, bytes.
-    """
+    """Entries with their counts: of at most `most` pairs, and bytes unless one pair has more."""
     for first in range(0, len(pairs), most):
         part = pairs[first : first + most]
         entry = pack(part)
@@ -36,8 +33,8 @@ def packed(
 
 def halves(counted: bytes, is_body: bool) -> tuple[bytes, bytes] | None:
     """An entry of an outbox as two, each with its count; None when it cannot be divided.
-    `is_body`: it is the callback of a job, whose list of artifacts is divided, and what was
-    excluded stays with the first half.
+
+    `is_body`: a job's callback: its artifacts are divided; excluded nonces stay in the first half.
     """
     entry = without_count(counted)
     if not is_body:
@@ -66,5 +63,5 @@ def unpack(entries: Iterable[bytes]) -> list[tuple[int, Any]]:
 
 
 def without_count(counted: bytes) -> bytes:
-    """The entry of an outbox."""
+    """An entry of an outbox without its count."""
     return counted.split(b"|", 1)[1]

@@ -1,9 +1,9 @@
 """The outbox: what must reach a receiver, in order, kept in Redis until the receiver has answered.
 
-One outbox per round (entries of nonces and values, joined into payloads) and one per job with a url
-(one entry, the whole body). A payload keeps its number and its contents until it is delivered, so a
-receiver that sees it twice can tell. One that a receiver finds too large is no payload any more:
-its entries go in smaller ones, with numbers of their own.
+A round's outbox holds entries of nonces and values, joined into payloads; that of a job with a url
+holds one entry, the whole body. A payload keeps its number and contents until delivered, so a
+receiver that sees it twice can tell. The entries of one that is too large for its receiver go in
+smaller payloads with numbers of their own.
 """
 
 import json
@@ -25,7 +25,7 @@ from poc_core.state.delivery import entries
 from poc_core.state.delivery.receivers import BREAKS_AT, PROBE_S, backoff_s
 from poc_core.state.unreadable import readable
 
-# Outboxes of which is said at a time that they are due.
+# Outboxes announced as due in one call.
 _MOST_DUE = 1000
 
 
@@ -45,9 +45,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Delivery:
-    """One payload on its way. Whoever holds it must call `delivered`, `failed`, `halved` or
-    `dropped`, and until then `renew`.
-    """
+    """One payload on its way. Its holder must `renew` it and end it by a method of Outbox."""
 
     outbox_id: str
     token: str
@@ -75,7 +73,7 @@ class OutboxStatus:
 
     @classmethod
     def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
-        """That of an outbox's hash; of an empty one as if everything were delivered."""
+        """The status in an outbox's hash; an empty hash is one with everything delivered."""
         waiting, size, delivered, dropped, failures = (
             int(found.get(name, 0))
             for name in (b"waiting", b"bytes", b"delivered", b"dropped", b"failures")
@@ -89,9 +87,7 @@ class OutboxStatus:
 
 
 class Outbox:
-    """All operations on outboxes but filling them, which rounds and jobs do in their own atomic
-    steps.
-    """
+    """All operations on outboxes except filling them, which rounds and jobs do atomically."""
 
     def __init__(
         self, redis: Redis, settings: Settings, clock: Callable[[], float] = time.time
@@ -107,10 +103,7 @@ class Outbox:
         self._announce = scripts.load(redis, "announce_due")
 
     def announce(self) -> list[Due]:
-        """The outboxes that have something to deliver now, each told once.
-
-        Told again only after `lock_s`, should whoever was told have died.
-        """
+        """The outboxes that have something to deliver now; each is told again after `lock_s`."""
         now = self._clock()
         found = iter(self._announce([keys.OUTBOX_DUE], [now, now + self.lock_s, _MOST_DUE]))
         told: list[Due] = []
@@ -121,16 +114,14 @@ class Outbox:
         return told
 
     def take(self, outbox_id: str) -> Delivery | None:
-        """The next payload, for this caller alone. None when it is not due, somebody else delivers
-        it or it cannot be read.
+        """The next payload, for this caller alone; None: not due, held by another, or unreadable.
 
         OutboxExpiredError, once: what waited is gone.
         """
         key, token, now = keys.outbox(outbox_id), uuid.uuid4().hex, self._clock()
         ttl_s = self._settings.callback_retention_sec
-        for_url = (
-            self._redis.hget(key, "url") or b""
-        )  # without one the script says what became of it
+        # Without a url the script says what became of the outbox.
+        for_url = self._redis.hget(key, "url") or b""
         found = self._take(
             [key, keys.receiver(receiver_of(for_url.decode(errors="replace")))],
             [token, now, now + self.lock_s, *self._most, ttl_s, BREAKS_AT, now + PROBE_S],
@@ -148,30 +139,24 @@ class Outbox:
         )
 
     def renew(self, delivery: Delivery) -> bool:
-        """Holds the outbox for another `lock_s`. False when the lock had run out and another
-        process took over.
-        """
+        """Holds the outbox for another `lock_s`. False: another process took over before."""
         until, ttl_s = self._clock() + self.lock_s, self._settings.callback_retention_sec
         return bool(self._renew([keys.outbox(delivery.outbox_id)], [delivery.token, until, ttl_s]))
 
     def delivered(self, delivery: Delivery) -> bool:
-        """The receiver has it: remove it. False when the lock had run out and another process
-        took over.
-        """
+        """The receiver has the payload: remove it. False: another process took over before."""
         return self._end_with(delivery, "delivered", self._settings.callback_interval_sec)
 
     def failed(self, delivery: Delivery, error: str) -> float:
-        """The receiver does not have it: keep it. Returns the seconds until the next try."""
+        """The receiver does not have the payload: keep it. Returns seconds until the next try."""
         wait_s = backoff_s(delivery.failures)
         self._end_with(delivery, "failed", wait_s, error)
         return wait_s
 
     def halved(self, delivery: Delivery, why: str) -> bool:
-        """The payload is too large for its receiver: what it holds comes next, in payloads of half
-        as many artifacts.
+        """The payload is too large: its contents come next, in payloads of half as many artifacts.
 
-        False when it is a single artifact, or nothing that could be divided: then it is still this
-        caller's to end.
+        False: it cannot be divided, or is one artifact; then the caller still has to end it.
         """
         key, parts = keys.outbox(delivery.outbox_id), (b"", b"")
         if delivery.n_entries == 1:
@@ -185,9 +170,7 @@ class Outbox:
         return True
 
     def dropped(self, delivery: Delivery, error: str) -> bool:
-        """The payload is given up (POC_CALLBACK_MAX_RETRIES, where an operator has set it); the
-        next one is not.
-        """
+        """Gives up the payload (POC_CALLBACK_MAX_RETRIES, where set); the next one is tried."""
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
     def _end_with(self, delivery: Delivery, end: str, next_in_s: float, error: str = "") -> bool:
@@ -198,11 +181,11 @@ class Outbox:
 
     @property
     def _most(self) -> tuple[int, int]:
-        """Artifacts and bytes of a payload."""
+        """The most artifacts and bytes of a payload."""
         return self._settings.callback_max_artifacts, self._settings.callback_max_bytes
 
     def n_jobs(self) -> int:
-        """Jobs whose callback is not delivered, those among them that are not computed yet."""
+        """Jobs whose callback is not delivered, also those not computed yet."""
         return int(self._redis.scard(keys.OUTBOX_JOBS))
 
 
@@ -213,12 +196,12 @@ def _due(outbox_id: bytes, url: bytes, head: bytes, waiting_bytes: bytes) -> Due
 def _delivery(
     outbox_id: str, token: str, taken: Sequence[bytes], counted: Sequence[bytes]
 ) -> Delivery:
-    """Of what take_delivery.lua returns, and of the entries that it took."""
+    """The delivery that take_delivery.lua's answer and the entries it took describe."""
     url, head, number, n_entries, _, failures = taken
     waiting = [entries.without_count(entry) for entry in counted]
     payload_id = f"{outbox_id}-{int(number)}"
     ending = b', "payload_id": "%s"}' % payload_id.encode()
-    # A job's outbox has no head: its entry is the whole body, which may be large and is not parsed.
+    # A job's outbox has no head: its entry is the whole body, too large to parse.
     body = waiting[0]
     if head:
         body = json.dumps(payload(json.loads(head), entries.unpack(waiting))).encode()

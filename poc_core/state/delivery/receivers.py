@@ -1,6 +1,4 @@
-"""Receivers that do not answer: remembered over all outboxes, so that one of them is not tried
-again and again.
-"""
+"""Receivers that do not answer, remembered over all outboxes so that each is tried rarely."""
 
 import random
 import time
@@ -12,20 +10,17 @@ from redis import Redis
 
 from poc_core.state import keys, scripts
 
-# Least and most seconds between two tries, which double from one to the next (protocol.md, section
-# 6).
+# Least and most seconds between two tries; each pause is twice the last (protocol.md, section 6).
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 30.0
 _MOST_DOUBLINGS = 10
-# Tries in a row that a receiver does not answer, after which jobs' payloads for it wait while one
-# of them probes.
+# Unanswered tries in a row after which jobs' payloads for a receiver wait while one probes.
 BREAKS_AT = 5
-# Seconds after which another one probes, should the first have died with its courier: longer than a
-# try takes.
+# Seconds until another payload probes, should the first's courier have died: longer than a try.
 PROBE_S = 12.0
 # Seconds after its last silence for which a receiver is remembered.
 _REMEMBERED_S = 600
-# Receivers that a status lists, and of how many it looks for these.
+# Receivers that a status lists, and how many it looks at to find them.
 _MOST_LISTED = 20
 MOST_LOOKED_AT = 100
 
@@ -38,9 +33,7 @@ class SilentReceiver:
 
 
 class Receivers:
-    """Which receivers (host:port) do not answer. Any answer is one, also 500: then somebody is
-    there.
-    """
+    """Which receivers (host:port) do not answer. Any answer counts, also 500: somebody is there."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
@@ -54,22 +47,20 @@ class Receivers:
             pipe.execute()
 
     def silent(self, receiver: str) -> int:
-        """It did not answer a try. Returns how many in a row."""
+        """Notes that a receiver did not answer a try. Returns how many in a row."""
         args: list[Any] = [receiver, self._clock(), BREAKS_AT, _REMEMBERED_S]
         args += [backoff_s(failures) for failures in range(_MOST_DOUBLINGS + 1)]
         return int(self._silence([keys.receiver(receiver), keys.RECEIVERS], args))
 
 
 def backoff_s(failures: int) -> float:
-    """Seconds until the next try, after one that failed and `failures` before it."""
+    """Seconds until the next try, after a failed one with `failures` before it."""
     longest = min(LAST_BACKOFF_S, 2 * FIRST_BACKOFF_S * 2.0 ** min(failures, _MOST_DOUBLINGS))
     return longest * random.uniform(0.5, 1.0)  # jitter: many nodes must not come back as one
 
 
 def spared(found: Iterable[Sequence[bytes | None]]) -> list[SilentReceiver]:
-    """Of receivers as Redis has them (name, failures, next_at) those that are spared, in their
-    order; at most 20.
-    """
+    """The spared ones among receivers as Redis has them (name, failures, next_at); at most 20."""
     silent = [
         SilentReceiver(name.decode(), int(n), float(at))
         for name, n, at in found

@@ -1,5 +1,4 @@
--- The values of some batches, each batch's as one text: 100,000 short answers would take a client half a second to
--- read.
+-- The values of some batches, each as one text: 100,000 short answers would take a client half a second to read.
 --
 -- KEYS: 1 job      its hash; its working keys are this plus a suffix
 -- ARGV: batches    their indexes, any number

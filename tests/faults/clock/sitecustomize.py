@@ -1,6 +1,6 @@
-"""A clock that jumps: every process that is started with this folder in PYTHONPATH adds to
-time.time() what the file that PROOFLINE_TEST_CLOCK names holds, in seconds. It stands for
-clocks of hosts that are wrong or set anew.
+"""A clock that jumps: processes with this folder in PYTHONPATH add seconds to time.time().
+
+The file that PROOFLINE_TEST_CLOCK names holds them: clocks of hosts that are wrong or set anew.
 """
 
 import os

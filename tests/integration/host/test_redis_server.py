@@ -105,7 +105,7 @@ def test_only_its_owner_can_read_the_password(own: OwnRedis) -> None:
     assert own.password not in " ".join(own.command)
 
 
-def test_finding_17_only_its_owner_sees_what_it_holds(tmp_path: Path) -> None:
+def test_only_its_owner_sees_what_redis_wrote(tmp_path: Path) -> None:
     old = tmp_path / "appendonly.aof"  # of an earlier release
     tmp_path.chmod(0o755)
     old.touch(0o644)

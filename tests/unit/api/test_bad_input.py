@@ -1,6 +1,4 @@
-"""Every request that cannot be served: its status, a message that says what to change, and
-nothing enqueued.
-"""
+"""Requests that cannot be served: status, a message on what to change, nothing enqueued."""
 
 import base64
 import json

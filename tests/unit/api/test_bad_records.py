@@ -1,6 +1,4 @@
-"""Records in Redis that nobody can read, left by a fault or by somebody who may write there:
-they keep no client from the rest, and are said once.
-"""
+"""Unreadable records in Redis keep no client from the rest, and are logged once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +11,7 @@ from poc_core.records import RoundState
 from poc_core.state import RoundStore, WorkerRegistry
 from tests.harness.samples import MODEL, round_config
 
-# What reads workers, models, rounds and outboxes.
+# Paths that read workers, models, rounds and outboxes.
 PATHS = (
     "/api/v1/inference/pow/status",
     *("/ready", "/health", "/metrics", "/v1/models", "/api/v1/pow/status", "/api/v1/state"),

@@ -1,6 +1,4 @@
-"""A thousand vectors that a cheat might send: each is a mismatch, and none an error of the
-validator's request.
-"""
+"""A thousand vectors of a cheat: each is a mismatch, none an error of the validator's request."""
 
 import base64
 import time
@@ -22,7 +20,7 @@ GENERATE = "/api/v1/pow/generate"
 OWN = base64.b64encode(bytes(2 * K_DIM)).decode()
 N_VECTORS = 20  # of one request
 N_REQUESTS = 50
-# Of one request with its verdict, which takes milliseconds, on a machine that others use too.
+# Seconds of a request with its verdict, which takes milliseconds, on a busy machine.
 BOUND_S = 30.0
 
 Serve = Callable[..., Any]

@@ -17,9 +17,8 @@ COMMANDS = (
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
-    monkeypatch.setenv(
-        "COLUMNS", "200"
-    )  # so that help texts are not wrapped in the middle of what is looked for
+    # Wide, so that no help text is wrapped in the middle of what is looked for.
+    monkeypatch.setenv("COLUMNS", "200")
     return CliRunner()
 
 

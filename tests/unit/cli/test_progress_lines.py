@@ -1,4 +1,4 @@
-"""What commands tell of their progress to who has no terminal."""
+"""What commands tell of their progress where there is no terminal."""
 
 import pytest
 

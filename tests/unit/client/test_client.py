@@ -1,6 +1,4 @@
-"""Both clients against the API itself, in this process, and against answers that it seldom
-gives.
-"""
+"""Both clients against the API itself, in this process, and against rare answers."""
 
 import asyncio
 import threading

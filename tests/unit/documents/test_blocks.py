@@ -1,6 +1,4 @@
-"""Fenced blocks: each has a language, can be read in it, and shell and Python run in a test or
-say above why not.
-"""
+"""Fenced blocks: each is read in its language; shell and Python run in a test or say why not."""
 
 import ast
 import json
@@ -101,7 +99,7 @@ def test_go_blocks_are_whole_programs() -> None:
     for block in of("go"):
         assert block.text.startswith("package main\n"), block
         assert block.text.count("{") == block.text.count("}"), block
-        # As gofmt leaves it.
+        # Formatted as by gofmt.
         assert not re.search(r"^ |[ \t]$", block.text, flags=re.MULTILINE), block
 
 

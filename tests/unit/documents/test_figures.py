@@ -1,4 +1,4 @@
-"""Figures in the documents that can be computed again are those that come out."""
+"""Figures in the documents that can be computed again come out the same."""
 
 import re
 

@@ -1,6 +1,4 @@
-"""Links of the documents, and what else they name: make targets, settings, commands with their
-options, services.
-"""
+"""What documents link to or name exists: make targets, settings, commands, services."""
 
 import itertools
 import re

@@ -1,6 +1,4 @@
-"""The recipes: each command is read as it stands, says what the network's own file says, and the
-tables' figures come out again.
-"""
+"""Recipes: commands can be read, agree with the network's file; the tables' figures hold."""
 
 import re
 import shlex

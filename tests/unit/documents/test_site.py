@@ -1,6 +1,4 @@
-"""`make docs`: the site builds without a warning, holds every page, and fetches nothing from
-outside.
-"""
+"""`make docs`: the site builds without a warning, has every page, and fetches nothing foreign."""
 
 import re
 import subprocess
@@ -114,7 +112,7 @@ def test_pages_fetch_nothing_from_outside(site: Path) -> None:
         assert [
             address for address in parser.addresses if re.match(r"(?:\w+:)?//", address)
         ] == [], page
-        # zensical's script fetches these from elsewhere where a page has them.
+        # zensical's script fetches the libraries of these classes from elsewhere.
         assert not re.search(r'class="[^"]*(?:mermaid|glightbox|pyodide)', page.read_text()), page
     for style in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(?:https?:)?//|@import", style.read_text()), style

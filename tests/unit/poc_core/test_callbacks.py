@@ -87,11 +87,8 @@ def test_public_private_and_loopback_addresses_are_allowed_by_default(address: s
             "100.100.100.200",
             "168.63.129.16",
         ),
-        *(
-            "::ffff:169.254.169.254",
-            "64:ff9b::a9fe:a9fe",
-            "2002:a9fe:a9fe::1",
-        ),  # the same, dressed as IPv6
+        # The same address as IPv6.
+        *("::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1"),
         *("0.0.0.0", "::", "224.0.0.1", "ff02::1"),
     ],
 )

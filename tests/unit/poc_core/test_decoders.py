@@ -1,6 +1,4 @@
-"""What reads others' bytes, on whatever hypothesis thinks of: it understands them or says what
-is wrong.
-"""
+"""What reads others' bytes understands them or says what is wrong, whatever they are."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""A thread that takes a step every so often, whatever its steps do."""
+"""A thread that takes a step every so often, even if steps fail."""
 
 import logging
 import threading

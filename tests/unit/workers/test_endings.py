@@ -1,4 +1,4 @@
-"""Processes that end without looking through all that they have loaded."""
+"""Processes that end without a last garbage collection of all that they loaded."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-# Run with what is to happen to the process that it starts, or with "itself". The interpreter's own
-# end would collect what is in a cycle.
+# Run with what is to happen to the process it starts, or "itself". The interpreter's own end would
+# collect what is in a cycle.
 PROGRAM = """
 import atexit, multiprocessing, sys
 from workers.endings import end_like_this, end_process

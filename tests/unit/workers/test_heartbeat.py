@@ -1,4 +1,4 @@
-"""A worker's heartbeats: what each of them says, also of what changes while one is under way."""
+"""A worker's heartbeats, also where something changes while one is under way."""
 
 import logging
 import threading
@@ -18,8 +18,7 @@ from tests.harness.waiting import wait_until
 from workers.heartbeat import Heartbeat
 from workers.proofs import Proofs
 
-# Seconds between two heartbeats: of tests that wait for the next one, and of those in which none
-# comes.
+# Seconds between heartbeats: of tests that wait for the next one, and of those where none comes.
 SOON, NEVER = 0.01, 1000.0
 
 

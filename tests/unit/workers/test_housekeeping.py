@@ -1,6 +1,4 @@
-"""Housekeeping of a worker that has nothing else to do: what others left behind in Redis, and
-an engine that dies.
-"""
+"""Housekeeping of an idle worker: what others left behind in Redis, and a dying engine."""
 
 import threading
 import time
@@ -469,10 +467,8 @@ def test_a_batch_that_was_completed_before_redis_forgot_it_is_queued_again_at_on
     assert isinstance(jobs.lease(job_id, 1, "w1", hand.take()), Lease)
     record = jobs.read(job_id)
     assert record is not None
-    assert (record.n_done, redis.exists(f"poc:job:{job_id}:attempts")) == (
-        0,
-        0,
-    )  # nobody was lost on it
+    # No loss is counted.
+    assert (record.n_done, redis.exists(f"poc:job:{job_id}:attempts")) == (0, 0)
 
 
 def test_a_batch_that_another_worker_has_in_hand_is_left_to_it_until_it_has_not(

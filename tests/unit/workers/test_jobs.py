@@ -1,6 +1,4 @@
-"""Batches of jobs on a worker: merged to what the engine holds, beside chat, and given back
-when they must.
-"""
+"""Batches of jobs on a worker: merged as the engine holds them, beside chat, given back."""
 
 import json
 import threading

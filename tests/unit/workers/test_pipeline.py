@@ -404,9 +404,8 @@ def test_after_memory_was_short_all_processes_are_told_to_forget(ends: Ends) -> 
     pipeline.add(ends.of(1, range(4)))
     fly(pipeline)
     assert list(engine.ticks[6].drop) == [0, 1]
-    assert [one.id for one in engine.ticks[6].begin] == [
-        2
-    ]  # a new one, whose values cannot be taken for old
+    # A new micro-batch, whose values cannot be taken for old ones.
+    assert [one.id for one in engine.ticks[6].begin] == [2]
 
 
 def test_a_micro_batch_in_parts_that_fails_ends_once(ends: Ends) -> None:

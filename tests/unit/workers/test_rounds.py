@@ -1,4 +1,4 @@
-"""A worker's part in a round, on an engine that does what a test tells it to."""
+"""A worker's part in a round, on an engine that a test directs."""
 
 import dataclasses
 import logging
@@ -202,9 +202,8 @@ def test_micro_batches_stay_in_hand_from_step_to_step_so_that_no_stage_is_ever_i
     stop(rounds, record)()
     runner.step(record.round_id)
     proofs.stop()
-    assert engine.begun == [
-        list(range(n, n + 4)) for n in range(0, 4 * len(engine.begun), 4)
-    ]  # once each, in order
+    # Each nonce once, in order.
+    assert engine.begun == [list(range(n, n + 4)) for n in range(0, 4 * len(engine.begun), 4)]
     assert_first(
         arrived(redis, record), 4 * (len(engine.begun) - proofs.depth), 4 * len(engine.begun)
     )
@@ -573,9 +572,8 @@ def test_a_mistake_in_the_engine_neither_stops_the_round_nor_loses_a_nonce(
 
     engine.events = {1: mistake, 4: stop(rounds, record)}
     RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
-    assert_first(
-        arrived(redis, record), 8, 16
-    )  # what was in hand beside it may have to be computed again
+    # What was in hand beside it may have to be computed again.
+    assert_first(arrived(redis, record), 8, 16)
 
 
 def test_after_an_error_of_the_worker_a_new_step_can_run(

@@ -52,9 +52,8 @@ def test_without_chat_nothing_is_cut() -> None:
 
 
 def test_a_smaller_micro_batch_than_the_one_measured_gets_longer_slices() -> None:
-    assert (
-        lengths(measured(32, 0.024).cut(SPEC, 8, LAYERS)) == [7] * 4
-    )  # 6 ms a layer: 8 fit, so 4 slices
+    # 6 ms a layer: 8 fit, so 4 slices.
+    assert lengths(measured(32, 0.024).cut(SPEC, 8, LAYERS)) == [7] * 4
 
 
 def test_a_limit_of_nothing_is_a_layer_each() -> None:
@@ -68,9 +67,8 @@ def test_a_limit_of_nothing_is_a_layer_each() -> None:
 def test_micro_batches_are_as_large_as_memory_allows() -> None:
     assert SlicePlan(50, 1).batch_size(SPEC, 512) == 512
     assert measured(512, 0.049).batch_size(SPEC, 512) == 512
-    assert (
-        measured(512, 0.049).batch_size(SPEC, 400) == 400
-    )  # as when memory turned out to be short
+    # The limit, as when memory turned out to be short.
+    assert measured(512, 0.049).batch_size(SPEC, 400) == 400
 
 
 def test_where_one_layer_is_longer_than_the_limit_the_micro_batch_shrinks_to_what_fits() -> None:
@@ -93,9 +91,8 @@ def test_it_settles_where_a_layer_is_just_within_the_limit() -> None:
 
 
 def test_a_small_micro_batch_grows_by_doubling_where_the_full_one_seems_too_long() -> None:
-    assert (
-        measured(2, 0.010).batch_size(SPEC, 512) == 4
-    )  # 10 of them would fit, says a measurement of 2
+    # 10 of them would fit, says a measurement of 2.
+    assert measured(2, 0.010).batch_size(SPEC, 512) == 4
     assert measured(4, 0.010).batch_size(SPEC, 512) == 8
 
 
@@ -126,12 +123,8 @@ def test_a_slice_counts_by_its_layers() -> None:
 def test_one_late_slice_changes_little_and_many_change_it() -> None:
     plan = measured(32, 0.010)
     plan.ran(SPEC, 32, 1, 0.020)
-    assert plan.cut(SPEC, 32, range(12)) == [
-        range(3),
-        range(3, 6),
-        range(6, 9),
-        range(9, 12),
-    ]  # 13 ms
+    # A layer takes 13 ms.
+    assert plan.cut(SPEC, 32, range(12)) == [range(3), range(3, 6), range(6, 9), range(9, 12)]
     for _ in range(20):
         plan.ran(SPEC, 32, 1, 0.020)
     assert lengths(plan.cut(SPEC, 32, range(12))) == [2] * 6

@@ -9,7 +9,7 @@ from workers.watchdog import Watchdog
 
 HUNG_AFTER_S = Settings().engine_hung_s
 LOOK_S = Settings().heartbeat_s
-# What the network's broker allows an engine's counter of steps to stand still while requests run.
+# Seconds for which the network's broker lets an engine's steps stand still while requests run.
 BROKER_S = 120.0
 
 

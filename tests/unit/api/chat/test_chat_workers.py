@@ -1,6 +1,4 @@
-"""The workers that chat may be sent to: when Redis is asked for them, and who is not asked for
-chat again.
-"""
+"""The workers that chat may be sent to, and when Redis is asked for them."""
 
 import asyncio
 import threading

@@ -1,6 +1,4 @@
-"""The OpenAI gateway in front of workers that answer, refuse or die; over real sockets, as
-clients see it.
-"""
+"""The OpenAI gateway over real sockets, before workers that answer, refuse or die."""
 
 import contextlib
 import http.client
@@ -32,8 +30,7 @@ from tests.peers.fake_worker import Behaviour, Call, FakeWorker
 
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
-# vLLM's own bytes are nobody's business: odd spacing and non-ASCII text must come through as they
-# are.
+# vLLM's own bytes, with odd spacing and non-ASCII text, must come through as they are.
 ANSWER = '{"id":"x",  "choices":[{"message":{"content":"été – 海"}}]}\n'.encode()
 EVENTS = [
     f'data: {{"choices":[{{"delta":{{"content":"{word} "}}}}]}}\n\n'.encode()
@@ -432,7 +429,7 @@ class TestBadBodies:
         assert answer.json()["error"]["type"] == "invalid_request_error"
         assert worker.received == []
 
-    def test_finding_12_a_body_of_nothing_but_short_items_is_refused_unparsed(
+    def test_a_body_of_nothing_but_short_items_is_refused_unparsed(
         self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("api.routes.openai._MAX_COMMAS", 1000)

@@ -1,6 +1,4 @@
-"""Findings (13) and (14): what reaches a worker is what its client may say to it, whatever
-stands in the headers.
-"""
+"""Of a client's headers a worker gets only what the client may say to it."""
 
 import socket
 import threading

@@ -118,9 +118,8 @@ def test_a_round_and_its_pace(
         "step_s": 5,
         "counts": [4, 2, 0, 3],
     }
-    assert (
-        read(View(view_services(view)))["pace"] == found["pace"]
-    )  # that of a page which comes later
+    # A page that comes later gets the same pace.
+    assert read(View(view_services(view)))["pace"] == found["pace"]
     shown = found["round"]
     assert (
         shown["state"],

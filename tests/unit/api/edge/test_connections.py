@@ -1,6 +1,4 @@
-"""Findings (11) and (14) on a real server: slow, silent and greedy clients, and what comes
-behind a body.
-"""
+"""Slow, silent and greedy clients on a real server, and what comes behind a body."""
 
 import resource
 import socket
@@ -122,7 +120,7 @@ class Connect:
 
     def __call__(self, sent: bytes = b"") -> socket.socket:
         connection = self._opened.enter_context(socket.socket())
-        # Else some kernels take all of a large answer for a client that reads nothing.
+        # Else some kernels take a large answer whole for a client that reads nothing.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         connection.settimeout(PATIENCE_S)
         connection.connect(("127.0.0.1", self._port))
@@ -353,9 +351,8 @@ def test_a_stream_without_an_end_does_not_keep_the_server_from_its_own(behind: s
             answer = b""
             while b"first" not in answer:
                 answer += connection.recv(1000)
-        assert b"0\r\n\r\n" not in rest(
-            connection
-        )  # it broke off, which tells the page to ask again
+        # The stream broke off, which tells the page to ask again.
+        assert b"0\r\n\r\n" not in rest(connection)
 
 
 async def test_what_is_used_of_uvicorn_is_where_it_was() -> None:

@@ -1,4 +1,4 @@
-"""Finding (14): HEAD is answered wherever GET is."""
+"""HEAD is answered wherever GET is."""
 
 import pytest
 from fastapi.testclient import TestClient

@@ -1,6 +1,4 @@
-"""Finding (10): what a stranger's web page can send changes nothing; what the network's client
-sends does.
-"""
+"""A stranger's web page can send nothing that changes the node; the network's client can."""
 
 from collections.abc import Iterator
 
@@ -132,9 +130,8 @@ class TestBody:
 
     def test_audio_may_come_in_a_form_but_from_no_page(self, client: TestClient) -> None:
         sound = {"file": ("a.wav", b"RIFF", "audio/wav")}
-        assert (
-            client.post("/v1/audio/transcriptions", files=sound).status_code == 503
-        )  # nobody serves it
+        # 503: it came through, and nobody serves audio.
+        assert client.post("/v1/audio/transcriptions", files=sound).status_code == 503
         own_page = {"Origin": str(client.base_url)}
         assert (
             client.post("/v1/audio/transcriptions", headers=own_page, files=sound).status_code

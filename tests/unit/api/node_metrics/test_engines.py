@@ -1,4 +1,4 @@
-"""Engines read each by itself: what one that hangs costs."""
+"""Engines' metrics, each read by itself: what one that hangs costs."""
 
 import asyncio
 
@@ -59,9 +59,8 @@ async def test_the_time_of_an_engine_that_hangs_stands_still_and_the_others_goes
     for _ in range(3):
         clock.now += 10
         assert await times(readings) == {"a": clock.now, "b": began}
-    assert (
-        served.asked.count("b") == 2
-    )  # the second time it is waited for as long as it takes, by nobody
+    # The second reading goes on for as long as it takes, and nobody waits for it.
+    assert served.asked.count("b") == 2
     readings.close()
 
 
@@ -70,9 +69,8 @@ async def test_an_engine_that_was_late_is_not_waited_for_again(
 ) -> None:
     served.hung.add("b")
     await times(readings)
-    monkeypatch.setattr(
-        engines, "DEADLINE_S", 2 * DEADLINE_S
-    )  # waiting for it now would take that long
+    # Waiting for the hung engine now would take that long.
+    monkeypatch.setattr(engines, "DEADLINE_S", 2 * DEADLINE_S)
     await times(readings)
     readings.close()
 

@@ -1,4 +1,4 @@
-"""The text, and what happens where it would be more than the network's reader takes."""
+"""The text of the metrics, also where it would be more than the network's reader takes."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""A worker's own vLLM asked for its metrics, over a real socket."""
+"""A worker's own vLLM is asked for its metrics, over a real socket."""
 
 import asyncio
 from collections.abc import Callable

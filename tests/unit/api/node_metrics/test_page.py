@@ -1,4 +1,4 @@
-"""One answer for all who ask at the same time."""
+"""One page of metrics for all who ask at the same time."""
 
 import asyncio
 

@@ -1,6 +1,4 @@
-"""Finding (11): requests that wait for a job have a limit, and one whose client leaves is
-released.
-"""
+"""Requests that wait for a job have a limit; one whose client leaves is released."""
 
 import json
 import socket
@@ -82,12 +80,10 @@ def test_beyond_the_limit_they_are_refused_and_nothing_is_queued(
 
 
 def test_whoever_got_an_answer_has_left(client: TestClient, services: Services) -> None:
-    assert (
-        client.post(GENERATE, json=body(wait=True)).status_code == 503
-    )  # no batch was done in time
-    assert (
-        client.post(GENERATE, json=body(wait=True, nonces=list(range(2000)))).status_code == 429
-    )  # too many nonces
+    # No batch was done in time.
+    assert client.post(GENERATE, json=body(wait=True)).status_code == 503
+    # Too many nonces.
+    assert client.post(GENERATE, json=body(wait=True, nonces=list(range(2000)))).status_code == 429
     assert services.waiting.taken == 0
 
 

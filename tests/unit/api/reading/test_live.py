@@ -1,6 +1,4 @@
-"""One reader for all pages: it begins with the first, ends with the last, and tells each what
-has changed.
-"""
+"""One reader for all live pages, from the first to the last, tells each what has changed."""
 
 import asyncio
 import json

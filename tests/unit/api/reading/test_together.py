@@ -1,6 +1,4 @@
-"""Requests that come together share one reading, and none gets an answer that is older than
-itself.
-"""
+"""Requests at the same time share one reading, which is never older than the request."""
 
 import asyncio
 import threading

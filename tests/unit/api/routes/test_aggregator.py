@@ -1,6 +1,4 @@
-"""What aggregators of the network call and read: the same rounds and jobs, answered with one
-entry per worker.
-"""
+"""What aggregators of the network call and read: rounds and jobs with one entry per worker."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""/api/v1/clock: the prober's."""
+"""/api/v1/clock, which the network's prober reads."""
 
 import time
 from typing import cast

@@ -1,6 +1,4 @@
-"""/console: a page that needs no key and asks nobody else for anything; its stream of events,
-which needs one.
-"""
+"""/console: a page without a key or foreign requests; its stream of events needs a key."""
 
 import asyncio
 import json

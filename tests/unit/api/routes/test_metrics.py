@@ -101,9 +101,8 @@ def test_a_round_per_worker_and_its_outbox(
     assert scraped("round_state", state="IDLE") == 0
     assert scraped("round_nonces_total", worker="w1", model=MODEL) == 4
     assert scraped("round_nonces_total", worker="w2", model=MODEL) == 2
-    assert scraped("round_nonces_per_second", worker="w1", model=MODEL) == pytest.approx(
-        2.0
-    )  # of 2 s
+    # The round is 2 s old.
+    assert scraped("round_nonces_per_second", worker="w1", model=MODEL) == pytest.approx(2.0)
     assert scraped("round_excluded_nonces_total") == 1
     assert scraped("round_reported_total") == 5
     assert scraped("round_seconds") == pytest.approx(2)

@@ -399,9 +399,8 @@ def test_413_for_a_body_that_no_round_needs(client: TestClient, path: str) -> No
 def test_a_batch_size_beyond_what_workers_hold_is_no_error(
     client: TestClient, rounds: RoundStore, sent: dict[str, Any]
 ) -> None:
-    assert (
-        start(client, rounds, sent).config.batch_size == sent["batch_size"]
-    )  # the worker holds 8192 tokens
+    # The worker holds 8192 tokens.
+    assert start(client, rounds, sent).config.batch_size == sent["batch_size"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""`validate --explain`: which mistake makes artifacts agree, before a node that invents its
-values.
-"""
+"""`validate --explain` names the mistake that makes artifacts agree, on an invented node."""
 
 from typing import Any
 

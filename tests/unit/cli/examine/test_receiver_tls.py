@@ -1,5 +1,7 @@
-"""`doctor` on a receiver that is named for mutual TLS: it tries a handshake. Behind a real proxy:
-tests/integration/test_tls_proxy.py."""
+"""`doctor` tries a handshake with a receiver named for mutual TLS.
+
+Behind a real proxy: tests/integration/test_tls_proxy.py.
+"""
 
 import ssl
 from collections.abc import Callable, Iterator

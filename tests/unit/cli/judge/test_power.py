@@ -1,6 +1,4 @@
-"""Rules, their exact risks, and a simulation that knows nothing of binomials but the verdict
-itself.
-"""
+"""Rules, their exact risks, and a simulation that knows only the verdict itself."""
 
 import json
 import math
@@ -230,7 +228,7 @@ def test_a_simulation_of_10_000_draws_agrees(
         assert agree(judged.counted.miss, 1 - simulation.frauds(least, cheat, tampered_share))
         assert judged.at_worst.false_alarm >= judged.counted.false_alarm
         assert judged.at_worst.miss >= judged.counted.miss
-    # The threshold: beyond it lies, of 10,000 honest nonces that are drawn, the share that is told.
+    # The threshold beyond which the told share of 10,000 honest nonces lies.
     threshold, shares = (
         findings.recommended.rule.dist_threshold,
         findings.evidence.shares(findings.recommended.rule.dist_threshold),

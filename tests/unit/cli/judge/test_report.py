@@ -97,9 +97,8 @@ def run(tmp_path: Path, *arguments: str) -> int:
 
 
 def numbers(tmp_path: Path, capfd: Capture, *arguments: str) -> dict[str, Any]:
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # rendering takes longer than all else, and others look at pictures
+    # Rendering takes longer than all else, and other tests look at pictures.
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "cli.judge.report_pictures.save", lambda _figure, picture, _option: picture.touch()
         )
@@ -170,8 +169,7 @@ def test_the_document_shows_what_its_command_gives(
     stdout = " ".join(capfd.readouterr().out.split())
     for line in re.findall(r"^    ((?:Set|An honest) .*)$", document, flags=re.MULTILINE):
         assert line in stdout
-    # docs/pictures/report-distances.png is that picture; another matplotlib may set its letters
-    # elsewhere.
+    # docs/pictures/report-distances.png; another matplotlib may set its letters elsewhere.
     shown, drawn = (
         imread(ROOT / "docs/pictures/report-distances.png"),
         imread(tmp_path / "out/distances.png"),
@@ -218,9 +216,8 @@ def test_the_golden_files_are_read_as_they_are(tmp_path: Path, capfd: Capture) -
         for one in found["comparisons"]
         if one["name"] == "h200-tiny-qwen3-bfloat16, cpu-tiny-qwen3-float32"
     )
-    assert far["mean"] == pytest.approx(
-        0.0114, abs=0.0002
-    )  # docs/operating.md: 0.011 to 0.013, 0.030 at most
+    # docs/operating.md: 0.011 to 0.013, 0.030 at most.
+    assert far["mean"] == pytest.approx(0.0114, abs=0.0002)
     assert 0.02 < found["recommended"]["dist_threshold"] <= 0.03
     assert found["recommended"]["kept"]
 

@@ -1,6 +1,4 @@
-"""What a machine's sensors say: by an NVML of this test's, and by the files of this very
-machine.
-"""
+"""What a machine's sensors say: by a test's own NVML, and by this machine's files."""
 
 import ctypes
 import sys

@@ -1,6 +1,4 @@
-"""`bench` with the synthetic engine, which sleeps for as long as it is told, and a made-up
-profile.
-"""
+"""`bench` with the synthetic engine, which sleeps as told, and a made-up profile."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""What is to be set follows from what was measured."""
+"""The advice on settings that follows from what was measured."""
 
 import dataclasses
 

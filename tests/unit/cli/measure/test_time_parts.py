@@ -100,10 +100,8 @@ def test_ranks_of_a_stage_are_averaged_and_stages_added() -> None:
 
 
 def test_the_share_of_the_peak_is_of_all_devices_together() -> None:
-    ranks = [
-        rank(Kernel("", "gemm", 0.02)),
-        rank(Kernel("", "gemm", 0.02)),
-    ]  # 12e12 in all, for 4 nonces
+    # 12e12 in all, for 4 nonces.
+    ranks = [rank(Kernel("", "gemm", 0.02)), rank(Kernel("", "gemm", 0.02))]
     found = time_parts.time_parts(ranks, n=4)
     assert found is not None
     assert found.share_of_peak(200.0) == pytest.approx(200 * 3e12 / 1200e12)

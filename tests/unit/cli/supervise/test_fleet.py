@@ -1,4 +1,4 @@
-"""The workers of one machine: what is shown of the log of one that ended."""
+"""The workers of one machine: what is shown of an ended one's log."""
 
 import sys
 from types import SimpleNamespace

@@ -1,6 +1,4 @@
-"""A host follows the deployment: looks in Redis, with fleets that only remember what was asked
-of them.
-"""
+"""A host follows the deployment in Redis, with fleets that only remember their orders."""
 
 from collections.abc import Callable
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What a host tells of its machine, beside whatever Redis and the driver do."""
+"""A host tells of its machine, whatever Redis and the driver do."""
 
 import threading
 from collections.abc import Iterator

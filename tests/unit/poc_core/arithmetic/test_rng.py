@@ -1,6 +1,4 @@
-"""protocol.md, section 1, against the reference's numbers; and the fast path against the plain
-formulas.
-"""
+"""protocol.md, section 1, against the reference; the fast path against plain formulas."""
 
 import hashlib
 import math
@@ -100,7 +98,7 @@ def test_normal_is_the_references_far_into_the_sequence(case: Any) -> None:
     assert largest_difference(values, case["values"]) <= 1e-6
 
 
-# Odd and even, around a chunk: where columns or rows are cut.
+# Odd and even numbers around a chunk: where columns or rows are cut.
 CHUNK = rng._CHUNK_KEYS_CPU
 
 
@@ -170,8 +168,7 @@ def test_the_key_cache_is_bounded() -> None:
     assert rng._key_cache[CPU].shape[0] <= rng._CACHED_KEYS
 
 
-# From protocol.md, sections 1 and 2.1, by hand: SHA-256 and the hash in plain Python, of block
-# 0xabc, public key key.
+# From protocol.md, sections 1 and 2.1, in plain Python, of block 0xabc, public key key.
 @pytest.mark.parametrize(
     ("nonce", "ids"),
     [

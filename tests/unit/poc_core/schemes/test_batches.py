@@ -109,10 +109,8 @@ def test_experts_of_a_part_are_those_of_its_nonces() -> None:
     found = [parts.first_experts(step, 1, 8) for step in range(3)]
     assert every is not None
     assert torch.equal(torch.cat([one for one in found if one is not None]), every)
-    assert every.view(len(NONCES), SEQ_LEN).unique(dim=1).shape == (
-        len(NONCES),
-        1,
-    )  # t = 0 for all rows of a prefill
+    # t = 0 for all rows of a prefill.
+    assert every.view(len(NONCES), SEQ_LEN).unique(dim=1).shape == (len(NONCES), 1)
     step = parts.first_experts(4, 1, 8)
     assert step is not None
     assert step.shape == (len(NONCES),)
@@ -155,6 +153,5 @@ def test_a_prefill_is_one_pass_and_transformed_only_where_its_model_is() -> None
     assert (batch.order.n_passes, batch.seeds_experts) == (1, False)
     assert batch.transform(0) is batch.scheme
     assert batch_of(scheme="artifact", reflected=False).transform(0) is None
-    assert (
-        batch_of(reflected=False).transform(0) is not None
-    )  # a chain's layers are, in every model
+    # A chain's layers are reflected in every model.
+    assert batch_of(reflected=False).transform(0) is not None

@@ -12,9 +12,8 @@ from poc_core.serving.openai_errors import error_body
 def test_openais_own_client_reads_every_part() -> None:
     body = error_body(404, "There is no such model", "NotFoundError", "model")
     transport = httpx.MockTransport(lambda request: httpx.Response(404, json=body))
-    http: Any = httpx.Client(
-        transport=transport
-    )  # not every release of openai takes it by this name
+    # Not every release of openai takes an httpx.Client by this name.
+    http: Any = httpx.Client(transport=transport)
     client = openai.OpenAI(base_url="http://node", api_key="none", http_client=http)
     with client, pytest.raises(openai.NotFoundError, match="There is no such model") as caught:
         client.models.list()

@@ -1,10 +1,10 @@
-"""What of a worker's server the API passes on."""
+"""Which paths of a worker's server the API passes on."""
 
 import pytest
 
 from poc_core.serving.openai_paths import USUAL, is_among, passed_on
 
-# Of vLLM 0.32, started with all that it can be started with.
+# Paths of vLLM 0.32, started with all that adds any.
 CLIENTS = [
     *(
         "/v1/chat/completions",

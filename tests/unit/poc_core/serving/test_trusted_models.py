@@ -1,4 +1,4 @@
-"""Whose code engines run."""
+"""Whose code engines run, and whose they do not."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""A Redis that takes connections and says nothing is an error after one time limit, not after
-four of them.
-"""
+"""A Redis that takes connections and says nothing is an error after one time limit, not four."""
 
 import socket
 import time

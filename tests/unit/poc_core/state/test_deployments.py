@@ -1,6 +1,4 @@
-"""What the node shall run: one deployment at a time, told to hosts, and failed when all of them
-have.
-"""
+"""What the node shall run: one deployment at a time, failed when all hosts have failed."""
 
 from typing import Any
 

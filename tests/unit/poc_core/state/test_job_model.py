@@ -21,7 +21,7 @@ from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, result_body, work
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
 PICK = st.integers(0, 1000)  # of a list, modulo its length
 AFTER_LEASE = st.sampled_from(["nothing", "again", "complete", "complete"])
-# The oftener something is named, the oftener it happens.
+# An event happens the more often, the more often it is named.
 EVENTS = [
     *["a worker starts", "a worker dies", "some time passes", "much time passes", "the round ends"]
     * 3,

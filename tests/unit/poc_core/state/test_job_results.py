@@ -1,6 +1,4 @@
-"""The answers of jobs: built part by part, kept in pieces where they are large, and never
-without an end.
-"""
+"""Answers of jobs: built part by part, large ones kept in pieces, and never without an end."""
 
 import json
 from collections.abc import Callable, Iterator

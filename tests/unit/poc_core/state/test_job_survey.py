@@ -1,4 +1,4 @@
-"""Looking over many jobs at a time: what is found, and that nothing hides the rest."""
+"""Looking over many jobs, some at a time: what is found, and that nothing hides the rest."""
 
 from collections.abc import Callable
 from typing import Any

@@ -488,10 +488,8 @@ def test_a_worker_with_room_gets_the_neighbours_of_its_batch_as_they_stand(
     serve("w2")
     job_id = jobs.create(new_job(list(range(10))))
     found = claim_beside(jobs, job_id, 1, room=5)
-    assert places(found) == [
-        (job_id, 2),
-        (job_id, 3),
-    ]  # 2 nonces each: a third would be one too many
+    # 2 nonces each: a third batch would be one too many.
+    assert places(found) == [(job_id, 2), (job_id, 3)]
     assert [lease.nonces for lease in found] == [[4, 5], [6, 7]]
     assert [(lease.model, lease.spec) for lease in found] == [(MODEL, SPEC)] * 2
     assert jobs.pending(job_id) == [0, 4]

@@ -1,4 +1,4 @@
-"""What the node does, read in one step: the same as each store tells, and the rates."""
+"""The snapshot of the node agrees with each store, and its rates are right."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Workers by their heartbeats."""
+"""Workers live by their heartbeats."""
 
 import socket
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""Rounds in Redis against a model of them: leases, completions, losses and the end of the
-sequence in any order.
-"""
+"""Rounds in Redis against a model: leases, completions, losses and the end in any order."""
 
 from __future__ import annotations
 
@@ -44,9 +42,8 @@ class RoundMachine(RuleBasedStateMachine):
         self.done: set[int] = set()  # places that were taken
         self.in_hand: dict[str, list[Lease]] = {worker: [] for worker in WORKERS}
         self.until: dict[str, float] = {}  # when a lease expires, by its name
-        self.late: list[
-            tuple[str, Lease]
-        ] = []  # leases of those that died, forgot them, or were too slow
+        # leases of workers that died, forgot them, or were too slow
+        self.late: list[tuple[str, Lease]] = []
         self.alive: set[str] = set()
         self.is_stopped = False
         for worker in WORKERS:
@@ -67,9 +64,8 @@ class RoundMachine(RuleBasedStateMachine):
         if self.state is not RoundState.GENERATING:
             assert found in (Refusal.STOPPED, Refusal.EXHAUSTED)
             return
-        if (
-            found is Refusal.EXHAUSTED
-        ):  # what is not done is held by somebody who may still bring it
+        # Somebody who may still bring them holds the nonces that are not done.
+        if found is Refusal.EXHAUSTED:
             assert not self.redis.exists(self.key + ":free")
             for name, holder in self.leases().items():
                 holder, _, until = holder.rpartition("|")

@@ -1,6 +1,4 @@
-"""The courier: what it makes of a receiver's answers, and of a Redis or a process that is away
-meanwhile.
-"""
+"""The courier, by a receiver's answers, and where Redis or a process goes away meanwhile."""
 
 import asyncio
 import json
@@ -569,9 +567,8 @@ def test_a_round_is_delivered_while_60_jobs_receivers_hang(
         for due in jobs_first:
             courier.offer(due)
         wait_until(lambda: bool(hung_when_it_came))
-    assert (
-        hung_when_it_came[0] <= JOB_PLACES
-    )  # before any of these was given up: then another one would have begun
+    # Before any of these was given up, after which another would have begun.
+    assert hung_when_it_came[0] <= JOB_PLACES
     assert outbox_status(redis, record.round_id).delivered == 4
 
 

@@ -1,4 +1,4 @@
-"""Who may deliver at the same time: what hangs must not keep the others from their receivers."""
+"""Who may deliver at the same time: hanging deliveries must not keep back the others."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""One try, against receivers that do as bad receivers do."""
+"""One try to deliver, against receivers that do as bad receivers do."""
 
 import asyncio
 import base64

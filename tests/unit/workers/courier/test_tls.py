@@ -1,4 +1,4 @@
-"""Callbacks by mutual TLS: to a receiver that pins the node's certificate, as the node pins its."""
+"""Callbacks by mutual TLS: node and receiver each pin the other's certificate."""
 
 import asyncio
 import os
@@ -232,9 +232,8 @@ def test_replacing_all_certificates_under_load_loses_nothing(
     a certificate that the receiver does not know yet."""
     texts = {name: pair.certificate.read_text() for name, pair in pairs.items()}
     steps: dict[int, Callable[[], None]] = {
-        10: lambda: files.put(
-            client=pairs["next-node"].both
-        ),  # too early: refused until the next step
+        # Too early: refused until the next step.
+        10: lambda: files.put(client=pairs["next-node"].both),
         20: lambda: context.load_verify_locations(pairs["next-node"].certificate),
         30: lambda: files.put(trusted=texts["receiver"] + texts["next-receiver"]),
         35: lambda: files.put(client="half of a"),  # while it is written

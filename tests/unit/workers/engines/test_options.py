@@ -1,4 +1,4 @@
-"""What an operator may say about an engine, and what does not go together."""
+"""The options of an engine, and which do not go together."""
 
 import subprocess
 import sys

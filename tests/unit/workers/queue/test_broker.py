@@ -1,4 +1,4 @@
-"""What kombu's channel and connection are overridden for, on a Redis in this process."""
+"""Why kombu's channel and connection are overridden, on a Redis in this process."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What hides vLLM's releases: here what can be seen without an engine."""
+"""What hides vLLM's releases, as far as it shows without an engine."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -13,7 +13,7 @@ from workers.vllm import engine
 from workers.vllm.start import lifeline
 
 
-def test_finding_13_vllms_paths_for_developers_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_paths_for_developers_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """They run any method of the workers for whoever asks."""
     seen: list[str | None] = []
 

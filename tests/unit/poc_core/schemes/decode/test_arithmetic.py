@@ -82,9 +82,8 @@ def test_snaps_are_the_references(case: Any) -> None:
 
 
 def test_of_several_best_points_the_lowest_is_taken() -> None:
-    found = steps.snap(
-        torch.zeros(1, DIM), torch.arange(DIM)[None]
-    )  # a state without any direction
+    # A state without any direction.
+    found = steps.snap(torch.zeros(1, DIM), torch.arange(DIM)[None])
     assert (found.points.tolist(), found.scores.tolist()) == ([0], [[0.0] * POINTS])
 
 

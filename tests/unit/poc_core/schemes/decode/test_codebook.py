@@ -1,4 +1,4 @@
-"""The points of decode proofs: the file that ships, or the network's own."""
+"""The file of the points of decode proofs: the shipped one, or the network's own."""
 
 import hashlib
 import json

@@ -171,9 +171,8 @@ def test_what_an_engine_cannot_do_is_said_when_it_is_asked() -> None:
             CONTRACT.limits(spec, refusing)
     assert CONTRACT.limits(spec, ChainLimits(kept_tokens=96, kept_block=32).on(info))
     claimed = spec.model_copy(update={"options": {**spec.options, "enforced": {"0": [1]}}})
-    assert CONTRACT.limits(
-        claimed, refusals["68 together; there is memory for 95"]
-    )  # one forward keeps nothing
+    # One forward keeps nothing.
+    assert CONTRACT.limits(claimed, refusals["68 together; there is memory for 95"])
     with pytest.raises(BodyError, match="68 tokens of one forward"):
         CONTRACT.limits(claimed, dataclasses.replace(info, max_batch_tokens=67))
 

@@ -304,9 +304,8 @@ def test_a_full_payload_follows_at_once(
         arrived.append(len(nonces_of(delivery)))
         outbox.delivered(delivery)
     assert arrived == [8, 8]
-    assert (
-        outbox_status(redis, waiting.round_id).waiting == 8
-    )  # less than callback_max_artifacts: it fills up for an interval
+    # Less than callback_max_artifacts: it fills up for an interval.
+    assert outbox_status(redis, waiting.round_id).waiting == 8
 
 
 def test_a_stop_does_not_cut_a_backoff_short(

@@ -1,6 +1,4 @@
-"""Receivers that do not answer: jobs' payloads wait for one that probes, a round's never for
-those of jobs.
-"""
+"""Silent receivers: jobs' payloads wait for one that probes, a round's never for jobs'."""
 
 from collections.abc import Callable
 from typing import Any

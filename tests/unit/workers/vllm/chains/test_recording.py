@@ -1,4 +1,4 @@
-"""Work that is recorded and replayed: what it reads is filled in where it lies, or refused."""
+"""Recorded and replayed work: new inputs are filled in where the recording reads, or refused."""
 
 from dataclasses import dataclass, field
 from typing import Any

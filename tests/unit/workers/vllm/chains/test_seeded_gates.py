@@ -1,4 +1,4 @@
-"""Gates of experts whose logits a seed replaces, for a slice and not a moment longer."""
+"""Gates of experts whose logits a seed replaces, for the time of a slice."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,6 +1,4 @@
-"""The gate in front of vLLM's OpenAI server: what passes it, what is counted, how a refusal
-looks.
-"""
+"""The gate before vLLM's OpenAI server: what passes, what is counted, how a refusal looks."""
 
 import asyncio
 from typing import Any
@@ -116,7 +114,7 @@ async def test_lifespan_reaches_the_server() -> None:
     assert seen == ["lifespan"]
 
 
-# vLLM's own: they run any method of the workers, scale, sleep, or load what they are told to.
+# vLLM's paths that run any method of the workers, scale, sleep, or load what they are told to.
 _ADMINISTRATIVE = (
     "collective_rpc",
     "scale_elastic_ep",
@@ -131,7 +129,7 @@ _ADMINISTRATIVE = (
     "path", [*_ADMINISTRATIVE, "v1/models/", "v1/chat/completions/render", "docs"]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-async def test_finding_13_only_what_chat_needs_is_served(method: str, path: str) -> None:
+async def test_only_what_chat_needs_is_served(method: str, path: str) -> None:
     server = Server()
     answer = await server.client.request(method, f"/{path}")
     assert answer.status_code == 404

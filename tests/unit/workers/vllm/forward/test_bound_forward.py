@@ -47,10 +47,8 @@ def test_hyper_connections_have_their_first_two_outputs_reflected_and_nothing_el
     scheme: Scheme,
 ) -> None:
     x, residual = random(TOKENS, HIDDEN), random(TOKENS, COPIES, HIDDEN)
-    post, mix = (
-        random(TOKENS, COPIES),
-        random(TOKENS, HIDDEN),
-    )  # the last as wide as the hidden size
+    # The last is as wide as the hidden size.
+    post, mix = (random(TOKENS, COPIES), random(TOKENS, HIDDEN))
     found = after(scheme, (x, residual, post, mix))
     assert torch.equal(found[0], scheme.transform_layer(1, x))
     assert torch.equal(found[1], scheme.transform_layer(1, residual))

@@ -1,6 +1,4 @@
-"""The profiler's events become seconds by step and name: those of a GPU made up here, those of
-a CPU real ones.
-"""
+"""Events of the profiler become seconds by step and name, for a made-up GPU and a real CPU."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which runs the stopwatch of a GPU waits for, with events that happen when they are waited for."""
+"""Which runs a GPU's stopwatch waits for, with events that happen when waited for."""
 
 import pytest
 import torch

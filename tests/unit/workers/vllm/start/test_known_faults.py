@@ -1,4 +1,4 @@
-"""What releases of vLLM do wrongly, as far as it can be seen without an engine."""
+"""The known faults of vLLM's releases, as far as they show without an engine."""
 
 from types import SimpleNamespace
 from typing import Any

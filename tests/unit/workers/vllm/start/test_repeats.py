@@ -1,4 +1,4 @@
-"""An engine that gives other bits each time, and one that is wrong."""
+"""An engine that gives other bits each time is told from one that is wrong."""
 
 import logging
 from collections.abc import Iterator, Sequence

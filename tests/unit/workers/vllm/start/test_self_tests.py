@@ -1,6 +1,4 @@
-"""What a freshly loaded engine has to show of decode proofs, by engines that show something
-else.
-"""
+"""The trials of a freshly loaded engine, by engines that fail or pass them."""
 
 import logging
 from collections.abc import Sequence
