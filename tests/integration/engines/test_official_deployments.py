@@ -75,9 +75,8 @@ def test_the_engine_gets_what_vllm_serve_would_get(parse: Parser, deployment: Of
     theirs = vars(parse([*own, *deployment.words]))
     ours = vars(parse(all_words(options_of(deployment, deployment.words))))
     changed = {name for name, value in theirs.items() if value != ours[name]}
-    allowed = (
-        set() if "--max-num-batched-tokens" in deployment.words else {"max_num_batched_tokens"}
-    )
+    defaults = ("max_num_batched_tokens", "logprobs_mode")  # ours, unless the operator names them
+    allowed = {name for name in defaults if f"--{name.replace('_', '-')}" not in deployment.words}
     if deployment.model == UNPINNED:  # whose code is not trusted
         allowed.add("trust_remote_code")
     assert changed == allowed

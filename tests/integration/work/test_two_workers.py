@@ -86,14 +86,13 @@ def chat(client: TwoWorkers) -> httpx.Response:
 def under_way_on_the_first(
     client: TwoWorkers, prompt: str, tokens: int
 ) -> Iterator[tuple[dict[str, Any], Future[httpx.Response]]]:
-    """The first of two ready workers, and the answer that it computes."""
+    """The one of two ready workers that was asked first, and the answer that it computes."""
     client.wait_ready()
     with ThreadPoolExecutor(1) as pool:
-        first, _ = client.workers()  # by id, as the gateway chooses among equals
         client.wait(lambda: active(client) == [0, 0], 60, "two idle workers")
         answer = pool.submit(client.http.post, CHAT, json=request(prompt, tokens))
-        client.wait(lambda: active(client) == [1, 0], 60, "a request on the first worker")
-        yield first, answer
+        client.wait(lambda: sorted(active(client)) == [0, 1], 60, "a request on one worker")
+        yield client.workers()[active(client).index(1)], answer
 
 
 def active(client: TwoWorkers) -> list[int]:
