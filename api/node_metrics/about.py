@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from api.node_metrics.engine_samples import shown_name
 from api.node_metrics.exposition import Sample, Samples, labels
@@ -31,18 +32,16 @@ def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Sa
     """One model's settings: limits and number format as they are, parallelism as asked for."""
     model, info = engines[0].model, engines[0].info
     has_limits = info is not None and engines[0].engine == "vllm"
-    wanted = (
-        deployment.wanted
-        if deployment.wanted is not None and deployment.wanted.name == model
-        else None
-    )
+    wanted: dict[str, Any] = {}  # what was said; a host's defaults may be others
+    if deployment.wanted is not None and deployment.wanted.name == model:
+        wanted = deployment.wanted.model_dump(exclude_unset=True)
     named = labels(
         model_name=shown_name(model),
         dtype=info.dtype if info is not None else "",
         replicas=len(engines),
         max_num_seqs=info.max_sequences if info is not None and has_limits else "",
         max_model_len=info.max_seq_len if info is not None and has_limits else "",
-        tensor_parallel_size=(wanted.tensor_parallel if wanted else None) or "",
-        pipeline_parallel_size=(wanted.pipeline_parallel if wanted else None) or "",
+        tensor_parallel_size=wanted.get("tensor_parallel", ""),
+        pipeline_parallel_size=wanted.get("pipeline_parallel", ""),
     )
     return Sample(CONFIG.name, named, "1")

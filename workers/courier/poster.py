@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -157,7 +158,8 @@ class Poster:
                 )
                 try:
                     return await self._exchange(delivery, url, host, address, connect_s, sending)
-                except httpx.TransportError as error:
+                # A refusal that comes while the request is sent is no httpx error.
+                except (httpx.TransportError, ssl.SSLError) as error:
                     await self._raise_of_tls(error, url, address)
                     raise
             except (httpx.ConnectError, httpx.ConnectTimeout, ForbiddenReceiverError) as error:
@@ -167,9 +169,7 @@ class Poster:
                     problem = error
         raise problem
 
-    async def _raise_of_tls(
-        self, error: httpx.TransportError, url: httpx.URL, address: Address
-    ) -> None:
+    async def _raise_of_tls(self, error: Exception, url: httpx.URL, address: Address) -> None:
         """HandshakeError where the host is named and certificates are why the connection failed.
 
         Asks again where the refusal may have been lost.
