@@ -110,11 +110,14 @@ class Proofs:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, int | float]:
-        """For the heartbeat: how many slices ran (of each pipeline stage), and what the gate
-        counted.
+        """For the heartbeat: how many slices ran (of each pipeline stage), what the gate counted,
+        and the validations of chats.
         """
         counted: dict[str, int | float] = {"slices": self._slices}
-        return counted | vars(self.gate.stats()) if self.gate is not None else counted
+        if self.gate is not None:
+            counted |= vars(self.gate.stats())
+        validations = self.engine.validations
+        return counted if validations is None else counted | validations.told()
 
     def judge(self, error: ProoflineError) -> bool:
         """What is to happen to work that ended with `error`, of a job or a round alike. True:
