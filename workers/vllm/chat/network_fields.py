@@ -30,10 +30,11 @@ _MOST_DIGITS = 20
 class NetworkFields:
     """Reads them for one engine."""
 
-    def __init__(self, n_ids: int, tokenizer: Any, mode: str) -> None:
-        """`n_ids`: of the model's vocabulary. `tokenizer`: None where the engine has none. `mode`:
-        of logprobs, the deployment's."""
+    def __init__(self, n_ids: int, context: int, tokenizer: Any, mode: str) -> None:
+        """`n_ids`: of the model's vocabulary. `context`: tokens of a prompt and its answer.
+        `tokenizer`: None where the engine has none. `mode`: of logprobs, the deployment's."""
         self._n_ids = n_ids
+        self._context = context
         self._tokenizer = tokenizer
         self._mode = mode
 
@@ -74,9 +75,14 @@ class NetworkFields:
 
     def _known(self, found: dict[str, Any]) -> list[int] | None:
         text, enforced = found.get("enforced_str"), found.get("enforced_tokens")
-        if text is not None:
-            return self._of_text(text)
-        return None if enforced is None else self._of_tokens(enforced)
+        if text is None and enforced is None:
+            return None
+        ids = self._of_tokens(enforced) if text is None else self._of_text(text)
+        if len(ids) >= self._context:  # vLLM would call it max_tokens' fault
+            raise BadRequest(
+                f"{len(ids)} known tokens do not fit this node's context of {self._context}."
+            )
+        return ids
 
     def _of_text(self, text: Any) -> list[int]:
         param = "enforced_str"

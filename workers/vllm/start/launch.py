@@ -177,7 +177,10 @@ async def serve(
     paths = passed_on(compat.routes(app))
     model = llm.model_config
     fields = NetworkFields(
-        model.get_vocab_size(), llm.output_processor.tokenizer, model.logprobs_mode
+        model.get_vocab_size(),
+        model.max_model_len,
+        llm.output_processor.tokenizer,
+        model.logprobs_mode,
     )
     chat = ChatRequests(app, fields, ids_for_all)
     gated = GatedChat(chat, gate, is_lost=lambda: bool(llm.errored), secret=secret, paths=paths)

@@ -25,7 +25,9 @@ class Server:
         self.told: list[Told | None] = []
         self.bodies: list[bytes] = []
         self._engine = engine or (lambda: None)
-        requests = ChatRequests(self.app, NetworkFields(512, None, "raw_logprobs"), ids_for_all)
+        requests = ChatRequests(
+            self.app, NetworkFields(512, 2048, None, "raw_logprobs"), ids_for_all
+        )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(requests), base_url="http://worker"
         )

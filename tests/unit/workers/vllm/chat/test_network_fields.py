@@ -22,7 +22,7 @@ class Letters:
         return [ord(one) for one in text]
 
 
-FIELDS = NetworkFields(512, Letters(), PROCESSED)
+FIELDS = NetworkFields(512, 16, Letters(), PROCESSED)
 
 
 def read(**body: Any) -> Told | None:
@@ -111,7 +111,7 @@ def test_a_beam_search_takes_no_known_tokens() -> None:
 
 
 def test_an_engine_without_a_tokenizer_takes_ids_alone() -> None:
-    fields = NetworkFields(512, None, PROCESSED)
+    fields = NetworkFields(512, 16, None, PROCESSED)
     assert fields.read(json.dumps(tokens("7")).encode()) == Told(True, None, [7])
     with pytest.raises(CannotForce):
         fields.read(json.dumps(tokens("a")).encode())
@@ -170,6 +170,12 @@ def test_a_name_said_twice_counts_as_vllm_reads_it() -> None:
 @pytest.mark.parametrize("body", [b'{"enforced_tokens": ', b'["enforced_tokens"]', b"[" * 100_000])
 def test_what_vllm_cannot_read_is_left_to_it(body: bytes) -> None:
     assert FIELDS.read(body + b" " if body[:2] != b"[[" else body + b"enforced_str") is None
+
+
+def test_more_tokens_than_the_context_has_judge_nobody() -> None:
+    assert read(**tokens(*["7"] * 15)) == Told(True, None, [7] * 15)
+    refused = refusal(max_tokens=100, **tokens(*["7"] * 16))
+    assert (refused.status, refused.param) == (400, None)
 
 
 def test_a_refusal_says_what_to_do() -> None:
