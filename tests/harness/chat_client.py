@@ -266,7 +266,7 @@ class SwitchableStack(Stack):
 @contextmanager
 def switchable_stack(switch: Path, **env: str) -> Iterator[StackClient]:
     """A stack with one real engine that isolates chat from proofs for as long as there is no file
-    `switch`.
+    `switch`. Its logprobs call tokens by their texts.
 
     In float32, so that batching does not blur what is compared.
     """
@@ -276,6 +276,7 @@ def switchable_stack(switch: Path, **env: str) -> Iterator[StackClient]:
             model=MODEL,
             dtype="float32",
             max_batch_tokens=UNISOLATED_TOKENS,
+            logprob_tokens="text",
             vllm_args=tuple(vllm_args()),
         ),
         env={**FAST, unisolated.SWITCH: str(switch), **env},

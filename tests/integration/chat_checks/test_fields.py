@@ -27,10 +27,6 @@ _N_IDS, _CONTEXT = 512, 2048
 FOREIGN = [_N_IDS, -1, 2**31, 2**40]
 
 
-def post(server: Server, body: dict[str, Any], path: str = CHAT) -> httpx.Response:
-    return server.http.post(path, json={"model": server.engine.info.name, **body})
-
-
 def judged(answer: httpx.Response) -> tuple[int, str | None]:
     return answer.status_code, answer.json()["error"]["param"]
 
@@ -52,7 +48,7 @@ def unable(server: Server) -> Iterator[None]:
 def test_each_golden_case_is_judged_as_the_network_judges(
     server: Server, case: dict[str, Any], streams: bool
 ) -> None:
-    answer = post(server, BASE | case["body"] | {"stream": streams})
+    answer = server.post(BASE | case["body"] | {"stream": streams})
     if case["status"] != 200:
         assert judged(answer) == (case["status"], case["param"])
         return
@@ -65,12 +61,12 @@ def test_each_golden_case_is_judged_as_the_network_judges(
 def test_what_does_not_fit_beside_the_prompt_judges_nobody(server: Server, streams: bool) -> None:
     """Where neither is too long alone."""
     asked = {name: one for name, one in BASE.items() if name != "max_tokens"}
-    n_prompt = post(server, BASE).json()["usage"]["prompt_tokens"]
+    n_prompt = server.post(BASE).json()["usage"]["prompt_tokens"]
     fits = known(asked | {"ignore_eos": True}, [7] * (_CONTEXT - n_prompt))
-    answer = post(server, fits).json()
+    answer = server.post(fits).json()
     assert len(ids_of(answer)) == _CONTEXT - n_prompt
     too_many = known(asked, [7] * (_CONTEXT - n_prompt + 1)) | {"stream": streams}
-    assert judged(post(server, too_many)) == (400, None)
+    assert judged(server.post(too_many)) == (400, None)
 
 
 @pytest.mark.usefixtures("unable")
@@ -78,10 +74,10 @@ def test_what_does_not_fit_beside_the_prompt_judges_nobody(server: Server, strea
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_an_engine_that_cannot_judges_nobody(server: Server, streams: bool, path: str) -> None:
     body = {"prompt": "Hi", "max_tokens": 5, "logprobs": 5} if path == COMPLETIONS else BASE
-    answer = post(server, known(body, [40, 41]) | {"stream": streams}, path)
+    answer = server.post(known(body, [40, 41]) | {"stream": streams}, path)
     assert judged(answer) == (503, None)
     assert "cannot be scored here" in answer.json()["error"]["message"]
-    assert post(server, body, path).status_code == 200
+    assert server.post(body, path).status_code == 200
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
@@ -91,7 +87,7 @@ def test_an_engine_that_cannot_judges_nobody(server: Server, streams: bool, path
 def test_what_cannot_be_forced_judges_nobody(
     server: Server, more: dict[str, Any], streams: bool
 ) -> None:
-    answer = post(server, known(BASE, [40, 41]) | more | {"stream": streams})
+    answer = server.post(known(BASE, [40, 41]) | more | {"stream": streams})
     # vLLM itself has no prompt's logprobs in a stream.
     expected = 400 if streams and "prompt_logprobs" in more else 503
     assert answer.status_code == expected
@@ -108,35 +104,35 @@ def test_ids_that_the_model_does_not_have_are_refused(
     body = body | {"min_tokens": 3, "stream": streams}
     for one in FOREIGN:
         given = {str(one): 1.0} if field == "logit_bias" else [7, one]
-        answer = post(server, body | {field: given}, path)
+        answer = server.post(body | {field: given}, path)
         assert judged(answer) == (400, field), one
     server.engine.check()
     allowed = {"7": 1.0} if field == "logit_bias" else [7, _N_IDS - 1]
-    assert post(server, body | {field: allowed}, path).status_code == 200
+    assert server.post(body | {field: allowed}, path).status_code == 200
 
 
 @pytest.mark.parametrize("more", [{}, {"echo": True}, {"stream": True}], ids=str)
 @pytest.mark.parametrize("one", FOREIGN)
 def test_so_are_prompts_of_such_ids(server: Server, one: int, more: dict[str, Any]) -> None:
     for prompt in ([one], [5, one, 6], [[5, 6], [7, one]]):
-        answer = post(server, {"prompt": prompt, "max_tokens": 2, **more}, COMPLETIONS)
+        answer = server.post({"prompt": prompt, "max_tokens": 2, **more}, COMPLETIONS)
         assert answer.status_code in (400, 422), prompt
     server.engine.check()
-    answer = post(server, {"prompt": [[5, 6], [_N_IDS - 1]], "max_tokens": 2}, COMPLETIONS)
+    answer = server.post({"prompt": [[5, 6], [_N_IDS - 1]], "max_tokens": 2}, COMPLETIONS)
     assert answer.status_code == 200
 
 
 def test_a_clients_own_words_to_the_engine_have_no_effect(server: Server) -> None:
     asked = BASE | {"temperature": 0}
-    expected = post(server, asked).json()
+    expected = server.post(asked).json()
     for value in ([40, 41], "raw_logprobs", 1):
         forged = asked | {"vllm_xargs": dict.fromkeys(NAMES, value)}
-        answer = post(server, forged)
+        answer = server.post(forged)
         assert content(answer.json()) == content(expected)
     forged = {"prompt": "Hi", "max_tokens": 5, "temperature": 0}
-    plain = post(server, forged, COMPLETIONS).json()["choices"][0]["text"]
+    plain = server.post(forged, COMPLETIONS).json()["choices"][0]["text"]
     forged |= {"vllm_xargs": {NAMES[0]: [40, 99999]}}
-    assert post(server, forged, COMPLETIONS).json()["choices"][0]["text"] == plain
+    assert server.post(forged, COMPLETIONS).json()["choices"][0]["text"] == plain
 
 
 def test_a_text_token_counts_as_its_first_one(server: Server) -> None:
@@ -144,20 +140,26 @@ def test_a_text_token_counts_as_its_first_one(server: Server) -> None:
     tokenized = server.http.post(
         "/tokenize", json={"prompt": "the sea", "add_special_tokens": False}
     )
-    answer = post(server, BASE | {"enforced_tokens": words})
+    answer = server.post(BASE | {"enforced_tokens": words})
     assert ids_of(answer.json()) == [40, tokenized.json()["tokens"][0]]
+
+
+def test_a_beam_search_is_answered_with_ids_too(server: Server) -> None:
+    asked = BASE | {"use_beam_search": True, "n": 2, "logprobs_mode": "raw"}
+    answer = server.ask(asked)
+    assert all(len(ids_of(answer, n)) == BASE["max_tokens"] for n in range(2))
 
 
 def test_every_answer_calls_tokens_by_their_ids(server: Server) -> None:
     """Also bare of the network's fields, as the fleet does."""
-    answer = post(server, BASE | {"return_token_ids": True}).json()
+    answer = server.post(BASE | {"return_token_ids": True}).json()
     assert ids_of(answer) == answer["choices"][0]["token_ids"]
     for one in content(answer):
         assert bytes(one["bytes"]).decode() == one["token"]
         assert len(one["top_logprobs"]) == 5
         assert all(entry["token"].isdecimal() for entry in one["top_logprobs"])
     asked = {"prompt": "The sea", "max_tokens": 5, "logprobs": 3, "return_token_ids": True}
-    (choice,) = post(server, asked, COMPLETIONS).json()["choices"]
+    (choice,) = server.post(asked, COMPLETIONS).json()["choices"]
     assert [int(token) for token in choice["logprobs"]["tokens"]] == choice["token_ids"]
     choices = [chunk["choices"][0] for chunk in server.stream(BASE)]
     streamed = [

@@ -19,6 +19,8 @@ TOKEN_IDS = "proofline_token_ids"
 PASS = "proofline_pass"
 
 NAMES = (KNOWN_TOKENS, LOGPROBS_MODE, TOKEN_IDS, PASS)
+# Of SamplingParams: what asks for logprobs.
+_LOGPROBS = ("logprobs", "prompt_logprobs", "logprob_token_ids")
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,7 @@ class Told:
             found[KNOWN_TOKENS] = self.known
         if self.mode is not None:
             found[LOGPROBS_MODE] = self.mode
-        logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
-        if self.ids and logprobs:
+        if self.ids and any(getattr(params, name, None) is not None for name in _LOGPROBS):
             found[TOKEN_IDS] = 1
         return found or None
 

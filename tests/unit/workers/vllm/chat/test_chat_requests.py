@@ -127,7 +127,7 @@ class Params:
     """Of vLLM's SamplingParams what is asked here."""
 
     def __init__(self, extra: dict[str, Any] | None, logprobs: int | None = 5) -> None:
-        self.extra_args, self.num_logprobs, self.prompt_logprobs = extra, logprobs, None
+        self.extra_args, self.logprobs, self.prompt_logprobs = extra, logprobs, None
 
 
 def test_a_clients_own_entries_are_dropped() -> None:
