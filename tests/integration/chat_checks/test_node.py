@@ -1,5 +1,6 @@
 """Chats that nodes check, of a whole node: gateway, worker and a real engine in float32."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +28,8 @@ pytestmark = [
     needs_vllm,
 ]
 
+_METRIC = f'proofline_chat_validations_total{{model="{MODEL}",way="pass"}}'
+
 
 @pytest.fixture
 def client(yielding: RoundClient) -> Client:
@@ -37,6 +40,11 @@ def counted(node: RoundClient) -> dict[str, Any]:
     (worker,) = node.status()["workers"]
     found: dict[str, Any] = worker["stats"]
     return found
+
+
+def metrics(node: RoundClient) -> str:
+    """Without what names the worker."""
+    return re.sub(r'worker="[^"]*",', "", node.http.get("/metrics").text)
 
 
 @pytest.mark.parametrize("temperature", [0, 0.99])
@@ -101,15 +109,15 @@ def test_validations_beside_a_round_are_refused_to_nobody(
             for one, other in zip(free, pool.map(client.ask, bodies), strict=True):
                 answers_alike(one, other)
 
-    def grown(name: str) -> float:
-        return counted(yielding)[name] - before[name]
+    def has_told() -> bool:
+        """What the node says of them, in both places."""
+        now = counted(yielding)
+        grown = {name: now[name] - before[name] for name in before}
+        assert grown["chat_refused"] == 0
+        return (
+            grown["validations_pass"] >= n_asked
+            and grown["validation_pass_s"] > 0
+            and f"{_METRIC} {float(now['validations_pass'])}" in metrics(yielding)
+        )
 
-    yielding.wait(lambda: grown("validations_pass") == n_asked, 30, "validations in the status")
-    assert grown("validation_pass_s") > 0
-    assert grown("chat_refused") == 0
-    labels = 'model="tiny-qwen3",way="pass"'
-    lines = yielding.http.get("/metrics").text.splitlines()
-    told = [
-        one for one in lines if one.startswith("proofline_chat_validations_total") and labels in one
-    ]
-    assert float(told[0].rpartition(" ")[2]) == counted(yielding)["validations_pass"]
+    yielding.wait(has_told, 30, "the validations in status and metrics")

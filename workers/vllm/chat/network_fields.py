@@ -10,12 +10,11 @@ from typing import Any
 from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
 from workers.vllm.chat.fields import Told
 
-_ENFORCED = (b"enforced_tokens", b"enforced_str")
+_NAMES = {"enforced_tokens", "enforced_str", "logprobs_mode"}
 _MODE = b"logprobs_mode"
 _MODE_ALONE = re.compile(rb'"logprobs_mode"\s*:\s*"(\w+)"')
-# Letters of the names as JSON may write them too; and what a body of another encoding than UTF-8
-# has, which JSON's readers find out.
-_ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])|\x00")
+# Letters of the names as JSON may write them too.
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")
 _MODES = {
     "raw": "raw_logprobs",
     "raw_logprobs": "raw_logprobs",
@@ -49,8 +48,7 @@ class NetworkFields:
             found = json.loads(body)
         except (ValueError, RecursionError):  # which vLLM says
             return None
-        names = {*map(bytes.decode, (*_ENFORCED, _MODE))}
-        if not isinstance(found, dict) or not names & found.keys():
+        if not isinstance(found, dict) or not _NAMES & found.keys():
             return None
         known = self._known(found)
         mode = _mode(found.get("logprobs_mode"))
@@ -61,17 +59,15 @@ class NetworkFields:
         return Told(True, mode, known)
 
     def _may_name(self, body: bytes) -> bool:
-        if any(name in body for name in (*_ENFORCED, _MODE)):
-            return True
-        return (b"\\u00" in body or b"\0" in body) and bool(_ESCAPED_LETTER.search(body))
+        # Bodies of another encoding than UTF-8, which JSON's readers find out, have zero bytes.
+        return any(word in body for word in (b"enforced_", _MODE, b"\0")) or _hides_letters(body)
 
     def _names_own_mode_alone(self, body: bytes) -> bool:
         """As executors are asked, for every chat."""
-        if body.count(_MODE) != 1 or any(name in body for name in _ENFORCED):
+        if b"enforced_" in body or body.count(_MODE) != 1 or _hides_letters(body):
             return False
         said = _MODE_ALONE.search(body)
-        own = said is not None and _MODES.get(said[1].decode()) == self._mode
-        return own and not _ESCAPED_LETTER.search(body)
+        return said is not None and _MODES.get(said[1].decode()) == self._mode
 
     def _known(self, found: dict[str, Any]) -> list[int] | None:
         text, enforced = found.get("enforced_str"), found.get("enforced_tokens")
@@ -122,6 +118,10 @@ class NetworkFields:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
         except (TypeError, ValueError):  # half a surrogate pair
             return []
+
+
+def _hides_letters(body: bytes) -> bool:
+    return b"\\u00" in body and _ESCAPED_LETTER.search(body) is not None
 
 
 def _mode(said: Any) -> str | None:

@@ -15,7 +15,7 @@ from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_I
 from workers.vllm.chat.network_fields import NetworkFields
 
 CHAT = "/v1/chat/completions"
-KNOWN = {"enforced_tokens": {"tokens": [{"token": "7"}]}}
+KNOWN: dict[str, Any] = {"enforced_tokens": {"tokens": [{"token": "7"}]}}
 
 
 class Server:
