@@ -33,6 +33,15 @@ _CHAT = {
         "The engine's time that proofs took.",
     ),
 }
+# Validations of chats, by way: name in a worker's counters -> (name here, help).
+_VALIDATIONS = {
+    "validations_{}": (
+        "proofline_chat_validations",
+        "Chats of other nodes scored, since the worker started.",
+    ),
+    "validation_{}_s": ("proofline_chat_validation_seconds", "The time that scoring them took."),
+}
+_WAYS = ("pass", "steps")
 
 
 class NodeMetrics(Collector):
@@ -171,6 +180,14 @@ def _chat(workers: Sequence[WorkerRecord]) -> Iterator[Metric]:
             if isinstance(value, int | float):
                 family.add_metric([worker.id, worker.model], value)
         yield family
+    for key, (name, documentation) in _VALIDATIONS.items():
+        by_way = CounterMetricFamily(name, documentation, labels=["worker", "model", "way"])
+        for worker in workers:
+            for way in _WAYS:
+                value = worker.stats.get(key.format(way))
+                if value is not None:
+                    by_way.add_metric([worker.id, worker.model, way], value)
+        yield by_way
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

@@ -102,9 +102,12 @@ class Proofs:
             self.gate.set_computes_round(computes)
 
     def chat_stats(self) -> dict[str, int | float]:
-        """For the heartbeat: slices run (of each pipeline stage), and what the gate counted."""
+        """For the heartbeat: slices run of each stage, the gate's counts, validations of chats."""
         counted: dict[str, int | float] = {"slices": self._slices}
-        return counted | vars(self.gate.stats()) if self.gate is not None else counted
+        if self.gate is not None:
+            counted |= vars(self.gate.stats())
+        validations = self.engine.validations
+        return counted if validations is None else counted | validations.told()
 
     def judge(self, error: ProoflineError) -> bool:
         """Whether work that ended with `error` gets another try; False: it fails on any engine.

@@ -255,6 +255,8 @@ class SwitchableStack(Stack):
 def switchable_stack(switch: Path, **env: str) -> Iterator[StackClient]:
     """A stack of one real engine that isolates chat from proofs while there is no file `switch`.
 
+    Its logprobs call tokens by their texts.
+
     In float32, so that batching does not blur what is compared.
     """
     log: deque[str] = deque(maxlen=LOG_LINES)
@@ -263,6 +265,7 @@ def switchable_stack(switch: Path, **env: str) -> Iterator[StackClient]:
             model=MODEL,
             dtype="float32",
             max_batch_tokens=UNISOLATED_TOKENS,
+            logprob_tokens="text",
             vllm_args=tuple(vllm_args()),
         ),
         env={**FAST, unisolated.SWITCH: str(switch), **env},

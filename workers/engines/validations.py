@@ -23,3 +23,8 @@ class Validations:
     def add(self, way: str, seconds: float) -> None:
         self.count[way] += 1
         self.seconds[way] += seconds
+
+    def told(self) -> dict[str, int | float]:
+        """For the heartbeat, by way."""
+        counts = {f"validations_{way}": n for way, n in self.count.items()}
+        return counts | {f"validation_{way}_s": round(s, 3) for way, s in self.seconds.items()}

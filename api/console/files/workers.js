@@ -59,6 +59,7 @@ const Worker = ({ worker, known: { round, now } }) => {
     ['Micro-batch', info ? `${count(info.max_batch_tokens)} tokens; a nonce has ${count(info.max_seq_len)} at most` : null],
     ['Slices', stats.slices === undefined ? null : count(stats.slices)],
     ['Chat', stats.chat_total === undefined ? 'none' : `${count(stats.chat_active)} now, ${count(stats.chat_total)} in all, ${count(stats.chat_refused)} refused`],
+    ['Chats validated', stats.validations_pass === undefined ? null : `${count(stats.validations_pass)} in one forward, ${count(stats.validations_steps)} by steps`],
     ['Waits for chat', stats.skips === undefined ? null : count(stats.skips)],
     ['Proofs had the engine', stats.proof_busy_s === undefined ? null : duration(stats.proof_busy_s)],
     ['Running for', `${duration(now - worker.started_at)}, process ${worker.pid}`],

@@ -207,6 +207,32 @@ class TestOpenAiClient:
         streamed = client.completions.create(**options, stream=True)
         assert "".join(event.choices[0].text for event in streamed) == whole.choices[0].text
 
+    @pytest.mark.xdist_group("sharing")
+    def test_plain_clients_get_texts_where_the_operator_says_so(self, sharing: RoundClient) -> None:
+        completions = openai_client(sharing).chat.completions
+        asked: dict[str, Any] = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 8,
+            "temperature": 0,
+            "logprobs": True,
+            "top_logprobs": 2,
+        }
+
+        def tokens(**more: Any) -> tuple[list[str], str]:
+            (choice,) = completions.create(**asked, extra_body=more).choices
+            assert choice.logprobs is not None
+            said = choice.logprobs.content or []
+            return [one.token for one in said], choice.message.content or ""
+
+        texts, answer = tokens(skip_special_tokens=False)
+        assert "".join(texts) == answer
+        for mode in ("raw", "processed"):
+            ids, _ = tokens(logprobs_mode=mode)
+            assert [one.isdecimal() for one in ids] == [True] * len(texts)
+        known = {"enforced_tokens": {"tokens": [{"token": one} for one in ids]}}
+        assert tokens(**known)[0] == ids
+
     def test_responses(self, yielding: RoundClient) -> None:
         answer = openai_client(yielding).responses.create(
             model=MODEL, input="Hello", max_output_tokens=16

@@ -13,19 +13,19 @@ from typing import Any
 
 import httpx
 
-from cli.shipped import shipped_models
 from poc_core.settings import parse_chat_policy
 from tests.harness.chat_client import CHAT
 from tests.stacks.deployments import Deployment
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
 from workers.engines.validations import Way
-from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, TOKEN_IDS
 
 DATA = Path(__file__).parents[2] / "data" / "validation"
 CASES: list[dict[str, Any]] = json.loads((DATA / "forced.json").read_text())["cases"]
 ENFORCED_STR: dict[str, Any] = json.loads((DATA / "enforced_str.json").read_text())
 MODES = ("raw_logprobs", "processed_logprobs")
+# Of float32: what one forward and many steps differ by.
+SAME = 1e-5
 _TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 # Below it a probability is 0 in float32. vLLM's top_p takes such tokens away, in all rows of a
 # batch that has one with top_p: then they are at its floor of -9999.
@@ -33,25 +33,35 @@ NEVER = -85.0
 
 
 @dataclass
-class Server:
-    """An engine that serves chat."""
+class Client:
+    """Asks one model."""
 
-    engine: Engine
     http: httpx.Client
+    model: str
+
+    def post(self, body: dict[str, Any], path: str = CHAT) -> httpx.Response:
+        return self.http.post(path, json={"model": self.model, **body})
 
     def ask(self, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
-        answer = self.http.post(path, json={"model": self.engine.info.name, **told(body)})
+        answer = self.post(body, path)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
 
     def stream(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        asked = {"model": self.engine.info.name, **told(body), "stream": True}
+        asked = {"model": self.model, **body, "stream": True}
         with self.http.stream("POST", CHAT, json=asked) as answer:
             assert answer.status_code == 200, answer.read()
             lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
         assert lines.pop() == "[DONE]"
         return [json.loads(line) for line in lines]
+
+
+@dataclass
+class Server(Client):
+    """Asks an engine that serves chat in this process."""
+
+    engine: Engine
 
     @contextmanager
     def scoring_by(self, way: Way) -> Iterator[None]:
@@ -71,7 +81,7 @@ def serving(engine: Engine) -> Iterator[Server]:
     url = f"http://127.0.0.1:{engine.serve_chat(gate, '127.0.0.1')}"
     limits = httpx.Limits(max_connections=None)
     with httpx.Client(base_url=url, timeout=120, limits=limits, trust_env=False) as http:
-        yield Server(engine, http)
+        yield Server(http, engine.info.name, engine)
 
 
 @contextmanager
@@ -100,6 +110,18 @@ def body_of(case: dict[str, Any]) -> dict[str, Any]:
     return request
 
 
+def chat(text: str = "Tell me about the sea.", **more: Any) -> dict[str, Any]:
+    """A body, as executors get it."""
+    messages = [{"role": "user", "content": text}]
+    logprobs = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True}
+    return {"messages": messages, "max_tokens": 24, "seed": 7, **logprobs, **more}
+
+
+def text_of(answer: dict[str, Any], choice: int = 0) -> str:
+    found: str = answer["choices"][choice]["message"]["content"]
+    return found
+
+
 def content(answer: dict[str, Any], choice: int = 0) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = answer["choices"][choice]["logprobs"]["content"]
     return found
@@ -125,6 +147,14 @@ def furthest(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> flo
     return worst
 
 
+def answers_alike(free: dict[str, Any], forced: dict[str, Any]) -> None:
+    assert furthest(content(free), content(forced)) < SAME
+    assert text_of(forced) == text_of(free)
+    for field in ("finish_reason", "stop_reason", "token_ids"):
+        assert forced["choices"][0][field] == free["choices"][0][field]
+    assert forced["usage"] == free["usage"]
+
+
 def distances(executor: list[dict[str, Any]], validator: list[dict[str, Any]]) -> list[float]:
     """Of each position, as the network compares two contents."""
     from workers.vllm.chat.trial import distance_of  # which needs vLLM
@@ -136,19 +166,3 @@ def distances(executor: list[dict[str, Any]], validator: list[dict[str, Any]]) -
 
 def _entries(position: dict[str, Any]) -> dict[str, float]:
     return {entry["token"]: entry["logprob"] for entry in position["top_logprobs"]}
-
-
-def told(body: dict[str, Any]) -> dict[str, Any]:
-    """The body, and beside the network's fields what the server's side makes of them. It drops this
-    from any client, so where it is there the fields alone count."""
-    from transformers import AutoTokenizer
-
-    told = {TOKEN_IDS: 1, **(body.get("vllm_xargs") or {})}
-    if text := body.get("enforced_str"):
-        tokenizer = AutoTokenizer.from_pretrained(shipped_models()["tiny-qwen3"])
-        told[KNOWN_TOKENS] = tokenizer.encode(text, add_special_tokens=False)
-    elif tokens := body.get("enforced_tokens"):
-        told[KNOWN_TOKENS] = [int(one["token"]) for one in tokens["tokens"]]
-    if mode := body.get("logprobs_mode"):
-        told[LOGPROBS_MODE] = mode
-    return {**body, "vllm_xargs": told}

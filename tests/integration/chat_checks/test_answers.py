@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 
-from tests.harness.chat_client import prompts
+from tests.harness.chat_client import CHAT, prompts
 from tests.harness.marks import needs_vllm
 from tests.harness.waiting import wait_until
 from tests.integration.chat_checks.known import (
     CASES,
     MODES,
+    SAME,
     Server,
+    answers_alike,
+    chat,
     content,
     furthest,
     ids_of,
     known,
+    text_of,
 )
 from workers.engines.validations import Way
 
@@ -28,8 +32,6 @@ pytestmark = [
     pytest.mark.parametrize("server", [64], indirect=True, scope="session"),
 ]
 
-# Of float32: what one forward and many steps differ by.
-_SAME = 1e-5
 _SCHEMA = {
     "type": "object",
     "properties": {"ready": {"type": "boolean"}, "n": {"enum": [1, 2, 3]}},
@@ -37,25 +39,6 @@ _SCHEMA = {
     "additionalProperties": False,
 }
 _JSON = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}
-
-
-def chat(text: str = "Tell me about the sea.", **more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": text}]
-    logprobs = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True}
-    return {"messages": messages, "max_tokens": 24, "seed": 7, **logprobs, **more}
-
-
-def text_of(answer: dict[str, Any], choice: int = 0) -> str:
-    found: str = answer["choices"][choice]["message"]["content"]
-    return found
-
-
-def answers_alike(free: dict[str, Any], forced: dict[str, Any]) -> None:
-    assert furthest(content(free), content(forced)) < _SAME
-    assert text_of(forced) == text_of(free)
-    for field in ("finish_reason", "stop_reason", "token_ids"):
-        assert forced["choices"][0][field] == free["choices"][0][field]
-    assert forced["usage"] == free["usage"]
 
 
 @pytest.mark.parametrize("way", ["pass", "steps"])
@@ -96,7 +79,7 @@ def test_completions_are_scored_too(server: Server, way: Way) -> None:
     (found,) = forced["choices"]
     assert found["text"] == choice["text"]
     assert found["logprobs"]["tokens"] == choice["logprobs"]["tokens"]
-    expected = pytest.approx(choice["logprobs"]["token_logprobs"], abs=_SAME)
+    expected = pytest.approx(choice["logprobs"]["token_logprobs"], abs=SAME)
     assert found["logprobs"]["token_logprobs"] == expected
 
 
@@ -122,7 +105,7 @@ def test_a_token_that_a_grammar_refuses_ends_neither_the_answer_nor_the_engine(
         assert content(answer)[3]["logprob"] == -9999.0
         free_of_grammar = {name: one for name, one in asked.items() if name != "response_format"}
         plain = server.ask(known({**free_of_grammar, "ignore_eos": True}, other))
-        assert furthest(content(plain)[4:], content(answer)[4:]) < _SAME
+        assert furthest(content(plain)[4:], content(answer)[4:]) < SAME
     assert ids_of(server.ask(asked)) == ids
 
 
@@ -188,8 +171,8 @@ def test_the_prefix_cache_changes_no_number(server: Server) -> None:
         first, second = server.ask(body), server.ask(body)
         server.ask({**body, "max_tokens": 1, "messages": body["messages"]})
         third = server.ask(body)
-    assert furthest(content(first), content(second)) < _SAME
-    assert furthest(content(first), content(third)) < _SAME
+    assert furthest(content(first), content(second)) < SAME
+    assert furthest(content(first), content(third)) < SAME
 
 
 @pytest.mark.parametrize("way", ["pass", "steps"])
@@ -215,7 +198,7 @@ def test_free_and_known_answers_of_both_modes_do_not_disturb_each_other(
     with server.scoring_by(way), ThreadPoolExecutor(len(again)) as pool:
         together = list(pool.map(server.ask, again))
     for one, other in zip(alone, together, strict=True):
-        assert furthest(content(one), content(other)) < _SAME
+        assert furthest(content(one), content(other)) < SAME
 
 
 @pytest.mark.parametrize("way", ["pass", "steps"])
@@ -257,8 +240,6 @@ def test_a_client_that_leaves_frees_its_validation(server: Server) -> None:
     body = known(chat(max_tokens=800, ignore_eos=True), [40 + n % 100 for n in range(800)])
     with server.scoring_by("steps"):
         with pytest.raises(Exception, match="timed out"):
-            server.http.post(
-                "/v1/chat/completions", json={"model": server.engine.info.name, **body}, timeout=0.5
-            )
+            server.http.post(CHAT, json={"model": server.model, **body}, timeout=0.5)
         server.ask(known(chat(), [40, 41]))  # by steps too
     wait_until(lambda: server.engine.unfinished_chat() == 0, "what nobody waits for ends")

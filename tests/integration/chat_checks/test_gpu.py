@@ -93,7 +93,7 @@ def together(server: Server, bodies: list[dict[str, Any]]) -> list[dict[str, Any
 
 @pytest.mark.parametrize("way", ["pass", "steps"])
 def test_golden_cases_all_at_once(gpu_server: Server, way: Way) -> None:
-    if gpu_server.engine.info.name != DENSE.model:
+    if gpu_server.model != DENSE.model:
         pytest.skip("golden data is the dense model's")
     with gpu_server.scoring_by(way):
         answers = together(gpu_server, [body_of(case) for case in CASES])
@@ -133,8 +133,8 @@ def test_ordinary_modes_are_right_beside_drafts(drafting: Server) -> None:
 
 
 def test_steps_are_refused_where_drafts_take_their_places(drafting: Server) -> None:
-    body = {"model": drafting.engine.info.name, **known(chat(), [40, 41])}
+    body = known(chat(), [40, 41])
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
-    answer = drafting.http.post("/v1/chat/completions", json={**body, "response_format": schema})
+    answer = drafting.post({**body, "response_format": schema})
     assert answer.status_code == 503, answer.text
     assert "speculative decoding" in answer.text

@@ -13,6 +13,7 @@ from tests.peers.fake_engine import FakeEngine, values
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
 from workers.engines.ticks import EngineLostError, EngineMemoryError
+from workers.engines.validations import Validations
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
 
 OTHER = SPEC.model_copy(update={"block_hash": "other"})
@@ -284,6 +285,14 @@ def test_what_the_gate_counted_goes_with_the_heartbeat(engine: FakeEngine, start
     assert (stats["chat_active"], stats["skips"]) == (0, 0)
     assert stats["slices"] == 4
     assert start().chat_stats() == {"slices": 0}
+
+
+def test_validations_of_chats_go_with_it(engine: FakeEngine, start: Start) -> None:
+    engine.validations = Validations("steps")
+    engine.validations.add("steps", 1.5)
+    stats = start("yield").chat_stats()
+    assert (stats["validations_steps"], stats["validation_steps_s"]) == (1, 1.5)
+    assert (stats["validations_pass"], stats["validation_pass_s"]) == (0, 0)
 
 
 def test_exclusive_does_not_wait_for_chat_in_a_round(engine: FakeEngine, start: Start) -> None:

@@ -14,6 +14,7 @@ from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from tests.harness.samples import MODEL, Clock, new_job, round_config, worker_record
 from tests.harness.stored import outbox_status
 from workers.chat_gate import GateStats
+from workers.engines.validations import Validations
 
 
 class Scraped:
@@ -137,9 +138,10 @@ def test_a_stopped_round_shows_its_totals_but_no_rate(
 
 
 def test_workers_and_their_chat(client: TestClient, workers: WorkerRegistry) -> None:
-    stats = vars(
-        GateStats(chat_active=2, chat_total=40, chat_refused=3, skips=17, proof_busy_s=12.5)
-    )
+    gate = GateStats(chat_active=2, chat_total=40, chat_refused=3, skips=17, proof_busy_s=12.5)
+    validations = Validations("pass")
+    validations.add("pass", 0.25)
+    stats = vars(gate) | validations.told()
     workers.heartbeat(replace(worker_record("w1"), stats=stats))
     workers.heartbeat(worker_record("w2", state="starting"))
     scraped = Scraped(client)
@@ -152,6 +154,9 @@ def test_workers_and_their_chat(client: TestClient, workers: WorkerRegistry) -> 
     assert scraped("gate_skips_total", **labels) == 17
     assert scraped("proof_busy_seconds_total", **labels) == 12.5
     assert scraped("chat_active", worker="w2", model=MODEL) is None  # it has no chat yet
+    for way, n, seconds in (("pass", 1, 0.25), ("steps", 0, 0)):
+        assert scraped("chat_validations_total", **labels, way=way) == n
+        assert scraped("chat_validation_seconds_total", **labels, way=way) == seconds
 
 
 def test_a_dead_worker_is_gone(client: TestClient, workers: WorkerRegistry) -> None:

@@ -1,0 +1,141 @@
+"""Requests on their way to vLLM's server: what the engine's side is told, and how a refusal comes
+out, whatever that server makes of it."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from workers.vllm.chat.asgi import Receive, Scope, Send
+from workers.vllm.chat.chat_requests import ChatRequests
+from workers.vllm.chat.errors import BadRequest, CannotForce
+from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, NAMES, TOKEN_IDS, TOLD, Told
+from workers.vllm.chat.network_fields import NetworkFields
+
+CHAT = "/v1/chat/completions"
+KNOWN: dict[str, Any] = {"enforced_tokens": {"tokens": [{"token": "7"}]}}
+
+
+class Server:
+    """Stands in for vLLM's application, which answers exceptions by itself and raises them."""
+
+    def __init__(self, ids_for_all: bool = True, engine: Callable[[], None] | None = None) -> None:
+        self.told: list[Told | None] = []
+        self.bodies: list[bytes] = []
+        self._engine = engine or (lambda: None)
+        requests = ChatRequests(
+            self.app, NetworkFields(512, 2048, None, "raw_logprobs"), ids_for_all
+        )
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(requests), base_url="http://worker"
+        )
+
+    async def app(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        self.bodies.append((await receive())["body"])
+        self.told.append(TOLD.get())
+        try:
+            self._engine()
+            status = 200
+        except Exception:
+            status = 500
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+        await send({"type": "http.response.body", "body": b"answer"})
+        if status == 500:
+            raise RuntimeError("as Starlette does")
+
+    async def post(self, path: str = CHAT, **body: Any) -> httpx.Response:
+        return await self.client.post(path, json=body)
+
+
+@pytest.mark.parametrize("ids_for_all", [True, False], ids=["ids", "text"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+async def test_ordinary_requests_are_named_by_ids_where_the_deployment_says_so(
+    ids_for_all: bool, path: str
+) -> None:
+    server = Server(ids_for_all)
+    assert (await server.post(path, prompt="Hi")).text == "one answer"
+    assert server.told == [Told(ids=ids_for_all)]
+
+
+async def test_the_networks_requests_are_named_by_ids_anyway() -> None:
+    server = Server(ids_for_all=False)
+    body = KNOWN | {"logprobs_mode": "processed"}
+    assert (await server.post(**body)).status_code == 200
+    assert server.told == [Told(True, "processed_logprobs", [7])]
+    assert json.loads(server.bodies[0]) == body  # as it came
+
+
+async def test_other_paths_have_no_fields() -> None:
+    server = Server()
+    await server.post("/v1/responses", **KNOWN)
+    assert server.told == [Told(ids=True)]
+
+
+async def test_a_bad_field_never_reaches_the_server() -> None:
+    server = Server()
+    answer = await server.post(logprobs_mode="foo")
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"], error["type"]) == (
+        "logprobs_mode",
+        400,
+        "BadRequestError",
+    )
+    assert server.told == []
+
+
+def cannot() -> None:
+    raise CannotForce("drafts are in their place")
+
+
+def foreign() -> None:
+    raise BadRequest("stop_token_ids has ...", "stop_token_ids")
+
+
+@pytest.mark.parametrize(
+    ("engine", "status", "param"), [(cannot, 503, None), (foreign, 400, "stop_token_ids")]
+)
+async def test_what_the_engines_side_refuses_is_answered_so(
+    engine: Callable[[], None], status: int, param: str | None
+) -> None:
+    answer = await Server(engine=engine).post(**KNOWN)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (status, param)
+    assert "one " not in answer.text
+
+
+async def test_other_failures_stay_the_servers() -> None:
+    def fails() -> None:
+        raise ValueError("a bug")
+
+    with pytest.raises(RuntimeError, match="Starlette"):
+        await Server(engine=fails).post(**KNOWN)
+
+
+async def test_one_refusal_is_no_other_requests() -> None:
+    turns = [cannot, lambda: None]
+    server = Server(engine=lambda: turns.pop(0)())
+    assert (await server.post(**KNOWN)).status_code == 503
+    assert (await server.post(**KNOWN)).status_code == 200
+
+
+class Params:
+    """Of vLLM's SamplingParams what is asked here."""
+
+    def __init__(self, extra: dict[str, Any] | None, logprobs: int | None = 5) -> None:
+        self.extra_args, self.logprobs, self.prompt_logprobs = extra, logprobs, None
+
+
+def test_a_clients_own_entries_are_dropped() -> None:
+    forged = {name: [1] for name in NAMES} | {"kv": 1}
+    assert Told().extra_args(Params(forged)) == {"kv": 1}
+    found = Told(True, "raw_logprobs", [7]).extra_args(Params(forged))
+    assert found == {"kv": 1, KNOWN_TOKENS: [7], LOGPROBS_MODE: "raw_logprobs", TOKEN_IDS: 1}
+
+
+def test_chat_without_logprobs_is_told_nothing() -> None:
+    assert Told(ids=True).extra_args(Params(None, None)) is None
