@@ -139,13 +139,13 @@ def from_command_line(
 
 
 def takes_engine_options(
-    *, for_proofs: bool = False, needs_model: bool = True
+    *, for_proofs: bool = False, needs_model: bool = True, model: Any = FirstModel
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command's parameter `engine_options` becomes the options above; it is called with what they
     amount to.
 
     In its help --model comes first, the others where `engine_options` stands. Without `needs_model`
-    --model may be left out, and is empty then.
+    --model may be left out, and is empty then: `model` is its annotation.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:
@@ -155,7 +155,7 @@ def takes_engine_options(
         shared["engine"] = shared["engine"].replace(annotation=ProofEngine)
 
     if not needs_model:
-        shared["model"] = shared["model"].replace(annotation=FirstModel, default=None)
+        shared["model"] = shared["model"].replace(annotation=model, default=None)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -163,8 +163,8 @@ def takes_engine_options(
             engine_options = from_command_line(**{name: given.pop(name) for name in shared})
             command(engine_options=engine_options, **given)
 
-        model, *others = shared.values()
-        parameters = [model]
+        first, *others = shared.values()
+        parameters = [first]
         for name, parameter in inspect.signature(command).parameters.items():
             parameters += others if name == "engine_options" else [parameter]
         # Typer reads both. By keyword only: those with a default may come before those without.
