@@ -147,8 +147,8 @@ def ask(url: str, model: str | None, chat: "ExecutedChat") -> "Answer | str":
             return read_answer(document)
         except ValueError as error:
             raise NoVerdictError(f"{url} answers no chat with logprobs: {error}.") from error
-    error = document.get("error") if isinstance(document, Mapping) else None
-    said = error if isinstance(error, Mapping) else {}
+    told = document.get("error") if isinstance(document, Mapping) else None
+    said = told if isinstance(told, Mapping) else {}
     message = str(said.get("message") or answer.text[:500])
     if answer.status_code == 400 and said.get("param") == "enforced_tokens":
         return message
@@ -209,8 +209,8 @@ def show(
         for at in sorted(range(len(pairs)), key=lambda at: -verdict.distances[at])[:WORST]:
             one, other = pairs[at]
             table.add_row(
-                *(f"{at}", f"{verdict.distances[at]:.4f}", told(one), told(other)),
-                *(told(best(one)), told(best(other))),
+                *(f"{at}", f"{verdict.distances[at]:.4f}", spelt(one), spelt(other)),
+                *(spelt(best(one)), spelt(best(other))),
             )
         result_console(stdout).print(table)
     stdout.flush()
@@ -254,5 +254,5 @@ def best(position: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def told(entry: Mapping[str, Any]) -> str:
+def spelt(entry: Mapping[str, Any]) -> str:
     return f"{entry['token']}: {entry['logprob']:.4f}"
