@@ -118,7 +118,7 @@ def validator(
     from workers.chat_gate import ChatGate
 
     note(f"Starting an engine with {engine_options.name}.")
-    with local_engine(engine_options.model_copy(update={"logprob_tokens": "ids"})) as engine:
+    with local_engine(engine_options) as engine:
         gate = ChatGate(parse_chat_policy("yield"), engine.unfinished_chat)
         port = engine.serve_chat(gate, "127.0.0.1")
         if port is None:

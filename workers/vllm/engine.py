@@ -58,6 +58,7 @@ class VllmEngine(Engine):
         beside chat.
         """
         self._validation = options.validation
+        self._ids_for_all = options.logprob_tokens == "ids"
         self._closed = False
         self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
         self._calls = 0  # under way
@@ -245,7 +246,7 @@ class VllmEngine(Engine):
         self._args.host, self._args.port = host, port
         with garbage_may_wait():
             self.chat_paths = self._await(
-                serve(self._llm, self._args, gate, listener, secret), None
+                serve(self._llm, self._args, gate, listener, secret, self._ids_for_all), None
             )
         return port
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 
-from cli.shipped import shipped_models
 from poc_core.serving.chat_distance import entries as entries_of
 from poc_core.serving.chat_distance import position_distance
 from poc_core.settings import parse_chat_policy
@@ -22,7 +21,6 @@ from tests.stacks.deployments import Deployment
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
 from workers.engines.validations import Way
-from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, TOKEN_IDS
 
 DATA = Path(__file__).parents[2] / "data" / "validation"
 CASES: list[dict[str, Any]] = json.loads((DATA / "forced.json").read_text())["cases"]
@@ -42,13 +40,13 @@ class Server:
     http: httpx.Client
 
     def ask(self, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
-        answer = self.http.post(path, json={"model": self.engine.info.name, **told(body)})
+        answer = self.http.post(path, json={"model": self.engine.info.name, **body})
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
 
     def stream(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        asked = {"model": self.engine.info.name, **told(body), "stream": True}
+        asked = {"model": self.engine.info.name, **body, "stream": True}
         with self.http.stream("POST", CHAT, json=asked) as answer:
             assert answer.status_code == 200, answer.read()
             lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
@@ -132,19 +130,3 @@ def distances(executor: list[dict[str, Any]], validator: list[dict[str, Any]]) -
     assert [one["token"] for one in validator] == [one["token"] for one in executor]
     pairs = zip(executor, validator, strict=True)
     return [position_distance(entries_of(one), entries_of(other)) for one, other in pairs]
-
-
-def told(body: dict[str, Any]) -> dict[str, Any]:
-    """The body, and beside the network's fields what the server's side makes of them. It drops this
-    from any client, so where it is there the fields alone count."""
-    from transformers import AutoTokenizer
-
-    told = {TOKEN_IDS: 1, **(body.get("vllm_xargs") or {})}
-    if text := body.get("enforced_str"):
-        tokenizer = AutoTokenizer.from_pretrained(shipped_models()["tiny-qwen3"])
-        told[KNOWN_TOKENS] = tokenizer.encode(text, add_special_tokens=False)
-    elif tokens := body.get("enforced_tokens"):
-        told[KNOWN_TOKENS] = [int(one["token"]) for one in tokens["tokens"]]
-    if mode := body.get("logprobs_mode"):
-        told[LOGPROBS_MODE] = mode
-    return {**body, "vllm_xargs": told}

@@ -1,13 +1,15 @@
-"""How the server's side tells the engine's side what a request asks for: names in `vllm_xargs`,
-which vLLM hands on as `SamplingParams.extra_args`. A client's own entries of these names are
-dropped on the way in.
+"""How the server's side tells the engine's side what a request asks for: beside the request, in the
+context of the task that answers; then in `SamplingParams.extra_args`, by the names below.
 
-A beam search gets none of them (vLLM makes its parameters anew), so the server's side refuses known
-tokens with it."""
+A client's own entries of these names (`vllm_xargs`) are dropped, whatever path they came by."""
 
 from __future__ import annotations
 
-# A list of ints: the answer's tokens, in the vocabulary, and few enough for the context.
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+# A list of ints: the answer's tokens, in the vocabulary.
 KNOWN_TOKENS = "proofline_known_tokens"
 # "raw_logprobs" or "processed_logprobs"; without it: the deployment's --logprobs-mode.
 LOGPROBS_MODE = "proofline_logprobs_mode"
@@ -17,3 +19,28 @@ TOKEN_IDS = "proofline_token_ids"
 PASS = "proofline_pass"
 
 NAMES = (KNOWN_TOKENS, LOGPROBS_MODE, TOKEN_IDS, PASS)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a request over HTTP asks for beyond vLLM's own parameters."""
+
+    ids: bool = False
+    mode: str | None = None
+    known: list[int] | None = None
+
+    def extra_args(self, params: Any) -> dict[str, Any] | None:
+        """Those of vLLM's SamplingParams, with ours instead of a client's."""
+        found = {name: one for name, one in (params.extra_args or {}).items() if name not in NAMES}
+        if self.known is not None:
+            found[KNOWN_TOKENS] = self.known
+        if self.mode is not None:
+            found[LOGPROBS_MODE] = self.mode
+        logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
+        if self.ids and logprobs:
+            found[TOKEN_IDS] = 1
+        return found or None
+
+
+# None: the engine is asked by this process itself, which says all in extra_args.
+TOLD: ContextVar[Told | None] = ContextVar("told", default=None)

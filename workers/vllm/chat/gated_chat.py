@@ -5,19 +5,12 @@ chat is under way.
 from __future__ import annotations
 
 import hmac
-import json
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER
-from poc_core.serving.openai_errors import error_body
 from poc_core.serving.openai_paths import USUAL, is_among
 from workers.chat_gate import ChatGate
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from workers.vllm.chat.asgi import App, Receive, Scope, Send, held, send_error
 
 # Seconds after which a client that was refused may ask again. Rounds last minutes.
 RETRY_AFTER_S = 30
@@ -25,7 +18,6 @@ RETRY_AFTER_S = 30
 _WITHOUT_ENGINE = {"/tokenize", "/detokenize"}
 # What the gateway asks for besides what it passes on.
 _LOOKUPS = ("GET /v1/models", "GET /health", "GET /metrics")
-_KINDS = {401: "invalid_api_key", 404: "NotFoundError", 503: "service_unavailable"}
 
 
 class GatedChat:
@@ -58,11 +50,11 @@ class GatedChat:
         if scope["type"] != "http":  # a WebSocket, of which vLLM has some
             return await send({"type": "websocket.close", "code": 1008})
         if not self._is_gateway(scope):
-            return await _send_error(
+            return await send_error(
                 send, 401, "Chat is served by the node's API, not by its workers."
             )
         if not is_among(self._paths, scope["method"], scope["path"]):
-            return await _send_error(send, 404, "A worker serves nothing but chat.")
+            return await send_error(send, 404, "A worker serves nothing but chat.")
         if scope["method"] != "POST" or scope["path"] in _WITHOUT_ENGINE:
             return await self._app(scope, receive, send)
         if not self._gate.enter_chat():
@@ -79,25 +71,12 @@ class GatedChat:
         return hmac.compare_digest(given, self._secret)
 
     def _unless_lost(self, send: Send) -> Send:
-        """Holds an answer back until its first byte: one that begins after the engine's end is
-        vLLM's complaint.
-        """
-        start: MutableMapping[str, Any] | None = None
-        replaced = False
+        """An answer that begins after the engine's end is vLLM's complaint."""
 
-        async def send_on(message: MutableMapping[str, Any]) -> None:
-            nonlocal start, replaced
-            if message["type"] == "http.response.start":
-                start = message
-                return
-            if start is not None:
-                replaced = self._is_lost()
-                await (_lost(send) if replaced else send(start))
-                start = None
-            if not replaced:
-                await send(message)
+        def instead() -> Awaitable[None] | None:
+            return _lost(send) if self._is_lost() else None
 
-        return send_on
+        return held(send, instead)
 
 
 async def _refuse(send: Send) -> None:
@@ -105,23 +84,13 @@ async def _refuse(send: Send) -> None:
         "PoC generation is active; the node serves no chat meanwhile (POC_CHAT_POLICY=exclusive)."
         " Try again later."
     )
-    await _send_error(send, 503, message, (b"retry-after", str(RETRY_AFTER_S).encode()))
+    await send_error(send, 503, message, (b"retry-after", str(RETRY_AFTER_S).encode()))
 
 
 async def _lost(send: Send) -> None:
-    await _send_error(
+    await send_error(
         send,
         503,
         "The engine of this worker was lost; try again.",
         (ENGINE_LOST_HEADER.encode(), b"1"),
     )
-
-
-async def _send_error(
-    send: Send, status: int, message: str, *more_headers: tuple[bytes, bytes]
-) -> None:
-    """In the form that OpenAI clients understand."""
-    body = error_body(status, message, _KINDS[status])
-    headers = [(b"content-type", b"application/json"), *more_headers]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(body).encode()})

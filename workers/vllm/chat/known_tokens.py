@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from importlib.metadata import entry_points
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 from workers.engines.validations import Validations, Way
 from workers.vllm.chat import compat
 from workers.vllm.chat.compat import Answer, Rows
-from workers.vllm.chat.errors import CannotForce
-from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE
+from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
+from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, TOLD
 from workers.vllm.chat.scoring import PROCESSED, RAW, Scoring
 
 # Of `generate`'s arguments, what a request for rows has too.
@@ -34,6 +34,7 @@ class KnownTokens:
         self._llm = llm
         config = llm.vllm_config
         self._mode: str = config.model_config.logprobs_mode
+        self._n_ids: int = config.model_config.get_vocab_size()
         self._no_steps = no_hooks
         self._no_pass = no_hooks
         if config.speculative_config is not None and not no_hooks:
@@ -67,14 +68,19 @@ class KnownTokens:
         return self._no_steps or self._no_mode
 
     def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
+        self._refuse_bad_words(request.sampling_params)
         self._begin_answer(request, *told, **named)
         compat.speak_ids(self._llm.output_processor, request)
 
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncIterator[Any]:
-        """vLLM's outputs for one request. CannotForce: at once, where it is known; else at the
-        first output."""
+        """vLLM's outputs for one request. CannotForce, BadRequest: at once, where it is known; else
+        at the first output."""
+        told = TOLD.get()
+        if told is not None:
+            sampling_params.extra_args = told.extra_args(sampling_params)
+        self._refuse_foreign(prompt, sampling_params)
         extra = getattr(sampling_params, "extra_args", None)
         if extra and KNOWN_TOKENS in extra:
             self._refuse(prompt, sampling_params)
@@ -108,6 +114,23 @@ class KnownTokens:
             raise CannotForce("the prompt's logprobs are asked for too")
         if self._way(params) == "steps" and self.why_no_steps:
             raise CannotForce(self.why_no_steps)
+        n, most = len(prompt["prompt_token_ids"]), self._llm.model_config.max_model_len
+        if n + len(params.extra_args[KNOWN_TOKENS]) > most:
+            raise BadRequest(
+                f"The known tokens and a prompt of {n} do not fit this node's context of {most}."
+            )
+
+    def _refuse_foreign(self, prompt: Any, params: Any) -> None:
+        """Ids that a client names and the model does not have: releases check some of them."""
+        if isinstance(prompt, dict) and prompt.get("type") == "token":
+            refuse_foreign("prompt", _ends(prompt["prompt_token_ids"]), self._n_ids)
+        for param in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
+            refuse_foreign(param, getattr(params, param, None) or (), self._n_ids)
+
+    def _refuse_bad_words(self, params: Any) -> None:
+        """Tokenizers may have more ids than the model."""
+        for word in getattr(params, "bad_words_token_ids", None) or ():
+            refuse_foreign("bad_words", word, self._n_ids)
 
     def _way(self, params: Any) -> Way:
         """Steps for what one pass cannot say."""
@@ -152,6 +175,7 @@ class KnownTokens:
             lora_request=named.get("lora_request"),
         )
         llm.input_processor.assign_request_id(request)
+        self._refuse_bad_words(request.sampling_params)
         return request
 
     async def _by_pass(
@@ -211,3 +235,7 @@ class KnownTokens:
     def _mode_of(self, params: Any) -> str:
         mode: str = params.extra_args.get(LOGPROBS_MODE) or self._mode
         return mode
+
+
+def _ends(ids: Sequence[int]) -> tuple[int, ...]:
+    return (min(ids), max(ids)) if ids else ()

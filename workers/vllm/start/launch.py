@@ -16,7 +16,9 @@ from poc_core.serving.openai_paths import passed_on
 from poc_core.serving.vllm_arguments import harmless, without
 from workers.chat_gate import ChatGate
 from workers.engines.options import EngineOptions
+from workers.vllm.chat.chat_requests import ChatRequests
 from workers.vllm.chat.gated_chat import GatedChat
+from workers.vllm.chat.network_fields import NetworkFields
 from workers.vllm.start import cpu_threads
 
 logger = logging.getLogger(__name__)
@@ -157,10 +159,15 @@ def lone_rank_in_core(engine_args: Any, config: Any) -> Iterator[None]:
 
 
 async def serve(
-    llm: Any, args: Any, gate: ChatGate, listener: socket.socket, secret: str | None
+    llm: Any,
+    args: Any,
+    gate: ChatGate,
+    listener: socket.socket,
+    secret: str | None,
+    ids_for_all: bool,
 ) -> list[str]:
     """Starts vLLM's OpenAI server on the running loop; returns once it listens: what of it the
-    API passes on.
+    API passes on. `ids_for_all`: see ChatRequests.
     """
     import uvicorn
 
@@ -168,7 +175,12 @@ async def serve(
 
     app = await compat.openai_app(llm, args)
     paths = passed_on(compat.routes(app))
-    gated = GatedChat(app, gate, is_lost=lambda: bool(llm.errored), secret=secret, paths=paths)
+    model = llm.model_config
+    fields = NetworkFields(
+        model.get_vocab_size(), llm.output_processor.tokenizer, model.logprobs_mode
+    )
+    chat = ChatRequests(app, fields, ids_for_all)
+    gated = GatedChat(chat, gate, is_lost=lambda: bool(llm.errored), secret=secret, paths=paths)
     # Its lifespan is vLLM's; signals are Celery's.
     config = uvicorn.Config(
         gated, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on"

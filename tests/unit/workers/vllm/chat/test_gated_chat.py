@@ -11,7 +11,8 @@ import pytest
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
-from workers.vllm.chat.gated_chat import GatedChat, Receive, Scope, Send
+from workers.vllm.chat.asgi import Receive, Scope, Send
+from workers.vllm.chat.gated_chat import GatedChat
 
 CHAT = "/v1/chat/completions"
 

@@ -1,0 +1,128 @@
+"""The network's fields of chats that nodes check, in the body of a request: `enforced_tokens`,
+`enforced_str`, `logprobs_mode`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from workers.vllm.chat.errors import BadRequest, CannotForce, refuse_foreign
+from workers.vllm.chat.fields import Told
+
+_ENFORCED = (b"enforced_tokens", b"enforced_str")
+_MODE = b"logprobs_mode"
+_MODE_ALONE = re.compile(rb'"logprobs_mode"\s*:\s*"(\w+)"')
+# Letters of the names as JSON may write them too; and what a body of another encoding than UTF-8
+# has, which JSON's readers find out.
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])|\x00")
+_MODES = {
+    "raw": "raw_logprobs",
+    "raw_logprobs": "raw_logprobs",
+    "processed": "processed_logprobs",
+    "processed_logprobs": "processed_logprobs",
+}
+_ID = re.compile(r"(?:token_id:)?(-?[0-9]+)")
+# Digits of more than any id has, and fewer than Python refuses to read.
+_MOST_DIGITS = 20
+
+
+class NetworkFields:
+    """Reads them for one engine."""
+
+    def __init__(self, n_ids: int, tokenizer: Any, mode: str) -> None:
+        """`n_ids`: of the model's vocabulary. `tokenizer`: None where the engine has none. `mode`:
+        of logprobs, the deployment's."""
+        self._n_ids = n_ids
+        self._tokenizer = tokenizer
+        self._mode = mode
+
+    def read(self, body: bytes) -> Told | None:
+        """None: it names no such field, or is nothing that vLLM could read. Bodies without the
+        names, and with the deployment's own mode alone, are not parsed. BadRequest, CannotForce."""
+        if not self._may_name(body):
+            return None
+        if self._names_own_mode_alone(body):
+            return Told(ids=True)
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):  # which vLLM says
+            return None
+        names = {*map(bytes.decode, (*_ENFORCED, _MODE))}
+        if not isinstance(found, dict) or not names & found.keys():
+            return None
+        known = self._known(found)
+        mode = _mode(found.get("logprobs_mode"))
+        if found.get("use_beam_search"):
+            if known is not None:
+                raise CannotForce("a beam search has no answer of its own to put them in")
+            mode = None  # of a beam's own search
+        return Told(True, mode, known)
+
+    def _may_name(self, body: bytes) -> bool:
+        if any(name in body for name in (*_ENFORCED, _MODE)):
+            return True
+        return (b"\\u00" in body or b"\0" in body) and bool(_ESCAPED_LETTER.search(body))
+
+    def _names_own_mode_alone(self, body: bytes) -> bool:
+        """As executors are asked, for every chat."""
+        if body.count(_MODE) != 1 or any(name in body for name in _ENFORCED):
+            return False
+        said = _MODE_ALONE.search(body)
+        own = said is not None and _MODES.get(said[1].decode()) == self._mode
+        return own and not _ESCAPED_LETTER.search(body)
+
+    def _known(self, found: dict[str, Any]) -> list[int] | None:
+        text, enforced = found.get("enforced_str"), found.get("enforced_tokens")
+        if text is not None:
+            return self._of_text(text)
+        return None if enforced is None else self._of_tokens(enforced)
+
+    def _of_text(self, text: Any) -> list[int]:
+        param = "enforced_str"
+        ids = self._encode(text) if isinstance(text, str) else []
+        if not ids:
+            raise BadRequest("enforced_str must be a text of one token or more.", param)
+        refuse_foreign(param, ids, self._n_ids)
+        return ids
+
+    def _of_tokens(self, enforced: Any) -> list[int]:
+        tokens = enforced.get("tokens") if isinstance(enforced, dict) else None
+        if not isinstance(tokens, list) or not tokens:
+            raise BadRequest('enforced_tokens must be {"tokens": [...]} with one token or more.')
+        for n, one in enumerate(tokens):
+            if not isinstance(one, dict) or not isinstance(one.get("token"), str):
+                raise BadRequest(
+                    f'enforced_tokens.tokens[{n}] must be {{"token": "9707"}}: an id, as a string.'
+                )
+        ids = [self._id(one["token"]) for one in tokens]
+        refuse_foreign("enforced_tokens", ids, self._n_ids)
+        return ids
+
+    def _id(self, token: str) -> int:
+        if said := _ID.fullmatch(token):
+            return int(said[1][:_MOST_DIGITS])
+        ids = self._encode(token)
+        if not ids:
+            raise BadRequest(
+                "enforced_tokens has a text that is no token of this model.", "enforced_tokens"
+            )
+        return ids[0]
+
+    def _encode(self, text: str) -> list[int]:
+        if self._tokenizer is None:
+            raise CannotForce("this engine has no tokenizer, so only ids can be known tokens")
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        except (TypeError, ValueError):  # half a surrogate pair
+            return []
+
+
+def _mode(said: Any) -> str | None:
+    if said is None:
+        return None
+    if not isinstance(said, str) or said not in _MODES:
+        raise BadRequest(
+            "logprobs_mode must be raw_logprobs or processed_logprobs.", "logprobs_mode"
+        )
+    return _MODES[said]
