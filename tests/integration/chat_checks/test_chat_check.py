@@ -22,7 +22,7 @@ pytestmark = [
 ASKED: dict[str, Any] = {
     "model": "tiny-qwen3",
     "messages": [{"role": "user", "content": "Tell me about the sea."}],
-    "max_tokens": 40,
+    "max_tokens": 100,
     "ignore_eos": True,
     "seed": 7,
     "temperature": 0.8,
