@@ -7,7 +7,6 @@ Answers of 128 tokens, in processed logprobs; the validator is a vLLM engine in 
 for one at a time.
 """
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -204,7 +203,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for judged in judge_all(Path(folder)):
             print(told(judged), flush=True)
-            print(json.dumps([round(one, 4) for one in judged.distances]), flush=True)
 
 
 if __name__ == "__main__":
