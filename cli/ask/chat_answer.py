@@ -76,7 +76,7 @@ class ExecutedChat(BaseModel):
     @property
     def mode(self) -> str:
         """The logprobs_mode of both answers; where none was asked for, the network's."""
-        asked = self.request.get("logprobs_mode") or _MODE
+        asked = str(self.request.get("logprobs_mode") or _MODE)
         return MODES.get(asked, asked)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,8 @@ from poc_core.serving import chat_distance
 from poc_core.serving.chat_distance import Rules, Verdict
 
 if TYPE_CHECKING:  # they take a while to import
+    from rich.table import Table
+
     from cli.ask.chat_answer import Answer, ExecutedChat
     from workers.engines.options import EngineOptions
 
@@ -37,6 +40,19 @@ Model = Annotated[
 
 class NoVerdictError(ProoflineError):
     """The validator's side gave no answer that could be compared."""
+
+
+class TokensRefusedError(ProoflineError):
+    """The validator's model does not have the executor's tokens."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A verdict, what it means in a sentence, and the positions that the validator answered."""
+
+    verdict: Verdict
+    why: str
+    validator: list[dict[str, Any]]
 
 
 @takes_engine_options(for_proofs=True, needs_model=False, model=Model)
@@ -86,17 +102,37 @@ def chat_check(
     if against is not None and engine_options.model:
         raise UsageError("Give --against, the node that validates, or --model; not both.")
     chat = read_file(executor_answer)
+    served = str(chat.request.get("model") or engine_options.name)
+    rules = Rules.of(served, chat.request, chat.mode, threshold)
     with stdout_kept_clean() as stdout:
-        answer: Answer | str | None = None
-        if chat_distance.has_ids(chat.answer.positions):
-            with validator(engine_options, against) as (url, name):
-                answer = ask(url, name, chat)
-        served = str(chat.request.get("model") or engine_options.name)
-        rules = Rules.of(served, chat.request, chat.mode, threshold)
-        verdict = judge(chat, answer, rules)
-        show(chat, answer, verdict, rules, stdout)
-    if not verdict.is_valid:
+        checked = check(chat, rules, engine_options, against)
+        show(chat, checked, rules, stdout)
+    if not checked.verdict.is_valid:
         raise typer.Exit(EXIT_FRAUD)
+
+
+def check(
+    chat: "ExecutedChat", rules: Rules, engine_options: "EngineOptions", against: str | None
+) -> Checked:
+    """What the network would say. NoVerdictError: nothing."""
+    if not chat_distance.has_ids(chat.answer.positions):
+        why = (
+            "Tokens must be ids in decimal, such as 9707; a node answers so with"
+            " POC_LOGPROB_TOKENS=ids."
+        )
+        return Checked(invalid(chat_distance.NOT_IDS), why, [])
+    try:
+        with validator(engine_options, against) as (url, name):
+            answer = ask(url, name, chat)
+    except TokensRefusedError as refusal:
+        return Checked(invalid(chat_distance.REFUSED), f"The validator says: {refusal}", [])
+    verdict = judge(chat, answer, rules)
+    return Checked(verdict, explanation(chat, answer, verdict), answer.positions)
+
+
+def invalid(reason: str) -> Verdict:
+    """A verdict for which nothing was compared."""
+    return Verdict([], None, None, reason)
 
 
 @contextmanager
@@ -126,8 +162,9 @@ def validator(
         yield f"http://127.0.0.1:{port}", engine.info.name
 
 
-def ask(url: str, model: str | None, chat: "ExecutedChat") -> "Answer | str":
-    """The validator's answer, or why it refuses the executor's tokens. NoVerdictError: neither."""
+def ask(url: str, model: str | None, chat: "ExecutedChat") -> "Answer":
+    """The validator's answer. `model`: of an engine of this process. TokensRefusedError,
+    NoVerdictError."""
     import httpx
 
     from cli.ask.chat_answer import read_answer, validators_request
@@ -136,8 +173,9 @@ def ask(url: str, model: str | None, chat: "ExecutedChat") -> "Answer | str":
     body = validators_request(chat) | ({"model": model} if model else {})
     note(f"Having {url} validate {len(chat.answer.content)} tokens.")
     try:
+        # No proxy is asked for what listens in this process.
         answer = httpx.post(
-            url + PATH, json=body, headers=headers(None), timeout=TIMEOUT_S, trust_env=False
+            url + PATH, json=body, headers=headers(None), timeout=TIMEOUT_S, trust_env=model is None
         )
     except httpx.HTTPError as error:
         raise no_answer(url, error) from error
@@ -151,7 +189,7 @@ def ask(url: str, model: str | None, chat: "ExecutedChat") -> "Answer | str":
     said = told if isinstance(told, Mapping) else {}
     message = str(said.get("message") or answer.text[:500])
     if answer.status_code == 400 and said.get("param") == "enforced_tokens":
-        return message
+        raise TokensRefusedError(message)
     passes = answer.status_code in (400, 422)
     raise NoVerdictError(
         f"No verdict: {url} answers HTTP {answer.status_code}: {message}"
@@ -166,65 +204,54 @@ def _json(answer: Any) -> Any:
         return None
 
 
-def judge(chat: "ExecutedChat", answer: "Answer | str | None", rules: Rules) -> Verdict:
+def judge(chat: "ExecutedChat", answer: "Answer", rules: Rules) -> Verdict:
     """The network's verdict. NoVerdictError: who answered does not know the network's fields."""
-    if answer is None:
-        return Verdict([], None, None, chat_distance.NOT_IDS)
-    if isinstance(answer, str):
-        return Verdict([], None, None, chat_distance.REFUSED)
     if not chat_distance.has_ids(answer.positions):
         raise NoVerdictError(
             "No verdict: the validator tells texts, not ids, as tokens; it does not take part in"
             " the network's chat. Ask a node of the network, or give --model."
         )
     if chat_distance.claims_too_much(chat.answer.usage.model_dump(), answer.usage.model_dump()):
-        return Verdict([], None, None, chat_distance.CLAIMED_TOKENS)
+        return invalid(chat_distance.CLAIMED_TOKENS)
     return chat_distance.compare(chat.answer.positions, answer.positions, rules)
 
 
-def show(
-    chat: "ExecutedChat",
-    answer: "Answer | str | None",
-    verdict: Verdict,
-    rules: Rules,
-    stdout: IO[str],
-) -> None:
-    from cli.tables import result_console, result_table
+def show(chat: "ExecutedChat", checked: Checked, rules: Rules, stdout: IO[str]) -> None:
+    from cli.tables import result_console
 
-    stdout.write(f"{'VALID' if verdict.is_valid else 'INVALID'}: {verdict.reason}.\n")
-    stdout.write(explanation(chat, answer, verdict) + "\n")
-    similarity = "none" if verdict.similarity is None else f"{verdict.similarity:.6f}"
-    legacy = "none" if verdict.legacy_similarity is None else f"{verdict.legacy_similarity:.6f}"
-    stdout.write(
-        f"Similarity {similarity}, which must be above {rules.threshold:g}; by the rule of today"
-        f" {legacy}. Logprobs: {chat.mode}.\n"
+    verdict = checked.verdict
+    similarity, today = (
+        "none" if one is None else f"{one:.6f}"
+        for one in (verdict.similarity, verdict.legacy_similarity)
     )
-    if verdict.distances and not isinstance(answer, str) and answer is not None:
-        table = result_table(
-            f"The worst of {len(verdict.distances)} positions",
-            *("position", "distance", "executor", "validator"),
-            *("executor's best", "validator's best"),
-        )
-        pairs = list(zip(chat.answer.positions, answer.positions, strict=False))
-        for at in sorted(range(len(pairs)), key=lambda at: -verdict.distances[at])[:WORST]:
-            one, other = pairs[at]
-            table.add_row(
-                *(f"{at}", f"{verdict.distances[at]:.4f}", spelt(one), spelt(other)),
-                *(spelt(best(one)), spelt(best(other))),
-            )
-        result_console(stdout).print(table)
+    stdout.write(
+        f"{'VALID' if verdict.is_valid else 'INVALID'}: {verdict.reason}.\n{checked.why}\n"
+        f"Similarity {similarity}, which must be above {rules.threshold:g}; by the rule of today"
+        f" {today}. Logprobs: {chat.mode}.\n"
+    )
+    if verdict.distances:
+        result_console(stdout).print(worst_positions(chat, checked))
     stdout.flush()
 
 
-def explanation(chat: "ExecutedChat", answer: "Answer | str | None", verdict: Verdict) -> str:
+def worst_positions(chat: "ExecutedChat", checked: Checked) -> "Table":
+    from cli.tables import result_table
+
+    distances = checked.verdict.distances
+    table = result_table(
+        f"The worst of {len(distances)} positions",
+        *("position", "distance", "executor", "validator", "executor's best", "validator's best"),
+    )
+    pairs = list(zip(chat.answer.positions, checked.validator, strict=False))
+    for at in sorted(range(len(pairs)), key=lambda at: -distances[at])[:WORST]:
+        one, other = pairs[at]
+        told = (spelt(entry) for entry in (one, other, best(one), best(other)))
+        table.add_row(str(at), f"{distances[at]:.4f}", *told)
+    return table
+
+
+def explanation(chat: "ExecutedChat", answer: "Answer", verdict: Verdict) -> str:
     """What the reason means, in a sentence."""
-    if answer is None:
-        return (
-            "Tokens must be ids in decimal, such as 9707; a node answers so with"
-            " POC_LOGPROB_TOKENS=ids."
-        )
-    if isinstance(answer, str):
-        return f"The validator says: {answer}"
     n = len(chat.answer.content)
     match verdict.reason:
         case chat_distance.DIFFERENT_LENGTH:

@@ -110,13 +110,14 @@ def prove(stack: "Stack", figures: Figures) -> None:
 
 def body_of_job(model: str) -> dict[str, Any]:
     from cli.ask.jobs import job_body
-    from cli.options import Proof
 
     return job_body(
         model=model,
         nonces=list(range(N_NONCES)),
-        proof=Proof(seq_len=SEQ_LEN),
+        seq_len=SEQ_LEN,
+        k_dim=DEFAULT_K_DIM,
         batch_size=None,
+        stronger_rng=False,
         block_hash=BLOCK_HASH,
         public_key=PUBLIC_KEY,
         block_height=1,

@@ -184,9 +184,11 @@ def threshold_of(model: str) -> float:
 
 def is_narrow(request: Mapping[str, Any]) -> bool:
     """Whether a request's sampler is narrower than those the constants were found with."""
-    top_k, top_p, min_p = (request.get(name) for name in ("top_k", "top_p", "min_p"))
-    narrow_k = top_k is not None and 1 <= top_k < _NARROW_TOP_K
-    return narrow_k or (top_p is not None and top_p < _NARROW_TOP_P) or bool(min_p and min_p > 0)
+    top_k, top_p, min_p = (
+        one if isinstance(one := request.get(name), int | float) else usual
+        for name, usual in (("top_k", 0), ("top_p", 1), ("min_p", 0))
+    )
+    return 1 <= top_k < _NARROW_TOP_K or top_p < _NARROW_TOP_P or min_p > 0
 
 
 def _bare(model: str) -> str:

@@ -133,6 +133,7 @@ def test_the_models_rules(model: str, threshold: float, calibrated: bool) -> Non
         ({"top_p": 0.9}, True),
         ({"min_p": 0.01}, True),
         ({"top_k": None, "top_p": None, "min_p": None}, False),
+        ({"top_k": "few"}, False),
     ],
 )
 def test_which_samplers_are_narrow(request_: dict[str, Any], narrow: bool) -> None:
