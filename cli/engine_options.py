@@ -139,12 +139,12 @@ def from_command_line(
 
 
 def takes_engine_options(
-    *, for_proofs: bool = False, needs_model: bool = True
+    *, for_proofs: bool = False, needs_model: bool = True, model: Any = FirstModel
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that replaces a command's parameter `engine_options` by the options above.
 
-    Help shows --model first, the others in place of `engine_options`. Without `needs_model` --model
-    may be left out, and the command gets an empty model.
+        Help shows --model first, the others in place of `engine_options`. Without `needs_model` --model
+    may be left out, and the command gets an empty model. `model`: its annotation then.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:
@@ -154,7 +154,7 @@ def takes_engine_options(
         shared["engine"] = shared["engine"].replace(annotation=ProofEngine)
 
     if not needs_model:
-        shared["model"] = shared["model"].replace(annotation=FirstModel, default=None)
+        shared["model"] = shared["model"].replace(annotation=model, default=None)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -162,8 +162,8 @@ def takes_engine_options(
             engine_options = from_command_line(**{name: given.pop(name) for name in shared})
             command(engine_options=engine_options, **given)
 
-        model, *others = shared.values()
-        parameters = [model]
+        first, *others = shared.values()
+        parameters = [first]
         for name, parameter in inspect.signature(command).parameters.items():
             parameters += others if name == "engine_options" else [parameter]
         # By keyword only: parameters with a default may then come before those without.

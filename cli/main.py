@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from cli.ask.chat_check import chat_check
 from cli.ask.deploy import deploy, undeploy
 from cli.ask.generate import generate
 from cli.ask.round import app as round_app
@@ -58,7 +59,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="A Proof-of-Compute node: FastAPI, Redis and Celery around vLLM engines.\n\n"
-    "Exit codes: 0 done, 1 failed, 2 wrong options, 3 fraud found (validate), 130 interrupted.",
+    "Exit codes: 0 done, 1 failed, 2 wrong options, 3 fraud found (validate, chat-check),"
+    " 130 interrupted.",
 )
 
 
@@ -97,6 +99,7 @@ app.command(rich_help_panel=EXAMINING)(doctor)
 app.command(rich_help_panel=EXAMINING)(config)
 app.command(rich_help_panel=ASKING)(generate)
 app.command(rich_help_panel=ASKING)(validate)
+app.command(rich_help_panel=ASKING)(chat_check)
 app.command(rich_help_panel=ASKING)(deploy)
 app.command(rich_help_panel=ASKING)(undeploy)
 app.add_typer(round_app, name="round", rich_help_panel=ASKING)

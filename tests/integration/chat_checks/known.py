@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx
 
+from poc_core.serving.chat_distance import entries as entries_of
+from poc_core.serving.chat_distance import position_distance
 from poc_core.settings import parse_chat_policy
 from tests.harness.chat_client import CHAT
 from tests.stacks.deployments import Deployment
@@ -137,7 +139,7 @@ def furthest(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> flo
     assert [one["token"] for one in found] == [one["token"] for one in expected]
     worst = 0.0
     for one, other in zip(expected, found, strict=True):
-        entries, others = (_entries(position) for position in (one, other))
+        entries, others = (entries_of(position) for position in (one, other))
         assert len(others) == len(entries)
         likely = {token for token, logprob in entries.items() if logprob > NEVER}
         assert likely == {token for token, logprob in others.items() if logprob > NEVER}
@@ -157,12 +159,6 @@ def answers_alike(free: dict[str, Any], forced: dict[str, Any]) -> None:
 
 def distances(executor: list[dict[str, Any]], validator: list[dict[str, Any]]) -> list[float]:
     """Of each position, as the network compares two contents."""
-    from workers.vllm.chat.trial import distance_of  # which needs vLLM
-
     assert [one["token"] for one in validator] == [one["token"] for one in executor]
     pairs = zip(executor, validator, strict=True)
-    return [distance_of(_entries(one), _entries(other)) for one, other in pairs]
-
-
-def _entries(position: dict[str, Any]) -> dict[str, float]:
-    return {entry["token"]: entry["logprob"] for entry in position["top_logprobs"]}
+    return [position_distance(entries_of(one), entries_of(other)) for one, other in pairs]

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from poc_core.serving.chat_distance import NEVER, position_distance
 from workers.engines.kinds import Validation
 from workers.engines.validations import Way
 from workers.vllm.chat import compat
@@ -129,25 +129,14 @@ async def _distance(known: KnownTokens, way: Way, answers: list[_Decoded]) -> fl
 
 
 def distances(executor: Rows, validator: Rows) -> list[float]:
-    """Of each position, as the network compares chats (design: section 5)."""
+    """Of each position, as the network compares chats (protocol.md, section 9.2)."""
     return [
-        distance_of(*(_entries(rows, at) for rows in (executor, validator)))
+        position_distance(*(_entries(rows, at) for rows in (executor, validator)))
         for at in range(len(executor))
     ]
 
 
 def _entries(rows: Rows, at: int) -> dict[int, float]:
     pairs = zip(rows.ids[at].tolist(), rows.logprobs[at].tolist(), strict=True)
-    best = {token: max(logprob, -9999.0) for token, logprob in pairs}
+    best = {token: max(logprob, NEVER) for token, logprob in pairs}
     return dict(list(best.items())[:_BEST])
-
-
-def distance_of(executor: Mapping[Any, float], validator: Mapping[Any, float]) -> float:
-    """Of one position: entries by token, their logprobs."""
-    lowest, *others = sorted(executor.values())
-    missing = lowest - (others[0] - lowest) if others else lowest
-    terms = []
-    for token, a in validator.items():
-        b = executor.get(token, missing)
-        terms.append(abs(a - b) / (1e-6 + abs(a) + abs(b)) / 2)
-    return float(np.mean(terms))

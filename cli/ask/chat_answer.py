@@ -1,0 +1,143 @@
+"""A file with an executor's answer: a chat's request and what was answered to it, read and made
+into the request of a validator."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import BaseModel, ValidationError
+
+from cli.terminal import UsageError
+
+_WANTED = (
+    'it must be {"request": {...}, "answer": {...}}: the body of a chat, and its answer or the list'
+    " of its stream's chunks"
+)
+_BEST = 5
+# What of a client's body is the executor's own to say.
+_NOT_FOR_VALIDATORS = ("stream_options", "enforced_str")
+_MODE = "processed_logprobs"
+MODES = {"raw": "raw_logprobs", "processed": _MODE}
+
+
+class Entry(BaseModel):
+    """A token and its logprob."""
+
+    token: str
+    logprob: float
+
+
+class Position(Entry):
+    """A token of an answer, and the best in its place."""
+
+    top_logprobs: list[Entry]
+
+
+class Usage(BaseModel):
+    """Tokens that an answer took, as it tells."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Logprobs(BaseModel):
+    content: list[Position] | None = None
+
+
+class _Choice(BaseModel):
+    index: int = 0
+    logprobs: _Logprobs | None = None
+
+
+class _Chunk(BaseModel):
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+
+
+class Answer(BaseModel):
+    """What counts of an answer, the executor's or the validator's."""
+
+    content: list[Position]
+    usage: Usage
+
+    @property
+    def positions(self) -> list[dict[str, Any]]:
+        return [one.model_dump() for one in self.content]
+
+
+class ExecutedChat(BaseModel):
+    """A file's."""
+
+    request: dict[str, Any]
+    answer: Answer
+
+    @property
+    def mode(self) -> str:
+        """The logprobs_mode of both answers; where none was asked for, the network's."""
+        asked = str(self.request.get("logprobs_mode") or _MODE)
+        return MODES.get(asked, asked)
+
+
+def read_file(path: Path) -> ExecutedChat:
+    """UsageError: it holds no such thing."""
+    try:
+        stdin = typer.get_text_stream("stdin")
+        text = stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        document = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot read {path} ({error}); {_WANTED}.") from error
+    request = document.get("request") if isinstance(document, dict) else None
+    if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
+        raise UsageError(f"{path} holds no chat's request; {_WANTED}.")
+    try:
+        answer = read_answer(document.get("answer"))
+    except ValueError as error:
+        raise UsageError(f"{path} holds no answer with logprobs ({error}); {_WANTED}.") from error
+    return ExecutedChat(request=request, answer=answer)
+
+
+def read_answer(document: Any) -> Answer:
+    """An answer, or a stream's chunks, of which the first choice counts. ValueError: it has no
+    logprobs of tokens."""
+    try:
+        chunks = [
+            _Chunk.model_validate(chunk)
+            for chunk in (document if isinstance(document, list) else [document])
+        ]
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{place}: {problem['msg']}".removeprefix(": ")) from error
+    first = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.index == 0]
+    content = [position for one in first if one for position in one.content or []]
+    if not content:
+        raise ValueError("there are none in its choices")
+    usages = [chunk.usage for chunk in chunks if chunk.usage]
+    return Answer(content=content, usage=usages[-1] if usages else Usage())
+
+
+def validators_request(chat: ExecutedChat) -> dict[str, Any]:
+    """What a validator sends: the body with the executor's tokens (protocol.md, section 9)."""
+    asked = {name: value for name, value in chat.request.items() if name not in _NOT_FOR_VALIDATORS}
+    if asked.get("max_completion_tokens") is not None:
+        asked["max_tokens"] = asked["max_completion_tokens"]
+    if "n" in asked:
+        asked["n"] = 1
+    return asked | {
+        "stream": False,
+        "logprobs": True,
+        "top_logprobs": _BEST,
+        "skip_special_tokens": False,
+        "return_token_ids": True,
+        "logprobs_mode": chat.mode,
+        "enforced_tokens": {"tokens": _tokens(chat.answer.content)},
+    }
+
+
+def _tokens(content: Sequence[Position]) -> list[dict[str, Any]]:
+    return [
+        {"token": one.token, "top_tokens": [entry.token for entry in one.top_logprobs]}
+        for one in content
+    ]

@@ -1,0 +1,285 @@
+"""`proofline chat-check`: an executor's chat judged as the network judges it, by hand."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import options
+from cli.engine_options import takes_engine_options
+from cli.terminal import EXIT_FRAUD, UsageError, note
+from poc_core.errors import ProoflineError
+from poc_core.serving import chat_distance
+from poc_core.serving.chat_distance import Rules, Verdict
+
+if TYPE_CHECKING:  # they take a while to import
+    from rich.table import Table
+
+    from cli.ask.chat_answer import Answer, ExecutedChat
+    from workers.engines.options import EngineOptions
+
+PATH = "/v1/chat/completions"
+TIMEOUT_S = 600.0  # as long as the network waits
+WORST = 10  # positions in the table
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help=(
+            "Start an engine with this model in this process instead: a directory, a name on the"
+            " Hugging Face hub, or a shipped model."
+        ),
+        show_default=False,
+    ),
+]
+
+
+class NoVerdictError(ProoflineError):
+    """The validator's side gave no answer that could be compared."""
+
+
+class TokensRefusedError(ProoflineError):
+    """The validator's model does not have the executor's tokens."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A verdict, what it means in a sentence, and the positions that the validator answered."""
+
+    verdict: Verdict
+    why: str
+    validator: list[dict[str, Any]]
+
+
+@takes_engine_options(for_proofs=True, needs_model=False, model=Model)
+def chat_check(
+    executor_answer: Annotated[
+        Path,
+        typer.Argument(
+            help=(
+                'A JSON file {"request": {...}, "answer": {...}}: the body of a chat, and its'
+                " answer or the list of its stream's chunks; - for stdin."
+            ),
+            show_default=False,
+        ),
+    ],
+    engine_options: "EngineOptions",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            help=f"The node that validates. Default: PROOFLINE_URL, or {options.DEFAULT_URL}.",
+            show_default=False,
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="What the similarity must be above. Default: the network's, by the model's name.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Validate an executor's chat as the network does, and say why it is valid or not.
+
+    The executor's tokens are sent to a node, or to an engine in this process, which says how likely
+    they are; its logprobs are compared with the executor's. Prints the verdict, the similarity and
+    the positions that lie furthest apart.
+
+    **Exit code:** 0 valid, 3 invalid, 1 no verdict, 2 wrong options or no such file.
+
+    **Example:** proofline chat-check answer.json --against http://other-node:8000
+    """
+    from cli.ask.chat_answer import read_file
+    from cli.local_engine import stdout_kept_clean
+
+    if against is not None and engine_options.model:
+        raise UsageError("Give --against, the node that validates, or --model; not both.")
+    chat = read_file(executor_answer)
+    served = str(chat.request.get("model") or engine_options.name)
+    rules = Rules.of(served, chat.request, chat.mode, threshold)
+    with stdout_kept_clean() as stdout:
+        checked = check(chat, rules, engine_options, against)
+        show(chat, checked, rules, stdout)
+    if not checked.verdict.is_valid:
+        raise typer.Exit(EXIT_FRAUD)
+
+
+def check(
+    chat: "ExecutedChat", rules: Rules, engine_options: "EngineOptions", against: str | None
+) -> Checked:
+    """What the network would say. NoVerdictError: nothing."""
+    if not chat_distance.has_ids(chat.answer.positions):
+        why = (
+            "Tokens must be ids in decimal, such as 9707; a node answers so with"
+            " POC_LOGPROB_TOKENS=ids."
+        )
+        return Checked(invalid(chat_distance.NOT_IDS), why, [])
+    try:
+        with validator(engine_options, against) as (url, name):
+            answer = ask(url, name, chat)
+    except TokensRefusedError as refusal:
+        return Checked(invalid(chat_distance.REFUSED), f"The validator says: {refusal}", [])
+    verdict = judge(chat, answer, rules)
+    return Checked(verdict, explanation(chat, answer, verdict), answer.positions)
+
+
+def invalid(reason: str) -> Verdict:
+    """A verdict for which nothing was compared."""
+    return Verdict([], None, None, reason)
+
+
+@contextmanager
+def validator(
+    engine_options: "EngineOptions", against: str | None
+) -> Iterator[tuple[str, str | None]]:
+    """(url, the model's name there; None: as the request has it) of what validates."""
+    from proofline.client import UrlError
+    from proofline.client.exchange import base_url
+
+    if not engine_options.model:
+        try:
+            yield base_url(against), None
+        except UrlError as error:
+            raise UsageError(f"--against: {error}") from error
+        return
+    from cli.local_engine import local_engine
+    from poc_core.settings import parse_chat_policy
+    from workers.chat_gate import ChatGate
+
+    note(f"Starting an engine with {engine_options.name}.")
+    with local_engine(engine_options) as engine:
+        gate = ChatGate(parse_chat_policy("yield"), engine.unfinished_chat)
+        port = engine.serve_chat(gate, "127.0.0.1")
+        if port is None:
+            raise UsageError(f"--engine {engine_options.engine} has no chat; leave it out.")
+        yield f"http://127.0.0.1:{port}", engine.info.name
+
+
+def ask(url: str, model: str | None, chat: "ExecutedChat") -> "Answer":
+    """The validator's answer. `model`: of an engine of this process. TokensRefusedError,
+    NoVerdictError."""
+    import httpx
+
+    from cli.ask.chat_answer import read_answer, validators_request
+    from proofline.client.exchange import headers, no_answer
+
+    body = validators_request(chat) | ({"model": model} if model else {})
+    note(f"Having {url} validate {len(chat.answer.content)} tokens.")
+    try:
+        # No proxy is asked for what listens in this process.
+        answer = httpx.post(
+            url + PATH, json=body, headers=headers(None), timeout=TIMEOUT_S, trust_env=model is None
+        )
+    except httpx.HTTPError as error:
+        raise no_answer(url, error) from error
+    document = _json(answer)
+    if answer.status_code == 200:
+        try:
+            return read_answer(document)
+        except ValueError as error:
+            raise NoVerdictError(f"{url} answers no chat with logprobs: {error}.") from error
+    told = document.get("error") if isinstance(document, Mapping) else None
+    said = told if isinstance(told, Mapping) else {}
+    message = str(said.get("message") or answer.text[:500])
+    if answer.status_code == 400 and said.get("param") == "enforced_tokens":
+        raise TokensRefusedError(message)
+    passes = answer.status_code in (400, 422)
+    raise NoVerdictError(
+        f"No verdict: {url} answers HTTP {answer.status_code}: {message}"
+        + (" (The network lets an executor pass unseen then.)" if passes else "")
+    )
+
+
+def _json(answer: Any) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        return None
+
+
+def judge(chat: "ExecutedChat", answer: "Answer", rules: Rules) -> Verdict:
+    """The network's verdict. NoVerdictError: who answered does not know the network's fields."""
+    if not chat_distance.has_ids(answer.positions):
+        raise NoVerdictError(
+            "No verdict: the validator tells texts, not ids, as tokens; it does not take part in"
+            " the network's chat. Ask a node of the network, or give --model."
+        )
+    if chat_distance.claims_too_much(chat.answer.usage.model_dump(), answer.usage.model_dump()):
+        return invalid(chat_distance.CLAIMED_TOKENS)
+    return chat_distance.compare(chat.answer.positions, answer.positions, rules)
+
+
+def show(chat: "ExecutedChat", checked: Checked, rules: Rules, stdout: IO[str]) -> None:
+    from cli.tables import result_console
+
+    verdict = checked.verdict
+    similarity, today = (
+        "none" if one is None else f"{one:.6f}"
+        for one in (verdict.similarity, verdict.legacy_similarity)
+    )
+    stdout.write(
+        f"{'VALID' if verdict.is_valid else 'INVALID'}: {verdict.reason}.\n{checked.why}\n"
+        f"Similarity {similarity}, which must be above {rules.threshold:g}; by the rule of today"
+        f" {today}. Logprobs: {chat.mode}.\n"
+    )
+    if verdict.distances:
+        result_console(stdout).print(worst_positions(chat, checked))
+    stdout.flush()
+
+
+def worst_positions(chat: "ExecutedChat", checked: Checked) -> "Table":
+    from cli.tables import result_table
+
+    distances = checked.verdict.distances
+    table = result_table(
+        f"The worst of {len(distances)} positions",
+        *("position", "distance", "executor", "validator", "executor's best", "validator's best"),
+    )
+    pairs = list(zip(chat.answer.positions, checked.validator, strict=False))
+    for at in sorted(range(len(pairs)), key=lambda at: -distances[at])[:WORST]:
+        one, other = pairs[at]
+        told = (spelt(entry) for entry in (one, other, best(one), best(other)))
+        table.add_row(str(at), f"{distances[at]:.4f}", *told)
+    return table
+
+
+def explanation(chat: "ExecutedChat", answer: "Answer", verdict: Verdict) -> str:
+    """What the reason means, in a sentence."""
+    n = len(chat.answer.content)
+    match verdict.reason:
+        case chat_distance.DIFFERENT_LENGTH:
+            return (
+                f"The validator ends after {len(answer.content)} of {n} tokens, by the request's"
+                " stop rules or its context."
+            )
+        case chat_distance.DIFFERENT_TOKENS:
+            pairs = zip(chat.answer.content, answer.content, strict=False)
+            at = next(at for at, (one, other) in enumerate(pairs) if one.token != other.token)
+            return f"The first token that differs is at position {at}."
+        case chat_distance.CLAIMED_TOKENS:
+            return f"The executor claims {_usage(chat.answer)}, the validator {_usage(answer)}."
+    mean = sum(verdict.distances) / n
+    return (
+        f"Mean distance {mean:.4f}, largest {max(verdict.distances):.4f}; honest nodes of other"
+        " hardware lie 0.026 to 0.040 apart on average."
+    )
+
+
+def _usage(answer: "Answer") -> str:
+    return f"{answer.usage.prompt_tokens} and {answer.usage.completion_tokens} tokens"
+
+
+def best(position: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = max(position["top_logprobs"], key=lambda one: one["logprob"])
+    return found
+
+
+def spelt(entry: Mapping[str, Any]) -> str:
+    return f"{entry['token']}: {entry['logprob']:.4f}"
