@@ -143,8 +143,8 @@ def takes_engine_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that replaces a command's parameter `engine_options` by the options above.
 
-        Help shows --model first, the others in place of `engine_options`. Without `needs_model` --model
-    may be left out, and the command gets an empty model. `model`: its annotation then.
+    Help shows --model first, the others in place of `engine_options`. Without `needs_model` --model
+    may be left out, and the command gets an empty model; `model` is its annotation then.
     """
     shared = dict(inspect.signature(from_command_line).parameters)
     if for_proofs:
