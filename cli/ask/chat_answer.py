@@ -15,7 +15,7 @@ _WANTED = (
     'it must be {"request": {...}, "answer": {...}}: the body of a chat, and its answer or the list'
     " of its stream's chunks"
 )
-_BEST = 5
+BEST = 5  # entries of a position that the network asks for
 # What of a client's body is the executor's own to say.
 _NOT_FOR_VALIDATORS = ("stream_options", "enforced_str")
 _MODE = "processed_logprobs"
@@ -33,6 +33,7 @@ class Position(Entry):
     """A token of an answer, and the best in its place."""
 
     top_logprobs: list[Entry]
+    bytes: list[int] | None = None
 
 
 class Usage(BaseModel):
@@ -128,7 +129,7 @@ def validators_request(chat: ExecutedChat) -> dict[str, Any]:
     return asked | {
         "stream": False,
         "logprobs": True,
-        "top_logprobs": _BEST,
+        "top_logprobs": BEST,
         "skip_special_tokens": False,
         "return_token_ids": True,
         "logprobs_mode": chat.mode,

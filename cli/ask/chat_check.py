@@ -115,12 +115,15 @@ def check(
     chat: "ExecutedChat", rules: Rules, engine_options: "EngineOptions", against: str | None
 ) -> Checked:
     """What the network would say. NoVerdictError: nothing."""
-    if not chat_distance.has_ids(chat.answer.positions):
+    from cli.ask.chat_answer import BEST
+
+    n_best = int(chat.request.get("top_logprobs") or BEST)
+    if fault := chat_distance.malformed(chat.answer.positions, n_best):
         why = (
-            "Tokens must be ids in decimal, such as 9707; a node answers so with"
-            " POC_LOGPROB_TOKENS=ids."
+            "Tokens must be ids in decimal, such as 9707, each among the entries of its place; a"
+            " node answers so with POC_LOGPROB_TOKENS=ids to top_logprobs: 5."
         )
-        return Checked(invalid(chat_distance.NOT_IDS), why, [])
+        return Checked(invalid(fault), why, [])
     try:
         with validator(engine_options, against) as (url, name):
             answer = ask(url, name, chat)

@@ -25,6 +25,8 @@ DEFAULT_THRESHOLD = 0.900
 # Their single positions are judged too; those of other models are only logged.
 CALIBRATED = ("deepseek-v4-flash", "glm-5.3-flash")
 
+# Entries that the network asks for at a position, the token's own among them.
+_BEST = 5
 # What vLLM writes for a probability of 0.
 NEVER = -9999.0
 # A mean of N positions may be further by this / sqrt(N) ...
@@ -48,6 +50,9 @@ _NARROW_TOP_P = 0.95
 
 PASS = "pass"
 NOT_IDS = "tokens are no ids"
+TOO_FEW = "fewer entries at a position than asked for"
+NOT_ITS_OWN = "a token's own number is not among its entries"
+MISSPELT = "bytes do not spell the id"
 REFUSED = "the tokens are refused"
 DIFFERENT_LENGTH = "different_length"
 DIFFERENT_TOKENS = "different_tokens"
@@ -144,6 +149,23 @@ def has_ids(content: Content) -> bool:
     """Whether all tokens are ids in decimal. Other answers are invalid, whatever they say."""
     names = {name for one in content for name in (one["token"], *entries(one))}
     return all(name.isascii() and name.isdecimal() for name in names)
+
+
+def malformed(content: Content, n_best: int = _BEST) -> str | None:
+    """What is wrong with an executor's logprobs, whatever their numbers (protocol.md, section 9.1).
+
+    `n_best`: the entries that were asked for. None: nothing is wrong; else the answer is invalid.
+    """
+    if not has_ids(content):
+        return NOT_IDS
+    for one in content:
+        if len(one["top_logprobs"]) < n_best:
+            return TOO_FEW
+        if entries(one).get(one["token"]) != one["logprob"]:
+            return NOT_ITS_OWN
+        if (spelt := one.get("bytes")) and bytes(spelt) != one["token"].encode():
+            return MISSPELT
+    return None
 
 
 def entries(position: Mapping[str, Any]) -> dict[Any, float]:

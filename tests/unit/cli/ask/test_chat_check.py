@@ -22,6 +22,7 @@ REQUEST = {
     "stream_options": {"include_usage": True},
     "seed": 7,
     "temperature": 0.9,
+    "top_logprobs": 2,
 }
 USAGE = {"prompt_tokens": 5, "completion_tokens": 3}
 

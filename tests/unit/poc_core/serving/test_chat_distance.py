@@ -138,3 +138,27 @@ def test_the_models_rules(model: str, threshold: float, calibrated: bool) -> Non
 )
 def test_which_samplers_are_narrow(request_: dict[str, Any], narrow: bool) -> None:
     assert chat_distance.is_narrow(request_) is narrow
+
+
+def told(**changed: Any) -> dict[str, Any]:
+    best = [{"token": str(9 + n), "logprob": -0.5 - n} for n in range(5)]
+    usual = {"token": "9", "logprob": -0.5, "top_logprobs": best, "bytes": [57]}
+    return usual | changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({}, None),
+        ({"bytes": None}, None),
+        ({"bytes": []}, None),
+        ({"token": "nine"}, chat_distance.NOT_IDS),
+        ({"token": "token_id:9"}, chat_distance.NOT_IDS),
+        ({"top_logprobs": told()["top_logprobs"][:4]}, chat_distance.TOO_FEW),
+        ({"logprob": -0.25}, chat_distance.NOT_ITS_OWN),
+        ({"token": "8"}, chat_distance.NOT_ITS_OWN),
+        ({"bytes": [56]}, chat_distance.MISSPELT),
+    ],
+)
+def test_what_no_executor_may_answer_is_named(changed: dict[str, Any], fault: str | None) -> None:
+    assert chat_distance.malformed([told(), told(**changed)]) == fault
