@@ -26,7 +26,9 @@ class Collected:
     def __init__(self, scoring: Scoring, device: torch.device) -> None:
         n, width = len(scoring.tokens), scoring.n_best + 1
         self.scoring = scoring
-        self._tokens = torch.tensor(scoring.tokens, device=device)
+        # Pinned, so that the copy does not wait for the step before.
+        tokens = torch.tensor(scoring.tokens, pin_memory=device.type == "cuda")
+        self._tokens = tokens.to(device, non_blocking=True)
         self._ids = torch.zeros(n, width, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(n, width, device=device)
         self._ranks = torch.zeros(n, dtype=torch.int32, device=device)
@@ -58,17 +60,20 @@ class Collected:
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
     def _keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
-        last = first + len(logits)
-        if self.scoring.mode == PROCESSED:
-            logits = processed(logits, self.scoring, self._tokens, first, cut)
-        logprobs = logits.log_softmax(-1, dtype=torch.float32)
-        known = self._tokens[first:last, None]
-        own = logprobs.gather(-1, known)
-        self._ids[first:last, :1], self._logprobs[first:last, :1] = known.int(), own
-        self._ranks[first:last] = (logprobs >= own).sum(-1)
-        if self.scoring.n_best:
-            best, ids = logprobs.topk(self.scoring.n_best, dim=-1)
-            self._ids[first:last, 1:], self._logprobs[first:last, 1:] = ids.int(), best
+        last, scoring = first + len(logits), self.scoring
+        scaled = logits
+        if scoring.mode == PROCESSED and not scoring.only_scales:
+            logits = scaled = processed(logits, scoring, self._tokens, first, cut)
+        elif scoring.mode == PROCESSED and scoring.temperature >= _GREEDY:
+            # The order stays, so ranks and the best come of the model's own type: half the bytes.
+            scaled = logits / logits.new_full((1, 1), scoring.temperature, dtype=torch.float32)
+        ids = self._tokens[first:last, None]
+        self._ranks[first:last] = (logits >= logits.gather(-1, ids)).sum(-1)
+        if scoring.n_best:
+            ids = torch.cat([ids, logits.topk(scoring.n_best, dim=-1).indices], -1)
+        self._ids[first:last] = ids
+        logprobs = scaled.log_softmax(-1, dtype=torch.float32)
+        self._logprobs[first:last] = logprobs.gather(-1, ids)
 
 
 def processed(
