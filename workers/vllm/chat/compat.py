@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -159,9 +160,13 @@ def shape_logprobs(processor: Any, request: Any) -> None:
         found.tokenizer = _Ids()
     if PASS in extra:
         found.prompt_logprobs = Rows.of(FlatLogprobs())
-        found._update_prompt_logprobs = lambda told: setattr(
-            found, "prompt_logprobs", Rows.of_tensors(told)
-        )
+        found.update_from_output = partial(_keep_rows, found)
+
+
+def _keep_rows(processor: Any, output: Any) -> None:
+    """In place of a walk over all numbers, one by one."""
+    if output.new_prompt_logprobs_tensors is not None:
+        processor.prompt_logprobs = Rows.of_tensors(output.new_prompt_logprobs_tensors)
 
 
 class _Ids:
@@ -185,12 +190,20 @@ class Answer:
     def _cut(self, tokens: list[int]) -> list[int]:
         """Up to the first that ends the answer: before min_tokens none does, though releases after
         0.28 end there what they would not have sampled."""
+        params, ends = self._request.sampling_params, self._ends
         limit = self._llm.model_config.max_model_len
-        least = self._request.sampling_params.min_tokens
+        room = min(ends.max_tokens, limit - ends.num_tokens)
+        stops = {*params.all_stop_token_ids, *(params.stop_token_ids or ())}
+        repeats = getattr(params, "repetition_detection", None) is not None
+        at = 0
         for n, token in enumerate(tokens, 1):
-            self._ends.append_output_token_ids(token)
-            if n >= least and check_stop(self._ends, limit):
-                return tokens[:n]
+            # vLLM's check costs more than all else here: only where it may say yes.
+            if n >= params.min_tokens and (repeats or n >= room or token in stops):
+                ends.append_output_token_ids(tokens[at:n])
+                at = n
+                if check_stop(ends, limit):
+                    return tokens[:n]
+        ends.append_output_token_ids(tokens[at:])
         return tokens
 
     def outputs(self, rows: Rows) -> Iterator[list[Any]]:
