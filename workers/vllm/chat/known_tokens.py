@@ -174,7 +174,7 @@ class KnownTokens:
         for skip in skip_cache:
             params = compat.pass_params(scoring, skip)
             output = await self._last(known, params, f"{request_id}-pass", named)
-            rows = output.prompt_logprobs
+            rows: Rows = output.prompt_logprobs
             if len(rows) == len(tokens):
                 return rows
         return rows
