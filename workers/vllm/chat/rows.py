@@ -3,7 +3,7 @@ of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -26,9 +26,7 @@ class Collected:
     def __init__(self, scoring: Scoring, device: torch.device) -> None:
         n, width = len(scoring.tokens), scoring.n_best + 1
         self.scoring = scoring
-        # Pinned, so that the copy does not wait for the step before.
-        tokens = torch.tensor(scoring.tokens, pin_memory=device.type == "cuda")
-        self._tokens = tokens.to(device, non_blocking=True)
+        self._tokens = _sent(scoring.tokens, device)
         self._ids = torch.zeros(n, width, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(n, width, device=device)
         self._ranks = torch.zeros(n, dtype=torch.int32, device=device)
@@ -85,7 +83,7 @@ def processed(
     _mask(logits, scoring, first)
     if scoring.bias:
         ids, bias = zip(*scoring.bias, strict=True)
-        logits[:, list(ids)] += logits.new_tensor(bias)
+        logits[:, _sent(ids, logits.device)] += _sent(bias, logits.device)
     if scoring.penalizes:
         _penalize(logits, scoring, tokens, first)
     if scoring.temperature < _GREEDY:
@@ -103,11 +101,17 @@ def processed(
     return cut(logits, top_k, top_p)
 
 
+def _sent(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """On the device, without a wait for what it has to do before: from pinned memory."""
+    here = torch.tensor(values, pin_memory=device.type == "cuda")
+    return here.to(device, non_blocking=True)
+
+
 def _mask(logits: torch.Tensor, scoring: Scoring, first: int) -> None:
     """-inf for what may not be sampled."""
     if scoring.allowed is not None:
         strange = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
-        strange[scoring.allowed] = False
+        strange[_sent(scoring.allowed, logits.device)] = False
         logits.masked_fill_(strange, -torch.inf)
     for *before, word in scoring.bad_words:
         for row in range(len(logits)):
@@ -115,14 +119,14 @@ def _mask(logits: torch.Tensor, scoring: Scoring, first: int) -> None:
             if at >= len(before) and scoring.tokens[at - len(before) : at] == before:
                 logits[row, word] = -torch.inf
     if scoring.stop_ids and first < scoring.min_tokens:
-        logits[: scoring.min_tokens - first, scoring.stop_ids] = -torch.inf
+        logits[: scoring.min_tokens - first, _sent(scoring.stop_ids, logits.device)] = -torch.inf
 
 
 def _penalize(logits: torch.Tensor, scoring: Scoring, tokens: torch.Tensor, first: int) -> None:
     """Each row for the tokens before it: only the columns of tokens that occur."""
     rows = torch.arange(len(logits), device=logits.device)
     before = tokens[: first + len(logits) - 1]
-    in_prompt = torch.tensor(scoring.prompt_ids, dtype=tokens.dtype, device=logits.device)
+    in_prompt = _sent(scoring.prompt_ids, logits.device).to(tokens.dtype)
     ids, places = torch.cat([in_prompt, before]).unique(return_inverse=True)
     if not len(ids):
         return
