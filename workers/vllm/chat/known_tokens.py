@@ -70,7 +70,7 @@ class KnownTokens:
     def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
         self._refuse_bad_words(request.sampling_params)
         self._begin_answer(request, *told, **named)
-        compat.speak_ids(self._llm.output_processor, request)
+        compat.shape_logprobs(self._llm.output_processor, request)
 
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
@@ -147,8 +147,9 @@ class KnownTokens:
         self, prompt: Any, params: Any, request_id: str, named: dict[str, Any]
     ) -> AsyncIterator[Any]:
         began = time.monotonic()
-        request = await self._checked(prompt, params, request_id, named)
-        answer = Answer(self._llm, request, prompt.get("prompt"), params.extra_args[KNOWN_TOKENS])
+        bare, known = compat.without_known(params)
+        request = await self._checked(prompt, bare, request_id, named)
+        answer = Answer(self._llm, request, prompt.get("prompt"), known)
         way = self._way(params)
         if way == "steps":
             rows = await self._by_steps(prompt, params, answer.tokens, request_id, named)
@@ -197,7 +198,7 @@ class KnownTokens:
         for skip in skip_cache:
             params = compat.pass_params(scoring, skip)
             output = await self._last(known, params, f"{request_id}-pass", named)
-            rows = Rows.of(output.prompt_logprobs)
+            rows: Rows = output.prompt_logprobs
             if len(rows) == len(tokens):
                 return rows
         return rows

@@ -3,7 +3,7 @@ of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -26,7 +26,7 @@ class Collected:
     def __init__(self, scoring: Scoring, device: torch.device) -> None:
         n, width = len(scoring.tokens), scoring.n_best + 1
         self.scoring = scoring
-        self._tokens = torch.tensor(scoring.tokens, device=device)
+        self._tokens = _sent(scoring.tokens, device)
         self._ids = torch.zeros(n, width, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(n, width, device=device)
         self._ranks = torch.zeros(n, dtype=torch.int32, device=device)
@@ -58,17 +58,20 @@ class Collected:
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
     def _keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
-        last = first + len(logits)
-        if self.scoring.mode == PROCESSED:
-            logits = processed(logits, self.scoring, self._tokens, first, cut)
-        logprobs = logits.log_softmax(-1, dtype=torch.float32)
-        known = self._tokens[first:last, None]
-        own = logprobs.gather(-1, known)
-        self._ids[first:last, :1], self._logprobs[first:last, :1] = known.int(), own
-        self._ranks[first:last] = (logprobs >= own).sum(-1)
-        if self.scoring.n_best:
-            best, ids = logprobs.topk(self.scoring.n_best, dim=-1)
-            self._ids[first:last, 1:], self._logprobs[first:last, 1:] = ids.int(), best
+        last, scoring = first + len(logits), self.scoring
+        scaled = logits
+        if scoring.mode == PROCESSED and not scoring.only_scales:
+            logits = scaled = processed(logits, scoring, self._tokens, first, cut)
+        elif scoring.mode == PROCESSED and scoring.temperature >= _GREEDY:
+            # The order stays, so ranks and the best come of the model's own type: half the bytes.
+            scaled = logits / logits.new_full((1, 1), scoring.temperature, dtype=torch.float32)
+        ids = self._tokens[first:last, None]
+        self._ranks[first:last] = (logits >= logits.gather(-1, ids)).sum(-1)
+        if scoring.n_best:
+            ids = torch.cat([ids, logits.topk(scoring.n_best, dim=-1).indices], -1)
+        self._ids[first:last] = ids
+        logprobs = scaled.log_softmax(-1, dtype=torch.float32)
+        self._logprobs[first:last] = logprobs.gather(-1, ids)
 
 
 def processed(
@@ -80,7 +83,7 @@ def processed(
     _mask(logits, scoring, first)
     if scoring.bias:
         ids, bias = zip(*scoring.bias, strict=True)
-        logits[:, list(ids)] += logits.new_tensor(bias)
+        logits[:, _sent(ids, logits.device)] += _sent(bias, logits.device)
     if scoring.penalizes:
         _penalize(logits, scoring, tokens, first)
     if scoring.temperature < _GREEDY:
@@ -98,11 +101,17 @@ def processed(
     return cut(logits, top_k, top_p)
 
 
+def _sent(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """On the device, without a wait for what it has to do before: from pinned memory."""
+    here = torch.tensor(values, pin_memory=device.type == "cuda")
+    return here.to(device, non_blocking=True)
+
+
 def _mask(logits: torch.Tensor, scoring: Scoring, first: int) -> None:
     """-inf for what may not be sampled."""
     if scoring.allowed is not None:
         strange = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
-        strange[scoring.allowed] = False
+        strange[_sent(scoring.allowed, logits.device)] = False
         logits.masked_fill_(strange, -torch.inf)
     for *before, word in scoring.bad_words:
         for row in range(len(logits)):
@@ -110,14 +119,14 @@ def _mask(logits: torch.Tensor, scoring: Scoring, first: int) -> None:
             if at >= len(before) and scoring.tokens[at - len(before) : at] == before:
                 logits[row, word] = -torch.inf
     if scoring.stop_ids and first < scoring.min_tokens:
-        logits[: scoring.min_tokens - first, scoring.stop_ids] = -torch.inf
+        logits[: scoring.min_tokens - first, _sent(scoring.stop_ids, logits.device)] = -torch.inf
 
 
 def _penalize(logits: torch.Tensor, scoring: Scoring, tokens: torch.Tensor, first: int) -> None:
     """Each row for the tokens before it: only the columns of tokens that occur."""
     rows = torch.arange(len(logits), device=logits.device)
     before = tokens[: first + len(logits) - 1]
-    in_prompt = torch.tensor(scoring.prompt_ids, dtype=tokens.dtype, device=logits.device)
+    in_prompt = _sent(scoring.prompt_ids, logits.device).to(tokens.dtype)
     ids, places = torch.cat([in_prompt, before]).unique(return_inverse=True)
     if not len(ids):
         return

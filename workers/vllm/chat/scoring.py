@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
+
+import numpy as np
 
 from workers.vllm.chat.fields import KNOWN_TOKENS, LOGPROBS_MODE, PASS
 
@@ -67,14 +69,22 @@ class Scoring:
     @classmethod
     def read(cls, told: dict[str, Any]) -> Self:
         """From what `told` made, after its way to another process."""
-        return cls(**told)
+        return cls(**told | {"tokens": np.frombuffer(told["tokens"], np.int64).tolist()})
 
     def told(self) -> dict[str, Any]:
-        return asdict(self)
+        """Tokens as bytes: vLLM copies and checks lists number by number, several times."""
+        return {**vars(self), "tokens": np.array(self.tokens, np.int64).tobytes()}
 
     @property
     def penalizes(self) -> bool:
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
+
+    @property
+    def only_scales(self) -> bool:
+        """Whether the temperature is all that shapes logits."""
+        shaped = self.penalizes or self.bias or self.bad_words or self.allowed is not None
+        masked = shaped or (self.stop_ids and self.min_tokens)
+        return not (masked or self.top_p < 1 or self.top_k or self.min_p > 0)
 
 
 @dataclass(frozen=True)

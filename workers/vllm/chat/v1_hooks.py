@@ -63,7 +63,7 @@ class V1Hooks:
         answer: dict[str, Any] = self._prompt_logprobs(hidden, scheduled)
         if not self._passes:
             return answer
-        runner, done = self._runner, {}
+        runner, done = self._runner, []
         for request, collected in self._passes.items():
             if (n := scheduled.get(request)) is None:
                 continue
@@ -71,10 +71,11 @@ class V1Hooks:
             at = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request]])
             chunk = hidden[at : at + n]
             if collected.take(chunk, start, runner.model.compute_logits, compat.cut):
-                done[request] = compat.prompt_logprobs(*(one.cpu() for one in collected.rows()))
-        for request in done:
-            del self._passes[request]
-        return answer | done
+                done.append(request)
+        for request in done:  # after all chunks: each copy waits for the device
+            rows = self._passes.pop(request).rows()
+            answer[request] = compat.prompt_logprobs(*(one.cpu() for one in rows))
+        return answer
 
     def apply_processors(self, logits: torch.Tensor, *told: Any, **named: Any) -> torch.Tensor:
         """Keeps the raw logprobs of the rows that are to tell them."""

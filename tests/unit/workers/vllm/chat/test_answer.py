@@ -24,7 +24,12 @@ def tokenizer() -> Any:
 
 
 def made(
-    tokenizer: Any, tokens: list[int], streams: bool = False, ids: bool = True, **asked: Any
+    tokenizer: Any,
+    tokens: list[int],
+    streams: bool = False,
+    ids: bool = True,
+    max_model_len: int = 2048,
+    **asked: Any,
 ) -> Any:
     """The answer's own tokens, and its outputs."""
     from vllm import SamplingParams
@@ -43,7 +48,7 @@ def made(
     request.external_req_id = "a"
     llm = SimpleNamespace(
         output_processor=SimpleNamespace(tokenizer=tokenizer),
-        model_config=SimpleNamespace(max_model_len=2048),
+        model_config=SimpleNamespace(max_model_len=max_model_len),
     )
     answer = Answer(llm, request, None, tokens)
     n = len(answer.tokens)
@@ -111,6 +116,38 @@ def test_the_engines_rules_end_it(
     assert tokens == list(choice.token_ids) == known[:n_tokens]
     assert choice.finish_reason == reason
     assert choice.stop_reason == (71 if "stop_token_ids" in asked else None)
+
+
+def test_no_room_ends_it(tokenizer: Any) -> None:
+    tokens, (output,) = made(tokenizer, TOKENS, max_model_len=3 + 5)
+    assert tokens == list(output.outputs[0].token_ids) == TOKENS[:5]
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_a_pass_tells_its_rows_as_they_came(tokenizer: Any) -> None:
+    import torch
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    from tests.unit.workers.vllm.chat.test_rows import PLAIN
+    from workers.vllm.chat import compat
+
+    params = compat.pass_params(PLAIN, skip_cache=False)
+    request = EngineCoreRequest("a", [1, 2, 3], None, params, None, 0.0, None, None, None)
+    request.external_req_id = "a"
+    processor = OutputProcessor(tokenizer, log_stats=False)
+    processor.add_request(request, None)
+    compat.shape_logprobs(processor, request)
+    ids, logprobs, ranks = torch.tensor([[4, 5]]), torch.tensor([[-2.0, -1.0]]), torch.tensor([7])
+    told = EngineCoreOutput(
+        "a",
+        [0],
+        new_prompt_logprobs_tensors=compat.prompt_logprobs(ids.int(), logprobs, ranks.int()),
+        finish_reason=FinishReason.LENGTH,
+    )
+    (output,) = processor.process_outputs([told]).request_outputs
+    for part, expected in zip(output.prompt_logprobs.parts(), (ids, logprobs, ranks), strict=True):
+        assert part.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])

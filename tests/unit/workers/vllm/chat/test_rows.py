@@ -102,6 +102,25 @@ def test_each_position_is_as_a_sampler_would_have_it() -> None:
         assert ranks[row] == (expected >= expected[TOKENS[row]]).sum()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_temperature_alone_gives_what_all_rules_give(
+    dtype: torch.dtype, temperature: float
+) -> None:
+    def rows(scoring: Scoring) -> tuple[Any, ...]:
+        found = Collected(scoring, torch.device("cpu"))
+        assert found.take(STATES, 0, lambda hidden: (hidden @ HEAD).to(dtype), no_cut)
+        return found.rows()
+
+    alone = dataclasses.replace(PLAIN, temperature=temperature)
+    ruled = dataclasses.replace(alone, bias=[(0, 0.0)])
+    assert alone.only_scales
+    assert not ruled.only_scales
+    (_ids, logprobs, ranks), (_others, expected, others) = rows(alone), rows(ruled)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+    assert torch.equal(ranks, others)
+
+
 def test_raw_ones_know_nothing_of_the_sampler() -> None:
     raw = dataclasses.replace(SHAPED, mode=RAW)
     plain = dataclasses.replace(PLAIN, mode=RAW)
