@@ -80,7 +80,9 @@ class Server(Client):
 @contextmanager
 def serving(engine: Engine) -> Iterator[Server]:
     gate = ChatGate(parse_chat_policy("yield"), engine.unfinished_chat)
+    level = logging.root.level  # vLLM's server sets it in this process, where later tests read it
     url = f"http://127.0.0.1:{engine.serve_chat(gate, '127.0.0.1')}"
+    logging.root.setLevel(level)
     limits = httpx.Limits(max_connections=None)
     with httpx.Client(base_url=url, timeout=120, limits=limits, trust_env=False) as http:
         yield Server(http, engine.info.name, engine)
@@ -90,7 +92,6 @@ def serving(engine: Engine) -> Iterator[Server]:
 def served(deployment: Deployment, max_batch_tokens: int, *arguments: str) -> Iterator[Server]:
     """A deployment's engine, in steps of so many tokens. `arguments`: further ones of `vllm
     serve`."""
-    level = logging.root.level  # vLLM's server sets it in this process, where later tests read it
     arguments = ("--max-num-seqs", "32", *_TOOLS, *arguments)
     engine = deployment.start(*arguments, max_batch_tokens=max_batch_tokens)
     try:
@@ -98,7 +99,6 @@ def served(deployment: Deployment, max_batch_tokens: int, *arguments: str) -> It
             yield server
     finally:
         engine.close()
-        logging.root.setLevel(level)
 
 
 def known(request: dict[str, Any], ids: Sequence[int]) -> dict[str, Any]:

@@ -67,7 +67,9 @@ def test_a_token_outside_the_vocabulary_is_the_executors_fault(
     server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     answer = deepcopy(server.ask(ASKED))
-    content(answer)[3]["token"] = "999999"
+    foreign = {"token": "999999", "bytes": list(b"999999")}
+    content(answer)[3].update(foreign)
+    content(answer)[3]["top_logprobs"][0].update(foreign)
     assert run_here("chat-check", written(tmp_path, answer), "--against", url_of(server)) == 3
     assert "The validator says: " in capfd.readouterr().out
 
