@@ -4,17 +4,21 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import psutil
 import pytest
 import redis
 
 from cli.machine import cpu_memory
 from tests.integration.node import Node, run_node
+from tests.integration.processes import engine_cores
 from tests.stacks.deployments import Deployment
 from tests.stacks.forked_engines import forked
 from tests.stacks.round_client import FAST
 from workers.engines.base import Engine
 from workers.vllm.start import cpu_threads
 from workers.vllm.start.launch import garbage_may_wait
+
+_CORES: dict[int, list[psutil.Process]] = {}  # by id of the engine
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -60,9 +64,17 @@ def vllm_engine(request: pytest.FixtureRequest, forked_engines: None) -> Iterato
     deployment: Deployment = request.param
     if torch.cuda.is_available() and torch.cuda.device_count() < deployment.ranks:
         pytest.skip(f"needs {deployment.ranks} GPUs")
+    others = engine_cores(os.getpid())
     engine = deployment.start()
+    _CORES[id(engine)] = [core for core in engine_cores(os.getpid()) if core not in others]
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def own_cores(vllm_engine: Engine) -> list[psutil.Process]:
+    """The processes of that engine's core, beside those of other engines of this process."""
+    return _CORES[id(vllm_engine)]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 network's broker, which restarts a node by one of these figures, and our own watchdog see the
 same."""
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import cast
 
 import fakeredis
 import httpx
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
@@ -27,7 +27,6 @@ from poc_core.settings import Settings, parse_chat_policy
 from tests.harness.marks import needs_vllm
 from tests.harness.samples import Clock, RecordingDispatcher, worker_record
 from tests.harness.waiting import wait_until
-from tests.integration.processes import engine_cores
 from tests.stacks.deployments import QWEN3
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
@@ -92,7 +91,11 @@ def test_a_real_engine_tells_every_family_of_the_schema(
 
 @with_engine
 def test_the_brokers_counter_and_our_watchdog_agree_and_ours_is_first(
-    vllm_engine: Engine, worker: WorkerRecord, scrape: Scrape, clock: Clock
+    vllm_engine: Engine,
+    worker: WorkerRecord,
+    scrape: Scrape,
+    clock: Clock,
+    own_cores: list[psutil.Process],
 ) -> None:
     settings = Settings()
     watchdog = Watchdog(settings.engine_hung_s, 2 * settings.heartbeat_s, clock)
@@ -101,7 +104,7 @@ def test_the_brokers_counter_and_our_watchdog_agree_and_ours_is_first(
     steps = watched(vllm_engine, scrape)
     wait_until(lambda: scrape()["vllm:num_requests_running"] == 1, "a request under way")
     wait_until(lambda: changed(steps, watched(vllm_engine, scrape)), "both go on")
-    (core,) = engine_cores(os.getpid())
+    (core,) = own_cores
     core.send_signal(signal.SIGSTOP)
     try:
         wait_until(lambda: stands_still(vllm_engine, scrape), "what was under way")

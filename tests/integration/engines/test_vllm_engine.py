@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Sequence
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from pydantic import JsonValue
@@ -20,7 +21,7 @@ from tests.harness import golden
 from tests.harness.chat_beside import answers_alone_and_beside
 from tests.harness.chat_client import PROMPTS
 from tests.harness.marks import needs_vllm
-from tests.integration.processes import command_of, descendants, engine_cores
+from tests.integration.processes import command_of, descendants
 from tests.stacks.deployments import BFLOAT16, EXPERTS, FLOAT32, PIPELINED, QWEN3
 from workers.engines.base import Engine
 from workers.engines.ticks import MicroBatch, Slice, Tick
@@ -168,9 +169,11 @@ class TestFloat32:
 
 
 @pytest.mark.parametrize("vllm_engine", [QWEN3], indirect=True, ids=str, scope="session")
-def test_a_lone_rank_computes_in_the_engine_core(vllm_engine: Engine) -> None:
+def test_a_lone_rank_computes_in_the_engine_core(
+    vllm_engine: Engine, own_cores: list[psutil.Process]
+) -> None:
     """A process less that imports vLLM."""
-    assert len(engine_cores(os.getpid())) == 1
+    assert len(own_cores) == 1
     assert [
         name
         for process in descendants(os.getpid())
