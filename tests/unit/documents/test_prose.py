@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.documents import DOCUMENTS, name, without_blocks
+from tests.harness.documents import DOCUMENTS, ROOT, headings, name, without_blocks
 
 LONGEST_PARAGRAPH = 600  # characters: five lines of 120
 LONGEST_OPENING = 300
@@ -45,3 +45,26 @@ def test_a_page_begins_with_a_title_and_what_it_answers(document: Path) -> None:
     assert not _NO_PROSE.match(opening)
     assert not _ITEM.match(opening)
     assert 20 < len(paragraphs(opening)[0]) <= LONGEST_OPENING
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("8 GPUs", "recipes"),
+        ("Backup", "backup"),
+        ("Connect", "connect"),
+        ("MiniMax-M2.7", "recipes"),
+        ("Tool calling", "api"),
+        ("TypeScript", "api"),
+        ("Upgrade", "install"),
+        ("VRAM", "recipes"),
+    ],
+)
+def test_what_operators_search_for_is_in_a_heading_of_one_page(words: str, page: str) -> None:
+    """A search shows headings first."""
+    found = {
+        document.stem
+        for document in DOCUMENTS
+        if document.parent != ROOT and any(words in heading for heading in headings(document))
+    }
+    assert found == {page}
