@@ -18,15 +18,16 @@ def paragraphs(text: str) -> list[str]:
     """The prose of a page as it is read, without links' targets; each item of a list is one."""
     found = [""]
     for line in without_blocks(text).splitlines():
-        if not line.strip() or _ITEM.match(line) or _NO_PROSE.match(line):
+        is_item, is_prose = _ITEM.match(line), not _NO_PROSE.match(line)
+        if is_item or not is_prose or not line.strip():
             found.append("")
-        if not _NO_PROSE.match(line):
+        if is_item or is_prose:
             found[-1] = f"{found[-1]} {line.strip()}".strip()
     return [re.sub(r"\]\([^)]*\)", "]", paragraph) for paragraph in found if paragraph]
 
 
 def test_items_of_a_list_are_paragraphs_of_their_own_and_tables_none() -> None:
-    page = "# T\n\nOne\nand [more](x.md).\n\n* a\n  b\n* c\n\n| d |\n|---|\n"
+    page = "# T\n\nOne\nand [more](x.md).\n\n* a\n  b\n    * c\n\n| d |\n|---|\n"
     assert paragraphs(page) == ["One and [more].", "* a b", "* c"]
 
 
