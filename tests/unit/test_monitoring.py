@@ -216,7 +216,7 @@ def test_each_family_of_the_networks_schema_is_shown() -> None:
 
 
 def test_the_document_has_the_alerts() -> None:
-    document = (ROOT / "docs/operating.md").read_text()
+    document = (ROOT / "docs/monitor.md").read_text()
     names = [alert["alert"] for alert in ALERTS]
     assert len(set(names)) == len(names)
     assert set(re.findall(r"^\| `(Proofline\w+)` \|", document, flags=re.MULTILINE)) == set(names)
