@@ -51,8 +51,11 @@ def _parts_kernel(
 def scored(
     logits: Tensor, tokens: Tensor, temperature: float, n_best: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See workers.vllm.chat.rows.scored. At most MOST_BEST best; the vocabulary has more."""
+    """Of logits (n x vocabulary), which the temperature is yet to divide: the ids (n x 1 + n_best)
+    of n known tokens and of the best, their logprobs, and the known ones' ranks (n), as the plain
+    expression in workers/vllm/chat/rows.py. At most MOST_BEST best; the vocabulary has more."""
     n, vocabulary = logits.shape
+    tokens = tokens.clone()  # aligned: for others the kernel would be compiled once more
     n_parts = triton.cdiv(vocabulary, _BLOCK)
     peaks, sums = (logits.new_empty(n, n_parts, dtype=torch.float32) for _ in range(2))
     counts = logits.new_empty(n, n_parts, dtype=torch.int32)

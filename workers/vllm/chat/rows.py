@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
 
 from poc_core import fused
@@ -37,6 +38,7 @@ class Collected:
         n, width = len(scoring.tokens), scoring.n_best + 1
         self.scoring = scoring
         self._tokens = _sent(scoring.tokens, device)
+        self._seen = _seen(scoring, device) if scoring.penalizes else None
         self._ids = torch.zeros(n, width, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(n, width, device=device)
         self._ranks = torch.zeros(n, dtype=torch.int32, device=device)
@@ -82,7 +84,7 @@ class Collected:
             _mask(logits, scoring, first)
             temperature = scoring.temperature if scoring.temperature >= _GREEDY else 1.0
         elif scoring.mode == PROCESSED:
-            logits = processed(logits, scoring, self._tokens, first, cut)
+            logits = processed(logits, scoring, self._seen, first, cut)
         told = scored(logits, self._tokens[rows], temperature, scoring.n_best)
         self._ids[rows], self._logprobs[rows], self._ranks[rows] = told
 
@@ -141,11 +143,11 @@ def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
         return False
     from poc_core.fused import best
 
-    return n_best <= best.MOST_BEST <= logits.shape[1] and _fused_is_right(logits.device)
+    return n_best <= best.MOST_BEST <= logits.shape[1] and fused_is_right(logits.device)
 
 
 @functools.cache
-def _fused_is_right(device: torch.device) -> bool:
+def fused_is_right(device: torch.device) -> bool:
     """Whether the kernel can be compiled here and gives the plain expression's numbers. An error in
     it would end the engine."""
     from poc_core.fused import best
@@ -156,10 +158,8 @@ def _fused_is_right(device: torch.device) -> bool:
     try:
         for dtype in (torch.bfloat16, torch.float32):
             told = (logits.to(dtype), tokens, 0.7, best.MOST_BEST)
-            (ids, found, ranks), (others, expected, counts) = (
-                best.scored(*told),
-                _plainly_scored(*told),
-            )
+            ids, found, ranks = best.scored(*told)
+            others, expected, counts = _plainly_scored(*told)
             same = torch.equal(ids[:, 0], others[:, 0]) and torch.equal(ranks, counts)
             if not same or not torch.allclose(found, expected, atol=1e-4, rtol=0):
                 logger.warning("the fused kernel of logprobs is wrong on %s: not used", device)
@@ -170,24 +170,30 @@ def _fused_is_right(device: torch.device) -> bool:
     return True
 
 
+# The ids that penalties may concern, each once; the places among them of the prompt's ids, then of
+# the known tokens.
+Seen = tuple[torch.Tensor, torch.Tensor]
+
+
 def processed(
-    logits: torch.Tensor, scoring: Scoring, tokens: torch.Tensor, first: int, cut: Cut
+    logits: torch.Tensor, scoring: Scoring, seen: Seen | None, first: int, cut: Cut
 ) -> torch.Tensor:
     """The logits (n x vocabulary) that tokens `first` to first + n - 1 would be sampled from,
-    float32: in the order of vLLM's sampler."""
+    float32: in the order of vLLM's sampler. No call here waits for the device."""
     logits = logits.to(torch.float32, copy=True)
     _mask(logits, scoring, first)
     if scoring.bias:
         ids, bias = zip(*scoring.bias, strict=True)
         logits[:, _sent(ids, logits.device)] += _sent(bias, logits.device)
-    if scoring.penalizes:
-        _penalize(logits, scoring, tokens, first)
+    if seen is not None:
+        _penalize(logits, scoring, seen, first)
     if scoring.temperature < _GREEDY:
         return logits
     logits /= scoring.temperature
     if scoring.min_p > 0:
         chances = logits.softmax(-1)
-        logits[chances < scoring.min_p * chances.amax(-1, keepdim=True)] = -torch.inf
+        least = scoring.min_p * chances.amax(-1, keepdim=True)
+        logits.masked_fill_(chances < least, -torch.inf)
     n, vocabulary = logits.shape
     narrow = 0 < scoring.top_k < vocabulary
     top_k = (
@@ -218,24 +224,26 @@ def _mask(logits: torch.Tensor, scoring: Scoring, first: int) -> None:
         logits[: scoring.min_tokens - first, _sent(scoring.stop_ids, logits.device)] = -torch.inf
 
 
-def _penalize(logits: torch.Tensor, scoring: Scoring, tokens: torch.Tensor, first: int) -> None:
+def _seen(scoring: Scoring, device: torch.device) -> Seen:
+    ids, places = np.unique([*scoring.prompt_ids, *scoring.tokens], return_inverse=True)
+    return _sent(ids.tolist(), device), _sent(places.tolist(), device)
+
+
+def _penalize(logits: torch.Tensor, scoring: Scoring, seen: Seen, first: int) -> None:
     """Each row for the tokens before it: only the columns of tokens that occur."""
+    ids, places = seen
+    in_prompt, said = places.split([len(scoring.prompt_ids), len(scoring.tokens)])
     rows = torch.arange(len(logits), device=logits.device)
-    before = tokens[: first + len(logits) - 1]
-    in_prompt = _sent(scoring.prompt_ids, logits.device).to(tokens.dtype)
-    ids, places = torch.cat([in_prompt, before]).unique(return_inverse=True)
-    if not len(ids):
-        return
     # (row, id): how often before the row. Tokens before the first row count in all, the others from
     # their own on.
     counts = torch.zeros(len(logits), len(ids), dtype=torch.int32, device=logits.device)
-    counts[0] = torch.bincount(places[len(in_prompt) :][:first], minlength=len(ids))
-    counts[rows[1:], places[len(in_prompt) + first :]] = 1
-    counts = counts.cumsum(0)
+    counts[0].index_add_(0, said[:first], torch.ones_like(said[:first], dtype=torch.int32))
+    counts[rows[1:], said[first : first + len(logits) - 1]] = 1
+    counts = counts.cumsum(0, dtype=torch.int32)
     prompt = torch.zeros(len(ids), dtype=torch.bool, device=logits.device)
-    prompt[places[: len(in_prompt)]] = True
-    said = counts > 0
+    prompt[in_prompt] = True
+    was_said = counts > 0
     found = logits[:, ids]
     repeated = torch.where(found > 0, found / scoring.repetition, found * scoring.repetition)
-    found = torch.where(said | prompt, repeated, found)
-    logits[:, ids] = found - scoring.frequency * counts - scoring.presence * said
+    found = torch.where(was_said | prompt, repeated, found)
+    logits[:, ids] = found - scoring.frequency * counts - scoring.presence * was_said

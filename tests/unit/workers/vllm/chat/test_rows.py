@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from workers.vllm.chat.rows import ROWS, Collected, Logits, take
+from workers.vllm.chat import rows
+from workers.vllm.chat.rows import ROWS, Collected, take
 from workers.vllm.chat.scoring import PROCESSED, RAW, Scoring
 
 CPU = torch.device("cpu")
@@ -111,7 +112,7 @@ def test_each_position_is_as_a_sampler_would_have_it() -> None:
 def test_a_temperature_and_what_may_not_be_sampled_give_what_all_rules_give(
     dtype: torch.dtype, temperature: float
 ) -> None:
-    def rows(scoring: Scoring) -> tuple[Any, ...]:
+    def told(scoring: Scoring) -> tuple[Any, ...]:
         found = Collected(scoring, CPU)
         take([(found, STATES, 0)], lambda hidden: (hidden @ HEAD).to(dtype), no_cut)
         return found.rows()
@@ -121,7 +122,7 @@ def test_a_temperature_and_what_may_not_be_sampled_give_what_all_rules_give(
     ruled = dataclasses.replace(alone, bias=[(0, 0.0)])
     assert alone.only_scales
     assert not ruled.only_scales
-    (_ids, logprobs, ranks), (_others, expected, others) = rows(alone), rows(ruled)
+    (_ids, logprobs, ranks), (_others, expected, others) = told(alone), told(ruled)
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
     assert torch.equal(ranks, others)
 
@@ -187,7 +188,10 @@ def test_never_more_logits_than_a_few_rows_nor_fewer_than_are_there() -> None:
 
 def test_a_rank_without_logits_goes_the_same_way() -> None:
     calls: list[int] = []
-    silent: Logits = lambda hidden: calls.append(len(hidden))  # type: ignore[assignment, misc]  # noqa: E731
+
+    def silent(hidden: torch.Tensor) -> None:
+        calls.append(len(hidden))
+
     found = Collected(PLAIN, CPU)
     take([(found, STATES, 0)], silent, no_cut)
     assert found.is_whole
@@ -210,3 +214,24 @@ def test_top_k_and_top_p_are_left_to_vllm() -> None:
         scoring = dataclasses.replace(PLAIN, tokens=TOKENS[:2], **more)
         take([(Collected(scoring, CPU), STATES[:6], 0)], by_head, cut)
     assert given == [[[3, 3], None], [None, [0.5, 0.5]], [None, None]]
+
+
+@pytest.mark.parametrize("broken", [True, False], ids=["no compiler", "wrong"])
+def test_a_kernel_that_fails_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: bool
+) -> None:
+    pytest.importorskip("triton")
+    from poc_core.fused import best
+
+    def scored(logits: torch.Tensor, tokens: torch.Tensor, *_told: Any) -> Any:
+        if broken:
+            raise RuntimeError("Failed to find C compiler")
+        return tokens[:, None].repeat(1, 6), torch.zeros(len(tokens), 6), torch.ones(len(tokens))
+
+    expected = collected(PLAIN, WHOLE)
+    monkeypatch.setattr(best, "scored", scored)
+    monkeypatch.setattr(rows.fused, "is_on", lambda _device: True)
+    monkeypatch.setattr(rows, "fused_is_right", rows.fused_is_right.__wrapped__)
+    for one, other in zip(collected(PLAIN, WHOLE), expected, strict=True):
+        assert torch.equal(one, other)
+    assert "the fused kernel of logprobs" in caplog.text
