@@ -117,7 +117,12 @@ def test_a_temperature_and_what_may_not_be_sampled_give_what_all_rules_give(
         take([(found, STATES, 0)], lambda hidden: (hidden @ HEAD).to(dtype), no_cut)
         return found.rows()
 
-    masked = {"min_tokens": 150, "stop_ids": [0, 9], "bad_words": [[7]], "allowed": [*range(40)]}
+    masked: dict[str, Any] = {
+        "min_tokens": 150,
+        "stop_ids": [0, 9],
+        "bad_words": [[7]],
+        "allowed": [*range(40)],
+    }
     alone = dataclasses.replace(PLAIN, temperature=temperature, **masked)
     ruled = dataclasses.replace(alone, bias=[(0, 0.0)])
     assert alone.only_scales
