@@ -17,7 +17,7 @@ def test_a_cause_far_above_the_end_of_a_log_is_shown_with_it() -> None:
 
 
 def fleet_of(*children: dict[str, Any]) -> Fleet:
-    found = Fleet(list, [], 0, lambda _name, _line: None, lambda _message: None)
+    found = Fleet("h1", list, [], 0, lambda _name, _line: None, lambda _message: None)
     common: dict[str, Any] = {
         "gave_up": None,
         "was_ready": False,
@@ -73,15 +73,17 @@ def test_what_the_workers_go_without_is_told_once() -> None:
     code = f"print('WARNING/MainProcess] left out {said}', flush=True)"
     heard: list[str] = []
     fleet = Fleet(
+        "h1",
         lambda: [sys.executable, "-c", code],
         [{}, {}],
         max_fast_crashes=0,
-        on_line=lambda _name, line: heard.append(line),
+        on_line=lambda name, line: heard.append(f"{name} {line}"),
         announce=lambda _message: None,
     )
     fleet.start({})
     try:
         wait_until(lambda: len([line for line in heard if said in line]) == 2, "both lines")
         assert fleet.left_out == [said]
+        assert {line.split()[0] for line in heard} == {"h1/cpu0", "h1/cpu1"}
     finally:
         fleet.stop()
