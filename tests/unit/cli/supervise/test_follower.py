@@ -96,9 +96,7 @@ class Host:
             self.follower.look()
             if (ending := vars(self.follower)["_ending"]) is not None:
                 ending.join()
-        return next(
-            report for report in self.store.hosts() if report.id == self.follower.id
-        )
+        return next(report for report in self.store.hosts() if report.id == self.follower.id)
 
     @property
     def fleet(self) -> FakeFleet:
