@@ -174,7 +174,7 @@ DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
     500: _error(
         Refused,
         "The model cannot be started; the node is STOPPED and can be asked again.",
-        "The model could not be started: worker-0: the model does not fit: use more"
+        "The model could not be started: h1/cpu0: the model does not fit: use more"
         " --tensor-parallel.",
     ),
     503: _error(

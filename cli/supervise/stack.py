@@ -239,13 +239,17 @@ class Stack:
         return self._redis.pid if self._redis else None
 
     def log_tail(self, name: str, lines: int = ERROR_TAIL_LINES) -> list[str]:
-        """The last lines that "api", "redis" or "host1/cpu0" wrote."""
+        """The last lines that "api", "redis" or "courier" wrote."""
         return [
             line
             for child in self._children()
             if child.spec.name == name
             for line in child.tail[-lines:]
         ]
+
+    def worker_log(self, index: int = 0, lines: int = ERROR_TAIL_LINES) -> list[str]:
+        """The last lines that one of our workers wrote."""
+        return self._workers[index].tail[-lines:]
 
     def api_command(self) -> list[str]:
         return command_of_proofline("api", "--host", self.host, "--port", str(self.port))

@@ -212,7 +212,7 @@ def test_what_is_deployed_and_what_its_workers_wrote(
         )
     )
     logs = HostLogs(
-        host="h1", workers=[ChildLog(name="worker-0", pid=None, lines=["Traceback", "<b>no</b>"])]
+        host="h1", workers=[ChildLog(name="h1/cpu0", pid=None, lines=["Traceback", "<b>no</b>"])]
     )
     store.tell_logs("h1-7", logs)
     found = read(view)

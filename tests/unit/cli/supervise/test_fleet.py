@@ -23,7 +23,7 @@ def fleet_of(*children: dict[str, Any]) -> Fleet:
         "was_ready": False,
         "is_ready": False,
         "tail": [],
-        "spec": SimpleNamespace(name="worker-0"),
+        "spec": SimpleNamespace(name="h1/cpu0"),
     }
     found.children = [SimpleNamespace(**common | child) for child in children]  # type: ignore[misc]
     return found
@@ -32,9 +32,9 @@ def fleet_of(*children: dict[str, Any]) -> Fleet:
 def test_a_fleet_serves_when_all_that_are_not_given_up_have_been_ready() -> None:
     ready: dict[str, Any] = {"was_ready": True, "is_ready": True}
     assert fleet_of(ready, ready | {"is_ready": False}).is_serving
-    assert fleet_of(ready, {"gave_up": "worker-1 ended"}).is_serving
+    assert fleet_of(ready, {"gave_up": "h1/cpu1 ended"}).is_serving
     assert not fleet_of(ready, {}).is_serving
-    assert not fleet_of({"was_ready": True, "gave_up": "worker-0 ended"}).is_serving
+    assert not fleet_of({"was_ready": True, "gave_up": "h1/cpu0 ended"}).is_serving
     assert fleet_of(ready, ready, {}).n_ready == 2
 
 
@@ -47,7 +47,7 @@ def test_the_reason_is_the_last_error_of_the_log_with_all_its_lines() -> None:
         "  too long",
     ]
     lost: dict[str, Any] = {
-        "gave_up": "worker-0 ended (exit code 1); not restarted: 2 times in a row",
+        "gave_up": "h1/cpu0 ended (exit code 1); not restarted: 2 times in a row",
         "tail": log,
     }
     assert (
@@ -62,7 +62,7 @@ def test_the_last_lines_of_each_worker_are_told() -> None:
     log = [str(i) for i in range(30)] + ["x" * 1000]
     (told,) = fleet_of({"tail": log, "pid": 7}).logs()
     assert (told.name, told.pid, told.lines) == (
-        "worker-0",
+        "h1/cpu0",
         7,
         [*map(str, range(11, 30)), "x" * 300],
     )

@@ -196,7 +196,7 @@ def test_a_model_that_cannot_be_served_fails_and_the_host_waits_for_another(
     store.deploy(LLAMA)
     h.look()
     h.fleet.why = (
-        "worker-0 ended (exit code 1); not restarted: 2 times in a row. error: no such model"
+        "h1/cpu0 ended (exit code 1); not restarted: 2 times in a row. error: no such model"
     )
     report = h.look()
     assert (report.state, report.error) == (HostState.FAILED, h.fleet.why)
