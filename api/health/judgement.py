@@ -159,7 +159,7 @@ def _hosts(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
             yield Reason("host", Level.DEGRADED, what, more, snapshot.now - silent_s)
     for host in seen.gone:
         if record is not None and record.wanted and host.last_report_at > record.asked_at:
-            what = f"host {host.host} has been gone"
+            what = f"host {host.host} has not reported"
             yield Reason("host", Level.DEGRADED, what, since=host.last_report_at)
 
 

@@ -12,8 +12,8 @@ from poc_core.state.client import is_transient
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-# Seconds that Redis may take for a PING: less than a request waits.
-PATIENCE_S = 1.0
+# Seconds that Redis may take for a PING: longer than its longest script, less than a request waits.
+PATIENCE_S = 2.0
 
 
 class RedisWatch:

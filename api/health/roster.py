@@ -26,6 +26,7 @@ class Seat:
     since: float | None  # when it got ready or ceased to be; None: nobody knows
     worker: WorkerRecord | None  # of the start that lives
     place: WorkerPlace | None  # None: nobody supervises it
+    of: str  # the id of its supervisor, or of its start where there is none
 
     @property
     def is_ready(self) -> bool:
@@ -62,8 +63,11 @@ def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
         for place in report.places
     ]
     supervised = {report.id for report in seen.deployment.hosts}
-    lone = [worker for worker in seen.workers if worker.host_id not in supervised]
-    found += [_lone(worker, silent_s, now) for worker in lone]
+    found += [
+        _lone(worker, silent_s, now)
+        for worker in seen.workers
+        if worker.host_id not in supervised and worker.state != "draining"
+    ]
     return sorted(_told_apart(found), key=lambda seat: seat.name)
 
 
@@ -90,8 +94,8 @@ def _placed(
         state, since = "ended", None
     else:
         state = "starting" if place.pid is not None else "ended"
-    seat = Seat(place.name, report.host, report.model or "", report.engine, state, since, *_NOBODY)
-    return replace(seat, worker=worker, place=place)
+    about = (place.name, report.host, report.model or "", report.engine)
+    return Seat(*about, state, since, worker, place, report.id)
 
 
 def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Seat:
@@ -99,11 +103,8 @@ def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Se
     state, since = str(worker.state), worker.started_at
     if worker.is_ready and silence_s >= SILENT_S:
         state, since = "silent", now - silence_s
-    seat = Seat(worker.name, worker.host, worker.model, worker.engine, state, since, *_NOBODY)
-    return replace(seat, worker=worker)
-
-
-_NOBODY = (None, None)
+    about = (worker.name, worker.host, worker.model, worker.engine)
+    return Seat(*about, state, since, worker, None, worker.id)
 
 
 def _told_apart(seats: list[Seat]) -> Iterator[Seat]:
@@ -117,8 +118,7 @@ def _told_apart(seats: list[Seat]) -> Iterator[Seat]:
         if counts[seat.name] == 1:
             yield seat
         else:
-            worker_id = seat.worker.id if seat.worker is not None else seat.host
-            yield replace(seat, name=f"{seat.name}#{worker_id[-6:]}")
+            yield replace(seat, name=f"{seat.name}#{seat.of[-6:]}")
 
 
 def names_of(seats: Sequence[Seat], workers: Sequence[WorkerRecord]) -> dict[str, str]:

@@ -185,7 +185,7 @@ def test_a_host_that_fails_or_is_gone_degrades_a_node_that_others_serve() -> Non
     hosts = (report(place(0)), failed)
     assert said(health_of(seen(start_of(0), hosts=hosts, gone=gone))) == (
         "degraded",
-        [f"h2 does not serve {MODEL}: too few GPUs", "host h3 has been gone for 1 min"],
+        [f"h2 does not serve {MODEL}: too few GPUs", "host h3 has not reported for 1 min"],
     )
 
 
@@ -237,7 +237,7 @@ def test_two_workers_of_one_name_are_told_apart_and_a_dead_start_of_one_is_not_t
     twins = [report(place(0)), report(place(0), id="h1-9-bbbbbb")]
     others = replace(start_of(0, host_id="h1-9-bbbbbb"), id="h1/gpu0-999999")
     health = health_of(seen(start_of(0), others, hosts=tuple(twins)))
-    assert [seat.name for seat in health.seats] == ["h1/gpu0#000000", "h1/gpu0#999999"]
+    assert [seat.name for seat in health.seats] == ["h1/gpu0#aaaaaa", "h1/gpu0#bbbbbb"]
     dead, alive = start_of(0, host_id=""), replace(start_of(0, host_id=""), id="h1/gpu0-999999")
     health = health_of(seen(dead, alive, record=None, silent_s={dead.id: 9.0}))
     assert [(seat.name, seat.state) for seat in health.seats] == [("h1/gpu0", "ready")]
