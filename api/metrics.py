@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -127,8 +127,8 @@ class NodeMetrics(Collector):
         rates = GaugeMetricFamily(
             "proofline_round_nonces_per_second", "The same, mean of the last 10 s.", labels=labels
         )
-        computed: Counter[str] = Counter()  # of all starts of a name
-        lately: Counter[str] = Counter()
+        computed: dict[str, int] = defaultdict(int)  # of all starts of a name
+        lately: dict[str, float] = defaultdict(float)
         for worker, numbers in stats["workers"].items():
             name = names.get(worker) or name_of(worker)
             computed[name] += numbers["total_processed"]
