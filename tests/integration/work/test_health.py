@@ -111,9 +111,14 @@ def test_killed_workers_show_at_once_and_their_return_is_told(
     told = metrics(node)
     for name in names:
         assert told[f'proofline_worker_restarts_total{{worker="{name}"}}'] >= 1
-    said = capsys.readouterr().out
-    assert all(f"{name} is ready again, after " in said for name in names)
-    print(said)
+    said = ""
+
+    def is_told() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return all(f"{name} is ready again, after " in said for name in names)
+
+    wait_until(is_told, "both returns")
 
 
 def test_a_worker_that_nobody_saw_die_is_missed_by_its_signs_of_life(node: Node) -> None:
