@@ -60,6 +60,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         looks = app.state.services.downloads.looks()
         looks.start()
+        app.state.services.health.watch.start()
         yield
         looks.stop(LOOK_S)
         app.state.services.node_metrics.close()

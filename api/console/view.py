@@ -5,12 +5,15 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from api.health.judgement import Health
+from api.health.reading import told, told_seat
+from api.health.roster import names_of
 from api.proofs import round_control
 from api.reading.live import Sections
 from api.services import Services
 from api.version import VERSION
 from poc_core.records import JobKind, JobRecord, JobStatus, RoundRecord, RoundState, WorkerRecord
-from poc_core.serving.deployments import DeploymentState, HostLogs
+from poc_core.serving.deployments import DeploymentState
 from poc_core.state.client import TRANSIENT
 from poc_core.state.overview import Overview
 from poc_core.state.rounds import PACE_STEP_S
@@ -22,8 +25,6 @@ _MOST_OLD = 10
 _PACE_S = 3600
 # Excluded nonces shown of a round, the last ones.
 _MOST_EXCLUDED = 20
-# Heartbeats that a worker may miss before it counts as silent.
-_MISSED_BEATS = 2.5
 # Fields of a verdict, of any scheme.
 _VERDICT = (
     *("n_total", "n_mismatch", "n_invalid", "n_excluded"),
@@ -39,31 +40,33 @@ class View:
         self._services = services
         self._ended: dict[str, dict[str, JsonValue]] = {}  # jobs that are over, by id
         self._pace_of = ""  # id of the round of `_pace`
-        # host and pid of processes that a supervisor has or had
-        self._children: set[tuple[str, int]] = set()
         self._pace: dict[int, int] = {}  # beginning of each step of PACE_STEP_S -> nonces
 
     def read(self) -> Sections:
-        """All sections; while Redis is away, only a section that says so."""
+        """All sections; while Redis is away, only those that say so."""
         try:
             return {"problem": None} | self._sections()
-        except TRANSIENT:
+        except TRANSIENT as error:
+            self._services.health.watch.note_away(error)
             return {
-                "problem": "The node's Redis does not answer. What is shown is what it said last."
+                "problem": "The node's Redis does not answer. What is shown is what it said last.",
+                "health": _health(self._services.health.of(None)),
             }
 
     def _sections(self) -> dict[str, JsonValue]:
         services = self._services
         now, seen = services.now(), services.overviews.read()
-        logs = services.deployments.logs()
-        workers = self._without_gone(list(seen.workers), logs)
+        logs, workers = services.deployments.logs(), list(seen.workers)
+        health = services.health.of(seen)
         found: dict[str, Any] = {
             "now": now,
+            "health": _health(health),
+            "seats": [told_seat(seat) for seat in health.seats],
             "node": self._node(seen, workers),
-            "deployment": self._deployment(workers),
+            "deployment": self._deployment(seen),
             "round": None,
             "pace": None,
-            "workers": self._workers(workers, now),
+            "workers": _workers(workers, health),
             "machines": _machines(workers),
             "logs": [one.model_dump() for one in logs],
             "callbacks": {
@@ -95,12 +98,11 @@ class View:
             "models": {worker.model: vars(worker.info) for worker in ready},
         }
 
-    def _deployment(self, workers: list[WorkerRecord]) -> dict[str, Any]:
-        status = self._services.deployments.status()
+    def _deployment(self, seen: Overview) -> dict[str, Any]:
+        status, states = seen.deployment, {worker.state for worker in seen.workers}
         state = status.state
         # workers that were started one by one
         if not status.hosts and state is not DeploymentState.FAILED:
-            states = {worker.state for worker in workers}
             state = DeploymentState.STARTING if "starting" in states else DeploymentState.IDLE
             state = DeploymentState.RUNNING if "ready" in states else state
         return {
@@ -110,7 +112,7 @@ class View:
             "asked_at": status.record.asked_at if status.record else None,
             "error": status.record.error if status.record else None,
             "hosts": [
-                report.model_dump(mode="json", exclude={"id", "generation"})
+                report.model_dump(mode="json", exclude={"id", "generation", "places"})
                 for report in status.hosts
             ],
         }
@@ -148,39 +150,6 @@ class View:
         self._pace = {begin: n for begin, n in self._pace.items() if begin >= first}
         counts = [self._pace.get(begin, 0) for begin in range(first, end, PACE_STEP_S)]
         return {"round": current.round_id, "first": first, "step_s": PACE_STEP_S, "counts": counts}
-
-    def _workers(self, workers: list[WorkerRecord], now: float) -> list[JsonValue]:
-        beats = self._services.workers.last_beats()
-        silent_after_s = _MISSED_BEATS * self._services.settings.heartbeat_s
-        return [
-            {
-                "id": worker.id,
-                "model": worker.model,
-                "engine": worker.engine,
-                "host": worker.host,
-                "pid": worker.pid,
-                "port": worker.port,
-                "state": worker.state,
-                "is_silent": now - beats.get(worker.id, now) > silent_after_s,
-                "started_at": worker.started_at,
-                "info": vars(worker.info) if worker.info else None,
-                "stats": dict(worker.stats),
-                "devices": _devices(worker),
-            }
-            for worker in workers
-        ]
-
-    def _without_gone(
-        self, workers: list[WorkerRecord], logs: list[HostLogs]
-    ) -> list[WorkerRecord]:
-        """Workers without those whose process a supervisor saw end, before heartbeats expire."""
-        run = {
-            (one.host, child.pid) for one in logs for child in one.workers if child.pid is not None
-        }
-        hosts = {one.host for one in logs}
-        gone = {(host, pid) for host, pid in self._children - run if host in hosts}
-        self._children = run | (self._children & {(worker.host, worker.pid) for worker in workers})
-        return [worker for worker in workers if (worker.host, worker.pid) not in gone]
 
     def _jobs(self) -> list[JsonValue]:
         jobs = self._services.jobs
@@ -224,6 +193,37 @@ class View:
             return None
         found = json.loads(b"".join(answer.pieces))
         return {name: found[name] for name in _VERDICT if name in found}
+
+
+def _health(health: Health) -> JsonValue:
+    """As other answers tell it, without sentences that change each second: the page counts."""
+    whole = told(health, 0.0)
+    for reason in whole["reasons"]:
+        del reason["text"]
+    return whole
+
+
+def _workers(workers: list[WorkerRecord], health: Health) -> list[JsonValue]:
+    names = names_of(health.seats, workers)
+    silent = {seat.worker.id for seat in health.seats if seat.worker and seat.state == "silent"}
+    return [
+        {
+            "id": worker.id,
+            "name": names[worker.id],
+            "model": worker.model,
+            "engine": worker.engine,
+            "host": worker.host,
+            "pid": worker.pid,
+            "port": worker.port,
+            "state": worker.state,
+            "is_silent": worker.id in silent,
+            "started_at": worker.started_at,
+            "info": vars(worker.info) if worker.info else None,
+            "stats": dict(worker.stats),
+            "devices": _devices(worker),
+        }
+        for worker in workers
+    ]
 
 
 def _machines(workers: list[WorkerRecord]) -> dict[str, JsonValue]:

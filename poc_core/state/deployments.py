@@ -68,16 +68,7 @@ class DeploymentStore:
         return DeploymentStatus(self.read(), self.hosts())
 
     def read(self) -> DeploymentRecord | None:
-        raw = {
-            name.decode(errors="replace"): value.decode(errors="replace")
-            for name, value in self._redis.hgetall(keys.DEPLOYMENT).items()
-        }
-        if not raw:
-            return None
-        try:
-            return _record(raw)
-        except (AttributeError, KeyError, RecursionError, ValueError) as error:
-            return _unreadable(raw, error)
+        return deployment_record(self._redis.hgetall(keys.DEPLOYMENT))
 
     def hosts(self) -> list[HostReport]:
         """The reports of the hosts that live, by the host's name."""
@@ -162,6 +153,20 @@ class DeploymentStore:
         ]
         outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
         return outcome.decode(), int(generation)
+
+
+def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
+    """The record in the hash of a deployment; None: nothing was ever deployed."""
+    raw = {
+        name.decode(errors="replace"): value.decode(errors="replace")
+        for name, value in found.items()
+    }
+    if not raw:
+        return None
+    try:
+        return _record(raw)
+    except (AttributeError, KeyError, RecursionError, ValueError) as error:
+        return _unreadable(raw, error)
 
 
 def _record(raw: Mapping[str, str]) -> DeploymentRecord:

@@ -1,4 +1,5 @@
 // The whole page, from what is known of the node.
+import { duration } from './format.js'
 import { Deployment } from './deployment.js'
 import { Delivery } from './delivery.js'
 import { KeyDialog, StopDialog } from './dialogs.js'
@@ -22,6 +23,7 @@ export const App = ({ known, act }) => html`
   <${Head} known=${known} act=${act} />
   <main id="main" tabindex="-1">
     ${known.problem && html`<p class="problem banner">${known.problem}</p>`}
+    ${known.health?.reasons.map(reason => html`<p class="problem banner" key=${reason.what}>${troubled(reason, known.now)}</p>`)}
     ${known.link === 'lost' && html`<p class="problem banner">The API does not answer. What is shown may be old; trying again.</p>`}
     ${known.node ? html`<${Node} known=${known} act=${act} />` : html`<${Empty} known=${known} act=${act} />`}
   </main>
@@ -30,11 +32,14 @@ export const App = ({ known, act }) => html`
   ${known.dialog === 'stop' && html`<${StopDialog} known=${known} act=${act} />`}
 `
 
+const troubled = ({ level, what, more, since }, now) =>
+  `${level}: ${what}${since === null || !now ? '' : ` for ${duration(now - since)}`}${more}`
+
 const Head = ({ known, act }) => {
   const [kind, text] = LINKS[known.link]
   return html`<header>
     <h1>Proofline</h1>
-    ${known.node && html`<${Chip} kind=${STATES[known.node.state]}><span id="node-state">${known.node.state}</span><//>`}
+    ${known.node && html`<${Chip} kind=${known.health.level === 'down' ? 'bad' : STATES[known.node.state]}><span id="node-state">${known.node.state}</span><//>`}
     <span class="model">${known.deployment?.model ?? ''}</span>
     <span class="spring"></span>
     <${Chip} kind=${kind}>${text}<//>

@@ -6,8 +6,8 @@ import { Chip, Facts, Section } from './parts.js'
 const KINDS = { running: 'good', starting: 'busy', failed: 'bad', idle: 'idle' }
 const HOSTS = { SERVING: 'good', STARTING: 'busy', STOPPING: 'busy', FAILED: 'bad', IDLE: 'idle' }
 
-export const Deployment = ({ known: { deployment, node } }) => html`<${Section} id="deployment" title="Deployment"
-  beside=${html`<${Chip} kind=${KINDS[deployment.state]}>${deployment.state}<//>`}>
+export const Deployment = ({ known: { deployment, health, node } }) => html`<${Section} id="deployment" title="Deployment"
+  beside=${html`<${Chip} kind=${deployment.state === 'running' && health.level === 'down' ? 'bad' : KINDS[deployment.state]}>${deployment.state}<//>`}>
   ${deployment.error && html`<p class="problem">${deployment.error}</p>`}
   <${Facts} of=${[
     ['Model', deployment.model ?? 'none'],
@@ -21,7 +21,7 @@ export const Deployment = ({ known: { deployment, node } }) => html`<${Section} 
       <thead><tr>${['Host', 'State', 'Model', 'Workers', 'vLLM', 'Error'].map(name => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
       <tbody>${deployment.hosts.map((host, i) => html`<tr key=${i}>
         <th scope="row">${host.host}</th>
-        <td><${Chip} kind=${HOSTS[host.state]}>${host.state.toLowerCase()}<//></td>
+        <td><${Chip} kind=${host.workers && !host.ready && host.state === 'SERVING' ? 'bad' : HOSTS[host.state]}>${host.state.toLowerCase()}<//></td>
         <td>${host.model ?? '–'}</td>
         <td>${host.ready} of ${host.workers} ready</td>
         <td>${host.vllm_version ?? '–'}</td>

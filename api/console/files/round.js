@@ -16,7 +16,7 @@ export const Round = ({ known, act }) => {
   <//>`
 }
 
-const Numbers = ({ known: { round, now, workers } }) => {
+const Numbers = ({ known: { round, now, health } }) => {
   const elapsed = round.started_at ? (round.stopped_at ?? now) - round.started_at : 0
   const { config } = round
   return html`
@@ -39,7 +39,7 @@ const Numbers = ({ known: { round, now, workers } }) => {
       ['Node', `${config.node_id} of ${config.node_count}`],
       ['Reported', count(round.n_reported)],
       ['Without a finite state', round.n_excluded ? `${count(round.n_excluded)}, the last ${round.excluded_nonces.join(', ')}` : null],
-      ['Workers so far', plural(Object.keys(round.workers).length, 'worker') + `, ${count(workers.length)} here now`],
+      ['Workers so far', plural(Object.keys(round.workers).length, 'start') + ` of workers, ${count(health.workers_ready)} of ${count(health.workers)} ready now`],
       ['Started', round.started_at ? clock(round.started_at) : 'not yet'],
     ]} />`
 }

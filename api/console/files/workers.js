@@ -26,7 +26,7 @@ function joined({ workers, logs }) {
       cards.push({ key: `${host} ${child.name}`, name: child.name, host, worker, lines: child.lines, pid: child.pid })
     }
   }
-  for (const worker of left.values()) cards.push({ key: worker.id, name: worker.id, host: worker.host, worker, pid: worker.pid })
+  for (const worker of left.values()) cards.push({ key: worker.id, name: worker.name, host: worker.host, worker, pid: worker.pid })
   return cards.sort((a, b) => a.key.localeCompare(b.key, 'en', { numeric: true }))
 }
 

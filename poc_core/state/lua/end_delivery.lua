@@ -23,6 +23,7 @@ if why ~= '' then
 end
 if outcome == 'failed' then
   redis.call('HINCRBY', outbox, 'failures', 1)
+  redis.call('HSETNX', outbox, 'failing_since', now)
   redis.call('HSET', outbox, 'next_at', next_at)
   due_outbox(id, next_at, ttl)
   return 1
@@ -43,7 +44,7 @@ if redis.call('HEXISTS', outbox, 'head') == 0 then
 end
 redis.call('HINCRBY', outbox, outcome, ended)
 redis.call('HINCRBY', outbox, 'number', 1)
-redis.call('HDEL', outbox, 'in_flight', 'in_flight_artifacts', 'failures')
+redis.call('HDEL', outbox, 'in_flight', 'in_flight_artifacts', 'failures', 'failing_since')
 if outcome == 'delivered' then
   redis.call('HDEL', outbox, 'last_error')
   redis.call('HSET', outbox, 'delivered_at', now)
