@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import typer
 from rich.progress import Progress, TaskID
+
+from cli.terminal import note
 
 # Seconds between two lines.
 _EVERY_S = 10.0
@@ -48,4 +49,4 @@ class ProgressLines(Progress):
             f"{task.description}: {task.completed:,.0f}{total} {self._unit} in"
             f" {task.elapsed or 0:.0f} s{rest}"
         )
-        typer.echo(text, err=True)
+        note(text)

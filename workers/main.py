@@ -15,6 +15,7 @@ from celery.signals import worker_shutting_down
 
 from poc_core.queues import model_queue, worker_queue
 from poc_core.records import WorkerRecord
+from poc_core.serving.logs import log_to_stderr
 from poc_core.settings import Settings, load_settings
 from poc_core.state.client import connect
 from poc_core.state.hand import Hand
@@ -51,6 +52,7 @@ def run_worker(
 
     Never two in one process: Celery's signal handlers and the engine belong to the whole process.
     """
+    log_to_stderr()
     # Two lines a batch would bury what matters.
     for name in (
         "celery.worker.strategy",

@@ -40,6 +40,7 @@ def workers(
         ),
     ] = None,
     redis_url: options.RedisUrl = None,
+    verbose: options.Verbose = False,
 ) -> None:
     """Run the workers of this machine in the foreground: one per tensor- x pipeline-parallel GPUs.
 
@@ -47,6 +48,9 @@ def workers(
     after nine ends in a row the worker is given up, and with the last one this command ends.
     SIGTERM or Ctrl-C lets the workers finish the batches in hand; other work goes to other hosts,
     where the same command runs with the same --redis-url.
+
+    The workers' logs go to files in ~/.local/state/proofline; the folder is told. In a container
+    say --verbose.
 
     Without --model the workers serve what is deployed (`proofline deploy`, POST
     /api/v1/inference/up), or wait for a deployment, which wins over --model.
@@ -57,7 +61,7 @@ def workers(
     from cli.machine.gpus import chosen_gpus, groups_of_all
     from cli.supervise.fleet import Fleet, worker_command
     from cli.supervise.follower import Follower
-    from cli.supervise.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
+    from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
     from cli.supervise.redis_server import wait_for_redis
     from poc_core.settings import load_settings
     from poc_core.state.client import connect
@@ -74,7 +78,6 @@ def workers(
     if engine_options.model:
         groups = groups_of_all(found, engine_options.n_devices) if found else []
         own_places = placement.environments(engine_options, groups, len(groups) or n_workers or 1)
-    log = LabelledLog()
 
     def announce(message: str) -> None:
         note(f"workers: {message}")
@@ -97,12 +100,18 @@ def workers(
         fleet.start({"POC_REDIS_URL": settings.redis_url})
         return fleet
 
-    with stopped_by_signals("workers"), ExitStack() as exits:
+    with (
+        stopped_by_signals("workers"),
+        logs_of_children(verbose) as log,
+        ExitStack() as exits,
+    ):
         wait_for_redis(settings.redis_url)
         store = DeploymentStore(connect(settings), settings)
         follower = Follower(store, settings.host, engine_options, start_fleet, announce)
         exits.callback(follower.stop)
         follower.begin()
+        if log.where:
+            announce(log.where)
         exits.callback(hurry_on_signals, follower.kill, "workers: finishing what is in hand")
         if follower.waits:
             announce(

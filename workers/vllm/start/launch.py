@@ -15,6 +15,7 @@ from poc_core.errors import ProoflineError, SettingsError
 from poc_core.serving.openai_paths import passed_on
 from poc_core.serving.vllm_arguments import harmless, without
 from workers.chat_gate import ChatGate
+from workers.engines import stages
 from workers.engines.options import EngineOptions
 from workers.vllm.chat.chat_requests import ChatRequests
 from workers.vllm.chat.gated_chat import GatedChat
@@ -64,6 +65,7 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make"
             " setup-gpu`, or use --engine transformers."
         ) from error
+    stages.begin("loading the model")
     words = serve_words(options, current_platform.is_cpu())
     if current_platform.is_cpu():
         # It would still compile some helpers when first used: a chat request for logprobs would
