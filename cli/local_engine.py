@@ -103,10 +103,12 @@ def local_engine(options: "EngineOptions") -> Iterator["Engine"]:
     `stdout_kept_clean`: engines are noisy. ProoflineError: as `load_engine`, with the log's end.
     """
     from cli.machine.cpu_memory import kv_cache_environment
+    from cli.model_choice import check_is_there
     from cli.supervise.start_stages import StartStages
     from poc_core.serving.logs import log_to_stderr
     from workers.engines import load_engine, stages
 
+    check_is_there(options)
     if options.engine == "vllm":
         os.environ.update(kv_cache_environment(options.model, options.n_devices))
     log_to_stderr()

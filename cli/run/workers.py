@@ -59,6 +59,7 @@ def workers(
     """
     from cli.machine import placement
     from cli.machine.gpus import chosen_gpus, groups_of_all
+    from cli.model_choice import check_is_there
     from cli.supervise.fleet import Fleet, worker_command
     from cli.supervise.follower import Follower
     from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
@@ -83,6 +84,7 @@ def workers(
         note(f"workers: {message}")
 
     def start_fleet(options: "EngineOptions", own: bool) -> "Fleet":
+        check_is_there(options)
         places = (
             own_places
             if own

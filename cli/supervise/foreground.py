@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from cli.supervise.log_folder import LogFolder
-from cli.terminal import note
+from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -99,7 +99,7 @@ def logs_of_children(verbose: bool, parent: Path | None = None) -> Iterator[Quie
     try:
         yield QuietLog(folder)
     except ProoflineError as error:
-        if folder.is_used:
+        if folder.is_used and not isinstance(error, UsageError):
             error.args = (f"{error}\n  The whole logs are in {folder.path}",)
         raise
     finally:

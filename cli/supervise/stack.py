@@ -23,7 +23,7 @@ from redis import Redis
 from cli.addresses import receiver_settings
 from cli.machine import placement
 from cli.machine.gpus import visible_gpus
-from cli.model_choice import with_chosen_model
+from cli.model_choice import check_is_there, with_chosen_model
 from cli.supervise.fleet import ERROR_TAIL_LINES, Fleet, with_tail, worker_command
 from cli.supervise.follower import Follower
 from cli.supervise.ports import reserve_port
@@ -298,6 +298,7 @@ class Stack:
         return load_settings(**own | {"redis_url": self.redis_url})
 
     def _start_fleet(self, options: EngineOptions, own: bool) -> Fleet:
+        check_is_there(options)
         places = self._own_places
         if not own:
             places = placement.environments_of_most(
