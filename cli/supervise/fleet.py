@@ -110,10 +110,10 @@ class Fleet:
     def means(self) -> str:
         """How many workers, on which GPUs, and how fast their self-tests saw them."""
         gpus = [place.get("CUDA_VISIBLE_DEVICES") for place in self._environments]
-        where = f" on GPU {' and '.join(filter(None, gpus))}" if any(gpus) else ""
+        where = f"GPU {' and '.join(filter(None, gpus))}" if any(gpus) else "the CPU"
         speed = self.stages.speed
         n = len(self._environments)
-        return f"{n} worker{'s' * (n != 1)}{where}{', ' if speed else ''}{speed}"
+        return f"{n} worker{'s' * (n != 1)} on {where}{', ' if speed else ''}{speed}"
 
     def logs(self) -> list[ChildLog]:
         """The last lines of each worker's log."""
