@@ -12,6 +12,7 @@ from workers.vllm.start.log_patterns import NOT_HERE, NOT_ON_HUB
 
 # Seconds for the hub's answer.
 HUB_TIMEOUT_S = 5.0
+_NOT_FOUND = (401, 403, 404)  # what the hub and its mirrors answer to a name they do not know
 # vLLM looks for the model elsewhere.
 _ELSEWHERE = ("VLLM_USE_MODELSCOPE", "VLLM_MODEL_REDIRECT_PATH")
 
@@ -95,12 +96,13 @@ def _ask_hub(name: str) -> None:
 
     try:
         HfApi().model_info(name.partition(":")[0], timeout=HUB_TIMEOUT_S)
-    except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        raise ModelChoiceError(f"There is no model {name!r}: {NOT_ON_HUB}.") from None
     except errors.OfflineModeIsEnabled:
         raise ProoflineError(f"There is no model {name!r} here: {NOT_HERE}.") from None
-    except errors.HfHubHTTPError:
-        pass  # the hub is there, and has a trouble that may have passed when the engine asks
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        answer = getattr(error, "response", None)
+        if answer is None or answer.status_code in _NOT_FOUND:
+            raise ModelChoiceError(f"There is no model {name!r}: {NOT_ON_HUB}.") from None
+        # Else the hub has a trouble that may have passed when the engine asks.
     except Exception as error:  # of whatever client the hub's package has
         said = " ".join(str(error).split()) or type(error).__name__
         raise ProoflineError(

@@ -68,7 +68,7 @@ def progress_bar(unit: str) -> "Progress":
 
     console = stderr_console()
     if not console.is_terminal or console.is_dumb_terminal:
-        return ProgressLines(unit)
+        return ProgressLines(unit, note)
     return progress.Progress(
         progress.SpinnerColumn(),
         progress.TextColumn("{task.description}"),
