@@ -3,8 +3,7 @@
 import pytest
 
 from cli.progress_lines import ProgressLines
-from cli.terminal import note
-from cli.terminal import progress_bar
+from cli.terminal import note, progress_bar
 
 Capture = pytest.CaptureFixture[str]
 
