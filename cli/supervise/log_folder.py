@@ -1,5 +1,6 @@
 """Where the logs of processes lie: a folder of this run alone, a bounded file a process."""
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -35,13 +36,13 @@ class LogFolder:
             except BlockingIOError:
                 os.close(self._lock)
         self._files: dict[str, _LogFile] = {}
-        self._opening = threading.Lock()
+        self._lines = threading.Lock()
 
     def write(self, name: str, line: str) -> None:
         """Adds a line to the process's file. What cannot be written, on a full disk say, is lost:
         nobody stops for a log.
         """
-        with self._opening:
+        with self._lines, contextlib.suppress(OSError):
             if name not in self._files:
                 self._files[name] = _LogFile(self.fresh(name))
             self._files[name].write(line)
@@ -71,14 +72,13 @@ class _LogFile(RotatingFileHandler):
         super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
 
     def write(self, line: str) -> None:
-        """Adds a line."""
-        try:
-            if self.stream.tell() > MOST_BYTES:
-                self.doRollover()
-            self.stream.write(f"{line}\n")
-            self.stream.flush()
-        except (OSError, AttributeError):  # the second: it is closed
-            pass
+        """Adds a line, unless the file is closed. OSError: the disk is full, say."""
+        if self.stream is None:  # closed
+            return
+        if self.stream.tell() > MOST_BYTES:
+            self.doRollover()
+        self.stream.write(f"{line}\n")
+        self.stream.flush()
 
 
 def _state_home() -> Path:
