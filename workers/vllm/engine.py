@@ -21,6 +21,7 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import contract_of
 from poc_core.schemes.decode.limits import ChainLimits
 from workers.chat_gate import ChatGate
+from workers.engines import stages
 from workers.engines.base import Engine, Pulse
 from workers.engines.options import EngineOptions
 from workers.engines.rank_profile import Kernel, RankProfile
@@ -74,6 +75,7 @@ class VllmEngine(Engine):
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # its paths run any method of the workers
         lifeline.offer()
+        stages.begin("importing vLLM")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="vllm-loop", daemon=True
@@ -238,6 +240,7 @@ class VllmEngine(Engine):
         return 0 if llm is None else int(llm.output_processor.get_num_unfinished_requests())
 
     def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
+        stages.begin("chat server")
         if self.validations is None:
             self.validations = self._score_known_tokens()
         listener = socket.socket()
