@@ -255,8 +255,9 @@ class JobStore:
 
         True: every batch is done and the job waits for `finish`. Of an ended job nothing changes.
         """
+        texts = [json.dumps(value, allow_nan=False) for value in values]
         args: list[Any] = [batch_index, int(self._clock()), self._settings.job_ttl_sec]
-        args += [json.dumps(value, allow_nan=False) for value in values]
+        args += [len(texts), "\n".join(texts)]
         return bool(self._complete([keys.job(job_id)], args))
 
     def note_waiting(self, job_id: str, what: str) -> bool:

@@ -94,7 +94,7 @@ class VllmEngine(Engine):
                 raise ProoflineError(
                     f"vLLM cannot start with the model {options.model}: {said}"
                 ) from error
-            ranks = self._rpc("proof_describe", (options.codebook,), _WARM_UP_TIMEOUT_S)
+            ranks = self._run("describe", options.codebook)
             scheduler = config.scheduler_config
             info = ModelInfo(
                 name=options.name,
@@ -134,8 +134,7 @@ class VllmEngine(Engine):
         begin = [(one.id, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin]
         slices = [list(one) for one in tick.slices]
         try:
-            told = (begin, slices, list(tick.drop), tick.wait, tick.fetch)
-            answers = self._rpc("proof_tick", told, self.rpc_timeout_s)
+            answers = self._run("tick", begin, slices, list(tick.drop), tick.wait, tick.fetch)
         except (EngineMemoryError, EngineFailedError) as error:
             self._heard.clear()
             if any(map(self._hands_over, tick.slices)):
@@ -170,12 +169,12 @@ class VllmEngine(Engine):
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
         def run(watch: bool) -> list[dict[str, Any]]:
             # A call for each: every rank begins when all have ended the one before.
-            return self._rpc(
-                "proof_profile", (spec.model_dump(), list(nonces), watch), _WARM_UP_TIMEOUT_S
+            return self._run(
+                "profile", spec.model_dump(), list(nonces), watch, timeout_s=_WARM_UP_TIMEOUT_S
             )
 
         runs = [run(watch=False), run(watch=False), run(watch=True)]
-        peaks = self._rpc("proof_matrix_peak", (), _WARM_UP_TIMEOUT_S)
+        peaks = self._run("matrix_peak", timeout_s=_WARM_UP_TIMEOUT_S)
         found = []
         for *timed, seen, peak in zip(*runs, peaks, strict=True):
             seconds = min(one["seconds"] for one in (*timed, seen))
@@ -184,28 +183,28 @@ class VllmEngine(Engine):
         return found
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
-        self._rpc("proof_watch", (n_sequences, seq_len), self.rpc_timeout_s)
+        self._run("watch", n_sequences, seq_len)
 
     def unwatch(self) -> list[dict[str, Any]]:
-        return self._rpc("proof_unwatch", (), self.rpc_timeout_s)
+        return self._run("unwatch")
 
     def settle(self, private: bool, replicated: bool) -> None:
-        self._rpc("proof_settle", (private, replicated), self.rpc_timeout_s)
+        self._run("settle", private, replicated)
 
     def reserve_for_steps(self) -> int:
         gb, n_places = self._decode_memory_gb, len(self.stages)
         limit = None if gb is None else int(gb * 2**30)
-        n_tokens = min(self._rpc("proof_room_for_steps", (n_places, limit), self.rpc_timeout_s))
+        n_tokens = min(self._run("room_for_steps", n_places, limit))
         if gb is None and not self.on_gpu:  # more at a time gain nothing
             n_tokens = min(n_tokens, max(self.info.max_batch_tokens, self.info.max_seq_len))
-        self._rpc("proof_reserve", (n_places, n_tokens, self._moe_layers), self.rpc_timeout_s)
+        self._run("reserve", n_places, n_tokens, self._moe_layers)
         return int(n_tokens)
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
         """Whether steps of decode proofs are recorded and replayed from now on, see
         ProofRunner.use_graphs.
         """
-        answers = self._rpc("proof_use_graphs", (on,), self.rpc_timeout_s)
+        answers = self._run("use_graphs", on)
         return {
             "recorded": min(one["recorded"] for one in answers),
             "why_not": next((why for one in answers if (why := one["why_not"])), ""),
@@ -278,8 +277,13 @@ class VllmEngine(Engine):
         if not self._thread.is_alive():
             self._loop.close()
 
+    def _run(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
+        """What a method of ProofRunner answers on every rank."""
+        return self._rpc("proof_run", (method, *args), timeout_s or self.rpc_timeout_s)
+
     def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
         """Every rank's value (see ProofExtension)."""
+        asked = f"proof_{args[0]}" if method == "proof_run" else method  # as in the docs
         self._calls += 1
         try:
             answers: list[dict[str, Any]] = self._await(
@@ -287,12 +291,12 @@ class VllmEngine(Engine):
             )
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
             raise EngineLostError(
-                f"The vLLM engine did not answer {method} within {timeout_s:g} s."
+                f"The vLLM engine did not answer {asked} within {timeout_s:g} s."
             ) from error
         except Exception as error:
             if self._llm.errored:
                 raise EngineLostError(f"The vLLM engine died: {error}") from error
-            raise EngineFailedError(f"vLLM could not run {method}: {error}") from error
+            raise EngineFailedError(f"vLLM could not run {asked}: {error}") from error
         finally:
             self._calls -= 1
         self._answers += 1

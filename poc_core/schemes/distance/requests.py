@@ -180,4 +180,5 @@ class ProofBatchBody(BatchBody):
             nonces=self.nonces,
             batch_size=min(config.batch_size, MAX_BATCH_SIZE),
             claimed=dict(zip(self.nonces, self.dist, strict=True)),
+            inline=True,
         )
