@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from redis import Redis
 
-from poc_core.errors import NoVerdictError
+from poc_core.errors import TooFewValuesError
 from poc_core.payloads import callback_url
 from poc_core.records import JobKind, JobRecord
 from poc_core.schemes import contract_of
@@ -151,7 +151,7 @@ def answer_texts(
 ) -> Iterator[bytes]:
     """The JSON that GET /generate/{id} sends, in texts: of artifacts one a part, to save memory.
 
-    `claimed`, of a validation: nonce -> JSON of its claimed value. NoVerdictError: too few values.
+    `claimed`: of a validation, nonce -> JSON of its value. TooFewValuesError: no verdict on these.
     """
     if record.kind is JobKind.VALIDATE:
         yield _verdict(record, parts, claimed)
@@ -203,7 +203,7 @@ def _verdict(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, b
         values += part.values
     n_excluded = values.count(_EXCLUDED)
     if n_excluded > max(1, _MOST_EXCLUDED * len(nonces)):
-        raise NoVerdictError(
+        raise TooFewValuesError(
             f"This node could not compute {n_excluded} of {len(nonces)} nonces (its model gave no"
             " finite state), too many for a verdict; ask another node."
         )

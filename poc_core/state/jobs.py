@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import JsonValue
 from redis import Redis
 
-from poc_core.errors import AnswerTooLargeError, NoVerdictError, QueueFullError
+from poc_core.errors import AnswerTooLargeError, QueueFullError, TooFewValuesError
 from poc_core.queues import messages, model_queue
 from poc_core.records import (
     JobKind,
@@ -290,7 +290,7 @@ class JobStore:
             return record is not None and self._results.complete(
                 record, self._clock(), _FINISH_LOCK_S
             )
-        except NoVerdictError as error:
+        except TooFewValuesError as error:
             self._end_job(job_id, JobStatus.FAILED, str(error), unavailable=True)
             return False
         except JobEndedError:
