@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core.arithmetic import reflections
-from poc_core.records import Passes, ProofSpec
+from poc_core.records import Passes
 from poc_core.schemes.base import Batch, LayerTransform, Scheme
 from poc_core.schemes.decode import routing, steps
 from poc_core.schemes.decode.options import DecodeOptions, passes_of
@@ -22,22 +22,9 @@ _CHUNK_KEYS = 1 << 24
 
 
 class DecodeScheme(Scheme):
-    def __init__(
-        self,
-        spec: ProofSpec,
-        *,
-        hidden_size: int,
-        n_layers: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(
-            spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
-        )
-        self.options = DecodeOptions.checked(spec, hidden_size)
-        self.layer_vectors = reflections.layer_vectors(
-            spec.block_hash, n_layers, hidden_size, device, dtype
-        )
+    def prepare(self) -> None:
+        self.options = DecodeOptions.checked(self.spec, self.hidden_size)
+        self.layer_vectors = self.reflections()
 
     @property
     def passes(self) -> Passes:

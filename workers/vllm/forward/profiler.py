@@ -29,15 +29,8 @@ class MarkedScheme(PrefillScheme):
     """Another scheme, each of whose steps runs in a range of the profiler."""
 
     def __init__(self, scheme: PrefillScheme) -> None:
-        super().__init__(
-            scheme.spec,
-            hidden_size=scheme.hidden_size,
-            n_layers=scheme.n_layers,
-            device=scheme.device,
-            dtype=scheme.dtype,
-        )
+        vars(self).update(vars(scheme))
         self._scheme = scheme
-        self.transforms_layers = scheme.transforms_layers
 
     def inputs(self, nonces: Sequence[int]) -> torch.Tensor:
         with record_function(f"{_PREFIX}inputs"):
