@@ -52,10 +52,7 @@ def run_worker(
     Never two in one process: Celery's signal handlers and the engine belong to the whole process.
     """
     # Two lines a batch would bury what matters.
-    for name in (
-        "celery.worker.strategy",
-        "celery.app.trace",
-    ):
+    for name in ("celery.worker.strategy", "celery.app.trace"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = load_settings(redis_url=redis_url)
     name, worker_id = _names(worker_id, settings.host)

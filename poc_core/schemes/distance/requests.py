@@ -60,7 +60,7 @@ class DistanceRoundBody(RoundBody):
                 "seq_len": 256,
                 "callback_url": "http://127.0.0.1:9100",
             },
-        },
+        }
     }
 
     @model_validator(mode="after")
@@ -151,7 +151,7 @@ class ProofBatchBody(BatchBody):
                 "dist": [1.4012, 1.3987],
                 "node_id": 0,
             },
-        },
+        }
     }
 
     @model_validator(mode="after")
