@@ -12,7 +12,7 @@ from torch import Tensor
 from poc_core.arithmetic import reflections
 from poc_core.records import Passes
 from poc_core.schemes.base import Batch, LayerTransform, Scheme
-from poc_core.schemes.decode import routing, steps
+from poc_core.schemes.decode import steps
 from poc_core.schemes.decode.options import DecodeOptions, passes_of
 
 logger = logging.getLogger(__name__)
@@ -127,13 +127,13 @@ class DecodeBatch(Batch):
                 [self._seeds_of(layer) for layer in range(moe_layers)], dim=1
             ).T
         t = self.order.positions(step).start - (self.scheme.spec.seq_len - 1)
-        return routing.route_hashes(self._all_route_seeds, max(0, t))
+        return steps.route_hashes(self._all_route_seeds, max(0, t))
 
     def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor:
         seeds, positions = self._seeds_of(moe_layer), self.order.positions(step)
         places = torch.arange(positions.start, positions.stop, device=seeds.device)
-        steps = (places - (self.scheme.spec.seq_len - 1)).clamp_(min=0)
-        first = routing.first_experts(seeds, steps[None], n_experts)
+        numbers = (places - (self.scheme.spec.seq_len - 1)).clamp_(min=0)
+        first = steps.first_experts(seeds, numbers[None], n_experts)
         return first[self._slice(step)].reshape(-1)
 
     def numbers(self) -> Tensor:
@@ -165,7 +165,7 @@ class DecodeBatch(Batch):
     def _seeds_of(self, moe_layer: int) -> Tensor:
         seeds = self._route_seeds.get(moe_layer)
         if seeds is None:
-            found = routing.route_seeds(
+            found = steps.route_seeds(
                 self.scheme.spec.block_hash, self.nonces, moe_layer, self.scheme.device
             )
             seeds = self._route_seeds[moe_layer] = found[:, None]
