@@ -63,9 +63,8 @@ class VllmEngine(Engine):
         self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
         self._calls = 0  # under way
         self._stepping: set[int] = set()  # micro-batches that go on step by step
-        self._heard: dict[
-            Slice, list[float]
-        ] = {}  # seconds of slices, of those ranks that have told theirs
+        # Seconds of slices, of those ranks that have told theirs.
+        self._heard: dict[Slice, list[float]] = {}
         self._probe: concurrent.futures.Future[Any] | None = None
         self._probed_at = 0.0
         # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an
@@ -87,9 +86,7 @@ class VllmEngine(Engine):
                     )
             except ProoflineError:
                 raise
-            except (
-                Exception
-            ) as error:  # vLLM raises whatever its parts raise; its log above tells more
+            except Exception as error:  # of any of vLLM's parts; its log above tells more
                 said = " ".join(str(error).split())
                 raise ProoflineError(
                     f"vLLM cannot start with the model {options.model}: {said}"
@@ -117,10 +114,7 @@ class VllmEngine(Engine):
             self._decode_memory_gb = options.decode_memory_gb
             self.on_gpu = config.device_config.device_type != "cpu"
             self.slices_in_flight = 2 if self.on_gpu else 1
-            self.stages = [
-                range(first, end)
-                for first, end in sorted({tuple(rank["layers"]) for rank in ranks})
-            ]
+            self.stages = [range(*own) for own in sorted({tuple(rank["layers"]) for rank in ranks})]
             self.sliceable = all(rank["sliceable"] for rank in ranks)
         except BaseException:
             self.close()
@@ -302,11 +296,8 @@ class VllmEngine(Engine):
         self._answers += 1
         failed = [answer for answer in answers if "error" in answer]
         if failed:
-            kind = (
-                EngineMemoryError
-                if all(answer["kind"] == "memory" for answer in failed)
-                else EngineFailedError
-            )
+            in_memory = all(answer["kind"] == "memory" for answer in failed)
+            kind = EngineMemoryError if in_memory else EngineFailedError
             raise kind(failed[0]["error"])
         return [answer["value"] for answer in answers]
 
