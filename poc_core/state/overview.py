@@ -64,14 +64,8 @@ class Overviews:
 
     def read(self) -> Overview:
         second = int(self._clock())
-        names = [
-            keys.CURRENT_ROUND,
-            keys.WORKERS,
-            keys.RECEIVERS,
-            keys.OUTBOX_DUE,
-            keys.QUEUED_NONCES,
-            keys.STATS_TOTAL,
-        ]
+        names = [keys.CURRENT_ROUND, keys.WORKERS, keys.RECEIVERS, keys.OUTBOX_DUE]
+        names += [keys.QUEUED_NONCES, keys.STATS_TOTAL]
         found: Any = self._read(names, [second, RATE_WINDOW_S, MOST_LOOKED_AT])
         queued, n_due, total, n_lately, workers, receivers, current = found
         return Overview(
