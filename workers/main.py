@@ -54,10 +54,7 @@ def run_worker(
     """
     log_to_stderr()
     # Two lines a batch would bury what matters.
-    for name in (
-        "celery.worker.strategy",
-        "celery.app.trace",
-    ):
+    for name in ("celery.worker.strategy", "celery.app.trace"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = load_settings(redis_url=redis_url)
     name, worker_id = _names(worker_id, settings.host)

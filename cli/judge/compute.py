@@ -116,11 +116,7 @@ def compute(
     if "max_tokens" in known and "max_tokens" not in given:
         raise UsageError(f"--scheme {scheme} needs --max-tokens, the steps after the prefill.")
     spec = ProofSpec(
-        scheme=scheme,
-        block_hash=block_hash,
-        public_key=public_key,
-        seq_len=seq_len,
-        options=given,
+        scheme=scheme, block_hash=block_hash, public_key=public_key, seq_len=seq_len, options=given
     )
     with stdout_kept_clean(verbose) as stdout:
         with local_engine(engine_options) as loaded:

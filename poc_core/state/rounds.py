@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 from redis import Redis
 
 from poc_core.errors import RoundError
@@ -32,6 +32,8 @@ _MOST_PLACES = 2**53 - 1
 _MOST_KEPT = 100_000
 # Reported nonces in one answer: 0.4 MB of JSON, and more than most rounds have.
 MOST_LISTED = 10_000
+
+_RECORD = TypeAdapter(RoundRecord)
 
 
 class RoundStore:
@@ -191,16 +193,6 @@ def round_record(round_id: str, found: Mapping[bytes, bytes]) -> RoundRecord | N
     raw = {name.decode(): value.decode() for name, value in found.items()}
     if "state" not in raw:
         return None
-    return RoundRecord(
-        round_id=round_id,
-        state=RoundState(raw["state"]),
-        config=RoundConfig.model_validate_json(raw["config"]),
-        created_at=float(raw["created_at"]),
-        started_at=float(raw["started_at"]) if "started_at" in raw else None,
-        stopped_at=float(raw["stopped_at"]) if "stopped_at" in raw else None,
-        n_processed=int(raw.get("n_processed", 0)),
-        n_valid=int(raw.get("n_valid", 0)),
-        n_excluded=int(raw.get("n_excluded", 0)),
-        error=raw.get("error"),
-        is_exhausted="exhausted" in raw,
-    )
+    made = {"round_id": round_id, "is_exhausted": "exhausted" in raw}
+    config = RoundConfig.model_validate_json(raw["config"])
+    return _RECORD.validate_python(raw | made | {"config": config})

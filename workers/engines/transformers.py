@@ -46,11 +46,7 @@ class TransformersEngine(WholeBatchEngine):
             loaded = AutoModel.from_pretrained(
                 options.model, dtype=_DTYPES.get(options.dtype, "auto")
             )
-        except (
-            OSError,
-            ValueError,
-            ImportError,
-        ) as error:
+        except (OSError, ValueError, ImportError) as error:
             # The last where a number format wants another library.
             raise ProoflineError(f"Cannot load the model {options.model!r}: {error}") from error
         self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)

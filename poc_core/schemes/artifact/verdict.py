@@ -13,7 +13,7 @@ from poc_core.schemes.artifact.terms import StatTest
 
 
 @dataclass(frozen=True)
-class Distances:
+class DistanceSpread:
     """L2 distances of the vectors that were compared; unreadable ones are left out."""
 
     min: float
@@ -33,7 +33,7 @@ class ArtifactVerdict:
     fraud_threshold: float  # by which it was judged
     n_excluded: int
     dist_threshold: float  # the largest distance that still agrees
-    distances: Distances | None  # None: nothing could be read
+    distances: DistanceSpread | None  # None: nothing could be read
     likely_cause: str | None  # of a fraud
 
 
@@ -81,7 +81,7 @@ def _distance(own: str, other: str, k_dim: int) -> float | None:
     return float(np.linalg.norm(difference))
 
 
-def _distances(found: list[float]) -> Distances | None:
+def _distances(found: list[float]) -> DistanceSpread | None:
     if not found:
         return None
-    return Distances(min(found), float(np.median(found)), max(found))
+    return DistanceSpread(min(found), float(np.median(found)), max(found))
