@@ -15,19 +15,19 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import redis
+from redis import Redis
 
 from cli.model_choice import with_chosen_model
 from poc_core.arithmetic.encoding import decode_vector
-from poc_core.settings import Settings
-from poc_core.state import RoundStore, keys
+from poc_core.state import keys
 from tests.faults.faults import FAULTS, Victims
 from tests.faults.reference import K_DIM, Reference
 from tests.faults.stack import FaultyStack, MovedClock, small_disk
 from tests.faults.usage import Usage, uses_of
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
 from tests.peers.receiver import Receiver
-from tests.stacks.round_client import FAST, LOG_LINES, MODEL, RoundClient, uncomputed
+from tests.stacks.computed import last_round
+from tests.stacks.round_client import FAST, LOG_LINES, MODEL, RoundClient
 from workers.engines import load_engine
 from workers.engines.kinds import EngineKind
 from workers.engines.options import EngineOptions
@@ -125,6 +125,7 @@ def run(
             seed,
             chat=engine == "vllm",
             size=size,
+            last_round=partial(last_round, exits.enter_context(Redis.from_url(stack.own_url))),
         )
         began = time.monotonic()
         # What hung and was cut leaves connections and buffers in pools.
@@ -182,7 +183,7 @@ def _check_end(
 ) -> None:
     with (
         httpx.Client(base_url=stack.base_url, timeout=30, trust_env=False) as http,
-        redis.Redis.from_url(stack.own_url) as connection,
+        Redis.from_url(stack.own_url) as connection,
     ):
         client = RoundClient(http)
         try:
@@ -193,9 +194,7 @@ def _check_end(
             )
         except AssertionError as error:
             report.problems.append(str(error))
-        work.check_rounds(
-            RoundStore(connection, Settings()), partial(uncomputed, connection), again_s
-        )
+        work.check_rounds(again_s)
         work.check_callbacks()
         eternal = {
             key.decode() for key in connection.scan_iter("poc:*") if connection.ttl(key) == -1
