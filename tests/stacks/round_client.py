@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import redis
 
-from cli.supervise.processes import environment_of_proofline
+from cli.supervise.processes import Child, environment_of_proofline
 from cli.supervise.stack import Stack
 from poc_core.records import RoundRecord
 from poc_core.settings import Settings
@@ -121,9 +121,15 @@ class StackClient(RoundClient):
     def redis_url(self) -> str:
         return str(self.stack.redis_url)
 
+    def children(self) -> list[Child]:
+        return self.stack._children()
+
+    def _child(self, name: str) -> Child:
+        return next(child for child in self.children() if child.spec.name == name)
+
     def kill(self, name: str) -> int:
         """SIGKILL for "api", "redis", "courier" or "worker-0", which restarts. The old pid."""
-        child = next(child for child in self.stack._children() if child.spec.name == name)
+        child = self._child(name)
         pid = child.pid
         assert pid is not None, f"{name} is not running"
         os.kill(pid, signal.SIGKILL)
@@ -131,7 +137,7 @@ class StackClient(RoundClient):
         return pid
 
     def wait_restarted(self, name: str, old_pid: int, timeout_s: float = 30.0) -> None:
-        child = next(child for child in self.stack._children() if child.spec.name == name)
+        child = self._child(name)
         self.wait(lambda: child.pid not in (None, old_pid), timeout_s, f"another {name}")
 
 
