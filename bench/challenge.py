@@ -138,7 +138,7 @@ class Node:
 
     def _kept(self) -> Iterator[str]:
         """What there is of segments: keys, and ids in the indexes of rounds and outboxes."""
-        ours = {keys.CURRENT_ROUND, keys.OUTBOX_DUE, keys.OUTBOX_JOBS}
+        ours = {keys.CURRENT_ROUND, keys.OUTBOX_DUE, keys.OUTBOX_JOBS, "poc:outbox:job_bytes"}
         for pattern in ("poc:round:*", "poc:outbox:*", "poc:receiver*"):
             for key in self._redis.scan_iter(pattern):
                 if (name := key.decode()) not in ours:
@@ -150,7 +150,7 @@ class Node:
 def main(
     segments: Annotated[int, typer.Option(min=2, help="Of a challenge of 20 hours: 240.")] = 240,
     seconds: Annotated[
-        float | None, typer.Option(help="Of a segment (1; 10 with --engine vllm).")
+        float | None, typer.Option(help="Of a segment (0.8; 10 with --engine vllm).")
     ] = None,
     engine: Annotated[Engine, typer.Option(help="Of both workers.")] = Engine.SYNTHETIC,
     chat: Annotated[
@@ -158,7 +158,7 @@ def main(
     ] = Chat.NONE,
 ) -> None:
     """Exits with 1 where pace, memory, descriptors or keys do not stay, or a nonce is amiss."""
-    seconds = seconds or {Engine.SYNTHETIC: 1.0, Engine.VLLM: 10.0}[engine]
+    seconds = seconds or {Engine.SYNTHETIC: 0.8, Engine.VLLM: 10.0}[engine]
     exit_with(partial(measure, segments, seconds, engine, chat))
 
 
@@ -228,7 +228,11 @@ def report(found: Found) -> bool:
             f" {last / first - 1:+.2%}",
             abs(last / first - 1) <= MOST_SLOWER,
         ),
-        (f"nonces: {found.n_nonces:,} came, 0 lost, doubled or wrong", not found.problems),
+        (
+            f"nonces and keys: {found.n_nonces:,} nonces came, {len(found.problems)} problems"
+            " (one lost, doubled or wrong, or a key that is left)",
+            not found.problems,
+        ),
         *(_flat(kind, grown, most) for kind, most in MOST_GROWN.items()),
     ]
     for problem in found.problems:
