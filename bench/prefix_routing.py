@@ -195,7 +195,10 @@ def _run(talk: Talk, stack: Stack, url: str, salt: str, kill: bool = False) -> R
     ):
         if kill:
             pool.submit(_kill_later, stack, talk.turns * talk.pause_s)
-        return talk.hold(http, stack.model_name, salt)
+        began = time.monotonic()
+        run = talk.hold(http, stack.model_name, salt)
+    console.print(f"{salt}: {run} in {time.monotonic() - began:.0f} s", highlight=False)
+    return run
 
 
 def _kill_later(stack: Stack, seconds: float) -> None:
