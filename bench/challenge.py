@@ -25,6 +25,7 @@ from bench.harness.asked_chat import AskedChat
 from bench.harness.growth import Growth
 from bench.harness.report import console, exit_with
 from bench.harness.segments import Segment
+from cli.model_choice import with_chosen_model
 from poc_core.errors import OptionsError
 from poc_core.state import keys
 from tests.faults.reference import Reference
@@ -207,7 +208,7 @@ def node(engine: Engine, chat: Chat) -> Iterator[Node]:
         "POC_CALLBACK_INTERVAL_SEC": str(INTERVAL_S),
         "POC_CHAT_POLICY": "exclusive" if chat is Chat.REFUSED else "yield",
     }
-    same = EngineOptions(**{"model": MODEL} | options | second)
+    same = with_chosen_model(EngineOptions(**{"model": MODEL} | options | second))
     with ExitStack() as exits:
         client = exits.enter_context(running_stack(env, READY_TIMEOUT_S, **options))
         yield Node(
