@@ -50,6 +50,7 @@ class RoundStore:
         self._lease = scripts.load(redis, "lease_nonces")
         self._complete = scripts.load(redis, "complete_lease")
         self._release = scripts.load(redis, "release_lease")
+        self._forget = scripts.load(redis, "forget_rounds")
         self._read_reported = scripts.load(redis, "read_reported")
 
     # Clients: start, look, switch, stop.
@@ -58,7 +59,7 @@ class RoundStore:
         """Makes a new round the current one and returns its id. RoundError: another generates."""
         round_id = uuid.uuid4().hex
         names = [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND]
-        names.append(keys.generating(config.model))
+        names += [keys.generating(config.model), keys.FOLLOWED_ROUNDS]
         places = min(config.nonces.count, _MOST_PLACES)
         args: list[Any] = [round_id, state.value, config.model_dump_json(), places, self._clock()]
         args += [self._ttl_s, callback_url(config.url, "generated")]
@@ -98,6 +99,10 @@ class RoundStore:
     def waiting_artifacts(self, round_id: str) -> int:
         """Artifacts of the round that its receiver has not taken yet; 0 where it has none."""
         return int(self._redis.hget(keys.outbox(round_id), "waiting") or 0)
+
+    def forget_followed(self) -> int:
+        """Forgets earlier rounds of which nothing is computed or delivered any more; how many."""
+        return int(self._forget([keys.FOLLOWED_ROUNDS], [self._clock()]))
 
     def elapsed_s(self, round: RoundRecord) -> float:
         """Seconds since the round's first generation, until it stopped; 0 before."""

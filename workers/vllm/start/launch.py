@@ -93,6 +93,8 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
         ) from None
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = EXTENSION
+    if why_not := known_faults.why_not_on_cpus(engine_args):
+        raise _not_startable(options, why_not)
     known_faults.avoid(engine_args)
     if not current_platform.is_cpu():
         compat.enable_custom_ops(engine_args)
@@ -103,7 +105,7 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
     # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
     config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if why_not := known_faults.why_not_startable(config):
-        raise ProoflineError(f"vLLM cannot start with the model {options.model}: {why_not}.")
+        raise _not_startable(options, why_not)
     with lone_rank_in_core(engine_args, config), main_of_children():
         llm = AsyncLLM.from_vllm_config(
             config,
@@ -113,6 +115,10 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
             disable_log_stats=engine_args.disable_log_stats,
         )
     return llm, config, args
+
+
+def _not_startable(options: EngineOptions, why_not: str) -> ProoflineError:
+    return ProoflineError(f"vLLM cannot start with the model {options.model}: {why_not}.")
 
 
 def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
