@@ -43,7 +43,7 @@ test: lint ## linters, types, then unit and integration tests
 	@$(BIN)/python -m $(PYTEST) "not slow" tests
 
 unit: setup ## unit tests only: seconds, no Redis, no vLLM
-	@$(BIN)/python -m pytest -n auto tests/unit
+	@$(BIN)/python -m $(PYTEST) "not slow" tests/unit
 
 integration: setup ## integration tests only: real Redis, real processes, real vLLM
 	@$(BIN)/python -m $(PYTEST) "not slow" tests/integration

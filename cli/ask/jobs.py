@@ -44,14 +44,11 @@ def await_job(
     try:
         with progress_bar("nonces") as bar:
             task = bar.add_task(title, total=n_nonces)
-            result = client.wait(
+            return client.wait(
                 request_id,
                 Document,
                 lambda done, total: bar.update(task, completed=done, total=total),
             )
-            total = n_nonces if n_nonces is not None else bar.tasks[0].total
-            bar.update(task, completed=total, total=total)
-            return result
     except KeyboardInterrupt:
         note(
             f"Not waiting any longer; job {request_id} goes on. Fetch its result within minutes of"
