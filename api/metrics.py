@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from api.proofs import round_control
 from api.services import Services
+from api.version import VERSION
 from poc_core.records import RoundState, WorkerRecord
 from poc_core.state.overview import Overview
 
@@ -56,6 +57,9 @@ class NodeMetrics(Collector):
         yield from self._round(seen)
         yield from _workers(seen.workers)
         yield from _chat(seen.workers)
+        yield from self._services.gateway.times.collect()
+        yield from _verdicts(self._services.jobs.verdicts())
+        yield _build(self._services)
 
     def _jobs(self, seen: Overview) -> Iterator[Metric]:
         settings = self._services.settings
@@ -188,6 +192,23 @@ def _chat(workers: Sequence[WorkerRecord]) -> Iterator[Metric]:
                 if value is not None:
                     by_way.add_metric([worker.id, worker.model, way], value)
         yield by_way
+
+
+def _verdicts(found: Mapping[str, int]) -> Iterator[Metric]:
+    yield _counter(
+        "proofline_validations", "Validations of others' proofs completed.", sum(found.values())
+    )
+    yield _counter("proofline_frauds", "Of these, those that found fraud.", found["fraud"])
+
+
+def _build(services: Services) -> Metric:
+    hosts = services.deployments.hosts()
+    vllm = ", ".join(sorted({host.vllm_version for host in hosts if host.vllm_version}))
+    about = GaugeMetricFamily(
+        "proofline_build_info", "1; the versions that run here.", labels=["version", "vllm"]
+    )
+    about.add_metric([VERSION, vllm], 1)
+    return about
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:
