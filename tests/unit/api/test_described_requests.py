@@ -10,7 +10,7 @@ import pytest
 from tests.described.node import Node
 from tests.harness.fuzz import FUZZ
 
-CASES_EACH = 400 if os.environ.get("PROOFLINE_FUZZ") == "long" else 6
+CASES_EACH = 400 if os.environ.get("PROOFLINE_FUZZ") == "long" else 4
 
 
 @pytest.fixture
@@ -31,4 +31,4 @@ def test_no_request_made_from_our_description_is_answered_otherwise(tmp_path: Pa
         "GET /api/v1/pow/status",
         "POST /v1/chat/completions",
     } <= set(seen)
-    assert sum(statuses.total() for statuses in seen.values()) > 150
+    assert sum(statuses.total() for statuses in seen.values()) > 120
