@@ -99,7 +99,8 @@ def _body(
     place: model, seq_len, batch_size, url. None: not given.
     """
     inner = _inner(model)
-    body, within = dict(common), dict[str, Any]()
+    body = dict(common)
+    within: dict[str, Any] = {}
     known = _own(model, inner)
     given = dict(_pair(text) for text in params)
     if unknown := [name for name in given if name not in known]:
