@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -126,6 +127,10 @@ def refused(status: int, retry_after: str | None = "0") -> httpx.Response:
     )
 
 
+def submitted(body: Any, client: Any) -> Any:
+    return client.submit(body)
+
+
 class TestAgainstTheApi:
     @pytest.fixture
     def node(
@@ -222,8 +227,10 @@ class TestAgainstTheApi:
             {**about, "nonces": [0], "params": params.model_dump(exclude_unset=True)},
         ]
         for body in bodies:
-            (request_id,) = node.do(lambda client, body=body: client.submit(body))
-            request = jobs.read(request_id).request
+            (request_id,) = node.do(partial(submitted, body))
+            record = jobs.read(request_id)
+            assert record is not None
+            request = record.request
             assert (request.block_height, request.node_id, request.node_count) == (0, 0, 1)
         node.do(lambda client: client.start_round(ArtifactRoundBody(**about)))
         (status,) = node.do(lambda client: client.status())
