@@ -42,8 +42,8 @@ demo: setup ## start the whole stack with a tiny model, generate and validate pr
 test: lint ## linters, types, then unit and integration tests
 	@$(BIN)/python -m $(PYTEST) "not slow" tests
 
-unit: setup ## unit tests only: seconds, no Redis, no vLLM
-	@$(BIN)/python -m pytest -n auto tests/unit
+unit: setup ## unit tests only: a minute or two on 2 cores, no Redis, no engine
+	@$(BIN)/python -m $(PYTEST) "not slow" tests/unit
 
 integration: setup ## integration tests only: real Redis, real processes, real vLLM
 	@$(BIN)/python -m $(PYTEST) "not slow" tests/integration

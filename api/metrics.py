@@ -13,6 +13,7 @@ from api.health.judgement import KINDS, Health, Level
 from api.health.roster import Seat, names_of
 from api.proofs import round_control
 from api.services import Services
+from api.version import VERSION
 from poc_core.records import RoundState
 from poc_core.serving.places import name_of
 from poc_core.state.overview import Overview
@@ -64,6 +65,9 @@ class NodeMetrics(Collector):
         yield from self._round(seen, names)
         yield from _workers(health.seats)
         yield from _chat(health.seats)
+        yield from self._services.gateway.times.collect()
+        yield from _verdicts(self._services.jobs.verdicts())
+        yield _build(self._services)
 
     def _jobs(self, seen: Overview) -> Iterator[Metric]:
         settings = self._services.settings
@@ -233,6 +237,23 @@ def _chat(seats: Sequence[Seat]) -> Iterator[Metric]:
                 if value is not None:
                     by_way.add_metric([name, worker.model, way], value)
         yield by_way
+
+
+def _verdicts(found: Mapping[str, int]) -> Iterator[Metric]:
+    yield _counter(
+        "proofline_validations", "Validations of others' proofs completed.", sum(found.values())
+    )
+    yield _counter("proofline_frauds", "Of these, those that found fraud.", found["fraud"])
+
+
+def _build(services: Services) -> Metric:
+    hosts = services.deployments.hosts()
+    vllm = ", ".join(sorted({host.vllm_version for host in hosts if host.vllm_version}))
+    about = GaugeMetricFamily(
+        "proofline_build_info", "1; the versions that run here.", labels=["version", "vllm"]
+    )
+    about.add_metric([VERSION, vllm], 1)
+    return about
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

@@ -12,6 +12,7 @@ from cli.ask.chat_check import chat_check
 from cli.ask.deploy import deploy, undeploy
 from cli.ask.generate import generate
 from cli.ask.round import app as round_app
+from cli.ask.status import status
 from cli.ask.validate import validate
 from cli.examine.config import config
 from cli.examine.doctor import doctor
@@ -97,6 +98,7 @@ app.add_typer(key_app, name="key", rich_help_panel=RUNNING)
 app.command(rich_help_panel=RUNNING)(receive)
 app.command(rich_help_panel=EXAMINING)(doctor)
 app.command(rich_help_panel=EXAMINING)(config)
+app.command(rich_help_panel=ASKING)(status)
 app.command(rich_help_panel=ASKING)(generate)
 app.command(rich_help_panel=ASKING)(validate)
 app.command(rich_help_panel=ASKING)(chat_check)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -18,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from api.chat.chat_workers import ChatWorkers
 from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
+from api.chat.times import ChatTimes
 from api.errors import openai_error
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER, WorkerRecord
 from poc_core.serving.openai_errors import error_body
@@ -68,6 +70,7 @@ class Gateway:
         self._clients = Clients()
         self._active: Counter[str] = Counter()  # requests of this process under way, by worker
         self._prefixes = PrefixMemory()
+        self.times = ChatTimes()
 
     async def close(self) -> None:
         await self._clients.close()
@@ -139,9 +142,11 @@ class ProxiedAnswer(Response):
     """Waits for a worker's answer and passes it on, but no longer than the client stays."""
 
     def __init__(
-        self, gateway: Gateway, workers: Iterable[WorkerRecord], request: ProxyRequest
+        self, gateway: Gateway, workers: Sequence[WorkerRecord], request: ProxyRequest
     ) -> None:
+        """`workers`: of one model, in the order in which they are asked; one at least."""
         super().__init__()
+        self._began = time.monotonic()
         self._gateway = gateway
         self._workers = workers
         self._request = request
@@ -162,6 +167,9 @@ class ProxiedAnswer(Response):
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._gateway.open(self._workers, self._request) as (answer, body):
+                times, model = self._gateway.times, self._workers[0].model
+                if answer.headers.get("content-type", "").startswith("text/event-stream"):
+                    times.first_token.labels(model).observe(time.monotonic() - self._began)
                 headers = _end_to_end(answer.headers.raw)
                 await send(
                     {
@@ -173,6 +181,7 @@ class ProxiedAnswer(Response):
                 async for chunk in body:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
+                times.whole.labels(model).observe(time.monotonic() - self._began)
         except NoWorkerError:
             message = "No worker could answer; try again in some seconds."
             await openai_error(503, message, "service_unavailable")(scope, receive, send)

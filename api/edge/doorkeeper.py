@@ -20,11 +20,12 @@ from poc_core.settings import Settings, parse_networks
 # Role that a route needs, by path; others need `read` for GET, `deploy` for anything else.
 _PROOFS = ("generate", "generate/{request_id}", "init/generate", "stop")
 _PHASES = ("validate", "init", "init/validate", "phase/generate", "phase/validate")
-_CHAT = ("chat/completions", "completions", "responses", "embeddings", "models")
+_CHAT = ("chat/completions", "completions", "responses", "embeddings")
+_MODELS = ("models", "models/{model:path}")
 ROLES: dict[str, Role] = {
     **{f"/api/v1/pow/{path}": Role.PROOFS for path in (*_PROOFS, *_PHASES)},
     **{f"/api/v1/inference/pow/{path}": Role.PROOFS for path in _PROOFS},
-    **{f"/v1/{path}": Role.CHAT for path in _CHAT},
+    **{f"/v1/{path}": Role.CHAT for path in (*_CHAT, *_MODELS)},
     **{f"{folder}{{path:path}}": Role.CHAT for folder in FOLDERS},
     "/api/v1/models/status": Role.READ,
     **dict.fromkeys(ELSEWHERE, Role.CHAT),
@@ -93,7 +94,8 @@ class Doorkeeper:
         who = peer
         if self._wants_keys and not self._is_trusted(peer):
             caller = self._caller(scope)
-            refusal = self._refusal(caller, role_of(path, scope["method"]))
+            gave_one = any(name == b"authorization" for name, _ in scope["headers"])
+            refusal = self._refusal(caller, role_of(path, scope["method"]), gave_one)
             if refusal is not None:
                 return refusal, scope
             assert caller is not None
@@ -141,14 +143,17 @@ class Doorkeeper:
         return self._keys.caller(key.strip()) if scheme.lower() == "bearer" else None
 
     @staticmethod
-    def _refusal(caller: Caller | None, role: Role) -> JSONResponse | None:
+    def _refusal(caller: Caller | None, role: Role, gave_one: bool) -> JSONResponse | None:
         if caller is not None and caller.may(role):
             return None
         if caller is None:
             status, kind = 401, "invalid_api_key"
             detail = (
-                "This needs a key: send the header Authorization: Bearer KEY; the node's operator"
-                " makes one with `proofline key new`."
+                "The key is wrong: the node knows none like that, or no longer; its operator makes"
+                " another with `proofline key new`."
+                if gave_one
+                else "This needs a key: send the header Authorization: Bearer KEY; the node's"
+                " operator makes one with `proofline key new`."
             )
         else:
             status, kind = 403, "insufficient_permissions"

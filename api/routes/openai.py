@@ -117,6 +117,32 @@ for _path in (
 )
 async def models(request: Request, services: AppServices) -> Response:
     """One entry per served model, as its worker's vLLM describes it."""
+    entries, refusal = await _entries(request, services)
+    if refusal is not None and not entries:
+        return Response(refusal.content, refusal.status_code, media_type="application/json")
+    return JSONResponse({"object": "list", "data": list(entries.values())})
+
+
+@router.get(
+    "/v1/models/{model:path}",
+    summary="One of the models",
+    response_model=None,
+    responses=_ANSWER,
+)
+async def model(request: Request, services: AppServices, model: str) -> Response:
+    """A model's entry of /v1/models. Its name may hold slashes, escaped or not."""
+    entries, refusal = await _entries(request, services)
+    if model in entries:
+        return JSONResponse(entries[model])
+    if refusal is not None and not entries:
+        return Response(refusal.content, refusal.status_code, media_type="application/json")
+    return await to_thread.run_sync(_nobody, model, sorted(entries), services)
+
+
+async def _entries(
+    request: Request, services: Services
+) -> tuple[dict[str, Any], httpx.Response | None]:
+    """Each served model's entry by its name, and the last refusal of a worker, as of its key."""
     entries: dict[str, Any] = {}
     refusal: httpx.Response | None = None
     # vLLM's --api-key
@@ -132,9 +158,7 @@ async def models(request: Request, services: AppServices) -> Response:
             entries |= {entry["id"]: entry for entry in answer.json()["data"]}
         else:
             refusal = answer
-    if refusal is not None and not entries:
-        return Response(refusal.content, refusal.status_code, media_type="application/json")
-    return JSONResponse({"object": "list", "data": list(entries.values())})
+    return entries, refusal
 
 
 async def other(request: Request, services: AppServices) -> Response:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from cli import options
+from cli.ask.scheme_params import OfScheme, flags_of_artifacts, job_of
 from cli.grouped import grouped
 from cli.terminal import UsageError, check_output, note, write_json
 
@@ -34,6 +35,7 @@ def generate(
         int, typer.Option(min=0, help="Height of the block; told to callbacks only.")
     ] = 0,
     proof: options.Proof,
+    of_scheme: OfScheme,
     model: options.ServedModel = None,
     batch_size: options.BatchSize = None,
     url: options.Url = options.DEFAULT_URL,
@@ -50,17 +52,21 @@ def generate(
     """Compute artifacts on a running API, wait for them and print them as JSON.
 
     Prints the API's answer, {"artifacts": [...], "encoding": {...}, ...}, with the inputs under
-    "request", so that `proofline validate --artifacts FILE` needs no further options. Ctrl-C stops
-    the waiting, not the job. --max-tokens asks for chains of points, the network's coming scheme.
+    "request", so that `proofline validate FILE` needs no further options. Ctrl-C stops
+    the waiting, not the job. --max-tokens asks for chains of points, the network's coming scheme;
+    --scheme and --param ask for any scheme by its name.
 
     **Example:** proofline generate --block-hash 0xabc --public-key node-1 --nonces 0-99 -o
     proof.json
     """
     from cli.ask.connection import connect, only_model
-    from cli.ask.jobs import await_job, job_body
+    from cli.ask.jobs import await_job, job_body, place_of
     from cli.nonce_list import parse_nonces
 
     check_output(output)
+    by_name = of_scheme.refuse_flags(
+        flags_of_artifacts(proof.k_dim, proof.stronger_rng, proof.max_tokens)
+    )
     with connect(url) as client:
         request: dict[str, Any] | None = None
         n_nonces = None
@@ -73,15 +79,25 @@ def generate(
                 )
             wanted = parse_nonces(nonces)
             n_nonces = len(wanted)
-            body = job_body(
-                model=model or only_model(client),
-                block_hash=block_hash,
-                public_key=public_key,
-                block_height=block_height,
-                nonces=wanted,
-                batch_size=batch_size,
-                proof=proof,
-            )
+            served = model or only_model(client)
+            if by_name:
+                body = job_of(
+                    of_scheme,
+                    place_of(block_hash, block_height, public_key) | {"nonces": wanted},
+                    model=served,
+                    seq_len=proof.seq_len,
+                    batch_size=batch_size,
+                )
+            else:
+                body = job_body(
+                    model=served,
+                    block_hash=block_hash,
+                    public_key=public_key,
+                    block_height=block_height,
+                    nonces=wanted,
+                    batch_size=batch_size,
+                    proof=proof,
+                )
             request_id = client.submit(body)
             request = {name: value for name, value in body.items() if name != "nonces"}
         resume = f"proofline generate --url {client.base} --request-id {request_id}"

@@ -8,6 +8,18 @@ from proofline.client import Client, Document
 from proofline.client.calls import job_path
 
 
+def place_of(block_hash: str, block_height: int, public_key: str) -> dict[str, Any]:
+    """How the body of any job begins."""
+    return {
+        "block_hash": block_hash,
+        "block_height": block_height,
+        "public_key": public_key,
+        # A job names its nonces itself, so the node's place among others plays no part.
+        "node_id": 0,
+        "node_count": 1,
+    }
+
+
 def job_body(
     *,
     model: str,
@@ -20,12 +32,7 @@ def job_body(
 ) -> dict[str, Any]:
     """The body of POST /generate (protocol.md, section 5; `max_tokens`: section 8)."""
     body: dict[str, Any] = {
-        "block_hash": block_hash,
-        "block_height": block_height,
-        "public_key": public_key,
-        # A job names its nonces itself, so the node's place among others plays no part.
-        "node_id": 0,
-        "node_count": 1,
+        **place_of(block_hash, block_height, public_key),
         "nonces": nonces,
         "params": {"model": model, "seq_len": proof.seq_len, "k_dim": proof.k_dim},
         "poc_stronger_rng": proof.stronger_rng,
@@ -44,14 +51,11 @@ def await_job(
     try:
         with progress_bar("nonces") as bar:
             task = bar.add_task(title, total=n_nonces)
-            result = client.wait(
+            return client.wait(
                 request_id,
                 Document,
                 lambda done, total: bar.update(task, completed=done, total=total),
             )
-            total = n_nonces if n_nonces is not None else bar.tasks[0].total
-            bar.update(task, completed=total, total=total)
-            return result
     except KeyboardInterrupt:
         note(
             f"Not waiting any longer; job {request_id} goes on. Fetch its result within minutes of"

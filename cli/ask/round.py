@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from cli import options
+from cli.ask.scheme_params import OfScheme, flags_of_artifacts, round_of
 from cli.grouped import grouped
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
@@ -147,13 +148,15 @@ def start(
     ] = options.DEFAULT_SEQ_LEN,
     vectors: Vectors,
     distances: Distances,
+    of_scheme: OfScheme,
     model: options.ServedModel = None,
     url: options.Url = options.DEFAULT_URL,
 ) -> None:
     """Start a round on a running API; the round goes on until `proofline round stop`.
 
     Node I of N computes the nonces I, I + N, I + 2N, ... on all its workers together, each nonce
-    once. While one round generates there can be no second, and jobs wait for its end.
+    once. While one round generates there can be no second, and jobs wait for its end. --scheme and
+    --param ask for any scheme by its name.
 
     **Example:** proofline round start --block-hash 0xabc --public-key node-1 --callback-url
     http://127.0.0.1:9100
@@ -162,6 +165,14 @@ def start(
     """
     from cli.ask.connection import connect, only_model
 
+    by_name = of_scheme.refuse_flags(
+        flags_of_artifacts(vectors.k_dim, vectors.stronger_rng, vectors.max_tokens)
+        | {
+            "--r-target": distances.r_target,
+            "--fraud-threshold": distances.fraud_threshold,
+            "--layer-hooks": distances.layer_hooks,
+        }
+    )
     check_scheme(
         distances.r_target,
         {
@@ -182,28 +193,48 @@ def start(
             "n_groups": share.n_groups,
         }
         model = model or only_model(client)
-        if distances.r_target is None:
-            k_dim = vectors.k_dim or options.DEFAULT_K_DIM
-            body["params"] = {"model": model, "seq_len": seq_len, "k_dim": k_dim}
-            body |= {"poc_stronger_rng": vectors.stronger_rng}
-            if vectors.max_tokens is not None:
-                body["params"] |= {"decode": True, "max_tokens": vectors.max_tokens}
+        if by_name:
+            body = round_of(
+                of_scheme,
+                body,
+                model=model,
+                seq_len=seq_len,
+                batch_size=batch_size,
+                url=callback_url,
+            )
         else:
-            body |= {"r_target": distances.r_target, "seq_len": seq_len, "model": model}
-            body |= {
-                "use_sign_flips": not distances.layer_hooks,
-                "use_layer_hooks": distances.layer_hooks,
-            }
-            if distances.fraud_threshold is not None:
-                body["fraud_threshold"] = distances.fraud_threshold
-        if batch_size is not None:
-            body["batch_size"] = batch_size
-        if callback_url is not None:
-            body["url" if distances.r_target is None else "callback_url"] = callback_url
+            body |= body_of(model, seq_len, vectors, distances)
+            if batch_size is not None:
+                body["batch_size"] = batch_size
+            if callback_url is not None:
+                body["url" if distances.r_target is None else "callback_url"] = callback_url
         client.start_round(body)
         note(f"The round generates. Look at it with: proofline round watch{_same(url)}")
         if callback_url is None:
             note("Without --callback-url its artifacts are counted and sent to nobody.")
+
+
+def body_of(model: str, seq_len: int, vectors: Vectors, distances: Distances) -> dict[str, Any]:
+    """What a round of artifacts, chains or distances has beside a round of any scheme."""
+    if distances.r_target is None:
+        params = {
+            "model": model,
+            "seq_len": seq_len,
+            "k_dim": vectors.k_dim or options.DEFAULT_K_DIM,
+        }
+        if vectors.max_tokens is not None:
+            params |= {"decode": True, "max_tokens": vectors.max_tokens}
+        return {"params": params, "poc_stronger_rng": vectors.stronger_rng}
+    body = {
+        "r_target": distances.r_target,
+        "seq_len": seq_len,
+        "model": model,
+        "use_sign_flips": not distances.layer_hooks,
+        "use_layer_hooks": distances.layer_hooks,
+    }
+    if distances.fraud_threshold is not None:
+        body["fraud_threshold"] = distances.fraud_threshold
+    return body
 
 
 def check_scheme(

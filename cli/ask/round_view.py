@@ -28,7 +28,7 @@ def line(status: dict[str, Any]) -> str:
         f"{stats.get('artifacts_waiting') or 0:,} waiting",
         f"{status['queued_nonces']:,} nonces of jobs queued",
     ]
-    return ", ".join(parts + _troubles(stats) + _health(status))
+    return ", ".join(parts + troubles(stats) + _health(status))
 
 
 def picture(status: dict[str, Any], now: float) -> RenderableType:
@@ -43,7 +43,7 @@ def picture(status: dict[str, Any], now: float) -> RenderableType:
 
 def _head(status: dict[str, Any]) -> Table:
     stats, config = status["stats"], status.get("config")
-    table = _grid()
+    table = grid()
     running = status["state"] in ("GENERATING", "VALIDATING")
     table.add_row("state", Text(status["state"], style="bold green" if running else "bold"))
     for trouble in _health(status):
@@ -102,12 +102,12 @@ def _outbox(status: dict[str, Any], now: float) -> RenderableType:
     if receiver is None:
         return Text("no callback url: what is computed is sent to nobody", style="dim")
     outbox = stats["outbox"]
-    table = _grid()
+    table = grid()
     table.add_row("receiver", Text(receiver))
     table.add_row("delivered", f"{stats['artifacts_delivered']:,}")
     waiting = f"{stats['artifacts_waiting']:,}, {outbox['bytes']:,} of {outbox['limit_bytes']:,} B"
     table.add_row("waiting", Text(waiting, style=ALARM if outbox["full"] else ""))
-    for trouble in _troubles(stats, with_error=False):
+    for trouble in troubles(stats, with_error=False):
         table.add_row("", Text(trouble, style=ALARM))
     if outbox["failures"] and outbox["next_try_at"] is not None:
         table.add_row("next try", f"in {max(0.0, outbox['next_try_at'] - now):.0f} s")
@@ -120,7 +120,7 @@ def _health(status: dict[str, Any]) -> list[str]:
     return [f"{reason['level']}: {reason['text']}" for reason in health["reasons"]]
 
 
-def _troubles(stats: dict[str, Any], with_error: bool = True) -> list[str]:
+def troubles(stats: dict[str, Any], with_error: bool = True) -> list[str]:
     """Lines about what an operator must see."""
     outbox = stats.get("outbox") or {}
     troubles = []
@@ -164,7 +164,8 @@ def _share(config: dict[str, Any]) -> str:
     return text
 
 
-def _grid() -> Table:
+def grid() -> Table:
+    """A table without lines: names, dim, and what is said of them."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", min_width=9)
     table.add_column()

@@ -44,13 +44,14 @@ class OfFile(NamedTuple):
         typer.Option(min=1, help=f"{options.K_DIM_HELP} {FROM_FILE}", show_default=False),
     ] = None
     stronger_rng: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            "--stronger-rng/--no-stronger-rng",
-            help=f"{options.STRONGER_RNG_HELP} {FROM_FILE}",
-            show_default=False,
+            "--stronger-rng",
+            help=f"{options.STRONGER_RNG_HELP} Or --no-stronger-rng. {FROM_FILE}",
         ),
-    ] = None
+    ] = False
+    # Beside its counterpart it would take the room of other options' names.
+    no_stronger_rng: Annotated[bool, typer.Option("--no-stronger-rng", hidden=True)] = False
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -89,13 +90,14 @@ class Judged(NamedTuple):
 @grouped
 def validate(
     *,
-    artifacts: Annotated[
-        Path,
-        typer.Option(
-            "--artifacts",
+    file: Annotated[
+        Path | None,
+        typer.Argument(
             help="JSON file as `proofline generate` or `compute --json` writes it; - for stdin.",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    artifacts: Annotated[Path | None, typer.Option("--artifacts", hidden=True)] = None,
     of_file: OfFile,
     nonces: Annotated[
         str | None,
@@ -137,7 +139,7 @@ def validate(
 
     **Exit code:** 0 no fraud, 3 fraud, 1 the API gave no verdict, 2 wrong options.
 
-    **Example:** proofline validate --artifacts proof.json
+    **Example:** proofline validate proof.json
     """
     from cli.ask.connection import connect, only_model
     from cli.ask.jobs import await_job, job_body
@@ -145,7 +147,7 @@ def validate(
     from cli.nonce_list import parse_nonces
 
     check_output(output)
-    claimed, noted, noted_k_dim = read_artifacts(artifacts)
+    claimed, noted, noted_k_dim = read_artifacts(the_one(file, artifacts))
     if nonces is not None:
         claimed = only_nonces(claimed, parse_nonces(nonces))
     params = noted.get("params", {})
@@ -157,11 +159,12 @@ def validate(
         )
     n_steps = of_file.max_tokens or params.get("max_tokens") or steps_of(claimed)
     usual = DIST_THRESHOLD if n_steps is None else MARGIN
-    height, stronger_rng = of_file.block_height, of_file.stronger_rng
+    height = of_file.block_height
+    said = of_file.stronger_rng or of_file.no_stronger_rng
     proof = options.Proof(
         of_file.seq_len or params.get("seq_len") or options.DEFAULT_SEQ_LEN,
         of_file.k_dim or params.get("k_dim") or noted_k_dim or options.DEFAULT_K_DIM,
-        stronger_rng if stronger_rng is not None else bool(noted.get("poc_stronger_rng")),
+        of_file.stronger_rng if said else bool(noted.get("poc_stronger_rng")),
         n_steps,
     )
     with connect(url) as client:
@@ -191,6 +194,16 @@ def validate(
         note(f"With {fits[0]} they agree." if fits else "No mistake that was tried explains it.")
     if verdict["fraud_detected"]:
         raise typer.Exit(EXIT_FRAUD)
+
+
+def the_one(file: Path | None, artifacts: Path | None) -> Path:
+    """The file to read. UsageError: none is named, or two. `artifacts`: of the older option."""
+    named = [path for path in (file, artifacts) if path is not None]
+    if len(named) != 1:
+        raise UsageError(
+            "Name one file, as `proofline generate` wrote it: proofline validate FILE."
+        )
+    return named[0]
 
 
 def read_artifacts(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:

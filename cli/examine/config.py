@@ -51,5 +51,7 @@ def config(
             f"{setting.name} = {value}"
             + ("" if setting.source == "default" else f"    # {setting.source}")
         )
+    if changed and not found:
+        note("Nothing differs from the defaults.")
     for name, meant in unknown.items():
         note(stranger_text(name, meant))

@@ -31,6 +31,9 @@ def api(
     """
     import uvicorn
 
+    from cli.supervise.ports import reserve_port
+
+    reserve_port(host, port)
     os.environ.update(receiver_settings(host, port, os.environ))
     from api.app import create_app
     from api.edge.connections import (

@@ -44,6 +44,9 @@ def flower(
 
     Switches task events on in all workers: half a millisecond of CPU time a task.
     """
+    from cli.supervise.ports import reserve_port
+
+    reserve_port(host, port)
     # In the environment: everybody on the machine can read a command line.
     os.environ[AUTH] = credentials(password_file)
     os.environ.pop("FLOWER_UNAUTHENTICATED_API", None)

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from cli.run.receipts import Receipts
-from cli.terminal import EXIT_FAILURE, UsageError, note
+from cli.supervise.ports import AddressError
+from cli.terminal import EXIT_FAILURE, note
 
 
 def receive(
@@ -46,10 +47,7 @@ def receive(
     try:
         server = _Server((host, port), _handler(receipts, answer, as_json))
     except OSError as error:
-        raise UsageError(
-            f"Cannot listen on {host} port {port} ({error.strerror}): stop what uses it, or choose"
-            " another --port."
-        ) from error
+        raise AddressError.of(host, port, error) from error
 
     def end(*_: object) -> None:
         # serve_forever runs in this thread, which cannot wait for itself

@@ -1,12 +1,20 @@
 """The address on which an API will listen, tried before anything is started for it."""
 
 import socket
+from typing import Self
 
-from poc_core.errors import ProoflineError
+from cli.terminal import UsageError
 
 
-class AddressError(ProoflineError):
-    """Nothing can listen at this address."""
+class AddressError(UsageError):
+    """Nothing can listen at this address; an option names another."""
+
+    @classmethod
+    def of(cls, host: str, port: int, error: OSError) -> Self:
+        return cls(
+            f"Cannot listen on {host} port {port} ({error.strerror}): stop what uses it, or choose"
+            " another --port."
+        )
 
 
 def reserve_port(host: str, port: int) -> int:
@@ -23,8 +31,5 @@ def reserve_port(host: str, port: int) -> int:
             probe.bind(address)
             chosen: int = probe.getsockname()[1]
     except OSError as error:
-        raise AddressError(
-            f"Cannot listen on {host} port {port} ({error.strerror}): stop what uses it, or choose"
-            " another --port."
-        ) from error
+        raise AddressError.of(host, port, error) from error
     return chosen

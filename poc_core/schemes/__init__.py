@@ -2,7 +2,8 @@
 
 A scheme has two halves. `contract.py`, without torch, says what its requests, options, payloads,
 answers and verdicts are: its `CONTRACT` is a `contract.Contract`. `proof.py`, with torch, computes
-its values for the engines: its `SCHEME` is a subclass of `base.Scheme`.
+its values for the engines: its `SCHEME` is a subclass of `base.Scheme`. docs/architecture.md shows
+a whole one, `peaks`.
 """
 
 import importlib

@@ -4,6 +4,7 @@ NEWEST_JOBS = "poc:jobs:newest"  # list of the ids of the jobs created last, the
 QUEUED_NONCES = "poc:queued_nonces"  # counter: accepted and not yet done
 ACTIVE_MODELS = "poc:jobs:models"  # set of the models that have an active zset
 STATS_TOTAL = "poc:stats:total"  # counter: nonces done
+VERDICTS = "poc:stats:verdicts"  # hash: validations completed, by what they found
 
 WORKER_PREFIX = "poc:worker:"
 WORKERS = "poc:workers"  # zset worker id -> last heartbeat

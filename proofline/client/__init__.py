@@ -17,14 +17,13 @@ from poc_core.schemes.artifact.answers import ArtifactResult, ValidationResult
 from poc_core.schemes.artifact.requests import (
     Artifact,
     ArtifactParams,
-    ArtifactRoundBody,
-    GenerateBody,
 )
 from poc_core.schemes.artifact.terms import StatTest
 from poc_core.schemes.decode.answers import DecodeResult, DecodeValidationResult
-from poc_core.schemes.decode.requests import DecodeBody, DecodeParams
+from poc_core.schemes.decode.requests import DecodeParams
 from poc_core.schemes.requests import JobBody, RoundBody
 from proofline.client.asynchronous import AsyncClient
+from proofline.client.bodies import ArtifactRoundBody, DecodeBody, GenerateBody
 from proofline.client.calls import Call, Document
 from proofline.client.errors import ApiError, JobFailedError, UrlError
 from proofline.client.sync import Client

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel
-
 from poc_core.answers import (
     Cancelled,
     Done,
@@ -21,6 +19,7 @@ from poc_core.answers import (
     UpStatus,
     Versions,
 )
+from proofline.client.bodies import Body, as_json, placed
 
 NODE = "/api/v1"
 PREFIX = f"{NODE}/pow"
@@ -29,7 +28,6 @@ STOP_TIMEOUT_S = 90.0  # of a stop, which waits a minute for engines to end
 
 T = TypeVar("T")
 Document = dict[str, Any]  # an answer's JSON as it is
-Body = BaseModel | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,9 @@ class Call(Generic[T]):
     timeout_s: float = TIMEOUT_S
 
 
-def as_json(body: Body | None) -> Any:
-    """The fields given of a model: the API has its own defaults for the rest."""
-    return body.model_dump(mode="json", exclude_unset=True) if isinstance(body, BaseModel) else body
-
-
 def submit(body: Body) -> Call[Queued]:
     return Call(
-        "POST", f"{PREFIX}/generate", Queued, {**as_json(body), "wait": False}, is_repeatable=False
+        "POST", f"{PREFIX}/generate", Queued, {**placed(body), "wait": False}, is_repeatable=False
     )
 
 
@@ -91,7 +84,7 @@ def node_status() -> Call[Status]:
 
 
 def start_round(body: Body) -> Call[RoundChanged]:
-    return Call("POST", f"{PREFIX}/init/generate", RoundChanged, body, is_repeatable=False)
+    return Call("POST", f"{PREFIX}/init/generate", RoundChanged, placed(body), is_repeatable=False)
 
 
 def stop() -> Call[Stopped]:

@@ -25,7 +25,8 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 def base_url(url: str | None) -> str:
     """http://host:port of a node. UrlError: the url cannot be read."""
     url = os.environ.get("PROOFLINE_URL", DEFAULT_URL) if url is None else url
-    base = url.rstrip("/").removesuffix(PREFIX)
+    whole = url if "://" in url else f"http://{url}"
+    base = whole.rstrip("/").removesuffix(PREFIX)
     try:
         parsed = httpx.URL(base)
     except httpx.InvalidURL as error:
@@ -94,6 +95,14 @@ def progress_in(document: dict[str, Any]) -> tuple[int, int] | None:
         if document.get("n_total")
         else None
     )
+
+
+def n_nonces_of(result: dict[str, Any]) -> int | None:
+    """Nonces of a job that has ended, from its result; None: the result does not tell."""
+    if "n_total" in result:
+        return int(result["n_total"])
+    artifacts, excluded = result.get("artifacts"), result.get("excluded_nonces") or []
+    return len(artifacts) + len(excluded) if isinstance(artifacts, list) else None
 
 
 def next_poll_s(pause_s: float) -> float:

@@ -124,9 +124,6 @@ class StackClient(RoundClient):
     def children(self) -> list[Child]:
         return self.stack._children()
 
-    def _child(self, name: str) -> Child:
-        return next(child for child in self.children() if child.spec.name == name)
-
     def kill(self, name: str) -> int:
         """SIGKILL for "api", "redis", "courier" or "cpu0", which restarts. The old pid."""
         child = self._child(name)
@@ -138,7 +135,7 @@ class StackClient(RoundClient):
 
     def _child(self, name: str) -> Child:
         """A process by its name, or a worker by its slot."""
-        children = self.stack._children()
+        children = self.children()
         return next(child for child in children if child.spec.name.rpartition("/")[2] == name)
 
     def wait_restarted(self, name: str, old_pid: int, timeout_s: float = 30.0) -> None:

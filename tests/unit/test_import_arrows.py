@@ -3,10 +3,13 @@
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.xdist_group("arrows")  # one process reads all modules
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,10 +61,16 @@ ARITHMETIC = ("poc_core/arithmetic", "poc_core/schemes")
 MOST_ON_A_LANDING = 14
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported(path: Path) -> set[str]:
     """The dotted names of the modules that a file imports, wherever in it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -84,7 +93,7 @@ def modules(package: str) -> list[Path]:
 def arrows(path: Path, ours: set[str], when_loaded: bool) -> set[str]:
     """The modules of ours that a file imports, wherever in it or only when it is loaded itself."""
     names: set[str] = set()
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     for node in run_when_loaded(tree) if when_loaded else ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}

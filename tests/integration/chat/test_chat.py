@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from tests.harness.chat_client import (
@@ -33,6 +32,9 @@ from tests.harness.chat_client import (
 from tests.harness.marks import needs_vllm
 from tests.stacks.round_client import RoundClient
 from tests.stacks.up import PATIENCE_S
+
+if TYPE_CHECKING:
+    import openai
 
 pytestmark = [
     pytest.mark.integration,
@@ -82,7 +84,9 @@ def chat_stats(client: RoundClient) -> dict[str, Any]:
     return stats
 
 
-def openai_client(client: RoundClient) -> openai.OpenAI:
+def openai_client(client: RoundClient) -> "openai.OpenAI":
+    import openai  # here: a second, in every process of a run
+
     return openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0)
 
 
@@ -269,10 +273,12 @@ class TestOpenAiClient:
 
     def test_models(self, yielding: RoundClient) -> None:
         (model,) = openai_client(yielding).models.list().data
-        assert model.id == MODEL
+        assert openai_client(yielding).models.retrieve(MODEL).id == model.id == MODEL
         assert model.to_dict()["max_model_len"] == 2048
 
     def test_unknown_model_and_bad_request_are_its_own_errors(self, yielding: RoundClient) -> None:
+        import openai
+
         client = openai_client(yielding)
         with pytest.raises(openai.NotFoundError, match="is not served here"):
             client.chat.completions.create(model="nope", messages=[])

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel
 
 from poc_core.errors import ProoflineError, SpecError
 from poc_core.records import ProofSpec
@@ -119,6 +118,8 @@ def test_experts_chosen_by_token_get_the_ids_of_the_protocol(tmp_path: Path) -> 
     """As if the model had been asked for those tokens and had looked up a proof's inputs for
     them.
     """
+    from transformers import AutoConfig, AutoModel  # here: seconds, in every process of a run
+
     fields = {
         name: value for name, value in given("deepseek-v4").items() if name != "quantization_config"
     }

@@ -17,11 +17,12 @@ import pytest
 
 import poc_core.schemes
 from poc_core.records import ProofSpec
-from poc_core.schemes import contract_of
+from poc_core.schemes import contract_of, contracts
 from tests.harness.waiting import wait_until
 from tests.integration.node import PREFIX, Node, run_node, synthetic_artifacts
 from tests.peers.receiver import Receiver
 from tests.stacks.round_client import StackClient, given_back
+from tests.toy_scheme.page import examples, install
 
 pytestmark = pytest.mark.integration
 
@@ -41,6 +42,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__")
         )
     shutil.copytree(TOY / "toy", tree / "poc_core/schemes/toy")
+    install(examples("docs/architecture.md", "A new scheme"), tree / "poc_core/schemes")
     (tree / "models").symlink_to(ROOT / "models")
     return tree
 
@@ -101,8 +103,8 @@ def files_of(tree: Path) -> dict[str, bytes]:
 
 def test_no_other_file_differs(tree: Path) -> None:
     ours, with_toy = files_of(ROOT), files_of(tree)
-    new = {f"poc_core/schemes/toy/{path.name}" for path in (TOY / "toy").glob("*.py")}
-    assert len(new) == 3
+    files = ("__init__.py", "contract.py", "proof.py")
+    new = {f"poc_core/schemes/{scheme}/{file}" for scheme in ("peaks", "toy") for file in files}
     assert {name for name in with_toy if with_toy[name] != ours.get(name)} == new
     assert ours.keys() | new == with_toy.keys()
 
@@ -120,6 +122,17 @@ def test_a_job(toy_node: Node, receiver: Receiver, form: dict[str, Any]) -> None
     )
     wait_until(lambda: receiver.taken(), "the job's callback")
     assert receiver.taken()[0].body["artifacts"] == expected(nonces, 5)
+
+
+def test_the_pages_example_answers_by_command(toy_node: Node, tree: Path) -> None:
+    asked = ("--block-hash", "block", "--public-key", "key", "--nonces", "0-2", "--seq-len", "8")
+    chosen = ("--scheme", "peaks", "--param", "n_peaks=4")
+    url = ("--url", str(toy_node.http.base_url).rstrip("/"))
+    done = in_tree(tree, "generate", *asked, *chosen, *url)
+    assert done.returncode == 0, done.stderr
+    artifacts = json.loads(done.stdout)["artifacts"]
+    assert [artifact["nonce"] for artifact in artifacts] == [0, 1, 2]
+    assert all(len(artifact["peaks"]) == 4 for artifact in artifacts)
 
 
 @pytest.mark.parametrize(("tolerated", "fraud"), [(0, True), (1, False)])
@@ -173,6 +186,18 @@ def test_a_round(toy_node: Node, receiver: Receiver) -> None:
     assert first["artifacts"][0] in items
 
 
+def in_tree(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command `proofline` of the copy."""
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *words],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
 def test_a_proof_without_a_queue(tree: Path) -> None:
     asked = ("--block-hash", "block", "--public-key", "key", "--nonces", "0-2", "--seq-len", "8")
     chosen = (
@@ -186,14 +211,7 @@ def test_a_proof_without_a_queue(tree: Path) -> None:
         "n_steps=5",
         "--json",
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "cli.main", "compute", "--model", "tiny-qwen3", *asked, *chosen],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = in_tree(tree, "compute", "--model", "tiny-qwen3", *asked, *chosen)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [artifact["nonce"] for artifact in document["artifacts"]] == [0, 1, 2]
@@ -239,5 +257,6 @@ def test_openapi_shows_it(toy_node: Node) -> None:
         "application/json"
     ]
     refs = [schema["$ref"].rpartition("/")[2] for schema in generate["schema"]["anyOf"]]
-    assert refs == ["GenerateBody", "DecodeBody", "ToyBody"]
+    ours = [contract.job_body.__name__ for contract in contracts() if contract.job_body]
+    assert sorted(refs) == sorted([*ours, "PeakBody"])
     assert "toys_reported" in document["components"]["schemas"]["Status"]["properties"]

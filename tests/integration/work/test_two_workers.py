@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import psutil
 import pytest
 
@@ -150,6 +149,8 @@ def kill_with_its_guard(client: TwoWorkers, pid: int) -> list[psutil.Process]:
 def test_exclusive_refuses_chat_during_a_round_and_serves_it_right_after(
     client: TwoWorkers,
 ) -> None:
+    import openai
+
     assert chat(client).status_code == 200
     client.start(None, params={"seq_len": 256})
     client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")

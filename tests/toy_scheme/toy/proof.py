@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core.schemes.base import PrefillScheme
-from poc_core.schemes.toy.contract import ToyOptions  # type: ignore[import-untyped]  # only where a test puts it
+from poc_core.schemes.toy.contract import ToyOptions  # type: ignore[import-not-found]  # only where a test puts it
 
 
 class ToyScheme(PrefillScheme):

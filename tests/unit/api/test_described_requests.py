@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.described.node import Node
-from tests.described.requests import ask_all
 from tests.harness.fuzz import FUZZ
 
-CASES_EACH = 400 if os.environ.get("PROOFLINE_FUZZ") == "long" else 6
+CASES_EACH = 400 if os.environ.get("PROOFLINE_FUZZ") == "long" else 4
 
 
 @pytest.fixture
@@ -24,10 +23,12 @@ def quiet() -> Iterator[None]:
 @FUZZ
 @pytest.mark.usefixtures("quiet")
 def test_no_request_made_from_our_description_is_answered_otherwise(tmp_path: Path) -> None:
+    from tests.described.requests import ask_all  # here: it imports schemathesis
+
     seen = ask_all(Node(tmp_path), CASES_EACH, seed=12)
     assert {
         "POST /api/v1/pow/generate",
         "GET /api/v1/pow/status",
         "POST /v1/chat/completions",
     } <= set(seen)
-    assert sum(statuses.total() for statuses in seen.values()) > 150
+    assert sum(statuses.total() for statuses in seen.values()) > 120

@@ -1,6 +1,8 @@
 """The command as a whole: quick help, one-line errors, exit codes."""
 
+from collections.abc import Iterator
 from importlib import metadata
+from typing import Any
 
 import pytest
 import typer
@@ -11,7 +13,7 @@ from poc_core.errors import ProoflineError, SpecError
 
 COMMANDS = (
     *("demo", "up", "api", "worker", "workers", "courier", "flower", "ready"),
-    *("round", "generate", "validate", "compute", "calibrate", "bench", "report"),
+    *("round", "status", "generate", "validate", "compute", "calibrate", "bench", "report"),
 )
 
 
@@ -33,6 +35,41 @@ def test_every_command_explains_itself(runner: CliRunner, command: str) -> None:
     answer = runner.invoke(app, [command, "--help"])
     assert answer.exit_code == 0
     assert "--help" in answer.output
+
+
+def commands_of(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that people see, also those below others."""
+    for name, below in getattr(command, "commands", {}).items():
+        if not below.hidden:
+            yield from commands_of(below, (*path, name))
+    yield path, command
+
+
+@pytest.mark.parametrize(("path", "command"), [*commands_of(typer.main.get_command(app))])
+def test_no_options_name_is_cut_on_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...], command: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, [*path, "--help"]).output
+    names = [
+        name
+        for option in command.params
+        if not getattr(option, "hidden", False)
+        for name in (*option.opts, *option.secondary_opts)
+        if name.startswith("--")
+    ]
+    assert [name for name in names if name not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"), [(["statu"], "status"), (["round", "strat"], "start"), (["uup"], "up")]
+)
+def test_of_a_mistyped_command_the_one_that_may_be_meant_is_told(
+    runner: CliRunner, words: list[str], meant: str
+) -> None:
+    answer = runner.invoke(app, words)
+    assert answer.exit_code == 2
+    assert f"Did you mean '{meant}'" in answer.stderr
 
 
 def test_the_version(runner: CliRunner) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -126,6 +127,10 @@ def refused(status: int, retry_after: str | None = "0") -> httpx.Response:
     )
 
 
+def submitted(body: Any, client: Any) -> Any:
+    return client.submit(body)
+
+
 class TestAgainstTheApi:
     @pytest.fixture
     def node(
@@ -213,6 +218,23 @@ class TestAgainstTheApi:
         assert state.poc_status == "IDLE"
         assert versions.vllm_version is None
         assert (deployment.models, deployment.hosts) == ([MODEL], [])
+
+    def test_a_trial_says_neither_a_height_nor_a_place(self, node: Both, jobs: JobStore) -> None:
+        params = ArtifactParams(model=MODEL, seq_len=64)
+        about: dict[str, Any] = {"block_hash": "block", "public_key": "key", "params": params}
+        bodies = [
+            GenerateBody(nonces=[0], **about),
+            {**about, "nonces": [0], "params": params.model_dump(exclude_unset=True)},
+        ]
+        for body in bodies:
+            (request_id,) = node.do(partial(submitted, body))
+            record = jobs.read(request_id)
+            assert record is not None
+            request = record.request
+            assert (request.block_height, request.node_id, request.node_count) == (0, 0, 1)
+        node.do(lambda client: client.start_round(ArtifactRoundBody(**about)))
+        (status,) = node.do(lambda client: client.status())
+        assert (status.config["node_id"], status.config["node_count"]) == (0, 1)
 
     def test_what_the_api_says_of_a_wrong_body_is_the_error(self, node: Both) -> None:
         wrong = REQUEST.model_dump(exclude_unset=True) | {"nonces": [1, 1]}
@@ -317,7 +339,22 @@ class TestWaiting:
             lambda c: c.wait("job-1", Document, lambda *progress: told.append(progress))
         )
         assert result == {"status": "completed", "artifacts": []}
-        assert told == [(0, 3), (2, 3)]
+        assert told == [(0, 3), (2, 3), (3, 3)]
+
+    @pytest.mark.parametrize(
+        "result",
+        [{"artifacts": [{}, {}], "excluded_nonces": [7]}, {"n_total": 3, "n_mismatch": 0}],
+        ids=["artifacts", "a verdict"],
+    )
+    def test_of_a_job_that_has_ended_before_the_first_look_too(
+        self, both: Callable[..., Both], result: dict[str, Any]
+    ) -> None:
+        handler, _ = answering(ok({"status": "completed"} | result))
+        told: list[tuple[int, int]] = []
+        both(handler).do(
+            lambda c: c.wait("job-1", Document, lambda *progress: told.append(progress))
+        )
+        assert told == [(3, 3)]
 
     def test_a_failed_job_says_why(self, both: Callable[..., Both]) -> None:
         handler, _ = answering(ok({"status": "failed", "error": "the engine was lost"}))
@@ -350,15 +387,15 @@ def test_a_call_without_a_method_is_sent_all_the_same(both: Callable[..., Both])
     assert seen == ["GET /api/v1/inference/pow/status"]
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1"])
+@pytest.mark.parametrize("url", ["", "ftp://127.0.0.1", "http://", "http://[::1"])
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(UrlError):
             kind(url)
 
 
-@pytest.mark.parametrize("url", ["http://node/", "http://node/api/v1/pow/"])
-def test_a_url_may_have_the_paths_beginning(url: str) -> None:
+@pytest.mark.parametrize("url", ["http://node/", "http://node/api/v1/pow/", "node"])
+def test_a_url_may_have_the_paths_beginning_or_no_scheme(url: str) -> None:
     with Client(url) as client:
         assert client.base == URL
 

@@ -114,6 +114,12 @@ def housekeeper(
     keeper.stop()
 
 
+@pytest.fixture(autouse=True)
+def every_look_is_this_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several workers one in turn looks for stuck jobs, every few seconds; here is but one."""
+    monkeypatch.setattr("poc_core.state.job_survey._TURN", 0.0)
+
+
 @pytest.fixture
 def reap(housekeeper: Housekeeper, worker: IdleWorker) -> Callable[[], None]:
     """From now on the worker is ready and looks for stuck jobs."""

@@ -14,10 +14,12 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
 
 from api.app import create_app
 from api.chat.chat_workers import ChatWorkers
 from api.chat.gateway import Gateway
+from api.chat.times import ChatTimes
 from api.proofs.dispatch import Dispatcher
 from api.services import Services
 from poc_core.records import ENGINE_LOST_HEADER
@@ -57,6 +59,7 @@ def services(app: FastAPI) -> Services:
     """The services of the API, which know of no worker yet."""
     services: Services = app.state.services
     services.redis.flushall()
+    services.gateway.times = ChatTimes()
     services.gateway.workers = ChatWorkers(services.workers, registry.CHAT_MEMORY_S)
     return services
 
@@ -570,6 +573,36 @@ class TestDeaths:
             api.post(CHAT, json=body())
 
 
+class TestTimes:
+    """What /metrics tells of requests."""
+
+    def bucket(self, api: httpx.Client, name: str, le: str) -> float | None:
+        families = text_string_to_metric_families(api.get("/metrics").text)
+        samples = (sample for family in families for sample in family.samples)
+        wanted = {"model": MODEL, "le": le}
+        return next(
+            (one.value for one in samples if one.name == f"{name}_bucket" and one.labels == wanted),
+            None,
+        )
+
+    def test_first_tokens_are_of_streams_alone(self, api: httpx.Client, start: Start) -> None:
+        def streams(call: Call) -> None:
+            call.begin_stream()
+            call.chunk(*EVENTS)
+            call.end_stream()
+
+        start(
+            "w1",
+            lambda call: streams(call) if b"stream" in call.received.body else call.answer(ANSWER),
+        )
+        api.post(CHAT, json=body())
+        assert self.bucket(api, "proofline_chat_request_seconds", "+Inf") == 1
+        assert self.bucket(api, "proofline_chat_first_token_seconds", "+Inf") is None
+        api.post(CHAT, json=body(stream=True))
+        assert self.bucket(api, "proofline_chat_request_seconds", "+Inf") == 2
+        assert self.bucket(api, "proofline_chat_first_token_seconds", "600.0") == 1
+
+
 class TestClientsThatGo:
     @pytest.mark.parametrize("when", ["before the head", "before the first event", "in the stream"])
     def test_cancel_what_the_worker_does_for_them(
@@ -656,6 +689,24 @@ class TestModels:
             api.get("/v1/models", headers={"Authorization": "Bearer right"}).json()["data"][0]["id"]
             == MODEL
         )
+
+    @pytest.mark.parametrize("name", [MODEL, "org/other model"])
+    def test_one_is_told_by_its_name(self, api: httpx.Client, start: Start, name: str) -> None:
+        import openai
+
+        start("w1", self.listing(MODEL))
+        start("w2", self.listing("org/other model"), model="org/other model")
+        with openai.OpenAI(base_url=f"{api.base_url}/v1", api_key="none", max_retries=0) as client:
+            assert client.models.retrieve(name).id == name
+            with pytest.raises(openai.NotFoundError, match=f"`unheard` is not .*{MODEL}"):
+                client.models.retrieve("unheard")
+        assert api.get(f"/v1/models/{name}").json()["max_model_len"] == 2048
+
+    def test_one_whose_workers_are_away_is_to_be_asked_for_again(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        start("w1", self.listing(MODEL)).die()
+        assert api.get(f"/v1/models/{MODEL}").status_code == 503
 
     def test_without_workers_are_none(self, api: httpx.Client) -> None:
         assert api.get("/v1/models").json() == {"object": "list", "data": []}

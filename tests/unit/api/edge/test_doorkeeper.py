@@ -179,3 +179,13 @@ class TestRates:
         assert [answer.status_code == 429 for answer in answers] == [False] * 5 + [True]
         assert int(answers[-1].headers["Retry-After"]) > 0
         assert client.get("/livez").status_code == 200
+
+
+def test_a_wrong_key_is_told_apart_from_none(opened: Opened, keys: KeyFile) -> None:
+    stranger = opened()
+    assert stranger.get("/readyz").json()["detail"].startswith("This needs a key: send the header")
+    wrong = stranger.get("/readyz", headers=bearer("proofline_wrong"))
+    assert (wrong.status_code, wrong.json()["detail"].partition(":")[0]) == (
+        401,
+        "The key is wrong",
+    )

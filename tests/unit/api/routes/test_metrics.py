@@ -8,9 +8,11 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
+from api.version import VERSION
 from poc_core.records import Lease, RoundState
+from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import JobStore, RoundStore, WorkerRegistry
+from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry
 from tests.harness.samples import MODEL, Clock, new_job, round_config, worker_record
 from tests.harness.stored import outbox_status
 from workers.chat_gate import GateStats
@@ -157,6 +159,26 @@ def test_workers_and_their_chat(client: TestClient, workers: WorkerRegistry) -> 
     for way, n, seconds in (("pass", 1, 0.25), ("steps", 0, 0)):
         assert scraped("chat_validations_total", **labels, way=way) == n
         assert scraped("chat_validation_seconds_total", **labels, way=way) == seconds
+
+
+def test_validations_and_those_that_found_fraud(client: TestClient, jobs: JobStore) -> None:
+    for claimed in ("AAAA" * 8, "AAAA" * 8, "forged"):
+        job_id = jobs.create(new_job([0], claimed={0: claimed}))
+        jobs.lease(job_id, 0, "w1")
+        jobs.complete(job_id, 0, ["AAAA" * 8])
+        jobs.finish(job_id)
+        jobs.finish(job_id)  # twice counts once
+    scraped = Scraped(client)
+    assert (scraped("validations_total"), scraped("frauds_total")) == (3, 1)
+
+
+def test_what_runs_here(client: TestClient, redis: Redis, settings: Settings, clock: Clock) -> None:
+    assert Scraped(client)("build_info", version=VERSION, vllm="") == 1
+    report = HostReport(
+        id="h1", host="here", state=HostState.IDLE, generation=0, vllm_version="0.32.1"
+    )
+    DeploymentStore(redis, settings, clock).report(report)
+    assert Scraped(client)("build_info", version=VERSION, vllm="0.32.1") == 1
 
 
 def test_a_dead_worker_is_gone(client: TestClient, workers: WorkerRegistry) -> None:

@@ -133,6 +133,28 @@ def test_generate_submits_waits_and_prints_the_result(
     assert fake.polled == ["job-1"] * 3
 
 
+def test_a_scheme_is_asked_for_by_its_name(fake: FakeApi, url: str, runner: CliRunner) -> None:
+    chains = ["--scheme", "decode", "--param", "max_tokens=4", "--seq-len", "8"]
+    address = url.removeprefix("http://")
+    answer = runner.invoke(
+        app, ["generate", "--url", address, *PROOF_OPTIONS, "--nonces", "0-2", *chains]
+    )
+    assert answer.exit_code == 0, answer.output
+    assert fake.submitted[0]["params"] == {
+        "model": "tiny-qwen3",
+        "seq_len": 8,
+        "scheme": "decode",
+        "max_tokens": 4,
+    }
+
+
+@pytest.mark.parametrize("words", [[], ["a.json", "--artifacts", "b.json"]])
+def test_validate_wants_one_file(runner: CliRunner, words: list[str]) -> None:
+    answer = runner.invoke(app, ["validate", *words])
+    assert answer.exit_code == 2
+    assert "Name one file, as `proofline generate` wrote it" in answer.stderr
+
+
 def test_generate_sends_what_the_options_say(fake: FakeApi, url: str, runner: CliRunner) -> None:
     options = [
         *PROOF_OPTIONS,
@@ -303,7 +325,7 @@ def test_nobody_listening_is_one_clear_line(runner: CliRunner) -> None:
     assert "is `proofline up` running there?" in answer.output
 
 
-@pytest.mark.parametrize("bad", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1"])
+@pytest.mark.parametrize("bad", ["", "ftp://127.0.0.1", "http://", "http://[::1"])
 def test_a_url_that_is_none_is_a_usage_error(runner: CliRunner, bad: str) -> None:
     answer = runner.invoke(app, ["generate", "--url", bad, *PROOF_OPTIONS, "--nonces", "1"])
     assert answer.exit_code == 2
@@ -314,7 +336,7 @@ def test_validate_sends_the_artifacts_and_finds_no_fraud(
     fake: FakeApi, url: str, runner: CliRunner, proof: Path
 ) -> None:
     fake.polls = [(200, verdict(0, fraud=False))]
-    answer = runner.invoke(app, ["validate", "--url", url, "--artifacts", str(proof)])
+    answer = runner.invoke(app, ["validate", "--url", url, str(proof)])
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout) == verdict(0, fraud=False)
     assert "No fraud: 0 of 3 artifacts mismatch, p-value 1." in answer.stderr

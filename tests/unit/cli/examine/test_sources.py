@@ -104,6 +104,11 @@ def test_for_people_it_is_lines_and_misspelt_names_are_told(
     assert "POC_CHAT_POLCY is no setting; POC_CHAT_POLICY is." in answer.stderr
 
 
+def test_that_nothing_differs_is_said(runner: CliRunner) -> None:
+    answer = runner.invoke(app, ["config", "--changed"], env=dict.fromkeys(sources.OTHERS))
+    assert (answer.stdout, answer.stderr) == ("", "Nothing differs from the defaults.\n")
+
+
 def test_a_value_that_cannot_be_used_is_named(
     runner: CliRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

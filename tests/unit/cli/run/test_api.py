@@ -20,6 +20,11 @@ def switch_interval() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.fixture(autouse=True)
+def port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.supervise.ports.reserve_port", lambda host, port: port)
+
+
 def test_what_reads_redis_does_not_wait_long_for_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

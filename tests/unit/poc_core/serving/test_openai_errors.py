@@ -3,13 +3,14 @@
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from poc_core.serving.openai_errors import error_body
 
 
 def test_openais_own_client_reads_every_part() -> None:
+    import openai  # here: every process of a run imports this module, one runs its test
+
     body = error_body(404, "There is no such model", "NotFoundError", "model")
     transport = httpx.MockTransport(lambda request: httpx.Response(404, json=body))
     # Not every release of openai takes an httpx.Client by this name.

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from poc_core.records import ProofSpec
 from poc_core.schemes import load_scheme
 from poc_core.schemes.base import Scheme
-from workers.vllm.forward.bound_forward import transformed
+
+pytestmark = pytest.mark.xdist_group("engines")  # whose process has loaded vLLM
 
 HIDDEN, TOKENS, COPIES = 16, 5, 4
 
@@ -32,6 +33,8 @@ def scheme() -> Scheme:
 
 
 def after(scheme: Scheme | None, output: Any) -> Any:
+    from workers.vllm.forward.bound_forward import transformed  # here: it imports vLLM
+
     layers = nn.ModuleList([Layer(None), Layer(output)])
     with transformed(layers, range(1, 2), scheme):
         found = layers[1]()

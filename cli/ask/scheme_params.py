@@ -1,0 +1,171 @@
+"""`--scheme NAME --param KEY=VALUE`: the body that any scheme's contract asks for."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from cli.options import DEFAULT_K_DIM
+from cli.terminal import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from poc_core.schemes.contract import Contract
+
+# A callback's url, as the schemes call it.
+_URLS = ("url", "callback_url")
+
+
+class OfScheme(NamedTuple):
+    """A scheme by its name, for those that have no flags here."""
+
+    scheme: Annotated[
+        str | None,
+        typer.Option(
+            "--scheme",
+            help="The scheme of proofs, by its name. Default: as the other options say.",
+            show_default=False,
+        ),
+    ] = None
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--param",
+            metavar="KEY=VALUE",
+            help="A parameter of --scheme; may be given again.",
+            show_default=False,
+        ),
+    ] = None
+
+    def refuse_flags(self, flags: Mapping[str, Any]) -> bool:
+        """Whether a scheme is named. UsageError: --param alone, or flags that say another one."""
+        if self.scheme is None:
+            if self.param:
+                raise UsageError("--param is for --scheme; name the scheme too.")
+            return False
+        if given := [name for name, value in flags.items() if value]:
+            raise UsageError(
+                f"{' and '.join(given)} cannot stand beside --scheme; write --param KEY=VALUE."
+            )
+        return True
+
+
+def flags_of_artifacts(
+    k_dim: int | None, stronger_rng: bool, max_tokens: int | None
+) -> dict[str, Any]:
+    """The options that only artifacts and chains have, with what was given for them."""
+    return {
+        "--k-dim": k_dim not in (None, DEFAULT_K_DIM),
+        "--stronger-rng": stronger_rng,
+        "--max-tokens": max_tokens,
+    }
+
+
+def job_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The body of POST /generate. `common`, `fields`: see `_body`."""
+    contract = _contract(of_scheme)
+    if contract.job_body is None:
+        raise UsageError(f"The {contract.name} scheme has no jobs; start a round of it.")
+    return _body(contract, contract.job_body, of_scheme.param or [], common, fields)
+
+
+def round_of(of_scheme: OfScheme, common: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The body of POST /init/generate. `common`, `fields`: see `_body`."""
+    contract = _contract(of_scheme)
+    if contract.round_body is None:
+        raise UsageError(f"The {contract.name} scheme has no rounds; `proofline generate` asks it.")
+    return _body(contract, contract.round_body, of_scheme.param or [], common, fields)
+
+
+def _contract(of_scheme: OfScheme) -> "Contract":
+    from poc_core.schemes import contract_of
+
+    assert of_scheme.scheme is not None
+    return contract_of(of_scheme.scheme)
+
+
+def _body(
+    contract: "Contract",
+    model: "type[BaseModel]",
+    params: Sequence[str],
+    common: dict[str, Any],
+    fields: dict[str, Any],
+) -> dict[str, Any]:
+    """A body that the scheme's own model takes. UsageError: what it lacks, or has too much.
+
+    `common`: its fields as all schemes have them; `fields`: those that each scheme has at its own
+    place: model, seq_len, batch_size, url. None: not given.
+    """
+    inner = _inner(model)
+    body = dict(common)
+    within: dict[str, Any] = {}
+    known = _own(model, inner)
+    given = dict(_pair(text) for text in params)
+    if unknown := [name for name in given if name not in known]:
+        raise UsageError(
+            f"The {contract.name} scheme has no parameter {unknown[0]}; it has"
+            f" {', '.join(sorted(known)) or 'none'}."
+        )
+    if "url" in fields:
+        name = next((name for name in _URLS if name in model.model_fields), "url")
+        fields[name] = fields.pop("url")
+    for name, value in {**fields, **given}.items():
+        if value is not None:
+            (within if name in inner else body)[name] = value
+    if inner:
+        body["params"] = within
+    _say_scheme(contract, body)
+    _check(contract, model, body)
+    return body
+
+
+def _inner(model: "type[BaseModel]") -> set[str]:
+    """The fields of the body's `params`; empty: the body has none."""
+    field = model.model_fields.get("params")
+    return set(getattr(field.annotation, "model_fields", ())) if field else set()
+
+
+def _own(model: "type[BaseModel]", inner: set[str]) -> set[str]:
+    """The parameters that only this scheme has, as far as an option can give them."""
+    from poc_core.schemes.requests import JobBody, Params, RoundBody, SequenceRoundBody
+
+    shared = {"params", "scheme", "model", "seq_len", "batch_size", *_URLS}
+    for base in (JobBody, RoundBody, SequenceRoundBody, Params):
+        shared |= set(base.model_fields)
+    schema = model.model_json_schema()
+    nested = {name for name, about in schema["properties"].items() if "$ref" in json.dumps(about)}
+    return (set(model.model_fields) | inner) - shared - nested
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(f"--param takes KEY=VALUE, not {text!r}.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _say_scheme(contract: "Contract", body: dict[str, Any]) -> None:
+    """Names the scheme in the body, unless the API tells it from other fields."""
+    from poc_core.schemes import contracts, recognised
+
+    if recognised(body, contracts()) is contract:
+        return
+    if "params" in body:
+        body["params"]["scheme"] = contract.name
+
+
+def _check(contract: "Contract", model: "type[BaseModel]", body: dict[str, Any]) -> None:
+    from pydantic import ValidationError
+
+    from proofline.client.errors import describe_detail
+
+    try:
+        model.model_validate(body)
+    except ValidationError as error:
+        problems = describe_detail(error.errors(include_url=False, include_context=False))
+        raise UsageError(f"The {contract.name} scheme: {problems}.") from None

@@ -1,0 +1,155 @@
+"""`proofline status`: all of a node in one screen."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import options
+from cli.terminal import EXIT_FAILURE
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_GOOD, _BAD = "bold green", "bold red"
+_COLOURS = {"ok": _GOOD, "degraded": "bold yellow", "down": _BAD}
+_MOST_WORKERS = 8  # named one by one
+
+Rows = Iterator[tuple[str, "Text | str"]]
+
+
+def status(
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="As one line of JSON: {node, deployment}, the API's own answers."
+        ),
+    ] = False,
+    url: options.Url = options.DEFAULT_URL,
+) -> None:
+    """Show all of a node in one screen: health, model, workers, round and jobs, deliveries, chat.
+
+    **Exit code:** 0 a worker is ready, 1 none is, or the node does not answer.
+    """
+    from cli.ask.connection import connect
+    from proofline.client import Document, calls
+
+    with connect(url) as client:
+        node = client.call(calls.status(Document))
+        deployment = client.deployment().model_dump(mode="json")
+    if as_json:
+        answers = {"node": node, "deployment": deployment}
+        typer.echo(json.dumps(answers, separators=(",", ":")))
+    else:
+        show(node, deployment, time.time())
+    if not any(worker["state"] == "ready" for worker in node["workers"]):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def show(node: dict[str, Any], deployment: dict[str, Any], now: float) -> None:
+    """Draws the API's two answers on stdout. `now`: seconds since the epoch."""
+    from rich.console import Console
+
+    from cli.ask.round_view import grid
+
+    table = grid()
+    for rows in (
+        _health(node),
+        _deployment(deployment),
+        _workers(node["workers"], now),
+        _work(node),
+        _deliveries(node, now),
+        _chat(node["workers"]),
+    ):
+        for name, said in rows:
+            table.add_row(name, said)
+    Console().print(table)
+
+
+def _health(node: Mapping[str, Any]) -> Rows:
+    from rich.text import Text
+
+    health = node.get("health")
+    if not health:
+        n_ready = sum(worker["state"] == "ready" for worker in node["workers"])
+        yield "health", Text("ok" if n_ready else "down", style=_GOOD if n_ready else _BAD)
+        return
+    yield "health", Text(health["level"], style=_COLOURS.get(health["level"], ""))
+    for reason in health["reasons"]:
+        yield "", Text(reason["text"], style=_COLOURS.get(reason["level"], ""))
+
+
+def _deployment(found: Mapping[str, Any]) -> Rows:
+    from rich.text import Text
+
+    model = found["model"] or ", ".join(found["models"]) or "none"
+    seconds = f", {found['elapsed_seconds']:.0f} s" if found["elapsed_seconds"] is not None else ""
+    yield "model", Text(f"{model}: {found['status']}{seconds}")
+    if found["error"]:
+        yield "", Text(found["error"], style=_BAD)
+    for host in found["hosts"]:
+        serves = f", {host['ready']} of {host['workers']} workers ready" if host["model"] else ""
+        why = f": {host['error']}" if host["error"] else ""
+        yield "", Text(f"{host['host']}: {host['state']}{serves}{why}")
+
+
+def _workers(workers: list[dict[str, Any]], now: float) -> Rows:
+    from rich.text import Text
+
+    n_ready = sum(worker["state"] == "ready" for worker in workers)
+    yield "workers", Text(f"{n_ready} of {len(workers)} ready", style="" if n_ready else _BAD)
+    # What is not ready first: that is what somebody looks for.
+    for worker in sorted(workers, key=lambda one: one["state"] == "ready")[:_MOST_WORKERS]:
+        name = worker.get("name") or worker["id"]
+        lives = f"{max(0.0, now - worker['started_at']) / 60:.0f} min"
+        yield "", Text(f"{name}: {worker['state']}, {worker['model']}, started {lives} ago")
+    if len(workers) > _MOST_WORKERS:
+        yield "", Text(f"and {len(workers) - _MOST_WORKERS} more")
+
+
+def _work(node: Mapping[str, Any]) -> Rows:
+    from rich.text import Text
+
+    stats = node["stats"]
+    done = f"{stats['total_processed']:,} nonces, {stats['nonces_per_second']:.1f}/s now"
+    has_round = node.get("config") is not None
+    yield "round", Text(f"{node['state']}, {done}" if has_round else "none yet")
+    if stats.get("error"):
+        yield "", Text(stats["error"], style=_BAD)
+    yield (
+        "jobs",
+        Text(f"{node['queued_nonces']:,} nonces queued" + ("" if has_round else f"; {done}")),
+    )
+
+
+def _deliveries(node: Mapping[str, Any], now: float) -> Rows:
+    from rich.text import Text
+
+    from cli.ask.round_view import troubles
+
+    waiting = node["stats"].get("artifacts_waiting") or 0
+    yield (
+        "deliveries",
+        Text(
+            f"{node['callbacks_waiting']:,} receivers wait"
+            + (f", {waiting:,} artifacts of the round" if waiting else "")
+        ),
+    )
+    for trouble in troubles(node["stats"], with_error=False):
+        yield "", Text(trouble, style=_BAD)
+    for silent in node["silent_receivers"]:
+        again_s = max(0.0, silent["next_try_at"] - now)
+        said = f"{silent['receiver']} does not answer, {silent['failures']} tries;"
+        yield "", Text(f"{said} the next in {again_s:.0f} s", style=_BAD)
+
+
+def _chat(workers: list[dict[str, Any]]) -> Rows:
+    from rich.text import Text
+
+    def total(name: str) -> int:
+        return sum(int(worker.get("stats", {}).get(name) or 0) for worker in workers)
+
+    refused = f", {total('chat_refused'):,} refused" if total("chat_refused") else ""
+    yield "chat", Text(f"{total('chat_active'):,} now, {total('chat_total'):,} answered{refused}")

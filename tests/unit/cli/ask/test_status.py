@@ -1,0 +1,89 @@
+"""`proofline status` against the API itself, in this process."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner, Result
+
+from cli.ask import status as status_module
+from cli.main import app
+from poc_core.records import RoundState
+from poc_core.state import RoundStore, WorkerRegistry
+from proofline.client import sync as client_module
+from tests.harness.samples import MODEL, round_config, status_answer, worker_record
+
+Ask = Callable[..., Result]
+
+
+@pytest.fixture
+def ask(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Runs the command, wide enough that no line is wrapped."""
+
+    def forward(request: httpx.Request) -> httpx.Response:
+        answer = client.request(request.method, str(request.url.path))
+        return httpx.Response(answer.status_code, content=answer.content)
+
+    usual = httpx.Client
+    monkeypatch.setattr(
+        client_module.httpx,
+        "Client",
+        lambda **options: usual(**options | {"transport": httpx.MockTransport(forward)}),
+    )
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *options: CliRunner().invoke(app, ["status", *options])
+
+
+def test_an_empty_node_is_down_and_says_what_is_missing(ask: Ask) -> None:
+    answer = ask()
+    assert answer.exit_code == 1
+    lines = [line.split() for line in answer.stdout.splitlines()]
+    assert lines[:3] == [
+        ["health", "down"],
+        ["model", "none:", "idle"],
+        ["workers", "0", "of", "0", "ready"],
+    ]
+    assert [line[0] for line in lines[3:]] == ["round", "jobs", "deliveries", "chat"]
+
+
+def test_a_node_at_work_fits_one_screen(
+    ask: Ask, serve: Callable[..., Any], workers: WorkerRegistry, rounds: RoundStore
+) -> None:
+    chat = {"chat_active": 2, "chat_total": 5}
+    for number in range(20):
+        workers.heartbeat(replace(worker_record(f"w{number}"), stats=chat))
+    serve("loading", state="starting")
+    rounds.store(round_config(), RoundState.GENERATING)
+    answer = ask()
+    assert answer.exit_code == 0, answer.output
+    assert "20 of 21 ready" in answer.stdout
+    assert answer.stdout.index("loading: starting") < answer.stdout.index("w0: ready")
+    assert "GENERATING, 0 nonces, 0.0/s now" in answer.stdout
+    assert "40 now, 100 answered" in answer.stdout
+    assert len(answer.stdout.splitlines()) <= 20
+
+
+def test_health_is_the_nodes_own_where_it_tells_one(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = {"level": "degraded", "text": "1 of 2 workers ready for 2 min"}
+    silent = {"receiver": "10.0.0.9:80", "failures": 6, "next_try_at": 107.0}
+    node = status_answer([MODEL]) | {
+        "health": {"level": "degraded", "reasons": [reason]},
+        "silent_receivers": [silent],
+    }
+    deployment = {"model": MODEL, "models": [MODEL], "status": "running", "error": None}
+    status_module.show(node, deployment | {"elapsed_seconds": None, "hosts": []}, now=100.0)
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0].split() == ["health", "degraded"]
+    assert "1 of 2 workers ready for 2 min" in shown
+    assert "10.0.0.9:80 does not answer, 6 tries; the next in 7 s" in shown
+
+
+def test_the_apis_own_answers_are_one_line_of_json(ask: Ask, serve: Callable[..., Any]) -> None:
+    serve("w1")
+    found = json.loads(ask("--json").stdout)
+    assert found["node"]["workers"][0]["id"] == "w1"
+    assert found["deployment"]["models"] == [MODEL]
