@@ -130,6 +130,7 @@ class DeploymentStore:
             self._clock(),
             self._settings.worker_ttl_s,
             self._settings.job_ttl_sec,
+            report.model or "",
         ]
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 
@@ -159,6 +160,7 @@ class DeploymentStore:
             self._clock(),
             uuid.uuid4().hex,
             host_id,
+            wanted.name,
         ]
         outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
         return outcome.decode(), int(generation)

@@ -4,6 +4,7 @@ So neither the worker nor the API holds all of a large answer, and no value in R
 limit of 512 MB.
 """
 
+import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,9 +69,12 @@ class JobResults:
             record.request.url, "generated" if record.kind is JobKind.GENERATE else "validated"
         )
         claimed = self._redis.hgetall(key + ":claimed") if record.kind is JobKind.VALIDATE else {}
+        verdict = ""
         body: list[bytes] = []  # of the callback: one payload, so it is in memory as a whole
         waiting, n_pieces, n_bytes = b"", 0, 0
         for text in answer_texts(record, self._parts(record, lock_s), claimed):
+            if record.kind is JobKind.VALIDATE:  # which is one text
+                verdict = "fraud" if json.loads(text)["fraud_detected"] else "honest"
             if url:
                 body.append(text if body else callback_opening(record, text))
             waiting += text
@@ -87,7 +91,7 @@ class JobResults:
         return bool(
             self._finish(
                 [key, draft],
-                [waiting, n_pieces, n_bytes, now, ttl_s, ttl_s + _READING_S, *callback],
+                [waiting, n_pieces, n_bytes, now, ttl_s, ttl_s + _READING_S, *callback, verdict],
             )
         )
 

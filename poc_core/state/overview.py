@@ -52,7 +52,13 @@ class Overview:
     callbacks_waiting: int  # rounds and jobs, ended or not, whose receiver has not got everything
     queued_nonces: int  # accepted and not done yet, over all jobs
     total_processed: int  # nonces of jobs and rounds
-    nonces_per_second: float  # of these, mean over the last RATE_WINDOW_S, over all workers
+    # of these, by the worker's id, mean over the last RATE_WINDOW_S
+    per_second: Mapping[str, float]
+
+    @property
+    def nonces_per_second(self) -> float:
+        """Over all workers."""
+        return sum(self.per_second.values())
 
 
 class Overviews:
@@ -73,7 +79,7 @@ class Overviews:
             keys.STATS_TOTAL,
         ]
         found: Any = self._read(names, [second, RATE_WINDOW_S, MOST_LOOKED_AT])
-        queued, n_due, total, n_lately, workers, receivers, current = found
+        queued, n_due, total, lately, workers, receivers, current = found
         return Overview(
             round=_current(second, *current) if current else None,
             workers=worker_records(
@@ -83,7 +89,7 @@ class Overviews:
             callbacks_waiting=int(n_due),
             queued_nonces=max(0, int(queued)),
             total_processed=int(total),
-            nonces_per_second=int(n_lately) / RATE_WINDOW_S,
+            per_second={name: n / RATE_WINDOW_S for name, n in _counts(lately).items()},
         )
 
 

@@ -11,9 +11,10 @@
 --       7 url            of its callback, or ''
 --       8 body           of that callback
 --       9 callback_ttl   seconds that it is kept
+--      10 verdict        of a validation: honest or fraud; else ''
 -- Returns 1 for the call that completed it, else 0.
 local job, pieces = unpack(KEYS)
-local result, n_pieces, n_bytes, now, ttl, pieces_ttl, url, body, callback_ttl = unpack(ARGV)
+local result, n_pieces, n_bytes, now, ttl, pieces_ttl, url, body, callback_ttl, verdict = unpack(ARGV)
 if not is_active(redis.call('HGET', job, 'status')) or redis.call('SCARD', job .. ':todo') > 0 then
   return 0
 end
@@ -28,9 +29,17 @@ else
   redis.call('HSET', job, 'result_bytes', n_bytes)
 end
 retire(job, 'completed', now, ttl)
+local id = string.sub(job, #'poc:job:' + 1)
+if verdict ~= '' then
+  local day = 'poc:stats:validations:' .. string.format('%d', math.floor(tonumber(now) / 86400))
+  redis.call('HINCRBY', day, verdict, 1)
+  redis.call('EXPIRE', day, 2 * 86400)
+end
+if verdict == 'fraud' then
+  note_event('job', 'Job ' .. short_id(id) .. ' found fraud.', id, now)
+end
 -- In the same atomic step: exactly once, and never without the result.
 if url ~= '' then
-  local id = string.sub(job, #'poc:job:' + 1)
   redis.call('HSET', 'poc:outbox:' .. id, 'url', url, 'closed', '1')
   push_outbox(id, body, 1, now, callback_ttl)
   redis.call('SADD', 'poc:outbox:jobs', id)
