@@ -10,6 +10,7 @@ from pydantic import BaseModel, JsonValue
 
 from poc_core.arithmetic.nonces import NonceSequence
 from poc_core.serving.openai_paths import USUAL
+from poc_core.serving.places import name_of
 
 
 class ProofSpec(BaseModel, frozen=True):
@@ -251,6 +252,12 @@ ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 GATEWAY_SECRET_HEADER = "x-proofline-gateway-secret"
 
 
+# Seconds between two signs of life of a worker's process, and without one until it counts as silent:
+# a death shows within two seconds, and a sign or two may come late.
+PULSE_S = 0.3
+SILENT_S = 1.3
+
+
 @dataclass(frozen=True)
 class WorkerRecord:
     """One worker process, by its heartbeat. Each has its own `id`, which its leases name."""
@@ -274,6 +281,12 @@ class WorkerRecord:
     visible_gpus: str = ""  # CUDA_VISIBLE_DEVICES of its process; empty: all of its machine
     # the machine's or container's own name, by which its other processes know their workers
     machine: str = ""
+    host_id: str = ""  # of the supervisor that started it (HostReport.id); empty: none did
+
+    @property
+    def name(self) -> str:
+        """What people call the worker, over its restarts: host1/gpu0-1."""
+        return name_of(self.id)
 
     @property
     def is_ready(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from poc_core.serving.model_options import ModelOptions
+from poc_core.serving.places import WorkerPlace
 
 
 class Deployment(ModelOptions):
@@ -54,12 +55,14 @@ class HostReport(BaseModel, frozen=True):
     error: str | None = None
     vllm_version: str | None = None
     left_out: tuple[str, ...] = ()  # arguments that its vLLM does not know, each with the reason
+    engine: str = ""  # of its workers
+    places: tuple[WorkerPlace, ...] = ()  # they, over their restarts
 
 
 class ChildLog(BaseModel, frozen=True):
     """The last lines that a supervised process wrote, over its restarts."""
 
-    name: str  # as in the log of `up` or `workers`: worker-0
+    name: str  # as in the log of `up` or `workers`: host1/gpu0
     pid: int | None  # None: it does not run now
     lines: list[str]
 
