@@ -45,7 +45,7 @@ class Refusals:
         self._keys: dict[str, _Told] = {}  # by the key's name
 
     def refused(self, status: int, method: str, path: str, client: str) -> None:
-        if 400 <= status and status not in _NO_REFUSALS and path not in _PROBES:
+        if status >= 400 and status not in _NO_REFUSALS and path not in _PROBES:
             short = path if len(path) <= _MOST_PATH_CHARS else f"{path[:_MOST_PATH_CHARS]}…"
             self._count(self._refused, f"{method} {short} is answered {status}", client)
 

@@ -193,6 +193,12 @@ class JobStore:
         """Nonces done so far (counted anew after job_ttl_sec without any)."""
         return int(self._redis.get(keys.STATS_TOTAL) or 0)
 
+    def validations(self, at: float) -> dict[str, int]:
+        """Validations that the node completed on that day of UTC, by what they found."""
+        found = self._redis.hgetall(keys.validations(int(at // 86_400)))
+        counts = {name.decode(): int(n) for name, n in found.items()}
+        return {name: counts.get(name, 0) for name in ("honest", "fraud")}
+
     # Workers: lease, then complete or release; whoever completes the last batch finishes.
 
     def name_lease(self, worker_id: str, number: int | None = None) -> str:

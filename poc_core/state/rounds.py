@@ -110,7 +110,9 @@ class RoundStore:
             for round_id in ids:
                 pipe.hgetall(keys.round(round_id))
             found = zip(ids, answers(pipe), strict=True)
-        records = (readable(f"round {name}", partial(round_record, name, raw)) for name, raw in found)
+        records = (
+            readable(f"round {name}", partial(round_record, name, raw)) for name, raw in found
+        )
         return [record for record in records if record is not None]
 
     def reported(

@@ -11,7 +11,6 @@ from poc_core.errors import VectorError
 from poc_core.schemes.artifact.causes import likely_cause
 from poc_core.schemes.artifact.terms import StatTest
 
-
 # Two vectors of length 1 are at most 2 apart.
 _EDGES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 

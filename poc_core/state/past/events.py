@@ -46,5 +46,7 @@ class Events:
             for kind in get_args(Kind):
                 pipe.lrange(keys.events(kind), 0, -1)
             texts = [text for found in pipe.execute() for text in found]
-        events = [readable("an event", lambda t=text: Event.model_validate_json(t)) for text in texts]
+        events = [
+            readable("an event", lambda t=text: Event.model_validate_json(t)) for text in texts
+        ]
         return sorted((one for one in events if one), key=lambda one: one.at, reverse=True)
