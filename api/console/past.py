@@ -9,7 +9,6 @@ from poc_core.state.past.history import (
     CHATS,
     FAILED,
     SHOWN,
-    STEPS,
     History,
     first_token_p95,
 )
@@ -19,8 +18,7 @@ LATE_S = 1.5
 
 
 def shown(history: History, step_s: int, now: float, n: int = SHOWN) -> dict[str, Any]:
-    """The last `n` steps of that length that are over. KeyError: there are none of that length."""
-    STEPS[step_s]
+    """The last `n` steps of that length, one of STEPS, that are over."""
     end = math.floor((now - LATE_S) / step_s) * step_s
     first = end - n * step_s
     return {"step_s": step_s, "first": first} | columns(history.read(step_s, first, n), step_s)

@@ -5,7 +5,6 @@ The console's page needs no key; what it shows does, and so does the reference.
 
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from starlette.responses import JSONResponse, RedirectResponse, StreamingResponse
@@ -18,6 +17,7 @@ from api.errors import unavailable
 from api.reading.live import MOST_PAGES, Live
 from api.reference import page as reference
 from api.services import AppServices
+from poc_core.state.past.history import STEPS
 
 router = APIRouter(include_in_schema=False)
 
@@ -64,8 +64,11 @@ async def events(services: AppServices) -> Response:
 
 
 @router.get("/api/v1/console/history")
-async def history(services: AppServices, step: Literal[5, 20, 120, 480] = 5) -> JSONResponse:
+async def history(services: AppServices, step: int = min(STEPS)) -> JSONResponse:
     """The last 180 steps of so many seconds each."""
+    if step not in STEPS:
+        known = ", ".join(map(str, STEPS))
+        raise HTTPException(422, f"There is no history by {step} s: steps have {known} s.")
     return JSONResponse(
         await services.together.get(
             ("history", step), lambda: past.shown(services.history, step, services.now())

@@ -109,6 +109,8 @@ def prove(stack: "Stack", figures: Figures) -> None:
 def body_of_job(model: str) -> dict[str, Any]:
     from cli.ask.jobs import job_body
     from cli.options import Proof
+    from cli.options import Proof
+    from cli.options import Proof
 
     return job_body(
         model=model,
