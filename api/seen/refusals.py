@@ -88,7 +88,8 @@ class Watch:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return
         refusals: Refusals = scope["app"].state.services.refusals
         client = (scope.get("client") or ("a socket",))[0]
 

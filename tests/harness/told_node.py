@@ -100,6 +100,12 @@ class ToldNode:
             self.registry.remove(self.worker(number).id)
         self._report([number for number in range(self.n) if number not in self.ended])
 
+    def revive(self) -> None:
+        """All workers are there again."""
+        self.ended.clear()
+        self.beat()
+        self._report(range(self.n))
+
     def _gone(self, alive: Sequence[int]) -> bool:
         return len(alive) < self.n
 
@@ -110,8 +116,8 @@ class ToldNode:
                 pid=1000 + number if number in alive else None,
                 is_ready=number in alive,
                 since=self._ended_at.get(number, self.began),
-                restarts=int(number in self.ended),
-                last_exit="killed by SIGKILL" if number in self.ended else None,
+                restarts=int(number in self._ended_at),
+                last_exit="killed by SIGKILL" if number in self._ended_at else None,
                 last_exit_at=self._ended_at.get(number),
             )
             for number in range(self.n)

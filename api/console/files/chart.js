@@ -35,7 +35,7 @@ class Told extends Component {
     const place = at === null || at >= sums.length ? sums.length - 1 : at
     return html`<figure class="past">
       <figcaption>${words}</figcaption>
-      <p class="fall">${low ? html`<strong class="problem">Fewer since ${clock(low.from)}</strong>: ${rate(low.now)} instead of ${rate(low.before)}: ${low.why}` : ''}</p>
+      <p class="fall">${low ? html`<strong>Fewer since ${clock(low.from)}</strong>: ${rate(low.now)} instead of ${rate(low.before)}: ${low.why}` : ''}</p>
       <${Plots} past=${past} marks=${marks} theme=${theme} words=${words} tell=${this.tell} />
       <${Readout} past=${past} sums=${sums} place=${place} marks=${marks} />
       <details>

@@ -2,6 +2,8 @@
 import { count } from './format.js'
 import { html } from './html.js'
 
+// The last step has all that is further apart too.
+const LAST = 2
 const [WIDTH, HEIGHT, FOOT] = [44, 120, 34]
 
 /** `pairs`: [d, n]: n distances are at most d, and above the d of the pair before. */
@@ -20,7 +22,7 @@ export const Histogram = ({ pairs, threshold }) => {
         return html`<g key=${d}>
           <rect class=${d > threshold ? 'over' : 'under'} x=${6 + WIDTH * i} y=${HEIGHT - height} width=${WIDTH - 4} height=${height} />
           <text x=${4 + WIDTH * (i + 0.5)} y=${HEIGHT - height - 4}>${n || ''}</text>
-          <text x=${4 + WIDTH * (i + 0.5)} y=${HEIGHT + 14}>${d}</text>
+          <text x=${4 + WIDTH * (i + 0.5)} y=${HEIGHT + 14}>${d === LAST ? 'more' : d}</text>
         </g>`
       })}
       <line x1=${line} x2=${line} y1="0" y2=${HEIGHT} />

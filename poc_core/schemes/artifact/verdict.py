@@ -22,7 +22,8 @@ class Distances:
     min: float
     median: float
     max: float
-    # (d, n) for d of 1, 2 and 5 of each decade: n are at most d, and above the d before
+    # (d, n) for d of 1, 2 and 5 of each decade: n are at most d, and above the d before; to the
+    # last d of all belong those beyond too
     histogram: list[tuple[float, int]]
 
 
