@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 30_000
 DESK = ViewportSize(width=1280, height=900)
 PHONE = ViewportSize(width=390, height=844)
 MOST_SHIFT = 0.02
@@ -20,8 +20,9 @@ _WATCH_SHIFTS = """
 """
 # What reaches beyond the page's right edge, or is wider inside than it shows.
 _CUT = """() => [...document.querySelectorAll('main *')].filter(one =>
+    !one.closest('thead') && (
     one.getBoundingClientRect().right > document.documentElement.clientWidth + 1
-    || (one.matches('table, tr, td, th') && one.scrollWidth > one.clientWidth + 1)
+    || (one.matches('table, tr, td, th') && one.scrollWidth > one.clientWidth + 1))
 ).map(one => one.tagName + ' ' + one.textContent.slice(0, 40))"""
 
 
