@@ -64,6 +64,7 @@ def create_app(
         looks.start()
         tells = telling(app.state.services)
         tells.start()
+        app.state.services.health.watch.start()
         yield
         looks.stop(LOOK_S)
         tells.stop(TELL_S)

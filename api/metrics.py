@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from api.health.judgement import KINDS, Health, Level
+from api.health.roster import Seat, names_of
 from api.proofs import round_control
 from api.services import Services
-from poc_core.records import RoundState, WorkerRecord
+from poc_core.records import RoundState
+from poc_core.serving.places import name_of
 from poc_core.state.overview import Overview
 
 # A worker's own counters (ChatGate): name -> (kind of metric, name here, help).
@@ -51,11 +55,15 @@ class NodeMetrics(Collector):
         self._services = services
 
     def collect(self) -> Iterable[Metric]:
-        seen = self._services.overviews.read()
+        health, seen = self._services.health.read()
+        yield from _health(health)
+        if seen is None:
+            return
+        names = names_of(health.seats, seen.workers)
         yield from self._jobs(seen)
-        yield from self._round(seen)
-        yield from _workers(seen.workers)
-        yield from _chat(seen.workers)
+        yield from self._round(seen, names)
+        yield from _workers(health.seats)
+        yield from _chat(health.seats)
 
     def _jobs(self, seen: Overview) -> Iterator[Metric]:
         settings = self._services.settings
@@ -98,7 +106,7 @@ class NodeMetrics(Collector):
             len(seen.silent),
         )
 
-    def _round(self, seen: Overview) -> Iterator[Metric]:
+    def _round(self, seen: Overview, names: Mapping[str, str]) -> Iterator[Metric]:
         current = seen.round.record if seen.round is not None else None
         states = GaugeMetricFamily(
             "proofline_round_state", "1 for the state the node is in.", labels=["state"]
@@ -119,9 +127,15 @@ class NodeMetrics(Collector):
         rates = GaugeMetricFamily(
             "proofline_round_nonces_per_second", "The same, mean of the last 10 s.", labels=labels
         )
+        computed: dict[str, int] = defaultdict(int)  # of all starts of a name
+        lately: dict[str, float] = defaultdict(float)
         for worker, numbers in stats["workers"].items():
-            totals.add_metric([worker, current.config.model], numbers["total_processed"])
-            rates.add_metric([worker, current.config.model], numbers["nonces_per_second"])
+            name = names.get(worker) or name_of(worker)
+            computed[name] += numbers["total_processed"]
+            lately[name] += numbers["nonces_per_second"]
+        for name in sorted(computed):
+            totals.add_metric([name, current.config.model], computed[name])
+            rates.add_metric([name, current.config.model], lately[name])
         yield totals
         yield rates
         yield _counter(
@@ -162,31 +176,62 @@ class NodeMetrics(Collector):
         )
 
 
-def _workers(workers: Sequence[WorkerRecord]) -> Iterator[Metric]:
+def _health(health: Health) -> Iterator[Metric]:
+    levels = GaugeMetricFamily(
+        "proofline_health", "1 for the node's health; /readyz tells why.", labels=["level"]
+    )
+    for level in Level:
+        levels.add_metric([level.value], level is health.level)
+    yield levels
+    reasons = GaugeMetricFamily(
+        "proofline_health_reasons", "Troubles of the node's health, by kind.", labels=["kind"]
+    )
+    for kind in KINDS:
+        reasons.add_metric([kind], sum(reason.kind == kind for reason in health.reasons))
+    yield reasons
+
+
+def _workers(seats: Sequence[Seat]) -> Iterator[Metric]:
+    yield _gauge("proofline_workers", "Workers that the node has or should have.", len(seats))
     labels = ["worker", "model", "engine", "host"]
     up = GaugeMetricFamily(
-        "proofline_worker_up", "1 for a worker that is ready, 0 while it loads.", labels=labels
+        "proofline_worker_up", "1 for a worker that is ready, 0 for one that is not.", labels=labels
     )
-    for worker in workers:
-        up.add_metric([worker.id, worker.model, worker.engine, worker.host], worker.is_ready)
-    yield up
+    restarts = CounterMetricFamily(
+        "proofline_worker_restarts",
+        "Times that its supervisor started it again.",
+        labels=["worker"],
+    )
+    exits = GaugeMetricFamily(
+        "proofline_worker_last_exit_timestamp_seconds",
+        "When it ended last, and how.",
+        labels=["worker", "reason"],
+    )
+    for seat in seats:
+        up.add_metric([seat.name, seat.model, seat.engine, seat.host], seat.is_ready)
+        if seat.place is not None:
+            restarts.add_metric([seat.name], seat.place.restarts)
+            if seat.place.last_exit is not None:
+                exits.add_metric([seat.name, seat.place.last_exit], seat.place.last_exit_at or 0)
+    yield from (up, restarts, exits)
 
 
-def _chat(workers: Sequence[WorkerRecord]) -> Iterator[Metric]:
-    for key, (kind, name, documentation) in _CHAT.items():
-        family = kind(name, documentation, labels=["worker", "model"])
-        for worker in workers:
+def _chat(seats: Sequence[Seat]) -> Iterator[Metric]:
+    served = [(seat.name, seat.worker) for seat in seats if seat.worker is not None]
+    for key, (kind, metric, documentation) in _CHAT.items():
+        family = kind(metric, documentation, labels=["worker", "model"])
+        for name, worker in served:
             value = worker.stats.get(key)
             if isinstance(value, int | float):
-                family.add_metric([worker.id, worker.model], value)
+                family.add_metric([name, worker.model], value)
         yield family
-    for key, (name, documentation) in _VALIDATIONS.items():
-        by_way = CounterMetricFamily(name, documentation, labels=["worker", "model", "way"])
-        for worker in workers:
+    for key, (metric, documentation) in _VALIDATIONS.items():
+        by_way = CounterMetricFamily(metric, documentation, labels=["worker", "model", "way"])
+        for name, worker in served:
             for way in _WAYS:
                 value = worker.stats.get(key.format(way))
                 if value is not None:
-                    by_way.add_metric([worker.id, worker.model, way], value)
+                    by_way.add_metric([name, worker.model, way], value)
         yield by_way
 
 

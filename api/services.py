@@ -12,6 +12,8 @@ from redis import Redis
 
 from api.chat.chat_workers import ChatWorkers
 from api.chat.gateway import Gateway
+from api.health.reading import HealthReader
+from api.health.redis_watch import PATIENCE_S, RedisWatch
 from api.models.cache import ModelCache
 from api.models.downloads import Downloads
 from api.node_metrics.fetch import fetch
@@ -74,6 +76,7 @@ class Services:
     outbox: Outbox
     receivers: Receivers
     overviews: Overviews
+    health: HealthReader
     deployments: DeploymentStore
     downloads: Downloads
     history: History
@@ -99,7 +102,9 @@ class Services:
         clock: Callable[[], float] = time.time,
     ) -> "Services":
         """The services for `settings`; tests bring their own Redis, dispatcher and clock."""
+        watched = redis or connect(settings, patient=False, timeout_s=PATIENCE_S)
         redis = redis or connect(settings, patient=False)
+        overviews = Overviews(redis, clock)
         workers = WorkerRegistry(redis, settings, clock)
         jobs = JobStore(redis, settings, clock)
         deployments = DeploymentStore(redis, settings, clock)
@@ -117,7 +122,8 @@ class Services:
             rounds=RoundStore(redis, settings, clock),
             outbox=Outbox(redis, settings, clock),
             receivers=Receivers(redis, clock),
-            overviews=Overviews(redis, clock),
+            overviews=overviews,
+            health=HealthReader(overviews, RedisWatch(watched, clock), settings, clock),
             deployments=deployments,
             downloads=Downloads(DownloadStore(redis, clock), settings),
             dispatcher=dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
@@ -131,6 +137,7 @@ class Services:
         )
 
     def close(self) -> None:
+        self.health.watch.close()
         self.downloads.close()
         self.dispatcher.close()
         self.redis.close()

@@ -3,6 +3,7 @@ and ordinary chat.
 
     python -m bench.validation_speed --model tiny-qwen3 --known-tokens 256   # anywhere
     python -m bench.validation_speed --dimensions qwen3-8b                    # on a GPU
+    python -m bench.validation_speed --dimensions qwen3-8b --profile          # of many at once only
 
 Every figure is printed as soon as it is there. Ordinary chat is decoded before the hooks are there
 and after; both ways score the same tokens; prefill takes as many prompts as long as a validation's
@@ -10,12 +11,16 @@ prompt and tokens together.
 """
 
 import asyncio
+import gc
+import json
 import statistics
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from typing import Annotated, Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -27,9 +32,13 @@ from cli.model_choice import with_chosen_model
 from workers.engines.options import EngineOptions
 from workers.vllm.chat.fields import KNOWN_TOKENS, TOKEN_IDS
 
+T = TypeVar("T")
+
 # The network asks for so many entries a position.
 _BEST = 5
 _TIMEOUT_S = 1800
+# Of torch's table: its head, and the kernels that take most.
+_TABLE_LINES = 25
 
 
 def main(
@@ -59,6 +68,9 @@ def main(
     chat_target: Annotated[
         float, typer.Option(help="Least ratio of chat's speed to that without hooks.")
     ] = 0.98,
+    profile: Annotated[
+        bool, typer.Option(help="Validations at once only, and where their time goes.")
+    ] = False,
 ) -> None:
     """One forward against steps and prefill, and chat with hooks and without. Exit 1: a target is
     missed."""
@@ -73,11 +85,16 @@ def main(
                 if dimensions
                 else str(model)
             )
+            traces = exits.enter_context(TemporaryDirectory()) if profile else None
             options = EngineOptions(
                 model=directory,
                 dtype=dtype,
                 tensor_parallel=tensor_parallel,
-                vllm_args=(*(dummies.ENGINE_ARGS if dummy else ()), *(engine_arg or ())),
+                vllm_args=(
+                    *(dummies.ENGINE_ARGS if dummy else ()),
+                    *(_profiler(traces) if traces else ()),
+                    *(engine_arg or ()),
+                ),
             )
             exits.enter_context(stdout_kept_clean())
             engine = exits.enter_context(local_engine(with_chosen_model(options)))
@@ -85,6 +102,11 @@ def main(
                 f"{machine.describe()}; {engine.info.name}, {engine.info.dtype}", highlight=False
             )
             bench = _Bench(engine, prompt_tokens, known_tokens, repeat)
+            if traces:
+                bench.hook()
+                passed = bench.many(at_once, prefill_target)
+                bench.profile(at_once, traces)
+                return passed
             passed = bench.chat(at_once, chat_tokens, chat_target)
             passed &= bench.one(steps_target)
             passed &= bench.many(at_once, prefill_target)
@@ -99,6 +121,9 @@ class _Bench:
         self._engine, self._repeat = engine, repeat
         self._prompt, self._known = prompt_tokens, known_tokens
         self._asked = 0
+        # As vLLM's server does when it begins to serve: nobody looks for garbage in what stays.
+        gc.collect()
+        gc.freeze()
 
     def chat(self, n: int, tokens: int, target: float) -> bool:
         """Ordinary chats that tell logprobs, before the hooks and after: installs them."""
@@ -108,11 +133,7 @@ class _Bench:
 
         chats()  # compiles, records graphs
         took = {"without hooks": self._median(chats)}
-        began = time.perf_counter()
-        self._engine.validations = self._engine._score_known_tokens()
-        trial_s = time.perf_counter() - began
-        way = self._engine.validations.way
-        console.print(f"hooks and trial: {trial_s:.2f} s; known tokens by {way}", highlight=False)
+        self.hook()
         chats()
         took["with hooks"] = self._median(chats)
         took["with hooks, ids for text"] = self._median(lambda: chats(**{TOKEN_IDS: 1}))
@@ -123,6 +144,13 @@ class _Bench:
         slowest = max(seconds for what, seconds in took.items() if what != "without hooks")
         what = "speed of chat with hooks over that without"
         return verdict(what, took["without hooks"] / slowest, target)
+
+    def hook(self) -> None:
+        began = time.perf_counter()
+        self._engine.validations = self._engine._score_known_tokens()
+        trial_s = time.perf_counter() - began
+        way = self._engine.validations.way
+        console.print(f"hooks and trial: {trial_s:.2f} s; known tokens by {way}", highlight=False)
 
     def one(self, target: float) -> bool:
         """One validation, in one forward and by steps."""
@@ -155,6 +183,34 @@ class _Bench:
         seconds = time.perf_counter() - began
         grown = machine.gpu_mib() - before
         console.print(f"{known} known tokens: {seconds:.3f} s, {grown} MiB more", highlight=False)
+
+    def profile(self, n: int, traces: str) -> None:
+        """Where the time of validations at once, and of as many prefills, goes: the front end's,
+        and the engine's by kernels."""
+        length = self._prompt + self._known - 1
+        works: dict[str, Callable[[], None]] = {
+            "prefilled": lambda: self._ask(n, length, 1, {}),
+            "validated": lambda: self._validate(n, "pass"),
+        }
+        for what, work in works.items():
+            before = self._on_loop(_cpu_seconds())
+            work()
+            spent = (self._on_loop(_cpu_seconds()) - before) / n / length
+            said = f"front end, {what}: {1e6 * spent:.2f} us of a core a token"
+            console.print(said, highlight=False)
+        for what, work in works.items():
+            self._on_loop(self._engine._llm.start_profile())
+            work()
+            self._on_loop(self._engine._llm.stop_profile())
+            for table in Path(traces).glob("*profiler_out*"):
+                lines = table.read_text().splitlines()
+                shown = [*lines[:_TABLE_LINES], *lines[-3:]]
+                said = "\n".join([f"{what}, {table.name}:", *shown])
+                console.print(said, highlight=False, markup=False, soft_wrap=True)
+                table.unlink()
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._engine._loop).result(_TIMEOUT_S)
 
     def _validated(self, way: str) -> float:
         """Seconds of one validation."""
@@ -190,7 +246,7 @@ class _Bench:
         async def every() -> list[int]:
             return await asyncio.gather(*(one() for _ in range(n)))
 
-        counts = asyncio.run_coroutine_threadsafe(every(), self._engine._loop).result(_TIMEOUT_S)
+        counts = self._on_loop(every())
         assert counts == [tokens] * n, counts
 
     def _median(self, work: Callable[[], object]) -> float:
@@ -200,6 +256,21 @@ class _Bench:
             work()
             took.append(time.perf_counter() - began)
         return statistics.median(took)
+
+
+async def _cpu_seconds() -> float:
+    return time.thread_time()
+
+
+def _profiler(traces: str) -> list[str]:
+    """Arguments of `vllm serve`: torch's profiler in the ranks."""
+    told = {
+        "profiler": "torch",
+        "torch_profiler_dir": traces,
+        "torch_profiler_with_stack": False,
+        "ignore_frontend": True,
+    }
+    return ["--profiler-config", json.dumps(told)]
 
 
 def _tokens(seed: int, n: int) -> list[int]:

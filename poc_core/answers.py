@@ -94,8 +94,46 @@ class Stats(BaseModel):
     error: str | None = Field(None, description="Why the round stopped by itself.")
 
 
+class HealthReason(BaseModel):
+    kind: Literal["redis", "deployment", "workers", "restarts", "host", "receiver", "courier"]
+    level: Literal["degraded", "down"]
+    text: str = Field(description="The trouble in a sentence, with how long it lasts.")
+    what: str = Field(description="Its first part, without the time.")
+    more: str = Field(description="What follows the time; may be empty.")
+    since: float | None = Field(description="Seconds since the epoch, where it is known.")
+
+
+class NodeHealth(BaseModel):
+    """Whether the node works; the same for /readyz, /status, up/status, metrics and console."""
+
+    level: Literal["ok", "degraded", "down"] = Field(
+        description="down: it computes nothing for anybody; degraded: something of it does not."
+    )
+    since: float | None = Field(description="As far as is known.")
+    workers: int = Field(description="That the node has or should have.")
+    workers_ready: int
+    reasons: list[HealthReason] = Field(description="The worst first; none where all is well.")
+
+
+class Seat(BaseModel):
+    """A worker over its restarts."""
+
+    name: str = Field(description="Of the host and its slot: host1/gpu0-1.")
+    host: str
+    model: str
+    state: Literal["starting", "ready", "draining", "hung", "silent", "ended", "given up"]
+    since: float | None = Field(description="When it got ready, or ceased to be.")
+    worker_id: str | None = Field(description="Of the start that lives; in `workers`.")
+    pid: int | None
+    restarts: int
+    restarts_lately: int = Field(description="Of these, within 10 minutes.")
+    last_exit: str | None = Field(description="killed by SIGKILL, exit code 70, ...")
+    last_exit_at: float | None
+
+
 class Worker(BaseModel):
-    id: str
+    id: str = Field(description="Of this start.")
+    name: str = Field("", description="Over its restarts: host1/gpu0-1.")
     model: str
     engine: str
     state: Literal["starting", "ready", "draining", "hung"]
@@ -122,6 +160,8 @@ class Status(BaseModel):
         description="Receivers that did not answer for some tries in a row; of many the latest."
     )
     workers: list[Worker]
+    health: NodeHealth | None = None
+    seats: list[Seat] = Field([], description="Workers over their restarts, also those away.")
     version: str
 
 
@@ -176,6 +216,12 @@ class Health(BaseModel):
 class Ready(BaseModel):
     status: Literal["ready"] = "ready"
     models: list[str] = Field(description="Models with a worker that is ready.")
+    health: NodeHealth | None = None
+
+
+class NotReady(BaseModel):
+    detail: str
+    health: NodeHealth | None = None
 
 
 class Done(BaseModel):
@@ -220,6 +266,7 @@ class UpStatus(BaseModel):
     models: list[str] = Field(description="Models with a worker that is ready.")
     workers_running: int
     workers_starting: int
+    health: NodeHealth | None = None
 
 
 class Versions(BaseModel):

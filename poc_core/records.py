@@ -252,7 +252,7 @@ ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 GATEWAY_SECRET_HEADER = "x-proofline-gateway-secret"
 
 
-# Seconds between two signs of life of a worker's process, and without one until it counts as silent:
+# Seconds between two signs of life of a worker's process, and without one until it is silent:
 # a death shows within two seconds, and a sign or two may come late.
 PULSE_S = 0.3
 SILENT_S = 1.3

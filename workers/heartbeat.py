@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from poc_core.gpus import GpuWatch
 from poc_core.periodic import Periodic
-from poc_core.records import WorkerRecord
+from poc_core.records import PULSE_S, WorkerRecord
 from poc_core.state.hand import Hand
 from poc_core.state.registry import WorkerRegistry
 from workers.proofs import Proofs
@@ -43,6 +43,7 @@ class Heartbeat:
         self._draining = threading.Event()
         self._hung = threading.Event()
         self._beats = Periodic("heartbeat", interval_s, self._beat)
+        self._pulse = Periodic("pulse", min(PULSE_S, interval_s), self._live_on)
 
     @property
     def is_draining(self) -> bool:
@@ -51,6 +52,7 @@ class Heartbeat:
     def start(self) -> None:
         self.beat()
         self._beats.start()
+        self._pulse.start()
 
     def ready(self, proofs: Proofs, chat_port: int | None) -> None:
         """From now on clients may use this worker."""
@@ -78,6 +80,7 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Leaves the registry at once, so that nobody waits for this worker."""
+        self._pulse.stop(self._interval_s)
         self._beats.stop(self._interval_s)
         try:
             self._registry.remove(self._record.id)
@@ -89,6 +92,11 @@ class Heartbeat:
     def beat(self) -> None:
         """Sends a beat at once. Raises nothing: failures are logged."""
         self._beats.once()
+
+    def _live_on(self) -> None:
+        """A sign of life beside the beats, which read sensors that may hang."""
+        if not self._registry.pulse(self._record.id):
+            self.beat()
 
     def _beat(self) -> None:
         now: dict[str, Any] = {"gpus": self._gpus.now().model_dump()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import socket
 import time
@@ -15,6 +14,7 @@ from celery.signals import worker_shutting_down
 
 from poc_core.queues import model_queue, worker_queue
 from poc_core.records import WorkerRecord
+from poc_core.serving.places import HOST_ID_VARIABLE, SLOT_VARIABLE, slot_of
 from poc_core.settings import Settings, load_settings
 from poc_core.state.client import connect
 from poc_core.state.hand import Hand
@@ -45,7 +45,7 @@ def run_worker(
 ) -> None:
     """Runs until SIGTERM or SIGINT; batches in hand are finished first.
 
-    `worker_id`: None for host, GPUs or pid, and a random part; must be new for every process.
+    `worker_id`: None for host, slot and a random part; must be new for every process.
     `redis_url`: None for POC_REDIS_URL. Everything else comes from the settings (POC_...).
     ProoflineError: the engine cannot be loaded.
 
@@ -72,6 +72,7 @@ def run_worker(
         engine=options.engine,
         host=settings.host,
         machine=socket.gethostname(),
+        host_id=os.environ.get(HOST_ID_VARIABLE, ""),
         pid=os.getpid(),
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         state="starting",
@@ -142,16 +143,17 @@ def _let_chat_end(gate: ChatGate, deadline: float) -> None:
 
 
 def _names(given: str | None, host: str) -> tuple[str, str]:
-    """What Flower shows before the host's name, and the worker's id.
+    """What Flower shows before the host's name, and the worker's id: its name and a random part.
 
-    Both hold the worker's GPUs, or its pid where it is pinned to none, and a random part: each
+    The name holds the worker's GPUs, its supervisor's slot, or its pid where there is neither; each
     start of a worker needs a new id.
     """
     if given:
         return given, given
-    gpus = re.sub(r"[^\w-]+", "-", os.environ.get("CUDA_VISIBLE_DEVICES", "").strip())
-    name = f"{f'gpu{gpus}' if gpus else os.getpid()}-{uuid.uuid4().hex[:6]}"
-    return name, f"{host}-{name}"
+    otherwise = os.environ.get(SLOT_VARIABLE) or f"pid{os.getpid()}"
+    slot = slot_of(os.environ.get("CUDA_VISIBLE_DEVICES", ""), otherwise)
+    start = f"{slot}-{uuid.uuid4().hex[:6]}"
+    return start, f"{host}/{start}"
 
 
 def _serve_chat(

@@ -1,71 +1,82 @@
-"""The workers as the console lists them: what supervisors keep, and who registered by itself."""
+"""The workers as the console lists them: a row for each seat, over its restarts."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import JsonValue
 
+from api.health.roster import Seat
 from poc_core.records import WorkerRecord
-from poc_core.serving.deployments import HostReport
+from poc_core.serving.places import name_of
 
 
-def rows(workers: Sequence[WorkerRecord], hosts: Sequence[HostReport]) -> list[dict[str, Any]]:
-    """A row for each place of a supervisor and each worker without one, by name.
-
-    A worker that is being restarted has its row too, without a record of its own.
-    """
-    left = {worker.name: worker for worker in workers}
-    found = []
-    for host in hosts:
-        for place in host.places:
-            worker = left.get(place.name)
-            if worker is not None and worker.pid == place.pid:
-                del left[place.name]
-            else:
-                worker = None
-            about = place.model_dump(exclude={"pid", "restarts_lately", "is_ready"})
-            found.append({**about, **_about(worker), "host": host.host, "model": host.model})
-            if worker is None:
-                found[-1]["state"] = (
-                    "given up" if place.gave_up else "starting" if place.pid else "away"
-                )
-    for worker in left.values():
-        alone = {"name": worker.name, "since": worker.started_at, "restarts": None}
-        found.append({**alone, **_about(worker), "host": worker.host, "model": worker.model})
-    return sorted(found, key=lambda row: _natural(row["name"]))
+def rows(seats: Sequence[Seat]) -> list[dict[str, Any]]:
+    """A row for each worker that the node has or should have, by name."""
+    return [_row(seat) for seat in sorted(seats, key=lambda seat: _natural(seat.name))]
 
 
-def _about(worker: WorkerRecord | None) -> dict[str, Any]:
-    if worker is None:
-        return {"id": None, "pid": None, "gpus": []}
+def _row(seat: Seat) -> dict[str, Any]:
+    worker, place = seat.worker, seat.place
     return {
-        "id": worker.id,
-        "pid": worker.pid,
-        "state": worker.state,
-        "engine": worker.engine,
-        "info": vars(worker.info) if worker.info else None,
-        "gpus": [f"{device['index']}: {device['name']}" for device in devices_of(worker)],
+        "name": seat.name,
+        "host": seat.host,
+        "model": seat.model,
+        "engine": seat.engine,
+        "state": seat.state,
+        "since": seat.since,
+        "gave_up": place.gave_up if place else None,
+        "restarts": place.restarts if place else None,
+        "last_exit": place.last_exit if place else None,
+        "last_exit_at": place.last_exit_at if place else None,
+        "id": worker.id if worker else None,
+        "pid": worker.pid if worker else None,
+        "info": vars(worker.info) if worker and worker.info else None,
+        "gpus": [f"{one['index']}: {one['name']}" for one in devices_of(worker)] if worker else [],
     }
 
 
-def figures(workers: Sequence[WorkerRecord]) -> dict[str, JsonValue]:
-    """What the GPUs of each worker do, by its name; of several: mean use, all memory, the hottest."""
+def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
+    """Nonces a second by the worker's name, of all its starts. Both by the start's id."""
+    found: Counter[str] = Counter()
+    for worker_id, rate in per_second.items():
+        found[names.get(worker_id) or name_of(worker_id)] += rate  # type: ignore[assignment]
+    return {name: round(rate, 2) for name, rate in sorted(found.items())}
+
+
+def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
+    """What the GPUs of each worker do, by its name.
+
+    Of several: their mean use, all of their memory, the hottest one's temperature.
+    """
     found: dict[str, JsonValue] = {}
-    for worker in workers:
-        devices = devices_of(worker)
-        use = [
-            d["utilization_percent"] for d in devices if d.get("utilization_percent") is not None
-        ]
-        heat = [d["temperature_c"] for d in devices if d.get("temperature_c") is not None]
+    for seat in seats:
+        devices = devices_of(seat.worker) if seat.worker else []
+        use = _told(devices, "utilization_percent")
         if devices:
-            found[worker.name] = {
+            found[seat.name] = {
                 "use": sum(use) / len(use) if use else None,
-                "used_mb": sum(d.get("used_memory_mb") or 0 for d in devices),
-                "total_mb": sum(d.get("total_memory_mb") or 0 for d in devices),
-                "celsius": max(heat, default=None),
+                "used_mb": sum(_told(devices, "used_memory_mb")),
+                "total_mb": sum(_told(devices, "total_memory_mb")),
+                "celsius": max(_told(devices, "temperature_c"), default=None),
             }
     return found
+
+
+def mean_use(workers: Sequence[WorkerRecord]) -> int | None:
+    """Percent of all GPUs that workers use, each once; None: no GPU tells it."""
+    gpus = {
+        (worker.host, device.get("index")): device
+        for worker in workers
+        for device in devices_of(worker)
+    }
+    use = _told(list(gpus.values()), "utilization_percent")
+    return round(sum(use) / len(use)) if use else None
+
+
+def _told(devices: Sequence[Mapping[str, Any]], sensor: str) -> list[int]:
+    return [device[sensor] for device in devices if device.get(sensor) is not None]
 
 
 def devices_of(worker: WorkerRecord) -> list[Mapping[str, Any]]:

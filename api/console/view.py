@@ -6,6 +6,9 @@ from pydantic import JsonValue
 
 from api.console import fleet, past
 from api.console.work import Work
+from api.health.judgement import Health
+from api.health.reading import told
+from api.health.roster import names_of
 from api.proofs import round_control
 from api.reading.live import Sections
 from api.services import Services
@@ -35,30 +38,33 @@ class View:
         self._first_token: float | None = None
 
     def read(self) -> Sections:
-        """All sections; while Redis is away, only a section that says so."""
+        """All sections; while Redis is away, only those that say so."""
         try:
             return {"problem": None} | self._sections()
-        except TRANSIENT:
+        except TRANSIENT as error:
+            self._services.health.watch.note_away(error)
             return {
-                "problem": "The node's Redis does not answer. What is shown is what it said last."
+                "now": self._services.now(),
+                "problem": "The node's Redis does not answer. What is shown is what it said last.",
+                "health": _health(self._services.health.of(None)),
             }
 
     def _sections(self) -> dict[str, JsonValue]:
         services = self._services
         now, seen = services.now(), services.overviews.read()
-        status = services.deployments.status()
-        workers = list(seen.workers)
+        health, workers = services.health.of(seen), list(seen.workers)
+        names = names_of(health.seats, workers)
         self._look_at_steps(now)
-        rows = fleet.rows(workers, status.hosts)
         found: dict[str, Any] = {
             "now": now,
+            "health": _health(health),
             "node": self._node(seen, workers),
-            "figures": self._figures(seen, rows, workers, now),
-            "deployment": _deployment(status, workers),
+            "figures": self._figures(seen, health, now),
+            "deployment": _deployment(seen.deployment, workers),
             "round": None,
-            "workers": rows,
-            "rates": {w.name: round(seen.per_second.get(w.id, 0.0), 2) for w in workers},
-            "gpus": fleet.figures(workers),
+            "workers": fleet.rows(health.seats),
+            "rates": fleet.rates(seen.per_second, names),
+            "gpus": fleet.figures(health.seats),
             "callbacks": {
                 "waiting": seen.callbacks_waiting,
                 "jobs": services.outbox.n_jobs(),
@@ -92,33 +98,21 @@ class View:
             "models": {worker.model: vars(worker.info) for worker in ready},
         }
 
-    def _figures(
-        self, seen: Overview, rows: list[dict[str, Any]], workers: list[WorkerRecord], now: float
-    ) -> dict[str, Any]:
-        jobs = self._services.jobs.count_active()
-        gpus = {
-            device.get("uuid") or (worker.host, device.get("index")): device
-            for worker in workers
-            for device in fleet.devices_of(worker)
-        }
-        use = [
-            device["utilization_percent"]
-            for device in gpus.values()
-            if device.get("utilization_percent") is not None
-        ]
+    def _figures(self, seen: Overview, health: Health, now: float) -> dict[str, Any]:
+        jobs, workers = self._services.jobs.count_active(), seen.workers
         chats = [worker.stats for worker in workers if "chat_active" in worker.stats]
         return {
             "nonces_per_second": round(seen.nonces_per_second, 2),
             "total_processed": seen.total_processed,
-            "ready": sum(worker.is_ready for worker in workers),
-            "workers": len(rows),
+            "ready": health.n_ready,
+            "workers": len(health.seats),
             "chats": sum(int(stats["chat_active"]) for stats in chats) if chats else None,
             "first_token": self._first_token,
             "queued_nonces": seen.queued_nonces,
             "jobs": vars(jobs),
             "undelivered": seen.callbacks_waiting,
             "artifacts_waiting": seen.round.outbox.waiting if seen.round is not None else 0,
-            "gpu_use": round(sum(use) / len(use)) if use else None,
+            "gpu_use": fleet.mean_use(workers),
             "validations": self._services.jobs.validations(now),
         }
 
@@ -158,3 +152,11 @@ def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[s
         "error": status.record.error if status.record else None,
         "hosts": [report.model_dump(mode="json", include=told) for report in status.hosts],
     }
+
+
+def _health(health: Health) -> dict[str, Any]:
+    """As other answers tell it, without sentences that change each second: the page counts."""
+    whole = told(health, 0.0)
+    for reason in whole["reasons"]:
+        del reason["text"]
+    return whole

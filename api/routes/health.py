@@ -1,8 +1,11 @@
 """/health for the network's client, /livez and /readyz for supervisors and load balancers."""
 
 from fastapi import APIRouter
+from fastapi.responses import JSONResponse
 
-from api.errors import unavailable
+from api.errors import RETRY_AFTER_S, unavailable
+from api.health.judgement import Level
+from api.health.reading import told
 from api.schema import examples
 from api.services import AppServices, Services
 from poc_core import answers
@@ -23,11 +26,29 @@ def health(services: AppServices) -> answers.Health:
     return answers.Health()
 
 
-@router.get("/readyz", summary="The node can compute", responses=examples.REDIS_AWAY)
-@router.get("/ready", summary="The node can compute", responses=examples.REDIS_AWAY)
-def ready(services: AppServices) -> answers.Ready:
-    """200 when Redis answers and a worker is ready, else 503 with Retry-After."""
-    return answers.Ready(models=_models(services))
+@router.get(
+    "/readyz",
+    summary="The node can compute",
+    response_model=answers.Ready,
+    responses=examples.NOT_READY,
+)
+@router.get(
+    "/ready",
+    summary="The node can compute",
+    response_model=answers.Ready,
+    responses=examples.NOT_READY,
+)
+def ready(services: AppServices) -> answers.Ready | JSONResponse:
+    """200 when Redis answers and a worker is ready, else 503 with Retry-After, and why."""
+    health, seen = services.health.read()
+    now = services.now()
+    whole = answers.NodeHealth(**told(health, now))
+    if seen is not None and health.level is not Level.DOWN:
+        ready = {seat.worker.model for seat in health.seats if seat.is_ready and seat.worker}
+        return answers.Ready(models=sorted(ready), health=whole)
+    why = "The node cannot reach its Redis" if seen is None else "No worker is ready"
+    refusal = answers.NotReady(detail=f"{why}: {health.text(now)}.", health=whole)
+    return JSONResponse(refusal.model_dump(), 503, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 def _models(services: Services) -> list[str]:

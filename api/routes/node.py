@@ -5,6 +5,7 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
+from api.health.reading import told
 from api.models import deployments
 from api.schema import examples
 from api.schema.bodies import DeployBody
@@ -81,8 +82,8 @@ def up_async(body: DeployBody, services: AppServices) -> answers.Done:
 )
 def up_status(services: AppServices) -> answers.UpStatus:
     """`status` is idle, starting, running or failed; `hosts` has the same of each host."""
-    status = services.deployments.status()
-    workers = services.workers.live()
+    seen = services.overviews.read()
+    status, workers = seen.deployment, seen.workers
     running = [worker for worker in workers if worker.is_ready]
     starting = [worker for worker in workers if worker.state == "starting"]
     found, record = status.state, status.record
@@ -109,6 +110,7 @@ def up_status(services: AppServices) -> answers.UpStatus:
         models=sorted({worker.model for worker in running}),
         workers_running=len(running),
         workers_starting=len(starting),
+        health=answers.NodeHealth(**told(services.health.of(seen), services.now())),
     )
 
 

@@ -6,6 +6,8 @@ from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel
 
+from api.health.reading import told, told_seat
+from api.health.roster import names_of
 from api.proofs import round_control
 from api.proofs.results import result_response
 from api.proofs.submission import submit
@@ -152,11 +154,18 @@ async def status(
 def _status(services: Services, valid_from: int | None, valid_limit: int) -> bytes:
     """The status as JSON, made once for all who ask together."""
     seen = services.overviews.read()
+    health = services.health.of(seen)
+    names = names_of(health.seats, seen.workers)
     whole = round_control.status_of(services, seen, valid_from, valid_limit) | {
         "queued_nonces": seen.queued_nonces,
         "callbacks_waiting": seen.callbacks_waiting,
         "silent_receivers": [vars(receiver) for receiver in seen.silent],
-        "workers": [{**vars(worker), "chat_secret": None} for worker in seen.workers],
+        "workers": [
+            {**vars(worker), "name": names[worker.id], "chat_secret": None}
+            for worker in seen.workers
+        ],
+        "health": told(health, services.now()),
+        "seats": [told_seat(seat) for seat in health.seats],
         "version": VERSION,
     }
     # A scheme's fields are absent from other schemes' rounds, not null.

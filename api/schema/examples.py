@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from poc_core.answers import Conflict, Malformed, Refused
+from poc_core.answers import Conflict, Malformed, NotReady, Refused
 from poc_core.schemes import contracts
 from poc_core.schemes.requests import REQUEST_ID_EXAMPLE
 
@@ -50,6 +50,13 @@ REDIS_AWAY: dict[int | str, dict[str, Any]] = {
         Refused,
         "Redis is away; see Retry-After.",
         "The node cannot reach its Redis; try again in 5 s.",
+    ),
+}
+NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: _error(
+        NotReady,
+        "Redis is away or no worker is ready; see Retry-After.",
+        "No worker is ready: 0 of 1 workers ready for 41 s: host1/gpu0 loads its model.",
     ),
 }
 GENERATE_ERRORS: dict[int | str, dict[str, Any]] = {
@@ -167,7 +174,7 @@ DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
     500: _error(
         Refused,
         "The model cannot be started; the node is STOPPED and can be asked again.",
-        "The model could not be started: worker-0: the model does not fit: use more"
+        "The model could not be started: h1/cpu0: the model does not fit: use more"
         " --tensor-parallel.",
     ),
     503: _error(

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from poc_core.schemes import contracts, recognised
+from poc_core.serving.places import name_of
 
 ALARM = "bold red"
 
@@ -15,7 +16,8 @@ ALARM = "bold red"
 def line(status: dict[str, Any]) -> str:
     """The status in one line, troubles last."""
     stats = status["stats"]
-    n_ready = sum(worker["state"] == "ready" for worker in status["workers"])
+    ready = sum(worker["state"] == "ready" for worker in status["workers"])
+    n_ready = (status.get("health") or {"workers_ready": ready})["workers_ready"]
     parts = [
         f"{_duration(stats.get('elapsed_seconds'))} {status['state']}",
         f"{stats['nonces_per_second']:.1f} nonces/s now",
@@ -26,7 +28,7 @@ def line(status: dict[str, Any]) -> str:
         f"{stats.get('artifacts_waiting') or 0:,} waiting",
         f"{status['queued_nonces']:,} nonces of jobs queued",
     ]
-    return ", ".join(parts + _troubles(stats))
+    return ", ".join(parts + _troubles(stats) + _health(status))
 
 
 def picture(status: dict[str, Any], now: float) -> RenderableType:
@@ -44,6 +46,8 @@ def _head(status: dict[str, Any]) -> Table:
     table = _grid()
     running = status["state"] in ("GENERATING", "VALIDATING")
     table.add_row("state", Text(status["state"], style="bold green" if running else "bold"))
+    for trouble in _health(status):
+        table.add_row("health", Text(trouble, style=ALARM))
     if config is None:
         table.add_row("round", "none yet")
         table.add_row("computed", f"{stats['total_processed']:,} nonces of jobs")
@@ -63,8 +67,16 @@ def _head(status: dict[str, Any]) -> Table:
 
 def _workers(status: dict[str, Any]) -> RenderableType:
     """Table of the workers that live or have taken part in the round."""
-    states = {worker["id"]: worker["state"] for worker in status["workers"]}
-    counts = status["stats"].get("workers") or {}
+    seats = status.get("seats") or []
+    states = {seat["name"]: seat["state"] for seat in seats} or {
+        worker["id"]: worker["state"] for worker in status["workers"]
+    }
+    names = {worker["id"]: worker.get("name") or worker["id"] for worker in status["workers"]}
+    counts: dict[str, dict[str, float]] = {}
+    for worker_id, count in (status["stats"].get("workers") or {}).items():
+        name = names.get(worker_id) or (name_of(worker_id) if seats else worker_id)
+        before = counts.get(name, {})
+        counts[name] = {key: n + before.get(key, 0) for key, n in count.items()}
     if not states and not counts:
         return Text("no workers", style=ALARM)
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -100,6 +112,12 @@ def _outbox(status: dict[str, Any], now: float) -> RenderableType:
     if outbox["failures"] and outbox["next_try_at"] is not None:
         table.add_row("next try", f"in {max(0.0, outbox['next_try_at'] - now):.0f} s")
     return table
+
+
+def _health(status: dict[str, Any]) -> list[str]:
+    """The node's health with each of its reasons; of one without troubles nothing."""
+    health = status.get("health") or {"reasons": []}  # earlier releases tell none
+    return [f"{reason['level']}: {reason['text']}" for reason in health["reasons"]]
 
 
 def _troubles(stats: dict[str, Any], with_error: bool = True) -> list[str]:

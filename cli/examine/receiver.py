@@ -22,7 +22,7 @@ from poc_core.fields import HttpUrl
 from poc_core.settings import Settings
 
 _ANSWER_S = 10.0  # as the courier waits
-_BOTH = "Give each side the other's certificate: docs/operating.md, Mutual TLS."
+_BOTH = "Give each side the other's certificate: docs/connect.md, Mutual TLS."
 
 
 def receiver(url: str, settings: Settings) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
                 host, ipaddress.ip_address(address), port_of(parts), settings.own_ports
             )
     except ForbiddenReceiverError as error:
-        remedy = "POC_CALLBACK_ALLOW, for API and courier alike: docs/operating.md, Receivers."
+        remedy = "POC_CALLBACK_ALLOW, for API and courier alike: docs/connect.md, Receivers."
         yield problem("receiver", str(error), remedy)
         return
     except OSError as error:
@@ -71,7 +71,7 @@ def receiver(url: str, settings: Settings) -> Iterator[Finding]:
                     return
         answer = httpx.get(url, timeout=_ANSWER_S, trust_env=False, verify=verify)
     except CertificateError as error:
-        yield problem("receiver", str(error), "Correct the file: docs/operating.md, Mutual TLS.")
+        yield problem("receiver", str(error), "Correct the file: docs/connect.md, Mutual TLS.")
         return
     except httpx.HTTPError as error:
         says = f"{shown} cannot be reached from here ({error or type(error).__name__})."

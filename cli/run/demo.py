@@ -69,7 +69,7 @@ def demo(
         try:
             prove(stack, figures)
         except ProoflineError as error:
-            tail = "\n  ".join(["The end of the worker's log:", *stack.log_tail("worker-0")])
+            tail = "\n  ".join(["The end of the worker's log:", *stack.worker_log()])
             raise DemoError(f"{error}\n  {tail}") from error
         show(figures)
         note("Stopping.")

@@ -55,13 +55,15 @@ def workers(
     """
     from cli.machine import placement
     from cli.machine.gpus import chosen_gpus, groups_of_all
-    from cli.supervise.fleet import Fleet, worker_command
+    from cli.supervise.fleet import Fleet, slots, worker_command
     from cli.supervise.follower import Follower
     from cli.supervise.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
     from cli.supervise.redis_server import wait_for_redis
+    from poc_core.serving.places import HOST_ID_VARIABLE
     from poc_core.settings import load_settings
     from poc_core.state.client import connect
     from poc_core.state.deployments import DeploymentStore
+    from poc_core.state.registry import WorkerRegistry
 
     settings = load_settings()
     found = chosen_gpus(gpus) if placement.wants_gpus(engine_options) or gpus != "all" else []
@@ -87,20 +89,22 @@ def workers(
         )
         failed_starts = None if own else FAILED_STARTS
         fleet = Fleet(
-            lambda: worker_command(options), places, MAX_FAST_CRASHES, log, announce, failed_starts
+            settings.host,
+            lambda: worker_command(options),
+            *(places, MAX_FAST_CRASHES, log, announce, failed_starts),
         )
-        gpus_of = [place.get("CUDA_VISIBLE_DEVICES") for place in places]
-        where = "; ".join(f"worker-{i} on GPU {ids}" for i, ids in enumerate(gpus_of) if ids)
-        announce(
-            f"starting {len(places)} worker(s) for {options.name}{': ' if where else ''}{where}"
-        )
-        fleet.start({"POC_REDIS_URL": settings.redis_url})
+        names = ", ".join(f"{settings.host}/{slot}" for slot in slots(places))
+        announce(f"starting {len(places)} worker(s) for {options.name}: {names}")
+        fleet.start({"POC_REDIS_URL": settings.redis_url, HOST_ID_VARIABLE: follower.id})
         return fleet
 
     with stopped_by_signals("workers"), ExitStack() as exits:
         wait_for_redis(settings.redis_url)
-        store = DeploymentStore(connect(settings), settings)
-        follower = Follower(store, settings.host, engine_options, start_fleet, announce)
+        redis = connect(settings)
+        follower = Follower(
+            *(DeploymentStore(redis, settings), WorkerRegistry(redis, settings)),
+            *(settings.host, engine_options, start_fleet, announce),
+        )
         exits.callback(follower.stop)
         follower.begin()
         exits.callback(hurry_on_signals, follower.kill, "workers: finishing what is in hand")

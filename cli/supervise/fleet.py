@@ -11,6 +11,7 @@ from cli.supervise.processes import (
 )
 from poc_core.errors import ProoflineError
 from poc_core.serving.deployments import ChildLog
+from poc_core.serving.places import LATELY_S, SLOT_VARIABLE, WorkerPlace, slot_of
 from workers.engines.options import EngineOptions
 from workers.vllm.start import log_patterns
 
@@ -35,10 +36,14 @@ class WorkersError(ProoflineError):
 
 
 class Fleet:
-    """Supervised workers, one for each environment; startable once."""
+    """Supervised workers, one for each environment; startable once.
+
+    Each has the name of its place: host1/gpu0-1 by its GPUs or, without one, host1/cpu0.
+    """
 
     def __init__(
         self,
+        host: str,
         command: Callable[[], list[str]],
         environments: Sequence[Mapping[str, str]],
         max_fast_crashes: int,
@@ -46,6 +51,7 @@ class Fleet:
         announce: Callable[[str], None],
         max_failed_starts: int | None = None,
     ) -> None:
+        self._host = host
         self._max_failed_starts = max_failed_starts
         self._command = command
         self._environments = environments
@@ -58,11 +64,11 @@ class Fleet:
 
     def start(self, env: Mapping[str, str]) -> None:
         """`env`: for every worker, over its own; the Redis url, say, which no `ps` may show."""
-        for index, own in enumerate(self._environments):
+        for own, slot in zip(self._environments, slots(self._environments), strict=True):
             spec = ChildSpec(
-                f"worker-{index}",
+                f"{self._host}/{slot}",
                 self._command(),
-                env=environment_of_proofline({**own, **env}, NOT_FOR_WORKERS),
+                env=environment_of_proofline({**own, **env, SLOT_VARIABLE: slot}, NOT_FOR_WORKERS),
                 grace_s=WORKER_GRACE_S,
                 max_fast_crashes=self._max_fast_crashes,
                 max_failed_starts=self._max_failed_starts,
@@ -112,6 +118,23 @@ class Fleet:
             for child in self.children
         ]
 
+    def places(self) -> list[WorkerPlace]:
+        """Each worker as it stands, over its restarts."""
+        return [
+            WorkerPlace(
+                name=child.spec.name,
+                pid=child.pid,
+                is_ready=child.is_ready,
+                gave_up=child.gave_up,
+                since=child.since,
+                restarts=child.restarts,
+                restarts_lately=child.restarts_within(LATELY_S),
+                last_exit=child.last_exit,
+                last_exit_at=child.last_exit_at,
+            )
+            for child in self.children
+        ]
+
     @property
     def is_serving(self) -> bool:
         """Whether all workers that are not given up have got ready."""
@@ -142,6 +165,14 @@ class Fleet:
             if any(text in why for text in log_patterns.HOPELESS.values())
             else with_tail(why, last)
         )
+
+
+def slots(environments: Sequence[Mapping[str, str]]) -> list[str]:
+    """The slot of each worker of a machine, by its GPUs or, without one, its number."""
+    return [
+        slot_of(own.get("CUDA_VISIBLE_DEVICES", ""), f"cpu{index}")
+        for index, own in enumerate(environments)
+    ]
 
 
 def with_tail(message: str, child: Child) -> str:

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
+from cli.supervise.happenings import happenings
 from cli.supervise.machine_teller import MachineTeller
 from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
@@ -28,7 +29,9 @@ from poc_core.serving.deployments import (
     HostState,
 )
 from poc_core.serving.model_options import ModelOptions
+from poc_core.serving.places import WorkerPlace
 from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
 from workers.engines.options import EngineOptions
 
 LAST_LOOK_S = 5.0  # for a look under way to end
@@ -66,6 +69,7 @@ class Follower:
     def __init__(
         self,
         store: DeploymentStore,
+        registry: WorkerRegistry,
         host: str,
         options: EngineOptions,
         start_fleet: StartFleet,
@@ -73,8 +77,9 @@ class Follower:
     ) -> None:
         """`options`: the command's own, defaults of any deployment; `host`: this machine's name."""
         self._store = store
-        self._host = host
-        self._id = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self._registry = registry
+        self.host = host
+        self.id = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._options = options
         said = options.model_dump(include=set(ModelOptions.model_fields))
         named = {"served_model_name": options.name}
@@ -82,7 +87,7 @@ class Follower:
         self._start_fleet = start_fleet
         self._announce = announce
         self._vllm_version = _vllm_version()
-        self._machine = MachineTeller(store, self._id, host, announce)
+        self._machine = MachineTeller(store, self.id, host, announce)
         self._offered = False
         self._lock = threading.RLock()  # of all below; not held while Redis is asked
         self._plan: Plan | None = None  # that is followed now
@@ -91,7 +96,9 @@ class Follower:
         self._error: str | None = None  # why this plan failed
         self._serving = False  # whether this plan got ready
         self._told_logs_at = float("-inf")
-        self._told_pids: list[int | None] = []
+        self._told_places: tuple[WorkerPlace, ...] = ()  # as of the last look
+        self._pids: set[int] = set()  # of the workers, at the last look
+        self._ended: set[int] = set()  # of those that Redis still has to forget
         self._looks = Periodic("follower", LOOK_S, self.look)
 
     @property
@@ -136,7 +143,7 @@ class Follower:
         if is_first:
             self._looks.stop(LAST_LOOK_S)
             with contextlib.suppress(RedisError):  # else the report expires
-                self._store.leave(self._id)
+                self._store.leave(self.id)
 
     def kill(self) -> None:
         """Hurries a `stop` under way; does not wait."""
@@ -152,17 +159,26 @@ class Follower:
             self._step(self._plan_for(record))
             report = self._describe()
             logs = self._fleet.logs() if self._fleet is not None else []
+        pids = {log.pid for log in logs if log.pid is not None}
+        has_changed = pids != self._pids
+        self._ended = (self._ended | self._pids) - pids
+        self._pids = pids
         self._store.report(report)
-        pids = [log.pid for log in logs]
-        if pids != self._told_pids or time.monotonic() - self._told_logs_at >= LOGS_S:
-            self._told_pids, self._told_logs_at = pids, time.monotonic()
-            self._store.tell_logs(self._id, HostLogs(host=self._host, workers=logs))
+        if self._ended:  # at once: their heartbeats would count for seconds
+            self._registry.remove_ended(self.id, self._ended)
+            self._ended = set()
+        for name, text in happenings(self._told_places, report.places):
+            self._store.events.note("worker", text, name)
+        self._told_places = report.places
+        if has_changed or time.monotonic() - self._told_logs_at >= LOGS_S:
+            self._told_logs_at = time.monotonic()
+            self._store.tell_logs(self.id, HostLogs(host=self.host, workers=logs))
 
     def _read(self) -> DeploymentRecord | None:
         record = self._store.read()
         others = record is not None and record.by == "start" and record.wanted != self._own
         if self._own is not None and (not self._offered or others):
-            self._store.deploy_first(self._own, self._id)
+            self._store.deploy_first(self._own, self.id)
             record = self._store.read()
             if not self._offered and record is not None and record.by == "request":
                 what = (
@@ -246,8 +262,8 @@ class Follower:
         else:
             state = HostState.SERVING if self._serving else HostState.STARTING
         return HostReport(
-            id=self._id,
-            host=self._host,
+            id=self.id,
+            host=self.host,
             state=state,
             generation=plan.generation,
             model=plan.options.name if plan.options else None,
@@ -256,6 +272,8 @@ class Follower:
             error=self._error[:MOST_ERROR_CHARS] if self._error else None,
             vllm_version=self._vllm_version,
             left_out=tuple(fleet.left_out) if fleet else (),
+            engine=plan.options.engine if plan.options else "",
+            places=tuple(fleet.places()) if fleet else (),
         )
 
 

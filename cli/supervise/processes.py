@@ -23,6 +23,7 @@ FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
 STEADY_S = 60.0  # after so long a life a crash starts over with the shortest backoff
 TAIL_LINES = 400  # of a child's log, kept for error messages
+_MOST_REMEMBERED = 1000  # times of restarts
 GUARD_MARGIN_S = 8.0  # the guard's own time to kill and reap, beyond the child's grace period
 
 LineSink = Callable[[str, str], None]
@@ -57,6 +58,11 @@ class Child:
         self.spec = spec
         self.gave_up: str | None = None  # why, once the child is not restarted any more
         self.crashes = 0
+        self.restarts = 0
+        self.since = time.time()  # when it got ready, or else was started first or was ready last
+        self.last_exit: str | None = None  # in words
+        self.last_exit_at: float | None = None
+        self._restarted_at: deque[float] = deque(maxlen=_MOST_REMEMBERED)
         self._on_line = on_line
         self._announce = announce
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -91,6 +97,11 @@ class Child:
         """The last lines of the log, over restarts."""
         return list(self._tail)
 
+    def restarts_within(self, seconds: float) -> int:
+        """How often it was restarted in the last `seconds`, which must be below some hours."""
+        since = time.time() - seconds
+        return sum(at >= since for at in list(self._restarted_at))
+
     def start(self) -> None:
         self._thread.start()
 
@@ -124,16 +135,16 @@ class Child:
         fast_crashes = 0
         try:
             while not self._stop.is_set():
-                self._ready_at = None if self.spec.ready_line else time.monotonic()
+                self._ready_at = None
                 code = self._run_once()
                 if code is None or self._stop.is_set():
                     return
-                self.crashes += 1
+                self._note_end(code)
                 was_steady = (
                     self._ready_at is not None and time.monotonic() - self._ready_at >= STEADY_S
                 )
                 fast_crashes = 1 if was_steady else fast_crashes + 1
-                ended = f"{self.spec.name} ended ({describe_exit(code)})"
+                ended = f"{self.spec.name} ended ({self.last_exit})"
                 why = "its arguments are wrong" if code == USAGE_EXIT_CODE else None
                 if why is None and not self._was_ready:
                     why = self.spec.hopeless(self.tail)
@@ -146,11 +157,28 @@ class Child:
                 delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (fast_crashes - 1))
                 self._announce(f"{ended}; restarting it in {delay_s:g} s")
                 self._stop.wait(delay_s)
+                self.restarts += 1
+                self._restarted_at.append(time.time())
         except Exception as error:  # of our own: nobody would look after the child any more
             self.gave_up = f"{self.spec.name} is not supervised any more: {error!r}"
             self._announce(self.gave_up)
         finally:
             self._ended.set()
+
+    def _note_end(self, code: int) -> None:
+        self.crashes += 1
+        self.last_exit, self.last_exit_at = describe_exit(code), time.time()
+        if self._ready_at is not None:
+            self.since = self.last_exit_at
+
+    def _note_ready(self) -> None:
+        """This run is ready; after a restart that takes a while a line says so."""
+        took_s = time.time() - self.since
+        if self.restarts and self.spec.ready_line is not None:
+            told = "is ready again" if self._was_ready else "is ready"
+            self._announce(f"{self.spec.name} {told}, after {took_s:.1f} s")
+        self.since = time.time()
+        self._was_ready, self._ready_at = True, time.monotonic()
 
     @property
     def _most_crashes(self) -> int:
@@ -190,6 +218,8 @@ class Child:
                 f"{self.spec.command[0]} could not be started: {started.removeprefix('error: ')}"
             )
         self._pid = pid
+        if pid is not None and self.spec.ready_line is None:
+            self._note_ready()
         reader = threading.Thread(target=self._read_log, args=(guard,), daemon=True)
         reader.start()
         code = guard.wait()
@@ -226,8 +256,9 @@ class Child:
                     self._take_line(text)
 
     def _take_line(self, line: str) -> None:
-        if self.spec.ready_line is not None and self.spec.ready_line.search(line):
-            self._was_ready, self._ready_at = True, time.monotonic()
+        ready = self.spec.ready_line
+        if ready is not None and self._ready_at is None and ready.search(line):
+            self._note_ready()
         self._tail.append(line)
         self._on_line(self.spec.name, line)
 

@@ -37,9 +37,11 @@ from cli.supervise.processes import (
 from cli.supervise.redis_server import OwnRedis, RedisServerError, wait_for_redis
 from cli.terminal import UsageError
 from poc_core.errors import ProoflineError
+from poc_core.serving.places import HOST_ID_VARIABLE
 from poc_core.settings import Settings, load_settings
 from poc_core.state.client import connect
 from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
 from workers.engines.options import EngineOptions
 
 API_GRACE_S = 15.0  # for answers under way; uvicorn itself gives up on them after 10 s
@@ -139,8 +141,9 @@ class Stack:
             settings = self._settings()
             self._connection = connect(settings)
             store = DeploymentStore(self._connection, settings)
+            registry = WorkerRegistry(self._connection, settings)
             self._follower = Follower(
-                store, settings.host, self.options, self._start_fleet, self.announce
+                store, registry, settings.host, self.options, self._start_fleet, self.announce
             )
             self._follower.begin()
         except BaseException:
@@ -236,13 +239,17 @@ class Stack:
         return self._redis.pid if self._redis else None
 
     def log_tail(self, name: str, lines: int = ERROR_TAIL_LINES) -> list[str]:
-        """The last lines that "api", "redis" or "worker-0" wrote."""
+        """The last lines that "api", "redis" or "courier" wrote."""
         return [
             line
             for child in self._children()
             if child.spec.name == name
             for line in child.tail[-lines:]
         ]
+
+    def worker_log(self, index: int = 0, lines: int = ERROR_TAIL_LINES) -> list[str]:
+        """The last lines that one of our workers wrote."""
+        return self._workers[index].tail[-lines:]
 
     def api_command(self) -> list[str]:
         return command_of_proofline("api", "--host", self.host, "--port", str(self.port))
@@ -279,7 +286,9 @@ class Stack:
             )
         self.options = options
         failed_starts = None if own else FAILED_STARTS
+        assert self._follower is not None
         fleet = Fleet(
+            self._follower.host,
             self.worker_command,
             places,
             self.max_fast_crashes,
@@ -287,7 +296,9 @@ class Stack:
             self.announce,
             failed_starts,
         )
-        fleet.start({**self.env, "POC_REDIS_URL": self.redis_url or ""})
+        redis_url = self.redis_url or ""
+        told = {"POC_REDIS_URL": redis_url, HOST_ID_VARIABLE: self._follower.id}
+        fleet.start({**self.env, **told})
         return fleet
 
     def _start_redis(self) -> None:

@@ -24,6 +24,7 @@ from poc_core.serving.deployments import (
 )
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.past.events import Events
 
 MOST_REASON_CHARS = 300  # of the reason why a record cannot be read
 # Seconds for which a machine's figures are told; a hung driver's get old and then go.
@@ -39,6 +40,7 @@ class DeploymentStore:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
         self._clock = clock
+        self.events = Events(redis, clock)
         self._deploy = scripts.load(redis, "deploy")
         self._withdraw = scripts.load(redis, "withdraw")
         self._report = scripts.load(redis, "report_host")
@@ -68,16 +70,7 @@ class DeploymentStore:
         return DeploymentStatus(self.read(), self.hosts())
 
     def read(self) -> DeploymentRecord | None:
-        raw = {
-            name.decode(errors="replace"): value.decode(errors="replace")
-            for name, value in self._redis.hgetall(keys.DEPLOYMENT).items()
-        }
-        if not raw:
-            return None
-        try:
-            return _record(raw)
-        except (AttributeError, KeyError, RecursionError, ValueError) as error:
-            return _unreadable(raw, error)
+        return deployment_record(self._redis.hgetall(keys.DEPLOYMENT))
 
     def hosts(self) -> list[HostReport]:
         """The reports of the hosts that live, by the host's name."""
@@ -164,6 +157,20 @@ class DeploymentStore:
         ]
         outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
         return outcome.decode(), int(generation)
+
+
+def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
+    """The record in the hash of a deployment; None: nothing was ever deployed."""
+    raw = {
+        name.decode(errors="replace"): value.decode(errors="replace")
+        for name, value in found.items()
+    }
+    if not raw:
+        return None
+    try:
+        return _record(raw)
+    except (AttributeError, KeyError, RecursionError, ValueError) as error:
+        return _unreadable(raw, error)
 
 
 def _record(raw: Mapping[str, str]) -> DeploymentRecord:

@@ -19,6 +19,7 @@ NEWEST_ROUNDS = "poc:rounds:newest"  # list of the ids of the rounds stored last
 CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase speak of
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
 OUTBOX_JOBS = "poc:outbox:jobs"  # set of the jobs with a url that are not computed or not delivered
+COURIER = "poc:courier"  # lives a day longer than the last sign of life of a courier
 RECEIVERS = "poc:receivers"  # zset receiver -> when it last did not answer
 
 

@@ -5,16 +5,18 @@ answers, which made separate reads slow.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
 
 from poc_core.records import RoundRecord, WorkerRecord
+from poc_core.serving.deployments import DeploymentStatus, HostReport
 from poc_core.state import keys, scripts
-from poc_core.state.delivery.outbox import OutboxStatus
+from poc_core.state.delivery.outbox import COURIER_KNOWN_S, OutboxStatus
 from poc_core.state.delivery.receivers import MOST_LOOKED_AT, SilentReceiver, spared
+from poc_core.state.deployments import deployment_record
 from poc_core.state.registry import worker_records
 from poc_core.state.rounds import round_record
 from poc_core.state.unreadable import readable
@@ -43,6 +45,14 @@ class CurrentRound:
 
 
 @dataclass(frozen=True)
+class GoneHost:
+    """A host whose reports have ended without its word."""
+
+    host: str  # its name
+    last_report_at: float  # seconds since the epoch, by its clock
+
+
+@dataclass(frozen=True)
 class Overview:
     """One consistent snapshot of the node's state, read in a single Redis script."""
 
@@ -54,6 +64,11 @@ class Overview:
     total_processed: int  # nonces of jobs and rounds
     # of these, by the worker's id, mean over the last RATE_WINDOW_S
     per_second: Mapping[str, float]
+    deployment: DeploymentStatus
+    gone: Sequence[GoneHost]  # hosts that reported within the last hour and neither live nor left
+    # seconds that the record of each worker and host, by id, lives without another sign of life
+    left_s: Mapping[str, float]
+    courier_silent_s: float | None  # None: none has run within a day, or the last one left
 
     @property
     def nonces_per_second(self) -> float:
@@ -77,19 +92,29 @@ class Overviews:
             keys.OUTBOX_DUE,
             keys.QUEUED_NONCES,
             keys.STATS_TOTAL,
+            *(keys.DEPLOYMENT, keys.HOSTS, keys.COURIER),
         ]
         found: Any = self._read(names, [second, RATE_WINDOW_S, MOST_LOOKED_AT])
-        queued, n_due, total, lately, workers, receivers, current = found
+        queued, n_due, total, lately, workers, receivers, current, wanted, hosts, courier = found
+        reports = [report for report in map(_report, hosts) if report is not None]
+        left_ms = [(name, ms) for name, _, ms in workers] + [(name, ms) for name, *_, ms in hosts]
         return Overview(
             round=_current(second, *current) if current else None,
             workers=worker_records(
-                (name.decode(errors="replace"), _hash(flat)) for name, flat in workers
+                (name.decode(errors="replace"), _hash(flat)) for name, flat, _ in workers
             ),
             silent=spared(receivers),
             callbacks_waiting=int(n_due),
             queued_nonces=max(0, int(queued)),
             total_processed=int(total),
             per_second={name: n / RATE_WINDOW_S for name, n in _counts(lately).items()},
+            deployment=DeploymentStatus(
+                deployment_record(_hash(wanted)),
+                sorted(reports, key=lambda report: (report.host, report.id)),
+            ),
+            gone=_gone(hosts, {report.host for report in reports}),
+            left_s={name.decode(errors="replace"): int(ms) / 1000 for name, ms in left_ms},
+            courier_silent_s=COURIER_KNOWN_S - int(courier) / 1000 if int(courier) >= 0 else None,
         )
 
 
@@ -117,6 +142,23 @@ def _current(
         readable(f"outbox {round_id.decode()!r}", lambda: OutboxStatus.of(_hash(outbox)))
         or OutboxStatus.of({}),
     )
+
+
+def _report(found: Sequence[Any]) -> HostReport | None:
+    name, _, raw, _ = found
+    if not raw:
+        return None
+    return readable(f"host {name!r}", lambda: HostReport.model_validate_json(raw))
+
+
+def _gone(hosts: Sequence[Sequence[Any]], living: Collection[str]) -> list[GoneHost]:
+    """The hosts without a report. Their names are in their ids: host1-4242-3fa9c1."""
+    found = {
+        name.decode(errors="replace").rsplit("-", 2)[0]: float(at)
+        for name, at, raw, _ in hosts
+        if not raw
+    }
+    return [GoneHost(host, at) for host, at in sorted(found.items()) if host not in living]
 
 
 def _hash(flat: list[bytes]) -> dict[bytes, bytes]:

@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -58,17 +58,23 @@ class WorkerRegistry:
                 pipe.expire(keys.MODELS, self._settings.job_ttl_sec)
             pipe.execute()
 
+    def pulse(self, worker_id: str) -> bool:
+        """Says that the worker's process goes on. False: Redis does not know it; it must beat."""
+        ttl_ms = self._settings.worker_ttl_s * 1000
+        return bool(self._redis.pexpire(keys.worker(worker_id), ttl_ms))
+
+    def remove_ended(self, host_id: str, pids: Collection[int]) -> None:
+        """Forgets a supervisor's workers whose processes have ended: their leases are free."""
+        for worker in self.live():
+            if worker.host_id == host_id and worker.pid in pids:
+                self.remove(worker.id)
+
     def remove(self, worker_id: str) -> None:
         """The worker leaves; its leases are free at once, and Celery forgets its own queue."""
         with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.worker(worker_id), bindings(worker_queue(worker_id)))
             pipe.zrem(keys.WORKERS, worker_id)
             pipe.execute()
-
-    def last_beats(self) -> dict[str, float]:
-        """When each worker's heart beat last, seconds since the epoch; some may be dead."""
-        beats = self._redis.zrange(keys.WORKERS, 0, -1, withscores=True)
-        return {worker_id.decode(): at for worker_id, at in beats}
 
     def is_alive(self, worker_id: str) -> bool:
         return bool(self._redis.exists(keys.worker(worker_id)))

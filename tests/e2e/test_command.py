@@ -94,7 +94,7 @@ class TestUp:
     @pytest.mark.ends_its_stack
     def test_restarts_a_worker_whose_engine_died_while_it_had_nothing_to_do(self, up: Up) -> None:
         next(process for process in up.below if "EngineCore" in command_of(process)).kill()
-        up.wait_line(rf"up: worker-0 ended \(exit code {ENGINE_LOST_STATUS}\); restarting it", 60)
+        up.wait_line(rf"up: \S+/cpu0 ended \(exit code {ENGINE_LOST_STATUS}\); restarting it", 60)
 
     @pytest.mark.ends_its_stack
     def test_ends_at_ctrl_c_and_leaves_nothing_running(self, up: Up) -> None:

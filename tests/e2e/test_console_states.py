@@ -17,11 +17,11 @@ from poc_core.records import RoundState
 from poc_core.settings import Settings
 from poc_core.state.delivery.outbox import Delivery
 from poc_core.state.past.history import CHAT_MS, CHATS, bucket
+from tests.e2e.api_server import served
 from tests.e2e.opened import DESK, MOST_SHIFT, PHONE, Opened, opened
-from tests.harness.api_server import served
+from tests.e2e.told_node import ToldNode
 from tests.harness.chromium import chromium
 from tests.harness.samples import RecordingDispatcher, new_job
-from tests.harness.told_node import ToldNode
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("console-states")]
 

@@ -32,7 +32,7 @@ class Block:
 
 
 def name(document: Path) -> str:
-    """The path from the top, as docs/operating.md."""
+    """The path from the top, as docs/install.md."""
     return str(document.relative_to(ROOT))
 
 

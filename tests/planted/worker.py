@@ -47,7 +47,7 @@ def _look(runner: Any, one: Slice) -> None:
         runner._stopwatch = _Slow(runner._stopwatch, runner.planted / PAUSE)
     batch = runner._micro_batches[one.micro_batch].batch
     memory, pause = runner.planted / MEMORY, runner.planted / PAUSE
-    if memory.exists() and batch.n_tokens(one.step) > int(memory.read_text()):
+    if memory.exists() and batch.order.n_tokens(one.step) > int(memory.read_text()):
         raise torch.OutOfMemoryError("planted: out of memory")
     if one.first > 0 and (mine := _taken(pause)):
         mine.write_text(str(os.getpid()))

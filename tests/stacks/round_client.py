@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import redis
 
-from cli.supervise.processes import environment_of_proofline
+from cli.supervise.processes import Child, environment_of_proofline
 from cli.supervise.stack import Stack
 from poc_core.records import RoundRecord
 from poc_core.settings import Settings
@@ -122,16 +122,21 @@ class StackClient(RoundClient):
         return str(self.stack.redis_url)
 
     def kill(self, name: str) -> int:
-        """SIGKILL for "api", "redis", "courier" or "worker-0", which restarts. The old pid."""
-        child = next(child for child in self.stack._children() if child.spec.name == name)
+        """SIGKILL for "api", "redis", "courier" or "cpu0", which restarts. The old pid."""
+        child = self._child(name)
         pid = child.pid
         assert pid is not None, f"{name} is not running"
         os.kill(pid, signal.SIGKILL)
         self.wait(lambda: child.pid != pid, 30, f"the end of {name}")
         return pid
 
+    def _child(self, name: str) -> Child:
+        """A process by its name, or a worker by its slot."""
+        children = self.stack._children()
+        return next(child for child in children if child.spec.name.rpartition("/")[2] == name)
+
     def wait_restarted(self, name: str, old_pid: int, timeout_s: float = 30.0) -> None:
-        child = next(child for child in self.stack._children() if child.spec.name == name)
+        child = self._child(name)
         self.wait(lambda: child.pid not in (None, old_pid), timeout_s, f"another {name}")
 
 

@@ -165,7 +165,7 @@ def test_cited_files_exist() -> None:
 
 
 def test_cited_headings_exist() -> None:
-    """As in: docs/operating.md, "Many hosts"; also without quotes, as far as one can tell where
+    """As in: docs/scale.md, "Many hosts"; also without quotes, as far as one can tell where
     such a heading ends.
     """
     cited = [*found(r'([\w/]+\.md), "([^"]+)"'), *found(r"([\w/]+\.md), ([A-Z][\w ]*\w)[).;:]")]

@@ -15,10 +15,12 @@ from flower.events import get_prometheus_metrics
 from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
+from api.health.judgement import Level
 from api.node_metrics.families import ALL, GPU, HOST
 from poc_core.machine_figures import GpuFigures, MachineFigures
 from poc_core.records import Lease, RoundState
 from poc_core.serving.deployments import HostReport, HostState
+from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, RoundStore, WorkerRegistry
 from tests.harness import compose_file
@@ -50,10 +52,31 @@ Labels = dict[str, set[str]]
 
 
 @pytest.fixture
-def ours(client: TestClient, rounds: RoundStore, workers: WorkerRegistry) -> Labels:
-    """The labels of each metric of a node in whose round a worker with chat has computed."""
+def ours(
+    client: TestClient,
+    rounds: RoundStore,
+    workers: WorkerRegistry,
+    redis: Redis,
+    settings: Settings,
+) -> Labels:
+    """The labels of each metric of a node in whose round a worker with chat has computed, after a
+    restart.
+    """
     chat = GateStats(chat_active=1, chat_total=2, chat_refused=3, skips=4, proof_busy_s=5.0)
-    workers.heartbeat(replace(worker_record("w1"), stats=vars(chat)))
+    workers.heartbeat(replace(worker_record("w1"), stats=vars(chat), host_id="h1-1-a"))
+    place = WorkerPlace(
+        name="h1/cpu0",
+        pid=1,
+        is_ready=True,
+        since=1.0,
+        restarts=1,
+        last_exit="exit code 70",
+        last_exit_at=1.0,
+    )
+    host = HostReport(
+        id="h1-1-a", host="h1", state=HostState.SERVING, generation=0, places=(place,)
+    )
+    DeploymentStore(redis, settings).report(host)
     record = rounds.read(rounds.store(round_config(), RoundState.GENERATING))
     assert record is not None
     lease = rounds.lease(record, "w1", 1)
@@ -149,6 +172,7 @@ def check_value(label: str, value: str) -> None:
     values = {
         "job": {job["job_name"] for job in PROMETHEUS["scrape_configs"]},
         "state": {state.value for state in RoundState},
+        "level": {level.value for level in Level},
         "type": {"task-failed"},
         "alertstate": {"firing"},
     }
@@ -216,7 +240,7 @@ def test_each_family_of_the_networks_schema_is_shown() -> None:
 
 
 def test_the_document_has_the_alerts() -> None:
-    document = (ROOT / "docs/operating.md").read_text()
+    document = (ROOT / "docs/monitor.md").read_text()
     names = [alert["alert"] for alert in ALERTS]
     assert len(set(names)) == len(names)
     assert set(re.findall(r"^\| `(Proofline\w+)` \|", document, flags=re.MULTILINE)) == set(names)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from redis.exceptions import RedisError
 
 from poc_core.periodic import Periodic
 from poc_core.state.delivery.outbox import Outbox
@@ -41,6 +44,8 @@ class Ticker:
 
     def stop(self) -> None:
         self._ticks.stop()
+        with contextlib.suppress(RedisError):  # then it is missed, which it is
+            self._outbox.leave()
 
     def _tick(self) -> None:
         now = time.monotonic()

@@ -1,6 +1,6 @@
 // The bar that stays: is the node well, since when, and why not. The page's title and icon say the same.
 import { html } from './html.js'
-import { moment } from './format.js'
+import { duration, moment } from './format.js'
 import { Chip } from './parts.js'
 
 const KINDS = { ok: 'good', degraded: 'busy', down: 'bad', unknown: 'idle' }
@@ -8,13 +8,17 @@ const ICONS = { ok: 'icon.svg', degraded: 'icon-degraded.svg', down: 'icon-down.
 const THEMES = ['auto', 'light', 'dark']
 
 /** What the bar says: [state, word, reason]. What cannot be asked is not well. */
-export function verdict({ link, health, problem, refusal }) {
+export function verdict({ link, health, problem, refusal, now }) {
   if (link === 'refused') return ['unknown', 'a key is needed', refusal]
   if (link === 'lost') return ['down', 'not connected', 'The API does not answer. What is shown may be old; trying again.']
   if (!health) return ['unknown', 'connecting', "Reading the node's state …"]
-  if (problem) return ['down', 'down', problem]
-  return [health.state, health.state === 'ok' ? 'OK' : health.state, health.reason]
+  if (problem) return ['down', 'down', `${health.reasons.map(reason => sentence(reason, now)).join('; ')}. ${problem}`]
+  const reasons = health.reasons.map(reason => sentence(reason, now)).join('; ')
+  return [health.level, health.level === 'ok' ? 'OK' : health.level, reasons || 'All is well.']
 }
+
+/** As a sentence of the node's health without its full stop. */
+export const sentence = ({ what, more, since }, now) => `${what}${since === null || !now ? '' : ` for ${duration(now - since)}`}${more}`
 
 export const Bar = ({ known, act }) => {
   const [state, word, reason] = verdict(known)

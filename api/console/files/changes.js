@@ -9,7 +9,7 @@ export function changes(before, found) {
   if (before.link === 'lost') told.push('The node answers again.')
   if (found.problem && found.problem !== before.problem) told.push(found.problem)
   if (!before.node) return told.join(' ') // the first look: everything is new
-  if (found.health && found.health.state !== before.health.state) told.push(`The node is ${found.health.state}. ${found.health.reason}`)
+  if (found.health && found.health.level !== before.health.level) told.push(`The node is ${found.health.level}: ${found.health.reasons.map(({ what, more }) => what + more).join('; ') || 'all is well'}.`)
   if (found.node && found.node.state !== before.node.state) told.push(ROUND[found.node.state] ?? '')
   if (found.figures && found.figures.ready !== before.figures.ready) told.push(`${plural(found.figures.ready, 'worker')} ready.`)
   for (const one of found.work ?? []) {

@@ -6,7 +6,7 @@ import { html } from './html.js'
 import { Chip, Dialog, Facts, Section, Table } from './parts.js'
 import { median } from './past.js'
 
-const KINDS = { ready: 'good', starting: 'busy', draining: 'busy', hung: 'bad', silent: 'bad', away: 'bad', 'given up': 'bad' }
+const KINDS = { ready: 'good', starting: 'busy', draining: 'busy', hung: 'bad', silent: 'bad', ended: 'bad', 'given up': 'bad' }
 const COLUMNS = ['Worker', 'State', 'GPU', 'Use', 'Memory', 'Temp.', 'Nonces/s', 'To median', 'Restarts', 'Last exit']
 // From the median, below which a worker is told to be slow.
 const SLOW = -0.15
@@ -97,7 +97,7 @@ class Drawer extends Component {
 const About = ({ worker, stats, now }) => {
   const { info } = worker
   return html`<${Facts} of=${[
-    ['State', `${worker.state}, for ${duration(now - worker.since)}`],
+    ['State', worker.since === null ? worker.state : `${worker.state}, for ${duration(now - worker.since)}`],
     ['Given up', worker.gave_up],
     ['Restarts', worker.restarts],
     ['Last exit', worker.last_exit && `${worker.last_exit}, ${moment(worker.last_exit_at)}`],

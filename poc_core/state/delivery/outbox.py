@@ -27,6 +27,8 @@ from poc_core.state.unreadable import readable
 
 # Outboxes announced as due in one call.
 _MOST_DUE = 1000
+# Seconds that a courier is missed once it gives no sign of life.
+COURIER_KNOWN_S = 86_400
 
 
 class OutboxExpiredError(ProoflineError):
@@ -70,6 +72,7 @@ class OutboxStatus:
     failures: int  # in a row
     next_at: float | None  # when the next try is due, seconds since the epoch
     last_error: str | None
+    failing_since: float | None = None  # of the failures, the first
 
     @classmethod
     def of(cls, found: Mapping[bytes, bytes]) -> "OutboxStatus":
@@ -83,6 +86,7 @@ class OutboxStatus:
             *(waiting, size, delivered, dropped, failures),
             next_at=float(next_at) if next_at else None,
             last_error=error.decode() if error is not None else None,
+            failing_since=float(found[b"failing_since"]) if b"failing_since" in found else None,
         )
 
 
@@ -105,13 +109,18 @@ class Outbox:
     def announce(self) -> list[Due]:
         """The outboxes that have something to deliver now; each is told again after `lock_s`."""
         now = self._clock()
-        found = iter(self._announce([keys.OUTBOX_DUE], [now, now + self.lock_s, _MOST_DUE]))
+        args = [now, now + self.lock_s, _MOST_DUE, COURIER_KNOWN_S]
+        found = iter(self._announce([keys.OUTBOX_DUE, keys.COURIER], args))
         told: list[Due] = []
         for outbox_id, *fields in zip(found, found, found, found, strict=True):
             name = f"outbox {outbox_id.decode(errors='replace')!r}"
             if (due := readable(name, partial(_due, outbox_id, *fields))) is not None:
                 told.append(due)
         return told
+
+    def leave(self) -> None:
+        """Says that a courier has ended on purpose; others give a sign of life at once."""
+        self._redis.delete(keys.COURIER)
 
     def take(self, outbox_id: str) -> Delivery | None:
         """The next payload, for this caller alone; None: not due, held by another, or unreadable.

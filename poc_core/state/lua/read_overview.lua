@@ -6,14 +6,19 @@
 --       4 outboxes_due     the index of outboxes
 --       5 queued           the counter of nonces that wait
 --       6 total            the counter of nonces computed
+--       7 deployment       what shall run
+--       8 hosts            the index of hosts
+--       9 courier          lives a day longer than the last courier's last sign of life
 -- ARGV: 1 second           since the epoch, the one under way
 --       2 window           seconds before it, of which rates are
 --       3 most_receivers   that are looked at, those first that were silent last
--- Returns {queued, outboxes due, nonces computed, by worker those within the window, workers, receivers, round}. Each worker is
--- {id, its hash}, each receiver {name, failures, next_at}; round is {} where there is none, else {id, its hash, nonces by
--- worker, the same within the window, its outbox's hash, excluded nonces}. Hashes are {field, value, ...}; that of a dead
--- worker is empty.
-local current, workers, receivers, outboxes_due, queued, total = unpack(KEYS)
+-- Returns {queued, outboxes due, nonces computed, by worker those within the window, workers, receivers, round,
+-- deployment, hosts, courier}. Each worker is {id, its hash, left}, each receiver {name, failures, next_at}, each host {id, when it last
+-- reported, its report or '', left}; round is {} where there is none, else {id, its hash, nonces by worker, the same within
+-- the window, its outbox's hash, excluded nonces}; deployment is a hash. Hashes are {field, value, ...}; that of a dead
+-- worker is empty. `left`, and for the courier: milliseconds that the key lives without another sign of life; below 0 there
+-- is none.
+local current, workers, receivers, outboxes_due, queued, total, deployment, hosts, courier = unpack(KEYS)
 local second, window, most_receivers = unpack(ARGV)
 
 -- Calls `look` with each whole second of the window, as it is written in keys.
@@ -49,13 +54,22 @@ end
 local records = {}
 for i, id in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
   local found = redis.pcall('HGETALL', 'poc:worker:' .. id)
-  records[i] = {id, found.err and {'', ''} or found} -- what is no hash is no worker's record either
+  local left = redis.call('PTTL', 'poc:worker:' .. id)
+  records[i] = {id, found.err and {'', ''} or found, left} -- what is no hash is no worker's record either
 end
 local silent = {}
 for i, name in ipairs(redis.call('ZREVRANGE', receivers, 0, string.format('%d', most_receivers - 1))) do
   local failures, next_at = unpack(redis.call('HMGET', 'poc:receiver:' .. name, 'failures', 'next_at'))
   silent[i] = {name, failures, next_at}
 end
+local reports, scored = {}, redis.call('ZRANGE', hosts, 0, -1, 'WITHSCORES')
+for i = 1, #scored, 2 do
+  local key = 'poc:host:' .. scored[i]
+  local report = redis.pcall('HGET', key, 'report')
+  reports[#reports + 1] = {scored[i], scored[i + 1], report and not report.err and report or '', redis.call('PTTL', key)}
+end
+local wanted = redis.pcall('HGETALL', deployment)
 local id = redis.call('GET', current)
 return {redis.call('GET', queued) or '0', redis.call('ZCARD', outboxes_due), redis.call('GET', total) or '0',
-  counts_lately('poc:stats:by:'), records, silent, id and read_round(id) or {}}
+  counts_lately('poc:stats:by:'), records, silent, id and read_round(id) or {},
+  wanted.err and {'', ''} or wanted, reports, redis.call('PTTL', courier)}

@@ -13,12 +13,13 @@
 --       8 index_ttl     seconds that the index of hosts is kept
 --       9 model         what clients call the one it runs, or ''
 -- Returns nothing.
+local HOST_KNOWN_S = 3600 -- a host that is gone is missed as long
 local deployment, hosts, host = unpack(KEYS)
 local id, generation, state, error, report, now, ttl, index_ttl, model = unpack(ARGV)
 redis.call('HSET', host, 'generation', generation, 'state', state, 'report', report)
 redis.call('EXPIRE', host, ttl)
 redis.call('ZADD', hosts, now, id)
-redis.call('ZREMRANGEBYSCORE', hosts, '-inf', now - 10 * ttl)
+redis.call('ZREMRANGEBYSCORE', hosts, '-inf', now - HOST_KNOWN_S)
 redis.call('EXPIRE', hosts, index_ttl)
 local current, wanted = unpack(redis.call('HMGET', deployment, 'generation', 'wanted'))
 if current ~= generation or not wanted or wanted == '' then

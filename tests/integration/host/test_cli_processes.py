@@ -105,6 +105,22 @@ def test_a_crashed_child_is_restarted_and_the_user_is_told(
     assert child.crashes == 1
 
 
+def test_a_restarted_child_says_when_it_is_ready_again_and_how_it_had_ended(
+    started: Callable[[ChildSpec], Child], recorder: Recorder, quick_backoff: None
+) -> None:
+    code = python("import time; print('it is ready', flush=True); time.sleep(600)")
+    child = started(ChildSpec("engine", code, ready_line=re.compile("is ready$")))
+    wait_until(lambda: child.is_ready, "a first start")
+    assert (child.restarts, child.last_exit, recorder.announcements) == (0, None, [])
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    wait_until(lambda: child.restarts == 1 and child.is_ready, "a second start")
+    assert re.fullmatch(r"engine is ready again, after \d+\.\d s", recorder.announcements[-1])
+    assert (child.last_exit, child.restarts_within(60)) == ("killed by SIGKILL", 1)
+    assert child.last_exit_at is not None
+    assert child.last_exit_at <= child.since
+
+
 def test_a_child_that_crashes_again_and_again_backs_off_longer_and_is_given_up(
     started: Callable[[ChildSpec], Child], recorder: Recorder, quick_backoff: None
 ) -> None:

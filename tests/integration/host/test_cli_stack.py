@@ -67,6 +67,7 @@ signal.signal(signal.SIGTERM, end)
 print("the fake worker works", flush=True)
 time.sleep(600)
 """
+FIRST = f"{socket.gethostname()}/cpu0"  # the first worker of this machine
 FAKE_COURIER = """
 import pathlib, signal, sys, time
 
@@ -123,7 +124,7 @@ def test_everything_runs_and_then_nothing_is_left(folder: Path) -> None:
             assert client.config_get("appendonly") == {"appendonly": "yes"}
             data_dir = Path(client.config_get("dir")["dir"])
         assert running.failure() is None
-        assert running.log_tail("worker-1") == ["the fake worker works"]
+        assert running.worker_log(1) == ["the fake worker works"]
         wait_until((folder / "courier").exists, "the courier")
     assert not any(is_running(pid) for pid in pids)
     assert not data_dir.exists()
@@ -158,7 +159,7 @@ def test_a_killed_worker_comes_back(folder: Path) -> None:
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: running.worker_pids() not in ([], [first]), "another worker")
         running.wait_ready(20)
-    assert told == ["worker-0 ended (killed by SIGKILL); restarting it in 0.05 s"]
+    assert told == [f"{FIRST} ended (killed by SIGKILL); restarting it in 0.05 s"]
 
 
 def test_a_killed_redis_comes_back_with_its_data(folder: Path) -> None:
@@ -200,9 +201,9 @@ def test_a_worker_that_cannot_start_ends_the_wait_with_its_log(
         with pytest.raises(StackError) as error:
             running.wait_ready(20)
         message = str(error.value)
-        assert message.startswith("worker-0 ended (exit code 3); not restarted: 2 times in a row.")
-        assert "worker-0 | no such model" in message
-        assert str(running.failure()).startswith("No worker is left: worker-0 ended (exit code 3)")
+        assert message.startswith(f"{FIRST} ended (exit code 3); not restarted: 2 times in a row.")
+        assert f"{FIRST} | no such model" in message
+        assert str(running.failure()).startswith(f"No worker is left: {FIRST} ended (exit code 3)")
 
 
 def test_a_stack_that_is_not_ready_in_time_says_what_is_missing(
@@ -215,7 +216,7 @@ def test_a_stack_that_is_not_ready_in_time_says_what_is_missing(
         fake_stack() as running,
         pytest.raises(
             StackError,
-            match=r"Not ready within 8 s: worker-0 has not loaded the model.*\n.*loading",
+            match=rf"Not ready within 8 s: {FIRST} has not loaded the model.*\n.*loading",
         ),
     ):
         running.wait_ready(8)  # the worker is a process that must get as far as its first word
@@ -315,7 +316,7 @@ def test_up_says_when_it_is_ready_and_stops_everything_on_a_signal(
         log = []
         awaited = [
             "up: ready at http://127.0.0.1:",
-            "worker-1 | the fake worker works",
+            "/cpu1 | the fake worker works",
         ]  # in no order
         assert up.stderr is not None
         for line in up.stderr:

@@ -61,4 +61,4 @@ def test_what_another_start_would_not_mend_ends_at_once(
     )
     assert done.returncode == 1
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert re.search(rf"worker-0 ended \(exit code \d\); not restarted: {reason}", said)
+    assert re.search(rf"/cpu0 ended \(exit code \d\); not restarted: {reason}", said)

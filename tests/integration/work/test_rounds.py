@@ -292,9 +292,9 @@ class TestKilled:
     def test_worker(self, client: StackClient, receiver: Receiver) -> None:
         client.start(receiver)
         client.wait(lambda: len(client.stats()["workers"]) == 2, 60, "both workers at work")
-        old = client.kill("worker-0")
+        old = client.kill("cpu0")
         with another_worker(client.stack):
-            client.wait_restarted("worker-0", old)
+            client.wait_restarted("cpu0", old)
             client.wait(lambda: len(client.stats()["workers"]) == 4, 60, "two more workers at work")
             until = max(receiver.nonces())
             client.wait(lambda: not missing(receiver, until), 60, "the killed worker's nonces")

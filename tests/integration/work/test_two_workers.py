@@ -249,7 +249,7 @@ def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_e
         with streaming(client.http, "Hello", 1200) as other:
             next(other)
             client.wait(lambda: active(client) == [1, 1], 60, "one request on each worker")
-            with streaming(client.http, "Hello", 1200) as events:
+            with streaming(client.http, LONG_PROMPT, 900) as events:  # where its prefix is
                 assert [json.loads(next(events))["object"] for _ in range(3)] == [
                     "chat.completion.chunk"
                 ] * 3

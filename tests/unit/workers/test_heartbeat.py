@@ -179,3 +179,13 @@ def test_a_heartbeat_that_fails_is_logged_and_not_the_last(
 def test_a_worker_that_stops_is_known_no_more(start: Start, workers: WorkerRegistry) -> None:
     start(SOON).stop()
     assert workers.live() == []
+
+
+def test_between_two_beats_a_worker_gives_signs_of_life_and_comes_back_where_it_is_forgotten(
+    start: Callable[[float], Heartbeat], workers: WorkerRegistry, redis: Redis
+) -> None:
+    start(NEVER)
+    redis.pexpire("poc:worker:w1", 2000)
+    wait_until(lambda: int(redis.pttl("poc:worker:w1")) > 2000, "a sign of life")
+    workers.remove("w1")
+    wait_until(lambda: workers.is_alive("w1"), "a beat in place of the sign")

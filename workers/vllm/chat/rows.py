@@ -3,14 +3,23 @@ of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
 
+from poc_core import fused
 from workers.vllm.chat.scoring import PROCESSED, Scoring
 
-# Positions whose logits are there at a time: fewer than the sequences that vLLM keeps memory for.
-ROWS = 128
+logger = logging.getLogger(__name__)
+
+# Positions whose logits, in the model's own type, are there at a time: with fewer, reading the
+# model's last matrix takes longer than computing with it.
+ROWS = 512
+# Of these, positions whose logits are there in float32 too.
+_FLOAT_ROWS = 128
 # Of vLLM: temperatures below choose the best token, and divide nothing.
 _GREEDY = 1e-5
 
@@ -18,6 +27,8 @@ _GREEDY = 1e-5
 Cut = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
 # Hidden states (n x hidden size) -> logits (n x vocabulary); None on a rank that does not get them.
 Logits = Callable[[torch.Tensor], torch.Tensor | None]
+# Ids (n x width, the known one first), their logprobs, and the known ones' ranks (n).
+Told = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Collected:
@@ -27,71 +38,162 @@ class Collected:
         n, width = len(scoring.tokens), scoring.n_best + 1
         self.scoring = scoring
         self._tokens = _sent(scoring.tokens, device)
+        self._seen = _seen(scoring, device) if scoring.penalizes else None
         self._ids = torch.zeros(n, width, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(n, width, device=device)
         self._ranks = torch.zeros(n, dtype=torch.int32, device=device)
         self._first = self._end = n  # rows between them are there
 
-    def take(self, hidden: torch.Tensor, start: int, logits: Logits, cut: Cut) -> bool:
-        """The hidden states of one chunk, the positions from `start` on. True: it was the last one.
+    def begin(self, hidden: torch.Tensor, start: int) -> tuple[int, torch.Tensor]:
+        """Of the hidden states of one chunk, the positions from `start` on: the first row that is
+        among them, and the rows' states, all of which shall be kept.
 
         A chunk may begin where an earlier one did: the request was preempted then, and begins anew.
         """
         shift = self.scoring.n_prompt - 1  # position of the first row
         begin = max(start - shift, 0)
         end = min(start + len(hidden) - shift, len(self._tokens))
-        for first in range(begin, end, ROWS):
-            last = min(first + ROWS, end)
-            at = first + shift - start
-            found = logits(hidden[at : at + last - first])
-            if found is not None:
-                self._keep(first, found, cut)
-        if begin < end:
-            if not self._first <= begin <= self._end:
-                self._first = begin
-            self._end = end
-        return end == len(self._tokens)
+        if begin >= end:
+            return begin, hidden[:0]
+        if not self._first <= begin <= self._end:
+            self._first = begin
+        self._end = end
+        return begin, hidden[begin + shift - start : end + shift - start]
 
-    def rows(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Ids (n x width, the known one first), their logprobs, and the known ones' ranks (n). Rows
-        are missing at the beginning where a prefix cache spared their positions."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last row is there."""
+        return self._first < self._end == len(self._tokens)
+
+    def rows(self) -> Told:
+        """Rows are missing at the beginning where a prefix cache spared their positions."""
         return self._ids[self._first :], self._logprobs[self._first :], self._ranks[self._first :]
 
+    def keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
+        """The rows from `first` on, by their logits, which are changed."""
+        quick = self.scoring.only_scales and _is_fused(logits, self.scoring.n_best)
+        size = len(logits) if quick else _FLOAT_ROWS
+        for at, part in enumerate(logits.split(size)):
+            self._keep(first + at * size, part, cut)
+
     def _keep(self, first: int, logits: torch.Tensor, cut: Cut) -> None:
-        last, scoring = first + len(logits), self.scoring
-        scaled = logits
-        if scoring.mode == PROCESSED and not scoring.only_scales:
-            logits = scaled = processed(logits, scoring, self._tokens, first, cut)
-        elif scoring.mode == PROCESSED and scoring.temperature >= _GREEDY:
+        rows, scoring = slice(first, first + len(logits)), self.scoring
+        temperature = 1.0
+        if scoring.mode == PROCESSED and scoring.only_scales:
             # The order stays, so ranks and the best come of the model's own type: half the bytes.
-            scaled = logits / logits.new_full((1, 1), scoring.temperature, dtype=torch.float32)
-        ids = self._tokens[first:last, None]
-        self._ranks[first:last] = (logits >= logits.gather(-1, ids)).sum(-1)
-        if scoring.n_best:
-            ids = torch.cat([ids, logits.topk(scoring.n_best, dim=-1).indices], -1)
-        self._ids[first:last] = ids
-        logprobs = scaled.log_softmax(-1, dtype=torch.float32)
-        self._logprobs[first:last] = logprobs.gather(-1, ids)
+            _mask(logits, scoring, first)
+            temperature = scoring.temperature if scoring.temperature >= _GREEDY else 1.0
+        elif scoring.mode == PROCESSED:
+            logits = processed(logits, scoring, self._seen, first, cut)
+        told = scored(logits, self._tokens[rows], temperature, scoring.n_best)
+        self._ids[rows], self._logprobs[rows], self._ranks[rows] = told
+
+
+def take(chunks: Iterable[tuple[Collected, torch.Tensor, int]], logits: Logits, cut: Cut) -> None:
+    """What one step computed: each request's rows, the hidden states of a chunk of its prefill, and
+    the position of the first."""
+    parts: list[tuple[Collected, int, torch.Tensor]] = []
+    room = ROWS
+    for collected, hidden, start in chunks:
+        first, states = collected.begin(hidden, start)
+        while len(states):
+            parts.append((collected, first, states[:room]))
+            n = len(parts[-1][2])
+            first, states, room = first + n, states[n:], room - n
+            if not room:
+                _keep(parts, logits, cut)
+                parts, room = [], ROWS
+    if parts:
+        _keep(parts, logits, cut)
+
+
+def _keep(parts: list[tuple[Collected, int, torch.Tensor]], logits: Logits, cut: Cut) -> None:
+    states = [states for _collected, _first, states in parts]
+    found = logits(states[0] if len(states) == 1 else torch.cat(states))
+    if found is None:
+        return
+    each = found.split([len(one) for one in states])
+    for (collected, first, _states), own in zip(parts, each, strict=True):
+        collected.keep(first, own, cut)
+
+
+def scored(logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int) -> Told:
+    """By logits (n x vocabulary), which the temperature is yet to divide, of n known tokens."""
+    if _is_fused(logits, n_best):
+        from poc_core.fused import best  # here: only a CUDA build of torch brings Triton
+
+        return best.scored(logits, tokens, temperature, n_best)
+    return _plainly_scored(logits, tokens, temperature, n_best)
+
+
+def _plainly_scored(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, n_best: int
+) -> Told:
+    ids = tokens[:, None]
+    ranks = (logits >= logits.gather(-1, ids)).sum(-1)
+    if n_best:
+        ids = torch.cat([ids, logits.topk(n_best, dim=-1).indices], -1)
+    if temperature != 1:
+        logits = logits / logits.new_full((1, 1), temperature, dtype=torch.float32)
+    return ids, logits.log_softmax(-1, dtype=torch.float32).gather(-1, ids), ranks
+
+
+def _is_fused(logits: torch.Tensor, n_best: int) -> bool:
+    if not fused.is_on(logits.device) or logits.stride(1) != 1:
+        return False
+    from poc_core.fused import best
+
+    return n_best <= best.MOST_BEST <= logits.shape[1] and fused_is_right(logits.device)
+
+
+@functools.cache
+def fused_is_right(device: torch.device) -> bool:
+    """Whether the kernel can be compiled here and gives the plain expression's numbers. An error in
+    it would end the engine."""
+    from poc_core.fused import best
+
+    generator = torch.Generator(device).manual_seed(1)
+    logits = torch.randn(2, 20_000, generator=generator, device=device)
+    tokens = torch.tensor([3, 19_999], device=device)
+    try:
+        for dtype in (torch.bfloat16, torch.float32):
+            told = (logits.to(dtype), tokens, 0.7, best.MOST_BEST)
+            ids, found, ranks = best.scored(*told)
+            others, expected, counts = _plainly_scored(*told)
+            same = torch.equal(ids[:, 0], others[:, 0]) and torch.equal(ranks, counts)
+            if not same or not torch.allclose(found, expected, atol=1e-4, rtol=0):
+                logger.warning("the fused kernel of logprobs is wrong on %s: not used", device)
+                return False
+    except Exception as error:  # whatever a compiler or a driver says
+        logger.warning("the fused kernel of logprobs cannot be used on %s: %s", device, error)
+        return False
+    return True
+
+
+# The ids that penalties may concern, each once; the places among them of the prompt's ids, then of
+# the known tokens.
+Seen = tuple[torch.Tensor, torch.Tensor]
 
 
 def processed(
-    logits: torch.Tensor, scoring: Scoring, tokens: torch.Tensor, first: int, cut: Cut
+    logits: torch.Tensor, scoring: Scoring, seen: Seen | None, first: int, cut: Cut
 ) -> torch.Tensor:
     """The logits (n x vocabulary) that tokens `first` to first + n - 1 would be sampled from,
-    float32: in the order of vLLM's sampler."""
+    float32: in the order of vLLM's sampler. No call here waits for the device."""
     logits = logits.to(torch.float32, copy=True)
     _mask(logits, scoring, first)
     if scoring.bias:
         ids, bias = zip(*scoring.bias, strict=True)
         logits[:, _sent(ids, logits.device)] += _sent(bias, logits.device)
-    if scoring.penalizes:
-        _penalize(logits, scoring, tokens, first)
+    if seen is not None:
+        _penalize(logits, scoring, seen, first)
     if scoring.temperature < _GREEDY:
         return logits
     logits /= scoring.temperature
     if scoring.min_p > 0:
         chances = logits.softmax(-1)
-        logits[chances < scoring.min_p * chances.amax(-1, keepdim=True)] = -torch.inf
+        least = scoring.min_p * chances.amax(-1, keepdim=True)
+        logits.masked_fill_(chances < least, -torch.inf)
     n, vocabulary = logits.shape
     narrow = 0 < scoring.top_k < vocabulary
     top_k = (
@@ -122,24 +224,26 @@ def _mask(logits: torch.Tensor, scoring: Scoring, first: int) -> None:
         logits[: scoring.min_tokens - first, _sent(scoring.stop_ids, logits.device)] = -torch.inf
 
 
-def _penalize(logits: torch.Tensor, scoring: Scoring, tokens: torch.Tensor, first: int) -> None:
+def _seen(scoring: Scoring, device: torch.device) -> Seen:
+    ids, places = np.unique([*scoring.prompt_ids, *scoring.tokens], return_inverse=True)
+    return _sent(ids.tolist(), device), _sent(places.tolist(), device)
+
+
+def _penalize(logits: torch.Tensor, scoring: Scoring, seen: Seen, first: int) -> None:
     """Each row for the tokens before it: only the columns of tokens that occur."""
+    ids, places = seen
+    in_prompt, said = places.split([len(scoring.prompt_ids), len(scoring.tokens)])
     rows = torch.arange(len(logits), device=logits.device)
-    before = tokens[: first + len(logits) - 1]
-    in_prompt = _sent(scoring.prompt_ids, logits.device).to(tokens.dtype)
-    ids, places = torch.cat([in_prompt, before]).unique(return_inverse=True)
-    if not len(ids):
-        return
     # (row, id): how often before the row. Tokens before the first row count in all, the others from
     # their own on.
     counts = torch.zeros(len(logits), len(ids), dtype=torch.int32, device=logits.device)
-    counts[0] = torch.bincount(places[len(in_prompt) :][:first], minlength=len(ids))
-    counts[rows[1:], places[len(in_prompt) + first :]] = 1
-    counts = counts.cumsum(0)
+    counts[0].index_add_(0, said[:first], torch.ones_like(said[:first], dtype=torch.int32))
+    counts[rows[1:], said[first : first + len(logits) - 1]] = 1
+    counts = counts.cumsum(0, dtype=torch.int32)
     prompt = torch.zeros(len(ids), dtype=torch.bool, device=logits.device)
-    prompt[places[: len(in_prompt)]] = True
-    said = counts > 0
+    prompt[in_prompt] = True
+    was_said = counts > 0
     found = logits[:, ids]
     repeated = torch.where(found > 0, found / scoring.repetition, found * scoring.repetition)
-    found = torch.where(said | prompt, repeated, found)
-    logits[:, ids] = found - scoring.frequency * counts - scoring.presence * said
+    found = torch.where(was_said | prompt, repeated, found)
+    logits[:, ids] = found - scoring.frequency * counts - scoring.presence * was_said

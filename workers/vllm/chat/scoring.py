@@ -81,10 +81,9 @@ class Scoring:
 
     @property
     def only_scales(self) -> bool:
-        """Whether the temperature is all that shapes logits."""
-        shaped = self.penalizes or self.bias or self.bad_words or self.allowed is not None
-        masked = shaped or (self.stop_ids and self.min_tokens)
-        return not (masked or self.top_p < 1 or self.top_k or self.min_p > 0)
+        """Whether the temperature is all that shapes logits, beside what may not be sampled."""
+        cut = self.top_p < 1 or self.top_k or self.min_p > 0
+        return self.mode == RAW or not (cut or self.penalizes or self.bias)
 
 
 @dataclass(frozen=True)

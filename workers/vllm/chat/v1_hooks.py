@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from workers.vllm.chat import compat
-from workers.vllm.chat.rows import Collected
+from workers.vllm.chat.rows import Collected, take
 from workers.vllm.chat.scoring import PROCESSED, RAW, Asked, Scoring, asked_of
 
 
@@ -63,16 +63,15 @@ class V1Hooks:
         answer: dict[str, Any] = self._prompt_logprobs(hidden, scheduled)
         if not self._passes:
             return answer
-        runner, done = self._runner, []
+        runner, chunks = self._runner, []
         for request, collected in self._passes.items():
             if (n := scheduled.get(request)) is None:
                 continue
             start = runner.requests[request].num_computed_tokens
             at = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request]])
-            chunk = hidden[at : at + n]
-            if collected.take(chunk, start, runner.model.compute_logits, compat.cut):
-                done.append(request)
-        for request in done:  # after all chunks: each copy waits for the device
+            chunks.append((collected, hidden[at : at + n], start))
+        take(chunks, runner.model.compute_logits, compat.cut)
+        for request in [name for name, one in self._passes.items() if one.is_whole]:
             rows = self._passes.pop(request).rows()
             answer[request] = compat.prompt_logprobs(*(one.cpu() for one in rows))
         return answer

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from workers.vllm.chat import compat
-from workers.vllm.chat.rows import Collected
+from workers.vllm.chat.rows import Collected, take
 from workers.vllm.chat.scoring import PROCESSED, RAW, Asked, Scoring, asked_of
 
 
@@ -72,16 +72,17 @@ class V2Hooks:
         answer: dict[str, Any] = self._prompt_logprobs(logits, hidden, batch, *told)
         if not self._passes:
             return answer
-        done = {}
+        chunks = []
         for place, request in enumerate(batch.req_ids):
             if (collected := self._passes.get(request)) is None:
                 continue
             start = int(batch.num_computed_prefill_tokens_np[place])
             at, n = int(batch.query_start_loc_np[place]), int(batch.num_scheduled_tokens[place])
-            if collected.take(hidden[at : at + n], start, logits, compat.cut):
-                done[request] = compat.prompt_logprobs(*collected.rows())
-                del self._passes[request]
-        return answer | done
+            chunks.append((collected, hidden[at : at + n], start))
+        take(chunks, logits, compat.cut)
+        for request in [name for name, one in self._passes.items() if one.is_whole]:
+            answer[request] = compat.prompt_logprobs(*self._passes.pop(request).rows())
+        return answer
 
     def sample(
         self, logits: torch.Tensor, slots: torch.Tensor, *told: Any, **named: Any

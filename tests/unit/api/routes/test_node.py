@@ -186,16 +186,16 @@ def test_up_of_what_cannot_start_is_500_with_the_reason_and_can_be_asked_again(
 ) -> None:
     answer = aside(client.post, "/api/v1/inference/up", json=UP)
     wait_generation(host.store, 1)
-    host.says(HostState.FAILED, error="worker-0: no such model")
+    host.says(HostState.FAILED, error="h1/cpu0: no such model")
     assert answer.result(10).status_code == 500
     assert answer.result().json() == {
-        "detail": "The model could not be started: worker-0: no such model"
+        "detail": "The model could not be started: h1/cpu0: no such model"
     }
     assert state(client) == ("STOPPED", "", False)
     found = up_status(client)
     assert (found["status"], found["error"], found["is_running"]) == (
         "failed",
-        "worker-0: no such model",
+        "h1/cpu0: no such model",
         False,
     )
     assert client.post("/api/v1/inference/up/async", json=UP).status_code == 200

@@ -216,7 +216,7 @@ def test_the_golden_files_are_read_as_they_are(tmp_path: Path, capfd: Capture) -
         for one in found["comparisons"]
         if one["name"] == "h200-tiny-qwen3-bfloat16, cpu-tiny-qwen3-float32"
     )
-    # docs/operating.md: 0.011 to 0.013, 0.030 at most.
+    # docs/proofs.md: 0.011 to 0.013, 0.030 at most.
     assert far["mean"] == pytest.approx(0.0114, abs=0.0002)
     assert 0.02 < found["recommended"]["dist_threshold"] <= 0.03
     assert found["recommended"]["kept"]

@@ -17,13 +17,13 @@ def test_a_cause_far_above_the_end_of_a_log_is_shown_with_it() -> None:
 
 
 def fleet_of(*children: dict[str, Any]) -> Fleet:
-    found = Fleet(list, [], 0, lambda _name, _line: None, lambda _message: None)
+    found = Fleet("h1", list, [], 0, lambda _name, _line: None, lambda _message: None)
     common: dict[str, Any] = {
         "gave_up": None,
         "was_ready": False,
         "is_ready": False,
         "tail": [],
-        "spec": SimpleNamespace(name="worker-0"),
+        "spec": SimpleNamespace(name="h1/cpu0"),
     }
     found.children = [SimpleNamespace(**common | child) for child in children]  # type: ignore[misc]
     return found
@@ -32,9 +32,9 @@ def fleet_of(*children: dict[str, Any]) -> Fleet:
 def test_a_fleet_serves_when_all_that_are_not_given_up_have_been_ready() -> None:
     ready: dict[str, Any] = {"was_ready": True, "is_ready": True}
     assert fleet_of(ready, ready | {"is_ready": False}).is_serving
-    assert fleet_of(ready, {"gave_up": "worker-1 ended"}).is_serving
+    assert fleet_of(ready, {"gave_up": "h1/cpu1 ended"}).is_serving
     assert not fleet_of(ready, {}).is_serving
-    assert not fleet_of({"was_ready": True, "gave_up": "worker-0 ended"}).is_serving
+    assert not fleet_of({"was_ready": True, "gave_up": "h1/cpu0 ended"}).is_serving
     assert fleet_of(ready, ready, {}).n_ready == 2
 
 
@@ -47,7 +47,7 @@ def test_the_reason_is_the_last_error_of_the_log_with_all_its_lines() -> None:
         "  too long",
     ]
     lost: dict[str, Any] = {
-        "gave_up": "worker-0 ended (exit code 1); not restarted: 2 times in a row",
+        "gave_up": "h1/cpu0 ended (exit code 1); not restarted: 2 times in a row",
         "tail": log,
     }
     assert (
@@ -62,7 +62,7 @@ def test_the_last_lines_of_each_worker_are_told() -> None:
     log = [str(i) for i in range(30)] + ["x" * 1000]
     (told,) = fleet_of({"tail": log, "pid": 7}).logs()
     assert (told.name, told.pid, told.lines) == (
-        "worker-0",
+        "h1/cpu0",
         7,
         [*map(str, range(11, 30)), "x" * 300],
     )
@@ -73,15 +73,17 @@ def test_what_the_workers_go_without_is_told_once() -> None:
     code = f"print('WARNING/MainProcess] left out {said}', flush=True)"
     heard: list[str] = []
     fleet = Fleet(
+        "h1",
         lambda: [sys.executable, "-c", code],
         [{}, {}],
         max_fast_crashes=0,
-        on_line=lambda _name, line: heard.append(line),
+        on_line=lambda name, line: heard.append(f"{name} {line}"),
         announce=lambda _message: None,
     )
     fleet.start({})
     try:
         wait_until(lambda: len([line for line in heard if said in line]) == 2, "both lines")
         assert fleet.left_out == [said]
+        assert {line.split()[0] for line in heard} == {"h1/cpu0", "h1/cpu1"}
     finally:
         fleet.stop()

@@ -1,6 +1,7 @@
 """A host follows the deployment in Redis, with fleets that only remember their orders."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -19,9 +20,10 @@ from poc_core.serving.deployments import (
     HostReport,
     HostState,
 )
+from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, keys
-from tests.harness.samples import Clock
+from poc_core.state import DeploymentStore, WorkerRegistry, keys
+from tests.harness.samples import Clock, worker_record
 from workers.engines.options import EngineOptions
 
 LLAMA = Deployment(model="tiny-llama")
@@ -37,18 +39,22 @@ class FakeFleet:
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
-        self.children = ["worker-0"]
+        self.children = ["h1/cpu0"]
         self.is_serving = False
         self.left_out = ["--swap-space: vLLM 0.32.0 does not know it"]
         self.why: str | None = None
         self.n_stops = 0
+        self.pid: int | None = 7
 
     @property
     def n_ready(self) -> int:
         return int(self.is_serving)
 
     def logs(self) -> list[ChildLog]:
-        return [ChildLog(name="worker-0", pid=7, lines=["loaded"])]
+        return [ChildLog(name="h1/cpu0", pid=self.pid, lines=["loaded"])]
+
+    def places(self) -> list[WorkerPlace]:
+        return [WorkerPlace(name="h1/cpu0", pid=self.pid, is_ready=self.is_serving, since=1.0)]
 
     def stop(self) -> None:
         self.n_stops += 1
@@ -65,12 +71,18 @@ class FakeFleet:
 class Host:
     """One that looks when it is told to."""
 
-    def __init__(self, store: DeploymentStore, options: EngineOptions, name: str = "h1") -> None:
+    def __init__(
+        self,
+        store: DeploymentStore,
+        registry: WorkerRegistry,
+        options: EngineOptions,
+        name: str = "h1",
+    ) -> None:
         self.fleets: list[FakeFleet] = []
         self.said: list[str] = []
         self.no_place: str | None = None
         self.store = store
-        self.follower = Follower(store, name, options, self._start, self.said.append)
+        self.follower = Follower(store, registry, name, options, self._start, self.said.append)
 
     def _start(self, options: EngineOptions, own: bool) -> Fleet:
         if self.no_place:
@@ -84,9 +96,7 @@ class Host:
             self.follower.look()
             if (ending := vars(self.follower)["_ending"]) is not None:
                 ending.join()
-        return next(
-            report for report in self.store.hosts() if report.id == vars(self.follower)["_id"]
-        )
+        return next(report for report in self.store.hosts() if report.id == self.follower.id)
 
     @property
     def fleet(self) -> FakeFleet:
@@ -103,8 +113,8 @@ def store(redis: Redis, settings: Settings, clock: Clock) -> DeploymentStore:
 
 
 @pytest.fixture
-def host(store: DeploymentStore) -> Callable[..., Host]:
-    return lambda options=SYNTHETIC, name="h1": Host(store, options, name)
+def host(store: DeploymentStore, workers: WorkerRegistry) -> Callable[..., Host]:
+    return lambda options=SYNTHETIC, name="h1": Host(store, workers, options, name)
 
 
 def test_a_host_without_a_model_waits_for_one_and_serves_it(
@@ -186,7 +196,7 @@ def test_a_model_that_cannot_be_served_fails_and_the_host_waits_for_another(
     store.deploy(LLAMA)
     h.look()
     h.fleet.why = (
-        "worker-0 ended (exit code 1); not restarted: 2 times in a row. error: no such model"
+        "h1/cpu0 ended (exit code 1); not restarted: 2 times in a row. error: no such model"
     )
     report = h.look()
     assert (report.state, report.error) == (HostState.FAILED, h.fleet.why)
@@ -423,6 +433,26 @@ def test_what_the_workers_wrote_last_is_told_for_as_long_as_the_host_lives(
     h = host(OWN)
     h.look()
     (told,) = store.logs()
-    assert told == HostLogs(host="h1", workers=[ChildLog(name="worker-0", pid=7, lines=["loaded"])])
+    assert told == HostLogs(host="h1", workers=[ChildLog(name="h1/cpu0", pid=7, lines=["loaded"])])
     h.follower.stop()
     assert store.logs() == []
+
+
+def test_a_worker_whose_process_ended_is_forgotten_at_once(
+    host: Callable[..., Host], store: DeploymentStore, workers: WorkerRegistry
+) -> None:
+    store.deploy_first(LLAMA, "h0")
+    h = host()
+    h.look()
+    own = replace(worker_record("h1/cpu0-aaaaaa"), host_id=h.follower.id, pid=7)
+    for record in (
+        own,
+        replace(own, id="h1/cpu0-bbbbbb", host_id="another supervisor"),
+        replace(own, id="h1/cpu1-cccccc", pid=8),
+    ):
+        workers.heartbeat(record)
+    h.look()
+    assert workers.is_alive(own.id)
+    h.fleet.pid = None
+    h.look()
+    assert [worker.id for worker in workers.live()] == ["h1/cpu0-bbbbbb", "h1/cpu1-cccccc"]

@@ -7,10 +7,12 @@ import pytest
 from redis import Redis
 
 from poc_core.records import Lease, RoundRecord, RoundState
+from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
-from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry
+from poc_core.state.delivery.outbox import COURIER_KNOWN_S
 from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
-from poc_core.state.overview import CurrentRound, Overviews
+from poc_core.state.overview import CurrentRound, GoneHost, Overviews
 from tests.harness.samples import Clock, new_job, round_config
 from tests.harness.stored import outbox_status
 
@@ -150,3 +152,34 @@ def test_the_second_under_way_does_not_count_for_the_rate(
 ) -> None:
     compute(rounds, start(rounds))
     assert current(overviews).rates.per_second == {}
+
+
+def test_it_tells_how_long_ago_each_gave_a_sign_of_life(
+    overviews: Overviews, outbox: Outbox, redis: Redis, settings: Settings
+) -> None:
+    assert overviews.read().courier_silent_s is None
+    outbox.announce()
+    redis.pexpire("poc:worker:w1", 9000)
+    redis.pexpire("poc:courier", (COURIER_KNOWN_S - 7) * 1000)
+    seen = overviews.read()
+    assert 8 < seen.left_s["w1"] <= 9
+    assert settings.worker_ttl_s - 1 < seen.left_s["w2"] <= settings.worker_ttl_s
+    assert seen.courier_silent_s == pytest.approx(7, abs=1)
+    outbox.leave()
+    assert overviews.read().courier_silent_s is None
+
+
+def test_a_host_whose_reports_ended_is_gone_unless_it_left_or_is_back(
+    overviews: Overviews, redis: Redis, settings: Settings, clock: Clock
+) -> None:
+    store = DeploymentStore(redis, settings, clock)
+    for host in ("h1", "h2", "h3"):
+        report = HostReport(id=f"{host}-7-aaaaaa", host=host, state=HostState.IDLE, generation=0)
+        store.report(report)
+    assert [report.host for report in overviews.read().deployment.hosts] == ["h1", "h2", "h3"]
+    store.leave("h1-7-aaaaaa")
+    redis.delete("poc:host:h2-7-aaaaaa", "poc:host:h3-7-aaaaaa")
+    store.report(report.model_copy(update={"id": "h3-8-bbbbbb"}))
+    seen = overviews.read()
+    assert seen.gone == [GoneHost("h2", clock.now)]
+    assert [report.id for report in seen.deployment.hosts] == ["h3-8-bbbbbb"]

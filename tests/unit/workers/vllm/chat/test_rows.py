@@ -2,16 +2,18 @@
 position."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from workers.vllm.chat.rows import ROWS, Collected
+from workers.vllm.chat import rows
+from workers.vllm.chat.rows import ROWS, Collected, take
 from workers.vllm.chat.scoring import PROCESSED, RAW, Scoring
 
+CPU = torch.device("cpu")
 VOCABULARY, HIDDEN = 50, 8
 N_PROMPT = 5
 TOKENS = [int(one) for one in np.random.default_rng(3).integers(0, VOCABULARY, 300)]
@@ -57,12 +59,15 @@ def no_cut(logits: torch.Tensor, *_limits: Any) -> torch.Tensor:
 
 
 def collected(scoring: Scoring, chunks: Iterable[tuple[int, int]]) -> tuple[Any, ...]:
-    found = Collected(Scoring.read(scoring.told()), torch.device("cpu"))
-    done = False
+    found = Collected(Scoring.read(scoring.told()), CPU)
     for start, end in chunks:
-        done = found.take(STATES[start:end], start, lambda hidden: hidden @ HEAD, no_cut)
-    assert done
+        take([(found, STATES[start:end], start)], by_head, no_cut)
+    assert found.is_whole
     return found.rows()
+
+
+def by_head(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden @ HEAD
 
 
 WHOLE = [(0, len(STATES))]
@@ -104,19 +109,25 @@ def test_each_position_is_as_a_sampler_would_have_it() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_temperature_alone_gives_what_all_rules_give(
+def test_a_temperature_and_what_may_not_be_sampled_give_what_all_rules_give(
     dtype: torch.dtype, temperature: float
 ) -> None:
-    def rows(scoring: Scoring) -> tuple[Any, ...]:
-        found = Collected(scoring, torch.device("cpu"))
-        assert found.take(STATES, 0, lambda hidden: (hidden @ HEAD).to(dtype), no_cut)
+    def told(scoring: Scoring) -> tuple[Any, ...]:
+        found = Collected(scoring, CPU)
+        take([(found, STATES, 0)], lambda hidden: (hidden @ HEAD).to(dtype), no_cut)
         return found.rows()
 
-    alone = dataclasses.replace(PLAIN, temperature=temperature)
+    masked: dict[str, Any] = {
+        "min_tokens": 150,
+        "stop_ids": [0, 9],
+        "bad_words": [[7]],
+        "allowed": [*range(40)],
+    }
+    alone = dataclasses.replace(PLAIN, temperature=temperature, **masked)
     ruled = dataclasses.replace(alone, bias=[(0, 0.0)])
     assert alone.only_scales
     assert not ruled.only_scales
-    (_ids, logprobs, ranks), (_others, expected, others) = rows(alone), rows(ruled)
+    (_ids, logprobs, ranks), (_others, expected, others) = told(alone), told(ruled)
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
     assert torch.equal(ranks, others)
 
@@ -157,22 +168,38 @@ def test_rows_that_a_prefix_cache_spared_are_not_told(chunks: list[tuple[int, in
     torch.testing.assert_close(found, logprobs[missing:], atol=1e-5, rtol=0)
 
 
-def test_never_more_logits_than_a_few_rows() -> None:
+def test_never_more_logits_than_a_few_rows_nor_fewer_than_are_there() -> None:
     sizes = []
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
         sizes.append(len(hidden))
         return hidden @ HEAD
 
-    Collected(PLAIN, torch.device("cpu")).take(STATES, 0, logits, no_cut)
-    assert sum(sizes) == len(TOKENS)
-    assert max(sizes) == ROWS
+    plain, shaped, raw = (
+        Collected(one, CPU) for one in (PLAIN, SHAPED, dataclasses.replace(SHAPED, mode=RAW))
+    )
+    early = Collected(PLAIN, CPU)  # whose rows do not come in this step
+    take(
+        [(plain, STATES, 0), (early, STATES[:3], 0), (shaped, STATES, 0), (raw, STATES, 0)],
+        logits,
+        no_cut,
+    )
+    assert sizes == [ROWS, 3 * len(TOKENS) - ROWS]
+    assert not early.is_whole
+    for found, scoring in ((plain, PLAIN), (shaped, SHAPED), (raw, raw.scoring)):
+        for one, other in zip(found.rows(), collected(scoring, WHOLE), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
 def test_a_rank_without_logits_goes_the_same_way() -> None:
     calls: list[int] = []
-    silent: Callable[[torch.Tensor], None] = lambda hidden: calls.append(len(hidden))  # noqa: E731
-    assert Collected(PLAIN, torch.device("cpu")).take(STATES, 0, silent, no_cut)
+
+    def silent(hidden: torch.Tensor) -> None:
+        calls.append(len(hidden))
+
+    found = Collected(PLAIN, CPU)
+    take([(found, STATES, 0)], silent, no_cut)
+    assert found.is_whole
     assert sum(calls) == len(TOKENS)
 
 
@@ -190,7 +217,26 @@ def test_top_k_and_top_p_are_left_to_vllm() -> None:
         {"temperature": 0.0, "top_k": 3},
     ):
         scoring = dataclasses.replace(PLAIN, tokens=TOKENS[:2], **more)
-        Collected(scoring, torch.device("cpu")).take(
-            STATES[:6], 0, lambda hidden: hidden @ HEAD, cut
-        )
+        take([(Collected(scoring, CPU), STATES[:6], 0)], by_head, cut)
     assert given == [[[3, 3], None], [None, [0.5, 0.5]], [None, None]]
+
+
+@pytest.mark.parametrize("broken", [True, False], ids=["no compiler", "wrong"])
+def test_a_kernel_that_fails_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: bool
+) -> None:
+    pytest.importorskip("triton")
+    from poc_core.fused import best
+
+    def scored(logits: torch.Tensor, tokens: torch.Tensor, *_told: Any) -> Any:
+        if broken:
+            raise RuntimeError("Failed to find C compiler")
+        return tokens[:, None].repeat(1, 6), torch.zeros(len(tokens), 6), torch.ones(len(tokens))
+
+    expected = collected(PLAIN, WHOLE)
+    monkeypatch.setattr(best, "scored", scored)
+    monkeypatch.setattr(rows.fused, "is_on", lambda _device: True)
+    monkeypatch.setattr(rows, "fused_is_right", rows.fused_is_right.__wrapped__)
+    for one, other in zip(collected(PLAIN, WHOLE), expected, strict=True):
+        assert torch.equal(one, other)
+    assert "the fused kernel of logprobs" in caplog.text

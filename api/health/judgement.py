@@ -1,0 +1,209 @@
+"""The node's health: a pure function of what Redis says, so that every process judges alike."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from api.health.roster import Seat, roster
+from poc_core.callbacks import redacted
+from poc_core.serving.deployments import DeploymentState
+from poc_core.serving.places import LATELY_S
+from poc_core.state.overview import Overview
+
+# Seconds without a sign of life after which a supervisor, and the courier, count as silent.
+HOST_SILENT_S = 5.0
+COURIER_SILENT_S = 3.0
+# Tries in a row after which a receiver is a trouble, and restarts within LATELY_S.
+MANY_FAILURES = 2
+MANY_RESTARTS = 3
+# Workers that a reason names.
+_MOST_NAMED = 3
+
+
+class Level(StrEnum):
+    """How the node is, from good to bad."""
+
+    OK = "ok"
+    DEGRADED = "degraded"  # it works, and something of it does not
+    DOWN = "down"  # it computes nothing for anybody
+
+
+KINDS = ("redis", "deployment", "workers", "restarts", "host", "receiver", "courier")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A trouble in plain words: "0 of 8 workers ready", for how long, and ": what became of them".
+
+    `since`: seconds since the epoch, where somebody knows.
+    """
+
+    kind: str  # of KINDS
+    level: Level
+    what: str
+    more: str = ""
+    since: float | None = None
+
+    def text(self, now: float) -> str:
+        """The trouble as a sentence without its full stop."""
+        lasts = f" for {duration(now - self.since)}" if self.since is not None else ""
+        return f"{self.what}{lasts}{self.more}"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that the health follows from."""
+
+    now: float  # seconds since the epoch
+    seen: Overview | None  # None: Redis does not answer
+    redis_away_since: float | None = None
+    worker_ttl_s: float = 15.0
+    outbox_max_bytes: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Health:
+    """How the node is and why; `since` when, as far as what is known tells."""
+
+    level: Level
+    reasons: Sequence[Reason]  # the worst first; none: all is well
+    since: float | None
+    seats: Sequence[Seat] = ()
+
+    @property
+    def n_ready(self) -> int:
+        return sum(seat.is_ready for seat in self.seats)
+
+    def text(self, now: float) -> str:
+        """The health in one line."""
+        return "; ".join(reason.text(now) for reason in self.reasons) or "all is well"
+
+
+def judge(snapshot: Snapshot) -> Health:
+    """The health of the node."""
+    seen, now = snapshot.seen, snapshot.now
+    if seen is None:
+        since = snapshot.redis_away_since
+        reason = Reason("redis", Level.DOWN, "Redis does not answer", since=since)
+        return Health(Level.DOWN, [reason], since)
+    seats = roster(seen, now, snapshot.worker_ttl_s)
+    found = [
+        *_workers(seen, seats),
+        *_restarts(seats),
+        *_hosts(snapshot, seen),
+        *_receivers(snapshot, seen),
+        *_courier(snapshot, seen),
+    ]
+    reasons = sorted(found, key=lambda reason: reason.level is not Level.DOWN)
+    level = reasons[0].level if reasons else Level.OK
+    times = [reason.since for reason in reasons if reason.level is level]
+    known = [at for at in times if at is not None]
+    if level is Level.OK:  # since the last worker got ready
+        known = [max((seat.since for seat in seats if seat.since is not None), default=now)]
+    return Health(level, reasons, min(known, default=None), seats)
+
+
+def _workers(seen: Overview, seats: Sequence[Seat]) -> Iterator[Reason]:
+    missing = [seat for seat in seats if not seat.is_ready]
+    if not seats:
+        yield _nobody(seen)
+    elif missing:
+        n_ready = len(seats) - len(missing)
+        times = [seat.since for seat in missing if seat.since is not None]
+        since = (min(times) if n_ready else max(times)) if times else None
+        level = Level.DEGRADED if n_ready else Level.DOWN
+        what = f"{n_ready} of {len(seats)} workers ready"
+        yield Reason("workers", level, what, f": {_named(missing)}", since)
+
+
+def _nobody(seen: Overview) -> Reason:
+    """Why the node has no workers at all."""
+    record, hosts = seen.deployment.record, seen.deployment.hosts
+    if record is not None and seen.deployment.state is DeploymentState.FAILED:
+        name = record.wanted.name if record.wanted else "a model"
+        return Reason(
+            *("deployment", Level.DOWN, f"{name} could not be deployed"),
+            *(f": {record.error}", record.settled_at),
+        )
+    if hosts and (record is None or record.wanted is None):
+        more = ": `proofline deploy MODEL` starts one"
+        at = record.asked_at if record is not None else None
+        return Reason("deployment", Level.DOWN, "no model is deployed", more, at)
+    if hosts:
+        at = record.asked_at if record is not None else None
+        return Reason("workers", Level.DOWN, "no worker is started yet", since=at)
+    more = ": none is started yet, or their hosts are gone; `proofline up` or `workers` starts some"
+    at = max((host.last_report_at for host in seen.gone), default=None)
+    return Reason("workers", Level.DOWN, "no worker is here", more, at)
+
+
+def _restarts(seats: Sequence[Seat]) -> Iterator[Reason]:
+    for seat in seats:
+        place = seat.place
+        if place is not None and place.restarts_lately >= MANY_RESTARTS:
+            often = f"{place.restarts_lately} times in {LATELY_S / 60:g} min"
+            what = f"worker {seat.name} was restarted {often}"
+            yield Reason("restarts", Level.DEGRADED, what, f", last after: {place.last_exit}")
+
+
+def _hosts(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
+    record = seen.deployment.record
+    for report in seen.deployment.hosts:
+        if report.error is not None and seen.deployment.state is not DeploymentState.FAILED:
+            what = f"{report.host} does not serve {report.model or 'its model'}"
+            yield Reason("host", Level.DEGRADED, what, f": {report.error}")
+        silent_s = snapshot.worker_ttl_s - seen.left_s.get(report.id, snapshot.worker_ttl_s)
+        if silent_s >= HOST_SILENT_S:
+            what = f"the supervisor of {report.host} has been silent"
+            more = ": a worker that ends there is not started again"
+            yield Reason("host", Level.DEGRADED, what, more, snapshot.now - silent_s)
+    for host in seen.gone:
+        if record is not None and record.wanted and host.last_report_at > record.asked_at:
+            what = f"host {host.host} has not reported"
+            yield Reason("host", Level.DEGRADED, what, since=host.last_report_at)
+
+
+def _receivers(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
+    current = seen.round
+    if current is not None and current.outbox.waiting:
+        outbox = current.outbox
+        if outbox.failures >= MANY_FAILURES:
+            url, error = redacted(current.record.config.url), outbox.last_error or ""
+            refusal = error.partition(f"{url} ")[2] or error.partition(" answered ")[2]
+            does = "refuses" if " answered " in error else "does not answer"
+            more = f", {outbox.failures} tries: {refusal or error}"
+            what = f"receiver {url} {does}"
+            yield Reason("receiver", Level.DEGRADED, what, more, outbox.failing_since)
+        if outbox.waiting_bytes >= snapshot.outbox_max_bytes:
+            more = ": its receiver takes less than the node computes"
+            yield Reason("receiver", Level.DEGRADED, "the round pauses", more)
+    for silent in seen.silent:
+        what = f"receiver {silent.receiver} does not answer"
+        yield Reason("receiver", Level.DEGRADED, what, f", {silent.failures} tries")
+
+
+def _courier(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
+    silent_s, more = seen.courier_silent_s, ": what is computed waits in Redis for its receivers"
+    if silent_s is None and seen.callbacks_waiting:
+        yield Reason("courier", Level.DEGRADED, "no courier runs (`proofline courier`)", more)
+    elif silent_s is not None and silent_s >= COURIER_SILENT_S:
+        since = snapshot.now - silent_s
+        yield Reason("courier", Level.DEGRADED, "the courier has not been alive", more, since)
+
+
+def _named(seats: Sequence[Seat]) -> str:
+    """The seats and why each is not ready; of many the first, and how many more."""
+    if len({seat.why for seat in seats}) == 1 and len(seats) > 1:
+        return f"each {seats[0].why}"
+    told = [f"{seat.name} {seat.why}" for seat in seats[:_MOST_NAMED]]
+    rest = len(seats) - len(told)
+    return ", ".join(told) + (f", and {rest} more" if rest else "")
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3 min, 2 h, 4 d"""
+    whole = max(0, round(seconds))
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if whole >= 2 * size or (unit == "min" and whole >= size):
+            return f"{whole // size} {unit}"
+    return f"{whole} s"

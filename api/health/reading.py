@@ -1,0 +1,91 @@
+"""Reads the node's health, and shapes it for every answer that tells it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from api.health.judgement import Health, Snapshot, judge
+from api.health.redis_watch import RedisWatch
+from api.health.roster import Seat
+from poc_core.settings import Settings
+from poc_core.state.client import is_transient
+from poc_core.state.overview import Overview, Overviews
+
+
+class HealthReader:
+    """Judges what Redis says now, or that it says nothing."""
+
+    def __init__(
+        self,
+        overviews: Overviews,
+        watch: RedisWatch,
+        settings: Settings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._overviews = overviews
+        self.watch = watch
+        self._settings = settings
+        self.now = clock
+
+    def read(self) -> tuple[Health, Overview | None]:
+        """The health, and the overview that it follows from; None: Redis does not answer."""
+        if self.watch.is_mute:  # to ask it would take seconds
+            return self.of(None), None
+        try:
+            seen = self._overviews.read()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            self.watch.note_away(error)
+            return self.of(None), None
+        return self.of(seen), seen
+
+    def of(self, seen: Overview | None) -> Health:
+        """The health that follows from an overview; None: Redis does not answer."""
+        if seen is not None:
+            self.watch.note_back()
+        settings = self._settings
+        return judge(
+            Snapshot(
+                *(self.now(), seen, self.watch.away_since),
+                *(settings.worker_ttl_s, settings.outbox_max_bytes),
+            )
+        )
+
+
+def told(health: Health, now: float) -> dict[str, Any]:
+    """The health as answers tell it (answers.NodeHealth)."""
+    return {
+        "level": health.level.value,
+        "since": health.since,
+        "workers": len(health.seats),
+        "workers_ready": health.n_ready,
+        "reasons": [
+            {
+                "kind": reason.kind,
+                "level": reason.level.value,
+                "text": reason.text(now),
+                "what": reason.what,
+                "more": reason.more,
+                "since": reason.since,
+            }
+            for reason in health.reasons
+        ],
+    }
+
+
+def told_seat(seat: Seat) -> dict[str, Any]:
+    """A worker over its restarts as answers tell it (answers.Seat)."""
+    place = seat.place
+    return {
+        "name": seat.name,
+        "host": seat.host,
+        "model": seat.model,
+        "state": seat.state,
+        "since": seat.since,
+        "worker_id": seat.worker.id if seat.worker else None,
+        "pid": seat.worker.pid if seat.worker else place.pid if place else None,
+        "restarts": place.restarts if place else 0,
+        "restarts_lately": place.restarts_lately if place else 0,
+        "last_exit": place.last_exit if place else None,
+        "last_exit_at": place.last_exit_at if place else None,
+    }

@@ -1,0 +1,127 @@
+"""The node's workers as people know them: one seat for each place, whichever start has it."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from poc_core.records import SILENT_S, WorkerRecord
+from poc_core.serving.deployments import HostReport, HostState
+from poc_core.serving.places import WorkerPlace
+from poc_core.state.overview import Overview
+
+# States of hosts whose workers are to be ready now or soon.
+_AT_WORK = (HostState.STARTING, HostState.SERVING)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A worker that the node has or should have. Times: seconds since the epoch."""
+
+    name: str  # host1/gpu0-1; of two with one name each has # and some letters behind it
+    host: str
+    model: str
+    engine: str
+    # a worker's own word, or "silent", "ended", "given up"
+    state: str
+    since: float | None  # when it got ready or ceased to be; None: nobody knows
+    worker: WorkerRecord | None  # of the start that lives
+    place: WorkerPlace | None  # None: nobody supervises it
+    of: str  # the id of its supervisor, or of its start where there is none
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"
+
+    @property
+    def why(self) -> str:
+        """Why it is not ready, in words that follow its name."""
+        if self.state == "given up":
+            said = (self.place.gave_up if self.place else None) or ""
+            return said.removeprefix(f"{self.name} ") or "is given up"
+        if self.state == "silent":
+            return "gives no sign of life"
+        if self.state == "hung":
+            return "has an engine that hangs"
+        if self.state == "draining":
+            return "ends"
+        if self.place is not None and self.place.last_exit is not None:
+            return f"ended ({self.place.last_exit}) and is started again"
+        return "loads its model" if self.state == "starting" else "is not registered in Redis"
+
+
+def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
+    """The seats of the hosts that are at work, and of workers that nobody supervises, by name.
+
+    `ttl_s`: that records of workers live with without another sign of life.
+    """
+    silent_s = {name: max(0.0, ttl_s - left_s) for name, left_s in seen.left_s.items()}
+    by_process = {(worker.host_id, worker.pid): worker for worker in seen.workers}
+    found = [
+        _placed(report, place, by_process.get((report.id, place.pid or 0)), silent_s, now)
+        for report in seen.deployment.hosts
+        if report.state in _AT_WORK
+        for place in report.places
+    ]
+    supervised = {report.id for report in seen.deployment.hosts}
+    found += [
+        _lone(worker, silent_s, now)
+        for worker in seen.workers
+        if worker.host_id not in supervised and worker.state != "draining"
+    ]
+    return sorted(_told_apart(found), key=lambda seat: seat.name)
+
+
+def _placed(
+    report: HostReport,
+    place: WorkerPlace,
+    worker: WorkerRecord | None,
+    silent_s: Mapping[str, float],
+    now: float,
+) -> Seat:
+    since: float | None = place.since
+    silence_s = silent_s.get(worker.id, 0.0) if worker is not None else 0.0
+    if place.gave_up is not None:
+        state = "given up"
+    elif worker is not None and worker.is_ready and silence_s >= SILENT_S:
+        state, since = "silent", now - silence_s
+    elif worker is not None:
+        state = worker.state
+        if worker.state == "ready":  # also before its supervisor has seen that
+            since = place.since if place.is_ready else None
+        elif place.is_ready:
+            since = None
+    elif place.is_ready:  # it is to come back to Redis, or its supervisor does not see its end
+        state, since = "ended", None
+    else:
+        state = "starting" if place.pid is not None else "ended"
+    about = (place.name, report.host, report.model or "", report.engine)
+    return Seat(*about, state, since, worker, place, report.id)
+
+
+def _lone(worker: WorkerRecord, silent_s: Mapping[str, float], now: float) -> Seat:
+    silence_s = silent_s.get(worker.id, 0.0)
+    state, since = str(worker.state), worker.started_at
+    if worker.is_ready and silence_s >= SILENT_S:
+        state, since = "silent", now - silence_s
+    about = (worker.name, worker.host, worker.model, worker.engine)
+    return Seat(*about, state, since, worker, None, worker.id)
+
+
+def _told_apart(seats: list[Seat]) -> Iterator[Seat]:
+    """The seats without dead starts of what lives on; of two with one name, each with its own."""
+    alive = {seat.name for seat in seats if seat.state != "silent"}
+    kept = [
+        seat for seat in seats if seat.place or seat.state != "silent" or seat.name not in alive
+    ]
+    counts = Counter(seat.name for seat in kept)
+    for seat in kept:
+        if counts[seat.name] == 1:
+            yield seat
+        else:
+            yield replace(seat, name=f"{seat.name}#{seat.of[-6:]}")
+
+
+def names_of(seats: Sequence[Seat], workers: Sequence[WorkerRecord]) -> dict[str, str]:
+    """The name of each start, by its id."""
+    seated = {seat.worker.id: seat.name for seat in seats if seat.worker is not None}
+    return {worker.id: worker.name for worker in workers} | seated

@@ -1,0 +1,75 @@
+"""What logprobs of known tokens need of rows of logits, in one reading of these: the best entries,
+the sum under the logarithm, and how many entries are as good as the token's.
+
+A row is read in parts, each by a program of its own; a part's few numbers are joined by torch.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Best entries of each part: as many as the network asks for. One kernel for all who ask for fewer.
+MOST_BEST = 5
+# Columns of one part.
+_BLOCK = 8192
+_WARPS = 8
+# In place of -inf, which is for what is not there: ids stay distinct where few entries are finite.
+_LOWEST = tl.constexpr(-3.0e38)
+
+
+@triton.jit
+def _parts_kernel(
+    logits, stride, n_columns, tokens, inverse, keys, ids, peaks, sums, counts,
+    BEST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    part = row * tl.num_programs(1) + tl.program_id(1)
+    first = tl.program_id(1) * BLOCK
+    places = tl.arange(0, BLOCK)
+    inside = first + places < n_columns
+    here = logits + row * stride
+    value = tl.load(here + first + places, inside, other=float("-inf")).to(tl.float32)
+    own = tl.load(here + tl.load(tokens + row)).to(tl.float32)
+    tl.store(counts + part, tl.sum(((value >= own) & inside).to(tl.int32), 0))
+
+    key = tl.where(inside, tl.maximum(value, _LOWEST), float("-inf"))
+    peak = tl.max(key, 0)
+    tl.store(peaks + part, peak)
+    tl.store(sums + part, tl.sum(tl.exp((value - peak) * inverse), 0))
+    for n in tl.static_range(BEST):
+        best, place = tl.max(key, 0, return_indices=True)
+        tl.store(keys + part * BEST + n, best)
+        tl.store(ids + part * BEST + n, first + place)
+        key = tl.where(places == place, float("-inf"), key)
+
+
+def scored(
+    logits: Tensor, tokens: Tensor, temperature: float, n_best: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of logits (n x vocabulary), which the temperature is yet to divide: the ids (n x 1 + n_best)
+    of n known tokens and of the best, their logprobs, and the known ones' ranks (n), as the plain
+    expression in workers/vllm/chat/rows.py. At most MOST_BEST best; the vocabulary has more."""
+    n, vocabulary = logits.shape
+    tokens = tokens.clone()  # aligned: for others the kernel would be compiled once more
+    n_parts = triton.cdiv(vocabulary, _BLOCK)
+    peaks, sums = (logits.new_empty(n, n_parts, dtype=torch.float32) for _ in range(2))
+    counts = logits.new_empty(n, n_parts, dtype=torch.int32)
+    keys = logits.new_empty(n, n_parts * MOST_BEST, dtype=torch.float32)
+    ids = logits.new_empty(n, n_parts * MOST_BEST, dtype=torch.int32)
+    _parts_kernel[(n, n_parts)](
+        logits, logits.stride(0), vocabulary, tokens, 1 / temperature, keys, ids, peaks, sums,
+        counts, BEST=MOST_BEST, BLOCK=_BLOCK, num_warps=_WARPS,
+    )  # fmt: skip
+    told = tokens[:, None]
+    if n_best:
+        best = ids.gather(-1, keys.topk(n_best, dim=-1).indices)
+        told = torch.cat([told, best.to(told.dtype)], -1)
+    peak = peaks.amax(-1, keepdim=True)
+    total = (sums * ((peaks - peak) / temperature).exp()).sum(-1, keepdim=True).log()
+    found = logits.gather(-1, told).to(torch.float32)
+    return told, (found - peak) / temperature - total, counts.sum(-1)

@@ -1,0 +1,261 @@
+"""The node's health, case by case: what is wrong, since when, in words that tell an operator."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from api.health.judgement import Health, Level, Snapshot, duration, judge
+from poc_core.records import RoundRecord, RoundState, WorkerRecord
+from poc_core.serving.deployments import (
+    Deployment,
+    DeploymentRecord,
+    DeploymentStatus,
+    HostReport,
+    HostState,
+)
+from poc_core.serving.places import WorkerPlace, name_of, slot_of
+from poc_core.state.delivery.outbox import OutboxStatus
+from poc_core.state.delivery.receivers import SilentReceiver
+from poc_core.state.overview import CurrentRound, GoneHost, Overview, RoundRates
+from tests.harness.samples import MODEL, round_config, worker_record
+
+NOW = 1000.0
+TTL_S = 15.0
+ASKED = DeploymentRecord(1, Deployment(model=MODEL), "request", asked_at=500.0)
+State = Literal["starting", "ready", "draining", "hung"]
+
+
+def place(i: int, **changes: Any) -> WorkerPlace:
+    common: dict[str, Any] = {"pid": i, "is_ready": True, "since": 600.0}
+    return WorkerPlace(name=f"h1/gpu{i}", **common | changes)
+
+
+def report(*places: WorkerPlace, **changes: Any) -> HostReport:
+    common: dict[str, Any] = {"id": "h1-1-aaaaaa", "host": "h1", "state": HostState.SERVING}
+    return HostReport(**common | {"generation": 1, "model": MODEL, "places": places} | changes)
+
+
+def start_of(i: int, state: State = "ready", host_id: str = "h1-1-aaaaaa") -> WorkerRecord:
+    return replace(worker_record(f"h1/gpu{i}-00000{i}", state=state), host_id=host_id, pid=i)
+
+
+def seen(
+    *workers: WorkerRecord,
+    hosts: tuple[HostReport, ...] = (),
+    record: DeploymentRecord | None = ASKED,
+    silent_s: dict[str, float] | None = None,
+    **changes: Any,
+) -> Overview:
+    left_s = {name: TTL_S - s for name, s in (silent_s or {}).items()}
+    ids = [*(worker.id for worker in workers), *(host.id for host in hosts)]
+    common: dict[str, Any] = {
+        **dict.fromkeys(("callbacks_waiting", "queued_nonces", "total_processed"), 0),
+        "round": None,
+        "silent": [],
+        "gone": [],
+        "courier_silent_s": 0.2,
+    }
+    told = common | {"left_s": dict.fromkeys(ids, TTL_S) | left_s} | changes
+    status = DeploymentStatus(record, hosts)
+    return Overview(workers=workers, nonces_per_second=0.0, deployment=status, **told)
+
+
+def health_of(overview: Overview | None, **changes: Any) -> Health:
+    return judge(Snapshot(NOW, overview, worker_ttl_s=TTL_S, **changes))
+
+
+def said(health: Health) -> tuple[str, list[str]]:
+    return health.level.value, [reason.text(NOW) for reason in health.reasons]
+
+
+def two_of(*states: State, **changes: Any) -> Overview:
+    hosts = (report(place(0), place(1)),)
+    return seen(*(start_of(i, state) for i, state in enumerate(states)), hosts=hosts, **changes)
+
+
+def test_a_node_whose_workers_are_ready_is_ok_since_the_last_of_them_is() -> None:
+    hosts = (report(place(0), place(1, since=700.0)),)
+    health = health_of(seen(start_of(0), start_of(1), hosts=hosts))
+    assert said(health) == ("ok", [])
+    assert (health.since, health.n_ready, len(health.seats)) == (700.0, 2, 2)
+
+
+def test_redis_away_is_down_since_it_was_noticed() -> None:
+    health = health_of(None, redis_away_since=NOW - 12)
+    assert (said(health), health.since) == (("down", ["Redis does not answer for 12 s"]), 988.0)
+
+
+def test_a_worker_that_ended_degrades_and_the_last_one_takes_the_node_down() -> None:
+    ended = place(0, pid=None, is_ready=False, since=880.0, last_exit="killed by SIGKILL")
+    why = "h1/gpu0 ended (killed by SIGKILL) and is started again"
+    one = health_of(seen(start_of(1), hosts=(report(ended, place(1)),)))
+    assert said(one) == ("degraded", [f"1 of 2 workers ready for 2 min: {why}"])
+    assert one.since == 880.0
+    both = health_of(seen(hosts=(report(ended, place(1, pid=7, is_ready=False, since=990.0)),)))
+    assert said(both) == (
+        "down",
+        [f"0 of 2 workers ready for 10 s: {why}, h1/gpu1 loads its model"],
+    )
+
+
+def test_workers_that_all_load_their_model_are_told_in_one_word() -> None:
+    places = [place(i, is_ready=False, since=959.0) for i in range(8)]
+    health = health_of(seen(hosts=(report(*places, state=HostState.STARTING),)))
+    assert said(health) == ("down", ["0 of 8 workers ready for 41 s: each loads its model"])
+
+
+def test_of_many_that_are_missing_three_are_named() -> None:
+    places = [
+        place(i, pid=None, is_ready=False, since=990.0, last_exit=f"exit code {i}")
+        for i in range(1, 6)
+    ]
+    (told,) = said(health_of(seen(hosts=(report(*places),))))[1]
+    assert told.endswith("h1/gpu3 ended (exit code 3) and is started again, and 2 more")
+
+
+@pytest.mark.parametrize("host_silent_s", [0.3, 9.0])
+def test_a_worker_without_a_sign_of_life_counts_no_more_whatever_its_supervisor_says(
+    host_silent_s: float,
+) -> None:
+    worker = start_of(0)
+    silent_s = {worker.id: 1.5, "h1-1-aaaaaa": host_silent_s}
+    health = health_of(seen(worker, hosts=(report(place(0)),), silent_s=silent_s))
+    level, texts = said(health)
+    assert (level, texts[0]) == (
+        "down",
+        "0 of 1 workers ready for 2 s: h1/gpu0 gives no sign of life",
+    )
+    frozen = ["the supervisor of h1 has been silent for 9 s: a worker that ends there is not"]
+    assert [text[: len(frozen[0])] for text in texts[1:]] == frozen * (host_silent_s > 5)
+
+
+def test_a_sign_of_life_may_come_late() -> None:
+    worker = start_of(0)
+    assert health_of(seen(worker, hosts=(report(place(0)),), silent_s={worker.id: 1.2})).level == (
+        Level.OK
+    )
+
+
+def test_an_engine_that_hangs_and_one_given_up_say_so() -> None:
+    lost = place(1, pid=None, is_ready=False, gave_up="h1/gpu1 ended (exit code 3); not restarted")
+    texts = said(health_of(seen(start_of(0, "hung"), hosts=(report(place(0), lost),))))[1]
+    assert "h1/gpu0 has an engine that hangs" in texts[0]
+    assert "h1/gpu1 ended (exit code 3); not restarted" in texts[0]
+
+
+def test_a_worker_restarted_again_and_again_is_told_while_it_is_ready() -> None:
+    restless = place(0, restarts=7, restarts_lately=3, last_exit="exit code 70")
+    assert said(health_of(seen(start_of(0), hosts=(report(restless),)))) == (
+        "degraded",
+        ["worker h1/gpu0 was restarted 3 times in 10 min, last after: exit code 70"],
+    )
+
+
+def test_workers_that_nobody_supervises_count_while_they_live() -> None:
+    alone = [worker_record("w1"), worker_record("w2", state="starting")]
+    health = health_of(seen(*alone, record=None))
+    assert health.level is Level.DEGRADED
+    assert [(seat.name, seat.state) for seat in health.seats] == [
+        ("w1", "ready"),
+        ("w2", "starting"),
+    ]
+
+
+def test_a_node_without_a_worker_says_what_is_missing() -> None:
+    nothing = health_of(seen(record=None))
+    assert nothing.level is Level.DOWN
+    assert "no worker is here: none is started yet" in nothing.text(NOW)
+    idle = report(state=HostState.IDLE, model=None)
+    assert said(health_of(seen(hosts=(idle,), record=None))) == (
+        "down",
+        ["no model is deployed: `proofline deploy MODEL` starts one"],
+    )
+    failed = replace(ASKED, error="no such model", settled_at=940.0)
+    refused = report(state=HostState.FAILED, error="no such model")
+    assert said(health_of(seen(hosts=(refused,), record=failed))) == (
+        "down",
+        [f"{MODEL} could not be deployed for 1 min: no such model"],
+    )
+
+
+def test_a_host_that_fails_or_is_gone_degrades_a_node_that_others_serve() -> None:
+    failed = report(host="h2", id="h2-1-bbbbbb", state=HostState.FAILED, error="too few GPUs")
+    gone = [GoneHost("h3", 940.0), GoneHost("h4", 400.0)]  # h4: before the model was asked for
+    hosts = (report(place(0)), failed)
+    assert said(health_of(seen(start_of(0), hosts=hosts, gone=gone))) == (
+        "degraded",
+        [f"h2 does not serve {MODEL}: too few GPUs", "host h3 has not reported for 1 min"],
+    )
+
+
+def test_a_receiver_that_refuses_degrades_with_its_tries() -> None:
+    outbox = OutboxStatus(5, 100, 0, 0, 4, None, "http://receiver:9000/poc answered 500", 960.0)
+    record = RoundRecord("r1", RoundState.GENERATING, round_config(), 900.0)
+    current = CurrentRound(record, RoundRates({}, {}), [], outbox)
+    health = health_of(two_of("ready", "ready", round=current))
+    refusal = "receiver http://receiver:9000/poc refuses for 40 s, 4 tries: answered 500"
+    assert said(health) == ("degraded", [refusal])
+    full = health_of(two_of("ready", "ready", round=current), outbox_max_bytes=100)
+    assert said(full)[1][1] == "the round pauses: its receiver takes less than the node computes"
+    once = replace(current, outbox=replace(outbox, failures=1))
+    assert health_of(two_of("ready", "ready", round=once)).level is Level.OK
+
+
+def test_a_receiver_of_jobs_that_is_silent_degrades() -> None:
+    silent = [SilentReceiver("agg:9000", 6, 1010.0)]
+    assert said(health_of(two_of("ready", "ready", silent=silent))) == (
+        "degraded",
+        ["receiver agg:9000 does not answer, 6 tries"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "waiting", "told"),
+    [
+        (1.0, 3, []),
+        (12.0, 0, ["the courier has not been alive for 12 s"]),
+        (None, 2, ["no courier runs (`proofline courier`)"]),
+        (None, 0, []),
+    ],
+)
+def test_a_courier_is_missed_where_one_was_or_something_waits(
+    silent_s: float | None, waiting: int, told: list[str]
+) -> None:
+    overview = two_of("ready", "ready", courier_silent_s=silent_s, callbacks_waiting=waiting)
+    texts = said(health_of(overview))[1]
+    assert [text.partition(": ")[0] for text in texts] == told
+
+
+def test_the_worst_comes_first_and_makes_the_level() -> None:
+    health = health_of(two_of(courier_silent_s=60.0))
+    assert [reason.kind for reason in health.reasons] == ["workers", "courier"]
+    assert health.level is Level.DOWN
+
+
+def test_two_workers_of_one_name_are_told_apart_and_a_dead_start_of_one_is_not_told() -> None:
+    twins = [report(place(0)), report(place(0), id="h1-9-bbbbbb")]
+    others = replace(start_of(0, host_id="h1-9-bbbbbb"), id="h1/gpu0-999999")
+    health = health_of(seen(start_of(0), others, hosts=tuple(twins)))
+    assert [seat.name for seat in health.seats] == ["h1/gpu0#aaaaaa", "h1/gpu0#bbbbbb"]
+    dead, alive = start_of(0, host_id=""), replace(start_of(0, host_id=""), id="h1/gpu0-999999")
+    health = health_of(seen(dead, alive, record=None, silent_s={dead.id: 9.0}))
+    assert [(seat.name, seat.state) for seat in health.seats] == [("h1/gpu0", "ready")]
+
+
+def test_a_name_is_the_hosts_and_its_gpus_and_stays_over_starts() -> None:
+    assert [slot_of(gpus, "cpu3") for gpus in ("0,1", "", "GPU-8f3a2b1c-77aa-11,MIG-0a")] == [
+        "gpu0-1",
+        "cpu3",
+        "gpu8f3a2b1c-MIG-0a",
+    ]
+    assert name_of("host1/gpu0-1-3fa9c1") == name_of("host1/gpu0-1-77aa00") == "host1/gpu0-1"
+    assert name_of("my-worker") == "my-worker"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(-1, "0 s"), (59, "59 s"), (60, "1 min"), (7199, "119 min"), (7200, "2 h"), (2e5, "2 d")],
+)
+def test_times_are_told_in_one_unit(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
