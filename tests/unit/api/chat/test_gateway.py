@@ -663,4 +663,4 @@ class TestModels:
 
 def test_by_load_keeps_the_order_among_equals(services: Services) -> None:
     records = [worker_record(f"w{index}") for index in range(3)]
-    assert Gateway(services.gateway.workers).by_load(records) == records
+    assert Gateway(services.gateway.workers, services.chats).by_load(records) == records
