@@ -169,9 +169,9 @@ def _receivers(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
         outbox = current.outbox
         if outbox.failures >= MANY_FAILURES:
             url, error = redacted(current.record.config.url), outbox.last_error or ""
-            refusal = error.partition(f"{url} ")[2] or error.partition(" answered ")[2]
-            does = "refuses" if " answered " in error else "does not answer"
-            more = f", {outbox.failures} tries: {refusal or error}"
+            _, answered, answer = error.partition(" answered ")
+            does = "refuses" if answered else "does not answer"
+            more = f", {outbox.failures} tries: {f'answered {answer}' if answered else error}"
             what = f"receiver {url} {does}"
             yield Reason("receiver", Level.DEGRADED, what, more, outbox.failing_since)
         if outbox.waiting_bytes >= snapshot.outbox_max_bytes:

@@ -101,10 +101,8 @@ def workers(
     with stopped_by_signals("workers"), ExitStack() as exits:
         wait_for_redis(settings.redis_url)
         redis = connect(settings)
-        follower = Follower(
-            *(DeploymentStore(redis, settings), WorkerRegistry(redis, settings)),
-            *(settings.host, engine_options, start_fleet, announce),
-        )
+        store, registry = DeploymentStore(redis, settings), WorkerRegistry(redis, settings)
+        follower = Follower(store, registry, settings.host, engine_options, start_fleet, announce)
         exits.callback(follower.stop)
         follower.begin()
         exits.callback(hurry_on_signals, follower.kill, "workers: finishing what is in hand")

@@ -40,7 +40,8 @@ def test_its_absence_and_its_return_are_a_line_each(
     for _ in range(3):
         watch.look()
         clock.now += 4
-    assert (watch.away_since, len(caplog.messages)) == (began, 1)
+    since: float | None = watch.away_since
+    assert (since, len(caplog.messages)) == (began, 1)
     assert "Redis does not answer" in caplog.messages[0]
     assert "--redis-url" in caplog.messages[0]
     server.connected = True

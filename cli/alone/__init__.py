@@ -1,1 +1,0 @@
-"""The commands that compute in their own process, without a queue."""
