@@ -112,6 +112,8 @@ def body_of_job(model: str) -> dict[str, Any]:
     from cli.options import Proof
     from cli.options import Proof
     from cli.options import Proof
+    from cli.options import Proof
+    from cli.options import Proof
 
     return job_body(
         model=model,

@@ -72,13 +72,16 @@ def icon(page: Page) -> str:
     return str(page.locator("link[rel=icon]").get_attribute("href"))
 
 
-def test_a_node_without_a_worker_is_down_in_bar_title_and_icon(page: Page, shown: Shown) -> None:
+def test_a_node_without_a_worker_is_down_in_bar_title_and_icon(
+    console: Opened, page: Page, shown: Shown
+) -> None:
     assert page.title() == "Proofline, tiny-qwen3"
     shown.node.kill(range(N))
     expect(page.locator("#health")).to_have_text("down")
     expect(page.locator(".bar .reason")).to_contain_text(f"0 of {N} workers ready")
     expect(page.locator("#ready")).to_have_text(f"0 of {N}")
     assert (page.title(), icon(page)) == ("DOWN: Proofline, tiny-qwen3", "console/icon-down.svg")
+    assert console.shift <= MOST_SHIFT
     shown.node.revive()
     expect(page.locator("#health")).to_have_text("OK")
     assert (page.title(), icon(page)) == ("Proofline, tiny-qwen3", "console/icon.svg")
