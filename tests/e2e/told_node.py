@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic import JsonValue
 from redis import Redis
 
 from poc_core.periodic import Periodic
@@ -49,7 +50,7 @@ class ToldNode:
         return f"{HOST}/gpu{number}"
 
     def worker(self, number: int) -> WorkerRecord:
-        device = {
+        device: dict[str, JsonValue] = {
             "index": number,
             "uuid": f"GPU-{number}",
             "name": "NVIDIA H100 80GB HBM3",

@@ -6,6 +6,7 @@ supervisors and the API note what they alone see.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
@@ -46,7 +47,5 @@ class Events:
             for kind in get_args(Kind):
                 pipe.lrange(keys.events(kind), 0, -1)
             texts = [text for found in pipe.execute() for text in found]
-        events = [
-            readable("an event", lambda t=text: Event.model_validate_json(t)) for text in texts
-        ]
+        events = [readable("an event", partial(Event.model_validate_json, text)) for text in texts]
         return sorted((one for one in events if one), key=lambda one: one.at, reverse=True)
