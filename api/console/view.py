@@ -13,14 +13,12 @@ from api.proofs import round_control
 from api.reading.live import Sections
 from api.services import Services
 from api.version import VERSION
-from poc_core.records import RoundRecord, RoundState, WorkerRecord
+from poc_core.records import RoundState, WorkerRecord
 from poc_core.serving.deployments import DeploymentState, DeploymentStatus
 from poc_core.state.client import TRANSIENT
 from poc_core.state.overview import Overview
 from poc_core.state.past.history import STEPS, first_token_p95
 
-# Excluded nonces shown of a round, the last ones.
-_MOST_EXCLUDED = 20
 # Steps told again each time one is over: what comes late is in them.
 _TOLD_STEPS = 3
 # Steps of 5 s of which the time to the first token is told: five minutes.
@@ -65,16 +63,12 @@ class View:
             "workers": fleet.rows(health.seats),
             "rates": fleet.rates(seen.per_second, names),
             "gpus": fleet.figures(health.seats),
-            "callbacks": {
-                "waiting": seen.callbacks_waiting,
-                "jobs": services.outbox.n_jobs(),
-                "silent": [vars(receiver) for receiver in seen.silent],
-            },
+            "silent": [vars(receiver) for receiver in seen.silent],
             "work": self._work.read(),
             "events": services.events.count(),
         }
         if seen.round is not None:
-            found["round"] = self._round(seen, seen.round.record)
+            found["round"] = self._round(seen)
         return found | {f"steps{step_s}": told for step_s, told in self._steps.items()}
 
     def _look_at_steps(self, now: float) -> None:
@@ -94,7 +88,6 @@ class View:
             "version": VERSION,
             "state": (seen.round.record.state if seen.round is not None else RoundState.IDLE).value,
             "chat_policy": settings.chat_policy,
-            "queued_nonces_limit": settings.max_queued_nonces,
             "models": {worker.model: vars(worker.info) for worker in ready},
         }
 
@@ -116,24 +109,11 @@ class View:
             "validations": self._services.jobs.validations(now),
         }
 
-    def _round(self, seen: Overview, current: RoundRecord) -> dict[str, Any]:
-        stats = round_control.stats_of(self._services, seen)
-        stats["excluded_nonces"] = stats["excluded_nonces"][-_MOST_EXCLUDED:]
-        del stats["elapsed_seconds"]  # it would change with each look; the page counts by itself
-        stats["nonces_per_second"] = round(stats["nonces_per_second"], 2)
-        del stats["nonces_per_second_of_round"]
-        del stats["workers"]
-        return {
-            "id": current.round_id,
-            "state": current.state.value,
-            "scheme": current.config.spec.scheme,
-            "config": round_control.config_of(current.config),
-            "created_at": current.created_at,
-            "started_at": current.started_at,
-            "stopped_at": current.stopped_at,
-            "n_reported": current.n_valid,
-            **stats,
-        }
+    def _round(self, seen: Overview) -> JsonValue:
+        """What the page shows of the last round beside its own page."""
+        assert seen.round is not None
+        outbox = round_control.stats_of(self._services, seen)["outbox"]
+        return {"id": seen.round.record.round_id, "outbox": outbox}
 
 
 def _deployment(status: DeploymentStatus, workers: list[WorkerRecord]) -> dict[str, Any]:

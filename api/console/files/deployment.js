@@ -26,8 +26,7 @@ export const Deployment = ({ known: { deployment, node, figures } }) => html`<${
   ]])} />`}
 <//>`
 
-export const Receivers = ({ known: { callbacks, round, now } }) => {
-  const { silent } = callbacks
+export const Receivers = ({ known: { silent, round, now } }) => {
   const failing = round?.outbox.failures > 0
   if (!silent.length && !failing) return null
   return html`<${Section} id="receivers" title="Receivers in trouble">

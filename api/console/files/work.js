@@ -36,8 +36,7 @@ export const Work = ({ known, act }) => {
 }
 
 const Buttons = ({ known, act }) => {
-  const { round } = known
-  const runs = round?.state === 'GENERATING' || round?.state === 'VALIDATING'
+  const runs = ['GENERATING', 'VALIDATING'].includes(known.node.state)
   const can = Object.keys(known.node.models).length > 0
   const why = can ? '' : 'No worker is ready.'
   return html`<span class="buttons">
