@@ -9,7 +9,6 @@ chat server) on the same engine, taking turns, so that whatever else changes on 
 both. Turns during which other programs were busy are repeated.
 """
 
-from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -17,27 +16,22 @@ import typer
 from bench.harness import machine
 from bench.harness.chat_node import Work, chat_node
 from bench.harness.coexist_parts import PARTS, SHARE, Options
-from bench.harness.report import console, exit_with
-from cli.measure import dimensions as dummies
+from bench.harness.engine import takes_engine
+from bench.harness.report import console, exit_with, run
 from poc_core.settings import Settings
-from workers.engines.kinds import Dtype
 from workers.engines.options import EngineOptions
 
 
+@takes_engine(model="tiny-qwen3")
 def main(
+    *,
     part: Annotated[
         list[str] | None, typer.Option(help=f"Only this, may be repeated: {', '.join(PARTS)}.")
     ] = None,
     policy: Annotated[
         list[str] | None, typer.Option(help="Only under this POC_CHAT_POLICY, may be repeated.")
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="A shipped model, a directory or a name on the hub.")
-    ] = "tiny-qwen3",
-    dimensions: Annotated[
-        str | None, typer.Option(help=f"Instead, dummy weights: {', '.join(dummies.DIMENSIONS)}.")
-    ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    engine_options: EngineOptions,
     seq_len: Annotated[int, typer.Option(min=1, help="Positions of a nonce.")] = 256,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Rounds of decode proofs with so many steps.")
@@ -63,62 +57,15 @@ def main(
     soak_minutes: Annotated[
         int, typer.Option(min=0, help="Minutes of the soak, for each policy; 0: none.")
     ] = 0,
-    soak_per_second: Annotated[
-        float, typer.Option(min=0.01, help="Requests a second in the soak.")
-    ] = 1.0,
-    quiet_wait: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Seconds to wait before each turn until other programs are quiet."
-        ),
-    ] = 30.0,
-    quiet: Annotated[
-        float, typer.Option(min=0, help="Cores that others may use in a turn that counts.")
-    ] = machine.QUIET,
-    tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
-    pipeline_parallel: Annotated[int, typer.Option(min=1)] = 1,
-    decode_memory_gb: Annotated[
-        float | None, typer.Option(help="As of `proofline workers`.")
-    ] = None,
-    engine_arg: Annotated[
-        list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
-    ] = None,
 ) -> None:
     """Chat beside proofs and proofs beside chat. Exits with 1 when a target is missed."""
     for name in part or ():
         if name not in PARTS:
             raise typer.BadParameter(f"one of {', '.join(PARTS)}", param_hint="--part")
-    with ExitStack() as exits:
-        dummy = () if dimensions is None else dummies.ENGINE_ARGS
-        engine = EngineOptions(
-            model=(
-                model
-                if dimensions is None
-                else exits.enter_context(dummies.model_directory(dimensions))
-            ),
-            dtype=dtype,
-            tensor_parallel=tensor_parallel,
-            pipeline_parallel=pipeline_parallel,
-            decode_memory_gb=decode_memory_gb,
-            vllm_args=(*dummy, *(engine_arg or ())),
-        )
-        work = Work(engine, seq_len, batch_size, max_step_ms, max_tokens)
-        options = Options(
-            work,
-            requests,
-            per_second or [],
-            repeat,
-            seconds,
-            quiet_wait,
-            quiet,
-            soak_minutes,
-            soak_per_second,
-        )
-        exit_with(
-            lambda: measure(
-                options, part or list(PARTS), policy or ["yield", f"share:{SHARE}", "off"]
-            )
-        )
+    work = Work(engine_options, seq_len, batch_size, max_step_ms, max_tokens)
+    options = Options(work, requests, per_second or [], repeat, seconds, soak_minutes)
+    policies = policy or ["yield", f"share:{SHARE}", "off"]
+    exit_with(lambda: measure(options, part or list(PARTS), policies))
 
 
 def measure(options: Options, parts: list[str], policies: list[str]) -> bool:
@@ -139,4 +86,4 @@ def measure(options: Options, parts: list[str], policies: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

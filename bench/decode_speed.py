@@ -14,7 +14,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
@@ -23,10 +23,8 @@ import typer
 from rich.table import Table
 
 from bench.harness import machine
-from bench.harness.report import console, exit_with, verdict
-from cli.local_engine import local_engine, stdout_kept_clean
-from cli.measure import dimensions as dummies
-from cli.model_choice import with_chosen_model
+from bench.harness.engine import engine_of, takes_engine
+from bench.harness.report import console, exit_with, run, verdict
 from poc_core.records import ProofSpec
 from poc_core.schemes.decode.contract import CONTRACT
 from poc_core.schemes.decode.limits import ChainLimits
@@ -38,6 +36,8 @@ from workers.pipeline import compute_all
 USUAL_BATCH = 32
 # Steps of the runs that warm up.
 WARM_STEPS = 4
+# Least ratio of tokens/s to vLLM's own, and times that one forward is faster than steps.
+TARGET, VALIDATION_TARGET = 0.9, 10.0
 # Largest difference of a margin that both ways of judging may find.
 SAME_MARGIN = {"bfloat16": 0.005, "float32": 1e-5}
 
@@ -53,26 +53,16 @@ class Graphs(StrEnum):
     BOTH = "both"
 
 
+@takes_engine()
 def main(
-    model: Annotated[
-        str | None, typer.Option(help="A model that is there, with its weights.")
-    ] = None,
-    dimensions: Annotated[
-        str | None,
-        typer.Option(help=f"Or one with dummy weights: {', '.join(dummies.DIMENSIONS)}."),
-    ] = None,
+    *,
+    engine_options: EngineOptions,
     seq_len: Annotated[int, typer.Option(min=1, help="Positions of a nonce's prefill.")] = 256,
     max_tokens: Annotated[int, typer.Option(min=1, help="Steps after it.")] = 256,
     batch: Annotated[
         list[int] | None, typer.Option(help="Nonces of a micro-batch; may be repeated.")
     ] = None,
     judged: Annotated[int, typer.Option(min=1, help="Nonces of the validation.")] = 200,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
-    tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
-    pipeline_parallel: Annotated[int, typer.Option(min=1)] = 1,
-    decode_memory_gb: Annotated[
-        float | None, typer.Option(help="As of `proofline workers`.")
-    ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Turns; their medians are compared.")] = 2,
     part: Annotated[
         list[Part] | None, typer.Option(help="What is measured; both by default.")
@@ -80,54 +70,22 @@ def main(
     graphs: Annotated[
         Graphs, typer.Option(help="Steps as CUDA graphs, without, or both in turns.")
     ] = Graphs.OFF,
-    engine_arg: Annotated[
-        list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
-    ] = None,
-    target: Annotated[float, typer.Option(help="Least ratio of tokens/s to vLLM's own.")] = 0.9,
-    validation_target: Annotated[
-        float, typer.Option(help="Least times that one forward is faster.")
-    ] = 10.0,
 ) -> None:
     """Nonces/min of chains beside vLLM's own loop, one forward beside steps. Exit 1: too slow."""
-    if (model is None) == (dimensions is None):
-        raise typer.BadParameter("give --model or --dimensions")
+    ways = {Graphs.OFF: [False], Graphs.ON: [True], Graphs.BOTH: [False, True]}[graphs]
 
-    def run() -> bool:
-        with ExitStack() as exits:
-            dummy = dimensions is not None
-            directory = (
-                exits.enter_context(dummies.model_directory(dimensions))
-                if dimensions
-                else str(model)
-            )
-            options = EngineOptions(
-                model=directory,
-                dtype=dtype,
-                tensor_parallel=tensor_parallel,
-                pipeline_parallel=pipeline_parallel,
-                decode_memory_gb=decode_memory_gb,
-                vllm_args=(*(dummies.ENGINE_ARGS if dummy else ()), *(engine_arg or ())),
-            )
-            exits.enter_context(stdout_kept_clean())
-            engine = exits.enter_context(local_engine(with_chosen_model(options)))
-            console.print(
-                f"{machine.describe()}; {engine.info.name}, {engine.info.dtype},"
-                f" {ChainLimits.of(engine.info).kept_tokens} tokens kept",
-                highlight=False,
-            )
-            passed, ways = (
-                True,
-                {Graphs.OFF: [False], Graphs.ON: [True], Graphs.BOTH: [False, True]}[graphs],
-            )
+    def measure() -> bool:
+        with engine_of(engine_options) as engine:
+            kept = ChainLimits.of(engine.info).kept_tokens
+            console.print(f"{kept} tokens kept", highlight=False)
+            passed = True
             if Part.VALIDATION in (part or Part):
-                passed &= validation(
-                    engine, seq_len, max_tokens, judged, repeat, ways, validation_target
-                )
+                passed &= validation(engine, seq_len, max_tokens, judged, repeat, ways)
             if Part.CHAINS in (part or Part):
-                passed &= best_of(engine, seq_len, max_tokens, batch or [32], repeat, ways, target)
+                passed &= best_of(engine, seq_len, max_tokens, batch or [32], repeat, ways)
             return passed
 
-    exit_with(run)
+    exit_with(measure)
 
 
 def best_of(
@@ -137,7 +95,6 @@ def best_of(
     batches: list[int],
     repeat: int,
     ways: list[bool],
-    target: float,
 ) -> bool:
     """Chains of micro-batches of several sizes, in turns with vLLM's own generation.
 
@@ -203,7 +160,7 @@ def best_of(
                 ratio=own_s / proof_s,
             )
     console.print(table)
-    return verdict("tokens/s over vLLM's own, the best size", best, target)
+    return verdict("tokens/s over vLLM's own, the best size", best, TARGET)
 
 
 def use_graphs(engine: Any, on: bool) -> None:
@@ -276,7 +233,6 @@ def validation(
     n: int,
     repeat: int,
     ways: list[bool],
-    target: float,
 ) -> bool:
     """How much faster one forward is than steps of USUAL_BATCH nonces, and how margins differ.
 
@@ -328,7 +284,7 @@ def validation(
         f"{n} nonces judged in one forward, times as fast as in steps of {USUAL_BATCH}"
         f" ({_said(ways[0])})"
     )
-    return verdict(what, took[1] / took[0], target) and off <= limit
+    return verdict(what, took[1] / took[0], VALIDATION_TARGET) and off <= limit
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -345,4 +301,4 @@ def memory_grown() -> Iterator[Callable[[], int]]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

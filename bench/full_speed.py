@@ -17,11 +17,11 @@ import typer
 from rich.table import Table
 
 from bench.harness import machine
+from bench.harness.engine import takes_engine
 from bench.harness.open_worker import OpenStack
-from bench.harness.report import console, exit_with, verdict
+from bench.harness.report import console, exit_with, run, verdict
 from bench.harness.timed_job import body_of, run_job
 from bench.harness.timed_round import RoundError, Sink, run_round
-from cli.measure import dimensions as dummies
 from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
 
@@ -29,6 +29,7 @@ READY_TIMEOUT_S = 600.0  # the first start compiles kernels
 HTTP_TIMEOUT_S = 60.0
 K_DIM = 12
 BATCH_SIZE = 32  # what clients send
+TARGET = 0.98  # least ratio
 MOST_JOB_NONCES = 90_000  # below POC_MAX_QUEUED_NONCES
 
 
@@ -37,61 +38,36 @@ class What(StrEnum):
     ROUND = "round"
 
 
+@takes_engine(dimensions="qwen3-0.6b")
 def main(
-    dimensions: Annotated[
-        str, typer.Option(help=f"Of the model: {', '.join(dummies.DIMENSIONS)}.")
-    ] = "qwen3-0.6b",
+    *,
+    engine_options: EngineOptions,
     seq_len: Annotated[
         list[int] | None, typer.Option(help="Positions of a nonce; may be repeated.")
     ] = None,
     what: Annotated[list[What] | None, typer.Option(help="job or round; may be repeated.")] = None,
-    tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
-    pipeline_parallel: Annotated[int, typer.Option(min=1)] = 1,
     seconds: Annotated[float, typer.Option(min=1, help="How long each side computes.")] = 10.0,
     repeat: Annotated[int, typer.Option(min=1, help="Pairs; their medians are compared.")] = 2,
-    engine_arg: Annotated[
-        list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
-    ] = None,
     chat_policy: Annotated[
         str, typer.Option(help="POC_CHAT_POLICY. With off, micro-batches run whole.")
     ] = "yield",
-    target: Annotated[float, typer.Option(help="Least ratio.")] = 0.98,
 ) -> None:
     """Nonces/s of API, Redis, Celery and outbox over those of a bare loop on the engine, in turns.
 
     A round's are those between its first and its last progress, as it goes on for minutes.
     """
-    args = (*dummies.ENGINE_ARGS, *(engine_arg or ()))
-    with dummies.model_directory(dimensions) as model:
-        options = EngineOptions(
-            model=model,
-            tensor_parallel=tensor_parallel,
-            pipeline_parallel=pipeline_parallel,
-            vllm_args=args,
-        )
-        exit_with(
-            lambda: measure(
-                options,
-                seq_len or [1024],
-                what or [What.ROUND],
-                seconds,
-                repeat,
-                chat_policy,
-                target,
-            )
-        )
+    rows = [(one, n) for n in seq_len or [1024] for one in what or [What.ROUND]]
+    exit_with(lambda: measure(engine_options, rows, seconds, repeat, chat_policy))
 
 
 def measure(
     options: EngineOptions,
-    seq_lens: list[int],
-    whats: list[What],
+    rows: list[tuple[What, int]],
     seconds: float,
     repeat: int,
     chat_policy: str,
-    target: float,
 ) -> bool:
-    """Prints a table; True when all rows reach the target."""
+    """Prints a table with a row for each kind of work and seq_len. True: all reach TARGET."""
     with OpenStack(options, env={"POC_CHAT_POLICY": chat_policy}, max_fast_crashes=0) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         parallel = f"TP{options.tensor_parallel} PP{options.pipeline_parallel}"
@@ -109,21 +85,18 @@ def measure(
             ) as client,
             Sink() as sink,
         ):
-            for seq_len in seq_lens:
-                for what in whats:
-                    rates = measure_row(stack, client, sink, what, seq_len, seconds, repeat)
-                    of_stack, of_loop = (
-                        statistics.median(side) for side in zip(*rates, strict=True)
-                    )
-                    ratio = of_stack / of_loop
-                    table.add_row(
-                        what, f"{seq_len}", f"{of_stack:.1f}", f"{of_loop:.1f}", f"{ratio:.3f}"
-                    )
-                    console.print(
-                        json.dumps({"what": what, "seq_len": seq_len, "pairs": rates}),
-                        highlight=False,
-                    )
-                    passed.append(verdict(f"{what} at seq_len {seq_len}", ratio, target))
+            for what, seq_len in rows:
+                rates = measure_row(stack, client, sink, what, seq_len, seconds, repeat)
+                of_stack, of_loop = (statistics.median(side) for side in zip(*rates, strict=True))
+                ratio = of_stack / of_loop
+                table.add_row(
+                    what, f"{seq_len}", f"{of_stack:.1f}", f"{of_loop:.1f}", f"{ratio:.3f}"
+                )
+                console.print(
+                    json.dumps({"what": what, "seq_len": seq_len, "pairs": rates}),
+                    highlight=False,
+                )
+                passed.append(verdict(f"{what} at seq_len {seq_len}", ratio, TARGET))
         console.print(table)
     return all(passed)
 
@@ -153,17 +126,17 @@ def measure_row(
     rates = []
     for index in range(repeat):
         if what is What.ROUND:
-            run = run_round(
+            done = run_round(
                 client, sink, spec(f"round-{index}"), stack.model_name, BATCH_SIZE, seconds
             )
-            if run.steady is None:
+            if done.steady is None:
                 raise RoundError(
                     f"The round made no progress twice in {seconds:g} s; give it longer."
                 )
-            rate = run.steady
+            rate = done.steady
             console.print(
-                f"with start and end: {run.n_nonces / run.seconds:.2f} nonces/s in"
-                f" {run.seconds:.0f} s"
+                f"with start and end: {done.n_nonces / done.seconds:.2f} nonces/s in"
+                f" {done.seconds:.0f} s"
             )
         else:
             nonces = range(min(n, MOST_JOB_NONCES))
@@ -177,4 +150,4 @@ def measure_row(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

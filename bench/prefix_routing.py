@@ -5,7 +5,9 @@
 Conversations of several turns at random times on four real tiny engines: through an API that
 sends each request where its prefix is, through one that sends it to the least busy worker, and on
 one engine with four times the cache. Tells the prefix caches' hit rate and how long the first
-token of later turns takes. With --kill an engine is killed in the middle of a further run.
+token of later turns takes. With --kill an engine is killed in the middle of a further run: an
+answer that this breaks off is asked for again, as its error says, and only the conversations that
+were there move.
 """
 
 import os
@@ -15,10 +17,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 import httpx
@@ -40,6 +43,11 @@ READY_TIMEOUT_S = 600.0
 LEAST_HIT_RATE = 0.9
 # Of the median time to the first token, over that of the least busy engine.
 MOST_FIRST_TOKEN = 0.75
+LEAST_STAYED = 0.98
+# Of a turn, until its conversation counts as failed.
+MOST_TRIES = 5
+# Of the prompt of the turn before: a turn that finds less in the cache has moved.
+STAYED = 0.5
 # An API as it was: each request goes to the least busy worker.
 LEAST_BUSY = """
 from api.chat.gateway import Gateway
@@ -55,7 +63,9 @@ class Run:
 
     hit_rate: float
     first_token_ms: float  # the median of turns after the first
-    failed: int
+    again: int  # requests that were broken off or refused, and sent again
+    failed: int  # conversations without an answer to every turn
+    moved: int  # conversations of which a turn did not find the prefix of the turn before
 
 
 @dataclass(frozen=True)
@@ -82,25 +92,47 @@ class Talk:
             sum(answer.cached_tokens for answer in answers)
             / sum(answer.prompt_tokens for answer in answers),
             1000 * statistics.median(later),
-            sum(failed for _, failed in held),
+            again=sum(again for _, again in held),
+            failed=sum(len(answers) < self.turns for answers, _ in held),
+            moved=sum(_moved(answers) for answers, _ in held),
         )
 
     def _converse(
         self, http: httpx.Client, model: str, rng: random.Random
     ) -> tuple[list[Timed], int]:
-        """The answers, and how many requests failed."""
+        """The answers up to the first turn without one, and how many requests were sent again."""
         messages: list[dict[str, Any]] = [{"role": "system", "content": "Answer in short words."}]
-        answers, failed = [], 0
+        answers: list[Timed] = []
+        again = 0
         for _ in range(self.turns):
             time.sleep(rng.expovariate(1 / self.pause_s))
             messages.append({"role": "user", "content": prompt(rng, WORDS)})
-            try:
-                answers.append(stream(http, model, messages, TOKENS))
-            except ChatError as error:
-                console.print(f"[red]{error}[/]")
-                failed += 1
+            answer, tries = _answer(http, model, messages)
+            again += tries - 1
+            if answer is None:
+                break
+            answers.append(answer)
             messages.append({"role": "assistant", "content": prompt(rng, TOKENS)})
-        return answers, failed
+        return answers, again
+
+
+def _answer(
+    http: httpx.Client, model: str, messages: list[dict[str, Any]]
+) -> tuple[Timed | None, int]:
+    """A turn's answer, None without one, and how often it was asked for."""
+    for tries in range(1, MOST_TRIES + 1):
+        try:
+            return stream(http, model, messages, TOKENS), tries
+        except ChatError as error:
+            console.print(f"[red]{error}[/]")
+            time.sleep(1.0)
+    return None, MOST_TRIES
+
+
+def _moved(answers: Sequence[Timed]) -> bool:
+    return any(
+        later.cached_tokens < STAYED * before.prompt_tokens for before, later in pairwise(answers)
+    )
 
 
 def main(
@@ -128,10 +160,11 @@ def measure(talk: Talk, blocks: int, kill: bool) -> bool:
     with _stack(1, ENGINES * blocks) as stack:
         found["one engine, four times the cache"] = _run(talk, stack, stack.base_url, "one")
     table = Table(title="Conversations")
-    for heading in ("", "hit rate", "first token ms", "failed"):
+    for heading in ("", "hit rate", "first token ms", "asked again", "failed", "moved"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, run in found.items():
-        table.add_row(name, f"{run.hit_rate:.3f}", f"{run.first_token_ms:.1f}", str(run.failed))
+        counts = map(str, (run.again, run.failed, run.moved))
+        table.add_row(name, f"{run.hit_rate:.3f}", f"{run.first_token_ms:.1f}", *counts)
     console.print(table)
     least, prefix, one = (
         found["least busy of four"],
@@ -141,7 +174,17 @@ def measure(talk: Talk, blocks: int, kill: bool) -> bool:
     hits = verdict("hit rate over one engine's", prefix.hit_rate / one.hit_rate, LEAST_HIT_RATE)
     first = prefix.first_token_ms / least.first_token_ms
     quick = verdict("first token, saved over the least busy's", 1 - first, 1 - MOST_FIRST_TOKEN)
-    return hits and quick and not any(run.failed for run in found.values())
+    stay = True
+    if kill:
+        # Of the conversations under way a quarter was on the killed engine, or a little more.
+        moved = found["by prefix, one killed"].moved - prefix.moved
+        of_it = talk.at_once / ENGINES
+        stay = verdict(
+            "conversations that stayed, of all but the killed engine's",
+            1 - max(0.0, moved - of_it) / talk.conversations,
+            LEAST_STAYED,
+        )
+    return hits and quick and stay and not any(run.failed for run in found.values())
 
 
 def _run(talk: Talk, stack: Stack, url: str, salt: str, kill: bool = False) -> Run:
@@ -152,7 +195,10 @@ def _run(talk: Talk, stack: Stack, url: str, salt: str, kill: bool = False) -> R
     ):
         if kill:
             pool.submit(_kill_later, stack, talk.turns * talk.pause_s)
-        return talk.hold(http, stack.model_name, salt)
+        began = time.monotonic()
+        run = talk.hold(http, stack.model_name, salt)
+    console.print(f"{salt}: {run} in {time.monotonic() - began:.0f} s", highlight=False)
+    return run
 
 
 def _kill_later(stack: Stack, seconds: float) -> None:

@@ -25,10 +25,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from bench.harness import machine
-from bench.harness.report import console, exit_with, verdict
-from cli.local_engine import local_engine, stdout_kept_clean
-from cli.measure import dimensions as dummies
-from cli.model_choice import with_chosen_model
+from bench.harness.engine import engine_of, takes_engine
+from bench.harness.report import console, exit_with, run, verdict
 from workers.engines.options import EngineOptions
 from workers.vllm.chat.fields import KNOWN_TOKENS, TOKEN_IDS
 
@@ -39,81 +37,45 @@ _BEST = 5
 _TIMEOUT_S = 1800
 # Of torch's table: its head, and the kernels that take most.
 _TABLE_LINES = 25
+# Least times that one forward is faster than steps, ratio of tokens/s to prefill's, and ratio of
+# chat's speed to that without hooks.
+STEPS_TARGET, PREFILL_TARGET, CHAT_TARGET = 20.0, 0.8, 0.98
 
 
+@takes_engine()
 def main(
-    model: Annotated[
-        str | None, typer.Option(help="A model that is there, with its weights.")
-    ] = None,
-    dimensions: Annotated[
-        str | None,
-        typer.Option(help=f"Or one with dummy weights: {', '.join(dummies.DIMENSIONS)}."),
-    ] = None,
+    *,
+    engine_options: EngineOptions,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     known_tokens: Annotated[int, typer.Option(min=1)] = 1024,
     at_once: Annotated[int, typer.Option(min=1, help="Validations, and chats, at a time.")] = 32,
     chat_tokens: Annotated[int, typer.Option(min=1, help="Of each ordinary chat.")] = 256,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
-    tensor_parallel: Annotated[int, typer.Option(min=1)] = 1,
     repeat: Annotated[int, typer.Option(min=1, help="Runs; their medians are compared.")] = 3,
-    engine_arg: Annotated[
-        list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
-    ] = None,
-    steps_target: Annotated[
-        float, typer.Option(help="Least times that one forward is faster.")
-    ] = 20.0,
-    prefill_target: Annotated[
-        float, typer.Option(help="Least ratio of tokens/s to prefill's.")
-    ] = 0.8,
-    chat_target: Annotated[
-        float, typer.Option(help="Least ratio of chat's speed to that without hooks.")
-    ] = 0.98,
     profile: Annotated[
         bool, typer.Option(help="Validations at once only, and where their time goes.")
     ] = False,
 ) -> None:
     """One forward against steps and prefill, and chat with hooks and without. Exit 1: a target is
     missed."""
-    if (model is None) == (dimensions is None):
-        raise typer.BadParameter("give --model or --dimensions")
 
-    def run() -> bool:
+    def measure() -> bool:
         with ExitStack() as exits:
-            dummy = dimensions is not None
-            directory = (
-                exits.enter_context(dummies.model_directory(dimensions))
-                if dimensions
-                else str(model)
-            )
             traces = exits.enter_context(TemporaryDirectory()) if profile else None
-            options = EngineOptions(
-                model=directory,
-                dtype=dtype,
-                tensor_parallel=tensor_parallel,
-                vllm_args=(
-                    *(dummies.ENGINE_ARGS if dummy else ()),
-                    *(_profiler(traces) if traces else ()),
-                    *(engine_arg or ()),
-                ),
-            )
-            exits.enter_context(stdout_kept_clean())
-            engine = exits.enter_context(local_engine(with_chosen_model(options)))
-            console.print(
-                f"{machine.describe()}; {engine.info.name}, {engine.info.dtype}", highlight=False
-            )
+            more = _profiler(traces) if traces else ()
+            told = (*engine_options.vllm_args, *more)
+            options = engine_options.model_copy(update={"vllm_args": told})
+            engine = exits.enter_context(engine_of(options))
             bench = _Bench(engine, prompt_tokens, known_tokens, repeat)
             if traces:
                 bench.hook()
-                passed = bench.many(at_once, prefill_target)
+                passed = bench.many(at_once)
                 bench.profile(at_once, traces)
                 return passed
-            passed = bench.chat(at_once, chat_tokens, chat_target)
-            passed &= bench.one(steps_target)
-            passed &= bench.many(at_once, prefill_target)
+            passed = all([bench.chat(at_once, chat_tokens), bench.one(), bench.many(at_once)])
             bench.longest()
             return passed
 
-    exit_with(run)
+    exit_with(measure)
 
 
 class _Bench:
@@ -125,7 +87,7 @@ class _Bench:
         gc.collect()
         gc.freeze()
 
-    def chat(self, n: int, tokens: int, target: float) -> bool:
+    def chat(self, n: int, tokens: int) -> bool:
         """Ordinary chats that tell logprobs, before the hooks and after: installs them."""
 
         def chats(**extra: Any) -> None:
@@ -143,7 +105,7 @@ class _Bench:
             console.print(said, highlight=False)
         slowest = max(seconds for what, seconds in took.items() if what != "without hooks")
         what = "speed of chat with hooks over that without"
-        return verdict(what, took["without hooks"] / slowest, target)
+        return verdict(what, took["without hooks"] / slowest, CHAT_TARGET)
 
     def hook(self) -> None:
         began = time.perf_counter()
@@ -152,14 +114,14 @@ class _Bench:
         way = self._engine.validations.way
         console.print(f"hooks and trial: {trial_s:.2f} s; known tokens by {way}", highlight=False)
 
-    def one(self, target: float) -> bool:
+    def one(self) -> bool:
         """One validation, in one forward and by steps."""
         by_pass, by_steps = self._validated("pass"), self._validated("steps")
         for way, seconds in (("one forward", by_pass), ("steps", by_steps)):
             console.print(f"{self._known} known tokens in {way}: {seconds:.3f} s", highlight=False)
-        return verdict("one forward, times as fast as steps", by_steps / by_pass, target)
+        return verdict("one forward, times as fast as steps", by_steps / by_pass, STEPS_TARGET)
 
-    def many(self, n: int, target: float) -> bool:
+    def many(self, n: int) -> bool:
         """Validations at once, against as many prompts as long."""
         length = self._prompt + self._known - 1
         self._ask(n, length, 1, {})  # or what vLLM keeps of a long prefill counts as a validation's
@@ -173,7 +135,7 @@ class _Bench:
                 f"{n} at once {what}: {n * length / seconds:,.0f} tokens/s", highlight=False
             )
         console.print(f"memory that validations took: {grown} MiB", highlight=False)
-        return verdict("tokens/s of validations over prefill's", filled / validated, target)
+        return verdict("tokens/s of validations over prefill's", filled / validated, PREFILL_TARGET)
 
     def longest(self) -> None:
         """One validation of as many tokens as fit: what memory it takes."""
@@ -278,4 +240,4 @@ def _tokens(seed: int, n: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -1,10 +1,16 @@
 """An engine inside the command's own process, for the commands that need no queue."""
 
+import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from cli.supervise.log_folder import LogFolder
+from cli.terminal import note, people_at
+from poc_core.errors import ProoflineError
 
 if TYPE_CHECKING:
     from poc_core.records import ProofSpec
@@ -14,36 +20,106 @@ if TYPE_CHECKING:
 # Micro-batches of one progress step: enough to fill the engine, few enough that the bar moves.
 STEP_BATCHES = 2
 MAX_STEP_NONCES = 1024
+_log_files: list[Path] = []  # of the engine, while its log is not shown
 
 
 @contextmanager
-def stdout_kept_clean() -> Iterator[IO[str]]:
-    """Yields the real stdout; what libraries and child processes print goes to stderr."""
+def stdout_kept_clean(verbose: bool = True) -> Iterator[IO[str]]:
+    """Yields the real stdout; what libraries and child processes print goes to stderr, or, where
+    not `verbose`, to a file whose name people are told.
+    """
     sys.stdout.flush()
-    kept = os.dup(1)
-    os.set_inheritable(kept, False)
-    os.dup2(2, 1)
-    try:
-        with (
-            os.fdopen(kept, "w", encoding="utf-8", closefd=False) as stdout,
-            redirect_stdout(sys.stderr),
-        ):
-            yield stdout
-    finally:
+    with ExitStack() as exits:
+        if not verbose:
+            exits.enter_context(_stderr_in_a_file())
+        kept = exits.enter_context(_turned(1, 2))
+        stdout = exits.enter_context(os.fdopen(kept, "w", encoding="utf-8", closefd=False))
+        exits.enter_context(redirect_stdout(sys.stderr))
+        yield stdout
         sys.stdout.flush()
-        os.dup2(kept, 1)
+
+
+@contextmanager
+def _stderr_in_a_file() -> Iterator[None]:
+    """Within: stderr is a file, and people are still told what is for them."""
+    try:
+        folder = LogFolder()
+    except (OSError, RuntimeError) as error:
+        note(f"The engine's log is shown here, as no file can be written ({error}).")
+        yield
+        return
+    path = folder.fresh("engine")
+    with ExitStack() as exits:
+        exits.callback(folder.close)
+        with path.open("ab") as file:
+            kept = exits.enter_context(_turned(2, file.fileno()))
+        people = exits.enter_context(os.fdopen(kept, "w", buffering=1, closefd=False))
+        exits.enter_context(people_at(people))
+        exits.enter_context(_heard("workers", note, logging.WARNING))
+        note(f"The engine's log is {path}; --verbose shows it here.")
+        _log_files.append(path)
+        exits.callback(_log_files.pop)
+        yield
+
+
+@contextmanager
+def _turned(number: int, target: int) -> Iterator[int]:
+    """Within: the file descriptor `number` is what `target` is; yields what it was."""
+    kept = os.dup(number)
+    os.set_inheritable(kept, False)
+    os.dup2(target, number)
+    try:
+        yield kept
+    finally:
+        os.dup2(kept, number)
         os.close(kept)
 
 
 @contextmanager
-def local_engine(options: "EngineOptions") -> Iterator["Engine"]:
-    """The loaded engine, closed afterwards. Use within `stdout_kept_clean`: engines are noisy."""
-    from cli.machine.cpu_memory import kv_cache_environment
-    from workers.engines import load_engine
+def _heard(logger: str, take: Callable[[str], None], level: int) -> Iterator[None]:
+    """Within: `take` gets the messages of a logger and those below it, from this level on."""
+    handler = logging.Handler(level)
+    vars(handler)["emit"] = lambda record: take(record.getMessage())
+    logging.getLogger(logger).addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger(logger).removeHandler(handler)
 
+
+def _end_of_log() -> str:
+    """What of the engine's log tells why it could not be loaded; empty where all of it is seen."""
+    from cli.supervise.fleet import telling_lines
+
+    if not _log_files:
+        return ""
+    lines = telling_lines(_log_files[-1].read_text(errors="replace").splitlines())
+    return "\n  ".join(["\n  The end of its log:", *lines, f"All of it: {_log_files[-1]}"])
+
+
+@contextmanager
+def local_engine(options: "EngineOptions") -> Iterator["Engine"]:
+    """The loaded engine, closed afterwards; people are told the stages of its start. Use within
+    `stdout_kept_clean`: engines are noisy. ProoflineError: as `load_engine`, with the log's end.
+    """
+    from cli.machine.cpu_memory import kv_cache_environment
+    from cli.model_choice import check_is_there
+    from cli.supervise.start_stages import StartStages
+    from poc_core.serving.logs import log_to_stderr
+    from workers.engines import load_engine, stages
+
+    check_is_there(options)
     if options.engine == "vllm":
         os.environ.update(kv_cache_environment(options.model, options.n_devices))
-    engine = load_engine(options)
+    log_to_stderr()
+    start = StartStages(1, note)
+    with _heard(stages.logger.name, lambda line: start.hear("", line), logging.INFO):
+        try:
+            engine = load_engine(options)
+        except ProoflineError as error:
+            error.args = (f"{error}{_end_of_log()}",)
+            raise
+        start.ready("")
     try:
         yield engine
     finally:

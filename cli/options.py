@@ -32,6 +32,12 @@ MAX_TOKENS_HELP = (
 OUTPUT_HELP = "Write the JSON to this file instead of stdout."
 
 Url = Annotated[str, typer.Option("--url", help="Where the API runs.", envvar="PROOFLINE_URL")]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", help="Show the logs of all processes here; default: they go to files."
+    ),
+]
 Nonces = Annotated[str, typer.Option("--nonces", help=NONCES_HELP)]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help=OUTPUT_HELP, show_default=False)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import typer
 from rich.progress import Progress, TaskID
 
 # Seconds between two lines.
@@ -12,12 +11,15 @@ _EVERY_S = 10.0
 
 
 class ProgressLines(Progress):
-    """Progress lines on stderr in place of a bar: at a task's begin and end, and every 10 s."""
+    """Progress lines in place of a bar: at a task's begin and end, and every 10 s."""
 
-    def __init__(self, unit: str, get_time: Callable[[], float] | None = None) -> None:
-        """`unit` names what is counted."""
+    def __init__(
+        self, unit: str, tell: Callable[[str], None], get_time: Callable[[], float] | None = None
+    ) -> None:
+        """`unit` names what is counted; `tell` takes a line."""
         super().__init__(disable=True, get_time=get_time)
         self._unit = unit
+        self._tell = tell
         self._said_at = -math.inf
         self._ended: set[TaskID] = set()
 
@@ -48,4 +50,4 @@ class ProgressLines(Progress):
             f"{task.description}: {task.completed:,.0f}{total} {self._unit} in"
             f" {task.elapsed or 0:.0f} s{rest}"
         )
-        typer.echo(text, err=True)
+        self._tell(text)

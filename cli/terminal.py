@@ -2,8 +2,10 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -12,6 +14,8 @@ from poc_core.errors import OptionsError, ProoflineError, SettingsError, SpecErr
 if TYPE_CHECKING:  # rich takes a while to import, and most commands need little of it
     from rich.console import Console
     from rich.progress import Progress
+
+_people: TextIO | None = None  # who reads notes; None: stderr
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -28,18 +32,29 @@ def exit_code_of(error: ProoflineError) -> int:
     return EXIT_USAGE if isinstance(error, wrong_input) else EXIT_FAILURE
 
 
+@contextmanager
+def people_at(stream: TextIO) -> Iterator[None]:
+    """Within: what is said to people goes to this stream, and stderr is for others."""
+    global _people
+    before, _people = _people, stream
+    try:
+        yield
+    finally:
+        _people = before
+
+
 def show_error(error: ProoflineError) -> None:
-    typer.echo(f"{typer.style('error:', fg=typer.colors.RED, bold=True)} {error}", err=True)
+    note(f"{typer.style('error:', fg=typer.colors.RED, bold=True)} {error}")
 
 
 def note(message: str) -> None:
-    typer.echo(message, err=True)
+    typer.echo(message, file=_people, err=True)
 
 
 def stderr_console() -> "Console":
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(file=_people, stderr=True)
 
 
 def progress_bar(unit: str) -> "Progress":
@@ -53,7 +68,7 @@ def progress_bar(unit: str) -> "Progress":
 
     console = stderr_console()
     if not console.is_terminal or console.is_dumb_terminal:
-        return ProgressLines(unit)
+        return ProgressLines(unit, note)
     return progress.Progress(
         progress.SpinnerColumn(),
         progress.TextColumn("{task.description}"),

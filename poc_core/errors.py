@@ -58,7 +58,7 @@ class BodyError(ProoflineError):
         self.kind = kind
 
 
-class NoVerdictError(ProoflineError):
+class TooFewValuesError(ProoflineError):
     """So many nonces of a validation could not be computed here that the others say too little."""
 
 

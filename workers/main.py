@@ -14,6 +14,7 @@ from celery.signals import worker_shutting_down
 
 from poc_core.queues import model_queue, worker_queue
 from poc_core.records import WorkerRecord
+from poc_core.serving.logs import log_to_stderr
 from poc_core.serving.places import HOST_ID_VARIABLE, SLOT_VARIABLE, slot_of
 from poc_core.settings import Settings, load_settings
 from poc_core.state.client import connect
@@ -51,11 +52,9 @@ def run_worker(
 
     Never two in one process: Celery's signal handlers and the engine belong to the whole process.
     """
+    log_to_stderr()
     # Two lines a batch would bury what matters.
-    for name in (
-        "celery.worker.strategy",
-        "celery.app.trace",
-    ):
+    for name in ("celery.worker.strategy", "celery.app.trace"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = load_settings(redis_url=redis_url)
     name, worker_id = _names(worker_id, settings.host)

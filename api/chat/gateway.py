@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.chat.chat_workers import ChatWorkers
+from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
 from api.errors import openai_error
 from api.seen.chats import Chats
@@ -26,9 +27,6 @@ log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 
-# Seconds to reach a worker. Its answer has no limit: a long prompt behind a long queue takes time,
-# and a worker that dies closes its connections.
-_TIMEOUT = httpx.Timeout(None, connect=5.0)
 # Seconds for what a worker knows without its engine.
 _LOOKUP_TIMEOUT_S = 5.0
 # Headers of one connection (RFC 9110, 7.6.1), and those that httpx or uvicorn make.
@@ -69,19 +67,12 @@ class Gateway:
     def __init__(self, workers: ChatWorkers, chats: Chats) -> None:
         self.workers = workers
         self._chats = chats
-        # trust_env off: workers are on the operator's network, proxies are for the internet.
-        self._client = httpx.AsyncClient(
-            timeout=_TIMEOUT,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
-            trust_env=False,
-            # workers speak plain http; loading certificates takes longer than making the API
-            verify=False,
-        )
+        self._clients = Clients()
         self._active: Counter[str] = Counter()  # requests of this process under way, by worker
         self._prefixes = PrefixMemory()
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._clients.close()
 
     def by_prefix(self, workers: Sequence[WorkerRecord], prefix: Prefix) -> list[WorkerRecord]:
         """Workers by load, but first the one that has the prompt's beginning in its cache."""
@@ -97,9 +88,10 @@ class Gateway:
 
     async def look_up(self, worker: WorkerRecord, path: bytes, headers: Headers) -> httpx.Response:
         """A worker's answer to a GET that needs no engine. httpx.HTTPError: there is none."""
-        return await self._client.get(
-            _url(worker, path), headers=[*headers, *_secret(worker)], timeout=_LOOKUP_TIMEOUT_S
-        )
+        with self._clients.lend() as client:
+            return await client.get(
+                _url(worker, path), headers=[*headers, *_secret(worker)], timeout=_LOOKUP_TIMEOUT_S
+            )
 
     @asynccontextmanager
     async def open(
@@ -115,7 +107,8 @@ class Gateway:
                     stack.enter_context(self._counted(worker))
                     self._prefixes.remember(request.prefix, worker.id)
                     try:
-                        response = await self._send(worker, request)
+                        client = stack.enter_context(self._clients.lend())
+                        response = await client.send(_sent(worker, request), stream=True)
                         stack.push_async_callback(_cancel, response)
                         if ENGINE_LOST_HEADER in response.headers:
                             raise httpx.RemoteProtocolError("its engine is lost")
@@ -149,21 +142,6 @@ class Gateway:
             self._active[worker.id] -= 1
             if self._active[worker.id] <= 0:
                 del self._active[worker.id]
-
-    async def _send(self, worker: WorkerRecord, request: ProxyRequest) -> httpx.Response:
-        # Not client.build_request: it adds headers, such as accept-encoding. httpx sets the body's
-        # length: the client's body may have come in chunks.
-        headers = [
-            header for header in _end_to_end(request.headers) if header[0].lower() not in _OURS
-        ]
-        sent = httpx.Request(
-            request.method,
-            _url(worker, request.path),
-            headers=[*headers, *_secret(worker)],
-            content=request.body or None,
-            extensions={"timeout": _TIMEOUT.as_dict()},
-        )
-        return await self._client.send(sent, stream=True)
 
 
 class ProxiedAnswer(Response):
@@ -259,6 +237,19 @@ async def _client_gone(receive: Receive) -> None:
     """Returns when the client has hung up; its body was read before, so nothing else can come."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _sent(worker: WorkerRecord, request: ProxyRequest) -> httpx.Request:
+    # Not client.build_request: it adds headers, such as accept-encoding. httpx sets the body's
+    # length: the client's body may have come in chunks.
+    headers = [header for header in _end_to_end(request.headers) if header[0].lower() not in _OURS]
+    return httpx.Request(
+        request.method,
+        _url(worker, request.path),
+        headers=[*headers, *_secret(worker)],
+        content=request.body or None,
+        extensions={"timeout": TIMEOUT.as_dict()},
+    )
 
 
 def _end_to_end(headers: Headers) -> Headers:

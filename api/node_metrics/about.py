@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.node_metrics.engine_samples import shown_name
-from api.node_metrics.exposition import Sample, Samples, labels
+from api.node_metrics.exposition import Lines, labels, line
 from api.node_metrics.families import CONFIG, SCHEMA, VERSION
 from api.version import VERSION as OURS
 from poc_core.records import WorkerRecord
@@ -15,20 +15,20 @@ from poc_core.serving.deployments import DeploymentStatus
 SCHEMA_VERSION = "1"
 
 
-def about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Samples:
+def about(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Lines:
     """The samples; `engines`: the ready ones. Each model has a line: an upgrade shows two."""
     vllm = next((host.vllm_version for host in deployment.hosts if host.vllm_version), "")
-    samples: Samples = {
-        SCHEMA.name: [Sample(SCHEMA.name, labels(version=SCHEMA_VERSION), "1")],
-        VERSION.name: [Sample(VERSION.name, labels(version=OURS, vllm_version=vllm), "1")],
+    lines: Lines = {
+        SCHEMA.name: [line(SCHEMA.name, labels(version=SCHEMA_VERSION), "1")],
+        VERSION.name: [line(VERSION.name, labels(version=OURS, vllm_version=vllm), "1")],
     }
     for model in sorted({engine.model for engine in engines}):
         of_model = [engine for engine in engines if engine.model == model]
-        samples.setdefault(CONFIG.name, []).append(_config(deployment, of_model))
-    return samples
+        lines.setdefault(CONFIG.name, []).append(_config(deployment, of_model))
+    return lines
 
 
-def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Sample:
+def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> str:
     """One model's settings: limits and number format as they are, parallelism as asked for."""
     model, info = engines[0].model, engines[0].info
     has_limits = info is not None and engines[0].engine == "vllm"
@@ -44,4 +44,4 @@ def _config(deployment: DeploymentStatus, engines: Sequence[WorkerRecord]) -> Sa
         tensor_parallel_size=wanted.get("tensor_parallel", ""),
         pipeline_parallel_size=wanted.get("pipeline_parallel", ""),
     )
-    return Sample(CONFIG.name, named, "1")
+    return line(CONFIG.name, named, "1")

@@ -6,58 +6,41 @@ coarser. All engines keep the same bounds, so that their sums stay right too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
-from api.node_metrics.exposition import Sample, Samples
+from api.node_metrics.engine_samples import Series, Shape
 from api.node_metrics.families import ENGINE
 
-_BOUND = re.compile(r'\ble="([^"]*)"')
 _HISTOGRAMS = [family.name for family in ENGINE if family.kind == "histogram"]
 
 
-def thinned(engines: Sequence[Samples], most_series: int) -> list[Samples]:
-    """The engines with evenly chosen bounds of each histogram, as many as fit; +Inf always."""
-    n_buckets = sum(_is_bucket(sample) for engine in engines for sample in _all(engine))
-    others = sum(len(samples) for engine in engines for samples in engine.values()) - n_buckets
+def thinned(engines: Sequence[Shape], most_series: int) -> dict[Shape, tuple[Series, ...]]:
+    """The engines' series with evenly chosen bounds of each histogram, as many as fit; +Inf always.
+
+    By shape, of which many engines have the same one.
+    """
+    n_buckets = sum(shape.n_buckets for shape in engines)
+    others = sum(len(shape.series) for shape in engines) - n_buckets
+    shapes = set(engines)
     if n_buckets + others <= most_series:
-        return list(engines)
+        return {shape: shape.series for shape in shapes}
     # +Inf is one of them; where not even that fits, `exposition.text` leaves families out.
     n_bounds = max(1, (most_series - others) // max(1, len(engines) * len(_HISTOGRAMS)))
-    kept = {family: _evenly(_bounds(engines, family), n_bounds) for family in _HISTOGRAMS}
-    return [
-        {
-            family: [
-                one for one in samples if not _is_bucket(one) or _bound(one.labels) in kept[family]
-            ]
-            for family, samples in engine.items()
-        }
-        for engine in engines
-    ]
+    kept = {family: _evenly(_bounds(shapes, family), n_bounds) for family in _HISTOGRAMS}
+    return {
+        shape: tuple(
+            one for one in shape.series if one.bound is None or one.bound in kept[one.family]
+        )
+        for shape in shapes
+    }
 
 
-def _all(engine: Samples) -> Iterable[Sample]:
-    return (sample for samples in engine.values() for sample in samples)
-
-
-def _is_bucket(sample: Sample) -> bool:
-    return sample.name.endswith("_bucket")
-
-
-@lru_cache(maxsize=4096)
-def _bound(labels: str) -> str:
-    """A label's bound; cached, as engines of one model repeat the same ones each scrape."""
-    found = _BOUND.search(labels)
-    return found[1] if found else ""
-
-
-def _bounds(engines: Sequence[Samples], family: str) -> list[str]:
+def _bounds(shapes: Iterable[Shape], family: str) -> list[str]:
     found = {
-        _bound(one.labels)
-        for engine in engines
-        for one in engine.get(family, ())
-        if _is_bucket(one)
+        one.bound
+        for shape in shapes
+        for one in shape.series
+        if one.family == family and one.bound is not None
     }
     return sorted(found, key=float)
 

@@ -1,17 +1,25 @@
-"""An engine's samples of schema v1, from the metrics of its vLLM."""
+"""An engine's samples of schema v1, from the metrics of its vLLM.
+
+Engines of one model tell the same series each time, only the values differ: what the series are is
+found out once.
+"""
 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import PurePath
+from typing import NamedTuple
 
-from api.node_metrics.exposition import Sample, Samples, labels
+from api.node_metrics.exposition import labels
 from api.node_metrics.families import ENGINE
 
 _FAMILIES = {family.name for family in ENGINE}
-_NAMES = {name for family in ENGINE for name in family.sample_names}
+_NAMES = {name: family.name for family in ENGINE for name in family.sample_names}
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_BOUND = re.compile(r'\ble="([^"]*)"')
 # Allowed in labels: numbers and words, but no path, host, address or port.
 _HARMLESS = re.compile(
     r"[A-Za-z_][\w-]*|[+-]?(\d+(\.\d+)?(e[+-]?\d+)?|Inf)|\[\]", re.ASCII | re.IGNORECASE
@@ -22,29 +30,67 @@ _DROPPED = {"engine", "model_name", "replica"}
 _SERVED = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
-def samples_of(text: str) -> Samples:
-    """An engine's samples by family, without the node's labels (`as_replica`).
+class Series(NamedTuple):
+    """A series of an engine, without the node's labels (`as_replica`)."""
+
+    family: str
+    name: str  # the family's, with a histogram's ending
+    labels: str
+    place: int  # of its value
+    bound: str | None  # of a histogram's bucket
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """Which series an engine has."""
+
+    series: tuple[Series, ...]
+
+    @cached_property
+    def n_buckets(self) -> int:
+        return sum(one.bound is not None for one in self.series)
+
+
+@dataclass(frozen=True)
+class EngineSamples:
+    shape: Shape
+    values: tuple[str, ...]
+
+
+def samples_of(text: str) -> EngineSamples:
+    """The engine's series of the schema, and their values.
 
     A second engine behind the same server would give the same series, and is left out.
     """
-    found: Samples = {}
+    heads, values = [], []
     # By family: most are not in the schema, and parsing their lines would take most of the time.
     for block in text.split("# HELP ")[1:]:
-        family = block.partition(" ")[0]
-        if family in _FAMILIES:
-            found[family] = _samples(block)
-    return found
+        if block[: block.find(" ")] in _FAMILIES:
+            for line in block.splitlines():
+                head, _, value = line.rpartition(" ")
+                heads.append(head)
+                values.append(value)
+    return EngineSamples(_shape(tuple(heads)), tuple(values))
 
 
-def _samples(block: str) -> list[Sample]:
-    found: dict[tuple[str, str], Sample] = {}
-    for line in block.splitlines():
-        name, _, rest = line.partition("{")
+@lru_cache(maxsize=256)
+def _shape(heads: tuple[str, ...]) -> Shape:
+    """`heads`: lines without their values."""
+    found: dict[tuple[str, str], Series] = {}
+    for series in _series(heads):
+        found.setdefault((series.name, series.labels), series)
+    return Shape(tuple(found.values()))
+
+
+def _series(heads: tuple[str, ...]) -> Iterator[Series]:
+    for place, head in enumerate(heads):
+        name, _, named = head.partition("{")
         if name in _NAMES:
-            named, _, value = rest.rpartition("} ")
-            kept = _kept(named)
-            found.setdefault((name, kept), Sample(name, kept, value))
-    return list(found.values())
+            bound = _BOUND.search(named) if name.endswith("_bucket") else None
+            yield Series(
+                *(_NAMES[name], name, _kept(named), place),
+                bound=None if bound is None else bound[1],
+            )
 
 
 def as_replica(model: str, replica: int) -> str:
@@ -59,9 +105,8 @@ def shown_name(model: str) -> str:
     return re.sub(r"[^\w.-]", "_", PurePath(model).name, flags=re.ASCII)
 
 
-@lru_cache(maxsize=4096)
 def _kept(named: str) -> str:
-    """Labels that may be shown; cached, as engines of one model repeat the same ones."""
+    """Labels that may be shown."""
     kept = {name: value for name, value in _LABEL.findall(named) if name not in _DROPPED}
     return ",".join(
         f'{name}="{value if _HARMLESS.fullmatch(value) else ""}"' for name, value in kept.items()

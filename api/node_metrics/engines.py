@@ -7,8 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from api.node_metrics.engine_samples import samples_of
-from api.node_metrics.exposition import Samples
+from api.node_metrics.engine_samples import EngineSamples, samples_of
 from api.node_metrics.fetch import FetchError
 from poc_core.records import WorkerRecord
 
@@ -22,7 +21,7 @@ Ask = Callable[[WorkerRecord], Awaitable[str]]
 @dataclass(frozen=True)
 class Reading:
     at: float  # seconds since the epoch
-    samples: Samples
+    samples: EngineSamples
 
 
 class EngineReadings:

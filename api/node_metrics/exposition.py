@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from api.node_metrics.families import ALL
 
@@ -14,16 +13,13 @@ MOST_BYTES = 2 * 1024 * 1024
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-class Sample(NamedTuple):
-    """A line of the text: a name with a histogram's ending, labels without braces, and a value."""
-
-    name: str
-    labels: str
-    value: str
+# Name of a family -> its lines, see `line`.
+Lines = dict[str, list[str]]
 
 
-# Name of a family -> its samples.
-Samples = dict[str, list[Sample]]
+def line(name: str, labels: str, value: str) -> str:
+    """A sample: a name with a histogram's ending, labels without braces, and a value."""
+    return f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
 
 
 def labels(**named: str | int) -> str:
@@ -36,7 +32,7 @@ def number(value: float) -> str:
     return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 
-def text(samples: Mapping[str, Sequence[Sample]]) -> str:
+def text(lines: Mapping[str, Sequence[str]]) -> str:
     """The families that have samples, as text.
 
     If that is still too much, families at the end of families.ALL are left out, and the log says
@@ -46,14 +42,11 @@ def text(samples: Mapping[str, Sequence[Sample]]) -> str:
     n_series = n_bytes = 0
     left_out: list[str] = []
     for family in ALL:
-        found = samples.get(family.name, ())
+        found = lines.get(family.name, ())
         if not found:
             continue
-        lines = [f"# HELP {family.name} {family.about}", f"# TYPE {family.name} {family.kind}"]
-        for sample in found:
-            named = f"{{{sample.labels}}}" if sample.labels else ""
-            lines.append(f"{sample.name}{named} {sample.value}")
-        block = "\n".join(lines) + "\n"
+        head = f"# HELP {family.name} {family.about}\n# TYPE {family.name} {family.kind}\n"
+        block = head + "\n".join(found) + "\n"
         size = len(block.encode())
         if n_series + len(found) > MOST_SERIES or n_bytes + size > MOST_BYTES:
             left_out.append(family.name)

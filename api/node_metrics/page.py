@@ -13,9 +13,9 @@ from anyio import to_thread
 from api.node_metrics import exposition
 from api.node_metrics.about import about
 from api.node_metrics.buckets import thinned
-from api.node_metrics.engine_samples import as_replica
+from api.node_metrics.engine_samples import EngineSamples, Series, as_replica
 from api.node_metrics.engines import Ask, EngineReadings, Reading
-from api.node_metrics.exposition import Sample, Samples, labels, number
+from api.node_metrics.exposition import Lines, labels, line, number
 from api.node_metrics.families import READ_AT
 from api.node_metrics.machines import machine_samples
 from poc_core.machine_figures import MachineFigures
@@ -74,27 +74,31 @@ class Page:
 
 
 def _rendered(node: Node, readings: Mapping[str, Reading]) -> bytes:
-    samples = about(node.deployment, [one for one in node.workers if one.is_ready])
+    lines = about(node.deployment, [one for one in node.workers if one.is_ready])
     for name, found in machine_samples(node.machines).items():
-        samples.setdefault(name, []).extend(found)
+        lines.setdefault(name, []).extend(found)
     # Numbered among all that live, by host and GPU: a restarted engine gets its number back.
-    read = [(index, worker) for index, worker in enumerate(node.workers) if worker.id in readings]
-    for index, worker in read:
+    read = [
+        (index, worker, readings[worker.id])
+        for index, worker in enumerate(node.workers)
+        if worker.id in readings
+    ]
+    for index, worker, reading in read:
         source = labels(source="vllm", replica=index)
-        at = number(_data_from(worker, readings[worker.id]))
-        samples.setdefault(READ_AT.name, []).append(Sample(READ_AT.name, source, at))
-    room = exposition.MOST_SERIES - sum(map(len, samples.values()))
-    engines = thinned([readings[worker.id].samples for _, worker in read], room)
-    for (index, worker), engine in zip(read, engines, strict=True):
-        _add_engine(samples, engine, as_replica(worker.model, index))
-    return exposition.text(samples).encode()
+        at = number(_data_from(worker, reading))
+        lines.setdefault(READ_AT.name, []).append(line(READ_AT.name, source, at))
+    room = exposition.MOST_SERIES - sum(map(len, lines.values()))
+    shown = thinned([reading.samples.shape for _, _, reading in read], room)
+    for index, worker, reading in read:
+        replica = as_replica(worker.model, index)
+        _add_engine(lines, shown[reading.samples.shape], reading.samples, replica)
+    return exposition.text(lines).encode()
 
 
-def _add_engine(samples: Samples, engine: Samples, replica: str) -> None:
-    for family, found in engine.items():
-        told = samples.setdefault(family, [])
-        for name, kept, value in found:
-            told.append(Sample(name, f"{replica},{kept}" if kept else replica, value))
+def _add_engine(lines: Lines, shown: Sequence[Series], engine: EngineSamples, replica: str) -> None:
+    for family, name, kept, place, _ in shown:
+        named = f"{replica},{kept}" if kept else replica
+        lines.setdefault(family, []).append(line(name, named, engine.values[place]))
 
 
 def _data_from(worker: WorkerRecord, reading: Reading) -> float:

@@ -1,18 +1,57 @@
-"""Decides whether a well-formed request can be computed here, and turns it into a job."""
+"""From the bytes of a request to a stored job whose batches are published, or why there is none."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from anyio import to_thread
 from fastapi import HTTPException
 
 from api.errors import unavailable
+from api.schema.bodies import job_bodies, parse_body
+from api.services import Services
 from poc_core.errors import BodyError, ForbiddenReceiverError
 from poc_core.records import JobRequest, ModelInfo, NewJob, ProofSpec
 from poc_core.schemes import contract_of, contracts
 from poc_core.schemes.requests import JobBody
 from poc_core.settings import Settings
 from poc_core.state import WorkerRegistry
+
+# From this size on, requests are taken one at a time; smaller ones pass them by.
+_LARGE_BYTES = 256 * 1024
+
+
+async def submit(raw: bytes, services: Services) -> tuple[str, NewJob]:
+    """Checks and stores a job, in a thread; errors are the client's answer, and store nothing."""
+    limiter = services.large_bodies if len(raw) >= _LARGE_BYTES else None
+    return await to_thread.run_sync(_submit, raw, services, limiter=limiter)
+
+
+def _submit(raw: bytes, services: Services) -> tuple[str, NewJob]:
+    _, body = parse_body(raw, services.settings.max_queued_nonces, job_bodies())
+    job = admit(body, services.settings, services.workers)
+    return queue(job, services), job
+
+
+def queue(job: NewJob, services: Services) -> str:
+    """Stores a job and tells the workers; returns its id.
+
+    A job whose client waits has its place until `answer_when_ended`. HTTPException 429: none left.
+    """
+    if job.inline and not services.waiting.take():
+        raise unavailable(
+            f"{services.waiting.limit} requests wait for their jobs already"
+            " (POC_MAX_WAITING_REQUESTS); send it with wait=false and poll, or try again later.",
+            429,
+        )
+    try:
+        job_id = services.jobs.create(job)
+        services.dispatcher.publish(job.model, job_id, job.n_batches)
+        return job_id
+    except BaseException:
+        if job.inline:
+            services.waiting.leave()
+        raise
 
 
 def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
@@ -35,6 +74,7 @@ def admit(body: JobBody, settings: Settings, workers: WorkerRegistry) -> NewJob:
         nonces=body.nonces,
         batch_size=min(batch_size, contract_of(spec.scheme).max_batch(spec, limits)),
         claimed=claimed,
+        inline=body.wait,
     )
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 from fastapi import HTTPException
 
-from api.proofs.round_admission import admit_round
+from api.errors import unavailable
+from api.proofs.admission import check_limits, check_receiver, deployed_limits
 from api.services import Services
 from poc_core.callbacks import redacted
 from poc_core.errors import RoundError
@@ -12,13 +13,15 @@ from poc_core.records import RoundConfig, RoundRecord, RoundState, WorkerRecord
 from poc_core.schemes import contract_of, contracts
 from poc_core.schemes.contract import Reported
 from poc_core.schemes.requests import RoundBody
+from poc_core.settings import Settings
+from poc_core.state import WorkerRegistry
 from poc_core.state.delivery.outbox import OutboxStatus
 from poc_core.state.overview import Overview, RoundRates
 
 
 def start(body: RoundBody, services: Services, state: RoundState) -> list[WorkerRecord]:
     """Stores a round; returns the workers ready for it. HTTPException 409: another generates."""
-    config = admit_round(body, services.settings, services.workers)
+    config = _admitted(body, services.settings, services.workers)
     try:
         round_id = services.rounds.store(config, state)
     except RoundError as error:
@@ -27,6 +30,30 @@ def start(body: RoundBody, services: Services, state: RoundState) -> list[Worker
     if state is RoundState.GENERATING:
         services.dispatcher.publish_steps([worker.id for worker in ready], round_id)
     return ready
+
+
+def _admitted(body: RoundBody, settings: Settings, workers: WorkerRegistry) -> RoundConfig:
+    """The configuration of a round. HTTPException 409, 422 or 503, BodyError: why not."""
+    spec = body.spec()
+    info = deployed_limits(body.served_model or _only_model(workers), workers)
+    check_limits(info, spec)
+    config = body.config(info.name, body.asked_batch_size or settings.batch_size_default)
+    check_receiver(
+        config.url, settings, "callback_url" if "callback_url" in type(body).model_fields else "url"
+    )
+    return config
+
+
+def _only_model(workers: WorkerRegistry) -> str:
+    """The only model served, meant by clients that name none (those of the earlier generation)."""
+    models = sorted({worker.model for worker in workers.live()}) or sorted(workers.known_models())
+    if not models:
+        raise unavailable("No worker serves a model yet; try again when one has started.")
+    if len(models) > 1:
+        raise HTTPException(
+            409, f"Several models are served here; name one of {', '.join(models)} as `model`."
+        )
+    return models[0]
 
 
 def switch(services: Services, state: RoundState) -> None:

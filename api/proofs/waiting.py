@@ -1,14 +1,14 @@
-"""Waiting inline for a job's end (`wait: true`)."""
+"""A completed job's answer: sent as Redis holds it, or waited for inline (`wait: true`)."""
 
 import time
 
 import anyio
 from anyio import to_thread
 from fastapi import HTTPException, Request, Response
+from fastapi.responses import StreamingResponse
 
 from api.edge.body_limit import BODY_DONE
 from api.errors import unavailable
-from api.proofs.results import result_response
 from api.services import Services
 from poc_core.records import JobRecord, JobStatus
 from poc_core.state import JobStore
@@ -18,6 +18,20 @@ _FIRST_LOOK_S = 0.01
 _LONGEST_PAUSE_S = 0.25
 # Looks a second of all who wait: each takes a millisecond.
 _LOOKS_PER_S = 200
+
+_JSON = "application/json"
+
+
+def result_response(jobs: JobStore, job_id: str) -> Response | None:
+    """A completed job's answer, in pieces if large; None: expired. Reads Redis: use a thread."""
+    answer = jobs.result(job_id)
+    if answer is None:
+        return None
+    if not answer.is_in_pieces:
+        return Response(b"".join(answer.pieces), media_type=_JSON)
+    return StreamingResponse(
+        answer.pieces, media_type=_JSON, headers={"Content-Length": str(answer.n_bytes)}
+    )
 
 
 async def answer_when_ended(request: Request, services: Services, job_id: str) -> Response:

@@ -83,27 +83,28 @@ class Live:
         finally:
             self._reader = None
 
-    def _tell(self, found: Sections) -> None:
+    def _tell(self, found: Mapping[str, str]) -> None:
         self._reading += 1
-        for name, value in found.items():
-            text = json.dumps(value, separators=(",", ":"))
+        for name, text in found.items():
             if name not in self._sections or self._sections[name][1] != text:
                 self._sections[name] = self._reading, text
         news, self._news = self._news, asyncio.Event()
         news.set()
 
 
-def _read(read: Read) -> Sections:
+def _read(read: Read) -> dict[str, str]:
+    """The sections' JSON."""
     try:
-        return read()
+        return _texts(read())
     except Exception as error:  # of our own: the pages say so, and the next reading may work
         log.exception("the console's reading failed")
-        return {
-            "problem": (
-                f"The API could not read the node's state ({type(error).__name__}); its log tells"
-                " more."
-            )
-        }
+        why = type(error).__name__
+        problem = f"The API could not read the node's state ({why}); its log tells more."
+        return _texts({"problem": problem})
+
+
+def _texts(sections: Sections) -> dict[str, str]:
+    return {name: json.dumps(value, separators=(",", ":")) for name, value in sections.items()}
 
 
 def _event(sections: Mapping[str, str]) -> bytes:

@@ -34,7 +34,7 @@ class HubModel(BaseModel):
     hf_commit: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$")] | None = None
 
 
-class Progress(BaseModel):
+class DownloadProgress(BaseModel):
     start_time: float = Field(description="Seconds since the epoch.")
     elapsed_seconds: float
 
@@ -42,7 +42,7 @@ class Progress(BaseModel):
 class OneStatus(BaseModel):
     model: HubModel
     status: ModelStatus
-    progress: Progress | None = None
+    progress: DownloadProgress | None = None
     error_message: str | None = Field(None, description="Why the last download failed.")
 
 
@@ -78,7 +78,7 @@ def status(model: HubModel, services: AppServices) -> OneStatus:
     found = services.downloads.store.read(model.hf_repo, model.hf_commit)
     if found is not None and found.state == "running":
         elapsed_s = max(0.0, time.time() - found.started_at)
-        progress = Progress(start_time=found.started_at, elapsed_seconds=elapsed_s)
+        progress = DownloadProgress(start_time=found.started_at, elapsed_seconds=elapsed_s)
         return OneStatus(model=model, status="DOWNLOADING", progress=progress)
     stage = services.model_cache.stage(model.hf_repo, model.hf_commit)
     error = found.error if found is not None and stage != "DOWNLOADED" else None

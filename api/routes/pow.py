@@ -9,9 +9,8 @@ from pydantic import BaseModel
 from api.health.reading import told, told_seat
 from api.health.roster import names_of
 from api.proofs import round_control
-from api.proofs.results import result_response
-from api.proofs.submission import submit
-from api.proofs.waiting import answer_when_ended
+from api.proofs.admission import submit
+from api.proofs.waiting import answer_when_ended, result_response
 from api.schema import examples
 from api.schema.bodies import job_bodies, whole_body
 from api.schema.openapi import json_body, json_examples
@@ -71,10 +70,10 @@ async def generate(request: Request, services: AppServices) -> Response | answer
     Everything is checked before anything is queued. With `wait` the answer is the result. A client
     that hangs up does not end its job.
     """
-    submitted = await submit(await whole_body(request), services)
-    if submitted.wait:
-        return await answer_when_ended(request, services, submitted.job_id)
-    return answers.Queued(request_id=submitted.job_id, queued_count=submitted.n_nonces)
+    job_id, job = await submit(await whole_body(request), services)
+    if job.inline:
+        return await answer_when_ended(request, services, job_id)
+    return answers.Queued(request_id=job_id, queued_count=len(job.nonces))
 
 
 @router.get("/generate/{request_id}", **READ_ROUTE)

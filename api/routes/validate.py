@@ -5,7 +5,7 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from api.proofs.submission import queue_to_wait
+from api.proofs.admission import queue
 from api.proofs.waiting import answer_when_ended
 from api.schema import examples
 from api.schema.bodies import batch_bodies, parse_body, whole_body
@@ -39,7 +39,7 @@ async def validate(request: Request, services: AppServices) -> Response | dict[s
     job = await to_thread.run_sync(lambda: body.job(_validating_round(services, scheme)))
     if not job.nonces:
         return contract_of(scheme).verdict(job.spec, job.request, [], [], [])
-    job_id = await to_thread.run_sync(queue_to_wait, job, services)
+    job_id = await to_thread.run_sync(queue, job, services)
     return await answer_when_ended(request, services, job_id)
 
 

@@ -40,6 +40,10 @@ SHARE, SHARE_MARGIN = 0.3, 0.05
 STEADY_TARGET = 0.98
 # A validation under constant chat: its nonces, and the seconds that it may take.
 VALIDATED, VALIDATION_TARGET_S = 200, 300.0
+# Chat requests a second in the soak.
+SOAK_PER_SECOND = 1.0
+# Seconds to wait before each turn until other programs are quiet.
+QUIET_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,7 @@ class Options:
     per_second: list[float]
     repeat: int
     seconds: float
-    quiet_wait_s: float
-    quiet: float
     soak_minutes: int
-    soak_per_second: float
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ def soak(node: Node, options: Options) -> bool:
     with node.round():
         marks, busy = [node.next_nonces()], [node.next_busy_s()]
         for minute in range(options.soak_minutes):
-            counted.run(node.http, node.model, 60.0, options.soak_per_second, minute)
+            counted.run(node.http, node.model, 60.0, SOAK_PER_SECOND, minute)
             marks.append(node.next_nonces())
             busy.append(node.next_busy_s())
             used.append(machine.gpu_mib())
@@ -325,11 +326,11 @@ def _repeated(options: Options, work: Callable[[int], T]) -> list[machine.Observ
     """Each turn waits for a quiet machine and tells how quiet it stayed."""
 
     def turn(index: int) -> tuple[T, float]:
-        machine.wait_until_quiet(options.quiet_wait_s)
+        machine.wait_until_quiet(QUIET_WAIT_S)
         meter = machine.UsageMeter()
         return work(index), meter.read().others
 
-    return machine.repeated(turn, options.repeat, options.quiet)
+    return machine.repeated(turn, options.repeat)
 
 
 def at_most(what: str, found: float, most: float, form: str) -> bool:

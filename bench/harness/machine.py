@@ -70,18 +70,16 @@ class UsageMeter:
         )
 
 
-def repeated(
-    measure: Callable[[int], tuple[T, float]], repeat: int, quiet: float = QUIET
-) -> list[Observed[T]]:
+def repeated(measure: Callable[[int], tuple[T, float]], repeat: int) -> list[Observed[T]]:
     """Calls `measure` until `repeat` calls went undisturbed, but at most three times as often.
 
     Then the `repeat` calls with the quietest machine count; what they measured has no say in that.
-    `quiet`: cores that others may use in an undisturbed call. `measure` is given the number of the
+    `measure` is given the number of the
     call and returns its result and the cores that others used meanwhile.
     """
     found: list[tuple[T, float]] = []
     while (
-        len(found) < repeat * _MOST_TRIES and sum(others <= quiet for _, others in found) < repeat
+        len(found) < repeat * _MOST_TRIES and sum(others <= QUIET for _, others in found) < repeat
     ):
         found.append(measure(len(found)))
     limit = sorted(others for _, others in found)[repeat - 1]

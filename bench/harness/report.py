@@ -33,6 +33,15 @@ def verdict(what: str, ratio: float, target: float) -> bool:
     return passed
 
 
+def run(command: Callable[..., None]) -> None:
+    """Runs a benchmark's command; wrong options end it with a line and exit status 2."""
+    try:
+        typer.run(command)
+    except ProoflineError as error:
+        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        raise SystemExit(2) from None
+
+
 def exit_with(measure: Callable[[], bool]) -> None:
     """Runs a benchmark. Exit status: 0 passed, 1 failed or broken, 130 for Ctrl-C."""
     try:

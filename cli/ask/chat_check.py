@@ -85,6 +85,7 @@ def chat_check(
             show_default=False,
         ),
     ] = None,
+    verbose: options.Verbose = False,
 ) -> None:
     """Validate an executor's chat as the network does, and say why it is valid or not.
 
@@ -104,7 +105,7 @@ def chat_check(
     chat = read_file(executor_answer)
     served = str(chat.request.get("model") or engine_options.name)
     rules = Rules.of(served, chat.request, chat.mode, threshold)
-    with stdout_kept_clean() as stdout:
+    with stdout_kept_clean(verbose or not engine_options.model) as stdout:
         checked = check(chat, rules, engine_options, against)
         show(chat, checked, rules, stdout)
     if not checked.verdict.is_valid:

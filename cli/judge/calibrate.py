@@ -103,13 +103,14 @@ def calibrate(
         bool,
         typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
     ] = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Find the r_target of distance proofs that makes a wanted share of a model's nonces valid.
 
     Computes the distances of all nonces for each block hash in this process, without a queue.
     Tables on stdout: r_target, the valid rate (percent) and how far both differ between block
     hashes (percentage points). Distances and r_targets have no unit and lie between 0 and 2.
-    Progress and logs go to stderr.
+    Progress goes to stderr, the engine's log to a file, whose name is told.
 
     **Example:** proofline calibrate --model tiny-qwen3 --seq-len 64 --valid-rate 0.1
     """
@@ -131,7 +132,7 @@ def calibrate(
         kind: [distance_spec(one, public_key, seq_len, kind) for one in hashes]
         for kind in randomization.kinds
     }
-    with stdout_kept_clean() as stdout:
+    with stdout_kept_clean(verbose) as stdout:
         with local_engine(engine_options) as loaded:
             dtype_used = loaded.info.dtype
             distances = measure(loaded, specs, wanted)

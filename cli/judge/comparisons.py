@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cli.judge.power import Sample
-from cli.judge.proof_files import TERMS, Machine, Proof
+from cli.judge.proof_files import TERMS, FiledProof, Machine
 from cli.terminal import UsageError
 
 # Nonces two machines must share: among fewer, a seventh beyond any threshold may go unseen.
@@ -134,7 +134,7 @@ def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray
 def invented(one: Machine, other: Machine) -> Sample:
     """Each vector's distance to that of another nonce: as good as any that a cheat could invent."""
     moved = [
-        Proof(proof.terms, proof.nonces, np.roll(proof.vectors, 1, axis=0))
+        FiledProof(proof.terms, proof.nonces, np.roll(proof.vectors, 1, axis=0))
         for proof in other.proofs
     ]
     return Sample(
@@ -149,7 +149,7 @@ def check_count(n: int, beginning: str) -> None:
         )
 
 
-def _match(proof: Proof, other: Machine, terms: Sequence[str]) -> Proof | None:
+def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProof | None:
     """The other machine's proof with the same terms, preferably all of TERMS; None: no such."""
     same = [theirs for theirs in other.proofs if _difference(proof, theirs, terms) is None]
     if len(same) > 1:
@@ -163,7 +163,7 @@ def _match(proof: Proof, other: Machine, terms: Sequence[str]) -> Proof | None:
 
 
 def _difference(
-    one: Proof, other: Proof, terms: Sequence[str]
+    one: FiledProof, other: FiledProof, terms: Sequence[str]
 ) -> tuple[str, object, object] | None:
     """The first term that both files tell and that differs."""
     for name in terms:

@@ -84,12 +84,14 @@ def compute(
         typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
     ] = False,
     output: options.Output = None,
+    verbose: options.Verbose = False,
 ) -> None:
     """Compute proofs in this process, without a queue, and print them.
 
     With --json stdout holds only {"artifacts": [...], "encoding": {...}} or, for distances,
     {"nonces": [...], "dist": [...]}, with the inputs under "request" as `proofline validate` and
-    `proofline report` read them; logs go to stderr. Nonces without a finite state are left out.
+    `proofline report` read them. Nonces without
+    a finite state are left out. The engine's log goes to a file, whose name is told.
 
     **Example:** proofline compute --model tiny-qwen3 --block-hash 0xab --public-key me --nonces 0-9
     """
@@ -114,13 +116,9 @@ def compute(
     if "max_tokens" in known and "max_tokens" not in given:
         raise UsageError(f"--scheme {scheme} needs --max-tokens, the steps after the prefill.")
     spec = ProofSpec(
-        scheme=scheme,
-        block_hash=block_hash,
-        public_key=public_key,
-        seq_len=seq_len,
-        options=given,
+        scheme=scheme, block_hash=block_hash, public_key=public_key, seq_len=seq_len, options=given
     )
-    with stdout_kept_clean() as stdout:
+    with stdout_kept_clean(verbose) as stdout:
         with local_engine(engine_options) as loaded:
             values = compute_with_progress(loaded, spec, wanted)
         write_result(spec, computed(wanted, values), stdout, json_only, output)

@@ -71,11 +71,7 @@ def _draw_panel(
             va="top",
             color=MARK,
             fontsize=8.5,
-            bbox={
-                "facecolor": "white",
-                "edgecolor": "none",
-                "pad": 1,
-            },
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
     panel.set_ylabel("% of nonces")
     panel.legend(loc="upper right", fontsize=8, frameon=False)

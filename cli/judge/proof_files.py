@@ -19,7 +19,7 @@ TERMS = ("block_hash", "public_key", "seq_len", "k_dim", "poc_stronger_rng")
 
 
 @dataclass(frozen=True)
-class Proof:
+class FiledProof:
     """Artifacts for one block hash and public key."""
 
     terms: Mapping[str, Any]  # as far as the file has TERMS
@@ -33,7 +33,7 @@ class Machine:
 
     name: str
     path: Path
-    proofs: Sequence[Proof]
+    proofs: Sequence[FiledProof]
     margins: npt.NDArray[np.float64] | None  # (n,), each nonce's largest
 
     @property
@@ -97,7 +97,7 @@ def _documents(document: Any, path: Path) -> list[Any]:
     return several
 
 
-def _proof(document: Mapping[str, Any], path: Path) -> Proof:
+def _proof(document: Mapping[str, Any], path: Path) -> FiledProof:
     found = {artifact["nonce"]: artifact for artifact in document["artifacts"]}
     if len(found) < len(document["artifacts"]):
         raise UsageError(
@@ -121,7 +121,7 @@ def _proof(document: Mapping[str, Any], path: Path) -> Proof:
             raise UsageError(
                 f"{path}, nonce {nonce}: {error} A validator calls it a mismatch; leave it out."
             ) from None
-    return Proof(terms, np.array(nonces, np.int64), np.stack(vectors))
+    return FiledProof(terms, np.array(nonces, np.int64), np.stack(vectors))
 
 
 def _terms(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from poc_core.schemes.decode.requests import MARGIN
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRule:
     """A rule and how often it errs: as counted, and at worst."""
 
     label: str
@@ -25,8 +25,8 @@ class Judged:
 class Findings:
     comparisons: Comparisons
     evidence: Evidence
-    recommended: Judged
-    usual: Judged  # the network's defaults, with as many nonces
+    recommended: JudgedRule
+    usual: JudgedRule  # the network's defaults, with as many nonces
     kept: bool
     most_miss: float
     sample_size: int | None  # as asked for
@@ -120,11 +120,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share > 0.1 else f"{100 * share:.2g} %"
 
 
-def _judge(label: str, rule: Rule, evidence: Evidence) -> Judged:
-    return Judged(label, rule, evidence.risks(rule), evidence.risks(rule, at_worst=True))
+def _judge(label: str, rule: Rule, evidence: Evidence) -> JudgedRule:
+    return JudgedRule(label, rule, evidence.risks(rule), evidence.risks(rule, at_worst=True))
 
 
-def _judged(judged: Judged) -> dict[str, Any]:
+def _judged(judged: JudgedRule) -> dict[str, Any]:
     at_worst = {f"{name}_at_worst": risk for name, risk in asdict(judged.at_worst).items()}
     rule = asdict(judged.rule) | {"least_frauds": judged.rule.least_frauds}
     return rule | asdict(judged.counted) | at_worst
@@ -153,7 +153,7 @@ COMPARISON_COLUMNS: Sequence[str] = (
 )
 
 
-def rule_cells(judged: Judged) -> list[str]:
+def rule_cells(judged: JudgedRule) -> list[str]:
     rule = judged.rule
     risks = [
         judged.counted.false_alarm,

@@ -78,13 +78,14 @@ def bench(
         bool,
         typer.Option("--json", help="Print nothing but the result to stdout, as JSON on one line."),
     ] = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Measure how fast a model's proofs are on this machine, and say what to set before a round.
 
     Loads the model in this process, which must have the GPUs for itself, and computes artifacts
     without a queue. Reports nonces/s by the size of a micro-batch, whole and in the slices that let
     chat in; where the time of a micro-batch goes; the share of the device's measured matrix peak;
-    and what to set, and why. Logs go to stderr.
+    and what to set, and why. The engine's log goes to a file, whose name is told.
 
     **Example:** proofline bench --dimensions qwen3-8b --seq-len 1024 --picture time.png
     """
@@ -99,7 +100,7 @@ def bench(
     others = [earlier(path, engine_options.name) for path in compare or ()]
     limits_ms = sorted(set(max_step_ms or LIMITS_MS))
     usual_ms = load_settings().max_step_ms
-    with stdout_kept_clean() as stdout, local_engine(engine_options) as loaded:
+    with stdout_kept_clean(verbose) as stdout, local_engine(engine_options) as loaded:
         found = measure_all(
             loaded,
             sorted(set(seq_len or [ROUND_SEQ_LEN])),

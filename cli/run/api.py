@@ -41,8 +41,10 @@ def api(
         raise_file_limit,
     )
     from api.edge.doorkeeper import keys_wanted
+    from poc_core.serving.logs import log_to_stderr
     from poc_core.settings import load_settings
 
+    log_to_stderr()
     sys.setswitchinterval(_SWITCH_S)
     settings = load_settings()
     if keys_wanted(settings, host):

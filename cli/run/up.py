@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli import options
 from cli.engine_options import takes_engine_options
 from cli.terminal import note
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from cli.supervise.stack import Stack
     from workers.engines.options import EngineOptions
 
-# An engine may have to download and compile; `up` says every so often what it waits for.
+# An engine may have to download and compile; the stages say every so often what is waited for.
 READY_TIMEOUT_S = 3600.0
 WATCH_S = 0.5
 
@@ -60,12 +61,17 @@ def up(
             show_default=False,
         ),
     ] = None,
+    verbose: options.Verbose = False,
 ) -> None:
     """Run the whole stack on this machine, in the foreground: Redis, the API, the courier and
     workers.
 
-    Says when it is ready and restarts what crashes. Ctrl-C or SIGTERM stops API, workers, courier
-    and Redis, in this order, and leaves nothing running; a second Ctrl-C does not wait for them.
+    Says what the start is at and when it is ready, and restarts what crashes. Ctrl-C or SIGTERM
+    stops API, workers, courier and Redis, in this order, and leaves nothing running; a second
+    Ctrl-C does not wait for them.
+
+    The processes' logs go to files in --data-dir, or in ~/.local/state/proofline; the folder is
+    told.
 
     Worker 0 gets the first tensor-parallel x pipeline-parallel GPUs, worker 1 the next, and so on.
 
@@ -75,39 +81,42 @@ def up(
 
     **Example:** proofline up --model tiny-qwen3
     """
-    from cli.supervise.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
+    from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
     from cli.supervise.stack import Stack
 
-    stack = Stack(
-        engine_options,
-        workers=workers or 1,
-        deployed_workers=workers,
-        host=host,
-        port=port,
-        redis_url=redis_url,
-        data_dir=data_dir,
-        on_line=LabelledLog(),
-        announce=lambda message: note(f"up: {message}"),
-    )
     with stopped_by_signals("up"), ExitStack() as exits:
-        exits.enter_context(stack)
-        exits.callback(hurry_on_signals, stack.kill, "up: stopping API, workers, courier and Redis")
-        if stack.waits_for_a_model:
-            note(
-                "up: no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up"
-                " starts one"
-            )
-        else:
-            note(
-                f"up: starting {len(stack.worker_pids()) or workers or 1} worker(s) for"
-                f" {stack.model_name}"
-            )
-        stack.wait_ready(READY_TIMEOUT_S)
-        note(
-            f"up: ready at {stack.base_url} (documentation: {stack.base_url}/docs); Ctrl-C stops"
-            " everything"
+        log = exits.enter_context(logs_of_children(verbose, data_dir))
+        stack = Stack(
+            engine_options,
+            workers=workers or 1,
+            deployed_workers=workers,
+            host=host,
+            port=port,
+            redis_url=redis_url,
+            data_dir=data_dir,
+            on_line=log,
+            announce=lambda message: note(f"up: {message}"),
         )
+        exits.enter_context(stack)
+        if log.where:
+            note(f"up: {log.where}")
+        exits.callback(hurry_on_signals, stack.kill, "up: stopping API, workers, courier and Redis")
+        if not stack.waits_for_a_model:
+            note(f"up: starting {stack.serves}")
+        stack.wait_ready(READY_TIMEOUT_S)
+        note(f"up: ready at {stack.base_url} {words_of_ready(stack)}; Ctrl-C stops everything")
         watch(stack)
+
+
+def words_of_ready(stack: "Stack") -> str:
+    """What the stack serves, and where people look at it."""
+    pages = "(/console to see it, /docs for its API)"
+    if stack.waits_for_a_model:
+        return (
+            f"{pages}; no model is deployed: `proofline deploy MODEL` or POST"
+            " /api/v1/inference/up starts one"
+        )
+    return f"{pages}: {stack.serves}"
 
 
 def watch(stack: "Stack") -> None:

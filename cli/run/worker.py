@@ -30,7 +30,9 @@ def worker(
     elsewhere.
     """
     from cli.machine.cpu_memory import kv_cache_environment
+    from cli.model_choice import check_is_there
 
+    check_is_there(engine_options)
     if engine_options.engine == "vllm":
         os.environ.update(kv_cache_environment(engine_options.model, engine_options.n_devices))
     from workers.endings import end_process

@@ -40,6 +40,7 @@ def workers(
         ),
     ] = None,
     redis_url: options.RedisUrl = None,
+    verbose: options.Verbose = False,
 ) -> None:
     """Run the workers of this machine in the foreground: one per tensor- x pipeline-parallel GPUs.
 
@@ -48,6 +49,9 @@ def workers(
     SIGTERM or Ctrl-C lets the workers finish the batches in hand; other work goes to other hosts,
     where the same command runs with the same --redis-url.
 
+    The workers' logs go to files in ~/.local/state/proofline; the folder is told. In a container
+    say --verbose.
+
     Without --model the workers serve what is deployed (`proofline deploy`, POST
     /api/v1/inference/up), or wait for a deployment, which wins over --model.
 
@@ -55,9 +59,10 @@ def workers(
     """
     from cli.machine import placement
     from cli.machine.gpus import chosen_gpus, groups_of_all
+    from cli.model_choice import check_is_there
     from cli.supervise.fleet import Fleet, slots, worker_command
     from cli.supervise.follower import Follower
-    from cli.supervise.foreground import LabelledLog, hurry_on_signals, stopped_by_signals
+    from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
     from cli.supervise.redis_server import wait_for_redis
     from poc_core.serving.places import HOST_ID_VARIABLE
     from poc_core.settings import load_settings
@@ -76,12 +81,12 @@ def workers(
     if engine_options.model:
         groups = groups_of_all(found, engine_options.n_devices) if found else []
         own_places = placement.environments(engine_options, groups, len(groups) or n_workers or 1)
-    log = LabelledLog()
 
     def announce(message: str) -> None:
         note(f"workers: {message}")
 
     def start_fleet(options: "EngineOptions", own: bool) -> "Fleet":
+        check_is_there(options)
         places = (
             own_places
             if own
@@ -98,13 +103,19 @@ def workers(
         fleet.start({"POC_REDIS_URL": settings.redis_url, HOST_ID_VARIABLE: follower.id})
         return fleet
 
-    with stopped_by_signals("workers"), ExitStack() as exits:
+    with (
+        stopped_by_signals("workers"),
+        logs_of_children(verbose) as log,
+        ExitStack() as exits,
+    ):
         wait_for_redis(settings.redis_url)
         redis = connect(settings)
         store, registry = DeploymentStore(redis, settings), WorkerRegistry(redis, settings)
         follower = Follower(store, registry, settings.host, engine_options, start_fleet, announce)
         exits.callback(follower.stop)
         follower.begin()
+        if log.where:
+            announce(log.where)
         exits.callback(hurry_on_signals, follower.kill, "workers: finishing what is in hand")
         if follower.waits:
             announce(

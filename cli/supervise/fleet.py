@@ -9,6 +9,7 @@ from cli.supervise.processes import (
     command_of_proofline,
     environment_of_proofline,
 )
+from cli.supervise.start_stages import StartStages
 from poc_core.errors import ProoflineError
 from poc_core.serving.deployments import ChildLog
 from poc_core.serving.places import LATELY_S, SLOT_VARIABLE, WorkerPlace, slot_of
@@ -18,7 +19,7 @@ from workers.vllm.start import log_patterns
 WORKER_GRACE_S = 30.0  # to finish the running batch and take the engine down
 # Secrets of others, which a worker has no use for.
 NOT_FOR_WORKERS = ("POC_API_KEY", "FLOWER_BASIC_AUTH")
-ERROR_TAIL_LINES = 20  # of a failed child's log, in the error
+ERROR_TAIL_LINES = 12  # of a failed child's log, in the error
 ERROR_CAUSES = 5  # lines from further up that look like a cause
 
 # Lines of each worker's log that the node's console shows.
@@ -61,6 +62,7 @@ class Fleet:
         self.children: list[Child] = []
         # Arguments that the workers' vLLM does not know, by their logs.
         self.left_out: list[str] = []
+        self.stages = StartStages(len(environments), announce)
 
     def start(self, env: Mapping[str, str]) -> None:
         """`env`: for every worker, over its own; the Redis url, say, which no `ps` may show."""
@@ -84,6 +86,9 @@ class Fleet:
         if found and found[1] not in self.left_out:
             self.left_out.append(found[1])
         self._on_line(name, line)
+        self.stages.hear(name, line)
+        if log_patterns.READY.search(line):
+            self.stages.ready(name)
 
     def stop(self) -> None:
         """Lets all workers finish the work in hand, and waits until they are gone."""
@@ -106,6 +111,15 @@ class Fleet:
     def n_ready(self) -> int:
         """Number of workers that take work now."""
         return sum(child.is_ready for child in self.children)
+
+    @property
+    def means(self) -> str:
+        """How many workers, on which GPUs, and how fast their self-tests saw them."""
+        gpus = [place.get("CUDA_VISIBLE_DEVICES") for place in self._environments]
+        where = f"GPU {' and '.join(filter(None, gpus))}" if any(gpus) else "the CPU"
+        speed = self.stages.speed
+        n = len(self._environments)
+        return f"{n} worker{'s' * (n != 1)} on {where}{', ' if speed else ''}{speed}"
 
     def logs(self) -> list[ChildLog]:
         """The last lines of each worker's log."""

@@ -74,8 +74,12 @@ class Follower:
         options: EngineOptions,
         start_fleet: StartFleet,
         announce: Callable[[str], None],
+        says_ready: bool = True,
     ) -> None:
-        """`options`: the command's own, defaults of any deployment; `host`: this machine's name."""
+        """`options`: the command's own, defaults of any deployment; `host`: this machine's name.
+
+        `says_ready`: whether the own --model is announced when it is served.
+        """
         self._store = store
         self._registry = registry
         self.host = host
@@ -86,6 +90,7 @@ class Follower:
         self._own = Deployment(**said | named) if options.model else None
         self._start_fleet = start_fleet
         self._announce = announce
+        self._says_ready = says_ready
         self._vllm_version = _vllm_version()
         self._machine = MachineTeller(store, self.id, host, announce)
         self._offered = False
@@ -230,9 +235,11 @@ class Follower:
                 self._fleet = self._ending = None
                 self._begin(plan)
         elif self._fleet is not None and plan.options is not None:
+            self._fleet.stages.wait()
             if not self._serving and self._fleet.is_serving:
                 self._serving = True
-                self._announce(f"all {len(self._fleet.children)} ready for {plan.options.name}")
+                if self._says_ready or not plan.own:
+                    self._announce(f"ready: {plan.options.name}: {self._fleet.means}")
             why = self._fleet.reason()
             if why is not None and self._error is None:
                 self._error = why

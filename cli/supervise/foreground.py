@@ -1,15 +1,23 @@
-"""Logs on stderr and end by signals, for commands that supervise others in the foreground."""
+"""Logs of children and end by signals, for commands that supervise others in the foreground."""
 
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
-from cli.terminal import note
+from cli.supervise.log_folder import LogFolder
+from cli.terminal import UsageError, note
+from poc_core.errors import ProoflineError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Warnings and errors of our own and of uvicorn; vLLM's are many at each start and mean little.
+TELLING = re.compile(
+    r"^\[[^\]]*: (WARNING|ERROR|CRITICAL)(/[^\]]*)?\]|^(WARNING|ERROR|CRITICAL): |^error: "
+)
 COLORS = (36, 33, 32, 35, 34)  # ANSI, one after the other for each process; red stays for errors
 
 
@@ -40,16 +48,59 @@ def hurry_on_signals(kill: Callable[[], None], what_stops: str) -> None:
 class LabelledLog:
     """Writes the lines of all processes to stderr, each behind its process's name."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str | None = None) -> None:
+        """`where`: a sentence for the operator on why it comes to this."""
+        self.where = where
         self._lock = threading.Lock()
         self._colors: dict[str, int] = {}
         self._in_color = sys.stderr.isatty()
 
     def __call__(self, name: str, line: str) -> None:
         with self._lock:
-            label = f"{name:<9}|"
+            label = f"{name:<8} |"
             if self._in_color:
                 color = self._colors.setdefault(name, COLORS[len(self._colors) % len(COLORS)])
                 label = f"\x1b[{color}m{label}\x1b[0m"
             sys.stderr.write(f"{label} {line}\n")
             sys.stderr.flush()
+
+
+class QuietLog:
+    """Puts the lines of all processes into files, and on stderr those that an operator is to see
+    at once.
+    """
+
+    def __init__(self, folder: LogFolder) -> None:
+        self.where = f"the processes' logs are in {folder.path}; --verbose shows them here"
+        self._folder = folder
+        self._shown = LabelledLog()
+
+    def __call__(self, name: str, line: str) -> None:
+        self._folder.write(name, line)
+        if TELLING.search(line):
+            self._shown(name, line)
+
+
+@contextmanager
+def logs_of_children(verbose: bool, parent: Path | None = None) -> Iterator[QuietLog | LabelledLog]:
+    """Yields what takes the children's logs: a QuietLog below `parent` (None: LogFolder's own), or
+    where all is to be shown, or no file can be written, a LabelledLog.
+
+    An error that leaves the block says where the logs are.
+    """
+    folder = why = None
+    try:
+        folder = None if verbose else LogFolder(parent)
+    except (OSError, RuntimeError) as error:
+        why = f"the processes' logs are shown here, as no file can be written ({error})"
+    if folder is None:
+        yield LabelledLog(why)
+        return
+    try:
+        yield QuietLog(folder)
+    except ProoflineError as error:
+        if folder.is_used and not isinstance(error, UsageError):
+            error.args = (f"{error}\n  The whole logs are in {folder.path}",)
+        raise
+    finally:
+        folder.close()

@@ -23,7 +23,7 @@ from redis import Redis
 from cli.addresses import receiver_settings
 from cli.machine import placement
 from cli.machine.gpus import visible_gpus
-from cli.model_choice import with_chosen_model
+from cli.model_choice import check_is_there, with_chosen_model
 from cli.supervise.fleet import ERROR_TAIL_LINES, Fleet, with_tail, worker_command
 from cli.supervise.follower import Follower
 from cli.supervise.ports import reserve_port
@@ -79,6 +79,7 @@ class Stack:
 
     def __post_init__(self) -> None:
         self._api: Child | None = None
+        self._began_api: float | None = None  # until it has answered
         self._courier: Child | None = None
         self._redis: Child | None = None
         self._own_redis: OwnRedis | None = None
@@ -121,6 +122,12 @@ class Stack:
         return self._follower is not None and self._follower.waits
 
     @property
+    def serves(self) -> str:
+        """The model, and what serves it."""
+        fleet = self._follower and self._follower.fleet
+        return f"{self.model_name}: {fleet.means}" if fleet else self.model_name
+
+    @property
     def base_url(self) -> str:
         """Where this machine reaches the API."""
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
@@ -133,7 +140,10 @@ class Stack:
         """
         self.port = reserve_port(self.host, self.port)
         try:
+            began = time.monotonic()
             self._start_redis()
+            self.announce(f"Redis: {time.monotonic() - began:.1f} s")
+            self._began_api = time.monotonic()
             self._api = self._start_child(
                 "api", self.api_command(), API_GRACE_S, {"POC_API_KEY": self._api_key}
             )
@@ -143,7 +153,13 @@ class Stack:
             store = DeploymentStore(self._connection, settings)
             registry = WorkerRegistry(self._connection, settings)
             self._follower = Follower(
-                store, registry, settings.host, self.options, self._start_fleet, self.announce
+                store,
+                registry,
+                settings.host,
+                self.options,
+                self._start_fleet,
+                self.announce,
+                says_ready=False,  # whoever waits for the stack says it
             )
             self._follower.begin()
         except BaseException:
@@ -198,13 +214,18 @@ class Stack:
                     ):
                         return
                     ready = client.get("/ready")
+                    self._tell_of_api()
                     missing = f"/ready answers {ready.status_code} {ready.text[:200]}"
                     if ready.status_code == 200:
                         workers = client.get("/api/v1/pow/status").json().get("workers", [])
                         at_work = {
                             worker["pid"] for worker in workers if worker["state"] == "ready"
                         }
-                        waiting_for = [child for child in self._workers if child.pid not in at_work]
+                        waiting_for = [
+                            child
+                            for child in self._workers
+                            if child.pid not in at_work or not child.is_ready
+                        ]
                         if self._workers and not waiting_for:
                             return
                         missing = f"{waiting_for[0].spec.name} has not loaded the model"
@@ -214,6 +235,12 @@ class Stack:
         message = f"Not ready within {timeout_s:g} s: {missing}."
         slow = [child for child in self._workers if child.spec.name in missing] or self._workers
         raise StackError(with_tail(message, slow[0]) if slow else message)
+
+    def _tell_of_api(self) -> None:
+        """Says, once, how long the API took until it answered."""
+        if self._began_api is not None:
+            self.announce(f"API: {time.monotonic() - self._began_api:.1f} s")
+            self._began_api = None
 
     def failure(self) -> str | None:
         """Why the stack cannot work: Redis, API, courier or all its workers given up; else None."""
@@ -279,6 +306,7 @@ class Stack:
         return load_settings(**own | {"redis_url": self.redis_url})
 
     def _start_fleet(self, options: EngineOptions, own: bool) -> Fleet:
+        check_is_there(options)
         places = self._own_places
         if not own:
             places = placement.environments_of_most(

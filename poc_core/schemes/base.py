@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core.arithmetic import rng
+from poc_core.arithmetic.reflections import layer_vectors
 from poc_core.errors import SpecError
 from poc_core.records import Passes, PassOrder, ProofSpec
 
@@ -27,8 +28,7 @@ class LayerTransform(Protocol):
 class Scheme(ABC):
     """One proof scheme, prepared for one spec on one model and device; serves many batches.
     Parameters: `hidden_size` of the model, `n_layers` of the whole model (also under pipeline
-    parallelism), `device` and `dtype` of its activations. A constructor raises SpecError when it
-    cannot follow the spec's options.
+    parallelism), `device` and `dtype` of its activations. SpecError: see `prepare`.
     """
 
     # False: `transform_layer` changes nothing, so an engine need not hook any layer.
@@ -36,6 +36,8 @@ class Scheme(ABC):
     # True: transforming a sum is transforming its terms, so an engine may transform a layer's
     # hidden_states + residual at once. False: each apart, as the reference does.
     transform_is_linear: ClassVar[bool] = True
+    # Whether inputs are seeded with the whole digest (rng.inputs).
+    stronger_rng: bool = False
 
     def __init__(
         self,
@@ -53,6 +55,17 @@ class Scheme(ABC):
         self.n_layers = n_layers
         self.device = device
         self.dtype = dtype
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Makes what all batches share. SpecError: the spec's options cannot be followed."""
+        return
+
+    def reflections(self) -> Tensor:
+        """The vectors of the layers' reflections, see reflections.layer_vectors."""
+        return layer_vectors(
+            self.spec.block_hash, self.n_layers, self.hidden_size, self.device, self.dtype
+        )
 
     @property
     def passes(self) -> Passes:
@@ -80,6 +93,7 @@ class Scheme(ABC):
             self.hidden_size,
             self.device,
             self.dtype,
+            self.stronger_rng,
         )
 
     def token_ids(self, nonces: Sequence[int], vocab_size: int) -> Tensor:

@@ -136,8 +136,8 @@ class RoundBody(BaseModel, ABC):
         }
 
 
-class SequenceRoundBody(RoundBody):
-    """A round over a node's nonce sequence, of one model, in batches."""
+class PlacedRoundBody(RoundBody):
+    """A round of a node and a group, each one of several that share the nonces."""
 
     node_id: Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
@@ -147,8 +147,6 @@ class SequenceRoundBody(RoundBody):
     batch_size: Annotated[Count, Field(ge=1)] | None = Field(
         None, description="As the client counts; workers compute as many nonces at a time as fit."
     )
-    params: Params
-    url: HttpUrl = Field(None, description="The artifacts are sent to {url}/generated.")
 
     @model_validator(mode="after")
     def _ids_below_counts(self) -> Self:
@@ -157,12 +155,17 @@ class SequenceRoundBody(RoundBody):
         return self
 
     @property
-    def served_model(self) -> str:
-        return self.params.model
-
-    @property
     def asked_batch_size(self) -> int | None:
         return self.batch_size or None
+
+    @property
+    @abstractmethod
+    def receiver(self) -> str | None:
+        """The url of whoever is sent the values."""
+
+    def terms(self) -> dict[str, JsonValue]:
+        """By what values are reported."""
+        return {}
 
     def config(self, model: str, batch_size: int) -> RoundConfig:
         return RoundConfig(
@@ -174,8 +177,24 @@ class SequenceRoundBody(RoundBody):
             group_id=self.group_id,
             n_groups=self.n_groups,
             batch_size=batch_size,
-            url=self.url,
+            url=self.receiver,
+            terms=self.terms(),
         )
+
+
+class SequenceRoundBody(PlacedRoundBody):
+    """A round over a node's nonce sequence, of one model, in batches."""
+
+    params: Params
+    url: HttpUrl = Field(None, description="The artifacts are sent to {url}/generated.")
+
+    @property
+    def served_model(self) -> str:
+        return self.params.model
+
+    @property
+    def receiver(self) -> str | None:
+        return self.url
 
     @classmethod
     def of(cls, config: RoundConfig) -> dict[str, Any]:

@@ -12,11 +12,4 @@ from poc_core.state.jobs import JobStore
 from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 
-__all__ = [
-    "DeploymentStore",
-    "JobStore",
-    "Outbox",
-    "RoundStore",
-    "WorkerRegistry",
-    "connect",
-]
+__all__ = ["DeploymentStore", "JobStore", "Outbox", "RoundStore", "WorkerRegistry", "connect"]

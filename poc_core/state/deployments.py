@@ -8,9 +8,11 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
 
+from pydantic import BaseModel
 from redis import Redis
 
 from poc_core.errors import DeployedError, NoHostError
@@ -25,6 +27,9 @@ from poc_core.serving.deployments import (
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.past.events import Events
+from poc_core.state.unreadable import answers, readable
+
+T = TypeVar("T", bound=BaseModel)
 
 MOST_REASON_CHARS = 300  # of the reason why a record cannot be read
 # Seconds for which a machine's figures are told; a hung driver's get old and then go.
@@ -74,32 +79,29 @@ class DeploymentStore:
 
     def hosts(self) -> list[HostReport]:
         """The reports of the hosts that live, by the host's name."""
-        ids = [host_id.decode() for host_id in self._redis.zrange(keys.HOSTS, 0, -1)]
+        ids = self._host_ids()
         with self._redis.pipeline(transaction=False) as pipe:
             for host_id in ids:
                 pipe.hget(keys.host(host_id), "report")
-            found = [
-                HostReport.model_validate_json(raw) for raw in pipe.execute() if raw is not None
-            ]
+            found = _readable(HostReport, "report of host", ids, answers(pipe))
         return sorted(found, key=lambda report: (report.host, report.id))
 
     def logs(self) -> list[HostLogs]:
         """The last lines of the workers of the hosts that live, by the host's name."""
-        ids = self._redis.zrange(keys.HOSTS, 0, -1)
-        found = (
-            self._redis.mget([keys.host_logs(host_id.decode()) for host_id in ids]) if ids else []
-        )
-        logs = [HostLogs.model_validate_json(raw) for raw in found if raw is not None]
-        return sorted(logs, key=lambda one: one.host)
+        ids = self._host_ids()
+        found = self._redis.mget(map(keys.host_logs, ids)) if ids else []
+        return sorted(_readable(HostLogs, "logs of host", ids, found), key=lambda one: one.host)
 
     def machines(self) -> list[MachineFigures]:
         """The figures of the living hosts' machines, by host name; of equal names the latest."""
-        ids = self._redis.zrange(keys.HOSTS, 0, -1)
-        names = [keys.host_machine(host_id.decode()) for host_id in ids]
-        found = self._redis.mget(names) if names else []
-        told = (MachineFigures.model_validate_json(raw) for raw in found if raw is not None)
+        ids = self._host_ids()
+        found = self._redis.mget(map(keys.host_machine, ids)) if ids else []
+        told = _readable(MachineFigures, "machine of host", ids, found)
         by_host = {one.host: one for one in sorted(told, key=lambda one: one.read_at)}
         return [by_host[host] for host in sorted(by_host)]
+
+    def _host_ids(self) -> list[str]:
+        return [name.decode(errors="replace") for name in self._redis.zrange(keys.HOSTS, 0, -1)]
 
     def elapsed_s(self, record: DeploymentRecord) -> float:
         """Seconds since the deployment was asked for, until it served or failed."""
@@ -171,6 +173,19 @@ def deployment_record(found: Mapping[bytes, bytes]) -> DeploymentRecord | None:
         return _record(raw)
     except (AttributeError, KeyError, RecursionError, ValueError) as error:
         return _unreadable(raw, error)
+
+
+def _readable(
+    record: type[T], name: str, ids: Sequence[str], found: Sequence[bytes | None]
+) -> list[T]:
+    """The hosts' records of one kind, without those that nobody can read or that are gone."""
+    told = zip(ids, found, strict=True)
+    read = (
+        readable(f"{name} {host_id!r}", partial(record.model_validate_json, raw))
+        for host_id, raw in told
+        if raw is not None
+    )
+    return [one for one in read if one is not None]
 
 
 def _record(raw: Mapping[str, str]) -> DeploymentRecord:

@@ -1,34 +1,36 @@
-"""A job's answer in Redis: built part by part, and kept in pieces where it is large.
+"""A job's HTTP answer (protocol.md, section 5): built part by part, kept in pieces where large.
 
-So neither the worker nor the API holds all of a large answer, and no value in Redis comes near its
-limit of 512 MB.
+It is made once, when the job ends. Neither the worker nor the API holds all of a large one, and no
+value in Redis comes near its limit of 512 MB.
 """
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Redis
 
-from poc_core.job_answers import Part, answer_texts, callback_opening
+from poc_core.errors import TooFewValuesError
 from poc_core.payloads import callback_url
 from poc_core.records import JobKind, JobRecord
 from poc_core.schemes import contract_of
+from poc_core.schemes.contract import load_all
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 
 # Bytes of one piece of a large answer; 50,000 artifacts of k_dim 12 are one piece.
 PIECE_BYTES = 4 * 1024 * 1024
 
-# Values read in one call of a script: a few milliseconds of Redis' time.
-_READ_CHUNK = 4000
-
 # Seconds that pieces live which no job has adopted: each is written well within them.
 _STAGING_TTL_S = 120
 # Seconds that pieces outlive their job, for a client that began to read at its end.
 _READING_S = 600
+
+_EXCLUDED = b"null"
+# Share of a validation's nonces that may stay uncomputed, at least one (protocol.md, section 2).
+_MOST_EXCLUDED = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,19 @@ class StoredAnswer:
     is_in_pieces: bool
 
 
+class Part(NamedTuple):
+    """Some of a job's nonces as texts, in order, and the JSON of their values; null: excluded."""
+
+    nonces: Sequence[bytes]
+    values: Sequence[bytes]
+
+
 class JobResults:
     """Writes and reads the answers of jobs."""
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
-        self._batch_values = scripts.load(redis, "batch_values")
         self._finish = scripts.load(redis, "finish_job")
 
     def read(self, job_id: str) -> StoredAnswer | None:
@@ -102,16 +110,13 @@ class JobResults:
             1, PIECE_BYTES // contract_of(record.spec.scheme).bytes_per_artifact(record.spec)
         )
         step = max(1, per_part * record.n_batches // record.n_total)
-        call = max(1, min(per_part, _READ_CHUNK) * record.n_batches // record.n_total)
         for first in range(0, record.n_batches, step):
             indexes = [b"%d" % index for index in range(first, min(first + step, record.n_batches))]
             with self._redis.pipeline(transaction=False) as pipe:
                 pipe.expire(key + ":finishing", lock_s)
                 pipe.hmget(key + ":nonces", indexes)
-                for begin in range(0, len(indexes), call):
-                    self._batch_values([key], indexes[begin : begin + call], client=pipe)
-                _, batches, *chunks = pipe.execute()
-            texts = [text for chunk in chunks for text in chunk]
+                pipe.hmget(key + ":values", indexes)
+                _, batches, texts = pipe.execute()
             if not all(batches) or not all(texts):
                 raise JobEndedError
             nonces = [nonce for batch in batches for nonce in _nonces_of(batch)]
@@ -142,3 +147,78 @@ class JobEndedError(Exception):
 def _nonces_of(batch: bytes) -> list[bytes]:
     """The nonces in the JSON list of a batch, as texts."""
     return batch[1:-1].replace(b" ", b"").split(b",")
+
+
+def answer_texts(
+    record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]
+) -> Iterator[bytes]:
+    """The JSON that GET /generate/{id} sends, in texts: of artifacts one a part, to save memory.
+
+    `claimed`: of a validation, nonce -> JSON of its value. TooFewValuesError: no verdict on these.
+    """
+    if record.kind is JobKind.VALIDATE:
+        yield _verdict(record, parts, claimed)
+        return
+    contract = contract_of(record.spec.scheme)
+    text = json.dumps(_head(record)).encode()[:-1] + b', "artifacts": ['
+    excluded: list[int] = []
+    is_first = True
+    for nonces, values in parts:
+        computed = [pair for pair in zip(nonces, values, strict=True) if pair[1] != _EXCLUDED]
+        excluded += [
+            int(nonce) for nonce, value in zip(nonces, values, strict=True) if value == _EXCLUDED
+        ]
+        if computed:
+            artifacts = contract.artifacts_json(
+                [nonce for nonce, _ in computed], [value for _, value in computed]
+            )
+            text += artifacts[1:-1] if is_first else b"," + artifacts[1:-1]
+            is_first = False
+        yield text
+        text = b""
+    tail: dict[str, object] = contract.about(record.spec, record.request.terms)
+    if excluded:
+        tail["excluded_nonces"] = excluded
+    yield b"]" + (b", " + json.dumps(tail).encode()[1:] if tail else b"}")
+
+
+def callback_opening(record: JobRecord, answer: bytes) -> bytes:
+    """How the body for a job's url begins (protocol.md, section 6), from the answer's first text.
+
+    Without its status, and with whose answer it is; the texts that follow stay as they are.
+    """
+    opening, rest = answer.split(b", ", 1)
+    assert opening.startswith(b'{"status": ')
+    about = {
+        "block_hash": record.spec.block_hash,
+        "block_height": record.request.block_height,
+        "public_key": record.spec.public_key,
+        "node_id": record.request.node_id,
+    }
+    return json.dumps(about).encode()[:-1] + b", " + rest
+
+
+def _verdict(record: JobRecord, parts: Iterable[Part], claimed: Mapping[bytes, bytes]) -> bytes:
+    nonces: list[bytes] = []
+    values: list[bytes] = []
+    for part in parts:
+        nonces += part.nonces
+        values += part.values
+    n_excluded = values.count(_EXCLUDED)
+    if n_excluded > max(1, _MOST_EXCLUDED * len(nonces)):
+        raise TooFewValuesError(
+            f"This node could not compute {n_excluded} of {len(nonces)} nonces (its model gave no"
+            " finite state), too many for a verdict; ask another node."
+        )
+    verdict = contract_of(record.spec.scheme).verdict(
+        record.spec,
+        record.request,
+        [int(nonce) for nonce in nonces],
+        load_all(values),
+        load_all([claimed[nonce] for nonce in nonces]),
+    )
+    return json.dumps(_head(record) | verdict).encode()
+
+
+def _head(record: JobRecord) -> dict[str, object]:
+    return {"status": "completed", "request_id": record.job_id}

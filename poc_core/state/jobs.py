@@ -11,13 +11,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 from redis import Redis
 
-from poc_core.errors import AnswerTooLargeError, NoVerdictError, QueueFullError
+from poc_core.errors import AnswerTooLargeError, QueueFullError, TooFewValuesError
 from poc_core.queues import messages, model_queue
 from poc_core.records import (
-    JobKind,
     JobRecord,
     JobRequest,
     JobStatus,
@@ -59,6 +58,7 @@ _RECORD_FIELDS = (
     *("status", "kind", "model", "spec", "request", "n_total", "n_done", "n_batches"),
     *("created_at", "started_at", "finished_at", "error", "unavailable", "waiting_for"),
 )
+_RECORD = TypeAdapter(JobRecord)
 
 
 class JobStore:
@@ -261,8 +261,9 @@ class JobStore:
 
         True: every batch is done and the job waits for `finish`. Of an ended job nothing changes.
         """
+        texts = [json.dumps(value, allow_nan=False) for value in values]
         args: list[Any] = [batch_index, int(self._clock()), self._settings.job_ttl_sec]
-        args += [json.dumps(value, allow_nan=False) for value in values]
+        args += [len(texts), "\n".join(texts)]
         return bool(self._complete([keys.job(job_id)], args))
 
     def note_waiting(self, job_id: str, what: str) -> bool:
@@ -295,7 +296,7 @@ class JobStore:
             return record is not None and self._results.complete(
                 record, self._clock(), _FINISH_LOCK_S
             )
-        except NoVerdictError as error:
+        except TooFewValuesError as error:
             self._end_job(job_id, JobStatus.FAILED, str(error), unavailable=True)
             return False
         except JobEndedError:
@@ -397,20 +398,6 @@ def _record(job_id: str, values: Sequence[bytes | None]) -> JobRecord | None:
     raw = {name: value.decode() for name, value in found if value is not None}
     if "status" not in raw:
         return None
-    return JobRecord(
-        job_id=job_id,
-        status=JobStatus(raw["status"]),
-        kind=JobKind(raw["kind"]),
-        model=raw["model"],
-        spec=ProofSpec.model_validate_json(raw["spec"]),
-        request=JobRequest.model_validate_json(raw["request"]),
-        n_total=int(raw["n_total"]),
-        n_done=int(raw["n_done"]),
-        n_batches=int(raw["n_batches"]),
-        created_at=float(raw["created_at"]),
-        started_at=float(raw["started_at"]) if "started_at" in raw else None,
-        finished_at=float(raw["finished_at"]) if "finished_at" in raw else None,
-        error=raw.get("error"),
-        unavailable="unavailable" in raw,
-        waiting_for=raw.get("waiting_for"),
-    )
+    spec = ProofSpec.model_validate_json(raw["spec"])
+    made = {"spec": spec, "request": JobRequest.model_validate_json(raw["request"])}
+    return _RECORD.validate_python(raw | made | {"job_id": job_id})

@@ -17,6 +17,7 @@ HOSTS = "poc:hosts"  # zset host id -> last report
 
 NEWEST_ROUNDS = "poc:rounds:newest"  # list of the ids of the rounds stored last
 CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase speak of
+FOLLOWED_ROUNDS = "poc:round:followed"  # set of rounds that others followed, not forgotten yet
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
 OUTBOX_JOBS = "poc:outbox:jobs"  # set of the jobs with a url that are not computed or not delivered
 COURIER = "poc:courier"  # lives a day longer than the last sign of life of a courier

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 from redis import Redis
 
 from poc_core.errors import RoundError
@@ -33,6 +33,8 @@ _MOST_KEPT = 100_000
 # Reported nonces in one answer: 0.4 MB of JSON, and more than most rounds have.
 MOST_LISTED = 10_000
 
+_RECORD = TypeAdapter(RoundRecord)
+
 
 class RoundStore:
     """All operations on rounds, each atomic in Redis and safe to repeat."""
@@ -48,6 +50,7 @@ class RoundStore:
         self._lease = scripts.load(redis, "lease_nonces")
         self._complete = scripts.load(redis, "complete_lease")
         self._release = scripts.load(redis, "release_lease")
+        self._forget = scripts.load(redis, "forget_rounds")
         self._read_reported = scripts.load(redis, "read_reported")
 
     # Clients: start, look, switch, stop.
@@ -56,7 +59,7 @@ class RoundStore:
         """Makes a new round the current one and returns its id. RoundError: another generates."""
         round_id = uuid.uuid4().hex
         names = [keys.round(round_id), keys.outbox(round_id), keys.CURRENT_ROUND]
-        names.append(keys.generating(config.model))
+        names += [keys.generating(config.model), keys.FOLLOWED_ROUNDS]
         places = min(config.nonces.count, _MOST_PLACES)
         args: list[Any] = [round_id, state.value, config.model_dump_json(), places, self._clock()]
         args += [self._ttl_s, callback_url(config.url, "generated")]
@@ -96,6 +99,10 @@ class RoundStore:
     def waiting_artifacts(self, round_id: str) -> int:
         """Artifacts of the round that its receiver has not taken yet; 0 where it has none."""
         return int(self._redis.hget(keys.outbox(round_id), "waiting") or 0)
+
+    def forget_followed(self) -> int:
+        """Forgets earlier rounds of which nothing is computed or delivered any more; how many."""
+        return int(self._forget([keys.FOLLOWED_ROUNDS], [self._clock()]))
 
     def elapsed_s(self, round: RoundRecord) -> float:
         """Seconds since the round's first generation, until it stopped; 0 before."""
@@ -191,16 +198,6 @@ def round_record(round_id: str, found: Mapping[bytes, bytes]) -> RoundRecord | N
     raw = {name.decode(): value.decode() for name, value in found.items()}
     if "state" not in raw:
         return None
-    return RoundRecord(
-        round_id=round_id,
-        state=RoundState(raw["state"]),
-        config=RoundConfig.model_validate_json(raw["config"]),
-        created_at=float(raw["created_at"]),
-        started_at=float(raw["started_at"]) if "started_at" in raw else None,
-        stopped_at=float(raw["stopped_at"]) if "stopped_at" in raw else None,
-        n_processed=int(raw.get("n_processed", 0)),
-        n_valid=int(raw.get("n_valid", 0)),
-        n_excluded=int(raw.get("n_excluded", 0)),
-        error=raw.get("error"),
-        is_exhausted="exhausted" in raw,
-    )
+    made = {"round_id": round_id, "is_exhausted": "exhausted" in raw}
+    config = RoundConfig.model_validate_json(raw["config"])
+    return _RECORD.validate_python(raw | made | {"config": config})

@@ -3,6 +3,7 @@ against it, and `compute`.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ pytestmark = [
 
 MODEL = "tiny-qwen3"
 EXIT_FRAUD = 3
+STAGES = ("Redis", "API", "importing vLLM", "loading the model", "self-test", "chat server")
+MOST_LINES = 25
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,12 @@ def assert_golden(document: dict[str, Any], case: dict[str, Any]) -> None:
 
 @pytest.mark.xdist_group("up")
 class TestUp:
+    def test_says_what_its_start_is_at_and_last_that_it_is_ready(self, up: Up) -> None:
+        stages = [line.removeprefix("up: ").partition(":")[0] for line in up.start]
+        assert [name for name in STAGES if name not in stages] == []
+        assert re.match(rf"up: ready at {up.base_url} .* nonces/s of ", up.start[-1])
+        assert len(up.start) <= MOST_LINES
+
     def test_computes_the_references_artifacts(
         self, proof: Path, golden_case: dict[str, Any]
     ) -> None:

@@ -14,28 +14,24 @@ from functools import partial
 from pathlib import Path
 
 import httpx
-import numpy as np
-import redis
+from redis import Redis
 
 from cli.model_choice import with_chosen_model
-from poc_core.arithmetic.encoding import decode_vector
-from poc_core.settings import Settings
-from poc_core.state import RoundStore, keys
+from poc_core.state import keys
 from tests.faults.faults import FAULTS, Victims
-from tests.faults.reference import K_DIM, Reference
+from tests.faults.reference import Reference, same_artifacts
 from tests.faults.stack import FaultyStack, MovedClock, small_disk
 from tests.faults.usage import Usage, uses_of
-from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
+from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
 from tests.peers.receiver import Receiver
-from tests.stacks.round_client import FAST, LOG_LINES, MODEL, RoundClient, uncomputed
+from tests.stacks.computed import last_round
+from tests.stacks.round_client import FAST, LOG_LINES, MODEL, RoundClient
 from workers.engines import load_engine
 from workers.engines.kinds import EngineKind
 from workers.engines.options import EngineOptions
 
 # Seconds from a fault's end to the next nonce that a client sees.
 MOST_RECOVERY_S = 30.0
-# L2 distance of one nonce's float32 vectors from other engines or other micro-batches.
-TOLERANCE = 0.003
 # Seconds after which a restarted process has what it needs, a model too.
 _SETTLE_S = 120.0
 _READY_S = 300.0
@@ -121,15 +117,16 @@ def run(
             stack.base_url,
             receiver,
             reference.artifacts,
-            _same,
+            same_artifacts,
             seed,
             chat=engine == "vllm",
             size=size,
+            last_round=partial(last_round, exits.enter_context(Redis.from_url(stack.own_url))),
         )
         began = time.monotonic()
         # What hung and was cut leaves connections and buffers in pools.
         limits = (_SETTLE_S, 256, 200) if faults else (minutes * 6, 64, 20)
-        usage = Usage(partial(uses_of, stack), *limits)
+        usage = Usage(lambda: uses_of(stack.children()), *limits)
         work.start()
         try:
             until = began + minutes * 60
@@ -182,7 +179,7 @@ def _check_end(
 ) -> None:
     with (
         httpx.Client(base_url=stack.base_url, timeout=30, trust_env=False) as http,
-        redis.Redis.from_url(stack.own_url) as connection,
+        Redis.from_url(stack.own_url) as connection,
     ):
         client = RoundClient(http)
         try:
@@ -193,9 +190,7 @@ def _check_end(
             )
         except AssertionError as error:
             report.problems.append(str(error))
-        work.check_rounds(
-            RoundStore(connection, Settings()), partial(uncomputed, connection), again_s
-        )
+        work.check_rounds(again_s)
         work.check_callbacks()
         eternal = {
             key.decode() for key in connection.scan_iter("poc:*") if connection.ttl(key) == -1
@@ -205,15 +200,3 @@ def _check_end(
         messages = {queue: connection.llen(queue) for queue in (f"poc.model.{MODEL}",)}
         if sum(messages.values()) > 100:
             report.problems.append(f"messages are left: {messages}")
-
-
-def _same(found: Artifacts, expected: Artifacts) -> bool:
-    if [one["nonce"] for one in found] != [one["nonce"] for one in expected]:
-        return False
-    if found == expected:
-        return True
-    vectors = [
-        np.stack([decode_vector(one["vector_b64"], K_DIM) for one in some])
-        for some in (found, expected)
-    ]
-    return bool(np.linalg.norm(vectors[0] - vectors[1], axis=1).max() <= TOLERANCE)

@@ -12,14 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 
+import numpy as np
 import torch
 
+from poc_core.arithmetic.encoding import decode_vector
 from poc_core.records import ProofSpec
 from tests.faults.work import Artifacts
 from workers.engines.base import Engine
 from workers.pipeline import compute_all
 
 K_DIM = 12
+# L2 distance of one nonce's float32 vectors from other engines or other micro-batches.
+TOLERANCE = 0.003
 # Nonces of a forward: few enough that its tensors stay in a core's cache.
 _BATCH = 32
 
@@ -67,3 +71,16 @@ class Reference:
             {"nonce": nonce, "vector_b64": value}
             for nonce, value in zip(nonces, values, strict=True)
         ]
+
+
+def same_artifacts(found: Artifacts, expected: Artifacts) -> bool:
+    """Whether each nonce has the vector that it should have, as near as engines are."""
+    if [one["nonce"] for one in found] != [one["nonce"] for one in expected]:
+        return False
+    if found == expected:
+        return True
+    vectors = [
+        np.stack([decode_vector(one["vector_b64"], K_DIM) for one in some])
+        for some in (found, expected)
+    ]
+    return bool(np.linalg.norm(vectors[0] - vectors[1], axis=1).max() <= TOLERANCE)

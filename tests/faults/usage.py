@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
 
-from tests.faults.stack import FaultyStack
+from cli.supervise.processes import Child
 
 # Greatest use of a process at its last look, over that at its first look that counts.
 MOST_GROWTH = 1.5
@@ -22,14 +23,19 @@ class Use(NamedTuple):
     descriptors: int
 
 
-def uses_of(stack: FaultyStack) -> Iterator[Use]:
-    """What each process of the stack uses now."""
-    for child in stack.children():
+def uses_of(children: Iterable[Child]) -> Iterator[Use]:
+    """What each of a stack's processes uses now, and each that it has started."""
+    for child in children:
         try:
             process = psutil.Process(child.pid)
-            yield Use(process.pid, child.spec.name, process.memory_info().rss, process.num_fds())
+            family = [(child.spec.name, process)]
+            for one in process.children(recursive=True):
+                family.append((f"{child.spec.name}'s {one.name()}", one))
         except (psutil.NoSuchProcess, TypeError):
             continue
+        for name, process in family:
+            with suppress(psutil.NoSuchProcess):
+                yield Use(process.pid, name, process.memory_info().rss, process.num_fds())
 
 
 class Usage:

@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
+from redis.exceptions import RedisError
 
-from poc_core.records import RoundRecord
-from poc_core.state import RoundStore
-from tests.peers.receiver import Payload, Receiver, gaps_and_repeats, unrepeated
+from tests.peers.receiver import Payload, Receiver, unrepeated
+from tests.stacks.computed import Computed
 from tests.stacks.round_client import RoundClient, round_body
 
 PREFIX = "/api/v1/pow"
 # Seconds within which a job ends, whatever happens: else it is lost.
 JOB_TIMEOUT_S = 180.0
 _TIMEOUT_S = 30.0  # of one request
+_AWAY_S = 60.0  # for which Redis or the API may be away
 # Nonces of a round that are computed again at a time.
 _PART = 512
 ROUND_NONCES, ROUND_NONCES_AGAIN = "nonces of rounds", "nonces of rounds computed again"
@@ -43,8 +44,11 @@ class Work:
         seed: int,
         chat: bool,
         size: int,
+        last_round: Callable[[], Computed | None],
     ) -> None:
-        """`size`: nonces of the largest job."""
+        """`size`: nonces of the largest job. `last_round` may raise RedisError."""
+        self._last_round = last_round
+        self._computed: dict[str, Computed] = {}  # by round id
         self._base_url = base_url
         self._receiver = receiver
         self._expected = expected
@@ -203,6 +207,7 @@ class Work:
             client = RoundClient(http)
             while not self._stop.is_set():
                 number += 1
+                self.note_round()
                 self._round(client, f"block-{number}", rng.uniform(5, 25))
                 self._stop.wait(rng.uniform(2, 10))
 
@@ -228,7 +233,7 @@ class Work:
         self, http: httpx.Client, path: str, body: dict[str, Any]
     ) -> dict[str, Any] | None:
         """POSTs until the API accepts it, as an aggregator does."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + _AWAY_S
         while time.monotonic() < until:
             try:
                 answer = http.post(f"{PREFIX}{path}", json=body)
@@ -244,7 +249,7 @@ class Work:
             if answer.status_code != 503:
                 self.problem(f"{path} was answered {answer.status_code} {answer.text[:200]}")
             time.sleep(0.5)
-        self.problem(f"{path} was not taken within 60 s")
+        self.problem(f"{path} was not taken within {_AWAY_S:g} s")
         return None
 
     def _chat(self, number: int) -> None:
@@ -259,21 +264,31 @@ class Work:
                     continue
                 self.count(f"chat {answer.status_code}")
 
-    def check_rounds(
-        self, store: RoundStore, places_left: Callable[[RoundRecord], set[int]], most_seconds: float
-    ) -> None:
-        """Each nonce that a round counts came once and right; none is missing but `places_left`.
+    def note_round(self) -> None:
+        """Notes what the last round has computed: the node forgets one that another follows."""
+        until = time.monotonic() + _AWAY_S
+        while time.monotonic() < until:
+            try:
+                if (found := self._last_round()) is not None:
+                    self._computed[found.round_id] = found
+                return
+            except RedisError:
+                time.sleep(0.5)
+        self.problem(f"Redis was away for {_AWAY_S:g} s")
 
-        Those are what nobody had computed at the stop. Values are computed again for
-        `most_seconds`: all, or as many as that allows, drawn by the seed.
+    def check_rounds(self, most_seconds: float) -> None:
+        """Each nonce that a round counts came once and right; none is missing that was computed.
+
+        Values are computed again for `most_seconds`: all, or as many as that allows, drawn by the
+        seed.
         """
+        self.note_round()
         by_round: dict[str, list[Payload]] = {}
         for payload in self._receiver.round_payloads():
             by_round.setdefault(payload.payload_id.rpartition("-")[0], []).append(payload)
         rng = random.Random(f"{self._seed}-check")
         parts: list[tuple[str, str, Artifacts]] = []  # round, block hash, some of its artifacts
         for round_id, payloads in by_round.items():
-            record = store.read(round_id)
             try:
                 taken = unrepeated(payloads)
             except AssertionError as error:
@@ -282,14 +297,9 @@ class Work:
             artifacts = [artifact for payload in taken for artifact in payload.body["artifacts"]]
             nonces = [artifact["nonce"] for artifact in artifacts]
             self.count(ROUND_NONCES, len(nonces))
-            if record is None or record.n_processed != len(nonces):
-                self.problem(
-                    f"round {round_id}: {len(nonces)} nonces came, its record is {record}"[:400]
-                )
-            missing, repeated = gaps_and_repeats(nonces, range(2**62))
-            left = set() if record is None else places_left(record)
-            if repeated or set(missing) - left:
-                self.problem(f"round {round_id}: missing {missing[:10]}, repeated {repeated[:10]}")
+            computed = self._computed.get(round_id, Computed(round_id, 0, set()))
+            for problem in computed.problems(nonces, range(2**62)):
+                self.problem(problem)
             rng.shuffle(artifacts)
             for start in range(0, len(artifacts), _PART):
                 parts.append(

@@ -121,6 +121,12 @@ class StackClient(RoundClient):
     def redis_url(self) -> str:
         return str(self.stack.redis_url)
 
+    def children(self) -> list[Child]:
+        return self.stack._children()
+
+    def _child(self, name: str) -> Child:
+        return next(child for child in self.children() if child.spec.name == name)
+
     def kill(self, name: str) -> int:
         """SIGKILL for "api", "redis", "courier" or "cpu0", which restarts. The old pid."""
         child = self._child(name)

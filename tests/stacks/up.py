@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 
@@ -19,17 +20,17 @@ from tests.stacks.round_client import LOG_LINES
 START_TIMEOUT_S = 200.0
 STOP_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 250.0
+STATE_HOME = Path(__file__).resolve().parents[2] / "build" / "state"
 # Seconds that proofs wait for constant chat before they get a share, on the shared `up`.
 PATIENCE_S = 6
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A user's environment: nothing set for us or for vLLM, but for `more`."""
+    """A user's environment: nothing set for us or for vLLM, but for `more`; logs in build/."""
     ours = ("POC_", "PROOFLINE_", "VLLM_CPU_", "OMP_")
     found = environment_of_proofline({})
-    return {name: value for name, value in found.items() if not name.startswith(ours)} | dict(
-        more or {}
-    )
+    kept = {name: value for name, value in found.items() if not name.startswith(ours)}
+    return {**kept, "XDG_STATE_HOME": str(STATE_HOME), **(more or {})}
 
 
 def proofline(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -63,6 +64,7 @@ class Up:
         threading.Thread(target=self._read, daemon=True).start()
         try:
             self.base_url = self.wait_line(r"up: ready at (http://\S+)", START_TIMEOUT_S)[1]
+            self.start = list(self.log)  # what was said until then
         except BaseException:
             self.end()
             raise

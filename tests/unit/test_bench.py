@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from bench import queue_overhead, queue_scale
-from bench.harness import machine, timed_job
+from bench import challenge, queue_overhead, queue_scale
+from bench.harness import growth, machine, timed_job
 from bench.harness.machine import Observed, Usage
 from bench.harness.timed_job import JobRun
 from bench.queue_overhead import CASES, Pair
@@ -100,3 +100,42 @@ def test_pollers_are_judged_by_the_worst_median_p99_over_the_bare_route(
     turns = {"a bare route": bare, "a job": [[20.0] * 200] * 3, "the status": [[ours_ms] * 200] * 3}
     assert pollers.report(turns, "pollers") is passed
     assert f"{ours_ms / 10:.2f}" in capsys.readouterr().out
+
+
+def test_growth_is_that_of_the_line_through_all_looks_but_the_first_quarter() -> None:
+    looks = growth.Growth()
+    for number in range(20):
+        looks.look({"keys": 100.0 + number + (50 if number < 5 else 0), "flat": 7.0})
+    looks.look({"keys": 120.0, "flat": 7.0, "new": 1.0})
+    found = looks.per_segment()
+    assert found == {"keys": pytest.approx(1.0), "flat": pytest.approx(0.0)}
+
+
+def challenged(slower: float = 0.0, mib: float = 0.0, problems: list[str] = []) -> challenge.Found:  # noqa: B006
+    """A challenge of 240 segments whose worker grew by so many MiB in all."""
+    paces = [1000.0] * 120 + [1000.0 * (1 - slower)] * 120
+    found = challenge.Found(paces, n_nonces=5, problems=[*problems])
+    for number in range(240):
+        found.growth.look(
+            {"keys": 60.0, "MiB of worker-0": 90 + mib * number / 240, "descriptors of api": 20.0}
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "passed"),
+    [
+        (challenged(slower=0.019, mib=3.9), True),
+        (challenged(slower=0.021), False),
+        (challenged(slower=-0.021), False),
+        (challenged(mib=4.1), False),
+        (challenged(problems=["round r: missing [5], repeated []"]), False),
+    ],
+)
+def test_a_challenge_is_judged_by_pace_growth_and_nonces(
+    found: challenge.Found, passed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert challenge.report(found) is passed
+    told = capsys.readouterr().out
+    assert ("FAIL" in told) is not passed
+    assert all(problem in told for problem in found.problems)

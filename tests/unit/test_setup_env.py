@@ -1,6 +1,7 @@
 """scripts/setup_env.py, with notes of their calls in place of pip and the environment."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,41 @@ def test_unlocked_takes_what_pyproject_allows(
     _, project = installs(pip_calls)
     assert "[cpu,dev,redis-binary]" in project
     assert str(setup_env.CONSTRAINTS) in project
+
+
+def test_each_step_is_told_with_its_number(
+    pip_calls: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup_env._install("cpu")
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert [line.partition(":")[0] for line in told] == [f"step {i} of 5" for i in range(1, 6)]
+    assert told[1] == "step 2 of 5: vLLM and all else, about 75 s"
+
+
+@pytest.fixture
+def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has pip's place taken by a line of Python."""
+    monkeypatch.setattr(setup_env, "LOG", tmp_path / "setup.log")
+    program = tmp_path / "python"
+    monkeypatch.setattr(setup_env, "VENV_PYTHON", program)
+
+    def becomes(code: str) -> None:
+        program.write_text(f"#!{sys.executable}\n{code}\n")
+        program.chmod(0o755)
+
+    return becomes
+
+
+def test_an_index_out_of_reach_frightens_nobody_where_pip_succeeds(
+    pip: Callable[[str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pip("print('WARNING: Retrying after connection broken')")
+    setup_env._pip("install", "torch")
+    assert capfd.readouterr() == ("", "")
+    assert "Retrying" in setup_env.LOG.read_text()
+
+
+def test_where_pip_fails_its_last_words_are_shown(pip: Callable[[str], None]) -> None:
+    pip("print('looking'); print('ERROR: No matching distribution found'); raise SystemExit(1)")
+    with pytest.raises(setup_env.SetupError, match=r"(?s)status 1.*\n  ERROR: No matching"):
+        setup_env._pip("install", "torch")

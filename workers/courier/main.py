@@ -9,6 +9,7 @@ import threading
 import httpx
 
 from poc_core.callback_tls import CallbackTls
+from poc_core.serving.logs import log_to_stderr
 from poc_core.settings import load_settings
 from poc_core.state import WorkerRegistry
 from poc_core.state.client import connect
@@ -23,8 +24,7 @@ from workers.courier.tls_clients import CONNECTIONS
 
 def run_courier(redis_url: str | None = None) -> None:
     """Delivers until SIGTERM or SIGINT. Several may run, also on several hosts."""
-    logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each payload
+    log_to_stderr()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

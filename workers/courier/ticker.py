@@ -27,10 +27,7 @@ class Ticker:
     """
 
     def __init__(
-        self,
-        outbox: Outbox,
-        courier: Courier,
-        look_around: Callable[[], object] = lambda: None,
+        self, outbox: Outbox, courier: Courier, look_around: Callable[[], object] = lambda: None
     ) -> None:
         """`look_around()` is called every few seconds."""
         self._outbox = outbox

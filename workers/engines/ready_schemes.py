@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from cachetools import LRUCache
 
@@ -22,11 +24,8 @@ class ReadySchemes:
         self, hidden_size: int, n_layers: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.replicated = True  # whether layers give the same on all tensor-parallel ranks
-        self._hidden_size, self._n_layers, self._device, self._dtype = (
-            hidden_size,
-            n_layers,
-            device,
-            dtype,
+        self._load = partial(
+            load_scheme, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
         )
         self._schemes: LRUCache[str, Scheme] = LRUCache(_KEPT)
 
@@ -35,13 +34,7 @@ class ReadySchemes:
         key = spec.model_dump_json()
         scheme = self._schemes.get(key)
         if scheme is None:
-            scheme = self._schemes[key] = load_scheme(
-                spec,
-                hidden_size=self._hidden_size,
-                n_layers=self._n_layers,
-                device=self._device,
-                dtype=self._dtype,
-            )
+            scheme = self._schemes[key] = self._load(spec)
         if not self.replicated and scheme.transforms_layers and not scheme.transform_is_linear:
             raise SpecError(
                 "This model's layers leave parts of a sum on each tensor-parallel rank, so a scheme"

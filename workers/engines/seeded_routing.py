@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from poc_core.errors import SpecError
-from poc_core.schemes.decode.routing import forced_logits
+from poc_core.schemes.decode.steps import forced_logits
 
 FirstExperts = Callable[[int, int], Tensor | None]
 """(layer of experts, number of experts) -> the first expert of each row, int64 (rows,)."""

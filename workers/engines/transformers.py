@@ -15,6 +15,7 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.base import Batch
 from poc_core.schemes.decode.codebook import choose_codebook
 from poc_core.schemes.decode.limits import ChainLimits
+from workers.engines import stages
 from workers.engines.base import WholeBatchEngine
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.options import EngineOptions
@@ -38,17 +39,14 @@ class TransformersEngine(WholeBatchEngine):
 
     def __init__(self, options: EngineOptions) -> None:
         """Loads the model. ProoflineError: it fails, or no decoder layers are found."""
+        stages.begin("loading the model")
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
             config = AutoConfig.from_pretrained(options.model).get_text_config()
             loaded = AutoModel.from_pretrained(
                 options.model, dtype=_DTYPES.get(options.dtype, "auto")
             )
-        except (
-            OSError,
-            ValueError,
-            ImportError,
-        ) as error:
+        except (OSError, ValueError, ImportError) as error:
             # The last where a number format wants another library.
             raise ProoflineError(f"Cannot load the model {options.model!r}: {error}") from error
         self._model: nn.Module = loaded.eval().requires_grad_(False).to(self._device)

@@ -292,6 +292,17 @@ def known_arguments(parser: Any) -> set[str]:
     return {name.lstrip("-") for name in parser._option_string_actions}
 
 
+def look_at_models_here() -> None:
+    """Has vLLM look at a model's class in this process. Left alone, it imports all of itself in
+    another one for each class that it meets for the first time: for CUDA, which must not begin in
+    this one.
+    """
+    from vllm.model_executor.models import registry
+
+    if hasattr(registry, "_run_in_subprocess"):
+        vars(registry)["_run_in_subprocess"] = lambda look: look()
+
+
 async def openai_app(llm: Any, args: Any) -> Any:
     """vLLM's own OpenAI application (ASGI) around a running engine."""
     try:

@@ -21,6 +21,7 @@ from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes import contract_of
 from poc_core.schemes.decode.limits import ChainLimits
 from workers.chat_gate import ChatGate
+from workers.engines import stages
 from workers.engines.base import Engine, Pulse
 from workers.engines.options import EngineOptions
 from workers.engines.rank_profile import Kernel, RankProfile
@@ -63,9 +64,8 @@ class VllmEngine(Engine):
         self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
         self._calls = 0  # under way
         self._stepping: set[int] = set()  # micro-batches that go on step by step
-        self._heard: dict[
-            Slice, list[float]
-        ] = {}  # seconds of slices, of those ranks that have told theirs
+        # Seconds of slices, of those ranks that have told theirs.
+        self._heard: dict[Slice, list[float]] = {}
         self._probe: concurrent.futures.Future[Any] | None = None
         self._probed_at = 0.0
         # Spawn, not fork: this process has threads (Celery's, Redis') that a fork would leave in an
@@ -74,6 +74,7 @@ class VllmEngine(Engine):
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # its paths run any method of the workers
         lifeline.offer()
+        stages.begin("importing vLLM")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="vllm-loop", daemon=True
@@ -87,14 +88,12 @@ class VllmEngine(Engine):
                     )
             except ProoflineError:
                 raise
-            except (
-                Exception
-            ) as error:  # vLLM raises whatever its parts raise; its log above tells more
+            except Exception as error:  # of any of vLLM's parts; its log above tells more
                 said = " ".join(str(error).split())
                 raise ProoflineError(
                     f"vLLM cannot start with the model {options.model}: {said}"
                 ) from error
-            ranks = self._rpc("proof_describe", (options.codebook,), _WARM_UP_TIMEOUT_S)
+            ranks = self._run("describe", options.codebook)
             scheduler = config.scheduler_config
             info = ModelInfo(
                 name=options.name,
@@ -117,10 +116,7 @@ class VllmEngine(Engine):
             self._decode_memory_gb = options.decode_memory_gb
             self.on_gpu = config.device_config.device_type != "cpu"
             self.slices_in_flight = 2 if self.on_gpu else 1
-            self.stages = [
-                range(first, end)
-                for first, end in sorted({tuple(rank["layers"]) for rank in ranks})
-            ]
+            self.stages = [range(*own) for own in sorted({tuple(rank["layers"]) for rank in ranks})]
             self.sliceable = all(rank["sliceable"] for rank in ranks)
         except BaseException:
             self.close()
@@ -134,8 +130,7 @@ class VllmEngine(Engine):
         begin = [(one.id, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin]
         slices = [list(one) for one in tick.slices]
         try:
-            told = (begin, slices, list(tick.drop), tick.wait, tick.fetch)
-            answers = self._rpc("proof_tick", told, self.rpc_timeout_s)
+            answers = self._run("tick", begin, slices, list(tick.drop), tick.wait, tick.fetch)
         except (EngineMemoryError, EngineFailedError) as error:
             self._heard.clear()
             if any(map(self._hands_over, tick.slices)):
@@ -170,12 +165,12 @@ class VllmEngine(Engine):
     def profile(self, spec: ProofSpec, nonces: Sequence[int]) -> list[RankProfile]:
         def run(watch: bool) -> list[dict[str, Any]]:
             # A call for each: every rank begins when all have ended the one before.
-            return self._rpc(
-                "proof_profile", (spec.model_dump(), list(nonces), watch), _WARM_UP_TIMEOUT_S
+            return self._run(
+                "profile", spec.model_dump(), list(nonces), watch, timeout_s=_WARM_UP_TIMEOUT_S
             )
 
         runs = [run(watch=False), run(watch=False), run(watch=True)]
-        peaks = self._rpc("proof_matrix_peak", (), _WARM_UP_TIMEOUT_S)
+        peaks = self._run("matrix_peak", timeout_s=_WARM_UP_TIMEOUT_S)
         found = []
         for *timed, seen, peak in zip(*runs, peaks, strict=True):
             seconds = min(one["seconds"] for one in (*timed, seen))
@@ -184,28 +179,28 @@ class VllmEngine(Engine):
         return found
 
     def watch(self, n_sequences: int, seq_len: int) -> None:
-        self._rpc("proof_watch", (n_sequences, seq_len), self.rpc_timeout_s)
+        self._run("watch", n_sequences, seq_len)
 
     def unwatch(self) -> list[dict[str, Any]]:
-        return self._rpc("proof_unwatch", (), self.rpc_timeout_s)
+        return self._run("unwatch")
 
     def settle(self, private: bool, replicated: bool) -> None:
-        self._rpc("proof_settle", (private, replicated), self.rpc_timeout_s)
+        self._run("settle", private, replicated)
 
     def reserve_for_steps(self) -> int:
         gb, n_places = self._decode_memory_gb, len(self.stages)
         limit = None if gb is None else int(gb * 2**30)
-        n_tokens = min(self._rpc("proof_room_for_steps", (n_places, limit), self.rpc_timeout_s))
+        n_tokens = min(self._run("room_for_steps", n_places, limit))
         if gb is None and not self.on_gpu:  # more at a time gain nothing
             n_tokens = min(n_tokens, max(self.info.max_batch_tokens, self.info.max_seq_len))
-        self._rpc("proof_reserve", (n_places, n_tokens, self._moe_layers), self.rpc_timeout_s)
+        self._run("reserve", n_places, n_tokens, self._moe_layers)
         return int(n_tokens)
 
     def use_graphs(self, on: bool) -> dict[str, Any]:
         """Whether steps of decode proofs are recorded and replayed from now on, see
         ProofRunner.use_graphs.
         """
-        answers = self._rpc("proof_use_graphs", (on,), self.rpc_timeout_s)
+        answers = self._run("use_graphs", on)
         return {
             "recorded": min(one["recorded"] for one in answers),
             "why_not": next((why for one in answers if (why := one["why_not"])), ""),
@@ -238,6 +233,7 @@ class VllmEngine(Engine):
         return 0 if llm is None else int(llm.output_processor.get_num_unfinished_requests())
 
     def serve_chat(self, gate: ChatGate, host: str, secret: str | None = None) -> int | None:
+        stages.begin("chat server")
         if self.validations is None:
             self.validations = self._score_known_tokens()
         listener = socket.socket()
@@ -278,8 +274,13 @@ class VllmEngine(Engine):
         if not self._thread.is_alive():
             self._loop.close()
 
+    def _run(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
+        """What a method of ProofRunner answers on every rank."""
+        return self._rpc("proof_run", (method, *args), timeout_s or self.rpc_timeout_s)
+
     def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
         """Every rank's value (see ProofExtension)."""
+        asked = f"proof_{args[0]}" if method == "proof_run" else method  # as in the docs
         self._calls += 1
         try:
             answers: list[dict[str, Any]] = self._await(
@@ -287,22 +288,19 @@ class VllmEngine(Engine):
             )
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
             raise EngineLostError(
-                f"The vLLM engine did not answer {method} within {timeout_s:g} s."
+                f"The vLLM engine did not answer {asked} within {timeout_s:g} s."
             ) from error
         except Exception as error:
             if self._llm.errored:
                 raise EngineLostError(f"The vLLM engine died: {error}") from error
-            raise EngineFailedError(f"vLLM could not run {method}: {error}") from error
+            raise EngineFailedError(f"vLLM could not run {asked}: {error}") from error
         finally:
             self._calls -= 1
         self._answers += 1
         failed = [answer for answer in answers if "error" in answer]
         if failed:
-            kind = (
-                EngineMemoryError
-                if all(answer["kind"] == "memory" for answer in failed)
-                else EngineFailedError
-            )
+            in_memory = all(answer["kind"] == "memory" for answer in failed)
+            kind = EngineMemoryError if in_memory else EngineFailedError
             raise kind(failed[0]["error"])
         return [answer["value"] for answer in answers]
 

@@ -29,45 +29,11 @@ class ProofExtension:
     for the answer to the next call.
     """
 
-    def proof_describe(self, codebook: str) -> dict[str, Any]:
-        """This rank's part of the model; an error when proofs would corrupt chat with this model.
-        Called first.
-
-        `codebook`: see EngineOptions.
+    def proof_run(self, method: str, *args: Any) -> dict[str, Any]:
+        """What a method of ProofRunner says. The first call makes the runner: an error when proofs
+        would corrupt chat with this model.
         """
-
-        def describe() -> dict[str, Any]:
-            from poc_core.schemes.decode.codebook import choose_codebook  # here as below
-
-            digest = choose_codebook(codebook)
-            described: dict[str, Any] = self._proof_runner().describe()
-            return described | {"codebook": digest}
-
-        return _answer(describe)
-
-    def proof_watch(self, n_sequences: int, seq_len: int) -> dict[str, Any]:
-        """Begins to watch, see ProofRunner.watch."""
-        return _answer(lambda: self._proof_runner().watch(n_sequences, seq_len))
-
-    def proof_unwatch(self) -> dict[str, Any]:
-        """What was seen since, see ProofRunner.unwatch."""
-        return _answer(lambda: self._proof_runner().unwatch())
-
-    def proof_settle(self, private: bool, replicated: bool) -> dict[str, Any]:
-        """How to go on, see ProofRunner.settle."""
-        return _answer(lambda: self._proof_runner().settle(private, replicated))
-
-    def proof_room_for_steps(self, n_places: int, limit_bytes: int | None) -> dict[str, Any]:
-        """See ProofRunner.room_for_steps."""
-        return _answer(lambda: self._proof_runner().room_for_steps(n_places, limit_bytes))
-
-    def proof_reserve(self, n_places: int, n_tokens: int, moe_layers: list[int]) -> dict[str, Any]:
-        """See ProofRunner.reserve."""
-        return _answer(lambda: self._proof_runner().reserve(n_places, n_tokens, moe_layers))
-
-    def proof_use_graphs(self, on: bool) -> dict[str, Any]:
-        """See ProofRunner.use_graphs."""
-        return _answer(lambda: self._proof_runner().use_graphs(on))
+        return _answer(lambda: getattr(self._proof_runner(), method)(*args))
 
     def proof_hook_chat(self) -> dict[str, Any]:
         """Lets the model runner take known tokens and tell the logprobs that each request asks
@@ -77,20 +43,6 @@ class ProofExtension:
     def proof_ping(self) -> dict[str, Any]:
         """Says that this rank answers."""
         return {"value": None}
-
-    def proof_tick(
-        self, begin: list[Any], slices: list[Any], drop: list[int], wait: bool, fetch: int | None
-    ) -> dict[str, Any]:
-        """One slice of each pipeline stage, see ProofRunner.tick."""
-        return _answer(lambda: self._proof_runner().tick(begin, slices, drop, wait, fetch))
-
-    def proof_profile(self, spec: dict[str, Any], nonces: list[int], watch: bool) -> dict[str, Any]:
-        """Where the time of one micro-batch goes, see ProofRunner.profile."""
-        return _answer(lambda: self._proof_runner().profile(spec, nonces, watch))
-
-    def proof_matrix_peak(self) -> dict[str, Any]:
-        """What the device's matrix products can be, see ProofRunner.matrix_peak."""
-        return _answer(lambda: self._proof_runner().matrix_peak())
 
     def _hook_chat(self) -> str:
         from workers.vllm.chat.v1_hooks import V1Hooks

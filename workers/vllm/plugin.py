@@ -1,5 +1,7 @@
 """What vLLM loads into each of its processes by its entry point `vllm.general_plugins`."""
 
+import gc
+import multiprocessing
 import os
 
 from workers.endings import end_like_this
@@ -11,6 +13,8 @@ def register() -> None:
 
     Does nothing in a vLLM that is not a worker's.
     """
+    if multiprocessing.parent_process() is not None:
+        gc.enable()  # see start/spawned.py
     if lifeline.VARIABLE in os.environ:
         from workers.vllm import compat
 

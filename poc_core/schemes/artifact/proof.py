@@ -8,7 +8,6 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core.arithmetic import encoding, reflections, rng
-from poc_core.records import ProofSpec
 from poc_core.schemes.artifact.options import ArtifactOptions
 from poc_core.schemes.base import PrefillScheme
 
@@ -19,37 +18,11 @@ _ROTATION_ELEMENTS = 1 << 23
 
 
 class ArtifactScheme(PrefillScheme):
-    def __init__(
-        self,
-        spec: ProofSpec,
-        *,
-        hidden_size: int,
-        n_layers: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(
-            spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
-        )
-        options = ArtifactOptions.checked(spec, hidden_size)
+    def prepare(self) -> None:
+        options = ArtifactOptions.checked(self.spec, self.hidden_size)
         self.k_dim = options.k_dim
         self.stronger_rng = options.stronger_rng
-        self.layer_vectors = reflections.layer_vectors(
-            spec.block_hash, n_layers, hidden_size, device, dtype
-        )
-
-    def inputs(self, nonces: Sequence[int]) -> Tensor:
-        spec = self.spec
-        return rng.inputs(
-            spec.block_hash,
-            spec.public_key,
-            nonces,
-            spec.seq_len,
-            self.hidden_size,
-            self.device,
-            self.dtype,
-            self.stronger_rng,
-        )
+        self.layer_vectors = self.reflections()
 
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         return reflections.reflect(x, self.layer_vectors[layer])

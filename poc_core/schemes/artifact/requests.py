@@ -158,7 +158,7 @@ class ArtifactRoundBody(SequenceRoundBody):
                 "params": {"model": "tiny-qwen3", "seq_len": 256, "k_dim": 12},
                 "url": "http://127.0.0.1:9100",
             },
-        },
+        }
     }
 
     def spec(self) -> ProofSpec:

@@ -16,7 +16,7 @@ _EDGES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1
 
 
 @dataclass(frozen=True)
-class Distances:
+class DistanceSpread:
     """L2 distances of the vectors that were compared; unreadable ones are left out."""
 
     min: float
@@ -39,7 +39,7 @@ class ArtifactVerdict:
     fraud_threshold: float  # by which it was judged
     n_excluded: int
     dist_threshold: float  # the largest distance that still agrees
-    distances: Distances | None  # None: nothing could be read
+    distances: DistanceSpread | None  # None: nothing could be read
     likely_cause: str | None  # of a fraud
 
 
@@ -87,10 +87,10 @@ def _distance(own: str, other: str, k_dim: int) -> float | None:
     return float(np.linalg.norm(difference))
 
 
-def _distances(found: list[float]) -> Distances | None:
+def _distances(found: list[float]) -> DistanceSpread | None:
     if not found:
         return None
     places = np.searchsorted(_EDGES, found).clip(max=len(_EDGES) - 1)
     counts = np.bincount(places)
     histogram = [(_EDGES[place], int(counts[place])) for place in range(min(places), len(counts))]
-    return Distances(min(found), float(np.median(found)), max(found), histogram)
+    return DistanceSpread(min(found), float(np.median(found)), max(found), histogram)

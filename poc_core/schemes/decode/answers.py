@@ -52,5 +52,5 @@ DECODE_EXAMPLES: Examples = {
             "artifacts": [{"nonce": 0, "vector_b64": "", "k_points_steps": CHAIN_EXAMPLE}],
             "encoding": {"dtype": "f16", "k_dim": 12, "endian": "le"},
         },
-    },
+    }
 }

@@ -10,9 +10,9 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core.arithmetic import reflections
-from poc_core.records import Passes, ProofSpec
+from poc_core.records import Passes
 from poc_core.schemes.base import Batch, LayerTransform, Scheme
-from poc_core.schemes.decode import routing, steps
+from poc_core.schemes.decode import steps
 from poc_core.schemes.decode.options import DecodeOptions, passes_of
 
 logger = logging.getLogger(__name__)
@@ -22,22 +22,9 @@ _CHUNK_KEYS = 1 << 24
 
 
 class DecodeScheme(Scheme):
-    def __init__(
-        self,
-        spec: ProofSpec,
-        *,
-        hidden_size: int,
-        n_layers: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(
-            spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
-        )
-        self.options = DecodeOptions.checked(spec, hidden_size)
-        self.layer_vectors = reflections.layer_vectors(
-            spec.block_hash, n_layers, hidden_size, device, dtype
-        )
+    def prepare(self) -> None:
+        self.options = DecodeOptions.checked(self.spec, self.hidden_size)
+        self.layer_vectors = self.reflections()
 
     @property
     def passes(self) -> Passes:
@@ -140,13 +127,13 @@ class DecodeBatch(Batch):
                 [self._seeds_of(layer) for layer in range(moe_layers)], dim=1
             ).T
         t = self.order.positions(step).start - (self.scheme.spec.seq_len - 1)
-        return routing.route_hashes(self._all_route_seeds, max(0, t))
+        return steps.route_hashes(self._all_route_seeds, max(0, t))
 
     def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor:
         seeds, positions = self._seeds_of(moe_layer), self.order.positions(step)
         places = torch.arange(positions.start, positions.stop, device=seeds.device)
-        steps = (places - (self.scheme.spec.seq_len - 1)).clamp_(min=0)
-        first = routing.first_experts(seeds, steps[None], n_experts)
+        numbers = (places - (self.scheme.spec.seq_len - 1)).clamp_(min=0)
+        first = steps.first_experts(seeds, numbers[None], n_experts)
         return first[self._slice(step)].reshape(-1)
 
     def numbers(self) -> Tensor:
@@ -178,7 +165,7 @@ class DecodeBatch(Batch):
     def _seeds_of(self, moe_layer: int) -> Tensor:
         seeds = self._route_seeds.get(moe_layer)
         if seeds is None:
-            found = routing.route_seeds(
+            found = steps.route_seeds(
                 self.scheme.spec.block_hash, self.nonces, moe_layer, self.scheme.device
             )
             seeds = self._route_seeds[moe_layer] = found[:, None]

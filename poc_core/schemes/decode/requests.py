@@ -90,7 +90,7 @@ class DecodeBody(JobBody):
                 },
                 "wait": True,
             },
-        },
+        }
     }
 
     def spec(self) -> ProofSpec:
@@ -167,7 +167,7 @@ class DecodeRoundBody(SequenceRoundBody):
                 },
                 "url": "http://127.0.0.1:9100",
             },
-        },
+        }
     }
 
     def spec(self) -> ProofSpec:

@@ -1,4 +1,4 @@
-"""Decode proofs step by step: seeds from the point before, and each state's nearest point.
+"""Decode proofs step by step: seeds from the point before, states' nearest points, experts.
 
 protocol.md, section 8. All stays on the device: no step asks the host for the last one's points.
 """
@@ -24,6 +24,11 @@ _EPSILON = 1e-8
 NO_POINT_MARGIN = 2.0
 # The point of a state that is not finite.
 NO_POINT = -1
+
+# Logit of the first chosen expert beyond its place: above any gate's, also after a softmax.
+# Not settled by the network.
+LADDER = 100
+_NOT_CHOSEN = -10000.0
 
 Purpose = Literal["embed", "pick", "token"]
 
@@ -98,3 +103,34 @@ def claimed_margins(scores: Tensor, claims: Tensor) -> Tensor:
     known = (claims >= 0) & (claims < POINTS)
     claimed = scores.gather(1, claims.clamp(0, POINTS - 1)[:, None])[:, 0]
     return torch.where(known, scores.amax(-1) - claimed, NO_POINT_MARGIN)
+
+
+# Experts are chosen by the seed instead of the gate (section 8.2).
+
+
+def route_seeds(
+    block_hash: str, nonces: Sequence[int], moe_layer: int, device: torch.device
+) -> Tensor:
+    """Seeds of the m-th MoE layer of the whole model: int64 (n,)."""
+    seeds = [
+        rng.seed_from_string(f"{block_hash}_n{nonce}_route_layer_{moe_layer}") for nonce in nonces
+    ]
+    return torch.tensor(seeds, dtype=torch.int64, device=device)
+
+
+def route_hashes(seeds: Tensor, step: int | Tensor) -> Tensor:
+    """Hashes that choose the first expert at step t (0: the whole prefill): int64, broadcast."""
+    steps = step if isinstance(step, Tensor) else torch.full_like(seeds, step)
+    return rng.murmur3_plain(steps, seeds)
+
+
+def first_experts(seeds: Tensor, step: int | Tensor, n_experts: int) -> Tensor:
+    """The first of the consecutive experts at step t: int64 in the common shape."""
+    return route_hashes(seeds, step) % n_experts
+
+
+def forced_logits(first: Tensor, n_experts: int, top_k: int, dtype: torch.dtype) -> Tensor:
+    """Logits in place of a gate's: (n, n_experts); expert `first` + j has the j-th largest."""
+    places = (torch.arange(n_experts, device=first.device) - first[:, None]) % n_experts
+    ladder = LADDER + top_k - places
+    return torch.where(places < top_k, ladder.to(torch.float32), _NOT_CHOSEN).to(dtype)

@@ -8,7 +8,6 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from poc_core.arithmetic import reflections, rng
-from poc_core.records import ProofSpec
 from poc_core.schemes.base import PrefillScheme
 from poc_core.schemes.distance.options import DistanceOptions
 
@@ -26,27 +25,13 @@ class DistanceScheme(PrefillScheme):
     # Dividing by the norm is not linear: vLLM's hidden_states and residual each have their own.
     transform_is_linear = False
 
-    def __init__(
-        self,
-        spec: ProofSpec,
-        *,
-        hidden_size: int,
-        n_layers: int,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(
-            spec, hidden_size=hidden_size, n_layers=n_layers, device=device, dtype=dtype
-        )
-        self.transforms_layers = (
-            DistanceOptions.checked(spec, hidden_size).randomization == "layer_hooks"
-        )
+    def prepare(self) -> None:
+        options = DistanceOptions.checked(self.spec, self.hidden_size)
+        self.transforms_layers = options.randomization == "layer_hooks"
         if self.transforms_layers:
-            self.layer_vectors = reflections.layer_vectors(
-                spec.block_hash, n_layers, hidden_size, device, dtype
-            )
-        self.projection = projection(spec.block_hash, hidden_size, device)
-        self.target = target(spec.block_hash, device)
+            self.layer_vectors = self.reflections()
+        self.projection = projection(self.spec.block_hash, self.hidden_size, self.device)
+        self.target = target(self.spec.block_hash, self.device)
 
     def transform_layer(self, layer: int, x: Tensor) -> Tensor:
         if not self.transforms_layers:

@@ -2,20 +2,20 @@
 
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import FailFast, Field, model_validator
+from pydantic import FailFast, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Probability, Text, check_id
+from poc_core.fields import MAX_BATCH_SIZE, Count, HttpUrl, Nonces, Probability, Text
 from poc_core.records import JobRequest, NewJob, ProofSpec, RoundConfig
 from poc_core.schemes.distance.answers import ValidatedBatch
 from poc_core.schemes.distance.options import DistanceOptions, distance_spec
 from poc_core.schemes.distance.terms import FRAUD_THRESHOLD, DistanceTerms, RTarget
-from poc_core.schemes.requests import BatchBody, Examples, RoundBody
+from poc_core.schemes.requests import BatchBody, Examples, PlacedRoundBody
 
 Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class DistanceRoundBody(RoundBody):
+class DistanceRoundBody(PlacedRoundBody):
     """Starts or stores a round of distances. Unknown fields are ignored."""
 
     r_target: RTarget = Field(
@@ -26,12 +26,6 @@ class DistanceRoundBody(RoundBody):
     )
     node_id: Count = Field(0, ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(1, ge=1, description="Nodes that share the nonces.")
-    group_id: Count = Field(0, ge=0, description="This group, from 0 to n_groups - 1.")
-    n_groups: Count = Field(1, ge=1, description="Groups that share the node's nonces.")
-    # The bound is what the workers hold, which only their registry knows.
-    batch_size: Annotated[Count, Field(ge=1)] | None = Field(
-        None, description="As the client counts; workers compute as many nonces at a time as fit."
-    )
     seq_len: Count = Field(256, ge=1, description="Positions of a nonce's prefill.")
     callback_url: HttpUrl = Field(
         None, description="Valid nonces are sent to {callback_url}/generated."
@@ -60,7 +54,7 @@ class DistanceRoundBody(RoundBody):
                 "seq_len": 256,
                 "callback_url": "http://127.0.0.1:9100",
             },
-        },
+        }
     }
 
     @model_validator(mode="after")
@@ -79,39 +73,22 @@ class DistanceRoundBody(RoundBody):
             )
         return self
 
-    @model_validator(mode="after")
-    def _ids_below_counts(self) -> Self:
-        check_id("node_id", self.node_id, "node_count", self.node_count)
-        check_id("group_id", self.group_id, "n_groups", self.n_groups)
-        return self
-
     @property
     def served_model(self) -> str | None:
         return self.model
 
     @property
-    def asked_batch_size(self) -> int | None:
-        return self.batch_size
+    def receiver(self) -> str | None:
+        return self.callback_url
+
+    def terms(self) -> dict[str, JsonValue]:
+        return DistanceTerms(
+            r_target=self.r_target, fraud_threshold=self.fraud_threshold
+        ).model_dump()
 
     def spec(self) -> ProofSpec:
         randomization = "layer_hooks" if self.use_layer_hooks else "sign_flips"
         return distance_spec(self.block_hash, self.public_key, self.seq_len, randomization)
-
-    def config(self, model: str, batch_size: int) -> RoundConfig:
-        return RoundConfig(
-            model=model,
-            spec=self.spec(),
-            block_height=self.block_height,
-            node_id=self.node_id,
-            node_count=self.node_count,
-            group_id=self.group_id,
-            n_groups=self.n_groups,
-            batch_size=batch_size,
-            url=self.callback_url,
-            terms=DistanceTerms(
-                r_target=self.r_target, fraud_threshold=self.fraud_threshold
-            ).model_dump(),
-        )
 
     @classmethod
     def of(cls, config: RoundConfig) -> dict[str, Any]:
@@ -151,7 +128,7 @@ class ProofBatchBody(BatchBody):
                 "dist": [1.4012, 1.3987],
                 "node_id": 0,
             },
-        },
+        }
     }
 
     @model_validator(mode="after")
@@ -180,4 +157,5 @@ class ProofBatchBody(BatchBody):
             nonces=self.nonces,
             batch_size=min(config.batch_size, MAX_BATCH_SIZE),
             claimed=dict(zip(self.nonces, self.dist, strict=True)),
+            inline=True,
         )

@@ -29,6 +29,11 @@ local function touch(job, ttl)
   redis.call('EXPIRE', 'poc:queued_nonces', ttl)
 end
 
+-- How many nonces the JSON list of a batch has.
+local function count_nonces(batch)
+  return select(2, string.gsub(batch, ',', '')) + 1
+end
+
 -- A lease is worker id, '|', second it was taken, '|', token: 'n' and its number (state/hand.py).
 local function lease_parts(lease)
   return string.match(lease, '^(.*)|(%d+)|(%w+)$')

@@ -1,34 +1,26 @@
--- Stores a batch's values by nonce, in the order of the batch. A second completion changes nothing.
+-- Stores the values of a batch's nonces, in the order of the batch. A second completion changes nothing.
 --
 -- KEYS: 1 job       its hash; its working keys are this plus a suffix
 -- ARGV: 1 batch     its index
 --       2 second    now, whole seconds since the epoch
 --       3 ttl       seconds the job is kept without progress
---       4...        the values, as JSON texts
+--       4 n_values
+--       5 values    as JSON texts, one a line
 -- Returns 1 when all batches of the job are done and it waits to be finished, else 0.
 local job = KEYS[1]
-local batch, second, ttl = unpack(ARGV, 1, 3)
-local first_value = 4
-local n_values = #ARGV - first_value + 1
+local batch, second, ttl, n_values, values = unpack(ARGV)
 if not is_active(redis.call('HGET', job, 'status')) then
   return 0
 end
-local text = redis.call('HGET', job .. ':nonces', batch)
-if not text then
+local nonces = redis.call('HGET', job .. ':nonces', batch)
+if not nonces then
   return redis.error_reply('ERR the job has no batch ' .. batch)
 end
-local entries = {}
-for nonce in string.gmatch(text, '%d+') do
-  entries[#entries + 1] = nonce
-  entries[#entries + 1] = ARGV[first_value + (#entries - 1) / 2] or ''
-end
-if #entries ~= 2 * n_values then
+if count_nonces(nonces) ~= tonumber(n_values) then
   return redis.error_reply('ERR batch ' .. batch .. ' has another number of nonces than the values given')
 end
 if redis.call('SREM', job .. ':todo', batch) == 1 then
-  for first = 1, #entries, CHUNK do
-    redis.call('HSET', job .. ':values', unpack(entries, first, math.min(first + CHUNK - 1, #entries)))
-  end
+  redis.call('HSET', job .. ':values', batch, values)
   redis.call('HDEL', job, 'waiting_for')
   local lease = redis.call('HGET', job .. ':leases', batch)
   local worker = lease and lease_parts(lease) or 'unknown' -- its lease was taken from it

@@ -26,7 +26,7 @@ for index = tonumber(first), tonumber(n_batches) - 1 do
     and redis.call('HEXISTS', job .. ':attempts', batch) == 0
   if is_free then
     local nonces = redis.call('HGET', job .. ':nonces', batch)
-    room = room - select(2, string.gsub(nonces, ',', '')) - 1
+    room = room - count_nonces(nonces)
     if room < 0 then
       break
     end

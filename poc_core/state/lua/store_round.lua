@@ -4,6 +4,7 @@
 --       2 outbox        the round's
 --       3 current       poc:round:current
 --       4 generating    the key that says for which round the model's workers compute
+--       5 followed      poc:round:followed
 -- ARGV: 1 round_id
 --       2 state         IDLE, GENERATING or VALIDATING
 --       3 config        as JSON
@@ -13,7 +14,7 @@
 --       7 url           of its callbacks, or ''
 --       8 head          of their payloads, as JSON
 -- Returns '' when stored, else the id of the round that generates.
-local round, outbox, current, generating = unpack(KEYS)
+local round, outbox, current, generating, followed = unpack(KEYS)
 local round_id, state, config, places, now, ttl, url, head = unpack(ARGV)
 local earlier_id = redis.call('GET', current)
 if earlier_id == round_id then
@@ -28,6 +29,8 @@ if earlier_id then
     -- A round that was only stored, or validates, ends where another begins.
     close_round('poc:round:' .. earlier_id, 'STOPPED', now, ttl)
   end
+  redis.call('SADD', followed, earlier_id)
+  redis.call('EXPIRE', followed, ttl)
 end
 redis.call('HSET', round, 'state', state, 'config', config, 'places', places, 'next', '0', 'created_at', now)
 redis.call('SET', current, round_id, 'EX', ttl)

@@ -7,6 +7,7 @@ import random
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from cli.supervise.follower import deployed_options
 from poc_core.errors import ArgumentsError, ProoflineError
 from poc_core.serving.trusted_models import SHIPPED
 from poc_core.serving.vllm_arguments import harmless, read_deployment, without
-from tests.families.make import make
+from tests.families.make import given, make
 from tests.harness.marks import needs_vllm
 from tests.harness.official import Official, official
+from tests.harness.waiting import wait_until
+from tests.integration.node import Node, run_node
 from workers.engines import load_engine
 from workers.engines.options import EngineOptions
 from workers.vllm.start.launch import serve_words
@@ -211,8 +214,8 @@ _FAMILIES = {
     "qwen235B-B200-node1": ("qwen3-moe", None),
     "kimik26-B200-node1": ("deepseek-v3", None),  # MLA and experts, the core of it
     "minimaxm27-H200-node1": ("minimax-m2", "softmax"),
-    "deepseekv4flash0731-H200-node1": ("deepseek-v4", ""),
-    "glm53flash-H200-node1": ("glm-5.3-flash", ""),
+    "deepseekv4flash0731-H200-node1": ("deepseek-v4", "cannot compute deepseek_v4 on CPUs"),
+    "glm53flash-H200-node1": ("glm-5.3-flash", "cannot compute glm5_next on CPUs"),
 }
 
 
@@ -254,3 +257,35 @@ def test_a_tiny_model_of_each_family_starts_with_these_words(
         assert refusal in str(error.value)
     told_left_out = [LEFT_OUT.search(message) for message in caplog.messages]
     assert [found[1].partition(":")[0] for found in told_left_out if found] == ["--swap-space"]
+
+
+REFUSED = {
+    "deepseekv4flash0731-H200-node1": "it has no kernels for this family's numbers of 8 bits there",
+    "glm53flash-H200-node1": "this family's kernels want Triton",
+}
+
+
+@pytest.mark.slow
+def test_up_status_says_why_a_host_without_gpus_does_not_serve_a_family(tmp_path: Path) -> None:
+    with ExitStack() as exits:
+        node = run_node(exits, model="", engine="vllm")
+        for deployment in [one for one in official() if one.file in REFUSED]:
+            # Refused before weights are read: there are none.
+            family = _FAMILIES[deployment.file][0]
+            folder = tmp_path / deployment.file
+            folder.mkdir()
+            (folder / "config.json").write_text(json.dumps(given(family)))
+            body = {"model": str(folder), "dtype": "auto", "additional_args": deployment.words}
+            assert node.http.post(UP, json=body).status_code == 200
+            wait_until(lambda: status_of(node)["status"] == "failed", "the refusal", 120)
+            told = status_of(node)["error"]
+            assert f"on CPUs, as {REFUSED[deployment.file]}; deploy it on a host with GPUs." in told
+            node.http.post("/api/v1/inference/down").raise_for_status()
+
+
+UP = "/api/v1/inference/up/async"
+
+
+def status_of(node: Node) -> dict[str, Any]:
+    found: dict[str, Any] = node.http.get("/api/v1/inference/up/status").json()
+    return found

@@ -17,7 +17,6 @@ SHARED = (
     *(
         "poc_core.arithmetic.encoding",
         "poc_core.arithmetic.nonces",
-        "poc_core.job_answers",
         "poc_core.arithmetic.statistics",
     ),
     *(

@@ -1,11 +1,16 @@
 """What --model may be, and the name under which clients find it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
-from cli.model_choice import ModelChoiceError, choose_model
+from cli.model_choice import ModelChoiceError, check_is_there, choose_model
 from cli.shipped import shipped_models
+from poc_core.errors import ProoflineError
+from tests.peers.hub import REPO, Hub
+from workers.engines.options import EngineOptions
 
 
 @pytest.fixture
@@ -72,3 +77,66 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_does_not_exist_is_refused(model: str) -> None:
     with pytest.raises(ModelChoiceError, match=r"There is no directory .*tiny-qwen3"):
         choose_model(model, None)
+
+
+def test_a_mistyped_shipped_name_gets_a_suggestion() -> None:
+    with pytest.raises(ModelChoiceError, match="did you mean tiny-qwen3"):
+        choose_model("tiny-qwen", None)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with one model, beside an empty cache."""
+    from huggingface_hub import HfApi, constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with Hub() as running:
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: HfApi(running.url, token=False))
+        yield running
+
+
+def vllm(model: str, *arguments: str) -> EngineOptions:
+    return EngineOptions(model=model, engine="vllm", vllm_args=arguments)
+
+
+def test_a_name_that_the_hub_knows_is_asked_for_once(hub: Hub) -> None:
+    check_is_there(vllm(REPO))
+    assert hub.asked == [f"/api/models/{REPO}"]
+
+
+def test_a_name_that_the_hub_does_not_know_is_refused(hub: Hub) -> None:
+    with pytest.raises(ModelChoiceError, match="no model 'acme/smal': the Hugging Face hub has"):
+        check_is_there(vllm("acme/smal"))
+
+
+def test_a_hub_out_of_reach_is_asked_once_and_told_of(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = huggingface_hub.HfApi  # made before the hub is closed
+    hub.__exit__()
+    monkeypatch.setattr(huggingface_hub, "HfApi", nowhere)
+    with pytest.raises(ProoflineError, match=r"cannot be reached \(.*\): give a model's directory"):
+        check_is_there(vllm(REPO))
+
+
+def test_nobody_is_asked_where_the_hub_is_forbidden(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ProoflineError, match="HF_HUB_OFFLINE forbids to ask"):
+        check_is_there(vllm(REPO))
+    assert hub.asked == []
+
+
+def test_nobody_is_asked_for_what_is_here_or_sought_elsewhere(
+    hub: Hub, tmp_path: Path, model_dir: Path
+) -> None:
+    snapshot = tmp_path / "models--other--cached" / "snapshots" / "0123" / "config.json"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.touch()
+    check_is_there(vllm("other/cached"))
+    check_is_there(vllm(str(model_dir)))
+    check_is_there(vllm("other/none", "--download-dir=/models"))
+    check_is_there(EngineOptions(model="other/none", engine="synthetic"))
+    assert hub.asked == []

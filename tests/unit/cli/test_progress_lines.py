@@ -3,14 +3,14 @@
 import pytest
 
 from cli.progress_lines import ProgressLines
-from cli.terminal import progress_bar
+from cli.terminal import note, progress_bar
 
 Capture = pytest.CaptureFixture[str]
 
 
 def test_a_line_now_and_then(capsys: Capture) -> None:
     clock = 1000.0
-    with ProgressLines("measurements", lambda: clock) as bar:
+    with ProgressLines("measurements", note, lambda: clock) as bar:
         task = bar.add_task("Computing on tiny", total=4)
         assert capsys.readouterr().err == "Computing on tiny: 0 of 4 measurements in 0 s\n"
         clock += 9

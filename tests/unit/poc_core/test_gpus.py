@@ -119,3 +119,20 @@ def test_a_reading_serves_for_some_seconds(library: FakeNvml) -> None:
     clock.now += 11
     watch.now()
     assert library.readings == 2
+
+
+def test_a_driver_that_fails_as_a_whole_is_said_once_and_asked_again(
+    library: FakeNvml, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> int:
+        raise library.NVMLError("Driver/library version mismatch")
+
+    clock = Clock()
+    watch = GpuWatch("here", clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "nvmlDeviceGetCount", fails)
+        for _ in range(3):
+            assert watch.now() == MachineGpus()
+            clock.now += 11
+    assert caplog.text.count("version mismatch") == 1
+    assert len(watch.now().devices) == 2

@@ -194,6 +194,16 @@ def test_a_load_counts_from_when_batches_wait_behind_others(
     assert messages.published == []
 
 
+def test_a_round_that_another_followed_is_forgotten(
+    rounds: RoundStore, reap: Callable[[], None]
+) -> None:
+    first = rounds.store(round_config(), RoundState.IDLE)
+    second = rounds.store(round_config(), RoundState.IDLE)
+    reap()
+    wait_until(lambda: rounds.read(first) is None)
+    assert rounds.read(second) is not None
+
+
 def test_nothing_is_queued_again_while_a_round_runs(
     jobs: JobStore, messages: Messages, rounds: RoundStore, reap: Callable[[], None]
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poc_core.schemes.decode.routing import forced_logits
+from poc_core.schemes.decode.steps import forced_logits
 
 FirstExperts = Callable[[int, int], Tensor | None]
 """(layer of experts, number of experts) -> the first expert of each row, int64 (rows,).

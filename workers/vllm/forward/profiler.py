@@ -29,15 +29,8 @@ class MarkedScheme(PrefillScheme):
     """Another scheme, each of whose steps runs in a range of the profiler."""
 
     def __init__(self, scheme: PrefillScheme) -> None:
-        super().__init__(
-            scheme.spec,
-            hidden_size=scheme.hidden_size,
-            n_layers=scheme.n_layers,
-            device=scheme.device,
-            dtype=scheme.dtype,
-        )
+        vars(self).update(vars(scheme))
         self._scheme = scheme
-        self.transforms_layers = scheme.transforms_layers
 
     def inputs(self, nonces: Sequence[int]) -> torch.Tensor:
         with record_function(f"{_PREFIX}inputs"):
@@ -180,11 +173,7 @@ def matrix_flops(layers: Iterable[nn.Module], seq_len: int) -> float:
 
 def _matrix_flops(module: nn.Module, seq_len: int) -> float:
     sizes: dict[str, Any] = vars(module)
-    if {
-        "top_k",
-        "hidden_size",
-        "intermediate_size_per_partition",
-    } <= sizes.keys():
+    if {"top_k", "hidden_size", "intermediate_size_per_partition"} <= sizes.keys():
         # Experts: gate, up and down.
         experts = sizes.get("global_num_experts", 1)
         # Of the experts on this rank.
@@ -202,11 +191,7 @@ def _matrix_flops(module: nn.Module, seq_len: int) -> float:
         return float(
             2 * rows * sizes.get("output_size_per_partition", sizes["output_size"]) * seq_len
         )
-    if {
-        "num_heads",
-        "head_size",
-        "kv_cache",
-    } <= sizes.keys():
+    if {"num_heads", "head_size", "kv_cache"} <= sizes.keys():
         # Each token sees itself and those before it, twice.
         return float(4 * sizes["num_heads"] * sizes["head_size"] * seq_len * (seq_len + 1) / 2)
     return sum(_matrix_flops(child, seq_len) for child in module.children())

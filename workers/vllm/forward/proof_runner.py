@@ -12,10 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
-from poc_core.schemes.base import PrefillScheme
+from poc_core.schemes.base import Batch, PrefillScheme
+from poc_core.schemes.decode.codebook import choose_codebook
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.ticks import Slice
@@ -26,7 +28,6 @@ from workers.vllm.chains.recording import recorder_for
 from workers.vllm.chains.seeded_gates import Gates
 from workers.vllm.chains.step_graphs import StepGraphs
 from workers.vllm.forward import profiler
-from workers.vllm.forward.arrivals import Arrivals
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.kv_isolation import NotIsolatableError, ScratchCaches
 from workers.vllm.forward.layout import DeviceBatch, Whereabouts
@@ -71,13 +72,17 @@ class ProofRunner:
         )
         self._whereabouts = Whereabouts(self._caches, self._kept, self._device)
         self._micro_batches: dict[int, DeviceBatch] = {}
-        self._arrivals = Arrivals()
+        # By the last slice of a micro-batch: the numbers that are on the host when that has run.
+        self._numbers: dict[tuple[int, ...], tuple[Batch, torch.Tensor]] = {}
         self._hand_over = HandOver(worker, self._model, self._dtype, self._device)
         self._stopwatch = stopwatch_for(self._device)
         self._watch: Watch | None = None
 
-    def describe(self) -> dict[str, Any]:
-        """What the engine must know: sizes in elements, this rank's layers, sliceable or not."""
+    def describe(self, codebook: str) -> dict[str, Any]:
+        """What the engine must know: sizes in elements, this rank's layers, sliceable or not.
+
+        `codebook`: see EngineOptions.
+        """
         return {
             "hidden_size": self._hidden_size,
             "n_layers": len(self._layers),
@@ -89,6 +94,7 @@ class ProofRunner:
             "moe_layers": len(self._gates),
             "kept_block": self._kept.block,
             "no_chains": self._why_no_chains(),
+            "codebook": choose_codebook(codebook),
         }
 
     def room_for_steps(self, n_places: int, limit_bytes: int | None) -> int:
@@ -153,11 +159,8 @@ class ProofRunner:
                 self._hand_points_back(one)
             if wait or fetch is not None:
                 self._stopwatch.wait(None if wait else fetch)
-            return {
-                "refused": refused,
-                "ran": self._stopwatch.take(),
-                "values": self._arrivals.take(),
-            }
+            ran = self._stopwatch.take()
+            return {"refused": refused, "ran": ran, "values": self._values_of(ran)}
         except BaseException:
             self._forget_all()
             raise
@@ -192,7 +195,7 @@ class ProofRunner:
                 self._run(own)
             self._stopwatch.wait()
             seconds = sum(seconds for _slice, seconds in self._stopwatch.take())
-            self._arrivals.take()
+            self._numbers.clear()
         except BaseException:
             self._forget_all()
             raise
@@ -228,12 +231,12 @@ class ProofRunner:
     def _run(self, one: Slice) -> None:
         self._stopwatch.begin()
         for step in range(one.step, one.until):
-            self._forward(one.micro_batch, range(one.first, one.end), step)
+            self._forward(one, step)
         self._stopwatch.end(tuple(one))
 
-    def _forward(self, micro_batch: int, layers: range, step: int) -> None:
-        """Runs some layers of one pass."""
-        held = self._micro_batches[micro_batch]
+    def _forward(self, one: Slice, step: int) -> None:
+        """Runs a slice's layers in one pass."""
+        held, layers = self._micro_batches[one.micro_batch], range(one.first, one.end)
         batch, order = held.batch, held.batch.order
         recorded = None if self._watch else self._graphs.hidden_states(held, layers, step)
         output: Any = self._operations(held, layers, step) if recorded is None else recorded
@@ -245,13 +248,24 @@ class ProofRunner:
             if order.has_points_after(step):
                 compat.as_first_tensor_rank_has_it(batch.points)
             if order.is_last(step) and self._reports:
-                self._arrivals.expect(micro_batch, batch)
+                self._numbers[tuple(one)] = batch, _sent_to_host(batch.numbers())
         elif layers.stop == self._own.stop:
             self._hand_over.send(output.tensors)
         else:
             held.state = output.tensors
         if order.is_last(step) and layers.stop == self._own.stop:
-            self._end(micro_batch)
+            self._end(one.micro_batch)
+
+    def _values_of(
+        self, ran: Sequence[tuple[tuple[int, ...], float]]
+    ) -> dict[int, list[JsonValue]]:
+        """The values of the micro-batches that ended with one of these slices."""
+        values = {}
+        for one, _seconds in ran:
+            if (arrived := self._numbers.pop(one, None)) is not None:
+                batch, numbers = arrived
+                values[one[0]] = batch.values(numbers)
+        return values
 
     def _operations(self, held: DeviceBatch, layers: range, step: int) -> Any:
         """What the model answers, operation by operation."""
@@ -305,7 +319,7 @@ class ProofRunner:
         self._micro_batches.clear()
         self._caches.forget()  # as large as the batch that may have been too large
         self._kept.free_all()
-        self._arrivals.forget()
+        self._numbers.clear()
         self._hand_over.forget()
         self._stopwatch = stopwatch_for(self._device)
         compat.forget_unfinished_forward(self._model)
@@ -318,3 +332,11 @@ class ProofRunner:
                 " by token."
             )
         return self._kept.why_not() or self._gates.why_not()
+
+
+def _sent_to_host(numbers: torch.Tensor) -> torch.Tensor:
+    """The numbers on the host once what the device has to do by now is done: nothing waits."""
+    if numbers.device.type != "cuda":
+        return numbers
+    host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    return host.copy_(numbers, non_blocking=True)

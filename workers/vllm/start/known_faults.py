@@ -7,6 +7,13 @@ from typing import Any
 
 # Major number of Hopper's compute capability.
 _HOPPER = 9
+# What vLLM's build for CPUs misses of a family, by model type: it fails in the middle of loading,
+# and its last line does not say why. Seen with this release.
+_CPU_RELEASE = "0.32."
+_NOT_ON_CPUS = {
+    "deepseek_v4": "it has no kernels for this family's numbers of 8 bits there",
+    "glm5_next": "this family's kernels want Triton",
+}
 
 
 def avoid(engine_args: Any) -> None:
@@ -32,6 +39,25 @@ def avoid(engine_args: Any) -> None:
         "rotary" in name for name in operations
     ):
         operations += [*([] if {"all", "none"} & {*operations} else ["all"]), "-rotary_embedding"]
+
+
+def why_not_on_cpus(engine_args: Any) -> str | None:
+    """Why vLLM cannot compute this family of models here, where here is a CPU."""
+    from vllm.platforms import current_platform
+    from vllm.transformers_utils.config import get_config
+    from vllm.version import __version__
+
+    if not (current_platform.is_cpu() and __version__.startswith(_CPU_RELEASE)):
+        return None
+    family = get_config(
+        engine_args.model, engine_args.trust_remote_code, engine_args.revision
+    ).model_type
+    if family not in _NOT_ON_CPUS:
+        return None
+    return (
+        f"vLLM {__version__} cannot compute {family} on CPUs, as {_NOT_ON_CPUS[family]}; deploy it"
+        " on a host with GPUs"
+    )
 
 
 def why_not_startable(config: Any) -> str | None:

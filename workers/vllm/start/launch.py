@@ -15,11 +15,13 @@ from poc_core.errors import ProoflineError, SettingsError
 from poc_core.serving.openai_paths import passed_on
 from poc_core.serving.vllm_arguments import harmless, without
 from workers.chat_gate import ChatGate
+from workers.engines import stages
 from workers.engines.options import EngineOptions
 from workers.vllm.chat.chat_requests import ChatRequests
 from workers.vllm.chat.gated_chat import GatedChat
 from workers.vllm.chat.network_fields import NetworkFields
 from workers.vllm.start import cpu_threads
+from workers.vllm.start.spawned import main_of_children
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +66,13 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make"
             " setup-gpu`, or use --engine transformers."
         ) from error
+    stages.begin("loading the model")
     words = serve_words(options, current_platform.is_cpu())
     if current_platform.is_cpu():
         # It would still compile some helpers when first used: a chat request for logprobs would
         # wait for half a minute.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        compat.look_at_models_here()
         cpu_threads.divide(options.n_devices)
         # Left alone, glibc gives large activations back to the kernel after every use and gets them
         # again page by page: a third of the time of a batch of 8,192 tokens. Read by the processes
@@ -89,6 +93,8 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
         ) from None
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = EXTENSION
+    if why_not := known_faults.why_not_on_cpus(engine_args):
+        raise _not_startable(options, why_not)
     known_faults.avoid(engine_args)
     if not current_platform.is_cpu():
         compat.enable_custom_ops(engine_args)
@@ -99,8 +105,8 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
     # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
     config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if why_not := known_faults.why_not_startable(config):
-        raise ProoflineError(f"vLLM cannot start with the model {options.model}: {why_not}.")
-    with lone_rank_in_core(engine_args, config):
+        raise _not_startable(options, why_not)
+    with lone_rank_in_core(engine_args, config), main_of_children():
         llm = AsyncLLM.from_vllm_config(
             config,
             usage_context=UsageContext.OPENAI_API_SERVER,
@@ -109,6 +115,10 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
             disable_log_stats=engine_args.disable_log_stats,
         )
     return llm, config, args
+
+
+def _not_startable(options: EngineOptions, why_not: str) -> ProoflineError:
+    return ProoflineError(f"vLLM cannot start with the model {options.model}: {why_not}.")
 
 
 def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:

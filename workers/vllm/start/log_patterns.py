@@ -25,6 +25,8 @@ _NOT_ON_HUB = re.compile(
 )
 _NOT_HERE = re.compile(r"outgoing traffic has been disabled")
 _NEEDS_TRUST = re.compile(r"(setting|argument|option) `trust_remote_code=True`")
+# Of a family of models (known_faults.py).
+_NOT_ON_CPUS = re.compile(r"\bvLLM \S+ cannot compute \S+ on CPUs, ")
 DOES_NOT_FIT = (
     "the model does not fit: use more --tensor-parallel or --pipeline-parallel, after -- a smaller"
     " --max-model-len, or a smaller model; on a CPU a smaller VLLM_CPU_KVCACHE_SPACE (GiB)"
@@ -45,6 +47,7 @@ NEEDS_TRUST = (
     " POC_TRUSTED_MODELS as ORG/NAME@COMMIT and deploy it with --revision COMMIT and"
     " --trust-remote-code; or, with --model, put --trust-remote-code after --"
 )
+NO_OTHER_START = "another start would change nothing"  # the log's last line says why
 HOPELESS = {
     _NO_MEMORY: DOES_NOT_FIT,
     _NOT_ISOLATED: CORRUPTS_CHAT,
@@ -56,6 +59,7 @@ HOPELESS = {
 
 def why_hopeless(log: Sequence[str]) -> str | None:
     """Why a worker that never was ready would fail again, by its log; None: it might not."""
+    causes = HOPELESS | {_NOT_ON_CPUS: NO_OTHER_START}
     return next(
-        (why for cause, why in HOPELESS.items() if any(cause.search(line) for line in log)), None
+        (why for cause, why in causes.items() if any(cause.search(line) for line in log)), None
     )

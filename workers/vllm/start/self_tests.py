@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic import JsonValue
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
+from workers.engines import stages
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 from workers.engines.ticks import EngineLostError, EngineMemoryError, MicroBatch, Slice, Tick
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 # in 0.25.1: proofs of use are larger.
 _SHORT = 32
 _LONG = 1024
+_USUAL = 256
+_FEW = 4
 # For the caches: more than most windows and blocks, so that each sequence takes several.
 _SEVERAL_BLOCKS = 160
 _SEQUENCES = 3
@@ -49,12 +53,14 @@ def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
     """An engine that has passed the tests. Errors: see VllmEngine and the tests below."""
     engine = VllmEngine(options)
     try:
+        stages.begin("self-test")
         check_isolation(engine)
         check_slices(engine)
         check_memory(engine, whole=engine.on_gpu)
         check_chains(engine)
         if engine.on_gpu:
             check_graphs(engine)
+        tell_speed(engine)
     except BaseException:
         engine.close()
         raise
@@ -159,6 +165,19 @@ def check_memory(engine: Engine, whole: bool) -> None:
             found,
             asked,
         )
+
+
+def tell_speed(engine: VllmEngine) -> None:
+    """Tells how long a micro-batch takes: on a GPU a full one, on a CPU, which larger ones do not
+    make faster, a small one.
+    """
+    info = engine.info
+    seq_len = min(_LONG if engine.on_gpu else _USUAL, info.max_seq_len, info.max_batch_tokens)
+    nonces = range(info.max_batch(seq_len))[: None if engine.on_gpu else _FEW]
+    plan = SlicePlan(0.0, 1) if engine.on_gpu else None  # as check_memory has seen to be possible
+    began = time.monotonic()
+    compute_all(engine, _spec(seq_len), nonces, plan)
+    stages.tell_speed(len(nonces) / (time.monotonic() - began), seq_len)
 
 
 def check_chains(engine: VllmEngine) -> None:

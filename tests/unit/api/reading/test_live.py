@@ -159,3 +159,13 @@ async def test_an_error_of_ours_is_told_and_the_next_reading_tried(live: Live, n
     node.sections["problem"] = None
     assert await next_of(stream) == node.sections
     await stream.aclose()
+
+
+async def test_a_reading_that_is_no_json_is_told_and_ends_no_page(live: Live, node: Node) -> None:
+    stream = live.follow(node.begin)
+    await next_of(stream)
+    node.sections["jobs"] = {1, 2}  # type: ignore[assignment]  # a mistake of ours
+    assert "TypeError" in str((await next_of(stream))["problem"])
+    node.sections["jobs"] = [1]
+    assert await next_of(stream) == {"jobs": [1]}
+    await stream.aclose()

@@ -11,6 +11,7 @@ from redis.exceptions import ConnectionError
 from cli.shipped import shipped_models
 from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower, deployed_options
+from cli.supervise.start_stages import StartStages
 from cli.terminal import UsageError
 from poc_core.serving.deployments import (
     ChildLog,
@@ -45,6 +46,8 @@ class FakeFleet:
         self.why: str | None = None
         self.n_stops = 0
         self.pid: int | None = 7
+        self.stages = StartStages(1, lambda _message: None)
+        self.means = "1 worker on the CPU"
 
     @property
     def n_ready(self) -> int:

@@ -7,7 +7,13 @@ from redis import Redis
 
 from poc_core.errors import DeployedError, NoHostError
 from poc_core.machine_figures import MachineFigures
-from poc_core.serving.deployments import Deployment, DeploymentState, HostReport, HostState
+from poc_core.serving.deployments import (
+    Deployment,
+    DeploymentState,
+    HostLogs,
+    HostReport,
+    HostState,
+)
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, WorkerRegistry, keys
 from poc_core.state.deployments import FIGURES_S
@@ -247,6 +253,23 @@ def test_a_record_that_nobody_can_read_says_so_and_can_be_replaced(
     store.withdraw()
     store.deploy(LLAMA)
     assert state(store) is DeploymentState.STARTING
+
+
+def test_what_nobody_can_read_of_one_host_hides_no_other(
+    store: DeploymentStore, redis: Redis
+) -> None:
+    for host in ("h1", "h2", "h3"):
+        report(store, HostState.IDLE, host)
+        store.tell_logs(host, HostLogs(host=host, workers=[]))
+        store.tell_machine(host, MachineFigures(host=host, read_at=1))
+    redis.hset("poc:host:h1", "report", "{")
+    redis.set("poc:host:h2", "no hash")
+    for key in ("poc:host:h1:logs", "poc:host:h1:machine"):
+        redis.set(key, '{"host": 5}')
+    assert [one.host for one in store.hosts()] == ["h3"]
+    assert [one.host for one in store.logs()] == ["h2", "h3"]
+    assert [one.host for one in store.machines()] == ["h2", "h3"]
+    assert state(store) is DeploymentState.IDLE
 
 
 class TestMachines:

@@ -187,7 +187,7 @@ def test_a_job_whose_answer_cannot_be_built_fails_and_says_why(
     jobs: JobStore, redis: Redis
 ) -> None:
     job_id = done(jobs, [1, 2])
-    redis.hdel(f"poc:job:{job_id}:values", "1")
+    redis.hdel(f"poc:job:{job_id}:values", "0")
     finish_or_fail(jobs, job_id)
     ended, error = status(jobs, job_id)
     assert (ended, "values of its batches are missing" in str(error)) == (JobStatus.FAILED, True)

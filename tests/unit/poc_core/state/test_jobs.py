@@ -163,7 +163,7 @@ def test_the_result_lists_artifacts_in_the_order_of_the_request(jobs: JobStore) 
 def test_the_result_of_a_large_job_is_read_in_pieces(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poc_core.state.job_results._READ_CHUNK", 5)
+    monkeypatch.setattr("poc_core.state.job_results.PIECE_BYTES", 300)
     nonces = list(range(100, 83, -1))
     job_id = jobs.create(new_job(nonces, batch_size=2))
     for index in range(9):

@@ -60,6 +60,11 @@ def context(pairs: dict[str, Pair]) -> ssl.SSLContext:
 
 
 @pytest.fixture
+def a_worker(workers: WorkerRegistry) -> None:
+    workers.heartbeat(worker_record("w1"))
+
+
+@pytest.fixture
 def receiver(context: ssl.SSLContext) -> Iterator[Receiver]:
     with Receiver(tls=context) as receiver:
         yield receiver
@@ -217,6 +222,7 @@ def test_settings_that_do_not_go_together_are_refused(
         TlsNames.of(*given)
 
 
+@pytest.mark.usefixtures("a_worker")
 def test_replacing_all_certificates_under_load_loses_nothing(
     files: Files,
     receiver: Receiver,
@@ -224,7 +230,6 @@ def test_replacing_all_certificates_under_load_loses_nothing(
     pairs: dict[str, Pair],
     redis: Redis,
     rounds: RoundStore,
-    workers: WorkerRegistry,
     outbox: Outbox,
     clock: Clock,
 ) -> None:
@@ -243,7 +248,6 @@ def test_replacing_all_certificates_under_load_loses_nothing(
         45: lambda: files.put(client=pairs["next-node"].both),
         50: lambda: files.put(trusted=texts["next-receiver"]),
     }
-    workers.heartbeat(worker_record("w1"))
     record = rounds.read(rounds.store(round_config(url=receiver.url), RoundState.GENERATING))
     assert record is not None
     courier = Courier(outbox, Receivers(redis, clock), poster(files.names()))

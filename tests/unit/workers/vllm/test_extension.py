@@ -15,7 +15,7 @@ def answer(tick: Tick) -> dict[str, Any]:
     """Of a worker whose proof runner does this."""
     extension = ProofExtension()
     vars(extension)["_proof_runner_instance"] = type("Runner", (), {"tick": staticmethod(tick)})
-    return extension.proof_tick([], [], [], False, None)
+    return extension.proof_run("tick", [], [], [], False, None)
 
 
 def fails(error: Exception) -> Tick:

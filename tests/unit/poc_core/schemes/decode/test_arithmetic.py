@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from poc_core.arithmetic import reflections, rng
-from poc_core.schemes.decode import routing, steps
+from poc_core.schemes.decode import steps
 from poc_core.schemes.decode.codebook_file import DIM, POINTS
 from tests.harness.golden import ROOT
 
@@ -105,17 +105,17 @@ def test_margins_of_claims_are_the_references(case: Any) -> None:
 
 @cases("routing")
 def test_experts_are_the_references(case: Any) -> None:
-    seeds = routing.route_seeds(case["block_hash"], [case["nonce"]], case["moe_layer"], CPU)
-    first = routing.first_experts(seeds, case["step"], case["experts"])
+    seeds = steps.route_seeds(case["block_hash"], [case["nonce"]], case["moe_layer"], CPU)
+    first = steps.first_experts(seeds, case["step"], case["experts"])
     assert first.tolist() == [case["start"]]
-    logits = routing.forced_logits(first, case["experts"], case["top_k"], torch.bfloat16)
+    logits = steps.forced_logits(first, case["experts"], case["top_k"], torch.bfloat16)
     assert logits[0].topk(case["top_k"]).indices.tolist() == case["chosen"]
 
 
 @cases("forced_logits")
 def test_forced_logits_are_the_references(case: Any) -> None:
-    first = routing.first_experts(tensor(case["seed"]), case["step"], case["experts"])
-    found = routing.forced_logits(first, case["experts"], case["top_k"], torch.float32)
+    first = steps.first_experts(tensor(case["seed"]), case["step"], case["experts"])
+    found = steps.forced_logits(first, case["experts"], case["top_k"], torch.float32)
     assert found[0].tolist() == case["logits"]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poc_core.schemes.decode.routing import forced_logits
+from poc_core.schemes.decode.steps import forced_logits
 from workers.vllm.chains.seeded_gates import Gates
 
 N_EXPERTS, TOP_K, WIDTH = 8, 2, 4

@@ -44,6 +44,31 @@ def test_mla_on_cpus_leaves_rotary_embedding_to_torch(
     assert operations == asked + ([] if chosen else avoided)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v4", "glm5_next"])
+@pytest.mark.parametrize(
+    ("is_cpu", "release"), [(True, "0.32.0"), (True, "0.99.0"), (False, "0.32.0")]
+)
+def test_families_that_no_cpu_computes_are_refused_before_they_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, family: str, is_cpu: bool, release: str
+) -> None:
+    from vllm import platforms, version
+    from vllm.transformers_utils import config as vllms
+
+    from workers.vllm.start import known_faults
+
+    monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: is_cpu))
+    monkeypatch.setattr(version, "__version__", release)
+    monkeypatch.setattr(vllms, "get_config", lambda *_: SimpleNamespace(model_type=family))
+    arguments = SimpleNamespace(model="m", trust_remote_code=False, revision=None)
+    why_not = known_faults.why_not_on_cpus(arguments)
+    if (is_cpu, release) == (True, "0.32.0"):
+        assert why_not is not None
+        assert why_not.startswith(f"vLLM 0.32.0 cannot compute {family} on CPUs, as ")
+        assert why_not.endswith("deploy it on a host with GPUs")
+    else:
+        assert why_not is None
+
+
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Another platform than this one: its compute capability, and vLLM's release there."""

@@ -7,6 +7,7 @@ from workers.vllm.start.log_patterns import (
     DOES_NOT_FIT,
     LEFT_OUT,
     NEEDS_TRUST,
+    NO_OTHER_START,
     NOT_HERE,
     NOT_ON_HUB,
     READY,
@@ -135,3 +136,8 @@ def test_an_argument_that_an_engine_goes_without() -> None:
     found = LEFT_OUT.search(f"[2026-11-20 16:35:53,031: WARNING/MainProcess] left out {said}")
     assert found is not None
     assert found[1] == said
+
+
+def test_a_family_that_no_cpu_computes_is_not_started_again() -> None:
+    line = "error: vLLM cannot start with the model m: vLLM 0.32.0 cannot compute m on CPUs, as it"
+    assert why_hopeless(["loading", line]) == NO_OTHER_START

@@ -1,0 +1,91 @@
+"""Where the logs of processes lie: a folder of this run alone, a bounded file a process."""
+
+import contextlib
+import fcntl
+import os
+import threading
+from itertools import count
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+# A file that grows beyond is kept once more as NAME.log.1.
+MOST_BYTES = 10_000_000
+_LOCK = "in-use"
+
+
+class LogFolder:
+    """A folder of logs that no other running command writes to; for several threads.
+
+    What the run before left is kept as NAME.log.1.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        """`parent`: None for `proofline` in the user's own XDG_STATE_HOME, ~/.local/state.
+
+        OSError: nothing can be written there. RuntimeError: the user has no home.
+        """
+        parent = parent or _state_home()
+        for number in count(1):
+            self.path = parent / ("logs" if number == 1 else f"logs-{number}")
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Held until this process ends.
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                os.close(self._lock)
+        self._files: dict[str, _LogFile] = {}
+        self._lines = threading.Lock()
+
+    def write(self, name: str, line: str) -> None:
+        """Adds a line to the process's file. What cannot be written, on a full disk say, is lost:
+        nobody stops for a log.
+        """
+        with self._lines, contextlib.suppress(OSError):
+            if name not in self._files:
+                self._files[name] = _LogFile(self.fresh(name))
+            self._files[name].write(line)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything was written."""
+        return bool(self._files)
+
+    def fresh(self, name: str) -> Path:
+        """The process's file, empty: what was there goes to NAME.log.1.
+
+        A worker's, host1/gpu0-1 say, is worker-gpu0-1.log.
+        """
+        _, slash, slot = name.rpartition("/")
+        path = self.path / f"{'worker-' if slash else ''}{slot}.log"
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.1"))
+        path.touch(mode=0o600)
+        return path
+
+    def close(self) -> None:
+        """Gives the folder to the next run."""
+        for file in self._files.values():
+            file.close()
+        os.close(self._lock)
+
+
+class _LogFile(RotatingFileHandler):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
+
+    def write(self, line: str) -> None:
+        """Adds a line, unless the file is closed. OSError: the disk is full, say."""
+        if self.stream is None:  # closed
+            return
+        if self.stream.tell() > MOST_BYTES:
+            self.doRollover()
+        self.stream.write(f"{line}\n")
+        self.stream.flush()
+
+
+def _state_home() -> Path:
+    named = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(named) if os.path.isabs(named) else Path.home() / ".local" / "state"
+    return home / "proofline"

@@ -1,0 +1,37 @@
+-- Forgets rounds that others have followed, once their receivers have everything and their leases came back or expired: a
+-- node that computes one round after the other, for hours, must not fill its Redis.
+--
+-- KEYS: 1 followed    poc:round:followed
+-- ARGV: 1 now         seconds since the epoch
+-- Returns how many were forgotten.
+local followed = KEYS[1]
+local now = ARGV[1]
+now = tonumber(now)
+
+local function is_over(id)
+  for _, lease in ipairs(redis.call('HVALS', 'poc:round:' .. id .. ':leases')) do
+    if tonumber(string.match(lease, '[^|]*$')) >= now then
+      return false
+    end
+  end
+  return redis.call('LLEN', 'poc:outbox:' .. id .. ':entries') == 0
+end
+
+local n_forgotten = 0
+for _, id in ipairs(redis.call('SMEMBERS', followed)) do
+  if is_over(id) then
+    local round = 'poc:round:' .. id
+    local gone = {round, 'poc:outbox:' .. id}
+    for _, suffix in ipairs({':leases', ':free', ':workers', ':excluded', ':valid'}) do
+      gone[#gone + 1] = round .. suffix
+    end
+    for age = 0, 61 do -- older ones end by themselves
+      gone[#gone + 1] = string.format('%s:pace:%d', round, math.floor(now / 60) - age)
+      gone[#gone + 1] = string.format('%s:rate:%d', round, math.floor(now) - age)
+    end
+    redis.call('UNLINK', unpack(gone))
+    redis.call('SREM', followed, id)
+    n_forgotten = n_forgotten + 1
+  end
+end
+return n_forgotten

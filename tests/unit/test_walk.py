@@ -1,0 +1,95 @@
+"""The walk of one nonce through the files that docs/architecture.md lists, on a fake engine."""
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+from fastapi.testclient import TestClient
+
+from poc_core.schemes.requests import PLACE_EXAMPLE
+from poc_core.state import JobStore, WorkerRegistry
+from poc_core.state.hand import Hand
+from tests.harness.samples import MODEL, worker_record
+from tests.peers.fake_engine import FakeEngine
+from workers.jobs import JobBatches
+from workers.proofs import Proofs
+from workers.queue.job_queue import JobQueue
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_FILES = 24
+NONCE = 7734255501
+# Nouns, and helpers that know nothing of proofs.
+NOT_COUNTED = {
+    "api/edge/body_limit.py",
+    "poc_core/fields.py",
+    "poc_core/records.py",
+    "poc_core/schemes/artifact/requests.py",
+    "poc_core/schemes/requests.py",
+    "workers/engines/ticks.py",
+    "workers/patience.py",
+}
+
+
+def listed() -> list[str]:
+    """The files of the walk, as the page has them."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.split("A nonce of a job, from the request to the answer")[1].split("\n\n")[1]
+    return re.findall(r"`([\w/]+\.(?:py|lua))`", re.sub(r"\(.*?\)", "", table))
+
+
+@contextmanager
+def noted() -> Iterator[set[str]]:
+    """The product's files whose functions are given the nonce, or give it back, meanwhile."""
+    found: set[str] = set()
+
+    def look(frame: FrameType, event: str, given: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event not in ("call", "return") or ROOT not in path.parents:
+            return
+        name = str(path.relative_to(ROOT))
+        if name.startswith(("api/", "poc_core/", "workers/")):
+            seen = frame.f_locals.values() if event == "call" else [given]
+            if any(str(NONCE) in repr(one) for one in seen):
+                found.add(name)
+
+    threading.setprofile(look)
+    sys.setprofile(look)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def test_a_nonce_meets_24_files_at_most_which_exist() -> None:
+    assert len(set(listed())) == len(listed()) <= MOST_FILES
+    assert [name for name in listed() if not (ROOT / name).is_file()] == []
+
+
+def test_no_other_file_is_given_the_nonce(
+    client: TestClient, jobs: JobStore, workers: WorkerRegistry
+) -> None:
+    workers.heartbeat(worker_record("w1"))
+    params = {"model": MODEL, "seq_len": 16, "k_dim": 12}
+    body = PLACE_EXAMPLE | {"nonces": [NONCE], "params": params}
+    with noted() as found:
+        proofs = Proofs(FakeEngine())
+        hand = Hand(partial(jobs.name_lease, "w1"))
+        batches = JobBatches(proofs, "w1", jobs, cast(JobQueue, None), hand)
+        job_id = client.post("/api/v1/pow/generate", json=body).json()["request_id"]
+        batches.run_batch(job_id, 0)
+        answer = client.get(f"/api/v1/pow/generate/{job_id}").json()
+        proofs.stop()
+    assert [one["nonce"] for one in answer["artifacts"]] == [NONCE]
+    assert found - NOT_COUNTED <= set(listed()), found - NOT_COUNTED - set(listed())
+    assert {
+        "api/proofs/admission.py",
+        "workers/pipeline.py",
+        "poc_core/state/job_results.py",
+    } <= found
