@@ -122,7 +122,7 @@ def test_a_receiver_that_refuses_is_told_with_its_words(page: Page, shown: Shown
     refuse(shown, round_id, times=3)
     expect(page.locator("#health")).to_have_text("degraded")
     expect(page.locator(".bar .reason")).to_contain_text("receiver http://receiver:9000/poc")
-    expect(page.locator("#receivers")).to_contain_text("it is full")
+    expect(page.locator("#trouble")).to_contain_text("it is full")
     page.get_by_label("Kind").last.select_option("receiver")
     expect(page.locator("#events tbody tr").first).to_contain_text("was not taken")
     node.rounds.switch(current, RoundState.STOPPED)

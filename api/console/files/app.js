@@ -1,7 +1,7 @@
 // The whole page, from what is known of the node.
 import { Bar } from './bar.js'
 import { Chart } from './chart.js'
-import { Deployment, Receivers } from './deployment.js'
+import { Deployment, Trouble } from './deployment.js'
 import { Dialogs } from './dialogs.js'
 import { Events } from './events.js'
 import { Figures } from './figures.js'
@@ -30,8 +30,8 @@ const Node = ({ known, act }) => html`
     ? html`<${WorkPage} key=${known.workId} id=${known.workId} known=${known} act=${act} />`
     : html`<${Chart} known=${known} act=${act} />
         <${Workers} known=${known} act=${act} />
-        <${Receivers} known=${known} />
         <${Work} known=${known} act=${act} />
         <${Events} known=${known} act=${act} />
+        <${Trouble} known=${known} />
         <${Deployment} known=${known} />`}
 `

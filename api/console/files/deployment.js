@@ -1,5 +1,6 @@
-// What the node shall run, how far each host is with it, and which receivers do not answer.
-import { count, duration, moment } from './format.js'
+// What is wrong, what the node shall run, and how far each host is with it.
+import { sentence } from './bar.js'
+import { count, duration, moment, plural } from './format.js'
 import { html } from './html.js'
 import { Chip, Facts, Section, Table } from './parts.js'
 
@@ -26,13 +27,15 @@ export const Deployment = ({ known: { deployment, node, figures } }) => html`<${
   ]])} />`}
 <//>`
 
-export const Receivers = ({ known: { silent, round, now } }) => {
-  const failing = round?.outbox.failures > 0
-  if (!silent.length && !failing) return null
-  return html`<${Section} id="receivers" title="Receivers in trouble">
-    ${failing && html`<p class="problem">The receiver of the round did not take ${count(round.outbox.failures)} payloads in a row: ${round.outbox.last_error}</p>`}
-    ${silent.length > 0 && html`<ul>${silent.map(({ receiver, failures, next_try_at }) => html`<li key=${receiver}>
-      <code>${receiver}</code> does not answer: ${count(failures)} tries in a row, the next ${next_try_at > now ? `in ${duration(next_try_at - now)}` : 'now'}
-    </li>`)}</ul>`}
+/** All that is wrong, whole: the bar has room for two lines. */
+export const Trouble = ({ known: { health, silent, round, now } }) => {
+  if (!health.reasons.length) return null
+  const { failures, last_error: error } = round?.outbox ?? { failures: 0 }
+  return html`<${Section} id="trouble" title="What is wrong">
+    <ul>
+      ${health.reasons.map(reason => html`<li key=${reason.what}>${sentence(reason, now)}</li>`)}
+      ${failures > 0 && html`<li>The receiver of the round did not take ${plural(failures, 'payload')} in a row: ${error}</li>`}
+      ${silent.map(({ receiver, next_try_at: at }) => html`<li key=${receiver}><code>${receiver}</code> is tried again ${at > now ? `in ${duration(at - now)}` : 'now'}</li>`)}
+    </ul>
   <//>`
 }

@@ -34,7 +34,7 @@ const cells = (worker, { rates, gpus }, middle, act) => {
     gpu ? `${gibibytes(gpu.used_mb)} of ${gibibytes(gpu.total_mb)} GiB` : '–',
     gpu ? told(gpu.celsius, ' °C') : '–',
     rate(pace),
-    deviation(pace, middle),
+    state === 'ready' ? deviation(pace, middle) : '–',
     worker.restarts === null ? '–' : count(worker.restarts),
     worker.last_exit ? `${worker.last_exit}, ${moment(worker.last_exit_at)}` : '–',
   ]
