@@ -286,7 +286,7 @@ def test_a_worker_that_is_killed_is_told_within_two_seconds_and_so_is_its_return
     page.get_by_label("Kind").last.select_option("worker")
     expect(page.locator("#events tbody tr").first).to_contain_text("is ready again")
     page.locator("#workers button.link").first.click()
-    expect(page.get_by_role("dialog").locator("pre")).to_contain_text("MainProcess")
+    expect(page.get_by_role("dialog").locator("pre")).to_contain_text("poc.model.tiny-qwen3")
 
 
 def kill_a_worker(node: Node) -> None:
