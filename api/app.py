@@ -32,6 +32,8 @@ from api.routes import (
 )
 from api.schema import openapi
 from api.schema.bodies import batch_bodies, job_bodies, round_bodies
+from api.seen.refusals import Watch
+from api.seen.telling import TELL_S, telling
 from api.services import Services
 from api.version import VERSION
 from poc_core.settings import Settings, listed, load_settings
@@ -60,9 +62,12 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         looks = app.state.services.downloads.looks()
         looks.start()
+        tells = telling(app.state.services)
+        tells.start()
         app.state.services.health.watch.start()
         yield
         looks.stop(LOOK_S)
+        tells.stop(TELL_S)
         app.state.services.node_metrics.close()
         await app.state.services.gateway.close()
         app.state.services.close()
@@ -94,6 +99,7 @@ def create_app(
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type"],
         )
+    app.add_middleware(Watch)
     app.add_middleware(HeadAsGet)
     app.add_middleware(VersionSegment)  # outermost: all others see the path without its version
     errors.install(app)

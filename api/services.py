@@ -21,6 +21,8 @@ from api.node_metrics.page import Node, Page
 from api.proofs.dispatch import Dispatcher
 from api.reading.live import Live
 from api.reading.together import Together
+from api.seen.chats import Chats
+from api.seen.refusals import Refusals
 from poc_core.gpus import GpuWatch
 from poc_core.settings import Settings
 from poc_core.state import (
@@ -35,6 +37,8 @@ from poc_core.state import (
 from poc_core.state.delivery.receivers import Receivers
 from poc_core.state.downloads import DownloadStore
 from poc_core.state.overview import Overviews
+from poc_core.state.past.events import Events
+from poc_core.state.past.history import History
 
 # Large requests parsed and stored at once: 100,000 artifacts take 100 MB and a second.
 _LARGE_BODIES = 1
@@ -75,12 +79,16 @@ class Services:
     health: HealthReader
     deployments: DeploymentStore
     downloads: Downloads
+    history: History
+    events: Events
+    chats: Chats
     dispatcher: Dispatcher
     gateway: Gateway
     gpus: GpuWatch
     waiting: Waiting
     node_metrics: Page
     model_cache: ModelCache = field(default_factory=ModelCache)
+    refusals: Refusals = field(default_factory=Refusals)
     live: Live = field(default_factory=Live)
     together: Together = field(default_factory=Together)
     large_bodies: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_LARGE_BODIES))
@@ -100,6 +108,7 @@ class Services:
         workers = WorkerRegistry(redis, settings, clock)
         jobs = JobStore(redis, settings, clock)
         deployments = DeploymentStore(redis, settings, clock)
+        chats = Chats()
 
         def node() -> Node:
             return Node(workers.live(), deployments.machines(), deployments.status())
@@ -118,7 +127,10 @@ class Services:
             deployments=deployments,
             downloads=Downloads(DownloadStore(redis, clock), settings),
             dispatcher=dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
-            gateway=Gateway(ChatWorkers(workers, registry.CHAT_MEMORY_S)),
+            history=History(redis),
+            events=Events(redis, clock),
+            chats=chats,
+            gateway=Gateway(ChatWorkers(workers, registry.CHAT_MEMORY_S), chats),
             gpus=GpuWatch(settings.host),
             waiting=Waiting(settings.max_waiting_requests),
             node_metrics=Page(node, fetch),

@@ -21,6 +21,7 @@ from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
 from api.chat.times import ChatTimes
 from api.errors import openai_error
+from api.seen.chats import Chats
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER, WorkerRecord
 from poc_core.serving.openai_errors import error_body
 
@@ -65,8 +66,9 @@ class NoWorkerError(Exception):
 class Gateway:
     """Sends each request to a worker of its model: the one with its prefix, or the least busy."""
 
-    def __init__(self, workers: ChatWorkers) -> None:
+    def __init__(self, workers: ChatWorkers, chats: Chats) -> None:
         self.workers = workers
+        self._chats = chats
         self._clients = Clients()
         self._active: Counter[str] = Counter()  # requests of this process under way, by worker
         self._prefixes = PrefixMemory()
@@ -102,29 +104,36 @@ class Gateway:
 
         Leaving cancels what is still under way. NoWorkerError: all workers are gone.
         """
-        for worker in workers:
-            async with AsyncExitStack() as stack:
-                stack.enter_context(self._counted(worker))
-                self._prefixes.remember(request.prefix, worker.id)
-                try:
-                    client = stack.enter_context(self._clients.lend())
-                    response = await client.send(_sent(worker, request), stream=True)
-                    stack.push_async_callback(_cancel, response)
-                    if ENGINE_LOST_HEADER in response.headers:
-                        raise httpx.RemoteProtocolError("its engine is lost")
-                    # A worker that dies before its first byte has done nothing that the client saw.
-                    chunks = response.aiter_raw()
-                    first = await anext(chunks, b"")
-                except httpx.TransportError as error:
-                    self.workers.lost(worker.id)
-                    log.warning(
-                        "worker %s did not answer a chat request (%r); trying another",
-                        worker.id,
-                        error,
-                    )
-                    continue
-                yield response, _body(worker, response, first, chunks)
-                return
+        with self._chats.under_way() as chat:
+            for worker in workers:
+                async with AsyncExitStack() as stack:
+                    stack.enter_context(self._counted(worker))
+                    self._prefixes.remember(request.prefix, worker.id)
+                    try:
+                        client = stack.enter_context(self._clients.lend())
+                        response = await client.send(_sent(worker, request), stream=True)
+                        stack.push_async_callback(_cancel, response)
+                        if ENGINE_LOST_HEADER in response.headers:
+                            raise httpx.RemoteProtocolError("its engine is lost")
+                        # A worker that dies before its first byte has done nothing that the client
+                        # saw.
+                        chunks = response.aiter_raw()
+                        first = await anext(chunks, b"")
+                    except httpx.TransportError as error:
+                        self.workers.lost(worker.id)
+                        log.warning(
+                            "worker %s did not answer a chat request (%r); trying another",
+                            worker.id,
+                            error,
+                        )
+                        continue
+                    if response.status_code >= 500:
+                        chat.failed()
+                    elif _is_stream(response):
+                        chat.first_token()
+                    yield response, _body(worker, response, first, chunks)
+                    return
+            chat.failed()
         raise NoWorkerError
 
     @contextmanager
@@ -194,7 +203,7 @@ async def _body(
 
     Other answers raise httpx's TransportError, so that nobody takes a part for the whole.
     """
-    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+    is_stream = _is_stream(response)
     # of a stream only whole lines: half a line followed by an error event would be neither
     held = b""
     chunk = first
@@ -220,6 +229,11 @@ async def _body(
     else:
         if held:
             yield held
+
+
+def _is_stream(response: httpx.Response) -> bool:
+    """Whether the answer comes token by token."""
+    return bool(response.headers.get("content-type", "").startswith("text/event-stream"))
 
 
 async def _cancel(response: httpx.Response) -> None:

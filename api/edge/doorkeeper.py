@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.edge.keys import Caller, KeyFile, Role
 from api.errors import openai_error
+from api.seen.refusals import CALLER
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
 from poc_core.settings import Settings, parse_networks
 
@@ -99,6 +100,7 @@ class Doorkeeper:
             if refusal is not None:
                 return refusal, scope
             assert caller is not None
+            scope[CALLER] = caller.name
             who = f"key {caller.name}"
             # This node's key is for nobody else to see, not for a worker either.
             scope = {

@@ -1,4 +1,4 @@
-"""Pages for people: /console with its stream of events, and the API's reference, /docs and /redoc.
+"""Pages for people: /console with what it shows, and the API's reference, /docs and /redoc.
 
 The console's page needs no key; what it shows does, and so does the reference.
 """
@@ -7,15 +7,17 @@ from functools import cache, partial
 from pathlib import Path
 
 from fastapi import APIRouter, HTTPException, Request, Response
-from starlette.responses import RedirectResponse, StreamingResponse
+from starlette.responses import JSONResponse, RedirectResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.console import page
+from api.console import page, past
 from api.console.view import View
+from api.console.work import job_page, round_page
 from api.errors import unavailable
 from api.reading.live import MOST_PAGES, Live
 from api.reference import page as reference
 from api.services import AppServices
+from poc_core.state.past.history import STEPS
 
 router = APIRouter(include_in_schema=False)
 
@@ -59,6 +61,53 @@ async def events(services: AppServices) -> Response:
     if services.live.followers >= MOST_PAGES:
         raise unavailable(f"{MOST_PAGES} pages of the console are open already; close some.")
     return _Events(services.live, partial(View, services))
+
+
+@router.get("/api/v1/console/history")
+async def history(services: AppServices, step: int = min(STEPS)) -> JSONResponse:
+    """The last 180 steps of so many seconds each."""
+    if step not in STEPS:
+        known = ", ".join(map(str, STEPS))
+        raise HTTPException(422, f"There is no history by {step} s: steps have {known} s.")
+    return JSONResponse(
+        await services.together.get(
+            ("history", step), lambda: past.shown(services.history, step, services.now())
+        )
+    )
+
+
+@router.get("/api/v1/console/log")
+async def log(services: AppServices, after: float = 0.0) -> JSONResponse:
+    """What happened after that second, the newest first; of the rest 1,000 events are kept."""
+    events = await services.together.get("events", services.events.read)
+    return JSONResponse([event.model_dump() for event in events if event.at > after])
+
+
+@router.get("/api/v1/console/work/{work_id}")
+def work(work_id: str, services: AppServices) -> JSONResponse:
+    """All there is of a job or round."""
+    found = None
+    if len(work_id) == 32 and work_id.isalnum():
+        found = job_page(services, work_id) or round_page(services, work_id)
+    if found is None:
+        raise HTTPException(
+            404, "No job or round has this id; both are kept for a time only, see docs/settings.md."
+        )
+    return JSONResponse(found)
+
+
+@router.get("/api/v1/console/worker")
+def worker(name: str, services: AppServices) -> JSONResponse:
+    """The last lines of a worker's log, and what its process counts."""
+    lines = [
+        line
+        for host in services.deployments.logs()
+        for child in host.workers
+        if child.name == name
+        for line in child.lines
+    ]
+    stats = [dict(one.stats) for one in services.workers.live() if one.name == name]
+    return JSONResponse({"lines": lines, "stats": stats[-1] if stats else {}})
 
 
 def _answer(request: Request, folder: Path, name: str, headers: dict[str, str]) -> Response:

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
+from cli.supervise.happenings import happenings
 from cli.supervise.machine_teller import MachineTeller
 from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
@@ -28,6 +29,7 @@ from poc_core.serving.deployments import (
     HostState,
 )
 from poc_core.serving.model_options import ModelOptions
+from poc_core.serving.places import WorkerPlace
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import WorkerRegistry
 from workers.engines.options import EngineOptions
@@ -99,6 +101,7 @@ class Follower:
         self._error: str | None = None  # why this plan failed
         self._serving = False  # whether this plan got ready
         self._told_logs_at = float("-inf")
+        self._told_places: tuple[WorkerPlace, ...] = ()  # as of the last look
         self._pids: set[int] = set()  # of the workers, at the last look
         self._ended: set[int] = set()  # of those that Redis still has to forget
         self._looks = Periodic("follower", LOOK_S, self.look)
@@ -169,6 +172,9 @@ class Follower:
         if self._ended:  # at once: their heartbeats would count for seconds
             self._registry.remove_ended(self.id, self._ended)
             self._ended = set()
+        for name, text in happenings(self._told_places, report.places):
+            self._store.events.note("worker", text, name)
+        self._told_places = report.places
         if has_changed or time.monotonic() - self._told_logs_at >= LOGS_S:
             self._told_logs_at = time.monotonic()
             self._store.tell_logs(self.id, HostLogs(host=self.host, workers=logs))

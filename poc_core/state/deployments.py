@@ -26,6 +26,7 @@ from poc_core.serving.deployments import (
 )
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.past.events import Events
 from poc_core.state.unreadable import answers, readable
 
 T = TypeVar("T", bound=BaseModel)
@@ -44,6 +45,7 @@ class DeploymentStore:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
         self._clock = clock
+        self.events = Events(redis, clock)
         self._deploy = scripts.load(redis, "deploy")
         self._withdraw = scripts.load(redis, "withdraw")
         self._report = scripts.load(redis, "report_host")
@@ -123,6 +125,7 @@ class DeploymentStore:
             self._clock(),
             self._settings.worker_ttl_s,
             self._settings.job_ttl_sec,
+            report.model or "",
         ]
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 
@@ -152,6 +155,7 @@ class DeploymentStore:
             self._clock(),
             uuid.uuid4().hex,
             host_id,
+            wanted.name,
         ]
         outcome, generation = self._deploy([keys.DEPLOYMENT, keys.HOSTS, keys.MODELS], args)
         return outcome.decode(), int(generation)

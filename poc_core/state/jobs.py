@@ -197,7 +197,14 @@ class JobStore:
         """Validations that the node completed, by what they found (counted anew after 30 days
         without any).
         """
-        found = self._redis.hgetall(keys.VERDICTS)
+        return self._by_verdict(keys.VERDICTS)
+
+    def validations(self, at: float) -> dict[str, int]:
+        """Validations that the node completed on that day of UTC, by what they found."""
+        return self._by_verdict(keys.validations(int(at // 86_400)))
+
+    def _by_verdict(self, name: str) -> dict[str, int]:
+        found = self._redis.hgetall(name)
         counts = {name.decode(): int(n) for name, n in found.items()}
         return {name: counts.get(name, 0) for name in ("honest", "fraud")}
 

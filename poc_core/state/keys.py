@@ -5,6 +5,7 @@ QUEUED_NONCES = "poc:queued_nonces"  # counter: accepted and not yet done
 ACTIVE_MODELS = "poc:jobs:models"  # set of the models that have an active zset
 STATS_TOTAL = "poc:stats:total"  # counter: nonces done
 VERDICTS = "poc:stats:verdicts"  # hash: validations completed, by what they found
+EVENTS = "poc:events"  # counter of the events told; each kind of them is a list, see events()
 
 WORKER_PREFIX = "poc:worker:"
 WORKERS = "poc:workers"  # zset worker id -> last heartbeat
@@ -15,6 +16,7 @@ DEPLOYMENT = "poc:deployment"
 HOSTS = "poc:hosts"  # zset host id -> last report
 
 
+NEWEST_ROUNDS = "poc:rounds:newest"  # list of the ids of the rounds stored last
 CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase speak of
 FOLLOWED_ROUNDS = "poc:round:followed"  # set of rounds that others followed, not forgotten yet
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
@@ -25,7 +27,7 @@ RECEIVERS = "poc:receivers"  # zset receiver -> when it last did not answer
 
 def round(round_id: str) -> str:
     """The hash of a round; its working keys add :leases :free :workers :excluded :valid
-    :rate:{second} :pace:{minute}.
+    :rate:{second}.
     """
     return f"poc:round:{round_id}"
 
@@ -95,3 +97,18 @@ def host_logs(host_id: str) -> str:
 def host_machine(host_id: str) -> str:
     """The figures of the host's sensors, as JSON."""
     return f"poc:host:{host_id}:machine"
+
+
+def past(step_s: int, begin: int) -> str:
+    """The hash of one step of the node's history, which begins at that second."""
+    return f"poc:past:{step_s}:{begin}"
+
+
+def events(kind: str) -> str:
+    """The list of the events of one kind, as JSON, the newest first."""
+    return f"{EVENTS}:{kind}"
+
+
+def validations(day: int) -> str:
+    """The hash of how many validations of a day (of UTC, since the epoch) found what."""
+    return f"poc:stats:validations:{day}"

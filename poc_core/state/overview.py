@@ -62,12 +62,18 @@ class Overview:
     callbacks_waiting: int  # rounds and jobs, ended or not, whose receiver has not got everything
     queued_nonces: int  # accepted and not done yet, over all jobs
     total_processed: int  # nonces of jobs and rounds
-    nonces_per_second: float  # of these, mean over the last RATE_WINDOW_S, over all workers
+    # of these, by the worker's id, mean over the last RATE_WINDOW_S
+    per_second: Mapping[str, float]
     deployment: DeploymentStatus
     gone: Sequence[GoneHost]  # hosts that reported within the last hour and neither live nor left
     # seconds that the record of each worker and host, by id, lives without another sign of life
     left_s: Mapping[str, float]
     courier_silent_s: float | None  # None: none has run within a day, or the last one left
+
+    @property
+    def nonces_per_second(self) -> float:
+        """Over all workers."""
+        return sum(self.per_second.values())
 
 
 class Overviews:
@@ -89,7 +95,7 @@ class Overviews:
             *(keys.DEPLOYMENT, keys.HOSTS, keys.COURIER),
         ]
         found: Any = self._read(names, [second, RATE_WINDOW_S, MOST_LOOKED_AT])
-        queued, n_due, total, n_lately, workers, receivers, current, wanted, hosts, courier = found
+        queued, n_due, total, lately, workers, receivers, current, wanted, hosts, courier = found
         reports = [report for report in map(_report, hosts) if report is not None]
         left_ms = [(name, ms) for name, _, ms in workers] + [(name, ms) for name, *_, ms in hosts]
         return Overview(
@@ -101,7 +107,7 @@ class Overviews:
             callbacks_waiting=int(n_due),
             queued_nonces=max(0, int(queued)),
             total_processed=int(total),
-            nonces_per_second=int(n_lately) / RATE_WINDOW_S,
+            per_second={name: n / RATE_WINDOW_S for name, n in _counts(lately).items()},
             deployment=DeploymentStatus(
                 deployment_record(_hash(wanted)),
                 sorted(reports, key=lambda report: (report.host, report.id)),

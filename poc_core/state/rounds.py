@@ -8,6 +8,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import JsonValue, TypeAdapter
@@ -21,9 +22,8 @@ from poc_core.schemes.contract import Reported
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
 from poc_core.state.delivery import entries
+from poc_core.state.unreadable import answers, readable
 
-# Seconds of one step of a round's pace, a divisor of 60; steps are kept for an hour.
-PACE_STEP_S = 5
 # Seconds after which a lease is handed to another worker, whatever its holder does.
 LEASE_S = 300
 # Places that Redis counts exactly: Lua's numbers are doubles.
@@ -110,17 +110,17 @@ class RoundStore:
             return 0.0
         return (round.stopped_at or self._clock()) - round.started_at
 
-    def pace(self, round_id: str, since: int, until: int) -> dict[int, int]:
-        """Nonces computed by step of PACE_STEP_S: begin (seconds since the epoch) -> nonces.
-
-        Of steps that begin from `since` on and before `until`; empty ones, and those more than an
-        hour old, are missing.
-        """
+    def newest(self, most: int) -> list[RoundRecord]:
+        """The rounds stored last that are still kept, the newest first."""
+        ids = [raw.decode() for raw in self._redis.lrange(keys.NEWEST_ROUNDS, 0, most - 1)]
         with self._redis.pipeline(transaction=False) as pipe:
-            for minute in range(since // 60, -(-until // 60)):
-                pipe.hgetall(f"{keys.round(round_id)}:pace:{minute}")
-            steps = [(int(begin), int(n)) for found in pipe.execute() for begin, n in found.items()]
-        return {begin: n for begin, n in steps if since <= begin < until}
+            for round_id in ids:
+                pipe.hgetall(keys.round(round_id))
+            found = zip(ids, answers(pipe), strict=True)
+        records = (
+            readable(f"round {name}", partial(round_record, name, raw)) for name, raw in found
+        )
+        return [record for record in records if record is not None]
 
     def reported(
         self, round_id: str, first: int | None = None, most: int = MOST_LISTED
@@ -175,7 +175,7 @@ class RoundStore:
         args += [json.dumps(excluded) if excluded else "", len(excluded)]
         args += [self._clock(), self._settings.callback_interval_sec, self._ttl_s]
         listed = [entries.pack([pair]) for pair in valid] if contract.lists_reported else []
-        args += [_MOST_KEPT, PACE_STEP_S, len(listed), *listed]
+        args += [_MOST_KEPT, len(listed), *listed]
         # A payload holds whole entries.
         most, most_bytes = self._settings.callback_max_artifacts, self._settings.callback_max_bytes
         for n, entry in entries.packed(valid, most, most_bytes):

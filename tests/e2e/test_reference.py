@@ -1,22 +1,18 @@
 """The API's reference in a real browser: whole without a network, and within its policy."""
 
-import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
-import uvicorn
 from playwright.sync_api import Browser, expect
 
 from api.app import create_app
 from poc_core.settings import Settings
+from tests.e2e.api_server import served
 from tests.harness.chromium import chromium
-from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("console")]
 
 PATIENCE_MS = 60_000
-START_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +24,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def base_url() -> Iterator[str]:
     """Of an API without a Redis, which the reference does not need."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_app(Settings()), log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        wait_until(lambda: server.started, "the API", START_S, 0.05)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    with served(create_app(Settings())) as url:
+        yield url
 
 
 @pytest.mark.parametrize(

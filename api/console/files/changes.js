@@ -9,16 +9,12 @@ export function changes(before, found) {
   if (before.link === 'lost') told.push('The node answers again.')
   if (found.problem && found.problem !== before.problem) told.push(found.problem)
   if (!before.node) return told.join(' ') // the first look: everything is new
+  if (found.health && found.health.level !== before.health.level) told.push(`The node is ${found.health.level}: ${found.health.reasons.map(({ what, more }) => what + more).join('; ') || 'all is well'}.`)
   if (found.node && found.node.state !== before.node.state) told.push(ROUND[found.node.state] ?? '')
-  if (found.workers) {
-    const [was, is] = [n_ready(before.workers), n_ready(found.workers)]
-    if (was !== is) told.push(`${plural(is, 'worker')} ready.`)
-  }
-  for (const job of found.jobs ?? []) {
-    const earlier = before.jobs.find(({ id }) => id === job.id)
-    if (earlier && earlier.status !== job.status && job.finished_at) told.push(`A job ${job.status}.`)
+  if (found.figures && found.figures.ready !== before.figures.ready) told.push(`${plural(found.figures.ready, 'worker')} ready.`)
+  for (const one of found.work ?? []) {
+    const earlier = before.work.find(({ id }) => id === one.id)
+    if (earlier && earlier.status !== one.status && one.finished_at && one.kind !== 'round') told.push(`A job ${one.status}.`)
   }
   return [...new Set(told)].join(' ').trim()
 }
-
-const n_ready = workers => workers.filter(({ state, is_silent }) => state === 'ready' && !is_silent).length

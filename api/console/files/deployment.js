@@ -1,32 +1,41 @@
-// What the node shall run, and how far each host is with it.
-import { clock, count } from './format.js'
+// What is wrong, what the node shall run, and how far each host is with it.
+import { sentence } from './bar.js'
+import { count, duration, moment, plural } from './format.js'
 import { html } from './html.js'
-import { Chip, Facts, Section } from './parts.js'
+import { Chip, Facts, Section, Table } from './parts.js'
 
 const KINDS = { running: 'good', starting: 'busy', failed: 'bad', idle: 'idle' }
 const HOSTS = { SERVING: 'good', STARTING: 'busy', STOPPING: 'busy', FAILED: 'bad', IDLE: 'idle' }
 
-export const Deployment = ({ known: { deployment, health, node } }) => html`<${Section} id="deployment" title="Deployment"
-  beside=${html`<${Chip} kind=${deployment.state === 'running' && health.level === 'down' ? 'bad' : KINDS[deployment.state]}>${deployment.state}<//>`}>
+export const Deployment = ({ known: { deployment, node, figures } }) => html`<${Section} id="deployment" title="Deployment"
+  beside=${html`<${Chip} kind=${KINDS[deployment.state]}>${deployment.state}<//>`}>
   ${deployment.error && html`<p class="problem">${deployment.error}</p>`}
   <${Facts} of=${[
     ['Model', deployment.model ?? 'none'],
-    ['Asked for', deployment.asked_at ? `at ${clock(deployment.asked_at)}, by ${deployment.by === 'start' ? 'a start with --model' : 'a request'}` : null],
+    ['Asked for', deployment.asked_at ? `${moment(deployment.asked_at)}, by ${deployment.by === 'start' ? 'a start with --model' : 'a request'}` : null],
     ['Chat policy', node.chat_policy],
-    ['Nonces of jobs and rounds so far', count(node.total_processed)],
+    ['Nonces of jobs and rounds so far', count(figures.total_processed)],
     ['Version', node.version],
   ]} />
-  ${deployment.hosts.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Table of hosts">
-    <table>
-      <thead><tr>${['Host', 'State', 'Model', 'Workers', 'vLLM', 'Error'].map(name => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
-      <tbody>${deployment.hosts.map((host, i) => html`<tr key=${i}>
-        <th scope="row">${host.host}</th>
-        <td><${Chip} kind=${host.workers && !host.ready && host.state === 'SERVING' ? 'bad' : HOSTS[host.state]}>${host.state.toLowerCase()}<//></td>
-        <td>${host.model ?? '–'}</td>
-        <td>${host.ready} of ${host.workers} ready</td>
-        <td>${host.vllm_version ?? '–'}</td>
-        <td>${host.error ?? '–'}</td>
-      </tr>`)}</tbody>
-    </table>
-  </div>`}
+  ${deployment.hosts.length > 0 && html`<${Table} name="Hosts" columns=${['Host', 'State', 'Model', 'Workers', 'vLLM', 'Error']} rows=${deployment.hosts.map((host, i) => [i, [
+    host.host,
+    html`<${Chip} kind=${HOSTS[host.state]}>${host.state.toLowerCase()}<//>`,
+    host.model ?? '–',
+    `${host.ready} of ${host.workers} ready`,
+    host.vllm_version ?? '–',
+    host.error ? html`<span class="problem clipped" title=${host.error}>${host.error}</span>` : '–',
+  ]])} />`}
 <//>`
+
+/** All that is wrong, whole: the bar has room for two lines. */
+export const Trouble = ({ known: { health, silent, round, now } }) => {
+  if (!health.reasons.length) return null
+  const { failures, last_error: error } = round?.outbox ?? { failures: 0 }
+  return html`<${Section} id="trouble" title="What is wrong">
+    <ul>
+      ${health.reasons.map(reason => html`<li key=${reason.what}>${sentence(reason, now)}</li>`)}
+      ${failures > 0 && html`<li>The receiver of the round did not take ${plural(failures, 'payload')} in a row: ${error}</li>`}
+      ${silent.map(({ receiver, next_try_at: at }) => html`<li key=${receiver}><code>${receiver}</code> is tried again ${at > now ? `in ${duration(at - now)}` : 'now'}</li>`)}
+    </ul>
+  <//>`
+}

@@ -1,9 +1,15 @@
-// What the page asks before it goes on.
+// What the page asks before it goes on: keys, rounds, jobs, an address.
+import { grafana } from './links.js'
 import { html } from './html.js'
-import { Dialog } from './parts.js'
+import { Dialog, Form } from './parts.js'
 
-export const KeyDialog = ({ known, act }) => {
+export const Dialogs = ({ known, act }) => {
   const close = () => act.change({ dialog: null })
+  const One = { key: KeyDialog, stop: StopDialog, round: RoundDialog, job: JobDialog, grafana: GrafanaDialog }[known.dialog]
+  return One ? html`<${One} known=${known} act=${act} close=${close} />` : null
+}
+
+const KeyDialog = ({ known, act, close }) => {
   const use = event => {
     event.preventDefault()
     act.useKey(new FormData(event.target).get('key').trim())
@@ -21,19 +27,18 @@ export const KeyDialog = ({ known, act }) => {
   <//>`
 }
 
-export const StopDialog = ({ known, act }) => {
-  const close = () => act.change({ dialog: null })
+const StopDialog = ({ known, act, close }) => {
   const stop = async () => {
     close()
     document.getElementById('main').focus() // as the button that opened this goes with the round
     try {
       await act.stopRound()
-      act.change({ stopProblem: '' })
+      act.change({ jobProblem: '' })
     } catch (error) {
-      act.change({ stopProblem: error.message })
+      act.change({ jobProblem: error.message })
     }
   }
-  const queued = known.node.jobs.queued
+  const queued = known.figures.jobs.queued
   return html`<${Dialog} title="Stop the round?" close=${close}>
     <p>It cannot be started again. What it has computed is still delivered.${' '}
       ${queued ? `The ${queued} queued jobs are cancelled too, but for those whose clients wait.` : ''}</p>
@@ -43,3 +48,37 @@ export const StopDialog = ({ known, act }) => {
     </p>
   <//>`
 }
+
+const RoundDialog = ({ known, act, close }) => html`<${Dialog} title="Start a round" close=${close}>
+  <${Form} id="start" verb="Start the round" submit=${act.startRound} done=${close} fields=${[
+    ...common(known.node, 256),
+    ['block_height', 'Block height', 'number', '1'],
+    ['node_id', 'Node id', 'number', '0', 'from 0'],
+    ['node_count', 'Of how many nodes', 'number', '1'],
+    ['url', 'Receiver', 'url', '', 'empty: nothing is sent'],
+  ]} />
+<//>`
+
+const JobDialog = ({ known, act, close }) => html`<${Dialog} title="Send a small job" close=${close}>
+  <${Form} id="submit" verb="Send the job" submit=${act.submitJob} done=${close} fields=${[
+    ['nonces', 'Nonces', 'text', '0-15', 'numbers and ranges: 0-15, 99'],
+    ...common(known.node, 64),
+  ]} />
+<//>`
+
+const common = ({ models }, usual) => {
+  const longest = Math.min(...Object.values(models).map(info => info.max_seq_len))
+  return [
+    ['model', 'Model', Object.keys(models)],
+    ['block_hash', 'Block hash', 'text', 'console'],
+    ['public_key', 'Public key', 'text', 'console'],
+    ['seq_len', 'Length of a nonce', 'number', String(Math.min(usual, longest)), `at most ${longest}`],
+    ['k_dim', 'k_dim', 'number', '12'],
+  ]
+}
+
+const GrafanaDialog = ({ act, close }) => html`<${Dialog} title="Where Grafana is" close=${close}>
+  <${Form} id="grafana" verb="Keep it" submit=${({ url }) => act.useGrafana(url)} done=${close} fields=${[
+    ['url', 'Address', 'url', grafana() ?? '', 'https://grafana.example.org; kept in this browser; empty: no link'],
+  ]} />
+<//>`

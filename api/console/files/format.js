@@ -19,5 +19,13 @@ export const duration = seconds => {
   if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`
 }
+/** 0.042 -> "42 ms" */
+export const seconds = s => (s < 1 ? `${WHOLE.format(s * 1000)} ms` : `${SHORT.format(s)} s`)
 export const clock = at => new Date(at * 1000).toLocaleTimeString('en-GB')
+/** The time, with the day where that is not today. */
+export const moment = at => {
+  const [day, today] = [new Date(at * 1000), new Date()]
+  const date = day.toDateString() === today.toDateString() ? '' : `${day.toLocaleDateString('en-GB', { day: 'numeric', month: 'short' })} `
+  return date + clock(at)
+}
 export const plural = (n, one) => `${count(n)} ${one}${n === 1 ? '' : 's'}`

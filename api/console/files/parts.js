@@ -18,6 +18,21 @@ export const Section = ({ id, title, children, beside }) => html`<section id=${i
   ${children}
 </section>`
 
+/** A table whose rows are cards on a phone; each cell says its column there. `rows`: [key, cells]. */
+export const Table = ({ name, columns, rows }) => html`<table class="rows" aria-label=${name}>
+  <thead><tr>${columns.map(column => html`<th scope="col" key=${column}>${column}</th>`)}</tr></thead>
+  <tbody>${rows.map(([key, cells]) => html`<tr key=${key}>${cells.map((cell, i) =>
+    i ? html`<td key=${i} data-label=${columns[i]}>${cell}</td>` : html`<th key=${i} scope="row">${cell}</th>`,
+  )}</tr>`)}</tbody>
+</table>`
+
+/** What is chosen of a list. `choices`: [value, name]. */
+export const Choice = ({ label, value, choices, choose }) => html`<label class="filter">${label}
+  <select value=${value} onChange=${event => choose(event.target.value)}>
+    ${choices.map(([one, name]) => html`<option key=${one} value=${one} selected=${one === value}>${name}</option>`)}
+  </select>
+</label>`
+
 /** Fields: [name, label, type or list of choices, initial value, hint or undefined]. `submit` gets their texts by name. */
 export class Form extends Component {
   constructor(props) {
@@ -29,18 +44,18 @@ export class Form extends Component {
       this.setState({ problem: '', busy: true })
       try {
         await this.props.submit(texts)
+        this.props.done()
       } catch (error) {
-        this.setState({ problem: error.message })
+        this.setState({ problem: error.message, busy: false })
       }
-      this.setState({ busy: false })
     }
   }
 
-  render({ id, fields, verb }, { problem, busy }) {
+  render({ id, fields, verb, done }, { problem, busy }) {
     return html`<form onSubmit=${this.send}>
       <div class="fields">${fields.map(field => html`<${Field} key=${field[0]} form=${id} field=${field} />`)}</div>
-      <button class="main" disabled=${busy}>${verb}</button>
       ${problem && html`<p role="alert" class="problem">${problem}</p>`}
+      <p class="buttons"><button class="main" disabled=${busy}>${verb}</button><button type="button" onClick=${done}>Not now</button></p>
     </form>`
   }
 }
@@ -76,8 +91,8 @@ export class Dialog extends Component {
     this.element.current.close() // else the focus would not go back to where it was
   }
 
-  render({ title, children }) {
-    return html`<dialog ref=${this.element} aria-labelledby="dialog-title" onClose=${this.closed}>
+  render({ title, children, kind = '' }) {
+    return html`<dialog ref=${this.element} class=${kind} aria-labelledby="dialog-title" onClose=${this.closed}>
       <h2 id="dialog-title">${title}</h2>
       ${children}
     </dialog>`

@@ -1,82 +1,113 @@
-// A card for each worker, and what each machine's GPUs do.
-import { count, duration, rate } from './format.js'
+// The workers, a row each, and a drawer with what one of them says.
+import { Component } from './vendor/preact.mjs'
+import { askJson } from './api.js'
+import { count, duration, moment, rate } from './format.js'
 import { html } from './html.js'
-import { Chip, Facts, Section } from './parts.js'
+import { Chip, Dialog, Facts, Section, Table } from './parts.js'
+import { median } from './past.js'
 
-const KINDS = { ready: 'good', starting: 'busy', draining: 'busy', hung: 'bad', silent: 'bad', away: 'bad' }
+const KINDS = { ready: 'good', starting: 'busy', draining: 'busy', hung: 'bad', silent: 'bad', ended: 'bad', 'given up': 'bad' }
+const COLUMNS = ['Worker', 'State', 'GPU', 'Use', 'Memory', 'Temp.', 'Nonces/s', 'To median', 'Restarts', 'Last exit']
+// From the median, below which a worker is told to be slow.
+const SLOW = -0.15
+const LOOK_MS = 2000
 
-export const Workers = ({ known }) => {
-  const cards = joined(known)
-  const ready = known.workers.filter(({ state, is_silent }) => state === 'ready' && !is_silent).length
-  return html`<${Section} id="workers" title="Workers" beside=${html`<span id="n-ready">${ready} ready</span>`}>
-    ${!cards.length && html`<p>No worker is here: proofline up or proofline workers starts some.</p>`}
-    <ul class="cards">${cards.map(card => html`<${Card} key=${card.key} card=${card} known=${known} />`)}</ul>
-    ${Object.entries(known.machines).map(([host, devices]) => html`<${Gpus} key=${host} host=${host} devices=${devices} />`)}
+export const Workers = ({ known, act }) => {
+  const { workers, rates, figures } = known
+  const middle = median(workers.map(({ name }) => rates[name] ?? 0).filter(one => one > 0))
+  return html`<${Section} id="workers" title="Workers" beside=${html`<span id="n-ready">${figures.ready} of ${figures.workers} ready</span>`}>
+    ${workers.length
+      ? html`<${Table} name="Workers" columns=${COLUMNS} rows=${workers.map(worker => [worker.name, cells(worker, known, middle, act)])} />`
+      : html`<p>No worker is here: proofline up or proofline workers starts some.</p>`}
+    ${known.drawer && html`<${Drawer} key=${known.drawer} name=${known.drawer} known=${known} close=${() => act.change({ drawer: null })} />`}
   <//>`
 }
 
-/** Workers and the processes that supervisors keep for them, each pair once. Those that are being restarted too. */
-function joined({ workers, logs }) {
-  const left = new Map(workers.map(worker => [`${worker.host} ${worker.pid}`, worker]))
-  const cards = []
-  for (const { host, workers: children } of logs) {
-    for (const child of children) {
-      const worker = left.get(`${host} ${child.pid}`)
-      left.delete(`${host} ${child.pid}`)
-      cards.push({ key: `${host} ${child.name}`, name: child.name, host, worker, lines: child.lines, pid: child.pid })
+const cells = (worker, { rates, gpus }, middle, act) => {
+  const { name, state } = worker
+  const [pace, gpu] = [rates[name] ?? 0, gpus[name]]
+  return [
+    html`<button class="link" onClick=${() => act.change({ drawer: name })}>${name}</button>`,
+    html`<${Chip} kind=${KINDS[state]}>${state}<//>`,
+    short(worker.gpus),
+    gpu ? told(gpu.use, ' %') : '–',
+    gpu ? `${gibibytes(gpu.used_mb)} of ${gibibytes(gpu.total_mb)} GiB` : '–',
+    gpu ? told(gpu.celsius, ' °C') : '–',
+    rate(pace),
+    state === 'ready' ? deviation(pace, middle) : '–',
+    worker.restarts === null ? '–' : count(worker.restarts),
+    worker.last_exit ? `${worker.last_exit}, ${moment(worker.last_exit_at)}` : '–',
+  ]
+}
+
+const deviation = (pace, middle) => {
+  if (!pace || !middle) return '–'
+  const part = pace / middle - 1
+  const text = `${part < -0.005 ? '−' : part > 0.005 ? '+' : ''}${Math.abs(Math.round(100 * part))} %`
+  return part < SLOW ? html`<span class="problem">${text}</span>` : text
+}
+
+/** "0: NVIDIA H100 80GB HBM3" twice -> "2 × H100 80GB HBM3" */
+const short = gpus => {
+  const models = gpus.map(gpu => gpu.replace(/^\d+: (NVIDIA )?/, ''))
+  const kinds = [...new Set(models)]
+  return kinds.map(kind => {
+    const n = models.filter(one => one === kind).length
+    return n > 1 ? `${n} × ${kind}` : kind
+  }).join(', ') || '–'
+}
+
+const told = (n, unit) => (n === null || n === undefined ? '–' : `${count(n)}${unit}`)
+const gibibytes = mb => (mb / 1024).toFixed(mb < 10240 ? 1 : 0)
+
+/** A worker's log and counters, asked for while it is open: they would be most of what the page receives. */
+class Drawer extends Component {
+  state = { found: null, problem: '' }
+
+  componentDidMount() {
+    const look = async () => {
+      try {
+        const found = await askJson(`api/v1/console/worker?name=${encodeURIComponent(this.props.name)}`)
+        this.setState({ found, problem: '' })
+      } catch (error) {
+        this.setState({ problem: error.message })
+      }
+      if (!this.gone) this.later = setTimeout(look, LOOK_MS)
     }
+    look()
   }
-  for (const worker of left.values()) cards.push({ key: worker.id, name: worker.name, host: worker.host, worker, pid: worker.pid })
-  return cards.sort((a, b) => a.key.localeCompare(b.key, 'en', { numeric: true }))
+
+  componentWillUnmount() {
+    this.gone = true
+    clearTimeout(this.later)
+  }
+
+  render({ name, known, close }, { found, problem }) {
+    const worker = known.workers.find(one => one.name === name)
+    return html`<${Dialog} title=${name} kind="drawer" close=${close}>
+      <p class="buttons"><button onClick=${close}>Close</button></p>
+      ${worker ? html`<${About} worker=${worker} stats=${found?.stats ?? {}} now=${known.now} />` : html`<p>This worker is gone.</p>`}
+      ${problem && html`<p role="alert" class="problem">${problem}</p>`}
+      <h3>Last lines of its log</h3>
+      <pre tabindex="0" role="region" aria-label="Log of ${name}">${found ? found.lines.join('\n') || 'Nobody tells its log: it has no supervisor, or has written nothing.' : '…'}</pre>
+    <//>`
+  }
 }
 
-const stateOf = ({ worker, pid }) => {
-  if (!worker) return pid ? 'starting' : 'away'
-  return worker.is_silent ? 'silent' : worker.state
-}
-
-const Card = ({ card, known }) => {
-  const { worker, lines } = card
-  const state = stateOf(card)
-  return html`<li class="card">
-    <h3>${card.name} <small>${card.host}</small></h3>
-    <p><${Chip} kind=${KINDS[state]}>${state}<//></p>
-    ${worker && html`<${Worker} worker=${worker} known=${known} />`}
-    ${lines?.length > 0 && html`<details>
-      <summary>Last lines of its log</summary>
-      <pre tabindex="0" role="region" aria-label="Log of ${card.name}">${lines.join('\n')}</pre>
-    </details>`}
-  </li>`
-}
-
-const Worker = ({ worker, known: { round, now } }) => {
-  const { info, stats, devices } = worker
-  const own = round?.workers[worker.id]
+const About = ({ worker, stats, now }) => {
+  const { info } = worker
   return html`<${Facts} of=${[
-    ['Round', own ? `${rate(own.nonces_per_second)} nonces/s, ${count(own.total_processed)} in all` : null],
-    ['GPU', devices.join(', ') || 'none'],
-    ['Model', `${worker.model} (${worker.engine}${info ? `, ${info.dtype}` : ''})`],
-    ['Micro-batch', info ? `${count(info.max_batch_tokens)} tokens; a nonce has ${count(info.max_seq_len)} at most` : null],
-    ['Slices', stats.slices === undefined ? null : count(stats.slices)],
-    ['Chat', stats.chat_total === undefined ? 'none' : `${count(stats.chat_active)} now, ${count(stats.chat_total)} in all, ${count(stats.chat_refused)} refused`],
+    ['State', worker.since === null ? worker.state : `${worker.state}, for ${duration(now - worker.since)}`],
+    ['Given up', worker.gave_up],
+    ['Restarts', worker.restarts],
+    ['Last exit', worker.last_exit && `${worker.last_exit}, ${moment(worker.last_exit_at)}`],
+    ['GPUs', worker.gpus.join(', ') || 'none'],
+    ['Model', info && `${worker.model} (${worker.engine}, ${info.dtype})`],
+    ['Micro-batch', info && `${count(info.max_batch_tokens)} tokens; a nonce has ${count(info.max_seq_len)} at most`],
+    ['Chat', stats.chat_total === undefined ? null : `${count(stats.chat_active)} now, ${count(stats.chat_total)} in all, ${count(stats.chat_refused)} refused`],
     ['Chats validated', stats.validations_pass === undefined ? null : `${count(stats.validations_pass)} in one forward, ${count(stats.validations_steps)} by steps`],
     ['Waits for chat', stats.skips === undefined ? null : count(stats.skips)],
     ['Proofs had the engine', stats.proof_busy_s === undefined ? null : duration(stats.proof_busy_s)],
-    ['Running for', `${duration(now - worker.started_at)}, process ${worker.pid}`],
+    ['Process', worker.pid && `${worker.pid}; this start is ${worker.id}`],
   ]} />`
 }
-
-const Gpus = ({ host, devices }) => html`<div class="scroll" tabindex="0" role="region" aria-label="GPUs of ${host}">
-  <table>
-    <caption>GPUs of ${host}</caption>
-    <thead><tr><th scope="col">GPU</th><th scope="col">Busy</th><th scope="col">Memory</th><th scope="col">Temperature</th></tr></thead>
-    <tbody>${devices.map(device => html`<tr key=${device.uuid}>
-      <th scope="row">${device.index}: ${device.name}</th>
-      <td>${told(device.utilization_percent, ' %')}</td>
-      <td>${told(device.used_memory_mb, '')} of ${told(device.total_memory_mb, ' MB')}</td>
-      <td>${device.is_available ? told(device.temperature_c, ' °C') : device.error_message}</td>
-    </tr>`)}</tbody>
-  </table>
-</div>`
-
-const told = (n, unit) => (n === null || n === undefined ? '–' : `${count(n)}${unit}`)

@@ -35,6 +35,10 @@ class DistanceSummary(BaseModel):
     min: float
     median: float
     max: float
+    histogram: list[tuple[float, int]] = Field(
+        default=[],
+        description="[d, n]: n distances are at most d, and above the d of the pair before.",
+    )
 
 
 class ValidationResult(BaseModel):
@@ -59,6 +63,8 @@ class ValidationResult(BaseModel):
     )
 
 
+_NONE_BETWEEN = [[edge, 0] for edge in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)]
+
 RESULT_EXAMPLES: Examples = {
     "artifacts": {
         "summary": "Completed",
@@ -82,7 +88,12 @@ RESULT_EXAMPLES: Examples = {
             "fraud_threshold": 0.01,
             "n_excluded": 0,
             "dist_threshold": 0.02,
-            "distances": {"min": 0.0001, "median": 0.0004, "max": 1.6211},
+            "distances": {
+                "min": 0.0001,
+                "median": 0.0004,
+                "max": 1.6211,
+                "histogram": [[0.0005, 300], [0.001, 80], *_NONE_BETWEEN, [1.0, 3], [2.0, 17]],
+            },
             "likely_cause": SOME_MADE_UP,
         },
     },

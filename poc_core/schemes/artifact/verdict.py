@@ -11,6 +11,9 @@ from poc_core.errors import VectorError
 from poc_core.schemes.artifact.causes import likely_cause
 from poc_core.schemes.artifact.terms import StatTest
 
+# Two vectors of length 1 are at most 2 apart.
+_EDGES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
 
 @dataclass(frozen=True)
 class DistanceSpread:
@@ -19,6 +22,9 @@ class DistanceSpread:
     min: float
     median: float
     max: float
+    # (d, n) for d of 1, 2 and 5 of each decade: n are at most d, and above the d before; to the
+    # last d of all belong those beyond too
+    histogram: list[tuple[float, int]]
 
 
 @dataclass(frozen=True)
@@ -84,4 +90,7 @@ def _distance(own: str, other: str, k_dim: int) -> float | None:
 def _distances(found: list[float]) -> DistanceSpread | None:
     if not found:
         return None
-    return DistanceSpread(min(found), float(np.median(found)), max(found))
+    places = np.searchsorted(_EDGES, found).clip(max=len(_EDGES) - 1)
+    counts = np.bincount(places)
+    histogram = [(_EDGES[place], int(counts[place])) for place in range(min(places), len(counts))]
+    return DistanceSpread(min(found), float(np.median(found)), max(found), histogram)

@@ -193,6 +193,10 @@ class Outbox:
         """The most artifacts and bytes of a payload."""
         return self._settings.callback_max_artifacts, self._settings.callback_max_bytes
 
+    def status(self, outbox_id: str) -> OutboxStatus:
+        """How far an outbox is; one that is not known has nothing left to deliver."""
+        return OutboxStatus.of(self._redis.hgetall(keys.outbox(outbox_id)))
+
     def n_jobs(self) -> int:
         """Jobs whose callback is not delivered, also those not computed yet."""
         return int(self._redis.scard(keys.OUTBOX_JOBS))

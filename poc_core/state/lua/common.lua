@@ -60,6 +60,52 @@ local function lease_state(lease, oldest_s)
   return is_in_hand and tonumber(since) >= tonumber(oldest_s) and 'held' or 'forgotten'
 end
 
+-- The name of a worker, which its successors have too: its id without what is of one start (poc_core/serving/places.py).
+local OF_ONE_START = '%-' .. string.rep('[0-9a-f]', 6) .. '$'
+local function name_of_worker(id)
+  return (string.gsub(id, OF_ONE_START, ''))
+end
+
+-- Seconds of a step of the node's history, and for how long its steps are kept (state/past/history.py).
+local PAST = {{5, 960}, {20, 3720}, {120, 22000}, {480, 87400}}
+
+-- `n` more of `field` happened in that `second`.
+local function count_past(field, n, second)
+  for _, step in ipairs(PAST) do
+    local key = string.format('poc:past:%d:%d', step[1], math.floor(tonumber(second) / step[1]) * step[1])
+    redis.call('HINCRBY', key, field, n)
+    redis.call('EXPIRE', key, step[2])
+  end
+end
+
+-- A worker computed `n` nonces, for a job or a round, in that `second` since the epoch: the node's own counters.
+local function count_processed(n, second, worker, ttl)
+  redis.call('INCRBY', 'poc:stats:total', n)
+  redis.call('EXPIRE', 'poc:stats:total', ttl)
+  redis.call('HINCRBY', 'poc:stats:by:' .. second, worker, n)
+  redis.call('EXPIRE', 'poc:stats:by:' .. second, 60)
+  count_past(name_of_worker(worker), n, second)
+end
+
+-- Events kept of each kind: 1,000 in all, and many of one kind displace none of another.
+local MOST_EVENTS = {worker = 250, deployment = 100, round = 150, job = 150, receiver = 100, refused = 150, key = 50, node = 50}
+local EVENTS_TTL = 30 * 86400
+
+-- Writes down what happened at `at`: a sentence for the operator, and which worker, job, round or receiver it is about.
+local function note_event(kind, text, about, at)
+  local key = 'poc:events:' .. kind
+  redis.call('LPUSH', key, cjson.encode({kind = kind, text = text, about = about, at = tonumber(at)}))
+  redis.call('LTRIM', key, 0, MOST_EVENTS[kind] - 1)
+  redis.call('EXPIRE', key, EVENTS_TTL)
+  redis.call('INCR', 'poc:events')
+  redis.call('EXPIRE', 'poc:events', EVENTS_TTL)
+end
+
+-- A job or round in an event's sentence.
+local function short_id(id)
+  return string.sub(id, 1, 8)
+end
+
 -- Ends an active job: only its hash stays, for `ttl` seconds. What was not done no longer counts as queued.
 local function retire(job, status, now, ttl)
   local fields = redis.call('HMGET', job, 'model', 'n_total', 'n_done')
@@ -75,6 +121,9 @@ local function retire(job, status, now, ttl)
   end
   redis.call('UNLINK', unpack(gone))
   local id = string.sub(job, #'poc:job:' + 1)
+  if status == 'failed' then
+    note_event('job', 'Job ' .. short_id(id) .. ' failed: ' .. (redis.call('HGET', job, 'error') or 'no reason is known'), id, now)
+  end
   redis.call('ZREM', 'poc:jobs:active:' .. fields[1], id)
   if status ~= 'completed' then -- it sends nothing
     redis.call('SREM', 'poc:outbox:jobs', id)
@@ -105,14 +154,6 @@ local function free_lease(round, lease, ttl)
   redis.call('HDEL', round .. ':leases', lease)
   redis.call('ZADD', round .. ':free', string.match(lease, '^%d+'), lease)
   redis.call('EXPIRE', round .. ':free', ttl)
-end
-
--- `n` nonces were computed, for a job or a round, in that `second` since the epoch: the node's own counters.
-local function count_processed(n, second, ttl)
-  redis.call('INCRBY', 'poc:stats:total', n)
-  redis.call('EXPIRE', 'poc:stats:total', ttl)
-  redis.call('INCRBY', 'poc:stats:' .. second, n)
-  redis.call('EXPIRE', 'poc:stats:' .. second, 60)
 end
 
 -- The outbox has something to deliver at `due`, whatever was said before.
@@ -181,6 +222,8 @@ local function end_if_exhausted(round, generating, now, ttl)
   end
   redis.call('HSET', round, 'exhausted', '1')
   close_round(round, 'STOPPED', now, ttl)
+  local id = string.sub(round, #'poc:round:' + 1)
+  note_event('round', 'Round ' .. short_id(id) .. ' has computed all nonces of its sequence.', id, now)
   redis.call('DEL', generating)
 end
 

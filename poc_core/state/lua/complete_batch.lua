@@ -22,11 +22,14 @@ end
 if redis.call('SREM', job .. ':todo', batch) == 1 then
   redis.call('HSET', job .. ':values', batch, values)
   redis.call('HDEL', job, 'waiting_for')
+  local lease = redis.call('HGET', job .. ':leases', batch)
+  local worker = lease and lease_parts(lease) or 'unknown' -- its lease was taken from it
+  redis.call('HINCRBY', job, 'by:' .. name_of_worker(worker), n_values)
   redis.call('HDEL', job .. ':leases', batch)
   redis.call('HDEL', job .. ':attempts', batch)
   redis.call('HINCRBY', job, 'n_done', n_values)
   redis.call('DECRBY', 'poc:queued_nonces', n_values)
-  count_processed(n_values, second, ttl)
+  count_processed(n_values, second, worker, ttl)
   touch(job, ttl)
 end
 return redis.call('SCARD', job .. ':todo') == 0 and 1 or 0

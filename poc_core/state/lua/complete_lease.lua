@@ -13,14 +13,13 @@
 --       8 interval           seconds from now to the next callback
 --       9 ttl                seconds the round is kept
 --      10 most_kept          reported nonces kept for /status
---      11 pace_step          seconds of a step of the round's pace
---      12 n_listed           nonces of this lease that /status lists
---      13... these, each as an entry of its own; then for each outbox entry the number of values in it, and the entry
+--      11 n_listed           nonces of this lease that /status lists
+--      12... these, each as an entry of its own; then for each outbox entry the number of values in it, and the entry
 -- Returns 1 when taken, else 0.
 local round, outbox, generating = unpack(KEYS)
 local round_id, first, places, worker = unpack(ARGV, 1, 4)
-local excluded, n_excluded, now, interval, ttl, most_kept, pace_step, n_listed = unpack(ARGV, 5, 12)
-local first_listed = 13
+local excluded, n_excluded, now, interval, ttl, most_kept, n_listed = unpack(ARGV, 5, 11)
+local first_listed = 12
 local first_entry = first_listed + tonumber(n_listed)
 local lease = member(tonumber(first), tonumber(places))
 if redis.call('HDEL', round .. ':leases', lease) == 0 and redis.call('ZREM', round .. ':free', lease) == 0 then
@@ -29,10 +28,8 @@ end
 local second = string.format('%d', math.floor(tonumber(now)))
 redis.call('HINCRBY', round, 'n_processed', places)
 redis.call('HINCRBY', round .. ':workers', worker, places)
+redis.call('HINCRBY', round, 'by:' .. name_of_worker(worker), places)
 redis.call('HINCRBY', round .. ':rate:' .. second, worker, places)
-local pace = round .. ':pace:' .. string.format('%d', math.floor(tonumber(now) / 60))
-redis.call('HINCRBY', pace, string.format('%d', math.floor(tonumber(now) / pace_step) * pace_step), places)
-redis.call('EXPIRE', pace, 3700)
 redis.call('EXPIRE', round .. ':workers', ttl)
 redis.call('EXPIRE', round .. ':rate:' .. second, 60)
 if excluded ~= '' then
@@ -47,7 +44,7 @@ if excluded ~= '' then
   redis.call('LTRIM', round .. ':excluded', -1000, -1)
   redis.call('EXPIRE', round .. ':excluded', ttl)
 end
-count_processed(places, second, ttl)
+count_processed(places, second, worker, ttl)
 local has_receiver = redis.call('HEXISTS', outbox, 'url') == 1
 -- The last values of a round that is over come after it was closed; its receiver waits for them.
 local due = redis.call('HEXISTS', outbox, 'closed') == 1 and now or tonumber(now) + tonumber(interval)

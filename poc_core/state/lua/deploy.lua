@@ -8,10 +8,11 @@
 --       3 now           seconds since the epoch
 --       4 token         of this call, which may be repeated
 --       5 host          that begins, or ''
+--       6 name          what clients call the model
 -- Returns what came of it and the generation: 'ok'; of a request 'deployed' while something runs or starts, and
 -- 'no_host'; of a start 'kept' where what is there counts more.
 local deployment, hosts, models = unpack(KEYS)
-local wanted, by, now, token, host = unpack(ARGV)
+local wanted, by, now, token, host, name = unpack(ARGV)
 local before, before_by, error, before_token, generation =
   unpack(redis.call('HMGET', deployment, 'wanted', 'by', 'error', 'token', 'generation'))
 generation = generation_of(generation)
@@ -37,4 +38,5 @@ end
 redis.call('DEL', models)
 redis.call('DEL', deployment)
 redis.call('HSET', deployment, 'generation', generation + 1, 'wanted', wanted, 'by', by, 'token', token, 'asked_at', now)
+note_event('deployment', name .. ' is deployed, by ' .. (by == 'start' and 'a start with --model.' or 'a request.'), name, now)
 return {'ok', generation + 1}

@@ -22,7 +22,9 @@ if why ~= '' then
   redis.call('HSET', outbox, 'last_error', why)
 end
 if outcome == 'failed' then
-  redis.call('HINCRBY', outbox, 'failures', 1)
+  if redis.call('HINCRBY', outbox, 'failures', 1) == 1 then
+    note_event('receiver', 'A payload of ' .. short_id(id) .. ' was not taken: ' .. string.sub(why, 1, 300), id, now)
+  end
   redis.call('HSETNX', outbox, 'failing_since', now)
   redis.call('HSET', outbox, 'next_at', next_at)
   due_outbox(id, next_at, ttl)
@@ -44,7 +46,11 @@ if redis.call('HEXISTS', outbox, 'head') == 0 then
 end
 redis.call('HINCRBY', outbox, outcome, ended)
 redis.call('HINCRBY', outbox, 'number', 1)
-redis.call('HDEL', outbox, 'in_flight', 'in_flight_artifacts', 'failures', 'failing_since')
+if redis.call('HDEL', outbox, 'failures') == 1 then
+  local what = outcome == 'delivered' and ' was taken after all.' or ' is given up: ' .. string.sub(why, 1, 300)
+  note_event('receiver', 'A payload of ' .. short_id(id) .. what, id, now)
+end
+redis.call('HDEL', outbox, 'in_flight', 'in_flight_artifacts', 'failing_since')
 if outcome == 'delivered' then
   redis.call('HDEL', outbox, 'last_error')
   redis.call('HSET', outbox, 'delivered_at', now)

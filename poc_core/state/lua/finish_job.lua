@@ -29,13 +29,19 @@ else
   redis.call('HSET', job, 'result_bytes', n_bytes)
 end
 retire(job, 'completed', now, ttl)
+local id = string.sub(job, #'poc:job:' + 1)
 if verdict ~= '' then
-  redis.call('HINCRBY', 'poc:stats:verdicts', verdict, 1)
-  redis.call('EXPIRE', 'poc:stats:verdicts', 30 * 86400)
+  local day = 'poc:stats:validations:' .. string.format('%d', math.floor(tonumber(now) / 86400))
+  for name, days in pairs({['poc:stats:verdicts'] = 30, [day] = 2}) do
+    redis.call('HINCRBY', name, verdict, 1)
+    redis.call('EXPIRE', name, days * 86400)
+  end
+end
+if verdict == 'fraud' then
+  note_event('job', 'Job ' .. short_id(id) .. ' found fraud.', id, now)
 end
 -- In the same atomic step: exactly once, and never without the result.
 if url ~= '' then
-  local id = string.sub(job, #'poc:job:' + 1)
   redis.call('HSET', 'poc:outbox:' .. id, 'url', url, 'closed', '1')
   push_outbox(id, body, 1, now, callback_ttl)
   redis.call('SADD', 'poc:outbox:jobs', id)

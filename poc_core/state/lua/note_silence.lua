@@ -18,4 +18,7 @@ redis.call('EXPIRE', receiver, ttl)
 redis.call('ZADD', receivers, now, name)
 redis.call('ZREMRANGEBYSCORE', receivers, '-inf', string.format('%.3f', tonumber(now) - tonumber(ttl)))
 redis.call('EXPIRE', receivers, ttl)
+if failures == tonumber(breaks_at) then
+  note_event('receiver', name .. ' does not answer: ' .. breaks_at .. ' tries in a row.', name, now)
+end
 return failures

@@ -12,8 +12,8 @@
 -- ARGV: 1 second           since the epoch, the one under way
 --       2 window           seconds before it, of which rates are
 --       3 most_receivers   that are looked at, those first that were silent last
--- Returns {queued, outboxes due, nonces computed, of these within the window, workers, receivers, round, deployment, hosts,
--- courier}. Each worker is {id, its hash, left}, each receiver {name, failures, next_at}, each host {id, when it last
+-- Returns {queued, outboxes due, nonces computed, by worker those within the window, workers, receivers, round,
+-- deployment, hosts, courier}. Each worker is {id, its hash, left}, each receiver {name, failures, next_at}, each host {id, when it last
 -- reported, its report or '', left}; round is {} where there is none, else {id, its hash, nonces by worker, the same within
 -- the window, its outbox's hash, excluded nonces}; deployment is a hash. Hashes are {field, value, ...}; that of a dead
 -- worker is empty. `left`, and for the courier: milliseconds that the key lives without another sign of life; below 0 there
@@ -28,11 +28,11 @@ local function each_second(look)
   end
 end
 
-local function read_round(id)
-  local round = 'poc:round:' .. id
+-- Nonces by worker, {worker, n, ...}: the sums of the counters of each second of the window.
+local function counts_lately(key)
   local lately = {}
   each_second(function(at)
-    local counts = redis.call('HGETALL', round .. ':rate:' .. at)
+    local counts = redis.call('HGETALL', key .. at)
     for i = 1, #counts, 2 do
       lately[counts[i]] = (lately[counts[i]] or 0) + tonumber(counts[i + 1])
     end
@@ -42,14 +42,15 @@ local function read_round(id)
     flat[#flat + 1] = worker
     flat[#flat + 1] = string.format('%d', n)
   end
-  return {id, redis.call('HGETALL', round), redis.call('HGETALL', round .. ':workers'), flat,
+  return flat
+end
+
+local function read_round(id)
+  local round = 'poc:round:' .. id
+  return {id, redis.call('HGETALL', round), redis.call('HGETALL', round .. ':workers'), counts_lately(round .. ':rate:'),
     redis.call('HGETALL', 'poc:outbox:' .. id), redis.call('LRANGE', round .. ':excluded', 0, -1)}
 end
 
-local n_lately = 0
-each_second(function(at)
-  n_lately = n_lately + tonumber(redis.call('GET', 'poc:stats:' .. at) or '0')
-end)
 local records = {}
 for i, id in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
   local found = redis.pcall('HGETALL', 'poc:worker:' .. id)
@@ -70,5 +71,5 @@ end
 local wanted = redis.pcall('HGETALL', deployment)
 local id = redis.call('GET', current)
 return {redis.call('GET', queued) or '0', redis.call('ZCARD', outboxes_due), redis.call('GET', total) or '0',
-  string.format('%d', n_lately), records, silent, id and read_round(id) or {},
+  counts_lately('poc:stats:by:'), records, silent, id and read_round(id) or {},
   wanted.err and {'', ''} or wanted, reports, redis.call('PTTL', courier)}

@@ -11,10 +11,11 @@
 --       6 now           seconds since the epoch
 --       7 ttl           seconds without a report after which a host is gone
 --       8 index_ttl     seconds that the index of hosts is kept
+--       9 model         what clients call the one it runs, or ''
 -- Returns nothing.
 local HOST_KNOWN_S = 3600 -- a host that is gone is missed as long
 local deployment, hosts, host = unpack(KEYS)
-local id, generation, state, error, report, now, ttl, index_ttl = unpack(ARGV)
+local id, generation, state, error, report, now, ttl, index_ttl, model = unpack(ARGV)
 redis.call('HSET', host, 'generation', generation, 'state', state, 'report', report)
 redis.call('EXPIRE', host, ttl)
 redis.call('ZADD', hosts, now, id)
@@ -25,7 +26,10 @@ if current ~= generation or not wanted or wanted == '' then
   return
 end
 if state == 'SERVING' then
-  redis.call('HSETNX', deployment, 'settled_at', now)
+  if redis.call('HSETNX', deployment, 'settled_at', now) == 1 then
+    local took = tonumber(now) - tonumber(redis.call('HGET', deployment, 'asked_at') or now)
+    note_event('deployment', string.format('%s serves, %.0f s after it was asked for.', model, took), model, now)
+  end
 elseif state == 'FAILED' then
   for _, other in ipairs(live_hosts(hosts)) do
     if other.generation ~= current or other.state ~= 'FAILED' then
@@ -34,5 +38,6 @@ elseif state == 'FAILED' then
   end
   if redis.call('HSETNX', deployment, 'error', error) == 1 then
     redis.call('HSET', deployment, 'settled_at', now)
+    note_event('deployment', model .. ' cannot be served: ' .. string.sub(error, 1, 300), model, now)
   end
 end

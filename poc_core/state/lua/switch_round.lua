@@ -28,4 +28,8 @@ if state == 'GENERATING' then
 elseif redis.call('GET', generating) == round_id then
   redis.call('DEL', generating)
 end
+if before ~= state then
+  local told = 'Round ' .. short_id(round_id) .. ' goes from ' .. before .. ' to ' .. state
+  note_event('round', told .. (why ~= '' and ': ' .. why or '.'), round_id, now)
+end
 return before

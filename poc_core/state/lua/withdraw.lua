@@ -12,4 +12,5 @@ if wanted == '' then
 end
 redis.call('DEL', deployment)
 redis.call('HSET', deployment, 'generation', generation + 1, 'wanted', '', 'by', 'request', 'asked_at', now)
+note_event('deployment', 'The model is taken down: nothing shall run.', '', now)
 return generation + 1

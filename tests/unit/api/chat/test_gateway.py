@@ -5,6 +5,7 @@ import http.client
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -26,6 +27,7 @@ from poc_core.records import ENGINE_LOST_HEADER
 from poc_core.serving.openai_paths import USUAL
 from poc_core.settings import Settings
 from poc_core.state import registry
+from poc_core.state.past.history import CHATS, FAILED, FIRST_TOKEN
 from tests.harness.samples import MODEL, RecordingDispatcher, worker_record
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Behaviour, Call, FakeWorker
@@ -714,4 +716,20 @@ class TestModels:
 
 def test_by_load_keeps_the_order_among_equals(services: Services) -> None:
     records = [worker_record(f"w{index}") for index in range(3)]
-    assert Gateway(services.gateway.workers).by_load(records) == records
+    assert Gateway(services.gateway.workers, services.chats).by_load(records) == records
+
+
+def test_chats_are_counted_with_their_first_token_and_their_failures(
+    api: httpx.Client, services: Services, start: Start
+) -> None:
+    services.chats.tell(services.history, 0.0)  # what other tests left
+    start("w1", streams)
+    api.post(CHAT, json=body(stream=True))
+    start("w2", lambda call: call.answer(b"{}", "500 Internal Server Error"), "another")
+    api.post(CHAT, json=body("another"))
+    services.chats.tell(services.history, services.now())
+    told: Counter[str] = Counter()
+    for step in services.history.read(480, int(services.now() // 480 - 1) * 480, 3):
+        told.update(step)
+    assert (told[CHATS], told[FAILED]) == (2, 1)
+    assert sum(n for name, n in told.items() if name.startswith(FIRST_TOKEN)) == 1

@@ -15,6 +15,7 @@ from poc_core.records import SILENT_S, JobStatus, RoundState, WorkerRecord
 from poc_core.serving.deployments import ChildLog, Deployment, HostLogs, HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, RoundStore, WorkerRegistry
+from poc_core.state.past.history import CHAT_MS, CHATS, bucket
 from tests.harness.samples import (
     MODEL,
     Clock,
@@ -41,8 +42,9 @@ def read(view: View) -> dict[str, Any]:
 
 def test_an_idle_node(view: View) -> None:
     found = read(view)
-    assert (found["problem"], found["round"], found["pace"]) == (None, None, None)
-    assert (found["workers"], found["jobs"], found["logs"], found["machines"]) == ([], [], [], {})
+    assert (found["problem"], found["round"], found["events"]) == (None, None, 0)
+    assert (found["workers"], found["work"], found["rates"], found["gpus"]) == ([], [], {}, {})
+    assert found["figures"]["chats"] is found["figures"]["gpu_use"] is None
     assert (found["node"]["state"], found["deployment"]["state"]) == ("IDLE", "idle")
 
 
@@ -53,10 +55,10 @@ def test_redis_away_is_a_problem_and_no_error(settings: Settings) -> None:
             settings, fakeredis.FakeRedis(server=server), cast(Dispatcher, RecordingDispatcher())
         )
     )
-    assert "jobs" in view.read()
+    assert "work" in view.read()
     server.connected = False
     away = read(view)
-    assert list(away) == ["problem", "health"]
+    assert list(away) == ["now", "problem", "health"]
     assert [reason["kind"] for reason in away["health"]["reasons"]] == ["redis"]
     server.connected = True
     assert read(view)["problem"] is None
@@ -66,7 +68,6 @@ def test_a_workers_secret_is_not_shown(view: View, workers: WorkerRegistry) -> N
     workers.heartbeat(replace(worker_record(), chat_secret="hush", stats={"slices": 7}))
     found = read(view)
     assert "hush" not in str(found)
-    assert found["workers"][0]["stats"] == {"slices": 7}
     assert found["node"]["models"][MODEL]["max_seq_len"] == 1024
 
 
@@ -75,81 +76,98 @@ def test_a_worker_that_gives_no_sign_of_life_is_silent_at_once(
 ) -> None:
     serve("w1")
     found = read(view)
-    assert (found["workers"][0]["is_silent"], found["health"]["level"]) == (False, "ok")
+    assert (found["workers"][0]["state"], found["health"]["level"]) == ("ready", "ok")
     redis.pexpire("poc:worker:w1", int(1000 * (settings.worker_ttl_s - SILENT_S)))
     found = read(view)
-    assert (found["health"]["level"], found["seats"][0]["state"]) == ("down", "silent")
+    assert (found["health"]["level"], found["figures"]["ready"]) == ("down", 0)
     serve("w2")
-    assert [(worker["id"], worker["is_silent"]) for worker in read(view)["workers"]] == [
-        ("w1", True),
-        ("w2", False),
-    ]
+    found = read(view)
+    states = [(worker["id"], worker["state"]) for worker in found["workers"]]
+    assert states == [("w1", "silent"), ("w2", "ready")]
+    assert (found["figures"]["ready"], found["figures"]["workers"]) == (1, 2)
 
 
 @pytest.mark.parametrize(
-    ("visible", "names"),
-    [("", ["0: A", "1: B"]), ("1", ["1: B"]), ("GPU-b", ["1: B"]), ("7", [])],
+    ("visible", "names", "use", "hottest"),
+    [
+        ("", ["0: A", "1: B"], 65, 60),
+        ("1", ["1: B"], 40, 50),
+        ("GPU-b", ["1: B"], 40, 50),
+        ("7", [], None, None),
+    ],
 )
 def test_a_worker_shows_the_gpus_that_it_is_pinned_to(
-    view: View, workers: WorkerRegistry, visible: str, names: list[str]
+    view: View,
+    workers: WorkerRegistry,
+    visible: str,
+    names: list[str],
+    use: int | None,
+    hottest: int | None,
 ) -> None:
     devices: list[Any] = [
-        {"index": 0, "uuid": "GPU-a", "name": "A"},
-        {"index": 1, "uuid": "GPU-b", "name": "B"},
+        {"index": 0, "uuid": "GPU-a", "name": "A", "utilization_percent": 90, "temperature_c": 60},
+        {"index": 1, "uuid": "GPU-b", "name": "B", "utilization_percent": 40, "temperature_c": 50},
     ]
     workers.heartbeat(replace(worker_record(), gpus={"devices": devices}, visible_gpus=visible))
     found = read(view)
-    assert found["workers"][0]["devices"] == names
-    assert found["machines"] == {"here": devices}
+    told = found["gpus"].get("w1", {})
+    assert found["workers"][0]["gpus"] == names
+    assert (told.get("use"), told.get("celsius")) == (use, hottest)
+    assert found["figures"]["gpu_use"] == use
 
 
-def test_a_round_and_its_pace(
+def test_a_gpu_of_two_workers_counts_once(view: View, workers: WorkerRegistry) -> None:
+    shared: list[Any] = [{"index": 0, "name": "A", "utilization_percent": 90}]
+    alone: list[Any] = [{"index": 0, "name": "A", "utilization_percent": 30}]
+    for worker_id, host, devices in (("a", "h1", shared), ("b", "h1", shared), ("c", "h2", alone)):
+        record = replace(worker_record(worker_id), host=host, gpus={"devices": devices})
+        workers.heartbeat(record)
+    assert read(view)["figures"]["gpu_use"] == 60
+
+
+def test_a_round_its_rates_and_its_steps(
     view: View, rounds: RoundStore, serve: Callable[..., WorkerRecord], clock: Clock
 ) -> None:
-    serve("w1")
-    clock.now = 1_000_000.0
+    ids = ("here/gpu0-0a1b2c", "here/gpu1-3d4e5f")
+    for worker_id in ids:
+        serve(worker_id)
     rounds.store(round_config(url="http://user:secret@receiver/poc"), RoundState.GENERATING)
-    current = rounds.current()
-    assert current is not None
-    for n, wait_s in ((4, 6.0), (2, 11.0), (3, 5.0)):  # within steps 0, 1 and 3
-        lease: Any = rounds.lease(current, "w1", n)
-        rounds.complete(lease, "w1", ["AAAA"] * n)
-        clock.now += wait_s
-        read(view)
+    current: Any = rounds.current()
+    for worker_id, n in zip(ids, (10, 40), strict=True):
+        lease: Any = rounds.lease(current, worker_id, n)
+        rounds.complete(lease, worker_id, ["AAAA"] * n)
+    clock.now += 8
     found = read(view)
-    assert found["pace"] == {
-        "round": current.round_id,
-        "first": 1_000_000,
-        "step_s": 5,
-        "counts": [4, 2, 0, 3],
-    }
-    # A page that comes later gets the same pace.
-    assert read(View(view_services(view)))["pace"] == found["pace"]
-    shown = found["round"]
-    assert (
-        shown["state"],
-        shown["total_processed"],
-        shown["workers"]["w1"]["total_processed"],
-    ) == ("GENERATING", 9, 9)
+    assert found["rates"] == {"here/gpu0": 1.0, "here/gpu1": 4.0}
+    assert found["figures"]["nonces_per_second"] == 5.0
+    steps = found["steps5"]
+    place = (1_000_000 - steps["first"]) // 5
+    assert [values[place] for values in steps["workers"].values()] == [2.0, 8.0]
+    assert (found["node"]["state"], found["round"]["outbox"]["failures"]) == ("GENERATING", 0)
     assert "secret" not in str(found)
+    assert [(one["kind"], one["status"], one["n_done"]) for one in found["work"]] == [
+        ("round", "generating", 50)
+    ]
     rounds.switch(current, RoundState.STOPPED)
+    stopped = read(view)["round"]
     clock.now += 60
-    serve("w1")
-    stopped = read(view)
-    assert stopped["pace"] == found["pace"]
-    assert read(view)["round"] == stopped["round"]  # nothing in it grows while nothing happens
+    assert read(view)["round"] == stopped  # nothing in it grows while nothing happens
 
 
-def view_services(view: View) -> Services:
-    services: Services = vars(view)["_services"]
-    return services
-
-
-def test_a_pace_is_that_of_the_last_hour(view: View, rounds: RoundStore, clock: Clock) -> None:
-    rounds.store(round_config(), RoundState.GENERATING)
-    read(view)
-    clock.now += 2 * 3600
-    assert len(read(view)["pace"]["counts"]) == 720
+def test_steps_are_told_again_when_another_is_over(
+    view: View, services: Services, clock: Clock
+) -> None:
+    first = read(view)["steps5"]
+    clock.now += 1
+    assert read(view)["steps5"] == first
+    services.history.add(1_000_000, {CHATS: 3, CHAT_MS: 10_000, bucket(0.5): 3})
+    clock.now += 6
+    found = read(view)
+    told = found["steps5"]
+    place = (1_000_000 - told["first"]) // 5
+    assert (told["chats"][place], told["active"][place]) == (3, 2.0)
+    assert told["first_token"][place] == found["figures"]["first_token"]
+    assert 0.5 <= found["figures"]["first_token"] <= 0.6
 
 
 def test_jobs_newest_first_with_their_verdicts(view: View, jobs: JobStore, clock: Clock) -> None:
@@ -160,7 +178,7 @@ def test_jobs_newest_first_with_their_verdicts(view: View, jobs: JobStore, clock
     judged = jobs.create(new_job([1, 2], claimed=claimed))
     finish(jobs, judged, ["A" * 32, "A" * 32])
     waiting = jobs.create(new_job([5, 6, 7]))
-    found = read(view)["jobs"]
+    found = read(view)["work"]
     assert [job["id"] for job in found] == [waiting, judged, made]
     assert [job["status"] for job in found] == ["queued", "completed", "completed"]
     assert [job["n_done"] for job in found] == [0, 2, 2]
@@ -168,26 +186,26 @@ def test_jobs_newest_first_with_their_verdicts(view: View, jobs: JobStore, clock
     assert (found[1]["verdict"]["n_total"], found[1]["verdict"]["fraud_detected"]) == (2, False)
     assert found[2]["spec"]["options"] == {"k_dim": 12, "stronger_rng": False}
     jobs.cancel(waiting)
-    assert [job["status"] for job in read(view)["jobs"]] == ["cancelled", "completed", "completed"]
+    assert [job["status"] for job in read(view)["work"]] == ["cancelled", "completed", "completed"]
 
 
 def test_the_oldest_job_that_runs_is_listed_beside_the_newest(
     view: View, jobs: JobStore, clock: Clock
 ) -> None:
     old = jobs.create(new_job([0]))
-    for nonce in range(40):
+    for nonce in range(60):
         clock.now += 1
         jobs.fail(jobs.create(new_job([nonce])), "x")
-    listed = read(view)["jobs"]
-    assert len(listed) == 31
+    listed = read(view)["work"]
+    assert len(listed) == 51
     assert (listed[-1]["id"], listed[0]["error"]) == (old, "x")
 
 
 def test_a_job_that_expired_is_not_listed(view: View, jobs: JobStore, redis: Redis) -> None:
     job = jobs.create(new_job([0]))
-    assert [found["id"] for found in read(view)["jobs"]] == [job]
+    assert [found["id"] for found in read(view)["work"]] == [job]
     redis.delete(f"poc:job:{job}")
-    assert read(view)["jobs"] == []
+    assert read(view)["work"] == []
 
 
 def finish(jobs: JobStore, job_id: str, values: list[str]) -> None:
@@ -199,9 +217,7 @@ def finish(jobs: JobStore, job_id: str, values: list[str]) -> None:
     assert record.status is JobStatus.COMPLETED
 
 
-def test_what_is_deployed_and_what_its_workers_wrote(
-    view: View, redis: Redis, settings: Settings, clock: Clock
-) -> None:
+def test_what_is_deployed(view: View, redis: Redis, settings: Settings, clock: Clock) -> None:
     store = DeploymentStore(redis, settings, clock)
     report = HostReport(id="h1-7", host="h1", state=HostState.IDLE, generation=0)
     store.report(report)
@@ -221,6 +237,4 @@ def test_what_is_deployed_and_what_its_workers_wrote(
         "tiny-llama",
     )
     assert found["deployment"]["hosts"][0]["state"] == "STARTING"
-    assert found["logs"] == [logs.model_dump()]
-    store.leave("h1-7")
-    assert read(view)["logs"] == []
+    assert found["events"] == 1

@@ -58,7 +58,7 @@ def seen(
     }
     told = common | {"left_s": dict.fromkeys(ids, TTL_S) | left_s} | changes
     status = DeploymentStatus(record, hosts)
-    return Overview(workers=workers, nonces_per_second=0.0, deployment=status, **told)
+    return Overview(workers=workers, per_second={}, deployment=status, **told)
 
 
 def health_of(overview: Overview | None, **changes: Any) -> Health:

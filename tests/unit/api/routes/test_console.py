@@ -3,20 +3,28 @@
 import asyncio
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from redis import Redis
 
 from api.app import create_app
 from api.console import page
 from api.edge.keys import KeyFile, Role
 from api.services import Services
+from poc_core.records import RoundState
+from poc_core.serving.deployments import ChildLog, HostLogs, HostReport, HostState
 from poc_core.settings import Settings
+from poc_core.state import DeploymentStore, JobStore, RoundStore
+from tests.harness.samples import Clock, new_job, round_config
 
 EVENTS = "/api/v1/console/events"
 DEADLINE_S = 30.0
+URL = "http://user:secret@receiver:9000/poc"
 FILES = page.load()
 OURS = {
     name: file.content.decode() for name, file in FILES.items() if not name.startswith("vendor/")
@@ -159,7 +167,7 @@ async def asked(
 async def test_the_first_event_is_the_whole_state(client: TestClient) -> None:
     status, events = await asked(client.app)
     assert status == 200
-    assert {"node", "deployment", "round", "workers", "jobs", "callbacks", "logs"} <= set(events[0])
+    assert {"health", "node", "figures", "round", "workers", "work", "silent"} <= set(events[0])
 
 
 async def test_a_page_that_is_closed_follows_no_longer(client: TestClient) -> None:
@@ -192,3 +200,68 @@ async def test_more_pages_than_there_is_room_for_are_refused(
 ) -> None:
     monkeypatch.setattr("api.routes.console.MOST_PAGES", 0)
     assert (await asked(client.app))[0] == 503
+
+
+def test_a_range_of_the_history_is_told_whole(client: TestClient) -> None:
+    found = client.get("/api/v1/console/history", params={"step": 480}).json()
+    assert (found["step_s"], len(found["chats"]), found["workers"]) == (480, 180, {})
+    answer = client.get("/api/v1/console/history", params={"step": 7})
+    assert (answer.status_code, "5, 20, 120, 480" in answer.text) == (422, True)
+
+
+def test_the_log_tells_what_is_newer(client: TestClient, clock: Clock) -> None:
+    events = services_of(client).events
+    events.note("worker", "w ended")
+    clock.now += 10
+    events.note("worker", "w is ready")
+    read = client.get("/api/v1/console/log", params={"after": clock.now - 5}).json()
+    assert [event["text"] for event in read if event["kind"] == "worker"] == ["w is ready"]
+    texts = [event["text"] for event in client.get("/api/v1/console/log").json()]
+    assert {"w ended", "w is ready"} <= set(texts)
+
+
+def test_a_jobs_page_has_its_workers_and_its_delivery(
+    client: TestClient, jobs: JobStore, serve: Callable[..., object]
+) -> None:
+    serve("here/gpu0-0a1b2c")
+    new = new_job([1, 2, 3])
+    job_id = jobs.create(replace(new, request=new.request.model_copy(update={"url": URL})))
+    jobs.lease(job_id, 0, "here/gpu0-0a1b2c")
+    jobs.complete(job_id, 0, ["A" * 32] * 2)
+    found = client.get(f"/api/v1/console/work/{job_id}").json()
+    assert (found["workers"], found["n_done"], found["n_batches"]) == ({"here/gpu0": 2}, 2, 2)
+    assert (found["url"], found["delivery"]["waiting"]) == ("http://***@receiver:9000/poc", 0)
+
+
+def test_a_validations_page_has_the_distances(client: TestClient, jobs: JobStore) -> None:
+    job_id = jobs.create(new_job([1, 2], claimed={1: "A" * 32, 2: "A" * 32}))
+    jobs.lease(job_id, 0, "w1")
+    jobs.complete(job_id, 0, ["A" * 32] * 2)
+    assert jobs.finish(job_id)
+    verdict = client.get(f"/api/v1/console/work/{job_id}").json()["verdict"]
+    assert verdict["distances"]["histogram"] == [[0.0001, 2]]
+
+
+def test_a_rounds_page_has_its_configuration_and_no_password(
+    client: TestClient, rounds: RoundStore
+) -> None:
+    round_id = rounds.store(round_config(url=URL), RoundState.GENERATING)
+    answer = client.get(f"/api/v1/console/work/{round_id}")
+    assert (answer.json()["kind"], answer.json()["status"]) == ("round", "generating")
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("work_id", ["0" * 32, "current", "%2e%2e"])
+def test_what_is_no_job_and_no_round_has_no_page(client: TestClient, work_id: str) -> None:
+    assert client.get(f"/api/v1/console/work/{work_id}").status_code == 404
+
+
+def test_a_workers_log_is_told_by_its_name(
+    client: TestClient, redis: Redis, settings: Settings
+) -> None:
+    store = DeploymentStore(redis, settings)
+    store.report(HostReport(id="h1-7", host="h1", state=HostState.IDLE, generation=0))
+    children = [ChildLog(name="h1/cpu0", pid=None, lines=["Traceback", "<b>no</b>"])]
+    store.tell_logs("h1-7", HostLogs(host="h1", workers=children))
+    found = client.get("/api/v1/console/worker", params={"name": "h1/cpu0"}).json()
+    assert found == {"lines": ["Traceback", "<b>no</b>"], "stats": {}}

@@ -215,7 +215,7 @@ def test_a_validation_answers_with_a_verdict(client: TestClient, jobs: JobStore)
         "fraud_threshold": 0.01,
         "n_excluded": 0,
         "dist_threshold": 0.1,
-        "distances": {"min": 0.0, "median": 0.0, "max": 0.0},
+        "distances": {"min": 0.0, "median": 0.0, "max": 0.0, "histogram": [[0.0001, 2]]},
         "likely_cause": None,
     }
 

@@ -57,7 +57,7 @@ def test_equal_artifacts_are_no_fraud(jobs: JobStore) -> None:
         "fraud_threshold": 0.01,
         "n_excluded": 0,
         "dist_threshold": 0.02,
-        "distances": {"min": 0.0, "median": 0.0, "max": 0.0},
+        "distances": {"min": 0.0, "median": 0.0, "max": 0.0, "histogram": [[0.0001, 12]]},
         "likely_cause": None,
     }
 

@@ -697,10 +697,8 @@ def test_a_round_that_goes_on_does_not_expire(
     record = start(rounds)
     rounds.complete(take(rounds, record, "w1", 9), "w1", [None, *["v"] * 8])
     take(rounds, record, "w1", 9)
-    counted = (b":rate:", b":pace:")  # by the time: each lives as long as somebody asks for it
-    of_the_round = [
-        key for key in redis.scan_iter("poc:round:*") if not any(name in key for name in counted)
-    ]
+    # nonces by second live only as long as somebody asks for them
+    of_the_round = [key for key in redis.scan_iter("poc:round:*") if b":rate:" not in key]
     of_the_outbox = list(redis.scan_iter(f"poc:outbox:{record.round_id}*"))
     for key in of_the_round + of_the_outbox:
         redis.expire(key, 5)
@@ -711,19 +709,3 @@ def test_a_round_that_goes_on_does_not_expire(
         if int(redis.ttl(key)) < settings.callback_retention_sec - 5
     ]
     assert short == []
-
-
-def test_the_pace_is_counted_by_steps_and_forgotten_after_an_hour(
-    rounds: RoundStore, redis: Redis, clock: Clock
-) -> None:
-    record = start(rounds)
-    began = int(clock.now) // 60 * 60
-    for second, n in ((58, 4), (59, 1), (61, 2)):  # across a minute
-        clock.now = began + second
-        rounds.complete(take(rounds, record, "w1", n), "w1", ["v"] * n)
-    assert rounds.pace(record.round_id, began, began + 120) == {began + 55: 5, began + 60: 2}
-    assert rounds.pace(record.round_id, began + 60, began + 65) == {began + 60: 2}
-    assert rounds.pace(record.round_id, began, began + 55) == {}
-    lives_s = [int(redis.ttl(key)) for key in redis.scan_iter("poc:round:*:pace:*")]
-    assert len(lives_s) == 2
-    assert 3600 < min(lives_s) <= max(lives_s) <= 3700

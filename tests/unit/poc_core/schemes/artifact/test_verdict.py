@@ -6,7 +6,7 @@ import pytest
 from poc_core.arithmetic.encoding import encode_vectors
 from poc_core.schemes.artifact import causes
 from poc_core.schemes.artifact.terms import StatTest
-from poc_core.schemes.artifact.verdict import DistanceSpread, compare
+from poc_core.schemes.artifact.verdict import compare
 
 K_DIM = 4
 
@@ -77,7 +77,11 @@ def test_fraud_only_below_the_fraud_threshold() -> None:
 
 def test_a_verdict_tells_the_distances_it_rests_on() -> None:
     verdict = compare(OWN, {**OWN, 7: FAR, 8: ""}, K_DIM)
-    assert (verdict.distances, verdict.dist_threshold) == (DistanceSpread(0.0, 0.0, 1.0), 0.02)
+    found = verdict.distances
+    assert found is not None
+    assert (found.min, found.median, found.max, verdict.dist_threshold) == (0.0, 0.0, 1.0, 0.02)
+    assert (found.histogram[0], found.histogram[-1]) == ((1e-4, len(OWN) - 2), (1.0, 1))
+    assert sum(n for _, n in found.histogram) == len(OWN) - 1
     assert compare({1: OWN[1]}, {1: ""}, K_DIM).distances is None
 
 

@@ -1,0 +1,49 @@
+// The bar that stays: is the node well, since when, and why not. The page's title and icon say the same.
+import { html } from './html.js'
+import { duration, moment } from './format.js'
+import { Chip } from './parts.js'
+
+const KINDS = { ok: 'good', degraded: 'busy', down: 'bad', unknown: 'idle' }
+const ICONS = { ok: 'icon.svg', degraded: 'icon-degraded.svg', down: 'icon-down.svg', unknown: 'icon-down.svg' }
+const THEMES = ['auto', 'light', 'dark']
+
+/** What the bar says: [state, word, reason]. What cannot be asked is not well. */
+export function verdict({ link, health, problem, refusal, now }) {
+  if (link === 'refused') return ['unknown', 'a key is needed', refusal]
+  if (link === 'lost') return ['down', 'not connected', 'The API does not answer. What is shown may be old; trying again.']
+  if (!health) return ['unknown', 'connecting', "Reading the node's state …"]
+  if (problem) return ['down', 'down', `${health.reasons.map(reason => sentence(reason, now)).join('; ')}. ${problem}`]
+  const reasons = health.reasons.map(reason => sentence(reason, now)).join('; ')
+  return [health.level, health.level === 'ok' ? 'OK' : health.level, reasons || 'All is well.']
+}
+
+/** As a sentence of the node's health without its full stop. */
+export const sentence = ({ what, more, since }, now) => `${what}${since === null || !now ? '' : ` for ${duration(now - since)}`}${more}`
+
+export const Bar = ({ known, act }) => {
+  const [state, word, reason] = verdict(known)
+  const since = known.link === 'live' && !known.problem ? known.health?.since : null
+  return html`<header class="bar ${state}"><div class="row">
+    <h1>Proofline</h1>
+    <${Chip} kind=${KINDS[state]}><span id="health">${word}</span><//>
+    <p class="reason" title=${reason}>${reason}${since ? html` <small>since ${moment(since)}</small>` : ''}</p>
+    <span class="model" title=${known.deployment?.model ?? ''}>${known.deployment?.model ?? ''}</span>
+    <label class="theme"><span class="unseen">Theme</span>
+      <select value=${known.theme} onChange=${event => act.useTheme(event.target.value)}>
+        ${THEMES.map(theme => html`<option key=${theme} selected=${theme === known.theme}>${theme}</option>`)}
+      </select>
+    </label>
+    ${known.hasKey && html`<button onClick=${act.forgetKey}>Forget the key</button>`}
+  </div></header>`
+}
+
+/** The tab's title and icon, for whoever looks at another page. */
+export function tell(known) {
+  const [state, word] = verdict(known)
+  const model = known.deployment?.model
+  const title = `${state === 'ok' ? '' : `${word.toUpperCase()}: `}Proofline${model ? `, ${model}` : ''}`
+  if (document.title !== title) document.title = title
+  const icon = document.querySelector('link[rel=icon]')
+  const href = `console/${ICONS[state]}`
+  if (icon.getAttribute('href') !== href) icon.setAttribute('href', href)
+}

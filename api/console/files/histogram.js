@@ -1,0 +1,32 @@
+// How far apart two nodes' vectors are, against the threshold.
+import { count } from './format.js'
+import { html } from './html.js'
+
+// The last step has all that is further apart too.
+const LAST = 2
+const [WIDTH, HEIGHT, FOOT] = [44, 120, 34]
+
+/** `pairs`: [d, n]: n distances are at most d, and above the d of the pair before. */
+export const Histogram = ({ pairs, threshold }) => {
+  const most = Math.max(...pairs.map(([, n]) => n))
+  const over = pairs.filter(([d]) => d > threshold).reduce((sum, [, n]) => sum + n, 0)
+  const told = `${count(over)} distances are in steps above the threshold of ${threshold}, ${count(pairs.reduce((sum, [, n]) => sum + n, 0) - over)} are not.`
+  const width = WIDTH * pairs.length + 8
+  const first = pairs.findIndex(([d]) => d > threshold)
+  const line = 4 + WIDTH * (first < 0 ? pairs.length : first)
+  return html`<figure class="histogram">
+    <figcaption>${told}</figcaption>
+    <svg viewBox="0 0 ${width} ${HEIGHT + FOOT}" role="img" aria-label="Histogram of distances. ${told}">
+      ${pairs.map(([d, n], i) => {
+        const height = n ? Math.max(2, (HEIGHT - 16) * (n / most)) : 0
+        return html`<g key=${d}>
+          <rect class=${d > threshold ? 'over' : 'under'} x=${6 + WIDTH * i} y=${HEIGHT - height} width=${WIDTH - 4} height=${height} />
+          <text x=${4 + WIDTH * (i + 0.5)} y=${HEIGHT - height - 4}>${n || ''}</text>
+          <text x=${4 + WIDTH * (i + 0.5)} y=${HEIGHT + 14}>${d === LAST ? 'more' : d}</text>
+        </g>`
+      })}
+      <line x1=${line} x2=${line} y1="0" y2=${HEIGHT} />
+      <text x=${width / 2} y=${HEIGHT + 30}>distance at most; the line is the threshold</text>
+    </svg>
+  </figure>`
+}

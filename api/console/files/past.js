@@ -1,0 +1,64 @@
+// The node's history as the page holds it: one range at a time, whose steps over are told as they end.
+export const RANGES = [[5, '15 min'], [20, '1 h'], [120, '6 h'], [480, '24 h']]
+const SHOWN = 180
+const COLUMNS = ['chats', 'failed', 'active', 'first_token']
+
+/** `past` with the steps of `told`, as many as before; null where some are missing in between. */
+export function joined(past, told) {
+  const n = Math.round((told.first - past.first) / past.step_s) // steps of `past` that stay
+  if (n < 0 || n > SHOWN) return null
+  const column = (old, fresh) => [...(old ?? Array(SHOWN).fill(0)).slice(0, n), ...fresh]
+  const size = told.chats.length
+  const drop = Math.max(0, n + size - SHOWN)
+  const cut = values => values.slice(drop)
+  const names = [...new Set([...Object.keys(past.workers), ...Object.keys(told.workers)])].sort(byName)
+  const workers = {}
+  for (const name of names) {
+    const values = cut(column(past.workers[name], told.workers[name] ?? Array(size).fill(0)))
+    if (values.some(value => value > 0)) workers[name] = values
+  }
+  return {
+    step_s: past.step_s,
+    first: past.first + drop * past.step_s,
+    workers,
+    ...Object.fromEntries(COLUMNS.map(name => [name, cut(column(past[name], told[name]))])),
+  }
+}
+
+export const byName = (a, b) => a.localeCompare(b, 'en', { numeric: true })
+
+/** The end of each step, seconds since the epoch. */
+export const times = past => past.chats.map((_, i) => past.first + (i + 1) * past.step_s)
+
+/** Nonces a second of all workers, of each step. */
+export const totals = past =>
+  Object.values(past.workers).reduce((sums, values) => sums.map((sum, i) => sum + values[i]), past.chats.map(() => 0))
+
+const OF_ANY_FALL = 0.7
+const LOOKED_AT = 12
+
+/** A sentence on why fewer nonces come than before, or ''. `marks`: events, the newest first. */
+export function fall(past, marks, round) {
+  const sums = totals(past)
+  const now = mean(sums.slice(-2))
+  const before = median(sums.slice(-2 - LOOKED_AT, -2).filter(sum => sum > 0))
+  if (!before || now >= OF_ANY_FALL * before) return ''
+  let start = sums.length
+  while (start > sums.length - 2 - LOOKED_AT && sums[start - 1] < OF_ANY_FALL * before) start--
+  const from = past.first + start * past.step_s
+  const chats = mean(past.active.slice(start))
+  const near = marks.find(({ at }) => at > from - 2 * past.step_s - 5 && at < from + past.step_s + 5)
+  const why = [
+    near && near.text,
+    chats >= 0.2 && `chat had the engine: ${chats.toFixed(1)} requests under way in the mean`,
+    round?.outbox.full && 'the round waits for its receiver',
+  ].filter(Boolean)
+  return { from, before, now, why: why.join('; ') || 'neither chat nor an event explains it' }
+}
+
+export const mean = values => (values.length ? values.reduce((sum, one) => sum + one, 0) / values.length : 0)
+export function median(values) {
+  const sorted = [...values].sort((a, b) => a - b)
+  const middle = sorted.length >> 1
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2 || 0
+}

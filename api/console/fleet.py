@@ -1,0 +1,99 @@
+"""The workers as the console lists them: a row for each seat, over its restarts."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import JsonValue
+
+from api.health.roster import Seat
+from poc_core.records import WorkerRecord
+from poc_core.serving.places import name_of
+
+
+def rows(seats: Sequence[Seat]) -> list[dict[str, Any]]:
+    """A row for each worker that the node has or should have, by name."""
+    return [_row(seat) for seat in sorted(seats, key=lambda seat: _natural(seat.name))]
+
+
+def _row(seat: Seat) -> dict[str, Any]:
+    worker, place = seat.worker, seat.place
+    return {
+        "name": seat.name,
+        "host": seat.host,
+        "model": seat.model,
+        "engine": seat.engine,
+        "state": seat.state,
+        "since": seat.since,
+        "gave_up": place.gave_up if place else None,
+        "restarts": place.restarts if place else None,
+        "last_exit": place.last_exit if place else None,
+        "last_exit_at": place.last_exit_at if place else None,
+        "id": worker.id if worker else None,
+        "pid": worker.pid if worker else None,
+        "info": vars(worker.info) if worker and worker.info else None,
+        "gpus": [f"{one['index']}: {one['name']}" for one in devices_of(worker)] if worker else [],
+    }
+
+
+def rates(per_second: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
+    """Nonces a second by the worker's name, of all its starts. Both by the start's id."""
+    found: Counter[str] = Counter()
+    for worker_id, rate in per_second.items():
+        found[names.get(worker_id) or name_of(worker_id)] += rate  # type: ignore[assignment]
+    return {name: round(rate, 2) for name, rate in sorted(found.items())}
+
+
+def figures(seats: Sequence[Seat]) -> dict[str, JsonValue]:
+    """What the GPUs of each worker do, by its name.
+
+    Of several: their mean use, all of their memory, the hottest one's temperature.
+    """
+    found: dict[str, JsonValue] = {}
+    for seat in seats:
+        devices = devices_of(seat.worker) if seat.worker else []
+        use = _told(devices, "utilization_percent")
+        if devices:
+            found[seat.name] = {
+                "use": sum(use) / len(use) if use else None,
+                "used_mb": sum(_told(devices, "used_memory_mb")),
+                "total_mb": sum(_told(devices, "total_memory_mb")),
+                "celsius": max(_told(devices, "temperature_c"), default=None),
+            }
+    return found
+
+
+def mean_use(workers: Sequence[WorkerRecord]) -> int | None:
+    """Percent of all GPUs that workers use, each once; None: no GPU tells it."""
+    gpus = {
+        (worker.host, device.get("index")): device
+        for worker in workers
+        for device in devices_of(worker)
+    }
+    use = _told(list(gpus.values()), "utilization_percent")
+    return round(sum(use) / len(use)) if use else None
+
+
+def _told(devices: Sequence[Mapping[str, Any]], sensor: str) -> list[int]:
+    return [device[sensor] for device in devices if device.get(sensor) is not None]
+
+
+def devices_of(worker: WorkerRecord) -> list[Mapping[str, Any]]:
+    """The GPUs that the worker may use, or all of its machine's where it is not pinned."""
+    devices = worker.gpus.get("devices")
+    if not isinstance(devices, list):
+        return []
+    pinned = [part.strip() for part in worker.visible_gpus.split(",") if part.strip()]
+    return [
+        device
+        for device in devices
+        if isinstance(device, dict)
+        and (not pinned or str(device.get("index")) in pinned or str(device.get("uuid")) in pinned)
+    ]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """By which names are sorted: gpu10 comes after gpu9."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -1,0 +1,1 @@
+"""What this process alone sees of the node, told to Redis for its history and its events."""

@@ -1,0 +1,103 @@
+"""Requests that were refused, and keys that were used, as events: each kind once in a while.
+
+Whoever sends thousands of wrong requests fills no log: the first of a kind is told at once, further
+ones together.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from poc_core.state.past.events import Events
+
+# Seconds within which requests of one kind are one event, and uses of one key.
+REFUSALS_S = 60.0
+KEYS_S = 3600.0
+# Kinds told apart at a time; others wait until there is room.
+_MOST_KINDS = 30
+_MOST_PATH_CHARS = 80
+# Answers to what is merely not there, or asked by whoever waits for the node to get ready.
+_NO_REFUSALS = {404, 405, 409, 499}
+_PROBES = {"/livez", "/readyz", "/ready", "/health", "/healthz"}
+# In a request's scope: the name of its key.
+CALLER = "proofline.caller"
+
+
+@dataclass
+class _Told:
+    """A kind of event: what there is to tell, and from when on it may be."""
+
+    n: int
+    client: str
+    next_at: float
+
+
+class Refusals:
+    """What there is to tell of requests; for any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._refused: dict[str, _Told] = {}  # by what was asked and answered
+        self._keys: dict[str, _Told] = {}  # by the key's name
+
+    def refused(self, status: int, method: str, path: str, client: str) -> None:
+        if status >= 400 and status not in _NO_REFUSALS and path not in _PROBES:
+            short = path if len(path) <= _MOST_PATH_CHARS else f"{path[:_MOST_PATH_CHARS]}…"
+            self._count(self._refused, f"{method} {short} is answered {status}", client)
+
+    def used(self, key: str, client: str) -> None:
+        self._count(self._keys, key, client)
+
+    def tell(self, events: Events) -> None:
+        """Notes what is due. RedisError: what was not noted is lost."""
+        for what, told in self._due(self._refused, REFUSALS_S):
+            times = f", {told.n} times" if told.n > 1 else ""
+            events.note("refused", f"{what}{times}; the last client is {told.client}.")
+        for key, told in self._due(self._keys, KEYS_S):
+            events.note("key", f"The key {key} is used, from {told.client}.", key)
+
+    def _count(self, kinds: dict[str, _Told], what: str, client: str) -> None:
+        with self._lock:
+            if what not in kinds and len(kinds) >= _MOST_KINDS:
+                return
+            told = kinds.setdefault(what, _Told(0, client, self._clock()))
+            told.n += 1
+            told.client = client
+
+    def _due(self, kinds: dict[str, _Told], pause_s: float) -> list[tuple[str, _Told]]:
+        now = self._clock()
+        with self._lock:
+            found = [(what, told) for what, told in kinds.items() if told.next_at <= now]
+            for what, told in found:
+                if told.n:
+                    kinds[what] = _Told(0, "", now + pause_s)
+                else:
+                    del kinds[what]
+        return [(what, told) for what, told in found if told.n]
+
+
+class Watch:
+    """Middleware: notes refusals and keys, beyond all that may refuse a request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusals: Refusals = scope["app"].state.services.refusals
+        client = (scope.get("client") or ("a socket",))[0]
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                refusals.refused(message["status"], scope["method"], scope["path"], client)
+            await send(message)
+
+        await self._app(scope, receive, noted)
+        if CALLER in scope:
+            refusals.used(scope[CALLER], client)

@@ -1,0 +1,47 @@
+"""Chats that pass through, counted for the history."""
+
+import fakeredis
+import pytest
+from redis import ConnectionError as RedisConnectionError
+from redis import Redis
+
+from api.seen.chats import Chats
+from poc_core.state.past.history import CHAT_MS, CHATS, FAILED, History, bucket
+from tests.harness.samples import Clock
+
+
+@pytest.fixture
+def chats(clock: Clock) -> Chats:
+    return Chats(clock)
+
+
+def test_requests_count_when_they_begin_and_their_time_while_they_last(
+    chats: Chats, redis: Redis, clock: Clock
+) -> None:
+    history = History(redis)
+    with chats.under_way() as one, chats.under_way():
+        clock.now += 2
+        one.first_token()
+        chats.tell(history, 1_000_000)
+        assert history.read(5, 1_000_000, 1) == [{CHATS: 2, CHAT_MS: 4000, bucket(2.0): 1}]
+        clock.now += 1
+    chats.tell(history, 1_000_005)
+    assert history.read(5, 1_000_005, 1) == [{CHAT_MS: 2000}]
+
+
+def test_where_nothing_happened_nothing_is_told(chats: Chats, redis: Redis) -> None:
+    chats.tell(History(redis), 1_000_000)
+    assert redis.keys("*") == []
+
+
+def test_what_redis_did_not_take_is_told_later(chats: Chats) -> None:
+    server = fakeredis.FakeServer()
+    history = History(fakeredis.FakeRedis(server=server))
+    with chats.under_way() as one:
+        one.failed()
+    server.connected = False
+    with pytest.raises(RedisConnectionError):
+        chats.tell(history, 1_000_000)
+    server.connected = True
+    chats.tell(history, 1_000_000)
+    assert history.read(5, 1_000_000, 1) == [{CHATS: 1, FAILED: 1}]
