@@ -23,15 +23,19 @@ class RedisWatch:
         """`redis`: with a timeout of PATIENCE_S. `clock`: seconds since the epoch."""
         self._redis = redis
         self._clock = clock
-        self._looks = Periodic("redis-watch", LOOK_S, self.look)
+        self._looks: Periodic | None = None
         self.away_since: float | None = None  # seconds since the epoch; None: it answers
         self.is_mute = False  # it takes connections and says nothing: asking it takes long
 
     def start(self) -> None:
-        self._looks.start()
+        """Begins to look. Applications that share their services begin it once."""
+        if self._looks is None:
+            self._looks = Periodic("redis-watch", LOOK_S, self.look)
+            self._looks.start()
 
     def close(self) -> None:
-        self._looks.stop(LOOK_S)
+        if self._looks is not None:
+            self._looks.stop(LOOK_S)
         self._redis.close()
 
     def look(self) -> None:
