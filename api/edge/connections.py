@@ -6,10 +6,17 @@ them makes room; so nobody who holds connections open keeps others out.
 
 import asyncio
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from api.edge.shares import Holdings, of_address
 
@@ -138,6 +145,7 @@ class _Limited(HttpToolsProtocol):
         self.placed_at = 0.0
         self._since: float | None = None  # from when the client has to hurry; None: it need not
         self._headers_done = False
+        self._starts: Callable[[], None] | None = None  # the app, once its request's body comes
         self._ended_one = False  # whether a request ended within the bytes that came last
         self._n_header_bytes = 0
         # bytes of an answer that a client does not take, and since when
@@ -215,8 +223,15 @@ class _Limited(HttpToolsProtocol):
             raise ValueError("too many requests wait for their answers")
         self._since = self.loop.time()
         super().on_headers_complete()
+        if self.expect_100_continue:
+            self._start()
+
+    def on_body(self, body: bytes) -> None:
+        self._start()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._start()
         self._ended_one = True
         self._since = None
         if self.cycle.response_complete:
@@ -259,6 +274,18 @@ class _Limited(HttpToolsProtocol):
             allowed_s = self.limits.request_s if self._headers_done else self.limits.headers_s
             if now - self._since > allowed_s:
                 self._refuse(408, f"The request was not whole within {allowed_s:g} s.")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Keeps a request back whose body does not come: it would cost ten times its headers."""
+        if self._headers_done and cycle is self.cycle:
+            self._starts = partial(super()._start_asgi_task, cycle, app)
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _start(self) -> None:
+        if self._starts is not None:
+            self._starts()
+            self._starts = None
 
     def _wait_for_client(self) -> None:
         if self.place is not None:  # else it has made room
