@@ -80,11 +80,11 @@ class Places:
         self.late: Holdings[_Limited] = Holdings()
         self.fresh: Holdings[_Limited] = Holdings()
         self.answers: Holdings[_Limited] = Holdings()
-        self._all: set[_Limited] = set()
+        self._all: dict[_Limited, None] = {}
         self._look: asyncio.TimerHandle | None = None
 
     def enter(self, connection: "_Limited") -> None:
-        self._all.add(connection)
+        self._all[connection] = None
         self.put(connection, self.fresh)
         if len(self.late) + len(self.fresh) + len(self.answers) > self.limits.connections:
             (self.late or self.fresh).oldest().make_room()
@@ -92,7 +92,7 @@ class Places:
             self._look = connection.loop.call_later(_LOOK_S, self._check, connection.loop)
 
     def leave(self, connection: "_Limited") -> None:
-        self._all.discard(connection)
+        self._all.pop(connection, None)
         self.put(connection, None)
 
     def put(self, connection: "_Limited", where: "Holdings[_Limited] | None") -> None:
@@ -259,7 +259,7 @@ class _Limited(HttpToolsProtocol):
         # At once, before the event loop reports it lost: of many that come together each must find
         # another one, and until then it would count among those that make requests be refused.
         waits_for_answer = self.place is self.places.answers
-        self.places.leave(self)
+        self.places.put(self, None)
         self.connections.discard(self)
         if waits_for_answer and not self.cycle.response_started:
             self._refuse(503, "You have more answers under way than the node has places for.")

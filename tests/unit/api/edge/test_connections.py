@@ -4,8 +4,9 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, Literal, cast
 
 import pytest
@@ -21,6 +22,7 @@ from api.edge.connections import (
     HEADER_BYTES,
     MOST_HEADERS,
     Limits,
+    Places,
     connections_for,
     limited,
     raise_file_limit,
@@ -351,6 +353,54 @@ def test_a_body_on_its_way_outlives_those_of_who_sends_more_at_a_time(connect: C
         connect(POST + b"half", "127.0.0.2")
     slow.sendall(b" of it")
     assert status(slow.recv(10_000)) == 200
+
+
+class Loop:
+    """A clock, and what is to be called later."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.later: Callable[[], None] = lambda: None
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, _: float, callback: Callable[..., None], *args: Any) -> None:
+        self.later = partial(callback, *args)
+
+
+class Held:
+    """A connection, as its places see it."""
+
+    def __init__(self, places: Places, loop: Loop, owner: str) -> None:
+        self._places, self.loop, self.owner = places, loop, owner
+        self.place, self.placed_at, self.is_open = None, 0.0, True
+        places.enter(cast(Any, self))
+
+    def make_room(self) -> None:
+        self.is_open = False
+        self._places.put(cast(Any, self), None)
+
+    def check(self, now: float) -> None:
+        """It is never late by itself."""
+
+
+def test_a_burst_from_one_address_outlives_silent_clients_at_many() -> None:
+    places, loop = Places(Limits(80)), Loop()
+    silent = [Held(places, loop, f"silent {number}") for number in range(80)]
+    loop.now = 2.0
+    loop.later()
+    burst = [Held(places, loop, "burst") for _ in range(60)]
+    assert all(connection.is_open for connection in burst)
+    assert [connection.is_open for connection in silent] == [False] * 60 + [True] * 20
+
+
+def test_one_that_asks_outlives_those_who_ask_more_at_a_time() -> None:
+    places, loop = Places(Limits(80)), Loop()
+    asking = Held(places, loop, "asking")
+    greedy = [Held(places, loop, f"greedy {number % 4}") for number in range(200)]
+    assert asking.is_open
+    assert sum(connection.is_open for connection in greedy) == 79
 
 
 def test_one_connection_serves_many_requests(connect: Connect) -> None:
