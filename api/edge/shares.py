@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Generic, TypeVar
 
@@ -21,6 +22,7 @@ def client_of(scope: Scope) -> str:
     return scope.get(CLIENT) or (of_address(peer[0]) if peer else "")
 
 
+@lru_cache(maxsize=4096)
 def of_address(host: str) -> str:
     """The client at a peer's address; no address stands for itself."""
     try:
