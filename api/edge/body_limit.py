@@ -1,18 +1,112 @@
-"""Refuses bodies over a limit, before or while they are read, to protect the API's memory."""
+"""Refuses bodies over a limit, before or while they are read, to protect the API's memory.
+
+The memory for all bodies is anybody's while there is enough. Else a body gives way whose client
+sends nothing more, then the slowest of a client that holds more than who asks.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.edge.shares import client_of
 from api.errors import unavailable
 
 # Largest bodies that all requests together may hold at the same time.
 _LARGEST_AT_ONCE = 4
 # Bytes of a body that always find room.
 _SMALL_BYTES = 64 * 1024
+# Seconds without a byte after which a body gives way to any other.
+_STALLED_S = 2.0
 # Scope key: called once a body is done with, if that is long before the answer.
 BODY_DONE = "proofline.body_done"
+
+
+@dataclass(eq=False)
+class _Body:
+    """What the node holds of one request's body."""
+
+    client: str
+    begun_at: float  # by BodyLimit's clock, in seconds
+    moved_at: float
+    n_bytes: int = 0
+    gave_way: bool = False
+    # ends the wait for the next bytes, where the request waits for them
+    waits: asyncio.Timeout | None = None
+
+    def speed(self, now: float) -> float:
+        """Bytes a second since the body's beginning."""
+        return self.n_bytes / max(now - self.begun_at, 1e-3)
+
+
+class Room:
+    """Memory of so many bytes for bodies, which clients share."""
+
+    def __init__(self, n_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._n_bytes = n_bytes
+        self._clock = clock
+        self._held: Counter[str] = Counter()  # bytes, by client
+        self._total = 0
+        # of which more is to come: others are computed with
+        self._coming: dict[_Body, None] = {}
+
+    def begin(self, client: str) -> _Body:
+        now = self._clock()
+        return _Body(client, now, now)
+
+    def add(self, body: _Body, n_bytes: int, is_last: bool) -> bool:
+        """Whether there is room for so many bytes more, which the body then holds."""
+        while (
+            n_bytes
+            and body.n_bytes + n_bytes > _SMALL_BYTES
+            and self._total + n_bytes > self._n_bytes
+        ):
+            slow = self._slow(body)
+            if slow is None:
+                return False
+            self.end(slow)
+            slow.gave_way = True
+            if slow.waits is not None:
+                slow.waits.reschedule(0)
+        self._held[body.client] += n_bytes
+        self._total += n_bytes
+        body.n_bytes += n_bytes
+        body.moved_at = self._clock()
+        if is_last:
+            self._coming.pop(body, None)
+        else:
+            self._coming[body] = None
+        return True
+
+    def end(self, body: _Body) -> None:
+        """Nothing is held of this body any more."""
+        self._held[body.client] -= body.n_bytes
+        self._total -= body.n_bytes
+        if not self._held[body.client]:
+            del self._held[body.client]
+        body.n_bytes = 0
+        self._coming.pop(body, None)
+
+    def _slow(self, asking: _Body) -> _Body | None:
+        """The body that is to give way to another one; None: that one is to."""
+        now = self._clock()
+        others = [body for body in self._coming if body is not asking]
+        stalled = [body for body in others if now - body.moved_at > _STALLED_S]
+        if stalled:
+            return max(stalled, key=lambda body: (self._held[body.client], -body.moved_at))
+        most = max((self._held[body.client] for body in others), default=0)
+        if most <= self._held[asking.client]:
+            return None
+        return min(
+            (body for body in others if self._held[body.client] == most),
+            key=lambda body: body.speed(now),
+        )
 
 
 class BodyLimit:
@@ -24,7 +118,7 @@ class BodyLimit:
         self._detail = (
             f"The body is larger than {max_bytes} bytes (POC_MAX_BODY_BYTES); split the request."
         )
-        self._held = 0  # bytes, of all requests
+        self._room = Room(_LARGEST_AT_ONCE * max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,29 +130,43 @@ class BodyLimit:
             await answer(scope, receive, send)
             return
 
-        n_received = held = 0
+        n_received = 0
+        body = self._room.begin(client_of(scope))
 
         async def counted() -> Message:
-            nonlocal n_received, held
-            message = await receive()
+            nonlocal n_received
+            message = await self._next(receive, body)
             size = len(message.get("body", b""))
             n_received += size
             if n_received > self._max_bytes:
                 raise HTTPException(413, self._detail, headers={"Connection": "close"})
-            if n_received > _SMALL_BYTES and self._held + size > _LARGEST_AT_ONCE * self._max_bytes:
-                raise unavailable(
-                    "The node reads as many large bodies as it has memory for; send it again soon."
-                )
-            self._held += size
-            held += size
+            if not self._room.add(body, size, is_last=not message.get("more_body", False)):
+                raise _full()
             return message
 
         def done() -> None:
-            nonlocal held
-            self._held -= held
-            held = 0
+            self._room.end(body)
 
         try:
             await self._app({**scope, BODY_DONE: done}, counted, send)
         finally:
             done()
+
+    @staticmethod
+    async def _next(receive: Receive, body: _Body) -> Message:
+        try:
+            async with asyncio.timeout(None) as body.waits:
+                message = await receive()
+        except TimeoutError:
+            raise _full() from None
+        finally:
+            body.waits = None
+        if body.gave_way:
+            raise _full()
+        return message
+
+
+def _full() -> HTTPException:
+    return unavailable(
+        "The node reads as many large bodies as it has memory for; send it again soon."
+    )

@@ -1,15 +1,24 @@
 """How long and how much a connection may take before its request is whole; uvicorn has no limit.
 
-Slow and silent clients are cut off, and where there are too many the one that waits longest makes
-room; so nobody who holds connections open keeps others out.
+Slow and silent clients are cut off. Where there are too many connections, whoever holds most of
+them makes room; so nobody who holds connections open keeps others out.
 """
 
 import asyncio
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from api.edge.shares import Holdings, of_address
 
 # Seconds from the connection's beginning, or a request's first byte, to the end of its headers.
 HEADERS_S = 10.0
@@ -24,8 +33,14 @@ IDLE_S = 75
 MAX_CONNECTIONS = 4096
 # Seconds for a whole request, and for the next 64 KiB of its answer.
 REQUEST_S = 60.0
-# Seconds between two looks at a connection.
+# Seconds between two looks at all connections.
 _LOOK_S = 0.5
+# Seconds in which a client that means to ask has asked, so that a burst outlives silent clients.
+_FRESH_S = 1.0
+# The part of all places that answers under way leave to newcomers.
+_NEWCOMERS = 1 / 16
+# Ends of the paths that probes ask for; their answers take newcomers' places.
+PROBES = ("/livez", "/health", "/readyz")
 # Bytes of an answer that a client has to take within Limits.request_s.
 _PROGRESS_BYTES = 64 * 1024
 # Requests of one connection that may wait for the answer before: each takes kilobytes.
@@ -45,6 +60,60 @@ class Limits:
     headers_s: float = HEADERS_S
     idle_s: int = IDLE_S
 
+    @property
+    def answers(self) -> int:
+        """Answers under way at a time, without those of probes."""
+        return self.connections - max(2, int(self.connections * _NEWCOMERS))
+
+
+class Places:
+    """The connections of one server, by what they wait for, and their clients' shares of them.
+
+    While places are free they are anybody's. Else room is made first by those whose client is late,
+    then by those whose client may still ask; of answers, which newcomers' places are kept from, by
+    the youngest of the client that has most under way.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        # The client of the first two is to send or take something.
+        self.late: Holdings[_Limited] = Holdings()
+        self.fresh: Holdings[_Limited] = Holdings()
+        self.answers: Holdings[_Limited] = Holdings()
+        self._all: dict[_Limited, None] = {}
+        self._look: asyncio.TimerHandle | None = None
+
+    def enter(self, connection: "_Limited") -> None:
+        self._all[connection] = None
+        self.put(connection, self.fresh)
+        if len(self.late) + len(self.fresh) + len(self.answers) > self.limits.connections:
+            (self.late or self.fresh).oldest().make_room()
+        if self._look is None:
+            self._look = connection.loop.call_later(_LOOK_S, self._check, connection.loop)
+
+    def leave(self, connection: "_Limited") -> None:
+        self._all.pop(connection, None)
+        self.put(connection, None)
+
+    def put(self, connection: "_Limited", where: "Holdings[_Limited] | None") -> None:
+        """Counts a connection there from now on, and makes room among answers."""
+        if connection.place is not None:
+            connection.place.remove(connection.owner, connection)
+        connection.place, connection.placed_at = where, connection.loop.time()
+        if where is not None:
+            where.add(connection.owner, connection)
+        if len(self.answers) > self.limits.answers:
+            self.answers.youngest().make_room()
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        # One timer for all: thousands of their own held up others' requests.
+        self._look = loop.call_later(_LOOK_S, self._check, loop) if self._all else None
+        now = loop.time()
+        for connection in list(self._all):
+            if connection.place is self.fresh and now - connection.placed_at > _FRESH_S:
+                self.put(connection, self.late)
+            connection.check(now)
+
 
 def raise_file_limit() -> int:
     """Lets this process open as many files as it may, and returns that number."""
@@ -61,20 +130,22 @@ def connections_for(wanted: int, files: int) -> int:
 
 def limited(limits: Limits) -> type[HttpToolsProtocol]:
     """A protocol class for `uvicorn.Config(http=...)` of one server with these limits."""
-    return type("LimitedProtocol", (_Limited,), {"limits": limits, "unfinished": {}})
+    return type("LimitedProtocol", (_Limited,), {"limits": limits, "places": Places(limits)})
 
 
 class _Limited(HttpToolsProtocol):
     limits: ClassVar[Limits]
-    # Connections whose client is to send or take something, the longest waiting first.
-    unfinished: "ClassVar[dict[_Limited, None]]"
+    places: ClassVar[Places]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.timeout_keep_alive = self.limits.idle_s
-        self._look: asyncio.TimerHandle | None = None
+        self.owner = ""  # the client that the connection counts for
+        self.place: Holdings[_Limited] | None = None
+        self.placed_at = 0.0
         self._since: float | None = None  # from when the client has to hurry; None: it need not
         self._headers_done = False
+        self._starts: Callable[[], None] | None = None  # the app, once its request's body comes
         self._ended_one = False  # whether a request ended within the bytes that came last
         self._n_header_bytes = 0
         # bytes of an answer that a client does not take, and since when
@@ -84,21 +155,21 @@ class _Limited(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait_for_client()
-        if len(self.connections) > self.limits.connections:
-            self._make_room()
-        self._look = self.loop.call_later(_LOOK_S, self._check)
+        # The peer's own address: no header may say for whom a connection counts.
+        self.owner = of_address(self.client[0]) if self.client else ""
+        self._since = self.loop.time()
+        self.places.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._look is not None:
-            self._look.cancel()
-        self.unfinished.pop(self, None)
+        self.places.leave(self)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if not self._headers_done and self._since is None:  # the first bytes of another request
             self._since = self.loop.time()
+            if self.place is self.places.late:
+                self.places.put(self, self.places.fresh)
         self._ended_one = False
         super().data_received(data)
         if self._headers_done or self._ended_one or self.transport.is_closing():
@@ -109,13 +180,13 @@ class _Limited(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         self._left = (self.transport.get_write_buffer_size(), self.loop.time())
-        self.unfinished[self] = None
+        self._wait_for_client()
         super().pause_writing()
 
     def resume_writing(self) -> None:
         self._left = None
         if self._since is None and not self.cycle.response_complete:
-            self.unfinished.pop(self, None)
+            self._wait_for_answer()
         super().resume_writing()
 
     def shutdown(self) -> None:
@@ -152,11 +223,21 @@ class _Limited(HttpToolsProtocol):
             raise ValueError("too many requests wait for their answers")
         self._since = self.loop.time()
         super().on_headers_complete()
+        if self.expect_100_continue:
+            self._start()
+
+    def on_body(self, body: bytes) -> None:
+        self._start()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._start()
         self._ended_one = True
         self._since = None
-        self.unfinished.pop(self, None)
+        if self.cycle.response_complete:
+            self._wait_for_client()
+        else:
+            self._wait_for_answer()
         self._headers_done = False
         self._n_header_bytes = 0
         super().on_message_complete()
@@ -166,35 +247,55 @@ class _Limited(HttpToolsProtocol):
         # another request waited, or it is gone
         if not self.cycle.response_complete or self not in self.connections:
             return
-        # idle: the first to make room, after those that are idle for longer
-        self.unfinished[self] = None
+        self._wait_for_client()  # idle
         if self.scope is self.cycle.scope:  # the next request has not begun, and may never
             self.scope = self.cycle.scope = {}  # type: ignore[typeddict-item]
             self.headers, self.url = [], b""
 
     # Our own.
 
-    def _wait_for_client(self) -> None:
-        self._since = self.loop.time()
-        self.unfinished[self] = None
-
-    def _make_room(self) -> None:
-        oldest = next(iter(self.unfinished))
+    def make_room(self) -> None:
+        """Ends this connection, with 503 if it waits for an answer that has not begun."""
         # At once, before the event loop reports it lost: of many that come together each must find
         # another one, and until then it would count among those that make requests be refused.
-        del self.unfinished[oldest]
-        self.connections.discard(oldest)
-        oldest.transport.abort()
+        waits_for_answer = self.place is self.places.answers
+        self.places.put(self, None)
+        self.connections.discard(self)
+        if waits_for_answer and not self.cycle.response_started:
+            self._refuse(503, "You have more answers under way than the node has places for.")
+        else:
+            self.transport.abort()
 
-    def _check(self) -> None:
-        now = self.loop.time()
-        self._look = self.loop.call_later(_LOOK_S, self._check)
+    def check(self, now: float) -> None:
+        """Ends this connection if its client takes too long."""
         if self._takes_too_long(now):
             self.transport.abort()
         elif self._since is not None and not self.transport.is_closing():
             allowed_s = self.limits.request_s if self._headers_done else self.limits.headers_s
             if now - self._since > allowed_s:
                 self._refuse(408, f"The request was not whole within {allowed_s:g} s.")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Keeps a request back whose body does not come: it would cost ten times its headers."""
+        if self._headers_done and cycle is self.cycle:
+            self._starts = partial(super()._start_asgi_task, cycle, app)
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _start(self) -> None:
+        if self._starts is not None:
+            self._starts()
+            self._starts = None
+
+    def _wait_for_client(self) -> None:
+        if self.place is not None:  # else it has made room
+            self.places.put(self, self.places.fresh)
+
+    def _wait_for_answer(self) -> None:
+        if self.place in (None, self.places.answers):
+            return
+        is_probe = self.cycle.scope["path"].endswith(PROBES)
+        self.places.put(self, self.places.fresh if is_probe else self.places.answers)
 
     def _takes_too_long(self, now: float) -> bool:
         """Whether the client has taken too little of its answer for too long."""
@@ -211,12 +312,18 @@ class _Limited(HttpToolsProtocol):
         return now - since > self.limits.request_s
 
     def _refuse(self, status: int, detail: str) -> None:
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        under_way = bool(self.pipeline) or (
+            self.cycle is not None
+            and self.cycle.response_started
+            and not self.cycle.response_complete
+        )
+        if not under_way:
             body = b'{"detail":"' + detail.encode() + b'"}'
             length = str(len(body)).encode()
             head = (
                 b"content-type: application/json\r\ncontent-length: "
                 + length
+                + (b"\r\nretry-after: 5" if status == 503 else b"")
                 + b"\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(STATUS_LINE[status] + head + body)

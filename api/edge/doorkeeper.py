@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.edge.keys import Caller, KeyFile, Role
+from api.edge.shares import CLIENT
 from api.errors import openai_error
 from api.seen.refusals import CALLER
 from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
@@ -105,6 +106,7 @@ class Doorkeeper:
             # This node's key is for nobody else to see, not for a worker either.
             scope = {
                 **scope,
+                CLIENT: who,
                 "headers": [header for header in scope["headers"] if header[0] != b"authorization"],
             }
         wait_s = self._rates.take(who) if self._rates else 0.0

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from api.chat.bounds import excess
 from api.chat.gateway import ProxiedAnswer, ProxyRequest
 from api.chat.named_model import model_in
 from api.chat.prefixes import NO_PREFIX, prefix_of
@@ -20,7 +21,12 @@ router = APIRouter(tags=["chat"])
 
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"description": "vLLM's answer, byte for byte; with `stream` as server-sent events."},
-    400: {"description": "The body is no JSON object, or names no model where several are served."},
+    400: {
+        "description": (
+            "The body is no JSON object, names no model where several are served, or asks for more"
+            " answers or tokens than one request may."
+        )
+    },
     404: {"description": "No worker serves this model; the message lists those that are served."},
     413: {"description": "The body is over the limit, in bytes or items."},
     "4XX": {"description": "What else vLLM refuses, in its words."},
@@ -90,6 +96,10 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
         return openai_error(400, f"Name a model: {', '.join(models)}.", "invalid_request_error")
     if not chosen:
         return await to_thread.run_sync(_nobody, model, models, services)
+    infos = [worker.info for worker in chosen if worker.info is not None]
+    too_much = await to_thread.run_sync(excess, body, infos)
+    if too_much is not None:
+        return openai_error(400, too_much.message, "invalid_request_error", too_much.field)
     query = request.scope["query_string"]
     target = path.encode() + (b"?" + query if query else b"")
     # One worker has every prefix.

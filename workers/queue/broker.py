@@ -1,6 +1,7 @@
 """Celery's connection to Redis, made to outlive Redis: its restart must not cost an engine."""
 
 import logging
+from itertools import count
 from typing import Any
 
 from celery.app.amqp import AMQP
@@ -12,6 +13,10 @@ logger = logging.getLogger(__name__)
 
 # Seconds between tries to reach Redis: Celery's pause grows to 30 s, idle with Redis back.
 _RECONNECT_S = 2.0
+
+# What reading an odd message raises.
+_ODD = (AttributeError, ArithmeticError, KeyError, RecursionError, TypeError, ValueError)
+_dropped = count(1)  # messages of this process
 
 # Seconds that a worker's own queue outlives it: each worker has a new one, they would add up.
 _QUEUE_OF_ONE_S = 3600
@@ -29,6 +34,14 @@ class _Channel(kombu_redis.Channel):
     """
 
     _client_kept: Any = None
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except (ArithmeticError, RecursionError, ValueError) as error:
+            # kombu has taken the message off its queue, and would end the worker.
+            _note_dropped("a queue", error)
+            return True
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         if self._is_given_up:
@@ -60,6 +73,34 @@ class _Channel(kombu_redis.Channel):
 
 class _Transport(kombu_redis.Transport):
     Channel = _Channel
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        try:
+            super()._deliver(message, queue)
+        except _ODD as error:
+            _note_dropped(queue, error)
+            self._forget(message)
+
+    def _forget(self, message: Any) -> None:
+        """Acknowledges a message that failed after it was counted as under way."""
+        try:
+            tag = message["properties"]["delivery_tag"]
+            for channel in self.channels:
+                if tag in channel.qos._delivered:  # noqa: SLF001
+                    channel.basic_ack(tag)
+        except _ODD:
+            return  # it has no tag, and so was not
+
+
+def _note_dropped(queue: str, error: Exception) -> None:
+    n = next(_dropped)
+    if n & (n - 1) == 0:  # whoever can send one can send millions
+        logger.error(
+            "dropped a message of %s that is none of Proofline's, the %d. so far: %r",
+            queue,
+            n,
+            error,
+        )
 
 
 class SteadyConnection(Connection):

@@ -434,6 +434,16 @@ class TestBadBodies:
         assert answer.json()["error"]["type"] == "invalid_request_error"
         assert worker.received == []
 
+    def test_more_answers_than_one_request_may_have_reach_no_worker(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        worker = start("w1", answers)
+        answer = api.post(CHAT, json=body(n=10_000, max_tokens=1 << 20))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert answer.json()["error"]["param"] in ("n", "max_tokens")
+        assert worker.received == []
+
     def test_a_body_of_nothing_but_short_items_is_refused_unparsed(
         self, api: httpx.Client, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:

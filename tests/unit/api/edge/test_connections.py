@@ -4,8 +4,9 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, Literal, cast
 
 import pytest
@@ -21,6 +22,7 @@ from api.edge.connections import (
     HEADER_BYTES,
     MOST_HEADERS,
     Limits,
+    Places,
     connections_for,
     limited,
     raise_file_limit,
@@ -33,6 +35,8 @@ LIMITS = Limits(CONNECTIONS, request_s=1.0, headers_s=0.5)
 LARGE = 32 * 1024 * 1024
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+STREAM = f"GET {ENDLESS} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+WAITS = b"GET /waits HTTP/1.1\r\nHost: x\r\n\r\n"
 PATIENCE_S = 10.0
 
 
@@ -66,6 +70,11 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for left in range(LARGE // 2**20, -1, -1):
             await send({"type": "http.response.body", "body": bytes(2**20), "more_body": left > 0})
+        return None
+    if scope["path"] == "/waits":  # an answer that has not begun
+        await request.body()
+        while (await receive())["type"] != "http.disconnect":
+            pass
         return None
     if scope["path"] == "/stands":
         standstill.last()
@@ -118,11 +127,12 @@ class Connect:
     def __init__(self, port: int, opened: ExitStack) -> None:
         self._port, self._opened = port, opened
 
-    def __call__(self, sent: bytes = b"") -> socket.socket:
+    def __call__(self, sent: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
         connection = self._opened.enter_context(socket.socket())
         # Else some kernels take a large answer whole for a client that reads nothing.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         connection.settimeout(PATIENCE_S)
+        connection.bind((source, 0))
         connection.connect(("127.0.0.1", self._port))
         connection.sendall(sent)
         return connection
@@ -290,6 +300,107 @@ def test_those_that_take_nothing_make_room_too(connect: Connect) -> None:
     for _ in range(CONNECTIONS):
         assert connect(b"GET /parts HTTP/1.1\r\nHost: x\r\n\r\n").recv(1) == b"H"
     assert status(rest(connect(GET + b"Connection: close\r\n\r\n"))) == 200
+
+
+def test_who_holds_all_places_by_open_answers_keeps_no_newcomer_out(connect: Connect) -> None:
+    streams = [connect(STREAM, "127.0.0.2") for _ in range(3 * CONNECTIONS)]
+    for _ in range(20):
+        assert status(rest(connect(GET + b"Connection: close\r\n\r\n"))) == 200
+        streams.append(connect(STREAM, "127.0.0.2"))
+
+
+def test_newcomers_from_many_addresses_are_served_beside_each_other(connect: Connect) -> None:
+    for number in range(3 * CONNECTIONS):
+        connect(STREAM, f"127.0.0.{2 + number}")
+        assert status(rest(connect(GET + b"Connection: close\r\n\r\n"))) == 200
+
+
+def test_a_probe_is_answered_where_its_own_address_has_all_answers(connect: Connect) -> None:
+    streams = [connect(STREAM) for _ in range(LIMITS.answers)]
+    for stream in streams:
+        assert stream.recv(1) == b"H"
+    for _ in range(5):
+        assert status(rest(connect(GET + b"Connection: close\r\n\r\n"))) == 200
+    for stream in streams:
+        stream.setblocking(False)
+        assert b"first" in stream.recv(10_000)
+        with pytest.raises(BlockingIOError):  # it goes on
+            stream.recv(1)
+
+
+def test_one_address_has_all_answers_while_nobody_else_asks(connect: Connect) -> None:
+    waiting = [connect(WAITS) for _ in range(LIMITS.answers)]
+    assert status(rest(connect(WAITS))) == 503
+    for connection in waiting:
+        connection.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            connection.recv(1)
+
+
+def test_of_those_with_most_answers_the_youngest_gives_way_to_others(connect: Connect) -> None:
+    waiting = [connect(WAITS, "127.0.0.2") for _ in range(LIMITS.answers)]
+    other = connect(WAITS, "127.0.0.3")
+    assert b"retry-after" in rest(waiting.pop())
+    for connection in (*waiting, other):
+        connection.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            connection.recv(1)
+
+
+def test_a_body_on_its_way_outlives_those_of_who_sends_more_at_a_time(connect: Connect) -> None:
+    slow = connect(POST + b"half", "127.0.0.3")
+    for _ in range(3 * CONNECTIONS):
+        connect(POST + b"half", "127.0.0.2")
+    slow.sendall(b" of it")
+    assert status(slow.recv(10_000)) == 200
+
+
+class Loop:
+    """A clock, and what is to be called later."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.later: Callable[[], None] = lambda: None
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, _: float, callback: Callable[..., None], *args: Any) -> None:
+        self.later = partial(callback, *args)
+
+
+class Held:
+    """A connection, as its places see it."""
+
+    def __init__(self, places: Places, loop: Loop, owner: str) -> None:
+        self._places, self.loop, self.owner = places, loop, owner
+        self.place, self.placed_at, self.is_open = None, 0.0, True
+        places.enter(cast(Any, self))
+
+    def make_room(self) -> None:
+        self.is_open = False
+        self._places.put(cast(Any, self), None)
+
+    def check(self, now: float) -> None:
+        """It is never late by itself."""
+
+
+def test_a_burst_from_one_address_outlives_silent_clients_at_many() -> None:
+    places, loop = Places(Limits(80)), Loop()
+    silent = [Held(places, loop, f"silent {number}") for number in range(80)]
+    loop.now = 2.0
+    loop.later()
+    burst = [Held(places, loop, "burst") for _ in range(60)]
+    assert all(connection.is_open for connection in burst)
+    assert [connection.is_open for connection in silent] == [False] * 60 + [True] * 20
+
+
+def test_one_that_asks_outlives_those_who_ask_more_at_a_time() -> None:
+    places, loop = Places(Limits(80)), Loop()
+    asking = Held(places, loop, "asking")
+    greedy = [Held(places, loop, f"greedy {number % 4}") for number in range(200)]
+    assert asking.is_open
+    assert sum(connection.is_open for connection in greedy) == 79
 
 
 def test_one_connection_serves_many_requests(connect: Connect) -> None:

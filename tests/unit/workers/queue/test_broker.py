@@ -221,3 +221,70 @@ def test_a_queue_of_one_ends_an_hour_after_its_consumer_and_others_stay(
 def test_other_transports_are_kombus_own() -> None:
     with broker.SteadyConnection("memory://") as connection:
         assert type(connection.default_channel).__module__ == "kombu.transport.memory"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"no JSON",
+        b"\xff",
+        b"[" * 100_000,
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"properties": null}',
+        b'{"properties": {"delivery_tag": "t", "body_encoding": "base64"}, "body": "x"}',
+        b'{"properties": {"delivery_tag": []}, "body": "{}"}',
+    ],
+    ids=lambda odd: repr(odd[:60]),
+)
+def test_a_message_that_is_none_is_dropped_and_the_next_one_is_taken(
+    redis_broker: Broker, odd: bytes
+) -> None:
+    taken: list[Any] = []
+    with redis_broker.connect() as connection:
+        channel: Any = connection.default_channel
+        queue = broker.queue("jobs")(channel)
+        queue.declare()
+        queue.consume("consumer", taken.append)
+        redis_broker.redis.lpush("jobs", odd)
+        Producer(channel).publish({"n": 1}, routing_key="jobs", exchange="jobs")
+        for _ in range(2):
+            read_one(channel, redis_broker.redis)
+        assert [message.payload for message in taken] == [{"n": 1}]
+        assert redis_broker.unacknowledged() == 1
+
+
+def test_a_message_that_celery_cannot_take_does_not_come_again(redis_broker: Broker) -> None:
+    def takes_none(message: Any) -> None:
+        raise TypeError(message)
+
+    with redis_broker.connect() as connection:
+        channel: Any = connection.default_channel
+        queue = broker.queue("jobs")(channel)
+        queue.declare()
+        queue.consume("consumer", takes_none)
+        Producer(channel).publish({"n": 1}, routing_key="jobs", exchange="jobs")
+        read_one(channel, redis_broker.redis)
+        assert redis_broker.unacknowledged() == 0
+
+
+class OneItem:
+    """A client whose connection has an answer to BRPOP."""
+
+    connection = None
+
+    def __init__(self, redis: Any) -> None:
+        self._redis = redis
+
+    def parse_response(self, *_: Any, **__: Any) -> tuple[bytes, bytes]:
+        return b"jobs", self._redis.rpop("jobs")
+
+
+def read_one(channel: Any, redis: Any) -> None:
+    """What kombu does when Redis has answered BRPOP, which fakeredis has no socket for."""
+    channel.__dict__["client"] = OneItem(redis)
+    try:
+        channel._brpop_read()
+    finally:
+        del channel.__dict__["client"]

@@ -1,0 +1,86 @@
+"""Who counts as one client, and which client holds most of something that all share."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from typing import Generic, TypeVar
+
+from starlette.types import Scope
+
+# Scope key: the client that the doorkeeper knows a request by, such as the name of its key.
+CLIENT = "proofline.client"
+# Bits of an IPv6 address that say whose it is: a single customer has all addresses of a /64.
+_NETWORK_BITS = 64
+
+T = TypeVar("T", bound=Hashable)
+
+
+def client_of(scope: Scope) -> str:
+    """The client that a request counts for: its key's name, else where its peer is."""
+    peer = scope.get("client")
+    return scope.get(CLIENT) or (of_address(peer[0]) if peer else "")
+
+
+@lru_cache(maxsize=4096)
+def of_address(host: str) -> str:
+    """The client at a peer's address; no address stands for itself."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return f"{int(address) >> (128 - _NETWORK_BITS):x}::/{_NETWORK_BITS}"
+
+
+class Holdings(Generic[T]):
+    """What each client holds, the oldest first. Each call takes the same time, however many."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, OrderedDict[T, None]] = {}
+        # number of things -> the clients that hold so many, the first to hold them first
+        self._by_count: dict[int, OrderedDict[str, None]] = {}
+        self._most = 0
+        self._total = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    def add(self, client: str, thing: T) -> None:
+        held = self._of.setdefault(client, OrderedDict())
+        held[thing] = None
+        self._total += 1
+        self._recount(client, len(held) - 1, len(held))
+
+    def remove(self, client: str, thing: T) -> None:
+        held = self._of[client]
+        del held[thing]
+        self._total -= 1
+        self._recount(client, len(held) + 1, len(held))
+        if not held:
+            del self._of[client]
+
+    def oldest(self) -> T:
+        """The oldest thing of the client that holds most; of several, the first to hold so many."""
+        return next(iter(self._largest()))
+
+    def youngest(self) -> T:
+        """The youngest thing of that client."""
+        return next(reversed(self._largest()))
+
+    def _largest(self) -> OrderedDict[T, None]:
+        return self._of[next(iter(self._by_count[self._most]))]
+
+    def _recount(self, client: str, before: int, after: int) -> None:
+        if before:
+            clients = self._by_count[before]
+            del clients[client]
+            if not clients:
+                del self._by_count[before]
+        if after:
+            self._by_count.setdefault(after, OrderedDict())[client] = None
+        if after > self._most or self._most not in self._by_count:
+            self._most = after  # counts change by one
