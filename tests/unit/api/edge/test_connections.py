@@ -270,6 +270,30 @@ def test_a_trailer_is_no_header(connect: Connect) -> None:
     assert answer.endswith(b"hi")
 
 
+def test_a_request_costs_nothing_but_its_headers_until_its_body_comes(
+    connect: Connect, server: uvicorn.Server
+) -> None:
+    connection = connect(POST)
+    own = connection.getsockname()
+    wait_until(
+        lambda: any(
+            getattr(one, "client", None) == own and one.headers  # type: ignore[union-attr]
+            for one in list(server.server_state.connections)
+        ),
+        "its headers",
+    )
+    assert not server.server_state.tasks
+    connection.sendall(b"0123456789")
+    assert status(connection.recv(10_000)) == 200
+
+
+def test_a_client_that_waits_to_be_told_sends_its_body_then(connect: Connect) -> None:
+    connection = connect(POST.removesuffix(b"\r\n") + b"Expect: 100-continue\r\n\r\n")
+    assert status(connection.recv(10_000)) == 100
+    connection.sendall(b"0123456789")
+    assert status(connection.recv(10_000)) == 200
+
+
 def test_silent_connections_make_room_for_those_that_ask(
     connect: Connect, server: uvicorn.Server
 ) -> None:
@@ -474,10 +498,13 @@ async def test_what_is_used_of_uvicorn_is_where_it_was() -> None:
     overridden = {
         *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),
         *("on_message_begin", "on_header", "on_headers_complete", "on_message_complete"),
-        *("on_response_complete", "shutdown"),
+        *("on_response_complete", "shutdown", "on_body", "_start_asgi_task"),
     }
     assert overridden | {"_unset_keepalive_if_required"} <= vars(HttpToolsProtocol).keys()
-    of_a_protocol = {"connections", "cycle", "loop", "pipeline", "transport", "timeout_keep_alive"}
+    of_a_protocol = {
+        *("connections", "cycle", "loop", "pipeline", "transport", "timeout_keep_alive"),
+        *("client", "expect_100_continue"),
+    }
     of_a_request = {"headers", "scope", "url"}  # which a protocol has from the first one on
     names = HttpToolsProtocol.on_message_begin.__code__.co_names
     assert of_a_protocol <= vars(uvicorns).keys()
