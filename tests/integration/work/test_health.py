@@ -138,6 +138,7 @@ def test_a_redis_that_says_nothing_takes_the_node_down(node: Node) -> None:
     wait_until(lambda: "Redis answers again" in "\n".join(node.stack.log_tail("api")), "the end")
 
 
+@pytest.mark.ends_its_stack  # by a round, which counts from then on
 def test_a_receiver_that_refuses_degrades_the_node_with_its_reason(node: Node) -> None:
     client = StackClient(node.stack, node.http, [])
     with Receiver(status=500) as receiver:

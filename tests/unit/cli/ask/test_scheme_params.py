@@ -66,8 +66,8 @@ def test_a_mistake_is_told_in_the_schemes_words(scheme: str, params: list[str], 
 
 
 def test_an_unknown_scheme_is_told_with_those_there_are() -> None:
-    with pytest.raises(SpecError, match="no proof scheme 'toy'; use one of artifact, "):
-        job_of(OfScheme("toy"), JOB, **MODEL)
+    with pytest.raises(SpecError, match="no proof scheme 'unheard'; use one of artifact, "):
+        job_of(OfScheme("unheard"), JOB, **MODEL)
 
 
 def test_flags_of_other_schemes_stand_beside_no_name() -> None:
