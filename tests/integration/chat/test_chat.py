@@ -54,7 +54,7 @@ POLICIES_AND_CONCURRENCY = [
     ("yielding", 1),
     ("yielding", 8),
     pytest.param("sharing", 1, marks=[pytest.mark.xdist_group("sharing"), pytest.mark.slow]),
-    pytest.param("sharing", 8, marks=pytest.mark.xdist_group("sharing")),
+    pytest.param("sharing", 8, marks=[pytest.mark.xdist_group("sharing"), pytest.mark.slow]),
 ]
 
 
