@@ -1,18 +1,24 @@
 """Celery's connection to Redis, made to outlive Redis: its restart must not cost an engine."""
 
 import logging
+import time
 from itertools import count
+from queue import Empty
 from typing import Any
 
 from celery.app.amqp import AMQP
 from kombu import Connection, Exchange, Queue
 from kombu.transport import redis as kombu_redis
-from redis.exceptions import ConnectionError
+from redis.exceptions import ConnectionError, ResponseError
+
+from poc_core.state.client import is_transient
 
 logger = logging.getLogger(__name__)
 
 # Seconds between tries to reach Redis: Celery's pause grows to 30 s, idle with Redis back.
 _RECONNECT_S = 2.0
+# Between asking for messages of a Redis that refuses: its disk is full, say.
+_REFUSED_S = 0.5
 
 # What reading an odd message raises.
 _ODD = (AttributeError, ArithmeticError, KeyError, RecursionError, TypeError, ValueError)
@@ -42,6 +48,12 @@ class _Channel(kombu_redis.Channel):
             # kombu has taken the message off its queue, and would end the worker.
             _note_dropped("a queue", error)
             return True
+        except ResponseError as error:
+            if not is_transient(error):
+                raise
+            # It would end the worker, and a new engine takes longer than a disk is full.
+            time.sleep(_REFUSED_S)
+            raise Empty from error
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         if self._is_given_up:

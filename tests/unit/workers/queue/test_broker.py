@@ -1,6 +1,7 @@
 """Why kombu's channel and connection are overridden, on a Redis in this process."""
 
 from collections.abc import Iterator
+from queue import Empty
 from typing import Any
 
 import fakeredis
@@ -8,7 +9,7 @@ import pytest
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 from kombu.transport import redis as kombu_redis
-from redis.exceptions import ConnectionError
+from redis.exceptions import ConnectionError, ResponseError
 
 from workers.queue import broker
 from workers.queue.app import create_app
@@ -288,3 +289,21 @@ def read_one(channel: Any, redis: Any) -> None:
         channel._brpop_read()
     finally:
         del channel.__dict__["client"]
+
+
+@pytest.mark.parametrize(
+    ("said", "raised"),
+    [("MISCONF Errors writing to the AOF file", Empty), ("ERR unknown command", ResponseError)],
+)
+def test_a_redis_that_refuses_for_a_while_ends_no_worker(
+    redis_broker: Broker, monkeypatch: pytest.MonkeyPatch, said: str, raised: type[Exception]
+) -> None:
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise ResponseError(said)
+
+    monkeypatch.setattr(broker, "_REFUSED_S", 0.0)
+    with redis_broker.connect() as connection:
+        channel = connection.default_channel
+        monkeypatch.setattr(channel.client, "parse_response", refuse)
+        with pytest.raises(raised):
+            channel._brpop_read()
