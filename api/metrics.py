@@ -67,7 +67,7 @@ class NodeMetrics(Collector):
         yield from _chat(health.seats)
         yield from self._services.gateway.times.collect()
         yield from _verdicts(self._services.jobs.verdicts())
-        yield _build(self._services)
+        yield _build(seen)
 
     def _jobs(self, seen: Overview) -> Iterator[Metric]:
         settings = self._services.settings
@@ -246,8 +246,8 @@ def _verdicts(found: Mapping[str, int]) -> Iterator[Metric]:
     yield _counter("proofline_frauds", "Of these, those that found fraud.", found["fraud"])
 
 
-def _build(services: Services) -> Metric:
-    hosts = services.deployments.hosts()
+def _build(seen: Overview) -> Metric:
+    hosts = seen.deployment.hosts
     vllm = ", ".join(sorted({host.vllm_version for host in hosts if host.vllm_version}))
     about = GaugeMetricFamily(
         "proofline_build_info", "1; the versions that run here.", labels=["version", "vllm"]

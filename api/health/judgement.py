@@ -121,10 +121,8 @@ def _nobody(seen: Overview) -> Reason:
     record, hosts = seen.deployment.record, seen.deployment.hosts
     if record is not None and seen.deployment.state is DeploymentState.FAILED:
         name = record.wanted.name if record.wanted else "a model"
-        return Reason(
-            *("deployment", Level.DOWN, f"{name} could not be deployed"),
-            *(f": {record.error}", record.settled_at),
-        )
+        what, more = f"{name} could not be deployed", f": {record.error}"
+        return Reason("deployment", Level.DOWN, what, more, record.settled_at)
     if hosts and (record is None or record.wanted is None):
         more = ": `proofline deploy MODEL` starts one"
         at = record.asked_at if record is not None else None

@@ -43,11 +43,13 @@ class HealthReader:
         """The health that follows from an overview; None: Redis does not answer."""
         if seen is not None:
             self.watch.note_back()
-        settings = self._settings
         return judge(
             Snapshot(
-                *(self.now(), seen, self.watch.away_since),
-                *(settings.worker_ttl_s, settings.outbox_max_bytes),
+                self.now(),
+                seen,
+                self.watch.away_since,
+                self._settings.worker_ttl_s,
+                self._settings.outbox_max_bytes,
             )
         )
 
