@@ -65,7 +65,7 @@ class NodeMetrics(Collector):
         yield from self._round(seen, names)
         yield from _workers(health.seats)
         yield from _chat(health.seats)
-        yield from self._services.gateway.times.collect()
+        yield from self._services.chats.times.collect()
         yield from _verdicts(self._services.jobs.verdicts())
         yield _build(seen)
 
@@ -247,12 +247,10 @@ def _verdicts(found: Mapping[str, int]) -> Iterator[Metric]:
 
 
 def _build(seen: Overview) -> Metric:
-    hosts = seen.deployment.hosts
-    vllm = ", ".join(sorted({host.vllm_version for host in hosts if host.vllm_version}))
     about = GaugeMetricFamily(
         "proofline_build_info", "1; the versions that run here.", labels=["version", "vllm"]
     )
-    about.add_metric([VERSION, vllm], 1)
+    about.add_metric([VERSION, seen.deployment.vllm_versions], 1)
     return about
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -19,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 from api.chat.chat_workers import ChatWorkers
 from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
-from api.chat.times import ChatTimes
 from api.errors import openai_error
 from api.seen.chats import Chats
 from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER, WorkerRecord
@@ -33,15 +31,18 @@ Headers = list[tuple[bytes, bytes]]
 _LOOKUP_TIMEOUT_S = 5.0
 # Headers of one connection (RFC 9110, 7.6.1), and those that httpx or uvicorn make.
 _HOP_HEADERS = {
-    *(
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"te",
-        b"trailer",
-    ),
-    *(b"transfer-encoding", b"upgrade", b"expect", b"host", b"date", b"server"),
+    b"connection",
+    b"keep-alive",
+    b"proxy-authenticate",
+    b"proxy-authorization",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+    b"expect",
+    b"host",
+    b"date",
+    b"server",
 }
 _PRINTABLE = bytes(range(0x21, 0x7F))
 # Headers of a request to a worker that only the gateway may set.
@@ -72,7 +73,6 @@ class Gateway:
         self._clients = Clients()
         self._active: Counter[str] = Counter()  # requests of this process under way, by worker
         self._prefixes = PrefixMemory()
-        self.times = ChatTimes()
 
     async def close(self) -> None:
         await self._clients.close()
@@ -98,13 +98,14 @@ class Gateway:
 
     @asynccontextmanager
     async def open(
-        self, workers: Iterable[WorkerRecord], request: ProxyRequest
+        self, workers: Sequence[WorkerRecord], request: ProxyRequest
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
         """Yields the answer of the first worker that gives one, and its body for the client.
 
-        Leaving cancels what is still under way. NoWorkerError: all workers are gone.
+        `workers`: of one model, one at least. Leaving cancels what is still under way.
+        NoWorkerError: all workers are gone.
         """
-        with self._chats.under_way() as chat:
+        with self._chats.under_way(workers[0].model) as chat:
             for worker in workers:
                 async with AsyncExitStack() as stack:
                     stack.enter_context(self._counted(worker))
@@ -132,6 +133,7 @@ class Gateway:
                     elif _is_stream(response):
                         chat.first_token()
                     yield response, _body(worker, response, first, chunks)
+                    chat.ended()
                     return
             chat.failed()
         raise NoWorkerError
@@ -155,7 +157,6 @@ class ProxiedAnswer(Response):
     ) -> None:
         """`workers`: of one model, in the order in which they are asked; one at least."""
         super().__init__()
-        self._began = time.monotonic()
         self._gateway = gateway
         self._workers = workers
         self._request = request
@@ -176,9 +177,6 @@ class ProxiedAnswer(Response):
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._gateway.open(self._workers, self._request) as (answer, body):
-                times, model = self._gateway.times, self._workers[0].model
-                if answer.headers.get("content-type", "").startswith("text/event-stream"):
-                    times.first_token.labels(model).observe(time.monotonic() - self._began)
                 headers = _end_to_end(answer.headers.raw)
                 await send(
                     {
@@ -190,7 +188,6 @@ class ProxiedAnswer(Response):
                 async for chunk in body:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
-                times.whole.labels(model).observe(time.monotonic() - self._began)
         except NoWorkerError:
             message = "No worker could answer; try again in some seconds."
             await openai_error(503, message, "service_unavailable")(scope, receive, send)

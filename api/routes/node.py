@@ -116,12 +116,9 @@ def up_status(services: AppServices) -> answers.UpStatus:
 
 @router.get("/versions", summary="What runs here", responses=examples.REDIS_AWAY)
 def versions(services: AppServices) -> answers.Versions:
-    found = sorted(
-        {host.vllm_version for host in services.deployments.hosts() if host.vllm_version}
-    )
     return answers.Versions(
         version=VERSION,
-        vllm_version=", ".join(found) or None,
+        vllm_version=services.deployments.status().vllm_versions or None,
         poc_validation_inference=_chats_beside_proofs(services),
     )
 

@@ -1,4 +1,4 @@
-"""Counts of the chats that pass through this process, for the node's history."""
+"""The chats that pass through this process: counts for the node's history, times for Prometheus."""
 
 import threading
 import time
@@ -6,30 +6,42 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from api.seen.times import ChatTimes
 from poc_core.state.past.history import CHAT_MS, CHATS, FAILED, History, bucket
 
 
 class Chat:
     """One request under way."""
 
-    def __init__(self, chats: "Chats", began: float) -> None:
+    def __init__(self, chats: "Chats", model: str) -> None:
         self._chats = chats
-        self._began = began
+        self._model = model
+        self._began = chats.clock()
 
     def first_token(self) -> None:
         """Its stream has begun."""
-        self._chats.count(bucket(self._chats.clock() - self._began))
+        seconds = self._seconds()
+        self._chats.count(bucket(seconds))
+        self._chats.times.first_token.labels(self._model).observe(seconds)
+
+    def ended(self) -> None:
+        """The client has its whole answer."""
+        self._chats.times.whole.labels(self._model).observe(self._seconds())
 
     def failed(self) -> None:
         """It is answered by 5xx, or by nobody."""
         self._chats.count(FAILED)
 
+    def _seconds(self) -> float:
+        return self._chats.clock() - self._began
+
 
 class Chats:
-    """What was counted since it was told last; for any thread."""
+    """What was counted since it was told last, and all times; for any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.times = ChatTimes()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._active = 0
@@ -37,12 +49,12 @@ class Chats:
         self._since = clock()  # when `_active` was added to `_busy_ms`
 
     @contextmanager
-    def under_way(self) -> Iterator[Chat]:
-        """A request, from its arrival to the end of its answer."""
+    def under_way(self, model: str) -> Iterator[Chat]:
+        """A request to `model`, from its arrival to the end of its answer."""
         self._change(1)
         self.count(CHATS)
         try:
-            yield Chat(self, self.clock())
+            yield Chat(self, model)
         finally:
             self._change(-1)
 

@@ -115,6 +115,11 @@ class DeploymentStatus:
         return [host for host in self.hosts if host.generation >= generation]
 
     @property
+    def vllm_versions(self) -> str:
+        """The releases of vLLM on the hosts that live, as "0.28.0, 0.32.1"; empty: none told."""
+        return ", ".join(sorted({host.vllm_version for host in self.hosts if host.vllm_version}))
+
+    @property
     def is_gone(self) -> bool:
         """Whether every host knows that nothing shall run, and has ended what did."""
         return all(host in self.following and host.state is HostState.IDLE for host in self.hosts)

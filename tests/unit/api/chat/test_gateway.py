@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.app import create_app
 from api.chat.chat_workers import ChatWorkers
 from api.chat.gateway import Gateway
-from api.chat.times import ChatTimes
 from api.proofs.dispatch import Dispatcher
+from api.seen.times import ChatTimes
 from api.services import Services
 from poc_core.records import ENGINE_LOST_HEADER
 from poc_core.serving.openai_paths import USUAL
@@ -61,7 +61,7 @@ def services(app: FastAPI) -> Services:
     """The services of the API, which know of no worker yet."""
     services: Services = app.state.services
     services.redis.flushall()
-    services.gateway.times = ChatTimes()
+    services.chats.times = ChatTimes()
     services.gateway.workers = ChatWorkers(services.workers, registry.CHAT_MEMORY_S)
     return services
 

@@ -441,9 +441,10 @@ def test_versions_are_those_of_the_api_and_of_the_hosts(client: TestClient, host
     assert client.get("/api/v1/versions").json()["vllm_version"] is None
     host.says(HostState.IDLE, vllm_version="0.28.0")
     host.says(HostState.IDLE, "h2", vllm_version="0.28.0")
+    host.says(HostState.IDLE, "h3", vllm_version="0.32.1")
     answer = client.get("/api/v1/versions").json()
     assert answer == {
         "version": answer["version"],
-        "vllm_version": "0.28.0",
+        "vllm_version": "0.28.0, 0.32.1",
         "poc_validation_inference": True,
     }

@@ -19,7 +19,7 @@ def test_requests_count_when_they_begin_and_their_time_while_they_last(
     chats: Chats, redis: Redis, clock: Clock
 ) -> None:
     history = History(redis)
-    with chats.under_way() as one, chats.under_way():
+    with chats.under_way("m") as one, chats.under_way("m"):
         clock.now += 2
         one.first_token()
         chats.tell(history, 1_000_000)
@@ -27,6 +27,24 @@ def test_requests_count_when_they_begin_and_their_time_while_they_last(
         clock.now += 1
     chats.tell(history, 1_000_005)
     assert history.read(5, 1_000_005, 1) == [{CHAT_MS: 2000}]
+
+
+def test_one_measure_goes_to_the_history_and_to_prometheus(
+    chats: Chats, redis: Redis, clock: Clock
+) -> None:
+    with chats.under_way("m") as one:
+        clock.now += 2
+        one.first_token()
+        clock.now += 1
+        one.ended()
+    history = History(redis)
+    chats.tell(history, 1_000_000)
+    assert history.read(5, 1_000_000, 1) == [{CHATS: 1, CHAT_MS: 3000, bucket(2.0): 1}]
+    told = {
+        sample.name: sample.value for family in chats.times.collect() for sample in family.samples
+    }
+    assert told["proofline_chat_first_token_seconds_sum"] == 2
+    assert told["proofline_chat_request_seconds_sum"] == 3
 
 
 def test_where_nothing_happened_nothing_is_told(chats: Chats, redis: Redis) -> None:
@@ -37,7 +55,7 @@ def test_where_nothing_happened_nothing_is_told(chats: Chats, redis: Redis) -> N
 def test_what_redis_did_not_take_is_told_later(chats: Chats) -> None:
     server = fakeredis.FakeServer()
     history = History(fakeredis.FakeRedis(server=server))
-    with chats.under_way() as one:
+    with chats.under_way("m") as one:
         one.failed()
     server.connected = False
     with pytest.raises(RedisConnectionError):
