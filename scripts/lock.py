@@ -36,26 +36,26 @@ def compile_lock(name: str, upgrade: bool) -> None:
     found = os.environ.get("PIP_FIND_LINKS")
     torch = ["--find-links", found] if found else ["--index", PYTORCH_CPU_INDEX]
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "uv",
-            "pip",
-            "compile",
-            "-",
-            "--universal",
-            "--python-version",
-            _OLDEST_PYTHON,
-        ),
-        *(
-            "--generate-hashes",
-            "--no-header",
-            "--no-annotate",
-            "--quiet",
-            "--output-file",
-            str(path),
-        ),
-        *("--index-strategy", "unsafe-best-match", "--constraint", str(CONSTRAINTS), *torch),
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "-",
+        "--universal",
+        "--python-version",
+        _OLDEST_PYTHON,
+        "--generate-hashes",
+        "--no-header",
+        "--no-annotate",
+        "--quiet",
+        "--output-file",
+        str(path),
+        "--index-strategy",
+        "unsafe-best-match",
+        "--constraint",
+        str(CONSTRAINTS),
+        *torch,
         *(
             part
             for package in ("torch", *UNWANTED_ON_CPU)

@@ -9,7 +9,14 @@ from poc_core.serving.openai_paths import ELSEWHERE, FOLDERS
 # First segments of a node's paths: ours, and those of vLLM's server that have no /v1.
 FIRST_SEGMENTS = frozenset(
     {
-        *("api", "health", "livez", "readyz", "ready", "metrics", "docs", "openapi.json"),
+        "api",
+        "health",
+        "livez",
+        "readyz",
+        "ready",
+        "metrics",
+        "docs",
+        "openapi.json",
         *(path.split("/")[1] for path in (*ELSEWHERE, *FOLDERS)),
     }
 )

@@ -88,7 +88,10 @@ def _series(heads: tuple[str, ...]) -> Iterator[Series]:
         if name in _NAMES:
             bound = _BOUND.search(named) if name.endswith("_bucket") else None
             yield Series(
-                *(_NAMES[name], name, _kept(named), place),
+                _NAMES[name],
+                name,
+                _kept(named),
+                place,
                 bound=None if bound is None else bound[1],
             )
 

@@ -244,7 +244,12 @@ def worst_positions(chat: "ExecutedChat", checked: Checked) -> "Table":
     distances = checked.verdict.distances
     table = result_table(
         f"The worst of {len(distances)} positions",
-        *("position", "distance", "executor", "validator", "executor's best", "validator's best"),
+        "position",
+        "distance",
+        "executor",
+        "validator",
+        "executor's best",
+        "validator's best",
     )
     pairs = list(zip(chat.answer.positions, checked.validator, strict=False))
     for at in sorted(range(len(pairs)), key=lambda at: -distances[at])[:WORST]:

@@ -16,14 +16,15 @@ from poc_core.settings import Settings
 HIDDEN = "***"
 # Variables without POC_ that Proofline, or what it starts, reads.
 OTHERS = (
-    *(
-        "PROOFLINE_URL",
-        "CUDA_VISIBLE_DEVICES",
-        "VLLM_CPU_KVCACHE_SPACE",
-        "VLLM_CPU_OMP_THREADS_BIND",
-    ),
+    "PROOFLINE_URL",
+    "CUDA_VISIBLE_DEVICES",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
     "GONKA_METRICS",
-    *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"),
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN",
 )
 _SECRET = re.compile(r"PASSWORD$|TOKEN$|KEY$|SECRET$")
 

@@ -131,17 +131,16 @@ def _judged(judged: JudgedRule) -> dict[str, Any]:
 
 
 RULE_COLUMNS: Sequence[str] = (
-    *(
-        "rule",
-        "dist_threshold",
-        "p_mismatch",
-        "fraud_threshold",
-        "nonces",
-        "a fraud from",
-        "false alarm",
-        "at worst",
-    ),
-    *("miss", "at worst"),
+    "rule",
+    "dist_threshold",
+    "p_mismatch",
+    "fraud_threshold",
+    "nonces",
+    "a fraud from",
+    "false alarm",
+    "at worst",
+    "miss",
+    "at worst",
 )
 COMPARISON_COLUMNS: Sequence[str] = (
     "machines",

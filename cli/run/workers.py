@@ -96,7 +96,11 @@ def workers(
         fleet = Fleet(
             settings.host,
             lambda: worker_command(options),
-            *(places, MAX_FAST_CRASHES, log, announce, failed_starts),
+            places,
+            MAX_FAST_CRASHES,
+            on_line=log,
+            announce=announce,
+            max_failed_starts=failed_starts,
         )
         names = ", ".join(f"{settings.host}/{slot}" for slot in slots(places))
         announce(f"starting {len(places)} worker(s) for {options.name}: {names}")

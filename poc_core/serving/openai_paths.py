@@ -18,7 +18,8 @@ ELSEWHERE = (
 )
 # Paths of a worker of an earlier release, which tells none.
 USUAL = (
-    *("POST /tokenize", "POST /detokenize"),
+    "POST /tokenize",
+    "POST /detokenize",
     *(
         f"POST /v1/{name}"
         for name in ("chat/completions", "completions", "responses", "embeddings")

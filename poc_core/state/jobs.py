@@ -55,8 +55,20 @@ _MOST_JOBS_BESIDE = 16
 
 # The fields of a job's hash that make a JobRecord: without its result, maybe megabytes.
 _RECORD_FIELDS = (
-    *("status", "kind", "model", "spec", "request", "n_total", "n_done", "n_batches"),
-    *("created_at", "started_at", "finished_at", "error", "unavailable", "waiting_for"),
+    "status",
+    "kind",
+    "model",
+    "spec",
+    "request",
+    "n_total",
+    "n_done",
+    "n_batches",
+    "created_at",
+    "started_at",
+    "finished_at",
+    "error",
+    "unavailable",
+    "waiting_for",
 )
 _RECORD = TypeAdapter(JobRecord)
 

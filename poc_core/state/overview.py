@@ -92,7 +92,9 @@ class Overviews:
             keys.OUTBOX_DUE,
             keys.QUEUED_NONCES,
             keys.STATS_TOTAL,
-            *(keys.DEPLOYMENT, keys.HOSTS, keys.COURIER),
+            keys.DEPLOYMENT,
+            keys.HOSTS,
+            keys.COURIER,
         ]
         found: Any = self._read(names, [second, RATE_WINDOW_S, MOST_LOOKED_AT])
         queued, n_due, total, lately, workers, receivers, current, wanted, hosts, courier = found

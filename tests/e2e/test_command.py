@@ -152,23 +152,19 @@ class TestCompute:
     def test_prints_the_references_distances(self) -> None:
         case = golden.cases(MODEL, "distance")[0]
         done = proofline(
-            *(
-                "compute",
-                "--model",
-                MODEL,
-                "--dtype",
-                "float32",
-                "--json",
-                "--engine",
-                "transformers",
-            ),
-            *(
-                "--scheme",
-                "distance",
-                "--randomization",
-                case["randomization"],
-                *case_options(case),
-            ),
+            "compute",
+            "--model",
+            MODEL,
+            "--dtype",
+            "float32",
+            "--json",
+            "--engine",
+            "transformers",
+            "--scheme",
+            "distance",
+            "--randomization",
+            case["randomization"],
+            *case_options(case),
         )
         document = json.loads(done.stdout)
         assert document["nonces"] == case["nonces"]

@@ -51,25 +51,21 @@ def chains(
     path = tmp_path_factory.mktemp("chains") / "chains.json"
     nonces = ",".join(map(str, nonces_of(case)))
     done = proofline(
-        *(
-            "generate",
-            "--block-hash",
-            case["block_hash"],
-            "--public-key",
-            case["public_key"],
-            "--nonces",
-            nonces,
-        ),
-        *(
-            "--seq-len",
-            case["seq_len"],
-            "--max-tokens",
-            case["max_tokens"],
-            "--url",
-            node.base_url,
-            "-o",
-            path,
-        ),
+        "generate",
+        "--block-hash",
+        case["block_hash"],
+        "--public-key",
+        case["public_key"],
+        "--nonces",
+        nonces,
+        "--seq-len",
+        case["seq_len"],
+        "--max-tokens",
+        case["max_tokens"],
+        "--url",
+        node.base_url,
+        "-o",
+        path,
     )
     assert done.returncode == 0
     return path
@@ -150,23 +146,20 @@ def test_a_rounds_chains_reach_the_receiver_beside_chat_and_are_judged_by_callba
     alone = ask_all(node.http, questions, 1, model=MODEL)
     with Receiver() as receiver:
         done = proofline(
-            *(
-                "round",
-                "start",
-                "--block-hash",
-                case["block_hash"],
-                "--public-key",
-                case["public_key"],
-            ),
-            *(
-                "--seq-len",
-                case["seq_len"],
-                "--max-tokens",
-                case["max_tokens"],
-                "--callback-url",
-                receiver.url,
-            ),
-            *("--url", node.base_url),
+            "round",
+            "start",
+            "--block-hash",
+            case["block_hash"],
+            "--public-key",
+            case["public_key"],
+            "--seq-len",
+            case["seq_len"],
+            "--max-tokens",
+            case["max_tokens"],
+            "--callback-url",
+            receiver.url,
+            "--url",
+            node.base_url,
         )
         assert done.returncode == 0
         node.wait_progress(20)

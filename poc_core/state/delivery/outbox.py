@@ -83,7 +83,11 @@ class OutboxStatus:
         )
         next_at, error = found.get(b"next_at"), found.get(b"last_error")
         return cls(
-            *(waiting, size, delivered, dropped, failures),
+            waiting,
+            size,
+            delivered,
+            dropped,
+            failures,
             next_at=float(next_at) if next_at else None,
             last_error=error.decode() if error is not None else None,
             failing_since=float(found[b"failing_since"]) if b"failing_since" in found else None,
@@ -219,7 +223,11 @@ def _delivery(
     if head:
         body = json.dumps(payload(json.loads(head), entries.unpack(waiting))).encode()
     return Delivery(
-        *(outbox_id, token, url.decode(), body.rstrip()[:-1] + ending, payload_id),
+        outbox_id,
+        token,
+        url.decode(),
+        body.rstrip()[:-1] + ending,
+        payload_id,
         failures=int(failures),
         is_round=bool(head),
         n_entries=int(n_entries),
