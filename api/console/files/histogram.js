@@ -4,7 +4,7 @@ import { html } from './html.js'
 
 // The last step has all that is further apart too.
 const LAST = 2
-const [WIDTH, HEIGHT, FOOT] = [44, 120, 34]
+const [WIDTH, HEIGHT, FOOT] = [44, 120, 44]
 
 /** `pairs`: [d, n]: n distances are at most d, and above the d of the pair before. */
 export const Histogram = ({ pairs, threshold }) => {
@@ -16,17 +16,17 @@ export const Histogram = ({ pairs, threshold }) => {
   const line = 4 + WIDTH * (first < 0 ? pairs.length : first)
   return html`<figure class="histogram">
     <figcaption>${told}</figcaption>
-    <svg viewBox="0 0 ${width} ${HEIGHT + FOOT}" role="img" aria-label="Histogram of distances. ${told}">
+    <svg viewBox="-16 -8 ${width + 32} ${HEIGHT + FOOT + 8}" role="img" aria-label="Histogram of distances. ${told}">
       ${pairs.map(([d, n], i) => {
         const height = n ? Math.max(2, (HEIGHT - 16) * (n / most)) : 0
         return html`<g key=${d}>
           <rect class=${d > threshold ? 'over' : 'under'} x=${6 + WIDTH * i} y=${HEIGHT - height} width=${WIDTH - 4} height=${height} />
           <text x=${4 + WIDTH * (i + 0.5)} y=${HEIGHT - height - 4}>${n || ''}</text>
-          <text x=${4 + WIDTH * (i + 0.5)} y=${HEIGHT + 14}>${d === LAST ? 'more' : d}</text>
+          <text class=${(pairs.length - i) % 2 ? '' : 'second'} x=${4 + WIDTH * (i + 0.5)} y=${HEIGHT + 16}>${d === LAST ? 'more' : d}</text>
         </g>`
       })}
       <line x1=${line} x2=${line} y1="0" y2=${HEIGHT} />
-      <text x=${width / 2} y=${HEIGHT + 30}>distance at most; the line is the threshold</text>
+      <text x=${width / 2} y=${HEIGHT + 38}>distance at most; the line is the threshold</text>
     </svg>
   </figure>`
 }

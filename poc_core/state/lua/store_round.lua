@@ -37,7 +37,7 @@ redis.call('SET', current, round_id, 'EX', ttl)
 redis.call('LPUSH', 'poc:rounds:newest', round_id)
 redis.call('LTRIM', 'poc:rounds:newest', 0, 49)
 redis.call('EXPIRE', 'poc:rounds:newest', ttl)
-note_event('round', 'Round ' .. short_id(round_id) .. ' is stored: ' .. state .. '.', round_id, now)
+note_event('round', 'Round ' .. short_id(round_id) .. ' begins as ' .. state .. '.', round_id, now)
 redis.call('EXPIRE', round, ttl)
 if url ~= '' then
   redis.call('HSET', outbox, 'url', url, 'head', head)

@@ -67,7 +67,7 @@ def test_rounds_tell_their_states(events: Events, rounds: RoundStore, clock: Clo
     assert told(events) == [
         ("round", f"{name} goes from GENERATING to STOPPED: out of memory"),
         ("round", f"{name} goes from IDLE to GENERATING."),
-        ("round", f"{name} is stored: IDLE."),
+        ("round", f"{name} begins as IDLE."),
     ]
     assert {event.about for event in events.read()} == {round_id}
 
