@@ -1,4 +1,4 @@
-"""Greedy answers of an engine in a test's own process, alone and beside its own proofs."""
+"""Chat of an engine in a test's own process: its server; greedy answers alone and beside proofs."""
 
 import logging
 import threading
@@ -13,6 +13,18 @@ from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
 
 
+def serve_chat(engine: Engine, gate: ChatGate, secret: str | None = None) -> int:
+    """The port at which the engine serves chat in this process.
+
+    vLLM's server sets the root logger's level; it is put back, as later tests read warnings.
+    """
+    level = logging.root.level
+    port = engine.serve_chat(gate, "127.0.0.1", secret)
+    logging.root.setLevel(level)
+    assert port is not None
+    return port
+
+
 def answers_alone_and_beside(
     engine: Engine, prove: Callable[[], int]
 ) -> tuple[list[Answer], list[Answer], int]:
@@ -21,8 +33,6 @@ def answers_alone_and_beside(
     PROOFLINE_TEST_PROMPTS says how many prompts.
     """
     gate = ChatGate(parse_chat_policy("share:0.5"), engine.unfinished_chat)
-    # vLLM's server sets it in this process, where later tests read warnings.
-    level = logging.root.level
     done = threading.Event()
 
     def prove_on() -> int:
@@ -31,18 +41,15 @@ def answers_alone_and_beside(
             n += prove()
         return n
 
-    try:
-        port, name = engine.serve_chat(gate, "127.0.0.1"), engine.info.name
-        with (
-            httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
-            ThreadPoolExecutor(1) as pool,
-        ):
-            alone = ask_all(http, PROMPTS, 1, model=name)
-            proving = pool.submit(prove_on)
-            try:
-                beside = ask_all(http, PROMPTS, 1, model=name)
-            finally:
-                done.set()
-            return alone, beside, proving.result()
-    finally:
-        logging.root.setLevel(level)
+    port, name = serve_chat(engine, gate), engine.info.name
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        alone = ask_all(http, PROMPTS, 1, model=name)
+        proving = pool.submit(prove_on)
+        try:
+            beside = ask_all(http, PROMPTS, 1, model=name)
+        finally:
+            done.set()
+        return alone, beside, proving.result()

@@ -24,6 +24,7 @@ from api.services import Services
 from poc_core.records import WorkerRecord
 from poc_core.serving.deployments import DeploymentStatus
 from poc_core.settings import Settings, parse_chat_policy
+from tests.harness.chat_beside import serve_chat
 from tests.harness.marks import needs_vllm
 from tests.harness.samples import Clock, RecordingDispatcher, worker_record
 from tests.harness.waiting import wait_until
@@ -48,7 +49,7 @@ Scrape = Callable[[], dict[str, float]]
 def worker(vllm_engine: Engine) -> WorkerRecord:
     """The engine behind its own server, as a worker serves it."""
     gate = ChatGate(parse_chat_policy("yield"), vllm_engine.unfinished_chat)
-    port = vllm_engine.serve_chat(gate, "127.0.0.1", SECRET)
+    port = serve_chat(vllm_engine, gate, SECRET)
     record = worker_record("w1", vllm_engine.info.name)
     return replace(
         record,

@@ -4,7 +4,6 @@ from another."""
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import httpx
 from poc_core.serving.chat_distance import entries as entries_of
 from poc_core.serving.chat_distance import position_distance
 from poc_core.settings import parse_chat_policy
+from tests.harness.chat_beside import serve_chat
 from tests.harness.chat_client import CHAT
 from tests.stacks.deployments import Deployment
 from workers.chat_gate import ChatGate
@@ -80,9 +80,7 @@ class Server(Client):
 @contextmanager
 def serving(engine: Engine) -> Iterator[Server]:
     gate = ChatGate(parse_chat_policy("yield"), engine.unfinished_chat)
-    level = logging.root.level  # vLLM's server sets it in this process, where later tests read it
-    url = f"http://127.0.0.1:{engine.serve_chat(gate, '127.0.0.1')}"
-    logging.root.setLevel(level)
+    url = f"http://127.0.0.1:{serve_chat(engine, gate)}"
     limits = httpx.Limits(max_connections=None)
     with httpx.Client(base_url=url, timeout=120, limits=limits, trust_env=False) as http:
         yield Server(http, engine.info.name, engine)

@@ -4,7 +4,6 @@ On vLLM 0.25.1 dense models run on the second model runner, experts on the first
 """
 
 import json
-import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -49,7 +48,6 @@ _DRAFTS = json.dumps(
 
 def started(deployment: Deployment, *arguments: str) -> Iterator[Server]:
     """With CUDA graphs and asynchronous scheduling, as vLLM has them by default."""
-    level = logging.root.level
     memory = ("--gpu-memory-utilization", "0.15")
     engine = load_engine(
         EngineOptions(
@@ -66,7 +64,6 @@ def started(deployment: Deployment, *arguments: str) -> Iterator[Server]:
             yield server
     finally:
         engine.close()
-        logging.root.setLevel(level)
 
 
 @pytest.fixture(scope="module", params=[DENSE, EXPERTS], ids=str)
