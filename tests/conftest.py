@@ -11,6 +11,7 @@ import pytest
 from tests.harness.chat_client import vllm_args
 from tests.stacks.round_client import FAST, RoundClient
 from tests.stacks.up import PATIENCE_S, Up
+from workers.vllm.start import cpu_threads
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads of OpenMP wait for each other with their CPU in hand, which the other processes of
@@ -60,6 +61,10 @@ def up() -> Iterator[Up]:
     settings = {
         **FAST,
         "POC_GENERATE_CHUNK_TIMEOUT_SEC": str(PATIENCE_S),
+        # As all engines of `make test`: threads that wait for each other take others' cores.
+        # `proofline demo` is tested with none of these.
+        "OMP_NUM_THREADS": "1",
+        cpu_threads.VARIABLE: "nobind",
     }
     up = Up(
         "--model",

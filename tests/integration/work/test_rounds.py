@@ -33,7 +33,7 @@ STEP_S = 0.05  # of a synthetic micro-batch
 TASK_S = ROUND_STEP_S + 0.5  # of a task of a round, and a little more
 LOCK_S = Settings(worker_ttl_s=int(FAST["POC_WORKER_TTL_S"])).delivery_lock_s
 BUSY_S = 0.3  # what a machine that is busy with other tests adds
-OUTBOX_BYTES = 1_600_000  # beyond what a receiver misses that is away for seconds
+OUTBOX_BYTES = 600_000  # some 20 s: beyond what a receiver misses that is away for seconds
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ class TestReceiver:
         assert waiting == stats["total_processed"]
         assert any("POC_OUTBOX_MAX_BYTES" in line and "ERROR" in line for line in client.lines())
         receiver.status = 200
-        client.wait_progress(5000)
+        client.wait_progress(1000)
         finish(client, receiver)
 
     def test_that_takes_small_ones_only_gets_everything_in_halves(

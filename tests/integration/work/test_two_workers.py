@@ -201,6 +201,7 @@ def test_a_worker_that_is_killed_in_a_round_changes_nothing_and_leaves_nothing_b
         assert_as_of_a_job(client, receiver)
 
 
+@pytest.mark.slow
 def test_a_lost_engine_is_replaced_and_what_it_had_in_hand_is_done_elsewhere(
     client: TwoWorkers,
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
-# LLM's own: "0-3|4-7" for two ranks, "nobind" or "auto"
+# vLLM's own: "0-3|4-7" for two ranks, "nobind" or "auto"
 
 _NODES = Path("/sys/devices/system/node")
 
