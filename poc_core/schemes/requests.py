@@ -56,7 +56,7 @@ class JobBody(BaseModel, ABC):
     nonces: Nonces = Field(min_length=1, description="The nonces to compute, each once.")
     params: Params
     batch_size: Count | None = Field(
-        None,
+        default=None,
         ge=1,
         le=MAX_BATCH_SIZE,
         description=(
@@ -65,10 +65,12 @@ class JobBody(BaseModel, ABC):
         ),
     )
     wait: bool = Field(
-        False, description="True: the answer is the result. False: a request_id to ask for it."
+        default=False,
+        description="True: the answer is the result. False: a request_id to ask for it.",
     )
     url: HttpUrl = Field(
-        None, description="Where the result is sent as well: to {url}/generated or {url}/validated."
+        default=None,
+        description="Where the result is sent as well: to {url}/generated or {url}/validated.",
     )
 
     @abstractmethod
@@ -141,11 +143,12 @@ class PlacedRoundBody(RoundBody):
 
     node_id: Count = Field(ge=0, description="This node, from 0 to node_count - 1.")
     node_count: Count = Field(ge=1, description="Nodes that share the nonces.")
-    group_id: Count = Field(0, ge=0, description="This group, from 0 to n_groups - 1.")
-    n_groups: Count = Field(1, ge=1, description="Groups that share the node's nonces.")
+    group_id: Count = Field(default=0, ge=0, description="This group, from 0 to n_groups - 1.")
+    n_groups: Count = Field(default=1, ge=1, description="Groups that share the node's nonces.")
     # Bounded by what the workers hold, which only their registry knows.
     batch_size: Annotated[Count, Field(ge=1)] | None = Field(
-        None, description="As the client counts; workers compute as many nonces at a time as fit."
+        default=None,
+        description="As the client counts; workers compute as many nonces at a time as fit.",
     )
 
     @model_validator(mode="after")
@@ -186,7 +189,7 @@ class SequenceRoundBody(PlacedRoundBody):
     """A round over a node's nonce sequence, of one model, in batches."""
 
     params: Params
-    url: HttpUrl = Field(None, description="The artifacts are sent to {url}/generated.")
+    url: HttpUrl = Field(default=None, description="The artifacts are sent to {url}/generated.")
 
     @property
     def served_model(self) -> str:

@@ -7,9 +7,9 @@ from poc_core.schemes.contract import Options
 
 class ArtifactOptions(Options):
     k_dim: int = Field(
-        12, ge=1, description="an integer from 1 to {hidden_size}, the model's hidden size"
+        default=12, ge=1, description="an integer from 1 to {hidden_size}, the model's hidden size"
     )
-    stronger_rng: bool = Field(False, description="true or false")
+    stronger_rng: bool = Field(default=False, description="true or false")
 
     @field_validator("k_dim")
     @classmethod

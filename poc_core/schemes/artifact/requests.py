@@ -25,12 +25,16 @@ class ArtifactParams(Params):
     """What the artifacts are computed with; a field that is not listed here is refused."""
 
     k_dim: Count = Field(
-        12, ge=1, description="Numbers per vector, at most the model's hidden size."
+        default=12, ge=1, description="Numbers per vector, at most the model's hidden size."
     )
     # Marks these bodies for clients that also know decode proofs.
-    scheme: Literal["prefill"] = Field("prefill", description="This scheme's name in the network.")
-    decode: Literal[False] = Field(False, description="False: no decode steps.")
-    max_tokens: Count = Field(0, ge=0, description="Of decode proofs; without meaning here.")
+    scheme: Literal["prefill"] = Field(
+        default="prefill", description="This scheme's name in the network."
+    )
+    decode: Literal[False] = Field(default=False, description="False: no decode steps.")
+    max_tokens: Count = Field(
+        default=0, ge=0, description="Of decode proofs; without meaning here."
+    )
 
 
 class Artifact(TypedDict):
@@ -62,7 +66,7 @@ class ReceivedStatTest(StatTest):
     """When a validation calls the artifacts a fraud (protocol.md, section 2, Validation)."""
 
     p_value_threshold: Probability | None = Field(
-        None,
+        default=None,
         description=(
             "Another fraud_threshold, which is ignored unless POC_HONOUR_P_VALUE_THRESHOLD=true and"
             " fraud_threshold is absent."
@@ -89,13 +93,13 @@ class GenerateBody(JobBody):
 
     params: ArtifactParams
     validation: Validation | None = Field(
-        None, description="Artifacts to check instead of computing new ones."
+        default=None, description="Artifacts to check instead of computing new ones."
     )
     stat_test: ReceivedStatTest | None = Field(
-        None, description="When a validation calls the artifacts a fraud."
+        default=None, description="When a validation calls the artifacts a fraud."
     )
     poc_stronger_rng: bool = Field(
-        False, description="Inputs from eight seeds per nonce instead of one."
+        default=False, description="Inputs from eight seeds per nonce instead of one."
     )
 
     examples: ClassVar[Examples] = {
@@ -146,7 +150,7 @@ class ArtifactRoundBody(SequenceRoundBody):
 
     params: ArtifactParams
     poc_stronger_rng: bool = Field(
-        False, description="Inputs from eight seeds per nonce instead of one."
+        default=False, description="Inputs from eight seeds per nonce instead of one."
     )
 
     examples: ClassVar[Examples] = {

@@ -11,15 +11,16 @@ class StatTest(Terms):
     """Terms by which a validation calls artifacts a fraud (protocol.md, section 2, Validation)."""
 
     dist_threshold: float = Field(
-        thresholds.DIST_THRESHOLD,
+        default=thresholds.DIST_THRESHOLD,
         ge=0,
         allow_inf_nan=False,
         description="Largest L2 distance at which two vectors still agree.",
     )
     p_mismatch: Probability = Field(
-        thresholds.P_MISMATCH,
+        default=thresholds.P_MISMATCH,
         description="How likely an honest artifact lies further than dist_threshold.",
     )
     fraud_threshold: Probability = Field(
-        thresholds.FRAUD_THRESHOLD, description="Below this p_value the artifacts are a fraud."
+        default=thresholds.FRAUD_THRESHOLD,
+        description="Below this p_value the artifacts are a fraud.",
     )

@@ -11,15 +11,17 @@ PICKED = 256
 
 class DecodeOptions(Options):
     max_tokens: int = Field(ge=1, description="an integer above 0")
-    per_nonce_reflection: bool = Field(False, description="true or false")
+    per_nonce_reflection: bool = Field(default=False, description="true or false")
     # Fills `encoding` and changes nothing.
-    k_dim: int = Field(12, ge=1, description="an integer above 0")
+    k_dim: int = Field(default=12, ge=1, description="an integer above 0")
     # nonce -> the claimed points of the prefill and of each step: steps follow from these, and the
     # values are how far they lie off.
-    enforced: dict[str, list[int]] | None = Field(None, description="lists of integers by nonce")
+    enforced: dict[str, list[int]] | None = Field(
+        default=None, description="lists of integers by nonce"
+    )
 
     # Follows claims step by step, as one who cannot look ahead does: slow, for comparison.
-    stepwise: bool = Field(False, description="true or false")
+    stepwise: bool = Field(default=False, description="true or false")
 
     @field_validator("max_tokens")
     @classmethod

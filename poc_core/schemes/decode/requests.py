@@ -35,9 +35,11 @@ class DecodeParams(Params):
     Either of `scheme` and `decode` asks for them.
     """
 
-    k_dim: Count = Field(12, ge=1, description="Handed back in `encoding`; changes nothing.")
-    scheme: Literal["prefill", "decode"] = Field("prefill", description="decode.")
-    decode: bool = Field(False, description="True asks for the same.")
+    k_dim: Count = Field(
+        default=12, ge=1, description="Handed back in `encoding`; changes nothing."
+    )
+    scheme: Literal["prefill", "decode"] = Field(default="prefill", description="decode.")
+    decode: bool = Field(default=False, description="True asks for the same.")
     max_tokens: Count = Field(ge=1, description="Steps after the prefill.")
 
 
@@ -58,22 +60,22 @@ class DecodeBody(JobBody):
 
     params: DecodeParams
     batch_size: Count | None = Field(
-        None,
+        default=None,
         ge=0,
         le=MAX_BATCH_SIZE,
         description="Nonces per task; 0 or absent: POC_BATCH_SIZE_DEFAULT.",
     )
     per_nonce_reflection: bool = Field(
-        False, description="Reflections of each nonce's own. Changes the chains."
+        default=False, description="Reflections of each nonce's own. Changes the chains."
     )
     validation: DecodeValidation | None = Field(
-        None, description="Chains to check instead of computing new ones."
+        default=None, description="Chains to check instead of computing new ones."
     )
     enforced_k_steps: dict[Nonce, list[Any]] | None = Field(
-        None, description="The claims, where not in `validation`."
+        default=None, description="The claims, where not in `validation`."
     )
     stat_test: ReceivedStatTest | None = Field(
-        None, description="When a validation calls the chains a fraud."
+        default=None, description="When a validation calls the chains a fraud."
     )
 
     examples: ClassVar[Examples] = {
@@ -148,10 +150,10 @@ class DecodeRoundBody(SequenceRoundBody):
 
     params: DecodeParams
     batch_size: Annotated[Count, Field(ge=0)] | None = Field(
-        None, description="As the client counts; 0: none."
+        default=None, description="As the client counts; 0: none."
     )
     per_nonce_reflection: bool = Field(
-        False, description="Reflections of each nonce's own. Changes the chains."
+        default=False, description="Reflections of each nonce's own. Changes the chains."
     )
 
     examples: ClassVar[Examples] = {

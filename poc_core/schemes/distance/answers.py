@@ -10,7 +10,7 @@ class ValidatedBatch(BaseModel):
 
     status: Literal["OK"] = "OK"
     request_id: str | None = Field(
-        None, description="Of the job that recomputed it; absent for an empty batch."
+        default=None, description="Of the job that recomputed it; absent for an empty batch."
     )
     fraud_detected: bool = Field(description="probability_honest < fraud_threshold")
     computed_distances: list[float | None] = Field(
@@ -41,18 +41,19 @@ class DistanceStatus(BaseModel):
     """The fields of /status that only a distance round has."""
 
     valid_nonces: list[int] | None = Field(
-        None, description="The newest ones, or those from valid_from on. Callbacks get all."
+        default=None, description="The newest ones, or those from valid_from on. Callbacks get all."
     )
     valid_distances: list[float] | None = Field(
-        None, description="Of valid_nonces, in their order."
+        default=None, description="Of valid_nonces, in their order."
     )
     valid_from: int | None = Field(
-        None, description="Place of the first of valid_nonces among all total_valid, from 0."
+        default=None,
+        description="Place of the first of valid_nonces among all total_valid, from 0.",
     )
     total_checked: int | None = None
     total_valid: int | None = None
     elapsed_seconds: float | None = None
     rate_per_second: float | None = Field(
-        None, description="Nonces checked per second since the round began."
+        default=None, description="Nonces checked per second since the round began."
     )
     r_target: float | None = None

@@ -11,7 +11,9 @@ Randomization = Literal["sign_flips", "layer_hooks"]
 
 
 class DistanceOptions(Options):
-    randomization: Randomization = Field("sign_flips", description="sign_flips or layer_hooks")
+    randomization: Randomization = Field(
+        default="sign_flips", description="sign_flips or layer_hooks"
+    )
 
 
 def distance_spec(block_hash: str, public_key: str, seq_len: int, randomization: str) -> ProofSpec:

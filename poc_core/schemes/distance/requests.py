@@ -22,22 +22,22 @@ class DistanceRoundBody(PlacedRoundBody):
         description="A nonce is valid when its distance is below this.", examples=[1.405]
     )
     fraud_threshold: Probability = Field(
-        FRAUD_THRESHOLD, description="Below this probability of honesty a batch is a fraud."
+        default=FRAUD_THRESHOLD, description="Below this probability of honesty a batch is a fraud."
     )
-    node_id: Count = Field(0, ge=0, description="This node, from 0 to node_count - 1.")
-    node_count: Count = Field(1, ge=1, description="Nodes that share the nonces.")
-    seq_len: Count = Field(256, ge=1, description="Positions of a nonce's prefill.")
+    node_id: Count = Field(default=0, ge=0, description="This node, from 0 to node_count - 1.")
+    node_count: Count = Field(default=1, ge=1, description="Nodes that share the nonces.")
+    seq_len: Count = Field(default=256, ge=1, description="Positions of a nonce's prefill.")
     callback_url: HttpUrl = Field(
-        None, description="Valid nonces are sent to {callback_url}/generated."
+        default=None, description="Valid nonces are sent to {callback_url}/generated."
     )
     use_sign_flips: bool = Field(
-        True, description="Randomize by flipping signs of the last hidden state."
+        default=True, description="Randomize by flipping signs of the last hidden state."
     )
     use_layer_hooks: bool = Field(
-        False, description="Randomize by normalizing and reflecting after every layer."
+        default=False, description="Randomize by normalizing and reflecting after every layer."
     )
     model: Text | None = Field(
-        None, description="Which of several served models; not needed where there is one."
+        default=None, description="Which of several served models; not needed where there is one."
     )
 
     examples: ClassVar[Examples] = {
@@ -114,7 +114,7 @@ class ProofBatchBody(BatchBody):
     block_height: Count = Field(ge=0)
     nonces: Nonces
     dist: Annotated[list[Distance], FailFast()] = Field(description="Of nonces, in their order.")
-    node_id: Count = Field(0, ge=0, description="Whose batch it is; handed back.")
+    node_id: Count = Field(default=0, ge=0, description="Whose batch it is; handed back.")
 
     answer: ClassVar[type[ValidatedBatch]] = ValidatedBatch
     examples: ClassVar[Examples] = {

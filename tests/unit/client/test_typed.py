@@ -1,5 +1,6 @@
 """What a user's type checker makes of the client, as it is installed."""
 
+import ast
 import subprocess
 import sys
 import zipfile
@@ -54,8 +55,20 @@ def test_a_users_program_is_checked_against_it(installed: Path, tmp_path: Path) 
     )
     lines = done.stdout.splitlines()
     assert [line.split(": ", 1)[1] for line in lines[:-1]] == [
-        'note: Revealed type is "list[dict[str, Any]]"',
+        'note: Revealed type is "list[TypedDict(poc_core.schemes.artifact.requests.Artifact,'
+        " {'nonce': int, 'vector_b64': str})]\"",
         'note: Revealed type is "float"',
         'error: Argument 1 to "submit" of "Client" has incompatible type "int"; expected'
         ' "BaseModel | Mapping[str, Any]"  [arg-type]',
     ]
+
+
+def test_the_defaults_of_bodies_are_named() -> None:
+    """Type checkers read them as `default=` alone (PEP 681), and would want each field else."""
+    calls = [
+        (path.name, call.lineno)
+        for path in (ROOT / "poc_core/schemes").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Field" and call.args
+    ]
+    assert calls == []
