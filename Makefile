@@ -13,6 +13,8 @@ MATRIX_TESTS := tests/integration/engines/test_vllm_engine.py tests/integration/
 
 # One process more than small machines have cores: a third of the time most tests wait. Each needs up to 4 GiB of memory.
 PYTEST := pytest -n 3 --dist loadgroup --no-loadscope-reorder -m
+# Unit tests do not wait: no process more than there are cores.
+UNIT := pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder -m
 
 # Requests of `make fuzz`, made from the API's own description.
 CASES ?= 10000
@@ -42,8 +44,8 @@ demo: setup ## start the whole stack with a tiny model, generate and validate pr
 test: lint ## linters, types, then unit and integration tests
 	@$(BIN)/python -m $(PYTEST) "not slow" tests
 
-unit: setup ## unit tests only: a minute or two on 2 cores, no Redis, no engine
-	@$(BIN)/python -m $(PYTEST) "not slow" tests/unit
+unit: setup ## unit tests only: about a minute on 2 idle cores, no Redis, no engine
+	@$(BIN)/python -m $(UNIT) "not slow" tests/unit
 
 integration: setup ## integration tests only: real Redis, real processes, real vLLM
 	@$(BIN)/python -m $(PYTEST) "not slow" tests/integration
