@@ -299,7 +299,7 @@ def test_another_model_while_a_round_and_chat_run_on_real_engines() -> None:
             before = restarts(up)
             reason = broker.up("acme/no-such-model", expect=500)["detail"]
             assert NOT_HERE in reason
-            assert "vLLM cannot start with the model acme/no-such-model: Cannot find" in reason
+            assert "There is no model 'acme/no-such-model' here" in reason
             assert broker.state() == ("STOPPED", "")
             assert restarts(up) == before  # another try would end the same
             broker.up("tiny-qwen3", "--served-model-name", "q")
