@@ -115,6 +115,7 @@ class NewJob:
     batch_size: int
     claimed: Mapping[int, JsonValue] | None = None
     inline: bool = False  # its client waits for the answer
+    client: str = ""  # whose share of the outbox its callback takes
 
     @property
     def kind(self) -> JobKind:
