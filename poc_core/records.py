@@ -252,6 +252,9 @@ ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 # In a chat request: shows the worker that the request comes from an API of its own node.
 GATEWAY_SECRET_HEADER = "x-proofline-gateway-secret"
 
+# In a chat request: tells a worker clients apart, whose shares of its server it keeps.
+GATEWAY_CLIENT_HEADER = "x-proofline-client"
+
 
 # Seconds between two signs of life of a worker's process, and without one until it is silent:
 # a death shows within two seconds, and a sign or two may come late.
