@@ -270,20 +270,30 @@ def test_a_trailer_is_no_header(connect: Connect) -> None:
     assert answer.endswith(b"hi")
 
 
-def test_a_request_costs_nothing_but_its_headers_until_its_body_comes(
+def test_a_request_costs_nothing_but_its_headers_until_its_body_is_there(
     connect: Connect, server: uvicorn.Server
 ) -> None:
-    connection = connect(POST)
+    connection = connect(POST + b"0")
     own = connection.getsockname()
     wait_until(
         lambda: any(
-            getattr(one, "client", None) == own and one.headers  # type: ignore[union-attr]
+            getattr(one, "client", None) == own and one.cycle and one.cycle.body  # type: ignore[union-attr]
             for one in list(server.server_state.connections)
         ),
-        "its headers",
+        "a byte of it",
     )
     assert not server.server_state.tasks
-    connection.sendall(b"0123456789")
+    connection.sendall(b"123456789")
+    assert status(connection.recv(10_000)) == 200
+
+
+def test_a_large_body_is_looked_at_before_it_is_whole(
+    connect: Connect, server: uvicorn.Server
+) -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+    connection = connect(head + bytes(50_000))
+    wait_until(lambda: bool(server.server_state.tasks), "its request")
+    connection.sendall(bytes(50_000))
     assert status(connection.recv(10_000)) == 200
 
 
@@ -509,5 +519,12 @@ async def test_what_is_used_of_uvicorn_is_where_it_was() -> None:
     names = HttpToolsProtocol.on_message_begin.__code__.co_names
     assert of_a_protocol <= vars(uvicorns).keys()
     assert of_a_request <= vars(uvicorns).keys() | set(names)
-    cycle = {"disconnected", "message_event", "response_complete", "response_started", "scope"}
+    cycle = {
+        "body",
+        "disconnected",
+        "message_event",
+        "response_complete",
+        "response_started",
+        "scope",
+    }
     assert cycle <= set(RequestResponseCycle.__init__.__code__.co_names)
