@@ -12,7 +12,6 @@ import os
 import resource
 import select
 import signal
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,4 +99,4 @@ def _lines() -> Iterator[bytes]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -119,8 +119,9 @@ class Grammars:
         while not reading.done() and not self._is_over(trial):
             self._came.clear()
             came = asyncio.ensure_future(self._came.wait())
+            first: set[asyncio.Future[Any]] = {reading, came, trial.answer}
             await asyncio.wait(
-                {reading, came, trial.answer},
+                first,
                 timeout=self._share_s / 4,
                 return_when=asyncio.FIRST_COMPLETED,
             )

@@ -1037,7 +1037,8 @@ def job_of(jobs: JobStore, client: str, receiver: str) -> str:
 
 
 def waiting_of(redis: Redis) -> set[str]:
-    return {job_id.decode() for job_id in redis.hkeys("poc:outbox:of_jobs")}
+    found: Any = redis.hkeys("poc:outbox:of_jobs")
+    return {job_id.decode() for job_id in found}
 
 
 def is_not_taken(outbox: Outbox, job_id: str, clock: Clock, tries: int = 1) -> None:
