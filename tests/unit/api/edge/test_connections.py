@@ -429,6 +429,18 @@ def test_a_burst_from_one_address_outlives_silent_clients_at_many() -> None:
     assert [connection.is_open for connection in silent] == [False] * 60 + [True] * 20
 
 
+def test_one_address_has_1500_chats_under_way_and_keeps_them_beside_others() -> None:
+    """As the network's API process may: all of a node's chats come from it."""
+    places, loop = Places(Limits(connections_for(4096, 65_536))), Loop()
+    network = [Held(places, loop, "network") for _ in range(1500)]
+    for chat in network:
+        places.put(cast(Any, chat), places.answers)
+    for number in range(2000):
+        other = Held(places, loop, f"other {number % 100}")
+        places.put(cast(Any, other), places.answers)
+    assert all(chat.is_open for chat in network)
+
+
 def test_one_that_asks_outlives_those_who_ask_more_at_a_time() -> None:
     places, loop = Places(Limits(80)), Loop()
     asking = Held(places, loop, "asking")
