@@ -333,6 +333,7 @@ def main() -> None:
     usual = [*OF_CHAT, "dead"] if is_real else [*KINDS, "dead"]
     with Stack(engine, workers=1 if is_real else 2, env=OUTBOX) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
+        asyncio.run(run(stack, argparse.Namespace(**{**vars(options), "seconds": 6}), NOBODY))
         alone = None
         for kind in [NOBODY, *(options.kind or usual)]:
             seen = asyncio.run(run(stack, options, kind))

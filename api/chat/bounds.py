@@ -19,8 +19,6 @@ _WHOLE_CONTEXTS = 16
 _MOST_VALUES = 10_000
 _DEEPEST = 64
 _LONGEST_TEXT = 128 * 1024
-# Fields of a request that say it, by vLLM's names and OpenAI's.
-_GRAMMARS = ("structured_outputs", "response_format", "tools", "text", "output_config")
 # What vLLM computes for a completion that names no max_tokens.
 _COMPLETION_TOKENS = 16
 
@@ -59,8 +57,8 @@ def excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
         asked = _Asked.model_validate_json(body)
     except ValidationError:
         return None
-    for name in _GRAMMARS:
-        if why := _too_complex(getattr(asked, name)):
+    for name, said in _grammars(asked).items():
+        if why := _too_complex(said):
             return Excess(f"What {name} asks for {why}.", name)
     if not engines:
         return None
@@ -107,6 +105,17 @@ def _number(value: JsonValue) -> int:
         return _NUMBER.validate_python(value)
     except ValidationError:
         return 0
+
+
+def _grammars(asked: _Asked) -> dict[str, JsonValue]:
+    """What becomes a grammar, by vLLM's names and OpenAI's."""
+    return {
+        "structured_outputs": asked.structured_outputs,
+        "response_format": asked.response_format,
+        "tools": asked.tools,
+        "text": asked.text,
+        "output_config": asked.output_config,
+    }
 
 
 def _too_complex(said: JsonValue) -> str | None:

@@ -178,7 +178,7 @@ def hand_over_in_parts(processor: Any, request: Any, n_tokens: int) -> None:
     """
     queue = processor.request_states[request.request_id].queue
     if queue is not None and queue.aggregate and not isinstance(queue, _Parts):
-        queue.__class__ = _Parts
+        object.__setattr__(queue, "__class__", _Parts)
         queue.waiting, queue.n_tokens = deque(), max(1, n_tokens)
 
 

@@ -17,7 +17,7 @@ from workers.vllm.fair.turns import BUDGET, Turns
 logger = logging.getLogger(__name__)
 
 
-class FairAnswers:
+class FairChat:
     """Installed by making it, on the loop that runs the engine."""
 
     def __init__(self, llm: Any) -> None:
