@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import resource
 import statistics
 import time
@@ -265,23 +266,41 @@ async def large_bodies(url: str, until: float) -> int:
     return refused
 
 
+def _at_once(options: argparse.Namespace, kind: str) -> int:
+    if kind == NOBODY:
+        return 0
+    if kind in ASKED:
+        return ASKED[kind][0]
+    return min(6, options.connections) if kind == "almost" else int(options.connections)
+
+
+def attack(url: str, port: int, kind: str, n: int, until: float, addresses: int) -> None:
+    """All bad clients, until then."""
+
+    async def all_of_them() -> None:
+        each = []
+        for number in range(n):
+            address = f"127.0.0.{2 + number % addresses}"
+            each.append(
+                ask_on(url, kind, number, until, address)
+                if kind in ASKED
+                else keep_open(port, kind, until, address)
+            )
+        await asyncio.gather(*each, return_exceptions=True)
+
+    asyncio.run(all_of_them())
+
+
 async def run(stack: Stack, options: argparse.Namespace, kind: str) -> Seen:
     assert stack.api_pid is not None
     process, url = psutil.Process(stack.api_pid), stack.base_url
-    until = time.monotonic() + options.seconds
-    at_once = 0
-    if kind != NOBODY:
-        at_once = ASKED[kind][0] if kind in ASKED else options.connections
-    bad = []
-    for number in range(at_once):
-        address = f"127.0.0.{2 + number % options.addresses}"
-        doing = (
-            ask_on(url, kind, number, until, address)
-            if kind in ASKED
-            else keep_open(stack.port, kind, until, address)
-        )
-        bad.append(asyncio.create_task(doing))
-    await asyncio.sleep(2)  # until they are there
+    until = time.monotonic() + 3 + options.seconds
+    n = _at_once(options, kind)
+    args = (url, stack.port, kind, n, until, options.addresses)
+    # In a process of their own: what they do must not hold up the honest client.
+    bad = multiprocessing.get_context("spawn").Process(target=attack, args=args)
+    bad.start()
+    await asyncio.sleep(3)  # until they are there
     of_chat = options.engine == "vllm"
     receiver = await asyncio.start_server(_take, "127.0.0.1", 0)
     taken_at = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}"
@@ -303,10 +322,10 @@ async def run(stack: Stack, options: argparse.Namespace, kind: str) -> Seen:
     bodies = asyncio.create_task(large_bodies(url, until))
     found = dict(zip(asking, await asyncio.gather(*asking.values()), strict=True))
     receiver.close()
-    await asyncio.gather(*bad, return_exceptions=True)
+    await asyncio.to_thread(bad.join)
     return Seen(
         kind,
-        at_once,
+        n,
         found["health"],
         found.get("chat"),
         found.get("grammar"),
