@@ -15,8 +15,9 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from vllm import outputs as vllm_outputs
 from vllm.logprobs import FlatLogprobs
-from vllm.outputs import STREAM_FINISHED, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreOutput, FinishReason
@@ -191,10 +192,8 @@ class _Parts(RequestOutputCollector):
     def put(self, output: Any) -> None:
         last = self.waiting[-1] if self.waiting else None
         if (
-            isinstance(last, RequestOutput)
-            and isinstance(output, RequestOutput)
-            and last is not STREAM_FINISHED
-            and output is not STREAM_FINISHED
+            _has_tokens(last)
+            and _has_tokens(output)
             and _n_tokens(last) + _n_tokens(output) <= self.n_tokens
         ):
             last.add(output, aggregate=True)
@@ -216,6 +215,12 @@ class _Parts(RequestOutputCollector):
         if isinstance(output, Exception):
             raise output
         return output
+
+
+def _has_tokens(output: Any) -> bool:
+    """No error, and not what some releases end a stream by."""
+    ending = getattr(vllm_outputs, "STREAM_FINISHED", None)
+    return isinstance(output, RequestOutput) and output is not ending
 
 
 def _n_tokens(output: Any) -> int:
