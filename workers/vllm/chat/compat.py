@@ -192,7 +192,8 @@ class _Parts(RequestOutputCollector):
     def put(self, output: Any) -> None:
         last = self.waiting[-1] if self.waiting else None
         if (
-            _has_tokens(last)
+            last is not None
+            and _has_tokens(last)
             and _has_tokens(output)
             and _n_tokens(last) + _n_tokens(output) <= self.n_tokens
         ):
