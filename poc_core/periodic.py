@@ -11,6 +11,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds after which the same trouble, still there, is logged again.
 SAID_AGAIN_S = 60.0
+# Characters of an error of Redis that are logged.
+_MOST_CHARS = 200
 
 
 class Periodic:
@@ -66,6 +68,12 @@ class Periodic:
         logger.warning(
             "%s failed and goes on: %s",
             self._name,
-            error if is_away else repr(error),
+            _brief(error) if is_away else repr(error),
             exc_info=None if is_away else error,
         )
+
+
+def _brief(error: Exception) -> str:
+    """Redis' errors may quote a whole script."""
+    line = str(error).partition("\n")[0]
+    return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]}..."

@@ -115,6 +115,7 @@ class NewJob:
     batch_size: int
     claimed: Mapping[int, JsonValue] | None = None
     inline: bool = False  # its client waits for the answer
+    client: str = ""  # whose share of the outbox its callback takes
 
     @property
     def kind(self) -> JobKind:
@@ -250,6 +251,9 @@ ENGINE_LOST_HEADER = "x-proofline-engine-lost"
 
 # In a chat request: shows the worker that the request comes from an API of its own node.
 GATEWAY_SECRET_HEADER = "x-proofline-gateway-secret"
+
+# In a chat request: tells a worker clients apart, whose shares of its server it keeps.
+GATEWAY_CLIENT_HEADER = "x-proofline-client"
 
 
 # Seconds between two signs of life of a worker's process, and without one until it is silent:

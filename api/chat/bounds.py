@@ -14,6 +14,11 @@ _PART_OF_ENGINE = 2
 _ALWAYS = 16
 # As many answers may be as long as the model's context; more have so many tokens together.
 _WHOLE_CONTEXTS = 16
+# Of what is compiled before an answer begins: values of a schema, choices or tools, how deep they
+# lie in each other, and characters of a text. A worker tries what is within, with a limit of time.
+_MOST_VALUES = 10_000
+_DEEPEST = 64
+_LONGEST_TEXT = 128 * 1024
 # What vLLM computes for a completion that names no max_tokens.
 _COMPLETION_TOKENS = 16
 
@@ -35,6 +40,11 @@ class _Asked(BaseModel):
     max_completion_tokens: JsonValue = None
     prompt: JsonValue = None
     messages: JsonValue = None
+    structured_outputs: JsonValue = None
+    response_format: JsonValue = None
+    tools: JsonValue = None
+    text: JsonValue = None
+    output_config: JsonValue = None
 
 
 def excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
@@ -47,6 +57,9 @@ def excess(body: bytes, infos: Iterable[ModelInfo]) -> Excess | None:
         asked = _Asked.model_validate_json(body)
     except ValidationError:
         return None
+    for name, said in _grammars(asked).items():
+        if why := _too_complex(said):
+            return Excess(f"What {name} asks for {why}.", name)
     if not engines:
         return None
     n, best_of = _number(asked.n), _number(asked.best_of)
@@ -92,3 +105,35 @@ def _number(value: JsonValue) -> int:
         return _NUMBER.validate_python(value)
     except ValidationError:
         return 0
+
+
+def _grammars(asked: _Asked) -> dict[str, JsonValue]:
+    """What becomes a grammar, by vLLM's names and OpenAI's."""
+    return {
+        "structured_outputs": asked.structured_outputs,
+        "response_format": asked.response_format,
+        "tools": asked.tools,
+        "text": asked.text,
+        "output_config": asked.output_config,
+    }
+
+
+def _too_complex(said: JsonValue) -> str | None:
+    """What a grammar, with all that is around it, has too much of."""
+    n_values, level = 0, [said]
+    for _ in range(_DEEPEST):
+        values = [value for value in level if isinstance(value, dict | list)]
+        n_values += len(level)
+        if n_values > _MOST_VALUES:
+            return f"has more than {_MOST_VALUES} values"
+        for value in level:
+            if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+                return f"has a text longer than {_LONGEST_TEXT} characters"
+        level = [
+            one
+            for value in values
+            for one in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return None
+    return f"lies more than {_DEEPEST} levels deep"

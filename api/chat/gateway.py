@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from urllib.parse import quote
 
 import httpx
@@ -20,7 +21,12 @@ from api.chat.clients import TIMEOUT, Clients
 from api.chat.prefixes import NO_PREFIX, Prefix, PrefixMemory
 from api.errors import openai_error
 from api.seen.chats import Chats
-from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_SECRET_HEADER, WorkerRecord
+from poc_core.records import (
+    ENGINE_LOST_HEADER,
+    GATEWAY_CLIENT_HEADER,
+    GATEWAY_SECRET_HEADER,
+    WorkerRecord,
+)
 from poc_core.serving.openai_errors import error_body
 
 log = logging.getLogger(__name__)
@@ -46,7 +52,7 @@ _HOP_HEADERS = {
 }
 _PRINTABLE = bytes(range(0x21, 0x7F))
 # Headers of a request to a worker that only the gateway may set.
-_OURS = {b"content-length", GATEWAY_SECRET_HEADER.encode()}
+_OURS = {b"content-length", GATEWAY_SECRET_HEADER.encode(), GATEWAY_CLIENT_HEADER.encode()}
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class ProxyRequest:
     headers: Headers
     body: bytes
     prefix: Prefix = NO_PREFIX
+    client: str = ""  # who asks, as workers tell clients apart
 
 
 class NoWorkerError(Exception):
@@ -249,10 +256,12 @@ def _sent(worker: WorkerRecord, request: ProxyRequest) -> httpx.Request:
     # Not client.build_request: it adds headers, such as accept-encoding. httpx sets the body's
     # length: the client's body may have come in chunks.
     headers = [header for header in _end_to_end(request.headers) if header[0].lower() not in _OURS]
+    # Neither addresses nor names of keys are a worker's business.
+    client = blake2b(request.client.encode(), digest_size=8).hexdigest().encode()
     return httpx.Request(
         request.method,
         _url(worker, request.path),
-        headers=[*headers, *_secret(worker)],
+        headers=[*headers, *_secret(worker), (GATEWAY_CLIENT_HEADER.encode(), client)],
         content=request.body or None,
         extensions={"timeout": TIMEOUT.as_dict()},
     )

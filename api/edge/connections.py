@@ -43,6 +43,8 @@ _NEWCOMERS = 1 / 16
 PROBES = ("/livez", "/health", "/readyz")
 # Bytes of an answer that a client has to take within Limits.request_s.
 _PROGRESS_BYTES = 64 * 1024
+# Bytes of a body that wait for the rest of it; with more of them its request begins.
+_HELD_BYTES = 8 * 1024
 # Requests of one connection that may wait for the answer before: each takes kilobytes.
 _MAX_PIPELINED = 16
 # Open files for all but connections: Redis, logs, libraries.
@@ -145,7 +147,7 @@ class _Limited(HttpToolsProtocol):
         self.placed_at = 0.0
         self._since: float | None = None  # from when the client has to hurry; None: it need not
         self._headers_done = False
-        self._starts: Callable[[], None] | None = None  # the app, once its request's body comes
+        self._starts: Callable[[], None] | None = None  # the app, once its request's body is there
         self._ended_one = False  # whether a request ended within the bytes that came last
         self._n_header_bytes = 0
         # bytes of an answer that a client does not take, and since when
@@ -227,7 +229,8 @@ class _Limited(HttpToolsProtocol):
             self._start()
 
     def on_body(self, body: bytes) -> None:
-        self._start()
+        if len(self.cycle.body) + len(body) > _HELD_BYTES:
+            self._start()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -276,7 +279,9 @@ class _Limited(HttpToolsProtocol):
                 self._refuse(408, f"The request was not whole within {allowed_s:g} s.")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """Keeps a request back whose body does not come: it would cost ten times its headers."""
+        """Keeps a request back until its body is there, of a larger one the beginning: one whose
+        body never comes would cost ten times its headers.
+        """
         if self._headers_done and cycle is self.cycle:
             self._starts = partial(super()._start_asgi_task, cycle, app)
         else:

@@ -21,15 +21,15 @@ from poc_core.state import WorkerRegistry
 _LARGE_BYTES = 256 * 1024
 
 
-async def submit(raw: bytes, services: Services) -> tuple[str, NewJob]:
+async def submit(raw: bytes, client: str, services: Services) -> tuple[str, NewJob]:
     """Checks and stores a job, in a thread; errors are the client's answer, and store nothing."""
     limiter = services.large_bodies if len(raw) >= _LARGE_BYTES else None
-    return await to_thread.run_sync(_submit, raw, services, limiter=limiter)
+    return await to_thread.run_sync(_submit, raw, client, services, limiter=limiter)
 
 
-def _submit(raw: bytes, services: Services) -> tuple[str, NewJob]:
+def _submit(raw: bytes, client: str, services: Services) -> tuple[str, NewJob]:
     _, body = parse_body(raw, services.settings.max_queued_nonces, job_bodies())
-    job = admit(body, services.settings, services.workers)
+    job = replace(admit(body, services.settings, services.workers), client=client)
     return queue(job, services), job
 
 

@@ -70,10 +70,14 @@ def switch(services: Services, state: RoundState) -> None:
 
 
 def stop(services: Services) -> int:
-    """Stops the current round and cancels the jobs in the queue; returns their number."""
+    """Stops the current round and cancels the jobs in the queue; returns their number.
+
+    Callbacks of jobs that nobody takes are given up.
+    """
     current = services.rounds.current()
     if current is not None:
         services.rounds.switch(current, RoundState.STOPPED)
+    services.outbox.drop_failing()
     return services.jobs.cancel_queued()
 
 

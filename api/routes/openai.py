@@ -12,6 +12,7 @@ from api.chat.bounds import excess
 from api.chat.gateway import ProxiedAnswer, ProxyRequest
 from api.chat.named_model import model_in
 from api.chat.prefixes import NO_PREFIX, prefix_of
+from api.edge.shares import client_of
 from api.errors import openai_error
 from api.schema.bodies import whole_body
 from api.services import AppServices, Services
@@ -104,7 +105,9 @@ async def _pass_on(request: Request, services: Services, path: str) -> Response:
     target = path.encode() + (b"?" + query if query else b"")
     # One worker has every prefix.
     prefix = await to_thread.run_sync(prefix_of, body) if len(chosen) > 1 else NO_PREFIX
-    sent = ProxyRequest(request.method, target, request.headers.raw, body, prefix)
+    sent = ProxyRequest(
+        request.method, target, request.headers.raw, body, prefix, client_of(request.scope)
+    )
     return ProxiedAnswer(gateway, gateway.by_prefix(chosen, prefix), sent)
 
 

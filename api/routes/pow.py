@@ -6,6 +6,7 @@ from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel
 
+from api.edge.shares import client_of
 from api.health.reading import told, told_seat
 from api.health.roster import names_of
 from api.proofs import round_control
@@ -70,7 +71,7 @@ async def generate(request: Request, services: AppServices) -> Response | answer
     Everything is checked before anything is queued. With `wait` the answer is the result. A client
     that hangs up does not end its job.
     """
-    job_id, job = await submit(await whole_body(request), services)
+    job_id, job = await submit(await whole_body(request), client_of(request.scope), services)
     if job.inline:
         return await answer_when_ended(request, services, job_id)
     return answers.Queued(request_id=job_id, queued_count=len(job.nonces))
@@ -177,6 +178,7 @@ def stop(services: AppServices) -> answers.Stopped:
     """Stops the round within one micro-batch; what it computed is still delivered.
 
     Jobs in the queue are cancelled; jobs under way, or whose client waits (wait=true), are
-    computed. DELETE /generate/{request_id} ends one of them.
+    computed. DELETE /generate/{request_id} ends one of them. Callbacks of jobs that their receivers
+    did not take in five tries in a row are given up.
     """
     return answers.Stopped(cancelled_jobs=round_control.stop(services))

@@ -1,10 +1,12 @@
 """/api/v1/pow/validate: judging a batch reported in a round (protocol.md, section 3)."""
 
+from dataclasses import replace
 from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from api.edge.shares import client_of
 from api.proofs.admission import queue
 from api.proofs.waiting import answer_when_ended
 from api.schema import examples
@@ -39,6 +41,7 @@ async def validate(request: Request, services: AppServices) -> Response | dict[s
     job = await to_thread.run_sync(lambda: body.job(_validating_round(services, scheme)))
     if not job.nonces:
         return contract_of(scheme).verdict(job.spec, job.request, [], [], [])
+    job = replace(job, client=client_of(request.scope))
     job_id = await to_thread.run_sync(queue, job, services)
     return await answer_when_ended(request, services, job_id)
 

@@ -280,7 +280,8 @@ def status(
 def stop(url: options.Url = options.DEFAULT_URL) -> None:
     """Stop the round within one micro-batch, and cancel the jobs that wait in the queue.
 
-    Undelivered artifacts are kept, and delivery goes on for POC_CALLBACK_RETENTION_SEC.
+    Undelivered artifacts are kept, and delivery goes on for POC_CALLBACK_RETENTION_SEC. Callbacks
+    of jobs that their receivers did not take in five tries in a row are given up.
     """
     from cli.ask.connection import connect
 

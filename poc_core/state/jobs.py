@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import JsonValue, TypeAdapter
 from redis import Redis
 
+from poc_core.callbacks import receiver_of
 from poc_core.errors import AnswerTooLargeError, QueueFullError, TooFewValuesError
 from poc_core.queues import messages, model_queue
 from poc_core.records import (
@@ -125,8 +126,9 @@ class JobStore:
         }
         settings = self._settings
         limits: list[Any] = [settings.max_queued_nonces, settings.max_jobs]
-        limits += [settings.max_callbacks if job.request.url else "", settings.outbox_max_bytes]
-        limits += [now, settings.job_ttl_sec]
+        url = job.request.url
+        limits += [settings.max_callbacks if url else "", settings.outbox_max_bytes]
+        limits += [receiver_of(url or ""), job.client, now, settings.job_ttl_sec]
         pairs = [part for item in fields.items() for part in item]
         what, *number = self._create(
             [key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs]

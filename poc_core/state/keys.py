@@ -20,7 +20,9 @@ NEWEST_ROUNDS = "poc:rounds:newest"  # list of the ids of the rounds stored last
 CURRENT_ROUND = "poc:round:current"  # id of the round that /status, /stop and /phase speak of
 FOLLOWED_ROUNDS = "poc:round:followed"  # set of rounds that others followed, not forgotten yet
 OUTBOX_DUE = "poc:outbox:due"  # zset outbox id -> when its next delivery is due
-OUTBOX_JOBS = "poc:outbox:jobs"  # set of the jobs with a url that are not computed or not delivered
+# hash of the jobs with a url that are not computed or not delivered: id -> when it came, receiver
+# and client, with a space between them
+OUTBOX_JOBS = "poc:outbox:of_jobs"
 COURIER = "poc:courier"  # lives a day longer than the last sign of life of a courier
 RECEIVERS = "poc:receivers"  # zset receiver -> when it last did not answer
 

@@ -61,6 +61,7 @@ class VllmEngine(Engine):
         self._validation = options.validation
         self._ids_for_all = options.logprob_tokens == "ids"
         self._closed = False
+        self._fair: Any = None  # FairChat, while chat is served
         self._steps = self._answers = 0  # that the engine core told of; that all ranks gave
         self._calls = 0  # under way
         self._stepping: set[int] = set()  # micro-batches that go on step by step
@@ -73,6 +74,8 @@ class VllmEngine(Engine):
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.pop("VLLM_SERVER_DEV_MODE", None)  # its paths run any method of the workers
+        # A host that an operator allows pictures from sends the engine to no other one.
+        os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         lifeline.offer()
         stages.begin("importing vLLM")
         self._loop = asyncio.new_event_loop()
@@ -251,10 +254,12 @@ class VllmEngine(Engine):
         on: told is how."""
         from workers.vllm.chat.known_tokens import KnownTokens
         from workers.vllm.chat.trial import choose_way
+        from workers.vllm.fair.fair_chat import FairChat
 
         lacks = self._rpc("proof_hook_chat", (), self.rpc_timeout_s)
         known = KnownTokens(self._llm, next(filter(None, lacks), ""))
         self._await(choose_way(known, self._llm, self._validation), _WARM_UP_TIMEOUT_S)
+        self._fair = FairChat(self._llm)
         return known.validations
 
     def check(self) -> None:
@@ -267,6 +272,8 @@ class VllmEngine(Engine):
             return
         self._closed = True
         llm = self.__dict__.pop("_llm", None)
+        if self._fair is not None:
+            self._await(self._fair.close(), _SHUTDOWN_TIMEOUT_S)
         if llm is not None:
             self._await(shut_down(llm), _SHUTDOWN_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -109,6 +109,7 @@ class Outbox:
         self._end = scripts.load(redis, "end_delivery")
         self._halve = scripts.load(redis, "halve_delivery")
         self._announce = scripts.load(redis, "announce_due")
+        self._drop_failing = scripts.load(redis, "drop_failing")
 
     def announce(self) -> list[Due]:
         """The outboxes that have something to deliver now; each is told again after `lock_s`."""
@@ -186,6 +187,13 @@ class Outbox:
         """Gives up the payload (POC_CALLBACK_MAX_RETRIES, where set); the next one is tried."""
         return self._end_with(delivery, "dropped", self._settings.callback_interval_sec, error)
 
+    def drop_failing(self) -> int:
+        """Gives up jobs' callbacks that their receivers, or receivers that took nothing at all, did
+        not take in BREAKS_AT tries in a row; returns how many.
+        """
+        args = [self._clock(), self._settings.callback_retention_sec, BREAKS_AT]
+        return int(self._drop_failing([keys.OUTBOX_JOBS], args))
+
     def _end_with(self, delivery: Delivery, end: str, next_in_s: float, error: str = "") -> bool:
         now, ttl_s = self._clock(), self._settings.callback_retention_sec
         args: list[Any] = [delivery.token, end, now + next_in_s, error[:500], now, ttl_s]
@@ -203,7 +211,7 @@ class Outbox:
 
     def n_jobs(self) -> int:
         """Jobs whose callback is not delivered, also those not computed yet."""
-        return int(self._redis.scard(keys.OUTBOX_JOBS))
+        return int(self._redis.hlen(keys.OUTBOX_JOBS))
 
 
 def _due(outbox_id: bytes, url: bytes, head: bytes, waiting_bytes: bytes) -> Due:

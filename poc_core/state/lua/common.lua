@@ -126,7 +126,7 @@ local function retire(job, status, now, ttl)
   end
   redis.call('ZREM', 'poc:jobs:active:' .. fields[1], id)
   if status ~= 'completed' then -- it sends nothing
-    redis.call('SREM', 'poc:outbox:jobs', id)
+    redis.call('HDEL', 'poc:outbox:of_jobs', id)
   end
 end
 
@@ -166,6 +166,26 @@ end
 local function count_job_bytes(bytes, ttl)
   redis.call('INCRBY', 'poc:outbox:job_bytes', bytes)
   redis.call('EXPIRE', 'poc:outbox:job_bytes', ttl)
+end
+
+-- Whether a job's callback waits because its receiver has not taken it, or none, in `tries` tries in a row. `place`: of
+-- poc:outbox:of_jobs.
+local function is_failing(id, place, tries)
+  local found = redis.pcall('HMGET', 'poc:outbox:' .. id, 'url', 'failures')
+  local url, failures = unpack(found) -- nothing where the record cannot be read
+  local receiver = string.match(place, '^%S+ (%S*)')
+  local silent = url and receiver and redis.call('HGET', 'poc:receiver:' .. receiver, 'failures')
+  return math.max(tonumber(failures) or 0, tonumber(silent) or 0) >= tries
+end
+
+-- Gives up what a job's receiver still had to get; the answer itself stays as long as others do.
+local function drop_callback(id, why, now, ttl)
+  local outbox = 'poc:outbox:' .. id
+  count_job_bytes(-(tonumber(redis.call('HGET', outbox, 'bytes')) or 0), ttl)
+  redis.call('UNLINK', outbox, outbox .. ':entries')
+  redis.call('ZREM', 'poc:outbox:due', id)
+  redis.call('HDEL', 'poc:outbox:of_jobs', id)
+  note_event('receiver', 'The callback of job ' .. short_id(id) .. ' is given up: ' .. why, id, now)
 end
 
 -- An entry of an outbox: its number of artifacts, '|', and their text, which only Python reads (state/delivery/entries.py).

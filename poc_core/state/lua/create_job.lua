@@ -9,15 +9,75 @@
 --       6 most_jobs      that may not have ended
 --       7 most_callbacks jobs whose callback may wait, or '' for a job without one
 --       8 most_bytes     of callbacks that wait, over all jobs
---       9 now            seconds since the epoch
---      10 ttl            seconds the job is kept without progress
---      11... field, value, ... of the hash
+--       9 receiver       host:port of its callback
+--      10 client         who asks
+--      11 now            seconds since the epoch
+--      12 ttl            seconds the job is kept without progress
+--      13... field, value, ... of the hash
 -- Returns {'stored'} (also for a repeated call), {'nonces' or 'jobs', how many there are already}, or {'callbacks'}.
 local job = KEYS[1]
 local job_id, model, n_total, n_batches, most_queued = unpack(ARGV, 1, 5)
-local most_jobs, most_callbacks, most_bytes, now, ttl = unpack(ARGV, 6, 10)
-local first_field = 11
+local most_jobs, most_callbacks, most_bytes, receiver, client, now, ttl = unpack(ARGV, 6, 12)
+local first_field = 13
 n_total, n_batches = tonumber(n_total), tonumber(n_batches)
+
+-- What clients hold of callbacks: their number, or their bytes, by client; and the places of each, by id.
+local function holdings(by_bytes)
+  local held, places = {}, {}
+  local found = redis.call('HGETALL', 'poc:outbox:of_jobs')
+  for i = 1, #found, 2 do
+    local id, place = found[i], found[i + 1]
+    local since, owner = string.match(place, '^(%S+) %S* (.*)$')
+    local bytes = by_bytes and tonumber(redis.pcall('HGET', 'poc:outbox:' .. id, 'bytes')) or 0
+    local size = by_bytes and bytes or 1
+    if owner then
+      held[owner] = (held[owner] or 0) + size
+      places[owner] = places[owner] or {}
+      table.insert(places[owner], {id = id, place = place, since = tonumber(since) or 0, size = size})
+    end
+  end
+  return held, places
+end
+
+-- Whether a callback of the client has a place. Where all are taken, those whose receivers do not take them give way: the
+-- oldest of who holds most, if that is more than the client.
+local function has_place()
+  local left = tonumber(most_callbacks) - redis.call('HLEN', 'poc:outbox:of_jobs')
+  local bytes_left = tonumber(most_bytes) - tonumber(redis.call('GET', 'poc:outbox:job_bytes') or '0')
+  if left > 0 and bytes_left > 0 then
+    return true
+  end
+  local by_bytes = bytes_left <= 0
+  local held, places = holdings(by_bytes)
+  local own = held[client] or 0
+  while left <= 0 or bytes_left <= 0 do
+    local largest
+    for owner, size in pairs(held) do
+      if size > own and (not largest or size > held[largest]) then
+        largest = owner
+      end
+    end
+    if not largest then
+      return false
+    end
+    local oldest
+    for at, one in ipairs(places[largest]) do
+      if (not oldest or one.since < places[largest][oldest].since) and is_failing(one.id, one.place, 1) then
+        oldest = at
+      end
+    end
+    if oldest then
+      local one = table.remove(places[largest], oldest)
+      drop_callback(one.id, 'its receiver does not take it, and others need the place.', now, ttl)
+      held[largest] = held[largest] - one.size
+      left, bytes_left = left + 1, bytes_left + (by_bytes and one.size or 0)
+    else
+      held[largest] = nil
+    end
+  end
+  return true
+end
+
 if redis.call('EXISTS', job) == 1 then
   return {'stored'}
 end
@@ -28,11 +88,6 @@ end
 if n_jobs >= tonumber(most_jobs) then
   redis.call('UNLINK', job .. ':nonces', job .. ':claimed')
   return {'jobs', n_jobs}
-end
-if most_callbacks ~= '' and (redis.call('SCARD', 'poc:outbox:jobs') >= tonumber(most_callbacks) or
-    tonumber(redis.call('GET', 'poc:outbox:job_bytes') or '0') >= tonumber(most_bytes)) then
-  redis.call('UNLINK', job .. ':nonces', job .. ':claimed')
-  return {'callbacks'}
 end
 local queued = tonumber(redis.call('GET', 'poc:queued_nonces') or '0')
 if queued < 0 then
@@ -45,6 +100,10 @@ if queued + n_total > tonumber(most_queued) then
 end
 if redis.call('HLEN', job .. ':nonces') ~= n_batches then
   return redis.error_reply('ERR the staged nonces are gone; send the request again')
+end
+if most_callbacks ~= '' and not has_place() then
+  redis.call('UNLINK', job .. ':nonces', job .. ':claimed')
+  return {'callbacks'}
 end
 redis.call('HSET', job, unpack(ARGV, first_field))
 for first = 0, n_batches - 1, CHUNK do
@@ -61,8 +120,8 @@ redis.call('LPUSH', 'poc:jobs:newest', job_id)
 redis.call('LTRIM', 'poc:jobs:newest', 0, 99)
 redis.call('EXPIRE', 'poc:jobs:newest', ttl)
 if most_callbacks ~= '' then -- its place, before it is computed: later it could not be refused any more
-  redis.call('SADD', 'poc:outbox:jobs', job_id)
-  redis.call('EXPIRE', 'poc:outbox:jobs', ttl)
+  redis.call('HSET', 'poc:outbox:of_jobs', job_id, now .. ' ' .. receiver .. ' ' .. client)
+  redis.call('EXPIRE', 'poc:outbox:of_jobs', ttl)
 end
 touch(job, ttl)
 return {'stored'}

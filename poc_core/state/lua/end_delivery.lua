@@ -68,7 +68,7 @@ local due = at_once and now or next_at
 redis.call('HSET', outbox, 'next_at', due)
 if redis.call('LLEN', entries) == 0 then
   redis.call('ZREM', 'poc:outbox:due', id)
-  redis.call('SREM', 'poc:outbox:jobs', id)
+  redis.call('HDEL', 'poc:outbox:of_jobs', id)
 else
   due_outbox(id, due, ttl)
 end

@@ -44,8 +44,8 @@ end
 if url ~= '' then
   redis.call('HSET', 'poc:outbox:' .. id, 'url', url, 'closed', '1')
   push_outbox(id, body, 1, now, callback_ttl)
-  redis.call('SADD', 'poc:outbox:jobs', id)
-  redis.call('EXPIRE', 'poc:outbox:jobs', callback_ttl)
+  redis.call('HSETNX', 'poc:outbox:of_jobs', id, now .. '  ')
+  redis.call('EXPIRE', 'poc:outbox:of_jobs', callback_ttl)
   count_job_bytes(#counted_entry(1, body), callback_ttl)
 end
 return 1

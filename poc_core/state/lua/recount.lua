@@ -21,12 +21,12 @@ for _, model in ipairs(redis.call('SMEMBERS', 'poc:jobs:models')) do
   end
 end
 local bytes = 0
-for _, id in ipairs(redis.call('SMEMBERS', 'poc:outbox:jobs')) do
+for _, id in ipairs(redis.call('HKEYS', 'poc:outbox:of_jobs')) do
   local waiting = redis.call('HGET', 'poc:outbox:' .. id, 'bytes')
   if waiting then
     bytes = bytes + tonumber(waiting)
   elseif not is_active(redis.pcall('HGET', 'poc:job:' .. id, 'status')) then
-    redis.call('SREM', 'poc:outbox:jobs', id)
+    redis.call('HDEL', 'poc:outbox:of_jobs', id)
   end
 end
 redis.call('SET', 'poc:outbox:job_bytes', string.format('%d', bytes), 'EX', ttl)

@@ -21,7 +21,7 @@ local url, head, number, in_flight, in_flight_artifacts, failures, held_until, n
   'HMGET', outbox, 'url', 'head', 'number', 'in_flight', 'in_flight_artifacts', 'failures', 'locked_until', 'next_at',
   'fits', 'bytes'))
 if not url then -- its retention ended; what is delivered to the end is due no more
-  redis.call('SREM', 'poc:outbox:jobs', id)
+  redis.call('HDEL', 'poc:outbox:of_jobs', id)
   return redis.call('ZREM', 'poc:outbox:due', id) == 1 and {'expired'} or {}
 end
 local silent, silent_until = unpack(redis.call('HMGET', receiver, 'failures', 'next_at'))

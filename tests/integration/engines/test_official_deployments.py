@@ -32,6 +32,18 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs
 
 HOST = EngineOptions(model="")  # that was told nothing
 UNPINNED = "moonshotai/Kimi-K2.6"
+# Where a picture of a chat request may be said to be.
+INTERNAL = (
+    "http://127.0.0.1:8000/health",
+    "http://localhost/",
+    "http://[::1]:6379/",
+    "http://169.254.169.254/latest/meta-data/",
+    "https://10.0.0.1/",
+    "HTTP://example.com@127.0.0.1/",
+    "https://example.com/picture.png",
+    "file:///etc/passwd",
+    "ftp://127.0.0.1/",
+)
 # What a deployment leaves as it is, whatever words it brings.
 NOT_ITS_OWN = """
     api_key chat_template code_revision config_format download_dir enable_lora hf_config_path
@@ -80,9 +92,26 @@ def test_the_engine_gets_what_vllm_serve_would_get(parse: Parser, deployment: Of
     changed = {name for name, value in theirs.items() if value != ours[name]}
     defaults = ("max_num_batched_tokens", "logprobs_mode")  # ours, unless the operator names them
     allowed = {name for name in defaults if f"--{name.replace('_', '-')}" not in deployment.words}
+    allowed.add("allowed_media_domains")
     if deployment.model == UNPINNED:  # whose code is not trusted
         allowed.add("trust_remote_code")
     assert changed == allowed
+
+
+@pytest.mark.parametrize("url", INTERNAL, ids=str)
+def test_no_picture_makes_the_engine_fetch_anything(parse: Parser, url: str) -> None:
+    from vllm.multimodal.media import ImageMediaIO, MediaConnector
+
+    args = parse(serve_words(EngineOptions(model="any"), on_cpu=False))
+    assert args.allowed_local_media_path == ""
+    connector = MediaConnector(allowed_media_domains=args.allowed_media_domains)
+    with pytest.raises((ValueError, RuntimeError), match=r"allowed|local files|must be"):
+        connector.load_from_url(url, ImageMediaIO())
+
+
+def test_an_operator_may_allow_hosts_of_pictures(parse: Parser) -> None:
+    options = EngineOptions(model="any", vllm_args=("--allowed-media-domains", "pictures.example"))
+    assert parse(all_words(options)).allowed_media_domains == ["pictures.example"]
 
 
 _EVENTS = ("open", "import", "exec", "subprocess.Popen", "os.system")

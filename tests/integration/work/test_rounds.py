@@ -284,7 +284,7 @@ class TestReceiver:
             seconds = client.wait(lambda: len(receiver.taken()) >= 3, 20, "three payloads")
             assert seconds < 3 * float(FAST["POC_CALLBACK_INTERVAL_SEC"]) + 2 + BUSY_S
             with redis.Redis.from_url(client.redis_url) as connection:
-                connection.delete("poc:outbox:due", "poc:outbox:jobs")
+                connection.delete("poc:outbox:due", "poc:outbox:of_jobs")
             finish(client, receiver)
 
 

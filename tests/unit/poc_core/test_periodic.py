@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from redis.exceptions import ConnectionError
+from redis.exceptions import ConnectionError, RedisError
 
 from poc_core import periodic
 from poc_core.periodic import Periodic
@@ -102,6 +102,16 @@ def test_a_mistake_is_logged_with_its_place_and_an_absence_of_redis_in_one_line(
         steps.trouble = trouble
         Periodic("housework", NEVER, steps).once()
     assert [record.exc_info is not None for record in caplog.records] == [False, False, True]
+
+
+def test_an_error_of_redis_is_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
+    def step() -> None:
+        raise RedisError("EVALSHA failed: " + "local KEYS " * 1000 + "\nreturn 1" * 50)
+
+    Periodic("housework", NEVER, step).once()
+    (line,) = caplog.text.splitlines()
+    assert "EVALSHA failed" in line
+    assert len(line) < 400
 
 
 def test_two_steps_are_never_under_way_at_once(start: Start) -> None:

@@ -45,3 +45,5 @@ class Told:
 
 # None: the engine is asked by this process itself, which says all in extra_args.
 TOLD: ContextVar[Told | None] = ContextVar("told", default=None)
+# For whom the gateway asks: a name that tells clients apart, and nothing more.
+CLIENT: ContextVar[str] = ContextVar("client", default="")

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 # the weights and chat's KV cache; on a CPU larger batches gain nothing.
 _GPU_BATCH_TOKENS = 32_768
 _CPU_BATCH_TOKENS = 8_192
+# Of pictures in chat: a name that no host has (RFC 2606), so that no request makes the engine fetch
+# what its machine reaches. vLLM takes an empty list for all hosts. Pictures come in the body.
+_NO_DOMAIN = "none.invalid"
 # The class that vLLM mixes into its workers, by name: they import it in processes of their own.
 EXTENSION = "workers.vllm.extension.ProofExtension"
 
@@ -134,6 +137,7 @@ def serve_words(options: EngineOptions, on_cpu: bool) -> list[str]:
         "--pipeline-parallel-size": options.pipeline_parallel,
         "--max-num-batched-tokens": tokens,
         "--logprobs-mode": "processed_logprobs",  # by which the network judges chats
+        "--allowed-media-domains": _NO_DOMAIN,
     }
     words = [str(word) for pair in said.items() for word in pair]
     # A graph compiler costs minutes at start and gains little on a CPU.

@@ -72,3 +72,55 @@ def test_a_name_written_with_escapes_is_the_same_name() -> None:
 
 def test_an_engine_that_is_not_known_sets_no_bound() -> None:
     assert excess(b'{"n":10000}', []) is None
+
+
+def schema(n: int, depth: int) -> dict[str, Any]:
+    """An object of `n` properties, so deep."""
+    inner: dict[str, Any] = {"type": "object", "properties": {f"p{k}": {} for k in range(n)}}
+    for _ in range(depth // 2 - 1):
+        inner = {"type": "object", "properties": {"a": inner}}
+    return inner
+
+
+def in_schema(inner: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": inner}}
+
+
+def tool(inner: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": inner}}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"structured_outputs": {"choice": [f"choice {n}" for n in range(1000)]}},
+        {"structured_outputs": {"regex": "(a|b)+" * 100}},
+        {"response_format": in_schema(schema(500, 20))},
+        {"response_format": {"type": "json_object"}},
+        {"tools": [tool(schema(20, 8))] * 128},
+        {"tools": None, "text": None},
+    ],
+    ids=lambda asked: str(asked)[:40],
+)
+def test_grammars_that_clients_send_pass(asked: dict[str, Any]) -> None:
+    assert refused(**CHAT, **asked) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"structured_outputs": {"choice": [f"choice {n}" for n in range(100_000)]}},
+        {"structured_outputs": {"grammar": "root ::= " + "a" * 200_000}},
+        {"structured_outputs": {"regex": "(a|b)+" * 30_000}},
+        {"structured_outputs": {"json": "[" * 200_000}},
+        {"response_format": in_schema(schema(20_000, 4))},
+        {"response_format": in_schema(schema(1, 80))},
+        {"tools": [tool(schema(200, 8))] * 128},
+        {"text": {"format": in_schema(schema(20_000, 4))}},
+    ],
+    ids=lambda asked: str(asked)[:40],
+)
+def test_grammars_without_measure_are_refused_by_their_field(asked: dict[str, Any]) -> None:
+    found = refused(**CHAT, **asked)
+    assert found is not None
+    assert [found.field] == [*asked]

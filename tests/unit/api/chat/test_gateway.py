@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from api.chat.gateway import Gateway
 from api.proofs.dispatch import Dispatcher
 from api.seen.times import ChatTimes
 from api.services import Services
-from poc_core.records import ENGINE_LOST_HEADER
+from poc_core.records import ENGINE_LOST_HEADER, GATEWAY_CLIENT_HEADER
 from poc_core.serving.openai_paths import USUAL
 from poc_core.settings import Settings
 from poc_core.state import registry
@@ -222,7 +223,20 @@ class TestPassing:
             "host",
             "content-length",
             "content-type",
+            GATEWAY_CLIENT_HEADER,
         }
+
+    def test_a_worker_is_told_clients_apart_and_not_who_they_are(
+        self, api: httpx.Client, start: Start
+    ) -> None:
+        worker = start("w1", answers)
+        for claimed in ("somebody", "else"):
+            headers = {GATEWAY_CLIENT_HEADER: claimed, **JSON}
+            assert api.post(CHAT, content=json.dumps(body()), headers=headers).status_code == 200
+        told = [received.values(GATEWAY_CLIENT_HEADER) for received in worker.received]
+        assert told[0] == told[1]
+        ((client,), _) = told
+        assert re.fullmatch("[0-9a-f]{16}", client)
 
     def test_body_in_chunks_arrives_whole(self, api: httpx.Client, start: Start) -> None:
         worker = start("w1", answers)

@@ -270,20 +270,30 @@ def test_a_trailer_is_no_header(connect: Connect) -> None:
     assert answer.endswith(b"hi")
 
 
-def test_a_request_costs_nothing_but_its_headers_until_its_body_comes(
+def test_a_request_costs_nothing_but_its_headers_until_its_body_is_there(
     connect: Connect, server: uvicorn.Server
 ) -> None:
-    connection = connect(POST)
+    connection = connect(POST + b"0")
     own = connection.getsockname()
     wait_until(
         lambda: any(
-            getattr(one, "client", None) == own and one.headers  # type: ignore[union-attr]
+            getattr(one, "client", None) == own and one.cycle and one.cycle.body  # type: ignore[union-attr]
             for one in list(server.server_state.connections)
         ),
-        "its headers",
+        "a byte of it",
     )
     assert not server.server_state.tasks
-    connection.sendall(b"0123456789")
+    connection.sendall(b"123456789")
+    assert status(connection.recv(10_000)) == 200
+
+
+def test_a_large_body_is_looked_at_before_it_is_whole(
+    connect: Connect, server: uvicorn.Server
+) -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+    connection = connect(head + bytes(50_000))
+    wait_until(lambda: bool(server.server_state.tasks), "its request")
+    connection.sendall(bytes(50_000))
     assert status(connection.recv(10_000)) == 200
 
 
@@ -419,6 +429,18 @@ def test_a_burst_from_one_address_outlives_silent_clients_at_many() -> None:
     assert [connection.is_open for connection in silent] == [False] * 60 + [True] * 20
 
 
+def test_one_address_has_1500_chats_under_way_and_keeps_them_beside_others() -> None:
+    """As the network's API process may: all of a node's chats come from it."""
+    places, loop = Places(Limits(connections_for(4096, 65_536))), Loop()
+    network = [Held(places, loop, "network") for _ in range(1500)]
+    for chat in network:
+        places.put(cast(Any, chat), places.answers)
+    for number in range(2000):
+        other = Held(places, loop, f"other {number % 100}")
+        places.put(cast(Any, other), places.answers)
+    assert all(chat.is_open for chat in network)
+
+
 def test_one_that_asks_outlives_those_who_ask_more_at_a_time() -> None:
     places, loop = Places(Limits(80)), Loop()
     asking = Held(places, loop, "asking")
@@ -509,5 +531,12 @@ async def test_what_is_used_of_uvicorn_is_where_it_was() -> None:
     names = HttpToolsProtocol.on_message_begin.__code__.co_names
     assert of_a_protocol <= vars(uvicorns).keys()
     assert of_a_request <= vars(uvicorns).keys() | set(names)
-    cycle = {"disconnected", "message_event", "response_complete", "response_started", "scope"}
+    cycle = {
+        "body",
+        "disconnected",
+        "message_event",
+        "response_complete",
+        "response_started",
+        "scope",
+    }
     assert cycle <= set(RequestResponseCycle.__init__.__code__.co_names)

@@ -398,6 +398,28 @@ def test_stop_cancels_what_is_queued(client: TestClient, jobs: JobStore) -> None
     assert client.post("/api/v1/pow/stop").json()["cancelled_jobs"] == 0
 
 
+def test_stop_gives_up_callbacks_that_nobody_takes(
+    client: TestClient, jobs: JobStore, redis: Redis
+) -> None:
+    job_id = submit(client, url="http://receiver:9000/dead", nonces=[1])
+    compute(jobs, job_id, 0)
+    assert redis.hget("poc:outbox:of_jobs", job_id) is not None
+    redis.hset("poc:receiver:receiver:9000", "failures", 4)
+    client.post("/api/v1/pow/stop")
+    assert redis.hlen("poc:outbox:of_jobs") == 1
+    redis.hset("poc:receiver:receiver:9000", "failures", 5)
+    client.post("/api/v1/pow/stop")
+    assert redis.hlen("poc:outbox:of_jobs") == 0
+    assert client.get(f"/api/v1/pow/generate/{job_id}").json()["status"] == "completed"
+
+
+def test_a_callback_takes_a_place_of_who_asked_for_it(client: TestClient, redis: Redis) -> None:
+    job_id = submit(client, url="http://receiver:9000/x")
+    place: Any = redis.hget("poc:outbox:of_jobs", job_id)
+    _, receiver, client_name = place.decode().split(" ")
+    assert (receiver, client_name) == ("receiver:9000", "testclient")
+
+
 def test_stop_leaves_what_is_under_way_and_what_is_waited_for(
     client: TestClient, jobs: JobStore
 ) -> None:

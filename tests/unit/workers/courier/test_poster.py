@@ -115,6 +115,28 @@ def test_a_try_is_over_at_its_deadline_whatever_the_receiver_drips(behave: Behav
     assert seconds < 4  # a receiver that is silent is so for 5 s
 
 
+@pytest.mark.parametrize("length", [b"Content-Length: 10000000000", b"X: no length"])
+def test_of_an_answer_without_end_nothing_but_its_status_is_read(length: bytes) -> None:
+    n_sent: list[int] = []
+    over = threading.Event()
+
+    def floods(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n")
+        try:
+            while True:
+                n_sent.append(connection.send(bytes(1 << 16)))
+        finally:
+            over.set()
+
+    with receiver(floods) as port:
+        result, seconds = post(f"http://127.0.0.1:{port}/generated")
+        assert over.wait(5)  # the connection was closed
+    assert result.end is End.TAKEN
+    assert seconds < DEADLINE_S
+    assert sum(n_sent) < 64 << 20  # of kernels' buffers, not of the courier's memory
+
+
 def test_a_name_that_nobody_answers_for_has_the_same_deadline() -> None:
     def look_up(name: str, port: int) -> list[tuple[object, ...]]:
         time.sleep(1)

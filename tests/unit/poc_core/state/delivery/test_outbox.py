@@ -14,7 +14,12 @@ from poc_core.records import Lease, NewJob, Refusal, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore
 from poc_core.state.delivery.outbox import Delivery, OutboxExpiredError
-from poc_core.state.delivery.receivers import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from poc_core.state.delivery.receivers import (
+    BREAKS_AT,
+    FIRST_BACKOFF_S,
+    LAST_BACKOFF_S,
+    Receivers,
+)
 from tests.harness.samples import (
     DISTANCE_SPEC,
     K_DIM,
@@ -929,7 +934,7 @@ def test_the_place_of_a_job_that_expired_is_found_again(
     waits = finish(jobs)
     redis.delete(f"poc:job:{gone}")
     jobs.recount()
-    assert redis.smembers("poc:outbox:jobs") == {waits.encode()}
+    assert redis.hkeys("poc:outbox:of_jobs") == [waits.encode()]
 
 
 def test_jobs_callbacks_are_bounded_by_their_bytes_together(
@@ -1014,3 +1019,121 @@ def test_any_order_of_events_loses_nothing_doubles_nothing_and_keeps_the_order(
     )
     status = outbox_status(redis, record.round_id)
     assert (status.waiting, status.waiting_bytes, status.delivered) == (0, 0, n_computed)
+
+
+# Shares of the jobs' places.
+
+FEW = 64  # the fewest places there are
+
+
+def job_of(jobs: JobStore, client: str, receiver: str) -> str:
+    """A job whose callback waits for its receiver."""
+    request = REQUEST.model_copy(update={"url": f"http://{receiver}/poc"})
+    job_id = jobs.create(NewJob(MODEL, SPEC, request, [5], 1, client=client))
+    assert isinstance(jobs.lease(job_id, 0, "w1"), Lease)
+    jobs.complete(job_id, 0, [VECTOR])
+    assert jobs.finish(job_id)
+    return job_id
+
+
+def waiting_of(redis: Redis) -> set[str]:
+    found: Any = redis.hkeys("poc:outbox:of_jobs")
+    return {job_id.decode() for job_id in found}
+
+
+def is_not_taken(outbox: Outbox, job_id: str, clock: Clock, tries: int = 1) -> None:
+    for _ in range(tries):
+        outbox.failed(take(outbox, job_id), "refused")
+        clock.now += LAST_BACKOFF_S
+
+
+@pytest.fixture
+def few_places() -> Settings:
+    return Settings(outbox_max_bytes=FEW * 512 * 1024)
+
+
+@pytest.fixture
+def shared(redis: Redis, few_places: Settings, clock: Clock) -> JobStore:
+    return JobStore(redis, few_places, clock)
+
+
+def test_the_oldest_callback_that_is_not_taken_gives_way_to_who_holds_fewer(
+    shared: JobStore, outbox: Outbox, redis: Redis, clock: Clock
+) -> None:
+    greedy = []
+    for _ in range(FEW):
+        clock.now += 1
+        greedy.append(job_of(shared, "greedy", "dead:1"))
+    for job_id in greedy[3:6]:
+        is_not_taken(outbox, job_id, clock)
+    new = job_of(shared, "other", "alive:1")
+    assert waiting_of(redis) == {*greedy, new} - {greedy[3]}
+    assert outbox.take(greedy[3]) is None
+    assert content(take(outbox, new))["request_id"] == new
+    assert shared.result(greedy[3]) is not None  # who polls has it
+
+
+def test_one_that_waits_behind_a_silent_receiver_gives_way_too(
+    shared: JobStore, redis: Redis, clock: Clock
+) -> None:
+    silent = [job_of(shared, "greedy", "silent:1") for _ in range(FEW)]
+    with pytest.raises(QueueFullError):
+        job_of(shared, "other", "alive:1")
+    Receivers(redis, clock).silent("silent:1")
+    new = job_of(shared, "other", "alive:1")
+    assert new in waiting_of(redis)
+    assert len(waiting_of(redis) & {*silent}) == FEW - 1
+
+
+def test_one_client_has_all_places_and_loses_none_to_itself(
+    shared: JobStore, outbox: Outbox, redis: Redis, clock: Clock
+) -> None:
+    own = [job_of(shared, "only", "down:1") for _ in range(FEW)]
+    is_not_taken(outbox, own[0], clock)
+    with pytest.raises(QueueFullError):
+        job_of(shared, "only", "down:1")
+    assert waiting_of(redis) == {*own}
+
+
+def test_who_holds_fewest_loses_nothing_to_many(
+    shared: JobStore, outbox: Outbox, redis: Redis, clock: Clock
+) -> None:
+    honest = job_of(shared, "honest", "down:1")
+    is_not_taken(outbox, honest, clock)
+    for number in range(FEW - 1):
+        is_not_taken(outbox, job_of(shared, f"greedy {number % 8}", "dead:1"), clock)
+    for number in range(8):
+        job_of(shared, f"newcomer {number}", "alive:1")
+    assert honest in waiting_of(redis)
+    assert len(waiting_of(redis)) == FEW
+
+
+def test_bytes_that_nobody_takes_give_way_too(
+    redis: Redis, few_places: Settings, outbox: Outbox, clock: Clock
+) -> None:
+    large = job_of(JobStore(redis, few_places, clock), "greedy", "dead:1")
+    is_not_taken(outbox, large, clock)
+    size = int(redis.get("poc:outbox:job_bytes") or 0)
+    tight = few_places.model_copy(update={"outbox_max_bytes": size})
+    new = job_of(JobStore(redis, tight, clock), "other", "alive:1")
+    assert waiting_of(redis) == {new}
+    assert int(redis.get("poc:outbox:job_bytes") or 0) == size
+
+
+def test_callbacks_that_nobody_takes_are_given_up_when_the_node_is_stopped(
+    shared: JobStore, outbox: Outbox, redis: Redis, clock: Clock
+) -> None:
+    hopeless = job_of(shared, "one", "dead:1")
+    is_not_taken(outbox, hopeless, clock, BREAKS_AT)
+    silent = job_of(shared, "one", "silent:1")
+    for _ in range(BREAKS_AT):
+        Receivers(redis, clock).silent("silent:1")
+    failed_once = job_of(shared, "one", "restarts:1")
+    is_not_taken(outbox, failed_once, clock)
+    fresh = job_of(shared, "one", "alive:1")
+    assert outbox.drop_failing() == 2
+    assert waiting_of(redis) == {failed_once, fresh}
+    assert outbox.take(silent) is None
+    assert int(redis.get("poc:outbox:job_bytes") or 0) == sum(
+        outbox.status(job_id).waiting_bytes for job_id in (failed_once, fresh)
+    )

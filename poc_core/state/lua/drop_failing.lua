@@ -1,0 +1,18 @@
+-- Gives up the callbacks of jobs whose receivers do not take them.
+--
+-- KEYS: 1 places   poc:outbox:of_jobs
+-- ARGV: 1 now      seconds since the epoch
+--       2 ttl      seconds that counters are kept
+--       3 tries    in a row that a receiver has not taken what it was sent
+-- Returns how many.
+local places = KEYS[1]
+local now, ttl, tries = unpack(ARGV)
+local n = 0
+local found = redis.call('HGETALL', places)
+for i = 1, #found, 2 do
+  if is_failing(found[i], found[i + 1], tonumber(tries)) then
+    drop_callback(found[i], 'its receiver does not take it, and the node was stopped.', now, ttl)
+    n = n + 1
+  end
+end
+return n

@@ -1,0 +1,175 @@
+"""Grammars are tried before vLLM has them: by a process that stands in for the one with xgrammar,
+and by that."""
+
+import asyncio
+import json
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.marks import needs_vllm
+from workers.vllm.chat.errors import BadRequest
+from workers.vllm.fair import grammars
+from workers.vllm.fair.grammars import Grammars, text_of
+
+# Answers what each text says, after so many seconds; notes what it began.
+STAND_IN = """
+    import json, os, select, sys
+    noted = open(sys.argv[1], "a", buffering=1)
+    held = b""
+    def line():
+        global held
+        while b"\\n" not in held:
+            read = os.read(0, 65536)
+            if not read:
+                sys.exit()
+            held += read
+        one, _, held = held.partition(b"\\n")
+        return one
+    line()
+    os.write(1, b"ready\\n")
+    while True:
+        asked = json.loads(line())
+        if asked is None:
+            continue
+        kind, text = asked
+        print(text, file=noted)
+        seconds, wrong, _ = text.split("|")
+        if wrong == "dies":
+            sys.exit(1)
+        select.select([0], [], [], float(seconds))
+        os.write(1, json.dumps(wrong).encode() + b"\\n")
+"""
+
+
+class Tried:
+    def __init__(self, folder: Path) -> None:
+        script = folder / "stand_in.py"
+        script.write_text(textwrap.dedent(STAND_IN))
+        self._notes = folder / "notes"
+        self.grammars = Grammars(
+            lambda: "vocabulary", (sys.executable, str(script), str(self._notes)), 1.0, 0.1
+        )
+
+    def begun(self) -> list[str]:
+        return self._notes.read_text().splitlines() if self._notes.exists() else []
+
+    def check(self, text: str, client: str = "one") -> "asyncio.Task[None]":
+        return asyncio.create_task(self.grammars.check("json", text, client))
+
+    async def has_begun(self, text: str) -> None:
+        async with asyncio.timeout(10):
+            while text not in self.begun():
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def tried(tmp_path: Path) -> AsyncIterator[Tried]:
+    found = Tried(tmp_path)
+    yield found
+    await found.grammars.close()
+
+
+async def test_a_grammar_that_compiles_is_tried_once(tried: Tried) -> None:
+    for _ in range(3):
+        await tried.check("0||a")
+    assert tried.begun() == ["0||a"]
+
+
+async def test_one_that_takes_too_much_is_refused_each_time(tried: Tried) -> None:
+    for _ in range(2):
+        with pytest.raises(BadRequest, match="takes too much memory to compile") as refused:
+            await tried.check("0|takes too much memory to compile|a")
+        assert refused.value.param == "structured_outputs"
+    assert len(tried.begun()) == 2
+
+
+async def test_one_that_takes_too_long_is_ended_and_the_next_is_tried(tried: Tried) -> None:
+    long, after = tried.check("60||a"), tried.check("0||b")
+    with pytest.raises(BadRequest, match="takes longer to compile than 1 s"):
+        await long
+    await after
+
+
+async def test_with_its_client_a_trial_ends(tried: Tried) -> None:
+    gone = tried.check("60||a")
+    await tried.has_begun("60||a")
+    gone.cancel()
+    await asyncio.wait_for(tried.check("0||b"), 0.9)  # before it would have taken too long
+
+
+async def test_one_client_with_many_slow_ones_keeps_no_other_waiting(tried: Tried) -> None:
+    greedy = [tried.check(f"60||{number}", "greedy") for number in range(10)]
+    await tried.has_begun("60||0")
+    await asyncio.wait_for(tried.check("0||b", "other"), 0.9)
+    assert not any(one.done() for one in greedy)
+    for one in greedy:
+        one.cancel()
+
+
+async def test_one_that_gave_way_is_tried_again(tried: Tried) -> None:
+    slow = tried.check("0.5||a", "one")
+    await tried.has_begun("0.5||a")
+    await tried.check("0.01||b", "other")
+    await slow
+    assert tried.begun() == ["0.5||a", "0.01||b", "0.5||a"]
+
+
+async def test_without_its_process_grammars_go_to_vllm(
+    tried: Tried, caplog: pytest.LogCaptureFixture
+) -> None:
+    await tried.check("0|dies|a")
+    assert "it goes to vLLM as it came" in caplog.text
+    await tried.check("0||b")  # by another process
+    assert tried.begun() == ["0|dies|a", "0||b"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"json": {"type": "object"}}, ("json", '{"type": "object"}')),
+        ({"json": '{"type": "object"}'}, ("json", '{"type": "object"}')),
+        ({"choice": ["a", "b"]}, ("choice", '["a", "b"]')),
+        ({"regex": "a+"}, ("regex", "a+")),
+        ({"json_object": True}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_what_a_request_asks_for(asked: dict[str, Any], found: tuple[str, str] | None) -> None:
+    params = type("Params", (), asked)()
+    assert text_of(params) == found
+
+
+@pytest.mark.xdist_group("engines")
+@needs_vllm
+@pytest.mark.timeout(300)
+async def test_xgrammar_compiles_them_in_a_process_of_its_own() -> None:
+    from xgrammar import TokenizerInfo, VocabType
+
+    signs = [chr(number) for number in range(32, 127)]
+    words = ["".join(letters) for letters in product("abcdefghijklmnop", repeat=4)]
+    vocabulary: Callable[[], str] = TokenizerInfo(
+        signs + words, VocabType.RAW, stop_token_ids=[0]
+    ).serialize_json
+    tried = Grammars(vocabulary, grammars.PROCESS, longest_s=1.0)
+    try:
+        for kind, text in {
+            "json": '{"type": "object", "properties": {"a": {"type": "integer"}}}',
+            "regex": "(a|b)+",
+            "choice": '["yes", "no"]',
+            "grammar": 'root ::= "yes" | "no"',
+        }.items():
+            await tried.check(kind, text, "one")
+        await tried.check("json", "no schema", "one")  # which is vLLM's to say
+        slow = json.dumps({"type": "string", "minLength": 1, "maxLength": 100_000})
+        with pytest.raises(BadRequest, match="takes longer to compile than 1 s"):
+            await tried.check("json", slow, "one")
+        await tried.check("choice", '["yes"]', "one")
+    finally:
+        await tried.close()

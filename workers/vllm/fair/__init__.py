@@ -1,0 +1,1 @@
+"""Shares of what all chats of an engine's server have in common: its event loop, its grammars."""

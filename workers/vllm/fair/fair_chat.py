@@ -1,0 +1,69 @@
+"""What stands outermost where vLLM's server calls `generate`: grammars are tried before, and what
+is to be formatted waits for its turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from workers.vllm.chat import compat
+from workers.vllm.chat.fields import CLIENT
+from workers.vllm.fair.grammars import Grammars, text_of
+from workers.vllm.fair.turns import BUDGET, Turns
+
+logger = logging.getLogger(__name__)
+
+
+class FairChat:
+    """Installed by making it, on the loop that runs the engine."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._turns = Turns()
+        self._grammars = Grammars(lambda: compat.vocabulary(llm))
+        self._compiles = compat.compiles_by_xgrammar(llm)
+        self._generate = llm.generate
+        self._begin_answer = llm.output_processor.add_request
+        llm.generate = self.generate
+        llm.output_processor.add_request = self.begin_answer
+
+    async def close(self) -> None:
+        await self._grammars.close()
+
+    def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
+        self._begin_answer(request, *told, **named)
+        width = _width(request.sampling_params)
+        if width > 1:
+            compat.hand_over_in_parts(self._llm.output_processor, request, BUDGET // width)
+
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
+    ) -> AsyncIterator[Any]:
+        """vLLM's outputs for one request. BadRequest: its grammar is too much."""
+        outputs: AsyncIterator[Any] = self._generate(prompt, sampling_params, request_id, **named)
+        asked = text_of(getattr(sampling_params, "structured_outputs", None))
+        width = _width(sampling_params)
+        if width == 1 and not (asked and self._compiles):
+            return outputs
+        return self._fair(outputs, CLIENT.get(), asked if self._compiles else None, width)
+
+    async def _fair(
+        self, outputs: Any, client: str, asked: tuple[str, str] | None, width: int
+    ) -> AsyncIterator[Any]:
+        async with aclosing(outputs):
+            if asked is not None:
+                await self._grammars.check(*asked, client)
+            async for output in outputs:
+                cost = width * sum(len(one.token_ids) for one in output.outputs)
+                if width > 1 and cost:
+                    await self._turns.wait(client, cost)
+                yield output
+
+
+def _width(params: Any) -> int:
+    """Numbers that the answer has of each token."""
+    asked = getattr(params, "num_logprobs", None)
+    return 1 if asked is None else 2 + max(0, asked)

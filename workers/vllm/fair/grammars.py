@@ -1,0 +1,218 @@
+"""Grammars are tried in a process of their own before vLLM has them.
+
+vLLM reads a grammar on its server's event loop and compiles it in its core, where nothing ends it:
+sixty bytes ({"maxLength": 1000}) were seen to take half a minute, while all others' waited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workers.vllm.chat.errors import BadRequest
+from workers.vllm.fair.tags import Tags
+
+logger = logging.getLogger(__name__)
+
+# Seconds that a grammar may take to compile.
+LONGEST_S = 10.0
+# Seconds after which one begins again later, where a client waits that has had less.
+SHARE_S = 1.0
+# Seconds for the process to begin: it imports as much as a model does.
+_START_S = 120.0
+# Grammars that were compiled and need no other try.
+_REMEMBERED = 4096
+
+# Ends the trial under way.
+_END = b"null"
+PROCESS = (sys.executable, "-m", "workers.vllm.fair.grammar_process")
+
+
+@dataclass(eq=False)
+class _Trial:
+    client: str
+    asked: bytes
+    answer: asyncio.Future[str]  # what is wrong with the grammar; empty: it was compiled
+    began_at: float = 0.0
+
+
+class Grammars:
+    """One process, started with the first grammar; for one event loop."""
+
+    def __init__(
+        self,
+        vocabulary: Callable[[], str],
+        command: Sequence[str] = PROCESS,
+        longest_s: float = LONGEST_S,
+        share_s: float = SHARE_S,
+    ) -> None:
+        """`vocabulary()`: the tokenizer as the process reads it; takes a second."""
+        self._vocabulary = vocabulary
+        self._command = command
+        self._longest_s, self._share_s = longest_s, share_s
+        self._good: OrderedDict[bytes, None] = OrderedDict()  # by their hashes
+        self._tags = Tags()
+        self._waiting: list[_Trial] = []
+        self._works: asyncio.Task[None] | None = None
+        self._process: _Process | None = None
+        self._came = asyncio.Event()
+
+    async def check(self, kind: str, text: str, client: str) -> None:
+        """Returns once the grammar was compiled. BadRequest: it takes too long, or too much memory.
+
+        What is wrong in itself passes: vLLM says what. A client that leaves ends its trial.
+        """
+        asked = json.dumps([kind, text]).encode()
+        digest = hashlib.sha256(asked).digest()
+        if digest in self._good:
+            self._good.move_to_end(digest)
+            return
+        trial = _Trial(client, asked, asyncio.get_running_loop().create_future())
+        self._waiting.append(trial)
+        self._came.set()
+        if self._works is None or self._works.done():
+            self._works = asyncio.get_running_loop().create_task(self._work())
+        wrong = await trial.answer
+        if wrong:
+            raise BadRequest(f"The grammar {wrong}; ask for a simpler one.", "structured_outputs")
+        self._good[digest] = None
+        if len(self._good) > _REMEMBERED:
+            self._good.popitem(last=False)
+
+    async def close(self) -> None:
+        if self._works is not None:
+            self._works.cancel()
+            await asyncio.gather(self._works, return_exceptions=True)
+        await self._end()
+
+    async def _work(self) -> None:
+        while trial := self._next():
+            try:
+                await self._run(trial)
+            except Exception:
+                logger.exception("a grammar cannot be tried; it goes to vLLM as it came")
+                _tell(trial, "")
+                await self._end()
+
+    def _next(self) -> _Trial | None:
+        self._waiting = [trial for trial in self._waiting if not trial.answer.done()]
+        if not self._waiting:
+            return None
+        trial = min(self._waiting, key=lambda one: self._tags.of(one.client))
+        self._waiting.remove(trial)
+        return trial
+
+    async def _run(self, trial: _Trial) -> None:
+        process = await self._started()
+        trial.began_at = time.monotonic()
+        process.ask(trial.asked)
+        reading = asyncio.ensure_future(process.answer())
+        while not reading.done() and not self._is_over(trial):
+            self._came.clear()
+            came = asyncio.ensure_future(self._came.wait())
+            first: set[asyncio.Future[Any]] = {reading, came, trial.answer}
+            await asyncio.wait(
+                first,
+                timeout=self._share_s / 4,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            came.cancel()
+        was_ended = not reading.done()
+        if was_ended:
+            process.ask(_END)
+        wrong = await reading
+        took_s = time.monotonic() - trial.began_at
+        self._tags.spend(trial.client, took_s)
+        if not was_ended:
+            _tell(trial, wrong)
+        elif took_s > self._longest_s:
+            _tell(trial, f"takes longer to compile than {self._longest_s:g} s")
+        elif not trial.answer.done():
+            self._waiting.append(trial)  # begins again when it is its turn
+
+    def _is_over(self, trial: _Trial) -> bool:
+        """Whether the trial is ended: its client has left, it takes too long, or another client,
+        that has had less, waits.
+        """
+        took_s = time.monotonic() - trial.began_at
+        if trial.answer.done() or took_s > self._longest_s:
+            return True
+        had_s = self._tags.of(trial.client) + took_s
+        return took_s > self._share_s and any(
+            one.client != trial.client and self._tags.of(one.client) + self._share_s < had_s
+            for one in self._waiting
+            if not one.answer.done()
+        )
+
+    async def _started(self) -> _Process:
+        if self._process is None:
+            vocabulary = await asyncio.to_thread(self._vocabulary)
+            self._process = await _Process.start(self._command, vocabulary)
+        return self._process
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.kill()
+
+
+class _Process:
+    """Answers each grammar with one line."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._input, self._output = process, process.stdin, process.stdout
+
+    @classmethod
+    async def start(cls, command: Sequence[str], vocabulary: str) -> _Process:
+        """RuntimeError, TimeoutError: it does not start."""
+        pipe = asyncio.subprocess.PIPE
+        found = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
+        found.ask(vocabulary.encode())
+        async with asyncio.timeout(_START_S):
+            await found._line()
+        return found
+
+    def ask(self, line: bytes) -> None:
+        self._input.write(line + b"\n")
+
+    async def answer(self) -> str:
+        wrong: str = json.loads(await self._line())
+        return wrong
+
+    async def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.communicate()
+
+    async def _line(self) -> bytes:
+        line = await self._output.readline()
+        if not line:
+            raise RuntimeError("the process that tries grammars has ended")
+        return line
+
+
+def _tell(trial: _Trial, wrong: str) -> None:
+    if not trial.answer.done():
+        trial.answer.set_result(wrong)
+
+
+def text_of(params: Any) -> tuple[str, str] | None:
+    """The kind and the text of what vLLM's StructuredOutputsParams ask for; None: nothing that is
+    compiled.
+    """
+    for kind in ("json", "regex", "choice", "grammar", "structural_tag"):
+        said = getattr(params, kind, None)
+        if said is not None:
+            return kind, said if isinstance(said, str) else json.dumps(said)
+    return None
