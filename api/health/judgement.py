@@ -57,6 +57,7 @@ class Snapshot:
     now: float  # seconds since the epoch
     seen: Overview | None  # None: Redis does not answer
     redis_away_since: float | None = None
+    redis_trouble: str = "Redis does not answer"  # where it is away: what is the matter
     worker_ttl_s: float = 15.0
     outbox_max_bytes: float = float("inf")
 
@@ -84,7 +85,7 @@ def judge(snapshot: Snapshot) -> Health:
     seen, now = snapshot.seen, snapshot.now
     if seen is None:
         since = snapshot.redis_away_since
-        reason = Reason("redis", Level.DOWN, "Redis does not answer", since=since)
+        reason = Reason("redis", Level.DOWN, snapshot.redis_trouble, since=since)
         return Health(Level.DOWN, [reason], since)
     seats = roster(seen, now, snapshot.worker_ttl_s)
     found = [

@@ -215,6 +215,6 @@ class LocalCompose:
 
 
 def as_redis_here_reads_it(users: Path) -> None:
-    """Rewrites users for a Redis before 7, which knows no keys that may only be read."""
+    """Rewrites users for a Redis before 7, which knows no keys that may only be read or written."""
     if (version_of(str(REDIS)) or (0,)) < (7,):
-        users.write_text(users.read_text().replace("%R~", "~"))
+        users.write_text(users.read_text().replace("%R~", "~").replace("%W~", "~"))
