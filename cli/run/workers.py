@@ -95,6 +95,8 @@ def workers(
             if own
             else placement.environments_of_most(options, found, None, n_workers or 1)
         )
+        if (why := placement.short_of_memory(options, places)) is not None:
+            announce(why)
         failed_starts = None if own else FAILED_STARTS
         fleet = Fleet(
             settings.host,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
+from cli.machine.cgroup import memory_left
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
 from cli.supervise.happenings import happenings
@@ -283,6 +284,7 @@ class Follower:
             left_out=tuple(fleet.left_out) if fleet else (),
             engine=plan.options.engine if plan.options else "",
             places=tuple(fleet.places()) if fleet else (),
+            memory=_memory(),
         )
 
 
@@ -290,8 +292,9 @@ def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptio
     """A deployment's options for a worker of this host. ProoflineError: no such model here, or
     an argument that no deployment may bring.
 
-    The API has checked the arguments of a request. This host checks them again, by its own settings:
-    whoever has a worker's password of Redis can write a deployment too, and may run no code here.
+    The API has checked the arguments of a request. This host checks them again, by its own
+    settings: whoever has a worker's password of Redis can write a deployment too, and may run no
+    code here.
 
     What the deployment leaves out comes from `defaults`, but their parallelism, memory and number
     format belong to their own --model alone. Engines other than vLLM take neither its arguments nor
@@ -309,6 +312,13 @@ def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptio
         said["vllm_args"] = (*before, *checked.vllm_args)
     kept = defaults.model_dump(exclude=of_model)
     return with_chosen_model(EngineOptions(**kept | said | {"served_model_name": wanted.name}))
+
+
+def _memory() -> tuple[int, int] | None:
+    try:
+        return memory_left()
+    except (OSError, ValueError):
+        return None
 
 
 def _vllm_version() -> str | None:

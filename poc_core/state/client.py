@@ -31,7 +31,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether Redis refuses because a script has run for long (5 s, unless it is told otherwise)."""
+    """Whether Redis refuses because a script has run for long (5 s, by default)."""
     return isinstance(error, ResponseError) and "BUSY " in str(error)
 
 

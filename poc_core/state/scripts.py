@@ -1,9 +1,9 @@
 """Loads the Lua scripts: each is lua/common.lua followed by its own file.
 
 Redis keeps scripts in memory alone, and forgets them with a restart, a failover or SCRIPT FLUSH.
-Where processes have users of their own only the API's may load them (docker/users.acl): who may load
-any script can hold Redis up with an endless one. So the API loads every process's (`load_all`),
-and others wait for that as for a Redis that is away.
+Where processes have users of their own only the API's may load them (docker/users.acl): who may
+load any script can hold Redis up with an endless one. So the API loads every process's
+(`load_all`), and others wait for that as for a Redis that is away.
 """
 
 import hashlib

@@ -60,7 +60,12 @@ NOT = {
         "LPUSH poc.other x",
         "HGET unacked.worker x",
         "PUBLISH /0.celery.pidbox x",
-        *("BRPOP poc.model.m 1", "RPOP poc.model.m", "LPOP poc.worker.w", "LMPOP 1 poc.model.m LEFT"),
+        *(
+            "BRPOP poc.model.m 1",
+            "RPOP poc.model.m",
+            "LPOP poc.worker.w",
+            "LMPOP 1 poc.model.m LEFT",
+        ),
         "LMOVE poc.model.m poc:x LEFT RIGHT",
         "RENAME poc.model.m poc:x",
     ),
@@ -105,8 +110,8 @@ NOT = {
         *("SCRIPT LOAD x", "SCRIPT KILL"),
     ),
 }
-# By keys that may only be read or written, which Redis knows since 7: compose.yaml has that, the wheel that
-# tests use has not.
+# By keys that may only be read or written, which Redis knows since 7: compose.yaml has that, the
+# wheel that tests use has not.
 NOT_SINCE_7 = {
     "api": ("LRANGE poc.model.m 0 -1",),
     "courier": ("DEL poc:ports", "ZADD poc:ports 1 22"),
