@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from api.health.roster import Seat, roster
 from poc_core.callbacks import redacted
-from poc_core.serving.deployments import DeploymentState
 from poc_core.machine_figures import is_short_of_memory
+from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.places import LATELY_S
 from poc_core.state.overview import Overview
 

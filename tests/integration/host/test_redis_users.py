@@ -166,6 +166,23 @@ def test_a_script_may_no_more_than_who_calls_it(compose: LocalCompose, user: str
                 client.evalsha(operator.script_load(f"return {line}"), 0)
 
 
+def test_what_a_workers_password_opens(compose: LocalCompose) -> None:
+    """SECURITY.md, A worker host gone bad: what is not kept from it, lest that be forgotten."""
+    url = compose.redis_url_of("worker", password_of(compose, "worker"))
+    can = (
+        "HGETALL poc:job:1",
+        "HSET poc:job:1:values 0 []",
+        "BRPOP poc.model.m 0.01",
+        "HSET poc:worker:none-such chat_host 10.0.0.9",
+        "HGET poc:worker:another chat_secret",
+        "RPUSH poc:outbox:1:entries 1|x",
+        "HSET poc:deployment wanted {}",
+        "PUBLISH /0.celery.pidbox {}",
+    )
+    with redis.Redis.from_url(url) as client:
+        assert [command for command in can if refused(client, command)] == []
+
+
 def test_each_has_a_password_of_its_own(compose: LocalCompose) -> None:
     passwords = {user: password_of(compose, user) for user in USERS} | {
         "default": compose.secret("redis_password")

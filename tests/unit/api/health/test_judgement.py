@@ -263,8 +263,10 @@ def test_times_are_told_in_one_unit(seconds: float, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("left_gib", "limit_gib", "short"),
-    [(0.9, 16, True), (1.1, 16, False), (3, 64, True), (3.3, 64, False), (20, 2000, False)]
-    + [(0.4, 1, False), (0.2, 1, True), (15, 2000, True)],
+    [
+        *((0.9, 16, True), (1.1, 16, False), (3, 64, True), (3.3, 64, False)),
+        *((0.4, 1, False), (0.2, 1, True), (20, 2000, False), (15, 2000, True)),
+    ],
 )
 def test_a_host_that_is_short_of_memory_says_so_before_the_kernel_does(
     left_gib: float, limit_gib: float, short: bool
