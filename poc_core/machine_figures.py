@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel
 
+_GIB = 1024**3
+
 
 class GpuFigures(BaseModel, frozen=True):
     """The figures of one GPU. A sensor that it has not got is not in `sensors`."""
@@ -19,3 +21,11 @@ class MachineFigures(BaseModel, frozen=True):
     read_at: float  # seconds since the epoch
     gpus: tuple[GpuFigures, ...] = ()
     sensors: dict[str, float] = {}  # the same names, without mlnode_
+
+
+def is_short_of_memory(left: float, limit: float) -> bool:
+    """Whether so few bytes are left that the kernel may end an engine before anybody looks.
+
+    Below 1 GiB (of a small machine a quarter), or below 5 % (of a large one 16 GiB).
+    """
+    return left < max(min(_GIB, limit / 4), min(limit / 20, 16 * _GIB))

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from api.health.roster import Seat, roster
 from poc_core.callbacks import redacted
+from poc_core.machine_figures import is_short_of_memory
 from poc_core.serving.deployments import DeploymentState
 from poc_core.serving.places import LATELY_S
 from poc_core.state.overview import Overview
@@ -57,6 +58,7 @@ class Snapshot:
     now: float  # seconds since the epoch
     seen: Overview | None  # None: Redis does not answer
     redis_away_since: float | None = None
+    redis_trouble: str = "Redis does not answer"  # where it is away: what is the matter
     worker_ttl_s: float = 15.0
     outbox_max_bytes: float = float("inf")
 
@@ -84,7 +86,7 @@ def judge(snapshot: Snapshot) -> Health:
     seen, now = snapshot.seen, snapshot.now
     if seen is None:
         since = snapshot.redis_away_since
-        reason = Reason("redis", Level.DOWN, "Redis does not answer", since=since)
+        reason = Reason("redis", Level.DOWN, snapshot.redis_trouble, since=since)
         return Health(Level.DOWN, [reason], since)
     seats = roster(seen, now, snapshot.worker_ttl_s)
     found = [
@@ -150,6 +152,10 @@ def _hosts(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
         if report.error is not None and seen.deployment.state is not DeploymentState.FAILED:
             what = f"{report.host} does not serve {report.model or 'its model'}"
             yield Reason("host", Level.DEGRADED, what, f": {report.error}")
+        if report.memory is not None and is_short_of_memory(*report.memory):
+            left, limit = (size / 2**30 for size in report.memory)
+            more = f": {left:.1f} of {limit:.0f} GiB are left; without any the kernel ends engines"
+            yield Reason("host", Level.DEGRADED, f"{report.host} is short of memory", more)
         silent_s = snapshot.worker_ttl_s - seen.left_s.get(report.id, snapshot.worker_ttl_s)
         if silent_s >= HOST_SILENT_S:
             what = f"the supervisor of {report.host} has been silent"

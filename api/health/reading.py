@@ -48,6 +48,7 @@ class HealthReader:
                 self.now(),
                 seen,
                 self.watch.away_since,
+                self.watch.trouble,
                 self._settings.worker_ttl_s,
                 self._settings.outbox_max_bytes,
             )

@@ -1,19 +1,35 @@
-"""Sees within seconds that Redis is away, whether or not somebody asks, and says so in the log."""
+"""Sees within seconds that Redis is away, whether or not somebody asks, and says so in the log.
+
+It also looks after Redis' scripts: it loads those that Redis has forgotten, for processes that may
+not, and it kills one that has held Redis up for long.
+"""
 
 import logging
 from collections.abc import Callable
 
+from kombu.transport.redis import REFRESH_BINDING, SWEEP_BINDINGS
 from redis import Redis
-from redis.exceptions import TimeoutError
+from redis.exceptions import ResponseError, TimeoutError
+from redis.lock import Lock
 
 from poc_core.periodic import Periodic
-from poc_core.state.client import is_transient
+from poc_core.state import scripts
+from poc_core.state.client import is_busy, is_transient
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 # Seconds that Redis may take for a PING: longer than its longest script, less than a request waits.
 PATIENCE_S = 2.0
+# Celery's own, which workers and Flower run.
+BROKER_SCRIPTS = (REFRESH_BINDING, SWEEP_BINDINGS, str(Lock.LUA_RELEASE_SCRIPT))
+AWAY = "Redis does not answer"
+# Redis says so once a script has run for 5 s (lua-time-limit, busy-reply-threshold).
+BUSY = "Redis is busy with a script"
+UNKILLABLE = (
+    "Redis is busy with a script that has written and so cannot be killed (as the operator,"
+    " `redis-cli SHUTDOWN NOSAVE` and a start end it; what was answered is kept)"
+)
 
 
 class RedisWatch:
@@ -25,6 +41,7 @@ class RedisWatch:
         self._clock = clock
         self._looks: Periodic | None = None
         self.away_since: float | None = None  # seconds since the epoch; None: it answers
+        self.trouble = AWAY
         self.is_mute = False  # it takes connections and says nothing: asking it takes long
 
     def start(self) -> None:
@@ -39,23 +56,41 @@ class RedisWatch:
         self._redis.close()
 
     def look(self) -> None:
-        """Asks Redis once. Raises nothing while Redis is away."""
+        """Asks Redis once. Raises nothing while Redis is away or busy."""
         try:
             self._redis.ping()
+            scripts.load_all(self._redis, BROKER_SCRIPTS)
         except Exception as error:
             if not is_transient(error):
                 raise
             self.note_away(error)
+            if is_busy(error):
+                self._kill_script()
         else:
             self.note_back()
+
+    def _kill_script(self) -> None:
+        try:
+            self._redis.script_kill()
+        except ResponseError as error:  # it has ended by itself, or has written
+            if "UNKILLABLE" in str(error) and self.trouble != UNKILLABLE:
+                self.trouble = UNKILLABLE
+                log.error(UNKILLABLE)
+        else:
+            log.error(
+                "killed a script that had held Redis for 5 s or more: Proofline has none that runs"
+                " so long, so look who else has a password of this Redis"
+            )
 
     def note_away(self, error: Exception) -> None:
         """Somebody had no answer; the first says so."""
         self.is_mute = isinstance(error, TimeoutError)
+        if self.trouble != UNKILLABLE:
+            self.trouble = BUSY if is_busy(error) else AWAY
         if self.away_since is None:
             self.away_since = self._clock()
             log.warning(
-                "Redis does not answer (%s): this API answers 503 until it does; check that it runs"
+                f"{self.trouble} (%s): this API answers 503 until it does; check that it runs"
                 " and that --redis-url or POC_REDIS_URL is right",
                 error,
             )
@@ -64,4 +99,4 @@ class RedisWatch:
         """Somebody had an answer."""
         if self.away_since is not None:
             log.warning("Redis answers again, after %.0f s", self._clock() - self.away_since)
-        self.away_since, self.is_mute = None, False
+        self.away_since, self.is_mute, self.trouble = None, False, AWAY

@@ -133,6 +133,7 @@ def _of_workers(
 ) -> "list[Check]":
     from api.models.cache import ModelCache
     from cli.examine import hardware, machine, packages
+    from cli.machine.cgroup import memory_left
     from poc_core.gpus import read
 
     gpus = read(settings.host)
@@ -142,6 +143,7 @@ def _of_workers(
         ("torch", lambda: packages.imports(gpus.devices)),
         ("gpu", lambda: hardware.gpus(gpus)),
         ("nvlink", lambda: hardware.nvlink(gpus, tensor_parallel)),
+        ("memory", lambda: machine.memory(*memory_left())),
         ("disk", lambda: machine.disk("models", ModelCache().path, 1, 20)),
     ]
     if model is not None:

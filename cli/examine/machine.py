@@ -1,4 +1,4 @@
-"""Room on disks, and the API's port."""
+"""Room on disks and in memory, and the API's port."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ import httpx
 
 from cli.examine.findings import Finding, ok, problem, warning
 from cli.supervise.ports import AddressError, reserve_port
+from poc_core.machine_figures import is_short_of_memory
 
 _GIB = 1024**3
 _LOOK_S = 3.0
@@ -29,6 +30,16 @@ def disk(what: str, path: Path, least_gib: float, some_gib: float) -> Iterator[F
         yield warning("disk", f"{text}.", f"{some_gib:.0f} GiB are safer: make room.")
     else:
         yield ok("disk", text)
+
+
+def memory(left: int, limit: int) -> Iterator[Finding]:
+    """Whether this machine, or this container, has memory left, in bytes."""
+    text = f"{left / _GIB:.1f} of {limit / _GIB:.1f} GiB of memory are left"
+    if is_short_of_memory(left, limit):
+        remedy = "End what uses it (ps aux --sort -rss), or raise the container's limit."
+        yield problem("memory", f"{text}: the kernel may end an engine.", remedy)
+    else:
+        yield ok("memory", text)
 
 
 def port(host: str, number: int) -> Iterator[Finding]:

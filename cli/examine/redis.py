@@ -12,6 +12,7 @@ from cli.examine.findings import Finding, ok, problem, warning
 from cli.supervise.redis_server import MIN_VERSION, RedisServerError, find_redis_server, version_of
 from poc_core.callbacks import redacted, without_secret
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
+from poc_core.state.client import is_busy
 
 ABOUT = "redis"
 _LOOKS = 20  # pings, whose median is the latency
@@ -74,6 +75,14 @@ def _unreachable(shown: str, why: str, error: Exception) -> Finding:
             " `requirepass`."
         )
         return problem(ABOUT, f"{shown} refuses the password ({why}).", remedy)
+    if is_busy(error):
+        return problem(
+            ABOUT,
+            f"{shown} is busy with a script that has run for seconds, and answers nobody.",
+            "A running `proofline api` ends it within seconds. Else, as the operator: redis-cli"
+            " SCRIPT KILL; of one that has written (UNKILLABLE) SHUTDOWN NOSAVE, and a start, which"
+            " keep what was answered. Then look who else has a password of it.",
+        )
     if isinstance(error, ResponseError):
         return problem(
             ABOUT, f"{shown} answers {why}.", "Wait until it has read its file, or look at its log."

@@ -30,6 +30,14 @@ def working_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) ->
     return int(memory.total - memory.available), int(memory.total)
 
 
+def memory_left() -> tuple[int, int]:
+    """(left, limit) in bytes: what this process and its like may still take, of the container's
+    memory and of the machine's. OSError, ValueError: unknown.
+    """
+    used, limit = working_memory()
+    return max(0, min(limit - used, int(psutil.virtual_memory().available))), limit
+
+
 def _folders(root: Path, own: Path) -> list[tuple[Path, tuple[str, str, str]]]:
     """Folders that may hold the counts; in a container the process's own is the root it sees."""
     found = []

@@ -4,10 +4,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from cli.machine.cgroup import memory_left
 from cli.machine.gpus import memory_bytes
 from cli.terminal import UsageError
+from poc_core.machine_figures import is_short_of_memory
 
 GB = 1e9
+GIB = 2**30
+# An engine's process with its libraries, before it has loaded anything.
+PROCESS_GIB = 1.0
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")  # in the order in which vLLM prefers them
 # With these arguments vLLM does not load the weights as they are stored.
 CHANGES_SIZE = ("--load-format", "--quantization", "-q", "--cpu-offload-gb", "--hf-overrides")
@@ -29,6 +34,29 @@ def check_fits(
                 f" have {each * len(group) / GB:.0f} GB: use more --tensor-parallel or"
                 " --pipeline-parallel, or a smaller model."
             )
+
+
+def short_of_memory(
+    model: str, dtype: str, n_workers: int, n_ranks: int, kv_gib: str | None
+) -> str | None:
+    """A sentence where workers want more of this machine's memory than is left; else None.
+
+    `n_ranks`: processes of each worker. `kv_gib`: GiB of each for chat's KV cache on a CPU; None:
+    on GPUs, which hold weights and cache.
+    """
+    needs = n_workers * n_ranks * PROCESS_GIB * GIB
+    if kv_gib is not None:
+        needs += n_workers * (weights_bytes(Path(model), dtype) + n_ranks * float(kv_gib) * GIB)
+    try:
+        left, limit = memory_left()
+    except (OSError, ValueError):
+        return None
+    if needs <= left and not is_short_of_memory(left - needs, limit):
+        return None
+    return (
+        f"memory is short: {n_workers} worker(s) want about {needs / GIB:.1f} GiB, and of"
+        f" {limit / GIB:.1f} GiB {left / GIB:.1f} are left; the kernel may end an engine"
+    )
 
 
 def weights_bytes(directory: Path, dtype: str) -> int:

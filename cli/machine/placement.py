@@ -1,9 +1,10 @@
 """Where this machine's workers run: environments that name each one's GPUs, or cores and memory."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 
 from cli.machine import model_memory
-from cli.machine.cpu_memory import kv_cache_environment
+from cli.machine.cpu_memory import VARIABLE, kv_cache_environment
 from cli.machine.gpus import (
     GpuError,
     groups_of_gpus,
@@ -65,3 +66,14 @@ def environments(
     if not vllm_runs_on_cpu():
         return [memory] * workers
     return [memory | cpu_threads.environment_of_worker(i, workers, n_ranks) for i in range(workers)]
+
+
+def short_of_memory(options: EngineOptions, places: Sequence[Mapping[str, str]]) -> str | None:
+    """A sentence where this machine's memory is short for these workers; None: it will do."""
+    if options.engine == "synthetic":
+        return None
+    on_cpu = options.engine == "vllm" and vllm_runs_on_cpu()
+    kv_gib = {**os.environ, **(places[0] if places else {})}.get(VARIABLE) if on_cpu else None
+    return model_memory.short_of_memory(
+        options.model, options.dtype, len(places), options.n_devices, kv_gib
+    )

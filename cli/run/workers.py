@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MAX_FAST_CRASHES = 8
 FAILED_STARTS = 1  # for a model deployed by request: whoever waits is told of the second
 WATCH_S = 0.5
+# Seconds for an API that starts beside this command to load Redis' scripts.
+SCRIPTS_WAIT_S = 60.0
 
 
 @takes_engine_options(needs_model=False)
@@ -66,6 +68,7 @@ def workers(
     from cli.supervise.redis_server import wait_for_redis
     from poc_core.serving.places import HOST_ID_VARIABLE
     from poc_core.settings import load_settings
+    from poc_core.state import scripts
     from poc_core.state.client import connect
     from poc_core.state.deployments import DeploymentStore
     from poc_core.state.registry import WorkerRegistry
@@ -92,6 +95,8 @@ def workers(
             if own
             else placement.environments_of_most(options, found, None, n_workers or 1)
         )
+        if (why := placement.short_of_memory(options, places)) is not None:
+            announce(why)
         failed_starts = None if own else FAILED_STARTS
         fleet = Fleet(
             settings.host,
@@ -114,6 +119,7 @@ def workers(
     ):
         wait_for_redis(settings.redis_url)
         redis = connect(settings)
+        scripts.wait_until_loaded(redis, SCRIPTS_WAIT_S)
         store, registry = DeploymentStore(redis, settings), WorkerRegistry(redis, settings)
         follower = Follower(store, registry, settings.host, engine_options, start_fleet, announce)
         exits.callback(follower.stop)

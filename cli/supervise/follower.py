@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
+from cli.machine.cgroup import memory_left
 from cli.model_choice import with_chosen_model
 from cli.supervise.fleet import Fleet
 from cli.supervise.happenings import happenings
@@ -30,6 +31,8 @@ from poc_core.serving.deployments import (
 )
 from poc_core.serving.model_options import ModelOptions
 from poc_core.serving.places import WorkerPlace
+from poc_core.serving.vllm_arguments import read_deployment
+from poc_core.settings import load_settings
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import WorkerRegistry
 from workers.engines.options import EngineOptions
@@ -281,11 +284,17 @@ class Follower:
             left_out=tuple(fleet.left_out) if fleet else (),
             engine=plan.options.engine if plan.options else "",
             places=tuple(fleet.places()) if fleet else (),
+            memory=_memory(),
         )
 
 
 def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptions:
-    """A deployment's options for a worker of this host. ProoflineError: no such model here.
+    """A deployment's options for a worker of this host. ProoflineError: no such model here, or
+    an argument that no deployment may bring.
+
+    The API has checked the arguments of a request. This host checks them again, by its own
+    settings: whoever has a worker's password of Redis can write a deployment too, and may run no
+    code here.
 
     What the deployment leaves out comes from `defaults`, but their parallelism, memory and number
     format belong to their own --model alone. Engines other than vLLM take neither its arguments nor
@@ -297,9 +306,19 @@ def deployed_options(wanted: Deployment, defaults: EngineOptions) -> EngineOptio
         said = {name: said[name] for name in said.keys() & _OF_ANY_ENGINE}
     else:  # of two arguments that contradict each other vLLM takes the last
         before = () if defaults.model else defaults.vllm_args
-        said["vllm_args"] = (*before, *wanted.vllm_args)
+        trusted = load_settings().trusted
+        checked = read_deployment(wanted.model, wanted.dtype, wanted.vllm_args, trusted)
+        said |= checked.model_dump(exclude_unset=True, exclude={"model", "left_out"})
+        said["vllm_args"] = (*before, *checked.vllm_args)
     kept = defaults.model_dump(exclude=of_model)
     return with_chosen_model(EngineOptions(**kept | said | {"served_model_name": wanted.name}))
+
+
+def _memory() -> tuple[int, int] | None:
+    try:
+        return memory_left()
+    except (OSError, ValueError):
+        return None
 
 
 def _vllm_version() -> str | None:

@@ -312,6 +312,8 @@ class Stack:
             places = placement.environments_of_most(
                 options, visible_gpus(), self.deployed_workers, self.workers
             )
+        if (why := placement.short_of_memory(options, places)) is not None:
+            self.announce(why)
         self.options = options
         failed_starts = None if own else FAILED_STARTS
         assert self._follower is not None

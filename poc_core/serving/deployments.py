@@ -57,6 +57,8 @@ class HostReport(BaseModel, frozen=True):
     left_out: tuple[str, ...] = ()  # arguments that its vLLM does not know, each with the reason
     engine: str = ""  # of its workers
     places: tuple[WorkerPlace, ...] = ()  # they, over their restarts
+    # bytes of its memory, or its container's, that are left, and the limit; None: unknown
+    memory: tuple[int, int] | None = None
 
 
 class ChildLog(BaseModel, frozen=True):

@@ -17,9 +17,10 @@ from poc_core.settings import REDIS_TIMEOUT_S, Settings
 # within seconds. Every script may run twice without harm.
 _RETRIES = 3
 
-# Redis away or restarting, its memory or disk full: errors by type, and by a script error's text.
+# Redis away or restarting, busy with a script that does not end, its memory or disk full: errors by
+# type, and by a script error's text.
 TRANSIENT = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
-_TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ")
+_TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ", "BUSY ")
 
 
 def is_transient(error: Exception) -> bool:
@@ -27,6 +28,11 @@ def is_transient(error: Exception) -> bool:
     if isinstance(error, ResponseError) and any(text in str(error) for text in _TRANSIENT_TEXTS):
         return True
     return isinstance(error, TRANSIENT)
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether Redis refuses because a script has run for long (5 s, by default)."""
+    return isinstance(error, ResponseError) and "BUSY " in str(error)
 
 
 def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_TIMEOUT_S) -> Redis:

@@ -53,6 +53,10 @@ class WorkerRegistry:
             pipe.expire(keys.worker(worker.id), self._settings.worker_ttl_s)
             pipe.zadd(keys.WORKERS, {worker.id: now})
             pipe.expire(keys.WORKERS, self._settings.job_ttl_sec)
+            if worker.port:
+                pipe.zadd(keys.CHAT_PORTS, {str(worker.port): now})
+                pipe.zremrangebyscore(keys.CHAT_PORTS, "-inf", self._oldest_port())
+                pipe.expire(keys.CHAT_PORTS, self._settings.job_ttl_sec)
             if info is not None:
                 pipe.hset(keys.MODELS, worker.model, json.dumps({"info": info, "seen_at": now}))
                 pipe.expire(keys.MODELS, self._settings.job_ttl_sec)
@@ -100,14 +104,17 @@ class WorkerRegistry:
         return [worker for worker in self.live(model) if worker.is_ready]
 
     def ports(self) -> set[int]:
-        """The ports on which living workers serve chat. Reads nothing else, cleans nothing up."""
-        with self._redis.pipeline(transaction=False) as pipe:
-            ids = self._ids()
-            for worker_id in ids:
-                pipe.hget(keys.worker(worker_id), "port")
-            found = zip(ids, answers(pipe), strict=True)
-        ports = (readable(f"port of worker {name!r}", partial(_port, raw)) for name, raw in found)
+        """The ports on which workers serve chat, or did lately. Changes nothing.
+
+        Apart from the workers' records, whose secrets are not for everyone who asks for ports.
+        """
+        found = self._redis.zrangebyscore(keys.CHAT_PORTS, self._oldest_port(), "+inf")
+        ports = (readable(f"port {raw!r}", partial(int, raw)) for raw in found)
         return {port for port in ports if port}
+
+    def _oldest_port(self) -> float:
+        """Heartbeats before that tell no ports; hosts' clocks may differ, sensors may hang."""
+        return self._clock() - 10 * self._settings.worker_ttl_s
 
     def _ids(self) -> list[str]:
         return [name.decode(errors="replace") for name in self._redis.zrange(keys.WORKERS, 0, -1)]
@@ -137,10 +144,6 @@ def worker_records(found: Iterable[tuple[str, Mapping[bytes, bytes]]]) -> list[W
 def _worker(fields: Mapping[bytes, bytes]) -> WorkerRecord:
     told = {name.decode(): json.loads(value) for name, value in fields.items()}
     return _WORKER.validate_python(told)
-
-
-def _port(raw: bytes | None) -> int:
-    return int(json.loads(raw) or 0) if raw is not None else 0
 
 
 def _model(raw: bytes) -> tuple[ModelInfo, float]:

@@ -1,17 +1,111 @@
-"""Loads the Lua scripts: each is lua/common.lua followed by its own file."""
+"""Loads the Lua scripts: each is lua/common.lua followed by its own file.
 
+Redis keeps scripts in memory alone, and forgets them with a restart, a failover or SCRIPT FLUSH.
+Where processes have users of their own only the API's may load them (docker/users.acl): who may
+load any script can hold Redis up with an endless one. So the API loads every process's
+(`load_all`), and others wait for that as for a Redis that is away.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from redis import Redis
+from redis.client import Pipeline
 from redis.commands.core import Script
+from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError
+
+_FOLDER = files("poc_core.state") / "lua"
+_COMMON = "common"
+# Seconds between two looks whether an API has loaded the scripts by now.
+_LOOK_S = 0.2
+
+
+class ScriptsMissingError(ConnectionError):
+    """Redis has forgotten the scripts, and this user may not load them: as if it were away."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Redis has not (or not any more) the scripts of this node, and this user may not load"
+            " them; a running `proofline api` does within seconds"
+        )
+
+
+class SharedScript(Script):
+    """A script that somebody else loads where its caller may not."""
+
+    def __call__(
+        self,
+        keys: Sequence[Any] | None = None,
+        args: Iterable[Any] | None = None,
+        client: Any = None,
+    ) -> Any:
+        """What the script returns. ScriptsMissingError: Redis does not know it."""
+        client = self.registered_client if client is None else client
+        if isinstance(client, Pipeline):  # redis-py would load it there, whatever one may
+            self._make_sure()
+        given = (self.sha, len(keys or ()), *(keys or ()), *(args or ()))
+        try:
+            return client.evalsha(*given)
+        except NoScriptError:
+            _load(self.registered_client, self.script)
+            return client.evalsha(*given)
+
+    def _make_sure(self) -> None:
+        if not self.registered_client.script_exists(self.sha)[0]:
+            _load(self.registered_client, self.script)
 
 
 def load(redis: "Redis", name: str) -> Script:
     """The script lua/{name}.lua, callable with keys and args; survives a restart of Redis."""
-    return redis.register_script(source("common") + source(name))
+    return SharedScript(redis, source(_COMMON) + source(name))
+
+
+def load_all(redis: "Redis", others: Sequence[str] = ()) -> None:
+    """Loads what Redis does not have of all scripts of a node, and of `others`, given as texts.
+
+    ScriptsMissingError: this user may not, and something is missing.
+    """
+    scripts = [*(source(_COMMON) + source(name) for name in _names()), *others]
+    shas = _shas(tuple(scripts))
+    for script, is_there in zip(scripts, redis.script_exists(*shas), strict=True):
+        if not is_there:
+            _load(redis, script)
+
+
+def wait_until_loaded(redis: "Redis", timeout_s: float) -> None:
+    """Loads the scripts, or waits until an API has. ScriptsMissingError: `timeout_s` is over."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return load_all(redis)
+        except ScriptsMissingError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_LOOK_S)
+
+
+def _load(redis: Any, script: Any) -> None:
+    try:
+        redis.script_load(script)
+    except NoPermissionError as error:
+        raise ScriptsMissingError() from error
 
 
 @cache
 def source(name: str) -> str:
-    return (files("poc_core.state") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+    return (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    names = (file.name.removesuffix(".lua") for file in _FOLDER.iterdir())
+    return tuple(sorted(name for name in names if name != _COMMON))
+
+
+@cache
+def _shas(scripts: tuple[str, ...]) -> list[str]:
+    return [hashlib.sha1(script.encode()).hexdigest() for script in scripts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -162,12 +163,86 @@ def full_disk(victims: Victims) -> str:
 
 
 def clocks_jump(victims: Victims) -> str:
-    ahead_s = victims.rng.choice([-3600.0, -60.0, -5.0, 5.0, 60.0])
+    ahead_s = victims.rng.choice([-3600.0, -60.0, -5.0, 5.0, 60.0, 3600.0])
     seconds = victims.rng.uniform(1, _LONGEST_S)
     victims.clock.set(ahead_s)
     time.sleep(seconds)
     victims.clock.set(0)
     return f"clocks {ahead_s:+.0f} s for {seconds:.1f} s"
+
+
+def bad_records(victims: Victims) -> str:
+    """What whoever has a worker's password of Redis might write beside the true records."""
+    seconds = victims.rng.uniform(1, _LONGEST_S)
+    bad = [b"\xff\xfe", "{", "null", "1e999", "[" * 5000, '{"id": 7}']
+    # (index, its name for the bad record, the record's key)
+    listed = [
+        ("poc:workers", "bad-worker", "poc:worker:bad-worker"),
+        ("poc:hosts", "bad-host", "poc:host:bad-host"),
+        ("poc:outbox:due", "bad-outbox", "poc:outbox:bad-outbox"),
+        ("poc:receivers", "bad:1", "poc:receiver:bad:1"),
+        (f"poc:jobs:active:{victims.stack.model_name}", "bad-job", "poc:job:bad-job"),
+    ]
+    with redis.Redis.from_url(victims.stack.own_url) as connection:
+        for index, name, key in listed:
+            if victims.rng.random() < 0.5:
+                connection.set(key, victims.rng.choice(bad), ex=60)
+            else:
+                told = ("state", "status", "url", "report", "id", "in_hand", "generation")
+                fields = {field: victims.rng.choice(bad) for field in told}
+                connection.hset(key, mapping=fields)  # type: ignore[arg-type]
+                connection.expire(key, 60)
+            connection.zadd(index, {name: 1.0})
+        connection.hset("poc:models", "bad-model", victims.rng.choice(bad))
+        time.sleep(seconds)
+        for index, name, key in listed:
+            connection.zrem(index, name)
+            connection.delete(key)
+        connection.hdel("poc:models", "bad-model")
+    return f"bad records for {seconds:.1f} s"
+
+
+def bad_messages(victims: Victims) -> str:
+    """Messages that are none of Celery's, or name what is none of Proofline's."""
+    none_such = json.dumps({"body": "W10=", "headers": {}, "properties": {}})
+    bad = [b"\xff", "{", "[]", "null", "1e999", "[" * 100_000, none_such]
+    with redis.Redis.from_url(victims.stack.own_url) as connection:
+        queues = [f"poc.model.{victims.stack.model_name}"]
+        workers = connection.zrange("poc:workers", 0, -1)
+        queues += [f"poc.worker.{name.decode()}" for name in workers]
+        for _ in range(10):
+            connection.lpush(victims.rng.choice(queues), victims.rng.choice(bad))
+        for queue in queues:
+            connection.expire(queue, 3600)
+    return "ten bad messages"
+
+
+def busy_script(victims: Victims) -> str:
+    """A script that does not end, until the API has it killed."""
+    began = time.monotonic()
+    # What cuts this connection, or is slow to kill, is the campaign's to tell: it waits for work.
+    with (
+        contextlib.suppress(redis.RedisError),
+        redis.Redis.from_url(victims.stack.own_url, socket_timeout=60) as connection,
+    ):
+        connection.eval("while true do end", 0)
+    return f"a script without end, which lasted {time.monotonic() - began:.1f} s"
+
+
+def few_descriptors(victims: Victims) -> str:
+    """A process may open no more files or connections than it has open."""
+    name, pid = victims.any_pid()
+    seconds = victims.rng.uniform(1, _LONGEST_S)
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        process = psutil.Process(pid or 0)
+        soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+        highest = max(int(one.name) for one in Path(f"/proc/{process.pid}/fd").iterdir())
+        process.rlimit(psutil.RLIMIT_NOFILE, (highest + 1, hard))
+        try:
+            time.sleep(seconds)
+        finally:
+            process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+    return f"no further files for {name} for {seconds:.1f} s"
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -189,6 +264,10 @@ FAULTS: tuple[Fault, ...] = (
     no_memory,
     full_disk,
     clocks_jump,
+    bad_records,
+    bad_messages,
+    busy_script,
+    few_descriptors,
 )
 
 

@@ -96,13 +96,18 @@ class LocalCompose:
         return int(self._ports["6379"])
 
     def refused_by_redis(self) -> list[dict[str, Any]]:
-        """What services asked of Redis that their users may not, but for redis-py's own tries."""
+        """What services asked of Redis that their users may not.
+
+        But for redis-py's own tries, and for scripts that were not loaded yet: who may not load
+        them finds out by trying.
+        """
         with Redis.from_url(self.redis_url) as client:
             log: list[dict[str, Any]] = client.acl_log()
         return [
             entry
             for entry in log
-            if entry["username"] in self.services and entry["object"] not in ("client", "auth")
+            if entry["username"] in self.services
+            and entry["object"] not in ("client", "auth", "script|load", "script")
         ]
 
     def secret(self, name: str) -> str:
@@ -215,6 +220,6 @@ class LocalCompose:
 
 
 def as_redis_here_reads_it(users: Path) -> None:
-    """Rewrites users for a Redis before 7, which knows no keys that may only be read."""
+    """Rewrites users for a Redis before 7, which knows no keys that may only be read or written."""
     if (version_of(str(REDIS)) or (0,)) < (7,):
-        users.write_text(users.read_text().replace("%R~", "~"))
+        users.write_text(users.read_text().replace("%R~", "~").replace("%W~", "~"))

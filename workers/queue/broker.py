@@ -9,9 +9,11 @@ from typing import Any
 from celery.app.amqp import AMQP
 from kombu import Connection, Exchange, Queue
 from kombu.transport import redis as kombu_redis
+from redis import Redis
 from redis.exceptions import ConnectionError, ResponseError
 
 from poc_core.state.client import is_transient
+from poc_core.state.scripts import SharedScript
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,13 @@ _dropped = count(1)  # messages of this process
 
 # Seconds that a worker's own queue outlives it: each worker has a new one, they would add up.
 _QUEUE_OF_ONE_S = 3600
+
+
+class _Client(Redis):
+    """A client whose scripts, kombu's own, are the API's to load."""
+
+    def register_script(self, script: Any) -> Any:
+        return SharedScript(self, script)
 
 
 class _Channel(kombu_redis.Channel):
@@ -69,6 +78,9 @@ class _Channel(kombu_redis.Channel):
             # Celery knows to live with this error.
             raise ConnectionError("this connection was given up when Redis went away")
         return super()._connparams(*args, **kwargs)
+
+    def _get_client(self) -> type[Redis]:
+        return _Client
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         if asynchronous:  # such a client owns the connection that it polls

@@ -2,15 +2,16 @@
 -- answer. After the last ones it drops the model's messages: those of jobs that stay are sent again by a worker.
 --
 -- KEYS: 1 active     the index: zset job id -> creation time
---       2 queue      the list of the model's messages
 -- ARGV: 1 first      place in the index of the first one to look at
 --       2 most       jobs
 --       3 now        seconds since the epoch
 --       4 ttl        seconds a cancelled job is kept
 --       5 earlier    jobs that calls before this one cancelled
+--       6 queue      the list of the model's messages: no key, as EVALSHA wants to read what are its keys, and the API
+--                    may only write here
 -- Returns {jobs looked at, jobs cancelled, jobs that stay}.
-local active, queue = unpack(KEYS)
-local first, most, now, ttl, earlier = unpack(ARGV)
+local active = KEYS[1]
+local first, most, now, ttl, earlier, queue = unpack(ARGV)
 local n_cancelled, n_stay = 0, 0
 
 -- Whether it stays.

@@ -31,7 +31,7 @@ if outcome == 'failed' then
   return 1
 end
 local taken, ended, fits = unpack(redis.call('HMGET', outbox, 'in_flight', 'in_flight_artifacts', 'fits'))
-taken, ended = tonumber(taken), tonumber(ended)
+taken, ended = math.min(tonumber(taken), redis.call('LLEN', entries)), tonumber(ended)
 local bytes = 0
 for first = 0, taken - 1, CHUNK do
   for _, entry in ipairs(redis.call('LRANGE', entries, first, math.min(first + CHUNK, taken) - 1)) do

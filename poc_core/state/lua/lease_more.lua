@@ -18,7 +18,9 @@ if not is_active(status) or own_spec ~= spec or redis.call('EXISTS', 'poc:round:
   return {}
 end
 local found, misses = {}, 0
-for index = tonumber(first), tonumber(n_batches) - 1 do
+-- However many it is said to have.
+n_batches = math.min(tonumber(n_batches), redis.call('HLEN', job .. ':nonces'))
+for index = math.max(0, tonumber(first)), n_batches - 1 do
   local batch = string.format('%d', index)
   local holder = redis.call('HGET', job .. ':leases', batch)
   local is_free = redis.call('SISMEMBER', job .. ':todo', batch) == 1

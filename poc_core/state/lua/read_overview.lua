@@ -23,7 +23,7 @@ local second, window, most_receivers = unpack(ARGV)
 
 -- Calls `look` with each whole second of the window, as it is written in keys.
 local function each_second(look)
-  for age = 1, tonumber(window) do
+  for age = 1, math.min(tonumber(window), 60) do -- the counters of a second live as long
     look(string.format('%d', tonumber(second) - age))
   end
 end

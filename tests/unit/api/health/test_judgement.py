@@ -259,3 +259,21 @@ def test_a_name_is_the_hosts_and_its_gpus_and_stays_over_starts() -> None:
 )
 def test_times_are_told_in_one_unit(seconds: float, told: str) -> None:
     assert duration(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("left_gib", "limit_gib", "short"),
+    [
+        *((0.9, 16, True), (1.1, 16, False), (3, 64, True), (3.3, 64, False)),
+        *((0.4, 1, False), (0.2, 1, True), (20, 2000, False), (15, 2000, True)),
+    ],
+)
+def test_a_host_that_is_short_of_memory_says_so_before_the_kernel_does(
+    left_gib: float, limit_gib: float, short: bool
+) -> None:
+    gib = 1024**3
+    memory = (int(left_gib * gib), int(limit_gib * gib))
+    health = health_of(seen(start_of(0), hosts=(report(place(0), memory=memory),)))
+    told = f"h1 is short of memory: {left_gib:.1f} of {limit_gib:.0f} GiB are left;"
+    assert said(health)[0] == ("degraded" if short else "ok")
+    assert [text.startswith(told) for text in said(health)[1]] == [True] * short

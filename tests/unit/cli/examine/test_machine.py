@@ -115,3 +115,11 @@ class TestReceiver:
     @pytest.mark.parametrize("url", ["ftp://host", "http://host?x=1", "host:9100"])
     def test_a_url_that_no_callback_may_have(self, url: str) -> None:
         assert [found.level for found in receiver.receiver(url, Settings())] == ["problem"]
+
+
+def test_memory_that_is_short_is_wrong() -> None:
+    gib = 1024**3
+    (short,) = machine.memory(gib // 2, 64 * gib)
+    assert (short.level, "0.5 of 64.0 GiB" in short.says) == ("problem", True)
+    (enough,) = machine.memory(8 * gib, 64 * gib)
+    assert enough.level == "ok"

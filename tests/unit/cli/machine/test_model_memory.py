@@ -82,3 +82,19 @@ def test_the_same_weights_in_another_form_do_not_count(model: Path) -> None:
 def test_auto_loads_float32_as_16_bits(model: Path, stored: str, dtype: str, gb: int) -> None:
     (model / "config.json").write_text(json.dumps({"dtype": stored}))
     assert model_memory.weights_bytes(model, dtype) == gb * GB
+
+
+@pytest.mark.parametrize(
+    ("left_gib", "n_workers", "kv_gib", "short"),
+    [(20, 1, "1", False), (20, 4, "4", True), (2, 1, None, True), (20, 4, None, False)],
+)
+def test_memory_that_is_short_is_told_before_a_start(
+    monkeypatch: pytest.MonkeyPatch, left_gib: int, n_workers: int, kv_gib: str | None, short: bool
+) -> None:
+    found = (left_gib * 2**30, 32 * 2**30)
+    monkeypatch.setattr(model_memory, "memory_left", lambda: found)
+    why = model_memory.short_of_memory("no directory", "auto", n_workers, 1, kv_gib)
+    assert (why is not None) == short
+    if why is not None:
+        assert f"{left_gib}.0 are left" in why
+        assert f"{n_workers} worker(s) want about" in why

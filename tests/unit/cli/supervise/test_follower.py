@@ -13,6 +13,7 @@ from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower, deployed_options
 from cli.supervise.start_stages import StartStages
 from cli.terminal import UsageError
+from poc_core.errors import ArgumentsError
 from poc_core.serving.deployments import (
     ChildLog,
     Deployment,
@@ -423,6 +424,29 @@ def test_what_workers_are_told(
 ) -> None:
     name = {"model": "Qwen/Qwen3-8B", "served_model_name": "Qwen/Qwen3-8B"}
     assert deployed_options(wanted, defaults) == EngineOptions(**name | expected)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--middleware", "os.system"),
+        ("--tool-parser-plugin", "/tmp/x.py"),
+        ("--chat-template", "/etc/passwd"),
+    ],
+)
+def test_a_record_runs_no_code_on_a_host(words: tuple[str, ...]) -> None:
+    """Also one that no API has checked: who may write it is not who may deploy."""
+    with pytest.raises(ArgumentsError):
+        deployed_options(Deployment(model="acme/m", vllm_args=words), EngineOptions(model=""))
+
+
+def test_a_record_makes_no_host_trust_a_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = ("--trust-remote-code", "--revision", "a" * 40)
+    wanted = Deployment(model="acme/m", vllm_args=pinned)
+    here = EngineOptions(model="")
+    assert deployed_options(wanted, here).vllm_args == pinned[1:]
+    monkeypatch.setenv("POC_TRUSTED_MODELS", f"acme/m@{'a' * 40}")
+    assert deployed_options(wanted, here).vllm_args == pinned
 
 
 def test_a_directory_is_served_under_its_name() -> None:

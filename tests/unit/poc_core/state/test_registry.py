@@ -110,13 +110,13 @@ def test_celery_forgets_the_queue_of_a_worker_that_left_or_is_long_gone(
 
 
 def test_a_port_that_cannot_be_read_hides_no_other(
-    workers: WorkerRegistry, serve: Serve, redis: Redis
+    workers: WorkerRegistry, serve: Serve, redis: Redis, settings: Settings, clock: Clock
 ) -> None:
-    for worker_id in ("bad", "worse", "good"):
-        workers.heartbeat(replace(serve(worker_id), port=5005))
-    redis.hset("poc:worker:bad", "port", "{")
-    redis.delete("poc:worker:worse")
-    redis.set("poc:worker:worse", "no hash")
+    workers.heartbeat(replace(serve("long-gone"), port=4004))
+    clock.now += 11 * settings.worker_ttl_s
+    workers.heartbeat(replace(serve("good"), port=5005))
+    serve("starting")
+    redis.zadd("poc:ports", {b"\xff": clock.now, "{": clock.now})
     assert workers.ports() == {5005}
 
 

@@ -1,0 +1,168 @@
+"""Scripts in a Redis with users: who loads them, what holds Redis up, and who ends that."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from kombu.transport.redis import REFRESH_BINDING
+from redis import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from api.health.judgement import Level, Snapshot, judge
+from api.health.redis_watch import BUSY, UNKILLABLE, RedisWatch
+from cli.examine.redis import server as findings_of
+from poc_core.settings import Settings
+from poc_core.state import scripts
+from poc_core.state.client import connect, is_transient
+from poc_core.state.scripts import ScriptsMissingError
+from tests.harness.waiting import wait_until
+from tests.stacks.local_compose import LocalCompose
+from workers.queue.app import create_app
+
+pytestmark = pytest.mark.integration
+
+As = Callable[[str], Redis]
+
+
+@pytest.fixture(scope="module")
+def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompose]:
+    with LocalCompose(tmp_path_factory.mktemp("scripts")) as running:
+        running.start("redis")
+        running.wait_healthy("redis")
+        yield running
+
+
+@pytest.fixture
+def as_user(compose: LocalCompose) -> Iterator[As]:
+    """Connections of users, each with a timeout that no script of ours needs."""
+    with ExitStack() as exits:
+
+        def connection(user: str) -> Redis:
+            url = compose.redis_url
+            if user != "default":
+                url = compose.redis_url_of(user, compose.secret(f"{user}_redis_password"))
+            settings = Settings(redis_url=url)
+            return exits.enter_context(connect(settings, patient=False, timeout_s=2.0))
+
+        operator = connection("default")
+        operator.script_flush()
+        operator.config_set("lua-time-limit", 300)  # of 5,000 ms
+        yield connection
+
+
+def hold_up(operator: Redis, script: str) -> threading.Thread:
+    def run() -> None:
+        with contextlib.suppress(RedisError):  # it is killed, or lasts longer than we wait
+            operator.eval(script, 0)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("user", ["worker", "courier", "flower"])
+def test_what_redis_has_forgotten_the_api_loads_for_those_who_may_not(
+    as_user: As, user: str
+) -> None:
+    theirs = scripts.SharedScript(as_user(user), scripts.source("common") + "return 7")
+    known = scripts.load(as_user(user), "count_jobs")
+    for script in (theirs, known):
+        with pytest.raises(ScriptsMissingError) as missing:
+            script()
+        assert is_transient(missing.value)  # so it is waited out, as a Redis that is away
+    with pytest.raises(ScriptsMissingError):
+        scripts.wait_until_loaded(as_user(user), 0.0)
+    RedisWatch(as_user("api"), time.time).look()
+    scripts.wait_until_loaded(as_user(user), 0.0)
+    assert as_user(user).script_exists(known.sha) == [True]
+    with pytest.raises(ScriptsMissingError):
+        theirs()
+
+
+def test_celerys_scripts_are_the_apis_too(compose: LocalCompose, as_user: As) -> None:
+    url = compose.redis_url_of("worker", compose.secret("worker_redis_password"))
+    with create_app(url, "worker").connection_for_read() as connection:
+        client = connection.default_channel.client
+        lock = client.lock("unacked.worker.mutex", timeout=5)
+        assert lock.acquire(blocking=False)
+        with pytest.raises(ScriptsMissingError):
+            lock.release()
+        refresh = client.register_script(REFRESH_BINDING)
+        with pytest.raises(ScriptsMissingError):
+            refresh(["_kombu.binding.x", "y"], ["member", "x", 1], client=client.pipeline())
+        RedisWatch(as_user("api"), time.time).look()
+        lock.local.token = as_user("default").get("unacked.worker.mutex")  # it is tried again
+        lock.release()
+        assert as_user("default").exists("unacked.worker.mutex") == 0
+        with client.pipeline() as pipe:
+            refresh(["_kombu.binding.x", "_kombu.binding.y"], ["member", "x", 1], client=pipe)
+            pipe.execute()
+        assert as_user("default").smembers("_kombu.binding.x") == {b"member"}
+
+
+def test_a_script_that_does_not_end_is_told_and_killed(as_user: As) -> None:
+    watch = RedisWatch(as_user("api"), time.time)
+    thread = hold_up(as_user("default"), "while true do end")
+    time.sleep(0.5)
+    with pytest.raises(ResponseError, match="BUSY") as busy:
+        as_user("worker").get("poc:queued_nonces")
+    assert is_transient(busy.value)
+    watch.note_away(busy.value)
+    health = judge(Snapshot(time.time(), None, watch.away_since, watch.trouble))
+    assert (health.level, [reason.what for reason in health.reasons]) == (Level.DOWN, [BUSY])
+    watch.look()
+    thread.join(5)
+    watch.look()
+    assert watch.away_since is None
+    assert as_user("worker").get("poc:queued_nonces") is None
+
+
+def test_a_script_that_has_written_is_told_with_what_ends_it(as_user: As) -> None:
+    watch = RedisWatch(as_user("api"), time.time)
+    busy_s = "redis.call('SET', 'x', 1) local n = 0 for i = 1, 3e8 do n = n + i end return n"
+    thread = hold_up(as_user("default"), busy_s)
+    time.sleep(0.5)
+    watch.look()
+    assert watch.trouble == UNKILLABLE
+    assert "SHUTDOWN NOSAVE" in judge(
+        Snapshot(time.time(), None, watch.away_since, watch.trouble)
+    ).text(time.time())
+    thread.join()
+
+    def is_back() -> bool:
+        watch.look()
+        return watch.away_since is None
+
+    wait_until(is_back, "Redis is done with the script")
+
+
+def test_doctor_tells_of_a_script_that_does_not_end(compose: LocalCompose, as_user: As) -> None:
+    thread = hold_up(as_user("default"), "while true do end")
+    time.sleep(0.5)
+    found = list(findings_of(Settings(redis_url=compose.redis_url)))
+    assert [(one.about, one.level) for one in found] == [("redis", "problem")]
+    assert "busy with a script" in found[0].says
+    assert "SCRIPT KILL" in found[0].remedy
+    as_user("api").script_kill()
+    thread.join(5)
+
+
+def test_no_argument_makes_a_script_run_without_end(as_user: As) -> None:
+    RedisWatch(as_user("api"), time.time).look()
+    worker, courier = as_user("worker"), as_user("courier")
+    huge = "1e15"
+    worker.hset("poc:job:j", mapping={"status": "running", "spec": "s", "n_batches": huge})
+    worker.hset("poc:job:j", "model", "m")
+    first, room, misses = "-1e15", "1e15", "1e15"
+    more = scripts.load(worker, "lease_more")
+    assert more(["poc:job:j"], ["w|1|n1", 60, "s", first, room, misses]) == []
+    names = [f"poc:job:{n}" for n in range(9)]
+    scripts.load(worker, "read_overview")(names, [1000, huge, 10])
+    fields = {"token": "t", "in_flight": huge, "in_flight_artifacts": 1, "number": 0}
+    courier.hset("poc:outbox:o", mapping=fields)
+    courier.lpush("poc:outbox:o:entries", "1|x")
+    delivered = ["t", "delivered", 1, "", 1, 60, 100, 1000]
+    assert scripts.load(courier, "end_delivery")(["poc:outbox:o"], delivered) == 1
