@@ -42,8 +42,8 @@ _OPINIONS = range(20)
 # Of wrappers: no other tower is wanted here, and none has a processor.
 _TEXT_ONLY = ("--language-model-only",)
 # Several engines share a GPU: each says what it takes, as none can tell from what is free.
-_SHARED_GPU = ("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2**30))
-_KEPT_GB = 0.25
+SHARED_GPU = ("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2**30))
+KEPT_GB = 0.25
 
 
 def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
         served_model_name=family,
         dtype=VARIANTS[variant].dtype,
         max_batch_tokens=2048,
-        decode_memory_gb=_KEPT_GB if on_gpu else None,
-        vllm_args=(*arguments(family, variant), *(_SHARED_GPU if on_gpu else ())),
+        decode_memory_gb=KEPT_GB if on_gpu else None,
+        vllm_args=(*arguments(family, variant), *(SHARED_GPU if on_gpu else ())),
     )
     try:
         engine = load_engine(options, 120)

@@ -117,18 +117,23 @@ def run(
     return rows
 
 
-def in_a_process(family: str, variant: str, limit_s: float) -> dict[str, Any]:
-    """See `look`; also what ends the process, or takes too long, is told and ends nothing else."""
+def in_a_process(
+    family: str, variant: str, limit_s: float, module: str = "matrix"
+) -> dict[str, Any]:
+    """See `look`; also what ends the process, or takes too long, is told and ends nothing else.
+
+    `module`: the one here that looks.
+    """
     command = [
         sys.executable,
         "-m",
-        "tests.families.matrix",
+        f"tests.families.{module}",
         "--one",
         "--variants",
         variant,
         family,
     ]
-    log = FOLDER / f"{family}-{variant}.log"
+    log = FOLDER / f"{family}-{variant}{'' if module == 'matrix' else f'-{module}'}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     # As in `make test`: a small cache for chat, and no core that two engines would both take.
     small = {
