@@ -22,9 +22,9 @@ from cli.machine.gpus import visible_gpus
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
+from tests.families import against_oracle
 from tests.families.checks import greedy
 from tests.families.look import FOLDER, KEPT_GB, SHARED_GPU, VARIANTS, arguments
-from tests.families.make import make, text_config
 from tests.families.matrix import in_a_process
 from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
@@ -40,10 +40,15 @@ FAMILIES = (
     "kimi-k2.6",
     "minimax-m2",
 )
-# Decode proofs read 256 dimensions of a state.
-_WIDTH = 256
 _NONCES, _STEPS = range(4), 64
-_SEQ_LEN = 100
+# Over several blocks and windows.
+SPEC = ProofSpec(
+    scheme="decode",
+    block_hash="block",
+    public_key="key",
+    seq_len=100,
+    options={"max_tokens": _STEPS},
+)
 # What honest nodes are granted; a chain of another state is off by 0.1 or more.
 _MARGIN = 0.03
 # Beside others: nonces that a micro-batch holds at a time.
@@ -58,7 +63,7 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     from workers.engines.options import EngineOptions
 
     options = EngineOptions(
-        model=str(_model(family)),
+        model=str(against_oracle.model(family, FOLDER)),
         served_model_name=family,
         dtype=VARIANTS[variant].dtype,
         max_batch_tokens=2048,
@@ -74,22 +79,9 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     try:
         if why_not := why_no_chains(engine.info):
             return {"right": True, "refused": why_not, **started}
-        return checked(engine, spec_of(family)) | started
+        return checked(engine, SPEC) | started
     finally:
         engine.close()
-
-
-def spec_of(family: str) -> ProofSpec:
-    """Of chains over several blocks and windows; of sparse attention, that choose nothing."""
-    most = text_config(family).get("index_topk", 1 << 30)
-    seq_len = min(_SEQ_LEN, most - _STEPS)
-    return ProofSpec(
-        scheme="decode",
-        block_hash="block",
-        public_key="key",
-        seq_len=seq_len,
-        options={"max_tokens": _STEPS},
-    )
 
 
 def checked(engine: Any, spec: ProofSpec) -> dict[str, Any]:
@@ -223,12 +215,6 @@ def _step_by_step(
         yield step, engine.tick(Tick(begin, [one], wait=True)).values.get(own)
 
 
-def _model(family: str) -> Any:
-    narrow = text_config(family)["hidden_size"] < _WIDTH
-    changes = {"hidden_size": _WIDTH} if narrow else {}
-    return make(family, FOLDER / "chains", **changes)
-
-
 def main() -> None:
     on_gpu = bool(visible_gpus())
     parser = argparse.ArgumentParser(
@@ -245,7 +231,7 @@ def main() -> None:
         return
     for family in options.families:
         with suppress(Exception):  # the family's own process tells what is wrong with it
-            _model(family)
+            against_oracle.model(family, FOLDER)
     wrong = 0
     with ThreadPoolExecutor(options.jobs) as pool:
         waiting = {
