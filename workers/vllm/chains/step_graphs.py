@@ -29,7 +29,7 @@ _GRAPHS_KEPT = 4
 
 Caches = Callable[[], AbstractContextManager[None]]
 
-# Where a micro-batch's keys and values lie, its nonces, their positions, and vLLM's own buffers.
+# Where a micro-batch's kept caches lie, its nonces, their positions, and vLLM's own buffers.
 _Key = tuple[int, ...]
 
 
@@ -70,7 +70,7 @@ class StepGraphs:
             return None
         key = (
             id(place),
-            place.n_tokens,
+            *place.shape,
             len(batch.nonces),
             batch.order.shape.positions,
             *cache_compat.workspaces(),
@@ -129,7 +129,6 @@ class RecordedStep:
         self._metadata: dict[str, Any] | None = None  # by layer
         self._recorder = recorder
         self._replay: Replay | None = None
-        self._output: Tensor | None = None
 
     def fill(self, batch: Batch, step: int) -> None:
         """Makes it one step of a micro-batch. NotReplayableError: a step of another kind."""
@@ -166,14 +165,12 @@ class RecordedStep:
             )
             return compat.final_hidden_states(output)
 
-        self._replay, self._output = self._recorder.record(work)
+        self._replay = self._recorder.record(work)
 
     def replayed(self) -> Tensor:
         """Runs the step that was filled in: (nonces, hidden)."""
         assert self._replay is not None, "nothing was recorded"
-        assert self._output is not None
-        self._replay()
-        return self._output
+        return self._replay()
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
         """See LayerTransform."""

@@ -98,6 +98,7 @@ class ProofRunner:
             "reflected": self._found.reflected,
             "moe_layers": len(self._gates),
             "kept_block": self._kept.block,
+            "kept_state": self._kept.state,
             "no_chains": self._why_no_chains(),
             "codebook": choose_codebook(codebook),
         }

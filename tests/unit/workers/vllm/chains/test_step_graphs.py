@@ -34,10 +34,10 @@ class Graph:
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
 
-    def record(self, work: Any) -> tuple[Any, Tensor]:
+    def record(self, work: Any) -> Any:
         output = work()
         ids = self.forward.given["input_ids"]
-        return lambda: output.copy_(ids[:, None].expand_as(output)), output
+        return lambda: output.copy_(ids[:, None].expand_as(output))
 
     def renewed(self, kept: Any, new: Any) -> Any:
         return kept
@@ -59,7 +59,7 @@ def test_a_replayed_step_has_the_token_ids_of_its_own_points() -> None:
     from workers.vllm.forward.layout import BlockTables
 
     batch, forward = begun(), Forward()
-    tables = BlockTables([], N, SEQ_LEN + STEPS, CPU)
+    tables = BlockTables([], N, SEQ_LEN, SEQ_LEN + STEPS, CPU)
     recorded = RecordedStep(batch, tables, 0, VOCAB, Graph(forward))
     seen = []
     for step in range(1, 1 + STEPS):
@@ -80,7 +80,7 @@ def test_a_model_that_wants_no_token_ids_is_given_none() -> None:
 
     batch, forward = begun(), Forward()
     recorded = RecordedStep(
-        batch, BlockTables([], N, SEQ_LEN + STEPS, CPU), 0, None, Graph(forward)
+        batch, BlockTables([], N, SEQ_LEN, SEQ_LEN + STEPS, CPU), 0, None, Graph(forward)
     )
     recorded.fill(batch, 1)
     with pytest.raises(KeyError):
