@@ -142,6 +142,7 @@ def _of_workers(
         ("torch", lambda: packages.imports(gpus.devices)),
         ("gpu", lambda: hardware.gpus(gpus)),
         ("nvlink", lambda: hardware.nvlink(gpus, tensor_parallel)),
+        ("nccl", lambda: hardware.multicast(gpus)),
         ("disk", lambda: machine.disk("models", ModelCache().path, 1, 20)),
     ]
     if model is not None:
