@@ -20,8 +20,9 @@ from pydantic import JsonValue
 
 from cli.machine.gpus import visible_gpus
 from poc_core.errors import ProoflineError
-from poc_core.records import ProofSpec
+from poc_core.records import PassOrder, ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
+from poc_core.schemes.decode.options import passes_of
 from tests.families import against_oracle
 from tests.families.checks import greedy
 from tests.families.look import FOLDER, KEPT_GB, SHARED_GPU, VARIANTS, arguments
@@ -40,14 +41,14 @@ FAMILIES = (
     "kimi-k2.6",
     "minimax-m2",
 )
-_NONCES, _STEPS = range(4), 64
+_NONCES = range(4)
 # Over several blocks and windows.
 SPEC = ProofSpec(
     scheme="decode",
     block_hash="block",
     public_key="key",
     seq_len=100,
-    options={"max_tokens": _STEPS},
+    options={"max_tokens": 64},
 )
 # What honest nodes are granted; a chain of another state is off by 0.1 or more.
 _MARGIN = 0.03
@@ -209,7 +210,7 @@ def _step_by_step(
     engine: Any, spec: ProofSpec, own: int
 ) -> Iterator[tuple[int, Sequence[JsonValue] | None]]:
     """Runs a micro-batch step by step: number and values, which come with the last."""
-    for step in range(_STEPS + 1):
+    for step in range(PassOrder(len(_NONCES), len(_NONCES), passes_of(spec)).n_passes):
         begin = [MicroBatch(spec, _NONCES, id=own)] if step == 0 else []
         one = Slice(own, 0, engine.info.n_layers, step, step + 1)
         yield step, engine.tick(Tick(begin, [one], wait=True)).values.get(own)
