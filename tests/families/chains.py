@@ -50,6 +50,14 @@ SPEC = ProofSpec(
     seq_len=100,
     options={"max_tokens": 64},
 )
+# A variant of a GPU: chat's steps are vLLM's own CUDA graphs, whose metadata lies in buffers that
+# proofs' steps fill too.
+_GRAPHS = "graphs"
+_CHATS_GRAPHS = (
+    "--no-enforce-eager",
+    "--compilation-config",
+    '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}',
+)
 # What honest nodes are granted; a chain of another state is off by 0.1 or more.
 _MARGIN = 0.03
 # Beside others: nonces that a micro-batch holds at a time.
@@ -63,13 +71,19 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     from workers.engines import load_engine
     from workers.engines.options import EngineOptions
 
+    graphs, variant = variant == _GRAPHS, "bfloat16" if variant == _GRAPHS else variant
+    words = (
+        *arguments(family, variant),
+        *(_CHATS_GRAPHS if graphs else ()),
+        *(SHARED_GPU if on_gpu else ()),
+    )
     options = EngineOptions(
         model=str(against_oracle.model(family, FOLDER)),
         served_model_name=family,
         dtype=VARIANTS[variant].dtype,
         max_batch_tokens=2048,
         decode_memory_gb=KEPT_GB if on_gpu else None,
-        vllm_args=(*arguments(family, variant), *(SHARED_GPU if on_gpu else ())),
+        vllm_args=words,
     )
     began = time.monotonic()
     try:
@@ -222,7 +236,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("families", nargs="*", metavar="FAMILY", default=FAMILIES)
-    parser.add_argument("--variants", default="bfloat16", help=f"of {','.join(VARIANTS)}")
+    parser.add_argument("--variants", default="bfloat16", help=f"of {','.join(VARIANTS)},{_GRAPHS}")
     parser.add_argument("--jobs", type=int, default=4 if on_gpu else 1, help="engines at a time")
     parser.add_argument("--limit", type=float, default=170.0, help="seconds of one engine")
     parser.add_argument("--one", action="store_true", help="in this process, as JSON")
