@@ -20,8 +20,9 @@ from pydantic import JsonValue
 
 from cli.machine.gpus import visible_gpus
 from poc_core.errors import ProoflineError
-from poc_core.records import ProofSpec
+from poc_core.records import PassOrder, ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
+from poc_core.schemes.decode.options import passes_of
 from tests.families import against_oracle
 from tests.families.checks import greedy
 from tests.families.look import FOLDER, KEPT_GB, SHARED_GPU, VARIANTS, arguments
@@ -40,14 +41,22 @@ FAMILIES = (
     "kimi-k2.6",
     "minimax-m2",
 )
-_NONCES, _STEPS = range(4), 64
+_NONCES = range(4)
 # Over several blocks and windows.
 SPEC = ProofSpec(
     scheme="decode",
     block_hash="block",
     public_key="key",
     seq_len=100,
-    options={"max_tokens": _STEPS},
+    options={"max_tokens": 64},
+)
+# A variant of a GPU: chat's steps are vLLM's own CUDA graphs, whose metadata lies in buffers that
+# proofs' steps fill too.
+_GRAPHS = "graphs"
+_CHATS_GRAPHS = (
+    "--no-enforce-eager",
+    "--compilation-config",
+    '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4, 8, 16]}',
 )
 # What honest nodes are granted; a chain of another state is off by 0.1 or more.
 _MARGIN = 0.03
@@ -62,13 +71,19 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     from workers.engines import load_engine
     from workers.engines.options import EngineOptions
 
+    graphs, variant = variant == _GRAPHS, "bfloat16" if variant == _GRAPHS else variant
+    words = (
+        *arguments(family, variant),
+        *(_CHATS_GRAPHS if graphs else ()),
+        *(SHARED_GPU if on_gpu else ()),
+    )
     options = EngineOptions(
         model=str(against_oracle.model(family, FOLDER)),
         served_model_name=family,
         dtype=VARIANTS[variant].dtype,
         max_batch_tokens=2048,
         decode_memory_gb=KEPT_GB if on_gpu else None,
-        vllm_args=(*arguments(family, variant), *(SHARED_GPU if on_gpu else ())),
+        vllm_args=words,
     )
     began = time.monotonic()
     try:
@@ -209,7 +224,7 @@ def _step_by_step(
     engine: Any, spec: ProofSpec, own: int
 ) -> Iterator[tuple[int, Sequence[JsonValue] | None]]:
     """Runs a micro-batch step by step: number and values, which come with the last."""
-    for step in range(_STEPS + 1):
+    for step in range(PassOrder(len(_NONCES), len(_NONCES), passes_of(spec)).n_passes):
         begin = [MicroBatch(spec, _NONCES, id=own)] if step == 0 else []
         one = Slice(own, 0, engine.info.n_layers, step, step + 1)
         yield step, engine.tick(Tick(begin, [one], wait=True)).values.get(own)
@@ -221,7 +236,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("families", nargs="*", metavar="FAMILY", default=FAMILIES)
-    parser.add_argument("--variants", default="bfloat16", help=f"of {','.join(VARIANTS)}")
+    parser.add_argument("--variants", default="bfloat16", help=f"of {','.join(VARIANTS)},{_GRAPHS}")
     parser.add_argument("--jobs", type=int, default=4 if on_gpu else 1, help="engines at a time")
     parser.add_argument("--limit", type=float, default=170.0, help="seconds of one engine")
     parser.add_argument("--one", action="store_true", help="in this process, as JSON")

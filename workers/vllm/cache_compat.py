@@ -82,10 +82,12 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Blocks of a sequence in a state's table: one, more for speculation and checkpoints."""
+    """Blocks of a sequence in a state's table: one, more for checkpoints, and for speculation
+    beside the last of these.
+    """
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
-    return max(1 + getattr(spec, "num_speculative_blocks", 0), -(-seq_len // block_size))
+    return max(1, -(-seq_len // block_size)) + getattr(spec, "num_speculative_blocks", 0)
 
 
 def checkpoints(group: Any, first: int) -> int:

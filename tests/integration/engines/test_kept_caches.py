@@ -185,6 +185,17 @@ class TestTables:
         tables = BlockTables(groups, 2, BLOCK + 1, 3 * BLOCK, torch.device("cpu")).tables
         assert tables[1].tolist() == [[0, 1, 1], [0, 2, 2]]
 
+    def test_where_vllm_looks_for_a_state_there_is_one(self) -> None:
+        """In the column of the last position, and in those behind it that speculation takes."""
+        from workers.vllm import cache_compat
+
+        for speculative in (0, 2):
+            spec = SimpleNamespace(block_size=BLOCK, num_speculative_blocks=speculative)
+            group = SimpleNamespace(kv_cache_spec=spec)
+            for length in (1, BLOCK, BLOCK + 1, 5 * BLOCK):
+                width = cache_compat.state_table_width(group, length)
+                assert (length - 1) // BLOCK + speculative < width
+
     def test_a_builder_that_was_told_chats_states_takes_the_proofs(self) -> None:
         from workers.vllm import cache_compat
 

@@ -49,7 +49,7 @@ class Place:
         size, first = n * dtype.itemsize, self._used
         assert first + size <= len(self.memory), "more is kept than there is memory for"
         self._used = first + -(-size // _ALIGNMENT) * _ALIGNMENT
-        return self.memory[first : first + size].view(dtype).zero_()
+        return self.memory[first : first + size].zero_().view(dtype)
 
 
 class KeptCaches:
