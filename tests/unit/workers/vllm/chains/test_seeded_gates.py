@@ -124,14 +124,14 @@ def test_rows_that_ranks_have_divided_are_an_error() -> None:
 
 
 def by_token(experts: Experts) -> Experts:
-    """As DeepSeek-V4's first layers: each gate has the name, most have no table."""
+    """As DeepSeek-V4's first layers."""
     experts.get_submodule("gate").tid2eid = nn.Parameter(torch.zeros(1), requires_grad=False)
     return experts
 
 
 def test_gates_that_route_by_token_keep_their_logits_and_are_not_counted() -> None:
     model = layers(by_token(Experts()), by_token(Experts()), Experts(), Experts())
-    model[2][0].gate.tid2eid = None
+    vars(model[2].get_submodule("0.gate"))["tid2eid"] = None  # as those of its later layers have
     gates = Gates(model, range(4), CONFIG)
     assert (len(gates), gates.why_not()) == (2, None)
     plain = model[0](X)
@@ -142,7 +142,9 @@ def test_gates_that_route_by_token_keep_their_logits_and_are_not_counted() -> No
         first(m, N_EXPERTS).tolist() for m in range(2)
     ]
     # Of transformers' models too.
-    assert seeded_routing.gates(list(model)) == [model[2][0].gate, model[3][0].gate]
+    assert seeded_routing.gates(list(model)) == [
+        model[layer].get_submodule("0.gate") for layer in (2, 3)
+    ]
 
 
 def test_layers_that_route_by_token_beyond_the_first_stage_are_refused() -> None:

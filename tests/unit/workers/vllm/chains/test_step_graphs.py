@@ -1,5 +1,6 @@
 """A recorded step reads what a later one is given, from tensors that stay where they are."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -58,7 +59,8 @@ def test_a_replayed_step_has_the_token_ids_of_its_own_points() -> None:
     from workers.vllm.chains.step_graphs import RecordedStep  # here: it imports vLLM
     from workers.vllm.forward.layout import BlockTables
 
-    batch, forward = begun(), Forward()
+    batch = begun()
+    forward: Any = Forward()
     tables = BlockTables([], N, SEQ_LEN, SEQ_LEN + STEPS, CPU)
     recorded = RecordedStep(batch, tables, 0, VOCAB, Graph(forward))
     seen = []
@@ -66,7 +68,7 @@ def test_a_replayed_step_has_the_token_ids_of_its_own_points() -> None:
         expected = batch.token_ids(step, VOCAB)
         recorded.fill(batch, step)
         if step == 1:
-            recorded.record(forward, range(1), lambda: None)
+            recorded.record(forward, range(1), nullcontext)
         assert recorded.replayed()[:, 0].tolist() == expected.tolist()
         seen.append(tuple(expected.tolist()))
         batch.take(step, torch.randn(N, 1, HIDDEN, generator=torch.Generator().manual_seed(step)))
@@ -78,11 +80,12 @@ def test_a_model_that_wants_no_token_ids_is_given_none() -> None:
     from workers.vllm.chains.step_graphs import RecordedStep
     from workers.vllm.forward.layout import BlockTables
 
-    batch, forward = begun(), Forward()
+    batch = begun()
+    forward: Any = Forward()
     recorded = RecordedStep(
         batch, BlockTables([], N, SEQ_LEN, SEQ_LEN + STEPS, CPU), 0, None, Graph(forward)
     )
     recorded.fill(batch, 1)
     with pytest.raises(KeyError):
-        recorded.record(forward, range(1), lambda: None)
+        recorded.record(forward, range(1), nullcontext)
     assert set(forward.given) == {"inputs_embeds"}
