@@ -144,6 +144,7 @@ def _of_workers(
         ("gpu", lambda: hardware.gpus(gpus)),
         ("nvlink", lambda: hardware.nvlink(gpus, tensor_parallel)),
         ("memory", lambda: machine.memory(*memory_left())),
+        ("nccl", lambda: hardware.multicast(gpus)),
         ("disk", lambda: machine.disk("models", ModelCache().path, 1, 20)),
     ]
     if model is not None:

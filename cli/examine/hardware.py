@@ -1,6 +1,8 @@
 """GPUs, what connects them, and their driver."""
 
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from cli.examine.findings import Finding, ok, problem, warning
@@ -9,6 +11,7 @@ from poc_core.gpus import Gpu, MachineGpus, nvml
 
 _BUSY = 0.1  # share of a GPU's memory that is more than a display or an idle driver takes
 _LINKS = 18  # of a GPU, at most
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def gpus(machine: MachineGpus) -> Iterator[Finding]:
@@ -84,6 +87,29 @@ def nvlink(machine: MachineGpus, group_size: int) -> Iterator[Finding]:
         )
     else:
         yield ok("nvlink", "none; one worker for each GPU needs none")
+
+
+def multicast(machine: MachineGpus, cpuinfo: Path = _CPUINFO) -> Iterator[Finding]:
+    """NVLink's multicast between a virtual machine's GPUs; no finding where it does no harm."""
+    if len(machine.devices) < 2 or os.environ.get("NCCL_NVLS_ENABLE") == "0":
+        return
+    if _is_virtual(cpuinfo):
+        yield warning(
+            "nccl",
+            "In a virtual machine NVLink's multicast may look as if it worked and does not: workers"
+            " of several GPUs then end at their start with `NCCL error: unhandled cuda error`.",
+            "Start the node with NCCL_NVLS_ENABLE=0.",
+        )
+
+
+def _is_virtual(cpuinfo: Path) -> bool:
+    """Whether the processor says that a hypervisor runs this machine."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return "hypervisor" in flags
 
 
 def _links(index: int) -> int | None:

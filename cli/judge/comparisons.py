@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cli.judge.power import Sample
-from cli.judge.proof_files import TERMS, FiledProof, Machine
+from cli.judge.proof_files import TERMS, FiledChains, FiledProof, Machine
 from cli.terminal import UsageError
+from poc_core.schemes.decode.codebook_file import DIM, POINTS, read_codebook_file
 
 # Nonces two machines must share: among fewer, a seventh beyond any threshold may go unseen.
 LEAST_NONCES = 20
@@ -31,6 +32,12 @@ class Comparisons:
 def compare(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Comparisons:
     """Compares all pairs. UsageError: unlike files, too few of them, too few common nonces."""
     machines = [*honest, *tampered]
+    if chained := next((machine for machine in machines if machine.chains is not None), None):
+        raise UsageError(
+            f"{chained.path} holds chains of points. How often they part is told of two or more"
+            " honest files; how far a cheat's lie off is known to who recomputed them: give the"
+            " answer to a validation of them, which has `per_nonce`."
+        )
     of_margins = [machine for machine in machines if machine.margins is not None]
     if len(of_margins) not in (0, len(machines)):
         other = next(machine for machine in machines if machine.margins is None)
@@ -84,7 +91,7 @@ def _of_artifacts(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Com
 
 
 def _of_margins(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Comparisons:
-    if not honest or not tampered:
+    if not honest:
         raise UsageError(
             "Give answers to validations of honest chains, and with --tampered those of others."
         )
@@ -95,13 +102,36 @@ def _of_margins(honest: Sequence[Machine], tampered: Sequence[Machine]) -> Compa
         for machine in (*honest, *tampered)
         if machine.margins is not None
     }
+    cheats = [samples[machine.name] for machine in tampered]
+    notes = []
+    if not cheats:
+        n, n_steps = max((machine.n, machine.n_steps) for machine in honest)
+        cheats = [Sample("made up", np.sort(invented_margins(n, n_steps)))]
+        notes.append(
+            "No --tampered file: the cheat here sends chains of points that it made up. What a"
+            " cheat does with a smaller or a quantized model is not told by these files."
+        )
     return Comparisons(
         list(samples),
         [samples[machine.name] for machine in honest],
-        [samples[machine.name] for machine in tampered],
+        cheats,
         means=np.empty((0, 0)),
+        notes=notes,
         unit="margin",
     )
+
+
+def invented_margins(n: int, n_steps: int) -> npt.NDArray[np.float64]:
+    """Largest margins (n,) of chains of so many random points, of states without preference."""
+    chance = np.random.default_rng(0)
+    codebook = np.frombuffer(read_codebook_file()[0], "<f4").reshape(POINTS, DIM)
+    largest = np.zeros(n)
+    for _ in range(n_steps):
+        q = chance.normal(size=(n, DIM))
+        scores = q / np.linalg.norm(q, axis=1, keepdims=True) @ codebook.T
+        claimed = scores[np.arange(n), chance.integers(POINTS, size=n)]
+        largest = np.maximum(largest, scores.max(axis=1) - claimed)
+    return largest
 
 
 def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -119,9 +149,9 @@ def distances(one: Machine, other: Machine, terms: Sequence[str]) -> npt.NDArray
                 )
             )
     if not found:
-        difference = _difference(one.proofs[0], other.proofs[0], terms)
-        assert difference is not None, "else they match"
-        name, mine, theirs = difference
+        apart = difference(one.proofs[0], other.proofs[0], terms)
+        assert apart is not None, "else they match"
+        name, mine, theirs = apart
         raise UsageError(
             f"{one.path} and {other.path} do not belong together: {name} is {mine!r} in one,"
             f" {theirs!r} in the other."
@@ -151,9 +181,9 @@ def check_count(n: int, beginning: str) -> None:
 
 def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProof | None:
     """The other machine's proof with the same terms, preferably all of TERMS; None: no such."""
-    same = [theirs for theirs in other.proofs if _difference(proof, theirs, terms) is None]
+    same = [theirs for theirs in other.proofs if difference(proof, theirs, terms) is None]
     if len(same) > 1:
-        same = [theirs for theirs in same if _difference(proof, theirs, TERMS) is None]
+        same = [theirs for theirs in same if difference(proof, theirs, TERMS) is None]
     if len(same) > 1:
         raise UsageError(
             f"{other.path} holds several proofs, and the file it is compared with does not say for"
@@ -162,8 +192,8 @@ def _match(proof: FiledProof, other: Machine, terms: Sequence[str]) -> FiledProo
     return same[0] if same else None
 
 
-def _difference(
-    one: FiledProof, other: FiledProof, terms: Sequence[str]
+def difference(
+    one: FiledProof | FiledChains, other: FiledProof | FiledChains, terms: Sequence[str]
 ) -> tuple[str, object, object] | None:
     """The first term that both files tell and that differs."""
     for name in terms:

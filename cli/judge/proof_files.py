@@ -1,4 +1,4 @@
-"""The files that `report` compares: one machine's artifacts, or a validation of its chains."""
+"""The files that `report` compares: a machine's artifacts or chains, or a validation of chains."""
 
 import json
 import math
@@ -17,6 +17,19 @@ from poc_core.errors import VectorError
 # What artifacts must have in common to be compared, where their files say it.
 TERMS = ("block_hash", "public_key", "seq_len", "k_dim", "poc_stronger_rng")
 
+# Points of a chain of the network's.
+_USUAL_STEPS = 257
+# The same of chains.
+CHAIN_TERMS = ("block_hash", "public_key", "seq_len", "max_tokens", "per_nonce_reflection")
+
+
+@dataclass(frozen=True)
+class FiledChains:
+    """Chains for one block hash and public key."""
+
+    terms: Mapping[str, Any]  # as far as the file has CHAIN_TERMS
+    points: Mapping[int, Sequence[int]]  # by nonce
+
 
 @dataclass(frozen=True)
 class FiledProof:
@@ -29,12 +42,14 @@ class FiledProof:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine's artifacts or margins, as one file holds them."""
+    """A machine's artifacts, chains or margins, as one file holds them."""
 
     name: str
     path: Path
     proofs: Sequence[FiledProof]
     margins: npt.NDArray[np.float64] | None  # (n,), each nonce's largest
+    chains: FiledChains | None = None
+    n_steps: int = 0  # of chains that were judged
 
     @property
     def n(self) -> int:
@@ -69,19 +84,19 @@ def _read(path: Path, name: str) -> Machine:
             f"{path} is not JSON ({error}); give files that `generate` or `compute --json` wrote."
         ) from None
     try:
-        margins = _margins(document)
-        proofs = (
-            [] if margins is not None else [_proof(one, path) for one in _documents(document, path)]
-        )
-        if margins is None and not proofs:
+        margins, n_steps = _margins(document), _n_steps(document)
+        chains = _chains(document, path) if margins is None else None
+        of_artifacts = margins is None and chains is None
+        proofs = [_proof(one, path) for one in _documents(document, path)] if of_artifacts else []
+        if of_artifacts and not proofs:
             raise KeyError("artifact")
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError):
         raise UsageError(
             f'{path} holds no artifacts; it must be {{"artifacts": [{{"nonce": 0, "vector_b64":'
-            ' "..."}, ...]}, or the answer to a validation of chains, {"per_nonce": [{"nonce":'
-            ' 0, "mismatch_margin_max": 0.0}, ...]}.'
+            ' "..."}, ...]}, for chains with "k_points_steps", or the answer to a validation of'
+            ' chains, {"per_nonce": [{"nonce": 0, "mismatch_margin_max": 0.0}, ...]}.'
         ) from None
-    return Machine(name, path, proofs, margins)
+    return Machine(name, path, proofs, margins, chains, n_steps)
 
 
 def _documents(document: Any, path: Path) -> list[Any]:
@@ -98,16 +113,7 @@ def _documents(document: Any, path: Path) -> list[Any]:
 
 
 def _proof(document: Mapping[str, Any], path: Path) -> FiledProof:
-    found = {artifact["nonce"]: artifact for artifact in document["artifacts"]}
-    if len(found) < len(document["artifacts"]):
-        raise UsageError(
-            f"{path} holds a nonce twice; give each machine's runs in files of their own."
-        )
-    if any(artifact.get("k_points_steps") for artifact in found.values()):
-        raise UsageError(
-            f"{path} holds chains of points. How far chains lie off is known to who recomputed"
-            " them: give the answer to a validation of them, which has `per_nonce`."
-        )
+    found = _by_nonce(document, path)
     if not found:
         raise UsageError(f"{path} holds no nonce.")
     terms = _terms(document)
@@ -124,7 +130,30 @@ def _proof(document: Mapping[str, Any], path: Path) -> FiledProof:
     return FiledProof(terms, np.array(nonces, np.int64), np.stack(vectors))
 
 
-def _terms(document: Mapping[str, Any]) -> dict[str, Any]:
+def _by_nonce(document: Mapping[str, Any], path: Path) -> dict[int, Mapping[str, Any]]:
+    found = {artifact["nonce"]: artifact for artifact in document["artifacts"]}
+    if len(found) < len(document["artifacts"]):
+        raise UsageError(
+            f"{path} holds a nonce twice; give each machine's runs in files of their own."
+        )
+    return found
+
+
+def _chains(document: Any, path: Path) -> FiledChains | None:
+    """The chains of a document that holds such; else None."""
+    if isinstance(document, list):
+        document = {"artifacts": document}
+    artifacts = document.get("artifacts") if isinstance(document, dict) else None
+    if not artifacts or not all(artifact.get("k_points_steps") for artifact in artifacts):
+        return None
+    points = {
+        nonce: [int(point) for point in artifact["k_points_steps"]]
+        for nonce, artifact in _by_nonce(document, path).items()
+    }
+    return FiledChains(_terms(document, CHAIN_TERMS), points)
+
+
+def _terms(document: Mapping[str, Any], names: Sequence[str] = TERMS) -> dict[str, Any]:
     """A document's terms: under "request" (`generate`, `compute`) or at the top (callbacks)."""
     request = document.get("request") or {}
     told = {
@@ -133,7 +162,7 @@ def _terms(document: Mapping[str, Any]) -> dict[str, Any]:
         **request,
         **(request.get("params") or {}),
     }
-    return {name: told[name] for name in TERMS if told.get(name) is not None}
+    return {name: told[name] for name in names if told.get(name) is not None}
 
 
 def _k_dim(vector_b64: str) -> int:
@@ -157,6 +186,12 @@ def _margins(document: Any) -> npt.NDArray[np.float64] | None:
         if enforced and len(enforced) == len(values)
         else None
     )
+
+
+def _n_steps(document: Any) -> int:
+    """Points of a judged chain, where its document tells; else the network's usual number."""
+    told = document.get("per_nonce") if isinstance(document, dict) else None
+    return int(told[0].get("n_steps", _USUAL_STEPS)) if told else _USUAL_STEPS
 
 
 def _finite(number: Any) -> float:

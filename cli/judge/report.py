@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from cli.terminal import UsageError, note
 from poc_core.schemes.artifact import thresholds
 
 if TYPE_CHECKING:
+    from cli.judge.chain_pairs import ChainPair
     from cli.judge.report_findings import Findings
 
 PAGE = "report.html"
@@ -23,8 +25,8 @@ def report(
             help=(
                 "Two or more JSON files of `proofline generate` or `compute --json`, each of an"
                 " honest machine or "
-                "run, for the same block hash, key and nonces; or answers to validations of honest"
-                " chains (decode)."
+                "run, for the same block hash, key and nonces. Of decode: chains, which are told"
+                " how often they part, or answers to validations of honest chains."
             ),
             show_default=False,
         ),
@@ -35,7 +37,7 @@ def report(
             help=(
                 "A file of a cheat: the same nonces with a smaller or quantized model, say. May be"
                 " given again. "
-                "Default: vectors that are made up."
+                "Default: vectors or chains that are made up."
             ),
             show_default=False,
         ),
@@ -85,6 +87,7 @@ def report(
 
     **Example:** proofline report h200.json a100.json cpu.json --tampered int4.json
     """
+    from cli.judge.chain_pairs import compare_chains
     from cli.judge.comparisons import compare
     from cli.judge.proof_files import read_machines
     from cli.judge.report_findings import find
@@ -92,6 +95,9 @@ def report(
 
     check_matplotlib("report")
     machines = read_machines([*files, *(tampered or [])])
+    if len(files) > 1 and all(machine.chains is not None for machine in machines) and not tampered:
+        print_pairs(compare_chains(machines), json_only)
+        return
     comparisons = compare(machines[: len(files)], machines[len(files) :])
     findings = find(comparisons, tampered_share, fraud_threshold, miss, sample_size)
     write_files(output, findings)
@@ -100,6 +106,26 @@ def report(
     else:
         print_findings(findings)
     note(f"{output / PAGE} shows the pictures.")
+
+
+def print_pairs(pairs: "Sequence[ChainPair]", json_only: bool) -> None:
+    """Prints how often chains part: there is no rule to find, as they do not say how far."""
+    from cli.judge.chain_pairs import PAIR_COLUMNS
+    from cli.tables import result_console, result_table
+
+    if json_only:
+        document = {"unit": "chains", "pairs": [pair.document for pair in pairs]}
+        sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+        return
+    shown = result_table("Chains", *PAIR_COLUMNS)
+    for pair in pairs:
+        shown.add_row(*pair.cells)
+    console = result_console(sys.stdout)
+    console.print(shown)
+    console.print(
+        "How far they lie off is known to who recomputes them: `proofline validate` one machine's"
+        " file on another, and give `proofline report` the answers."
+    )
 
 
 def write_files(folder: Path, findings: "Findings") -> None:
@@ -145,8 +171,10 @@ def write_files(folder: Path, findings: "Findings") -> None:
 def print_findings(findings: "Findings") -> None:
     from cli.judge.report_findings import (
         COMPARISON_COLUMNS,
+        RATE_COLUMNS,
         RULE_COLUMNS,
         comparison_cells,
+        rate_cells,
         rule_cells,
     )
     from cli.tables import result_console, result_table
@@ -160,6 +188,11 @@ def print_findings(findings: "Findings") -> None:
     for kind, sample, _ in findings.rows():
         comparisons.add_row(*comparison_cells(kind, sample, threshold))
     console.print(comparisons)
+    if rates := findings.rates():
+        by_threshold = result_table("Mismatches by dist_threshold", *RATE_COLUMNS)
+        for row in rates:
+            by_threshold.add_row(*rate_cells(*row))
+        console.print(by_threshold)
     console.print(rules)
     for sentence in findings.sentences():
         console.print(sentence)

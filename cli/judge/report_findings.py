@@ -68,6 +68,19 @@ class Findings:
         honest = [("honest", sample, True) for sample in self.comparisons.honest]
         return honest + [("tampered", sample, False) for sample in self.comparisons.tampered]
 
+    def rates(self) -> list[tuple[str, str, list[float]]]:
+        """Of chains: each comparison's name, its kind, and its shares beyond RATE_THRESHOLDS."""
+        if self.comparisons.unit != "margin":
+            return []
+        return [
+            (
+                sample.name,
+                kind,
+                [sample.n_beyond(limit) / len(sample.offsets) for limit in RATE_THRESHOLDS],
+            )
+            for kind, sample, _ in self.rows()
+        ]
+
     def document(self) -> dict[str, Any]:
         """All numbers as a JSON document, shares and risks from 0 to 1."""
         threshold = self.recommended.rule.dist_threshold
@@ -83,6 +96,10 @@ class Findings:
                     "share_beyond": sample.n_beyond(threshold) / len(sample.offsets),
                 }
                 for _, sample, honest in self.rows()
+            ],
+            "mismatch_rates": [
+                {"name": name, "kind": kind, **dict(zip(RATE_NAMES, shares, strict=True))}
+                for name, kind, shares in self.rates()
             ],
             "tampered_share": self.evidence.tampered_share,
             "recommended": _judged(self.recommended) | {"kept": self.kept},
@@ -142,6 +159,10 @@ RULE_COLUMNS: Sequence[str] = (
     "miss",
     "at worst",
 )
+# Those that the network's authors name for its models' chains (docs/decode.md).
+RATE_THRESHOLDS = (0.025, 0.03, 0.04, 0.05)
+RATE_NAMES = [f"{threshold:g}" for threshold in RATE_THRESHOLDS]
+RATE_COLUMNS: Sequence[str] = ("judged chains", "", *RATE_NAMES)
 COMPARISON_COLUMNS: Sequence[str] = (
     "machines",
     "",
@@ -162,6 +183,10 @@ def rule_cells(judged: JudgedRule) -> list[str]:
     ]
     numbers = [f"{rule.dist_threshold:g}", f"{rule.p_mismatch:g}", f"{rule.fraud_threshold:g}"]
     return [judged.label, *numbers, f"{rule.n:,}", f"{rule.least_frauds:,}", *map(percent, risks)]
+
+
+def rate_cells(name: str, kind: str, shares: Sequence[float]) -> list[str]:
+    return [name, kind, *map(percent, shares)]
 
 
 def comparison_cells(kind: str, sample: Sample, threshold: float) -> list[str]:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from cli.judge.report_findings import (
     COMPARISON_COLUMNS,
+    RATE_COLUMNS,
     RULE_COLUMNS,
     Findings,
     comparison_cells,
+    rate_cells,
     rule_cells,
 )
 
@@ -28,6 +30,7 @@ def page(findings: Findings, pictures: Sequence[tuple[Path, str, str]]) -> str:
     """The page's HTML; `pictures`: file, heading and description for those who cannot see it."""
     threshold = findings.recommended.rule.dist_threshold
     comparisons = [comparison_cells(kind, sample, threshold) for kind, sample, _ in findings.rows()]
+    rates = [rate_cells(*row) for row in findings.rates()]
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -42,6 +45,7 @@ def page(findings: Findings, pictures: Sequence[tuple[Path, str, str]]) -> str:
         *(figure(*picture) for picture in pictures),
         "<h2>Comparisons</h2>",
         table(COMPARISON_COLUMNS, comparisons),
+        *(["<h2>Mismatches by dist_threshold</h2>", table(RATE_COLUMNS, rates)] if rates else []),
         "</main>\n</body>\n</html>\n",
     ]
     return "\n".join(parts)

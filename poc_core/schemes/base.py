@@ -157,9 +157,9 @@ class Batch(ABC):
     def inputs(self, step: int) -> Tensor:
         """The embeddings of a pass: (tokens, hidden), model dtype."""
 
-    def token_ids(self, vocab_size: int) -> Tensor:
-        """Tokens beside `inputs`, for models that choose experts by token: (tokens,)."""
-        raise AssertionError("such models are refused beforehand")
+    @abstractmethod
+    def token_ids(self, step: int, vocab_size: int) -> Tensor:
+        """Tokens beside `inputs`, for models that choose experts by token: int32 (tokens,)."""
 
     @abstractmethod
     def transform(self, step: int) -> LayerTransform | None:
@@ -216,7 +216,7 @@ class PrefillBatch(Batch):
     def inputs(self, step: int) -> Tensor:
         return self.scheme.inputs(self.nonces).view(-1, self.scheme.hidden_size)
 
-    def token_ids(self, vocab_size: int) -> Tensor:
+    def token_ids(self, step: int, vocab_size: int) -> Tensor:
         return self.scheme.token_ids(self.nonces, vocab_size).view(-1)
 
     def transform(self, step: int) -> LayerTransform | None:

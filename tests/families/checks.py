@@ -150,23 +150,28 @@ def answered(
 
 
 def ask(
-    engine: Any, prompt: int = PROMPT, n_tokens: int = ANSWER, logprobs: bool = False
+    engine: Any,
+    prompt: int = PROMPT,
+    n_tokens: int = ANSWER,
+    logprobs: bool = False,
+    salt: str = "",
 ) -> "Future[Answer]":
-    """The same without waiting for it."""
+    """The same without waiting for it. `salt`: of its prefix in the cache; empty: a new one."""
     from vllm import SamplingParams
 
     name = uuid.uuid4().hex
-    request = {"prompt_token_ids": [index % 50 + 10 for index in range(prompt)], "cache_salt": name}
+    tokens = [index % 50 + 10 for index in range(prompt)]
+    request = {"prompt_token_ids": tokens, "cache_salt": salt or name}
     sampling = SamplingParams(
         temperature=0, max_tokens=n_tokens, ignore_eos=True, logprobs=0 if logprobs else None
     )
 
     async def answer() -> Answer:
-        said = [output async for output in engine._llm.generate(request, sampling, name)][
-            -1
-        ].outputs[0]
+        last = [output async for output in engine._llm.generate(request, sampling, name)][-1]
+        said = last.outputs[0]
         tokens = list(said.token_ids)
         steps = zip(tokens, said.logprobs or (), strict=bool(said.logprobs))
-        return Answer(tokens, [float(step[token].logprob) for token, step in steps])
+        logprobs = [float(step[token].logprob) for token, step in steps]
+        return Answer(tokens, logprobs, last.num_cached_tokens or 0)
 
     return asyncio.run_coroutine_threadsafe(answer(), engine._loop)

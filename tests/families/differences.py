@@ -44,6 +44,7 @@ class Answer(NamedTuple):
 
     tokens: list[int]
     logprobs: list[float]  # of each; empty: not asked for
+    cached: int = 0  # of the prompt: found in the prefix cache
 
 
 def of_values(seen: Sequence[Any], expected: Sequence[Any]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from poc_core.records import ProofSpec
-from tests.families import checks
+from tests.families import against_oracle, checks
 from tests.families.differences import Difference
 from tests.families.make import FOR_TRANSFORMERS, given, is_quantized, make, text_config
 from tests.harness import golden
@@ -32,6 +32,8 @@ VARIANTS = {
     # Of a GPU: latent attention by kernels that are not vLLM's first choice there (see
     # `arguments`).
     "flashmla": Variant("bfloat16"),
+    # Chains against an oracle, of a model as wide as they need (see `decode_dtype`).
+    "decode": Variant("float32"),
 }
 # L2 of artifacts from transformers': the largest, of float32, and the mean, of bfloat16. A mixture
 # of experts flips a router now and then (docs/protocol.md, "Golden data"), two number formats of
@@ -42,8 +44,8 @@ _OPINIONS = range(20)
 # Of wrappers: no other tower is wanted here, and none has a processor.
 _TEXT_ONLY = ("--language-model-only",)
 # Several engines share a GPU: each says what it takes, as none can tell from what is free.
-_SHARED_GPU = ("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2**30))
-_KEPT_GB = 0.25
+SHARED_GPU = ("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2**30))
+KEPT_GB = 0.25
 
 
 def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
@@ -52,19 +54,22 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     from workers.engines import load_engine
     from workers.engines.options import EngineOptions
 
+    of_chains = variant == "decode"
     options = EngineOptions(
-        model=str(make(family, FOLDER)),
+        model=str(against_oracle.model(family, FOLDER) if of_chains else make(family, FOLDER)),
         served_model_name=family,
-        dtype=VARIANTS[variant].dtype,
+        dtype=decode_dtype(family, on_gpu) if of_chains else VARIANTS[variant].dtype,
         max_batch_tokens=2048,
-        decode_memory_gb=_KEPT_GB if on_gpu else None,
-        vllm_args=(*arguments(family, variant), *(_SHARED_GPU if on_gpu else ())),
+        decode_memory_gb=KEPT_GB if on_gpu else None,
+        vllm_args=(*arguments(family, variant), *(SHARED_GPU if on_gpu else ())),
     )
     try:
         engine = load_engine(options, 120)
     except ProoflineError as error:
         return {"right": "\n" not in str(error), "refused": str(error)}
     try:
+        if of_chains:
+            return against_oracle.checked(engine, family, options.model)
         # A cache in 8 bits has none: transformers keeps no such. DeepSeek-V4 has no other, so its
         # opinion counts.
         return checked(
@@ -72,6 +77,16 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
         )
     finally:
         engine.close()
+
+
+def decode_dtype(family: str, on_gpu: bool) -> str:
+    """The number format in which chains are looked at.
+
+    float32 where it is exact: on a CPU, but for linear attention, which vLLM's CPUs compute in
+    bfloat16 only.
+    """
+    is_linear = any(name.startswith("linear_") for name in text_config(family))
+    return "bfloat16" if on_gpu or is_linear else "float32"
 
 
 def arguments(family: str, variant: str) -> list[str]:

@@ -92,11 +92,15 @@ def is_quantized(family: str) -> bool:
     return "quantization_config" in given(family)
 
 
-def make(family: str, folder: Path) -> Path:
+def make(family: str, folder: Path, **changes: Any) -> Path:
     """The family's model in a folder of its own within `folder`, made unless it is there
     already.
+
+    `changes`: to the configuration of the model that writes text.
     """
-    text = (FOLDER / f"{family}.json").read_text()
+    config = given(family)
+    config.get("text_config", config).update(changes)
+    text = json.dumps(config, indent=2)
     stamp = hashlib.sha256((text + Path(__file__).read_text()).encode()).hexdigest()
     model = folder / family
     done = model / _DONE

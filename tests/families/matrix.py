@@ -46,6 +46,7 @@ _CAUSE_LENGTH = 300
 def main() -> None:
     on_gpu = bool(visible_gpus())
     variants = ["bfloat16", "fp8", "flashmla"] if on_gpu else ["float32", "bfloat16", "fp8"]
+    variants.append("decode")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -96,7 +97,7 @@ def run(
     """
     rows: list[dict[str, Any]] = []
     results.parent.mkdir(parents=True, exist_ok=True)
-    for family in dict.fromkeys(family for family, _variant in pairs):
+    for family in dict.fromkeys(family for family, variant in pairs if variant != "decode"):
         with suppress(
             Exception
         ):  # here, as several processes would make it at a time; they tell what is wrong with it
@@ -117,18 +118,23 @@ def run(
     return rows
 
 
-def in_a_process(family: str, variant: str, limit_s: float) -> dict[str, Any]:
-    """See `look`; also what ends the process, or takes too long, is told and ends nothing else."""
+def in_a_process(
+    family: str, variant: str, limit_s: float, module: str = "matrix"
+) -> dict[str, Any]:
+    """See `look`; also what ends the process, or takes too long, is told and ends nothing else.
+
+    `module`: the one here that looks.
+    """
     command = [
         sys.executable,
         "-m",
-        "tests.families.matrix",
+        f"tests.families.{module}",
         "--one",
         "--variants",
         variant,
         family,
     ]
-    log = FOLDER / f"{family}-{variant}.log"
+    log = FOLDER / f"{family}-{variant}{'' if module == 'matrix' else f'-{module}'}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     # As in `make test`: a small cache for chat, and no core that two engines would both take.
     small = {

@@ -34,3 +34,24 @@ class PartialSumsExtension(ProofExtension):
         for layer in runner._layers:
             layer.mlp.down_proj.reduce_results = False
         return runner
+
+
+class ForgettingExtension(ProofExtension):
+    """An extension whose linear attention finds other sequences' states at each step."""
+
+    def _proof_runner(self) -> Any:
+        runner = super()._proof_runner()
+        if not hasattr(runner, "planted"):
+            runner.planted = runner._whereabouts.of
+
+            def of(held: Any, step: int) -> Any:
+                found = runner.planted(held, step)
+                if held.place is not None and held.batch.order.is_step(step):
+                    for group in runner._kept.groups:
+                        for name in group.layer_names if group.is_state else ():
+                            for cache in held.place.caches[name]:
+                                cache.copy_(cache.roll(1, 0))
+                return found
+
+            runner._whereabouts.of = of
+        return runner

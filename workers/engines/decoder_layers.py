@@ -50,6 +50,14 @@ def n_routed_tokens(text_config: Any) -> int | None:
     return int(text_config.vocab_size) if text_config.model_type == "deepseek_v4" else None
 
 
+def routes_by_token(gate: nn.Module) -> bool:
+    """Whether a gate takes each token's experts from a table (DeepSeek-V4's first layers).
+
+    Decode proofs leave it as it is and do not count its layer (protocol.md, section 8.2).
+    """
+    return getattr(gate, "tid2eid", None) is not None
+
+
 def _path(model: nn.Module, n_layers: int) -> str:
     known = KNOWN_PATHS.get(type(model).__name__)
     for path in [known] if known else FLEET_PATHS:

@@ -12,20 +12,21 @@ from torch.overrides import TorchFunctionMode
 
 from poc_core.errors import SpecError
 from poc_core.schemes.decode.steps import forced_logits
+from workers.engines.decoder_layers import routes_by_token
 
 FirstExperts = Callable[[int, int], Tensor | None]
 """(layer of experts, number of experts) -> the first expert of each row, int64 (rows,)."""
 
 
 def gates(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """The gates of a model's layers of experts, in the model's order."""
+    """The gates of a model's layers of experts that a seed leads, in the model's order."""
     found = []
     for layer in layers:
         for block in layer.modules():
             gate = getattr(block, "gate", None) or getattr(block, "router", None)
             if hasattr(block, "experts") and isinstance(gate, nn.Module):
                 found.append(gate)
-    return found
+    return [gate for gate in found if not routes_by_token(gate)]
 
 
 @contextmanager

@@ -26,11 +26,6 @@ from workers.engines.ticks import EngineLostError, EngineMemoryError
 # Tokens of one forward: fills a GPU, and a large model's activations still fit beside its weights.
 _MAX_BATCH_TOKENS = 8192
 
-_NO_CHAINS = (
-    "Decode proofs cannot be computed with this model by transformers yet: it chooses experts by"
-    " token."
-)
-
 _DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -63,10 +58,7 @@ class TransformersEngine(WholeBatchEngine):
         self._schemes = ReadySchemes(
             config.hidden_size, len(self._layers), self._device, self._dtype
         )
-        limits = ChainLimits(
-            codebook=choose_codebook(options.codebook),
-            no_chains="" if self._vocab_size is None else _NO_CHAINS,
-        )
+        limits = ChainLimits(codebook=choose_codebook(options.codebook))
         info = ModelInfo(
             name=options.name,
             hidden_size=config.hidden_size,
@@ -96,7 +88,7 @@ class TransformersEngine(WholeBatchEngine):
         for step in range(order.n_passes):
             ids = None
             if self._vocab_size is not None:
-                ids = batch.token_ids(self._vocab_size).view(order.n, -1)
+                ids = batch.token_ids(step, self._vocab_size).view(order.n, -1)
             with (
                 _given_token_ids(self._layers, ids),
                 _transformed_layers(self._layers, batch, step),

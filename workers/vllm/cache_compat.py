@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ _CACHE_DTYPES = {
     "fp8_e5m2",
     "fp8_ds_mla",
 }
+
+# Where vLLM's V2 runner leaves the blocks of the states of chat's last step.
+_TOLD_STATES = "mamba_aligned_state_indices"
 
 _METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
 
@@ -78,10 +82,35 @@ def page_bytes(group: Any, layer_name: str, content: int) -> int:
 
 
 def state_table_width(group: Any, seq_len: int) -> int:
-    """Blocks of a sequence in a state's table: one, more for speculation and checkpoints."""
+    """Blocks of a sequence in a state's table: one, more for checkpoints, and for speculation
+    beside the last of these.
+    """
     spec = group.kv_cache_spec
     block_size: int = spec.block_size
-    return max(1 + getattr(spec, "num_speculative_blocks", 0), -(-seq_len // block_size))
+    return max(1, -(-seq_len // block_size)) + getattr(spec, "num_speculative_blocks", 0)
+
+
+def checkpoints(group: Any, first: int) -> int:
+    """Columns of a state's table in which a prefill of `first` tokens leaves earlier states.
+
+    Releases after 0.2x copy a state from the midst of a prefill into the column before its last.
+    """
+    spec = group.kv_cache_spec
+    if not getattr(spec, "num_prefill_checkpoint_blocks", 0):
+        return 0
+    return int((first - 1) // spec.block_size)
+
+
+def carries_state(group: Any) -> bool:
+    """Whether a state of this kind goes on from step to step in the block that its table names.
+
+    Gated delta nets (Kimi's too), and rings of keys not yet compressed: by vLLM's sources nothing
+    but positions and the table tell their kernels where a sequence stands.
+    """
+    if all(type(one).__name__ == "CircularBufferSpec" for one in _specs(group.kv_cache_spec)):
+        return True
+    kinds = type(group.get_metadata_builder(0)).__mro__
+    return any(kind.__name__ == "GDNAttentionMetadataBuilder" for kind in kinds)
 
 
 def cache_source(layer: Any) -> str | None:
@@ -138,7 +167,27 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
     )
     # Straight to the builder: group.build_metadata of newer releases would map the manager's blocks
     # to kernel blocks, but the scratch cache is addressed by kernel blocks already.
-    return group.get_metadata_builder(0).build(0, common)
+    with _own_states(group.get_metadata_builder(0), common) as builder:
+        return builder.build(0, common)
+
+
+@contextmanager
+def _own_states(builder: Any, common: Any) -> Iterator[Any]:
+    """The builder, as if vLLM's runner had told it this batch's states instead of chat's last.
+
+    The V2 runner of newer releases leaves on it which block holds each sequence's state.
+    """
+    if not hasattr(builder, _TOLD_STATES):
+        yield builder
+        return
+    told = getattr(builder, _TOLD_STATES)
+    spec = builder.kv_cache_spec
+    width = 1 + getattr(spec, "num_speculative_blocks", 0)
+    setattr(builder, _TOLD_STATES, common.block_table_tensor[:, -width:])  # all are the same
+    try:
+        yield builder
+    finally:
+        setattr(builder, _TOLD_STATES, told)
 
 
 def workspaces() -> tuple[int, ...]:

@@ -112,6 +112,7 @@ class VllmEngine(Engine):
             self.info = ChainLimits(
                 codebook=ranks[0]["codebook"],
                 kept_block=max(rank["kept_block"] for rank in ranks),
+                kept_state=max(rank["kept_state"] for rank in ranks),
                 no_chains=next((why for rank in ranks if (why := rank["no_chains"])), ""),
             ).on(info)
             experts = {rank["layers"][0]: rank["moe_layers"] for rank in ranks}
@@ -195,7 +196,9 @@ class VllmEngine(Engine):
         limit = None if gb is None else int(gb * 2**30)
         n_tokens = min(self._run("room_for_steps", n_places, limit))
         if gb is None and not self.on_gpu:  # more at a time gain nothing
-            n_tokens = min(n_tokens, max(self.info.max_batch_tokens, self.info.max_seq_len))
+            states = self.info.max_sequences * ChainLimits.of(self.info).kept_state
+            most = max(self.info.max_batch_tokens, self.info.max_seq_len) + states
+            n_tokens = min(n_tokens, most)
         self._run("reserve", n_places, n_tokens, self._moe_layers)
         return int(n_tokens)
 

@@ -26,6 +26,8 @@ class ChainLimits(BaseModel, frozen=True):
     # Positions whose keys and values a micro-batch's steps can keep; None: max_batch_tokens.
     kept_tokens: int | None = None
     kept_block: int = 1  # a nonce takes a multiple of so many positions
+    # Positions that take as much memory as a nonce's states (linear attention), beside its own.
+    kept_state: int = 0
 
     @classmethod
     def of(cls, info: ModelInfo) -> Self:
@@ -44,6 +46,7 @@ class ChainLimits(BaseModel, frozen=True):
                 (n for one in each if (n := one.kept_tokens) is not None), default=None
             ),
             kept_block=max(one.kept_block for one in each),
+            kept_state=max(one.kept_state for one in each),
         )
 
     def on(self, info: ModelInfo) -> ModelInfo:
@@ -65,7 +68,9 @@ class ChainLimits(BaseModel, frozen=True):
     def kept_by(self, spec: ProofSpec) -> int:
         """Positions that a nonce takes of `kept_tokens`: none where it has no steps."""
         passes = passes_of(spec)
-        return -(-passes.positions // self.kept_block) * self.kept_block if passes.steps else 0
+        if not passes.steps:
+            return 0
+        return -(-passes.positions // self.kept_block) * self.kept_block + self.kept_state
 
     def max_batch(self, spec: ProofSpec, info: ModelInfo) -> int:
         """See Contract. The steps may keep more nonces than one forward of all rows holds."""
@@ -104,7 +109,7 @@ def refusal(spec: ProofSpec, info: ModelInfo) -> BodyError | None:
         return _too_long(
             "max_tokens",
             f"seq_len and max_tokens are {n_tokens} together; there is memory for"
-            f" {limits.kept_tokens} (--decode-memory-gb)",
+            f" {max(0, (limits.kept_tokens or 0) - limits.kept_state)} (--decode-memory-gb)",
         )
     return None
 

@@ -79,6 +79,17 @@ class DecodeBatch(Batch):
                 rows = torch.cat([rows, self._inputs_of(range(1, self.n_steps + 1))], dim=1)
         return rows.reshape(-1, self.scheme.hidden_size)
 
+    def token_ids(self, step: int, vocab_size: int) -> Tensor:
+        if self.order.is_step(step):
+            t = len(self._points)
+            ids = self._token_ids_of(range(t, t + 1), vocab_size)
+        else:
+            ids = self.scheme.token_ids(self.nonces[self._slice(step)], vocab_size)
+            if not self.order.shape.steps:  # those of the steps are claimed
+                later = self._token_ids_of(range(1, self.n_steps + 1), vocab_size)
+                ids = torch.cat([ids, later], dim=1)
+        return ids.reshape(-1)
+
     def take(self, step: int, states: Tensor) -> None:
         if self.order.is_step(step):
             self._take(states)
@@ -213,6 +224,10 @@ class DecodeBatch(Batch):
         return steps.step_inputs(
             self._base[:, None], *self._which(which), scheme.hidden_size, scheme.dtype
         )
+
+    def _token_ids_of(self, which: range, vocab_size: int) -> Tensor:
+        """The token ids of steps: int32 (n, steps)."""
+        return steps.step_token_ids(self._base[:, None], *self._which(which), vocab_size)
 
     def _which(self, which: range) -> tuple[Tensor, Tensor]:
         """Numbers (steps,) of one step, or of all if claimed, and the points (n, steps) before."""

@@ -57,6 +57,12 @@ def step_inputs(
     return rng.normal(seeds.reshape(-1), hidden, base.device, dtype).view(*seeds.shape, hidden)
 
 
+def step_token_ids(base: Tensor, step: int | Tensor, points: Tensor, vocab_size: int) -> Tensor:
+    """The token ids of step t, for models that route by them: int32; arguments broadcast."""
+    seeds = step_seeds(base, step, points, "token")
+    return (rng.murmur3_plain(torch.zeros_like(seeds), seeds) % vocab_size).to(torch.int32)
+
+
 def first_picks(
     block_hash: str, public_key: str, nonces: Sequence[int], hidden: int, device: torch.device
 ) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.families import checks
+from tests.families import chains, checks
 from tests.families.make import FOLDER, families, make
 from tests.harness.marks import needs_vllm
 from workers.engines import load_engine
@@ -44,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(request: pytest.FixtureRequest, folder: Path, forked_engines: None) -> Iterator[Engine]:
     family: str = request.param
     arguments = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16")
-    engine = load_engine(options(family, make(family, folder), vllm_args=arguments), 120)
+    model = make(family, folder, hidden_size=256)  # of which decode proofs read as many
+    engine = load_engine(options(family, model, vllm_args=arguments), 120)
     yield engine
     engine.close()
 
@@ -77,6 +78,14 @@ def test_distances_with_layer_hooks_are_computed(engine: Engine) -> None:
     )
     values = compute_all(engine, spec, checks.NONCES)
     assert all(isinstance(value, float) and 1 < value < 2 for value in values)
+
+
+def test_steps_of_decode_proofs_go_on_from_what_is_kept(engine: Engine) -> None:
+    """Keys, values and states: alone, in parts, replayed and beside chat as in one forward."""
+    seen = chains.checked(
+        engine, chains.SPEC.model_copy(update={"seq_len": 40, "options": {"max_tokens": 16}})
+    )
+    assert seen["right"], seen
 
 
 def test_every_family_has_a_configuration_and_a_line_in_the_docs() -> None:

@@ -247,7 +247,7 @@ class TestState:
 
         layers = {"attn": layer_with(cache_of()), "state": layer_with(states_of())}
         caches = scratch(layers, group_of(plain_spec(), "attn"), group_of(state_spec(), "state"))
-        tables = BlockTables(caches.groups, 3, 2 * BLOCK + 1, torch.device("cpu"))
+        tables = BlockTables(caches.groups, 3, BLOCK, 2 * BLOCK + 1, torch.device("cpu"))
         tokens, states = tables.tables
         assert tokens.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
         assert states.tolist() == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
@@ -262,7 +262,7 @@ class TestState:
         from workers.vllm.forward.layout import BlockTables, Layout
 
         caches = scratch({"attn": layer_with(cache_of())}, group_of(plain_spec(), "attn"))
-        tables = BlockTables(caches.groups, 3, BLOCK + 2, torch.device("cpu"))
+        tables = BlockTables(caches.groups, 3, 2, BLOCK + 2, torch.device("cpu"))
         assert Layout(tables, range(BLOCK, BLOCK + 1)).slot_mapping["attn"].tolist() == [
             2 * BLOCK,
             4 * BLOCK,

@@ -3,16 +3,21 @@ are planted.
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from poc_core.errors import SpecError
 from poc_core.records import ProofSpec
+from poc_core.schemes.decode.limits import ChainLimits
 from tests.families import checks
+from tests.families.make import make
 from tests.harness.marks import needs_vllm
 from tests.stacks.deployments import QWEN3, Deployment
+from workers.engines import load_engine
 from workers.engines.base import Engine
+from workers.engines.options import EngineOptions
 from workers.pipeline import compute_all
 
 pytestmark = [
@@ -76,4 +81,20 @@ def test_parts_of_sums_on_tensor_parallel_ranks_are_not_divided_by_their_norms(
     ):
         compute_all(engine, distances("layer_hooks"), checks.NONCES)
     assert len(compute_all(engine, distances("sign_flips"), checks.NONCES)) == len(checks.NONCES)
+    assert len(compute_all(engine, checks.SPEC, checks.NONCES)) == len(checks.NONCES)
+
+
+def test_steps_that_go_on_from_another_sequences_state_are_refused(
+    plant: Plant, started: list[Engine], tmp_path: Path
+) -> None:
+    plant("ForgettingExtension")
+    options = EngineOptions(
+        model=str(make("qwen3-next", tmp_path, hidden_size=256)),
+        served_model_name="qwen3-next",
+        dtype="bfloat16",
+        vllm_args=("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16"),
+    )
+    engine = load_engine(options, 120)
+    started.append(engine)
+    assert "one forward does not follow the steps" in ChainLimits.of(engine.info).no_chains
     assert len(compute_all(engine, checks.SPEC, checks.NONCES)) == len(checks.NONCES)

@@ -1,4 +1,4 @@
-"""Caches that keep keys and values of decode proofs from step to step: never chat's blocks."""
+"""Caches that keep keys, values and states of decode proofs from step to step: never chat's."""
 
 from __future__ import annotations
 
@@ -9,21 +9,47 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from workers.vllm import cache_compat
 from workers.vllm.forward.kv_isolation import ScratchCaches
 
 # Share of the memory that is free when the engine has started.
 _SHARE_OF_FREE = 0.5
 # On a CPU, which tells no free memory: share of what chat's own caches take.
 _SHARE_OF_CHATS = 0.25
+# Bytes of which each cache begins at a multiple, as torch's own do.
+_ALIGNMENT = 512
 
 
 class Place:
-    """The caches of one micro-batch at a time, one for each layer; on a CPU they grow with it."""
+    """The caches of one micro-batch at a time, one for each layer.
 
-    def __init__(self) -> None:
+    On a GPU they lie in memory that is always theirs; on a CPU they grow with the micro-batch.
+    """
+
+    def __init__(self, memory: Tensor | None) -> None:
         self.caches: dict[str, list[Tensor]] = {}
-        self.n_tokens = 0
+        self.shape = (0, 0)  # sequences with states, and tokens, that the caches hold
         self.is_taken = False
+        self.memory = memory  # uint8
+        self._used = 0
+
+    def make(self, scratch: ScratchCaches, n_sequences: int, n_tokens: int) -> None:
+        """Makes caches of zeros for one shape, in place of what was here.
+
+        On a GPU a shape's caches always lie at the same addresses.
+        """
+        self.caches.clear()  # before the new ones are made
+        self._used = 0
+        zeros = None if self.memory is None else self._zeros
+        self.caches = scratch.own_caches(n_sequences, n_tokens, zeros)
+        self.shape = (n_sequences, n_tokens)
+
+    def _zeros(self, n: int, dtype: torch.dtype) -> Tensor:
+        assert self.memory is not None
+        size, first = n * dtype.itemsize, self._used
+        assert first + size <= len(self.memory), "more is kept than there is memory for"
+        self._used = first + -(-size // _ALIGNMENT) * _ALIGNMENT
+        return self.memory[first : first + size].zero_().view(dtype)
 
 
 class KeptCaches:
@@ -31,46 +57,69 @@ class KeptCaches:
 
     def __init__(self, scratch: ScratchCaches, device: torch.device) -> None:
         self._scratch = scratch
-        self._on_gpu = device.type == "cuda"
+        self.groups = scratch.groups
+        self.on_gpu = device.type == "cuda"
         self._device = device
-        self._places: list[Place] = []
+        self.places: list[Place] = []
         # A sequence takes a multiple of this, also where layers have blocks of several sizes.
         self.block = math.lcm(*(group.block_size for group in scratch.groups), 1)
+        self._per_token = max(scratch.own_bytes_per_token(), 1)
+        self._per_state = scratch.own_bytes_per_state()
+        # One block of each cache is vLLM's null block.
+        self._fixed = (
+            self._per_token * self.block + self._per_state + _ALIGNMENT * scratch.n_own_caches()
+        )
+
+    @property
+    def state(self) -> int:
+        """Tokens that take as much memory as a sequence's states."""
+        return -(-self._per_state // self._per_token)
 
     def why_not(self) -> str | None:
         """Why steps cannot be computed with this model."""
-        if any(group.is_state for group in self._scratch.groups):
-            return (
-                "Decode proofs cannot be computed with this model on vLLM: its linear attention"
-                " keeps a state, which is not carried from step to step yet."
-            )
+        for group in self.groups:
+            if group.is_state and not cache_compat.carries_state(group.group):
+                return (
+                    "Decode proofs cannot be computed with this model on vLLM: whether the state of"
+                    f" its {type(group.group.get_metadata_builder(0)).__name__} is carried from"
+                    " step to step is not known to this node."
+                )
         return None
 
     def room(self, n_places: int, limit_bytes: int | None) -> int:
-        """Tokens that each of `n_places` could keep.
+        """Tokens that each of `n_places` could keep, of which a sequence's states take `state`.
 
         `limit_bytes`: of all places; None: a share of what is free.
         """
-        per_token = self._scratch.own_bytes_per_token()
-        if limit_bytes is None and self._on_gpu:
+        if limit_bytes is None and self.on_gpu:
             limit_bytes = int(_SHARE_OF_FREE * torch.cuda.mem_get_info(self._device)[0])
         elif limit_bytes is None:
             limit_bytes = int(_SHARE_OF_CHATS * self._scratch.chats_bytes())
-        # One block is vLLM's null block.
-        per_place = limit_bytes // n_places // max(per_token, 1) - self.block
+        per_place = (limit_bytes // n_places - self._fixed) // self._per_token
         return max(0, per_place // self.block * self.block)
 
     def reserve(self, n_places: int, n_tokens: int) -> None:
         """Makes the places; on a GPU with all of their memory, which is then always there."""
-        self._places = [Place() for _ in range(n_places)]
-        if self._on_gpu:
-            for place in self._places:
-                self._grow(place, n_tokens)
+        self.places.clear()
+        for _ in range(n_places):
+            memory = None
+            if self.on_gpu:
+                n_bytes = self._fixed + n_tokens * self._per_token
+                memory = torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
+            place = Place(memory)
+            if self.on_gpu and not self._per_state:  # then one shape serves all micro-batches
+                place.make(self._scratch, 0, n_tokens)
+            self.places.append(place)
 
     def take(self, n: int, positions: int) -> Place:
-        """A place for `n` sequences of `positions` tokens; to be given back by `free`."""
-        place = next(place for place in self._places if not place.is_taken)
-        self._grow(place, n * -(-positions // self.block) * self.block)
+        """A place for `n` new sequences of `positions` tokens; to be given back by `free`."""
+        place = next(place for place in self.places if not place.is_taken)
+        n_tokens = n * -(-positions // self.block) * self.block
+        n_states = n if self._per_state else 0
+        if place.shape[0] < n_states or place.shape[1] < n_tokens:
+            place.make(self._scratch, n_states, n_tokens)
+        else:
+            self._scratch.zero_states(place.caches)
         place.is_taken = True
         return place
 
@@ -78,7 +127,7 @@ class KeptCaches:
         place.is_taken = False
 
     def free_all(self) -> None:
-        for place in self._places:
+        for place in self.places:
             place.is_taken = False
 
     @contextmanager
@@ -86,9 +135,3 @@ class KeptCaches:
         """Binds the place's caches to every attention layer; chat's own again on any exit."""
         with self._scratch.bound_to(place.caches):
             yield
-
-    def _grow(self, place: Place, n_tokens: int) -> None:
-        if place.n_tokens < n_tokens:
-            place.caches.clear()  # before the new ones are made
-            place.caches = self._scratch.own_caches(n_tokens // self.block, self.block)
-            place.n_tokens = n_tokens

@@ -14,7 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-Replay = Callable[[], None]
+Replay = Callable[[], Tensor]
+"""Runs recorded work; what it gives stays as it is until the next call."""
+
 Plain = dict[str, Any]
 """By name: dataclasses of tensors and plain values."""
 
@@ -24,8 +26,8 @@ class NotReplayableError(RuntimeError):
 
 
 class Recorder(Protocol):
-    def record(self, work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-        """What runs the work again, and what that fills. The work may not have been run yet."""
+    def record(self, work: Callable[[], Tensor]) -> Replay:
+        """What runs the work, which has not been run by then: a state it moves on has not moved."""
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
         """What work recorded with `kept` is to be given for `new`. NotReplayableError."""
@@ -37,7 +39,7 @@ class GraphRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    def record(self, work: Callable[[], Tensor]) -> Replay:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             # Not global: vLLM has another thread that waits for events meanwhile.
@@ -54,7 +56,12 @@ class GraphRecorder:
 
                 _cuda_endAllocateToPool(stream.device_index, self._pool)
             raise
-        return graph.replay, output
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
         done: set[int] = set()
@@ -68,13 +75,8 @@ class GraphRecorder:
 class RunAgain:
     """A CPU's recorder, which has nothing to gain: the same logic without a GPU."""
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-        output = work()
-
-        def replay() -> None:
-            output.copy_(work())
-
-        return replay, output
+    def record(self, work: Callable[[], Tensor]) -> Replay:
+        return work
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
         """The new one: vLLM's metadata for CPUs points into itself, so copies would not do."""
@@ -92,11 +94,10 @@ def refill(kept: Any, new: Any) -> None:
     """
     if type(kept) is not type(new):
         raise NotReplayableError(f"{type(kept).__name__} became {type(new).__name__}")
+    if _is_made_anew(kept, new):
+        return
     if isinstance(kept, Tensor):
-        if kept.shape != new.shape or kept.dtype != new.dtype or kept.device != new.device:
-            raise NotReplayableError(f"a tensor {tuple(kept.shape)} became {tuple(new.shape)}")
-        if kept.data_ptr() != new.data_ptr() or kept.stride() != new.stride():
-            kept.copy_(new)
+        _refill_tensor(kept, new)
     elif dataclasses.is_dataclass(kept):
         for field in dataclasses.fields(kept):
             refill(getattr(kept, field.name, None), getattr(new, field.name, None))
@@ -109,3 +110,19 @@ def refill(kept: Any, new: Any) -> None:
         raise NotReplayableError(f"a {type(kept).__name__} may hide tensors")
     elif kept != new:
         raise NotReplayableError(f"{kept!r} became {new!r}")
+
+
+def _is_made_anew(kept: Any, new: Any) -> bool:
+    """Whether the recorded work itself fills what is empty in `new`: FlashMLA's plan does, and a
+    dictionary for layers that these leave empty.
+    """
+    if isinstance(kept, dict):
+        return not kept and not new
+    return bool(getattr(kept, "have_initialized", False)) and not new.have_initialized
+
+
+def _refill_tensor(kept: Tensor, new: Tensor) -> None:
+    if kept.shape != new.shape or kept.dtype != new.dtype or kept.device != new.device:
+        raise NotReplayableError(f"a tensor {tuple(kept.shape)} became {tuple(new.shape)}")
+    if kept.data_ptr() != new.data_ptr() or kept.stride() != new.stride():
+        kept.copy_(new)

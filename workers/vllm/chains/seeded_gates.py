@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from poc_core.schemes.decode.steps import forced_logits
+from workers.engines.decoder_layers import routes_by_token
 
 FirstExperts = Callable[[int, int], Tensor | None]
 """(layer of experts, number of experts) -> the first expert of each row, int64 (rows,).
@@ -33,12 +34,17 @@ _TOP_K = (
 
 
 class Gates:
-    """The gates of this pipeline stage's layers of experts, in the model's order."""
+    """The gates of this pipeline stage's layers of experts, in the model's order.
+
+    Those that route by token id are not among them.
+    """
 
     def __init__(self, layers: nn.ModuleList, own: range, text_config: Any) -> None:
         self._by_layer: dict[int, list[nn.Module]] = {}
         self._tables: dict[tuple[int, torch.dtype], Tensor] = {}
         self._unknown: list[str] = []  # layers of experts whose gate is not found
+        self._by_token: list[nn.Module] = []
+        self._is_first_stage = own.start == 0
         for index in own:
             self._by_layer[index] = self._find(layers[index])
         self._top_k = next(
@@ -56,6 +62,11 @@ class Gates:
             return (
                 "Decode proofs cannot be computed with this model: its router cannot be seeded "
                 f"({what} is not known to this node)."
+            )
+        if self._by_token and not self._is_first_stage:
+            return (
+                "Decode proofs cannot be computed with this model over so many pipeline stages: "
+                "one that is not the first has layers that choose experts by token."
             )
         return None
 
@@ -97,6 +108,8 @@ class Gates:
             gate = next((gate for gate in named if isinstance(gate, nn.Module)), None)
             if gate is None:
                 self._unknown.append(f"the gate of {type(block).__name__} {name}".rstrip())
+            elif routes_by_token(gate):
+                self._by_token.append(gate)
             elif all(gate is not other for other in found):
                 found.append(gate)
         return found

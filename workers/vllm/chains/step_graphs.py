@@ -29,7 +29,7 @@ _GRAPHS_KEPT = 4
 
 Caches = Callable[[], AbstractContextManager[None]]
 
-# Where a micro-batch's keys and values lie, its nonces, their positions, and vLLM's own buffers.
+# Where a micro-batch's kept caches lie, its nonces, their positions, and vLLM's own buffers.
 _Key = tuple[int, ...]
 
 
@@ -42,8 +42,10 @@ class StepGraphs:
         kept: KeptCaches,
         n_layers: int,
         moe_layers: int,
+        vocab_size: int | None,
         recorder: Recorder,
     ) -> None:
+        """`moe_layers`: those that a seed leads; `vocab_size`: of a model that wants token ids."""
         self.on = False
         self.recorded = 0  # graphs so far
         self.why_not = "" if compat.is_alone() else "several ranks compute a step together"
@@ -51,6 +53,7 @@ class StepGraphs:
         self._kept = kept
         self._layers = range(n_layers)
         self._moe_layers = moe_layers
+        self._vocab_size = vocab_size
         self._recorder = recorder
         # None: a shape that was seen once, which has warmed it up.
         self._steps: LRUCache[_Key, RecordedStep | None] = LRUCache(_GRAPHS_KEPT)
@@ -67,7 +70,7 @@ class StepGraphs:
             return None
         key = (
             id(place),
-            place.n_tokens,
+            *place.shape,
             len(batch.nonces),
             batch.order.shape.positions,
             *cache_compat.workspaces(),
@@ -78,7 +81,9 @@ class StepGraphs:
         recorded = self._steps[key]
         try:
             if recorded is None:
-                recorded = RecordedStep(batch, tables, self._moe_layers, self._recorder)
+                recorded = RecordedStep(
+                    batch, tables, self._moe_layers, self._vocab_size, self._recorder
+                )
                 recorded.fill(batch, step)
                 self._record(recorded, place)
                 self._steps[key] = recorded
@@ -103,7 +108,12 @@ class RecordedStep:
     hidden_size: int
 
     def __init__(
-        self, batch: Batch, tables: BlockTables, moe_layers: int, recorder: Recorder
+        self,
+        batch: Batch,
+        tables: BlockTables,
+        moe_layers: int,
+        vocab_size: int | None,
+        recorder: Recorder,
     ) -> None:
         vectors, positions = batch.layer_vectors, batch.order.shape.positions
         assert vectors is not None, "each nonce has vectors of its own"
@@ -111,18 +121,21 @@ class RecordedStep:
         self.hidden_size = vectors.shape[-1]
         self._layout = Layout(tables, range(positions - 1, positions), most=positions)
         self._inputs = torch.empty(n, self.hidden_size, dtype=vectors.dtype, device=device)
+        self._vocab_size = vocab_size
+        self._token_ids = torch.zeros(n, dtype=torch.int32, device=device)
         self._vectors = torch.empty_like(vectors)  # (layers, hidden)
         self._of: object = None  # the scheme whose vectors they are
         self._hashes = torch.zeros(moe_layers, n, dtype=torch.int64, device=device)
         self._metadata: dict[str, Any] | None = None  # by layer
         self._recorder = recorder
         self._replay: Replay | None = None
-        self._output: Tensor | None = None
 
     def fill(self, batch: Batch, step: int) -> None:
         """Makes it one step of a micro-batch. NotReplayableError: a step of another kind."""
         self._layout.move_to(batch.order.positions(step).start)
         self._inputs.copy_(batch.inputs(step))
+        if self._vocab_size is not None:
+            self._token_ids.copy_(batch.token_ids(step, self._vocab_size))
         if self._of is not batch.scheme:
             self._of = batch.scheme
             assert batch.layer_vectors is not None
@@ -137,6 +150,8 @@ class RecordedStep:
     def record(self, forward: BoundForward, layers: range, caches: Caches) -> None:
         """Records the step, after `fill`; `caches()` binds the caches of its place."""
 
+        ids = {} if self._vocab_size is None else {"input_ids": self._token_ids}
+
         def work() -> Tensor:
             assert self._metadata is not None, "nothing was filled in"
             output = forward.run(
@@ -144,20 +159,18 @@ class RecordedStep:
                 self._layout,
                 self._metadata,
                 caches(),
-                {"inputs_embeds": self._inputs.clone()},  # layers add to the inputs
+                {"inputs_embeds": self._inputs.clone(), **ids},  # layers add to the inputs
                 transform=self,
                 experts=self._first_experts if len(self._hashes) else None,
             )
             return compat.final_hidden_states(output)
 
-        self._replay, self._output = self._recorder.record(work)
+        self._replay = self._recorder.record(work)
 
     def replayed(self) -> Tensor:
         """Runs the step that was filled in: (nonces, hidden)."""
         assert self._replay is not None, "nothing was recorded"
-        assert self._output is not None
-        self._replay()
-        return self._output
+        return self._replay()
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
         """See LayerTransform."""

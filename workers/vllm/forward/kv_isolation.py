@@ -7,8 +7,9 @@ are never touched (docs/architecture.md, "Chat beside proofs").
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from workers.vllm import cache_compat
 
 # Block 0 is vLLM's null block; sequences are laid out from block 1 on.
 FIRST_BLOCK = 1
+
+Zeros = Callable[[int, torch.dtype], Tensor]
+"""(elements, dtype) -> as many zeros in a row."""
 
 
 class NotIsolatableError(RuntimeError):
@@ -123,16 +127,24 @@ class ScratchCaches:
             for name, cache in live.items():
                 self._layers[name].kv_cache = cache
 
-    def own_caches(self, n_sequences: int, seq_len: int) -> dict[str, list[Tensor]]:
-        """New caches for `n_sequences`, by layer: each its own, or that of the layer it reads."""
+    def own_caches(
+        self, n_sequences: int, n_tokens: int, zeros: Zeros | None = None
+    ) -> dict[str, list[Tensor]]:
+        """New caches by layer: each its own, or that of the layer it reads.
+
+        They hold `n_tokens` tokens, in whole blocks of all sequences together, and the states of
+        `n_sequences`. `zeros`: makes their memory; None: torch.
+        """
         found: dict[str, list[Tensor]] = {}
         for group in self.groups:
+            n_blocks = FIRST_BLOCK + (
+                n_sequences if group.is_state else n_tokens // group.block_size
+            )
             for name in group.layer_names:
                 source = self._sources.get(name, name)
                 if source not in found:
-                    n_blocks = group.n_blocks(n_sequences, seq_len)
                     found[source] = [
-                        self._zeros_like(cache, name, group, n_blocks)
+                        self._zeros_like(cache, name, group, n_blocks, zeros)
                         for cache in self._live(source)
                     ]
                 found[name] = found[source]
@@ -142,21 +154,36 @@ class ScratchCaches:
         """Bytes that `own_caches` take for a token, all layers together; rounded up."""
         return sum(
             -(-self._page(live, name, group) * live.element_size() // group.block_size)
-            for group in self.groups
-            for name in group.layer_names
-            if name not in self._sources
-            for live in self._live(name)
+            for live, name, group in self._own()
+            if not group.is_state
         )
 
-    def chats_bytes(self) -> int:
-        """Bytes that chat's own caches of these layers take."""
+    def own_bytes_per_state(self) -> int:
+        """Bytes that `own_caches` take for a sequence's states, all layers together."""
         return sum(
-            cache.shape[group.block_dim] * self._page(cache, name, group) * cache.element_size()
-            for group in self.groups
-            for name in group.layer_names
-            if name not in self._sources
-            for cache in self._live(name)
+            self._page(live, name, group) * live.element_size()
+            for live, name, group in self._own()
+            if group.is_state
         )
+
+    def n_own_caches(self) -> int:
+        """How many tensors `own_caches` makes."""
+        return sum(1 for _ in self._own())
+
+    def zero_states(self, caches: Mapping[str, Sequence[Tensor]]) -> None:
+        """Forgets the states in `caches`, as if their sequences were new."""
+        for group in self.groups:
+            for name in group.layer_names if group.is_state else ():
+                for cache in caches[name]:
+                    cache.zero_()
+
+    def chats_bytes(self) -> int:
+        """Bytes that chat's own caches of these layers take, which may lie in the same memory."""
+        memory = {
+            cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes()
+            for cache, _name, _group in self._own()
+        }
+        return sum(memory.values())
 
     def forget(self) -> None:
         """Frees all scratch caches."""
@@ -218,9 +245,25 @@ class ScratchCaches:
                 cache.zero_()
         return scratch
 
-    def _zeros_like(self, live: Tensor, name: str, group: ScratchGroup, n_blocks: int) -> Tensor:
+    def _own(self) -> Iterator[tuple[Tensor, str, ScratchGroup]]:
+        """Chat's tensors, layer by layer, of the layers that read no other one's."""
+        for group in self.groups:
+            for name in group.layer_names:
+                if name not in self._sources:
+                    for live in self._live(name):
+                        yield live, name, group
+
+    def _zeros_like(
+        self,
+        live: Tensor,
+        name: str,
+        group: ScratchGroup,
+        n_blocks: int,
+        zeros: Zeros | None = None,
+    ) -> Tensor:
         """Zeros: slots past a sequence's end are masked, but a masked NaN still poisons a sum."""
-        return zeros_like(live, group.block_dim, n_blocks, self._page(live, name, group))
+        page = self._page(live, name, group)
+        return zeros_like(live, group.block_dim, n_blocks, page, zeros)
 
     def _page(self, live: Tensor, name: str, group: ScratchGroup) -> int:
         """Elements from one block to the next."""
@@ -231,12 +274,16 @@ class ScratchCaches:
         return -(-page // live.element_size())
 
 
-def zeros_like(live: Tensor, block_dim: int, n_blocks: int, page: int) -> Tensor:
+def zeros_like(
+    live: Tensor, block_dim: int, n_blocks: int, page: int, zeros: Zeros | None = None
+) -> Tensor:
     """A cache like `live` of `n_blocks` blocks: same dtype, other dimensions and memory order.
 
     Where blocks come first in memory, `page` elements lie from one to the next, and never more than
-    in `live`: the padding that kernels want stays, other layers' pages between do not.
+    in `live`: the padding that kernels want stays, other layers' pages between do not. `zeros`:
+    see `own_caches`.
     """
+    make = zeros or (lambda n, dtype: torch.zeros(n, dtype=dtype, device=live.device))
     sizes = list(live.shape)
     sizes[block_dim] = n_blocks
     # A dimension of one element has any stride.
@@ -249,9 +296,8 @@ def zeros_like(live: Tensor, block_dim: int, n_blocks: int, page: int) -> Tensor
         strides[block_dim] = (
             min(live.stride(block_dim), page) if live.shape[block_dim] > 1 else page
         )
-        flat = torch.zeros(n_blocks * strides[block_dim], dtype=live.dtype, device=live.device)
-        return flat.as_strided(sizes, strides)
-    dense = torch.zeros([sizes[dim] for dim in order], dtype=live.dtype, device=live.device)
+        return make(n_blocks * strides[block_dim], live.dtype).as_strided(sizes, strides)
+    dense = make(math.prod(sizes), live.dtype).view([sizes[dim] for dim in order])
     return dense.permute([order.index(dim) for dim in range(live.dim())])
 
 

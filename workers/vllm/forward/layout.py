@@ -21,10 +21,13 @@ _LAYOUTS_KEPT = 8
 
 
 class BlockTables:
-    """The blocks of `n` sequences of up to `capacity` tokens, one sequence after the other."""
+    """The blocks of `n` sequences of up to `capacity` tokens, one sequence after the other.
+
+    Their first forward has `rows` tokens of each.
+    """
 
     def __init__(
-        self, groups: Sequence[ScratchGroup], n: int, capacity: int, device: torch.device
+        self, groups: Sequence[ScratchGroup], n: int, rows: int, capacity: int, device: torch.device
     ) -> None:
         self.groups = groups
         self.device = device
@@ -36,8 +39,11 @@ class BlockTables:
             first = FIRST_BLOCK + per_sequence * torch.arange(n)
             blocks = first[:, None] + torch.arange(per_sequence)
             if group.is_state:
-                # As wide as where vLLM keeps checkpoints of the state: all blocks are this one.
-                blocks = blocks.expand(n, cache_compat.state_table_width(group.group, capacity))
+                # As wide as where vLLM keeps checkpoints of the state: all blocks are this one,
+                # but the null block where a checkpoint of the first forward would follow the state.
+                width = cache_compat.state_table_width(group.group, capacity)
+                blocks = blocks.repeat(1, width)
+                blocks[:, : cache_compat.checkpoints(group.group, rows)] = 0
             self.tables.append(blocks.to(device, torch.int32).contiguous())
             self.first_slots.append((first[:, None] * group.block_size).to(device))
 
@@ -135,7 +141,7 @@ class ReadyLayouts:
     def of(self, n: int, seq_len: int) -> Layout:
         layout = self._layouts.get((n, seq_len))
         if layout is None:
-            tables = BlockTables(self._groups, n, seq_len, self._device)
+            tables = BlockTables(self._groups, n, seq_len, seq_len, self._device)
             layout = self._layouts[n, seq_len] = Layout(tables, range(seq_len))
         return layout
 
@@ -147,7 +153,7 @@ class DeviceBatch:
     batch: Batch
     # What one slice hands to the next, each (rows of the pass, hidden).
     state: dict[str, torch.Tensor] | None = None
-    # Of a micro-batch with steps, from its first slice here on: where keys and values are kept.
+    # Of a micro-batch with steps, from its first slice here on: where all is kept.
     place: Place | None = None
     tables: BlockTables | None = None
     layout: Layout | None = None  # of the steps
@@ -170,7 +176,9 @@ class Whereabouts:
             return self._layouts.of(n, shape.rows), self._scratch.bound(n, shape.rows)
         if held.place is None or held.tables is None:
             held.place = self._kept.take(n, shape.positions)
-            held.tables = BlockTables(self._scratch.groups, n, shape.positions, self._device)
+            held.tables = BlockTables(
+                self._kept.groups, n, shape.rows, shape.positions, self._device
+            )
         if not order.is_step(step):
             layout = Layout(held.tables.part(order.members(step)), positions)
         elif held.layout is None:

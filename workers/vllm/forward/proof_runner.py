@@ -65,7 +65,12 @@ class ProofRunner:
         self._bound = BoundForward(self._model, self._config, self._layers, owner, self._gates)
         recorder = recorder_for(self._device)
         self._graphs = StepGraphs(
-            self._bound, self._kept, len(self._layers), len(self._gates), recorder
+            self._bound,
+            self._kept,
+            len(self._layers),
+            len(self._gates),
+            self._vocab_size,
+            recorder,
         )
         self._schemes = ReadySchemes(
             self._hidden_size, len(self._layers), self._device, self._dtype
@@ -93,6 +98,7 @@ class ProofRunner:
             "reflected": self._found.reflected,
             "moe_layers": len(self._gates),
             "kept_block": self._kept.block,
+            "kept_state": self._kept.state,
             "no_chains": self._why_no_chains(),
             "codebook": choose_codebook(codebook),
         }
@@ -273,7 +279,7 @@ class ProofRunner:
         layout, caches = self._whereabouts.of(held, step)
         given: dict[str, Any] = {}
         if self._vocab_size is not None:
-            given["input_ids"] = batch.token_ids(self._vocab_size)
+            given["input_ids"] = self._token_ids(batch, step, self._vocab_size)
         if layers.start == 0:
             given["inputs_embeds"] = batch.inputs(step)
         if held.state is not None:
@@ -289,6 +295,16 @@ class ProofRunner:
             partial(batch.first_experts, step) if batch.seeds_experts else None,
             self._watch,
         )
+
+    def _token_ids(self, batch: Batch, step: int, vocab_size: int) -> torch.Tensor:
+        """Tokens beside a pass' inputs: int32 (tokens,).
+
+        A later pipeline stage knows no points, so a step's are zeros there: no gate looks at them.
+        """
+        if self._own.start > 0 and batch.order.is_step(step):
+            n_tokens = batch.order.n_tokens(step)
+            return torch.zeros(n_tokens, dtype=torch.int32, device=self._device)
+        return batch.token_ids(step, vocab_size)
 
     def _end(self, micro_batch: int) -> None:
         """Forgets a micro-batch that this rank has done or that is given up."""
@@ -326,11 +342,6 @@ class ProofRunner:
 
     def _why_no_chains(self) -> str | None:
         """Why decode proofs cannot be computed with this model."""
-        if self._vocab_size is not None:
-            return (
-                "Decode proofs cannot be computed with this model on vLLM yet: it chooses experts"
-                " by token."
-            )
         return self._kept.why_not() or self._gates.why_not()
 
 

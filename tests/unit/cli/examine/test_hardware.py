@@ -1,6 +1,7 @@
 """`doctor` on GPUs, by a library that tells what a test says."""
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -106,3 +107,36 @@ def test_nvlink_matters_where_gpus_share_a_model(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(links))
     assert levels(list(hardware.nvlink(machine(*[139] * n_gpus), group_size))) == expected
+
+
+VIRTUAL = "processor\t: 0\nflags\t\t: fpu sse2 hypervisor lahf_lm\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "variable", "n_gpus", "expected"),
+    [
+        (VIRTUAL, None, 2, ["warning"]),
+        (VIRTUAL, "1", 8, ["warning"]),
+        (VIRTUAL, "0", 8, []),
+        (VIRTUAL, None, 1, []),
+        (VIRTUAL.replace("hypervisor ", ""), None, 8, []),
+        (None, None, 8, []),
+    ],
+)
+def test_multicast_is_told_of_in_a_virtual_machine_with_several_gpus(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cpuinfo: str | None,
+    variable: str | None,
+    n_gpus: int,
+    expected: list[str],
+) -> None:
+    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("NCCL_NVLS_ENABLE", variable)
+    file = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        file.write_text(cpuinfo)
+    found = list(hardware.multicast(machine(*[139] * n_gpus), file))
+    assert levels(found) == expected
+    assert all("NCCL_NVLS_ENABLE=0" in finding.remedy for finding in found)

@@ -398,10 +398,97 @@ def test_one_file_cannot_be_compared(tmp_path: Path, write: Write, capfd: Captur
     assert "Cannot read" in error(tmp_path, capfd, one, str(tmp_path / "none.json"))
 
 
-def test_verdicts_alone_say_nothing_of_cheats(tmp_path: Path, write: Write, capfd: Capture) -> None:
-    assert "with --tampered those of others" in error(
-        tmp_path, capfd, write("a.json", verdict([0.0] * 30))
-    )
+def chained(chains: dict[int, list[int]], **params: Any) -> dict[str, Any]:
+    """What `generate` writes of chains."""
+    artifacts = [
+        {"nonce": nonce, "vector_b64": "", "k_points_steps": points}
+        for nonce, points in chains.items()
+    ]
+    request = {
+        "block_hash": "0xabc",
+        "public_key": "key",
+        "params": {"seq_len": 64, "decode": True, "max_tokens": 8} | params,
+    }
+    return {"status": "completed", "artifacts": artifacts, "request": request}
+
+
+def test_chains_of_several_machines_are_told_how_often_they_part(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    one = {nonce: [nonce % 16] * 9 for nonce in range(25)}
+    parted = one | {3: [3] * 4 + [5] * 5, 4: [4] * 8 + [0], 100: [1] * 9}
+    other = one | {3: [9] * 9}
+    files = [
+        write(f"{name}.json", chained(chains))
+        for name, chains in (("h200", one), ("cpu", parted), ("h100", other))
+    ]
+    assert run(tmp_path, *files, "--json") == 0
+    pairs = {pair["name"]: pair for pair in json.loads(capfd.readouterr().out)["pairs"]}
+    assert pairs["h200, cpu"] == {
+        "name": "h200, cpu",
+        "n": 25,
+        "n_parted": 2,
+        "mean_step": 6.0,
+        "share_parted": 2 / 25,
+    }
+    assert (pairs["h200, h100"]["n_parted"], pairs["h200, h100"]["mean_step"]) == (1, 0.0)
+    assert not (tmp_path / "out").exists()
+    assert run(tmp_path, *files) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "2 (8.0%)" in shown
+    assert "proofline validate" in shown
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (chained({n: [1] * 5 for n in range(25)}, max_tokens=4), "max_tokens is 8 in one, 4"),
+        (chained({n: [1] * 9 for n in range(7)}), "have in common 7 nonces"),
+        (generated(), "holds chains of points"),
+    ],
+)
+def test_chains_that_do_not_belong_together_are_refused(
+    tmp_path: Path, write: Write, capfd: Capture, other: Any, said: str
+) -> None:
+    mine = write("mine.json", chained({n: [1] * 9 for n in range(25)}))
+    assert said in error(tmp_path, capfd, mine, write("other.json", other))
+
+
+def test_a_cheats_chains_need_a_validation_of_them(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    files = [write(f"{i}.json", chained({n: [1] * 9 for n in range(25)})) for i in range(3)]
+    said = error(tmp_path, capfd, *files[:2], "--tampered", files[2])
+    assert "the answer to a validation of them" in said
+
+
+def test_mismatch_rates_are_told_at_the_thresholds_named_for_chains(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    """Of another release, say, and of larger batches, each judged by this machine."""
+    release = write("release.json", verdict([0.0] * 90 + [0.026] * 5 + [0.035] * 3 + [0.045] * 2))
+    batches = write("batches.json", verdict([0.0] * 99 + [0.03]))
+    found = numbers(tmp_path, capfd, release, batches)
+    rates = {one["name"]: one for one in found["mismatch_rates"]}
+    limits = ("0.025", "0.03", "0.04", "0.05")
+    assert [rates["release"][limit] for limit in limits] == [0.1, 0.05, 0.02, 0.0]
+    # Only what lies beyond a threshold mismatches.
+    assert [rates["batches"][limit] for limit in limits] == [0.01, 0.0, 0.0, 0.0]
+    assert rates["made up"]["kind"] == "tampered"
+    assert rates["made up"]["0.05"] == 1.0
+    assert any("made up" in note for note in found["notes"])
+    page = Page(tmp_path / "out" / "report.html")
+    assert "Mismatches by dist_threshold" in page.text
+
+
+def test_chains_that_are_made_up_lie_as_far_off_as_is_known(
+    tmp_path: Path, write: Write, capfd: Capture
+) -> None:
+    """0.11 on average of one claim; 0.32 of the largest of 257."""
+    from cli.judge.comparisons import invented_margins
+
+    assert invented_margins(2000, 1).mean() == pytest.approx(0.11, abs=0.01)
+    assert invented_margins(200, 257).mean() == pytest.approx(0.32, abs=0.02)
 
 
 def test_a_file_that_does_not_say_for_which_of_several_proofs_it_is_is_refused(

@@ -1,5 +1,6 @@
 """What goes into each pass of a micro-batch and what comes out, without a model."""
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -114,6 +115,71 @@ def test_experts_of_a_part_are_those_of_its_nonces() -> None:
     step = parts.first_experts(4, 1, 8)
     assert step is not None
     assert step.shape == (len(NONCES),)
+
+
+def seed_of(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def hashed(key: int, seed: int) -> int:
+    """hash(i, seed) of the protocol's section 1, in integers."""
+    key = key * 0xCC9E2D51 % 2**32
+    h = seed ^ (key << 15 | key >> 17) % 2**32 * 0x1B873593 % 2**32
+    h = ((h << 13 | h >> 19) % 2**32 * 5 + 0xE6546B64) % 2**32
+    h = (h ^ h >> 16) * 0x85EBCA6B % 2**32
+    h = (h ^ h >> 13) * 0xC2B2AE35 % 2**32
+    return h ^ h >> 16
+
+
+def expected_ids(nonce: int, points: list[int], vocab: int) -> list[int]:
+    """Of a prefill and of the steps that follow points, by section 8.2's words."""
+    first = seed_of(f"b_k_nonce{nonce}_input_ids")
+    ids = [hashed(position, first) % vocab for position in range(SEQ_LEN)]
+    for t, k in enumerate(points, start=1):
+        mixed = (k * 0x9E3779B1 + t * 0x85EBCA77 + 0x57) % 2**32
+        ids.append(hashed(0, hashed(mixed, seed_of(f"b_k_nonce{nonce}"))) % vocab)
+    return ids
+
+
+@pytest.mark.parametrize("vocab", [512, 129_280])
+@pytest.mark.parametrize("part", [None, 2])
+def test_token_ids_follow_the_points_and_claims_in_their_place(
+    part: int | None, vocab: int
+) -> None:
+    """Own points, claims step by step, and claims in one forward."""
+    free = batch_of(part)
+    found: list[Tensor] = []
+    states = torch.randn(
+        len(NONCES), SEQ_LEN + STEPS, HIDDEN, generator=torch.Generator().manual_seed(1)
+    )
+    for step in range(free.order.n_passes):
+        found.append(free.token_ids(step, vocab))
+        members, positions = free.order.members(step), free.order.positions(step)
+        free.take(step, states[members.start : members.stop, positions.start : positions.stop])
+    chains: Any = free.values(free.numbers())
+    assert len({tuple(chain) for chain in chains}) > 1
+    n_parts = free.order.n_parts
+    rows = [
+        *torch.cat(found[:n_parts]).view(len(NONCES), SEQ_LEN).T,
+        *found[n_parts:],
+    ]
+    assert torch.stack(rows, dim=1).tolist() == [
+        expected_ids(nonce, chain[:-1], vocab) for nonce, chain in zip(NONCES, chains, strict=True)
+    ]
+    assert all(ids.dtype == torch.int32 for ids in found)
+
+    claims = {
+        str(nonce): [(k + 1) % 16 for k in chain]
+        for nonce, chain in zip(NONCES, chains, strict=True)
+    }
+    claimed = [expected_ids(nonce, claims[str(nonce)][:-1], vocab) for nonce in NONCES]
+    at_once = batch_of(enforced=claims).token_ids(0, vocab)
+    assert at_once.view(len(NONCES), -1).tolist() == claimed
+    stepwise = batch_of(part, enforced=claims, stepwise=True)
+    for step in range(n_parts):
+        members = stepwise.order.members(step)
+        stepwise.take(step, states[members.start : members.stop, :SEQ_LEN])
+    assert stepwise.token_ids(n_parts, vocab).tolist() == [ids[SEQ_LEN] for ids in claimed]
 
 
 def test_the_hashes_of_a_step_lead_to_its_first_experts() -> None:

@@ -39,6 +39,14 @@ def test_step_seeds_are_the_references(case: Any, purpose: Any) -> None:
     assert found.tolist() == [case[purpose]]
 
 
+@cases("pseudo_token_id")
+def test_token_ids_of_steps_are_the_references(case: Any) -> None:
+    found = steps.step_token_ids(
+        tensor(case["base"]), case["step"], tensor(case["prev_k"]), case["vocab"]
+    )
+    assert (found.tolist(), found.dtype) == ([case["id"]], torch.int32)
+
+
 @cases("decode_input")
 def test_inputs_are_the_references(case: Any) -> None:
     found = steps.step_inputs(

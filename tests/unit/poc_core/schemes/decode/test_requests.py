@@ -165,6 +165,9 @@ def test_what_an_engine_cannot_do_is_said_when_it_is_asked() -> None:
     refusals = {
         "cannot be seeded": ChainLimits(no_chains="its router cannot be seeded").on(info),
         "68 together; there is memory for 95": ChainLimits(kept_tokens=95, kept_block=32).on(info),
+        "68 together; there is memory for 56": ChainLimits(
+            kept_tokens=96, kept_block=32, kept_state=40
+        ).on(info),
     }
     for problem, refusing in refusals.items():
         with pytest.raises(BodyError, match=problem):
@@ -188,15 +191,19 @@ def test_how_many_nonces_a_micro_batch_holds() -> None:
     assert CONTRACT.max_batch(long, info) == 8
     assert CONTRACT.max_batch(claimed, info) == 8192 // 68  # one forward keeps nothing
     assert CONTRACT.max_batch(spec, plain) == 120
+    # Linear attention's states take as much memory as 64 more positions of each.
+    states = ChainLimits(kept_tokens=9600, kept_block=32, kept_state=64).on(plain)
+    assert CONTRACT.max_batch(spec, states) == 60
+    assert CONTRACT.max_batch(claimed, states) == 8192 // 68
     assert CONTRACT.max_batch(spec, ChainLimits(kept_tokens=1 << 20).on(plain)) == 200
 
 
 def test_workers_together_can_do_what_each_of_them_can() -> None:
     info = ModelInfo("m", 256, 4, 1024, 8192, "float32")
     one = ChainLimits(codebook="a", kept_tokens=96, kept_block=16).on(info)
-    other = ChainLimits(codebook="a", kept_tokens=640, kept_block=32).on(info)
+    other = ChainLimits(codebook="a", kept_tokens=640, kept_block=32, kept_state=7).on(info)
     assert ChainLimits.common([one, other, info]) == ChainLimits(
-        codebook="a", kept_tokens=96, kept_block=32
+        codebook="a", kept_tokens=96, kept_block=32, kept_state=7
     )
     assert (
         "different codebooks"

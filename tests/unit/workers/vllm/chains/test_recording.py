@@ -79,7 +79,38 @@ def test_an_object_that_may_hide_tensors_is_refused_although_both_have_it() -> N
 
 def test_a_replay_fills_the_same_output_from_what_the_inputs_hold_then() -> None:
     x = torch.tensor([1.0, 2.0])
-    replay, output = recorder_for(torch.device("cpu")).record(lambda: x * 2)
-    x.fill_(4)
-    replay()
-    assert output.tolist() == [8, 8]
+    replay = recorder_for(torch.device("cpu")).record(lambda: x.add_(1) * 2)
+    assert x.tolist() == [1, 2], "nothing has run, or a state would be moved on twice"
+    x.fill_(3)
+    assert replay().tolist() == [8, 8]
+
+
+@dataclass
+class Plan:
+    """As FlashMLA's: made by the first kernel that is given it."""
+
+    have_initialized: bool = False
+    splits: Tensor | None = None
+
+
+def test_a_plan_that_the_recorded_work_makes_stays_its_own() -> None:
+    made = torch.tensor([3])
+    kept = Metadata(torch.tensor([1]), wrapper=Plan(True, made))
+    refill(kept, Metadata(torch.tensor([2]), wrapper=Plan()))
+    assert kept.wrapper.splits is made
+    assert (kept.slots.tolist(), made.tolist()) == ([2], [3])
+
+
+def test_a_plan_that_comes_with_the_metadata_is_filled_in() -> None:
+    kept = Metadata(torch.tensor([1]), wrapper=Plan(False, torch.tensor([3])))
+    refill(kept, Metadata(torch.tensor([1]), wrapper=Plan(False, torch.tensor([4]))))
+    assert kept.wrapper.splits.tolist() == [4]
+
+
+def test_what_layers_have_left_in_a_dictionary_may_hide_tensors() -> None:
+    refill(Metadata(torch.tensor([1]), wrapper={}), Metadata(torch.tensor([1]), wrapper={}))
+    with pytest.raises(NotReplayableError):
+        refill(
+            Metadata(torch.tensor([1]), wrapper={"layer": torch.tensor([1])}),
+            Metadata(torch.tensor([1]), wrapper={}),
+        )

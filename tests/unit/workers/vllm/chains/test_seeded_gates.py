@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from poc_core.schemes.decode.steps import forced_logits
+from workers.engines import seeded_routing
 from workers.vllm.chains.seeded_gates import Gates
 
 N_EXPERTS, TOP_K, WIDTH = 8, 2, 4
@@ -120,3 +121,34 @@ def test_rows_that_ranks_have_divided_are_an_error() -> None:
         Gates(model, range(1), CONFIG).seeded(range(1), first),
     ):
         model[0](X[:2])
+
+
+def by_token(experts: Experts) -> Experts:
+    """As DeepSeek-V4's first layers."""
+    experts.get_submodule("gate").tid2eid = nn.Parameter(torch.zeros(1), requires_grad=False)
+    return experts
+
+
+def test_gates_that_route_by_token_keep_their_logits_and_are_not_counted() -> None:
+    model = layers(by_token(Experts()), by_token(Experts()), Experts(), Experts())
+    vars(model[2].get_submodule("0.gate"))["tid2eid"] = None  # as those of its later layers have
+    gates = Gates(model, range(4), CONFIG)
+    assert (len(gates), gates.why_not()) == (2, None)
+    plain = model[0](X)
+    with gates.seeded(range(4), first):
+        found = [layer(X) for layer in model]
+    assert torch.equal(found[0], plain)
+    assert [logits.argmax(-1).tolist() for logits in found[2:]] == [
+        first(m, N_EXPERTS).tolist() for m in range(2)
+    ]
+    # Of transformers' models too.
+    assert seeded_routing.gates(list(model)) == [
+        model[layer].get_submodule("0.gate") for layer in (2, 3)
+    ]
+
+
+def test_layers_that_route_by_token_beyond_the_first_stage_are_refused() -> None:
+    """A later stage knows no points, and so no token ids."""
+    model = layers(Experts(), by_token(Experts()))
+    assert Gates(model, range(2), CONFIG).why_not() is None
+    assert "pipeline stages" in str(Gates(model, range(1, 2), CONFIG).why_not())

@@ -1,0 +1,91 @@
+"""A recorded step reads what a later one is given, from tensors that stay where they are."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from poc_core.records import ProofSpec
+from poc_core.schemes import load_scheme
+from poc_core.schemes.base import Batch
+from tests.harness.marks import needs_vllm
+
+# In whose process vLLM is loaded.
+pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]
+
+HIDDEN, SEQ_LEN, STEPS, N, VOCAB = 256, 5, 4, 3, 512
+CPU = torch.device("cpu")
+
+
+class Forward:
+    """Keeps the tensors that it was given while it was recorded: a graph asks for no others."""
+
+    given: dict[str, Tensor]
+
+    def run(self, *args: Any, **_others: Any) -> Tensor:
+        self.given = next(arg for arg in args if isinstance(arg, dict) and "inputs_embeds" in arg)
+        return torch.zeros(N, HIDDEN)
+
+
+class Graph:
+    """Replays by copying the token ids that the recorded work was given."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+
+    def record(self, work: Any) -> Any:
+        output = work()
+        ids = self.forward.given["input_ids"]
+        return lambda: output.copy_(ids[:, None].expand_as(output))
+
+    def renewed(self, kept: Any, new: Any) -> Any:
+        return kept
+
+
+def begun() -> Batch:
+    options: Any = {"max_tokens": STEPS}
+    spec = ProofSpec(
+        scheme="decode", block_hash="b", public_key="k", seq_len=SEQ_LEN, options=options
+    )
+    loaded = load_scheme(spec, hidden_size=HIDDEN, n_layers=1, device=CPU, dtype=torch.float32)
+    batch = loaded.begin(range(N))
+    batch.take(0, torch.randn(N, SEQ_LEN, HIDDEN, generator=torch.Generator().manual_seed(0)))
+    return batch
+
+
+def test_a_replayed_step_has_the_token_ids_of_its_own_points() -> None:
+    from workers.vllm.chains.step_graphs import RecordedStep  # here: it imports vLLM
+    from workers.vllm.forward.layout import BlockTables
+
+    batch = begun()
+    forward: Any = Forward()
+    tables = BlockTables([], N, SEQ_LEN, SEQ_LEN + STEPS, CPU)
+    recorded = RecordedStep(batch, tables, 0, VOCAB, Graph(forward))
+    seen = []
+    for step in range(1, 1 + STEPS):
+        expected = batch.token_ids(step, VOCAB)
+        recorded.fill(batch, step)
+        if step == 1:
+            recorded.record(forward, range(1), nullcontext)
+        assert recorded.replayed()[:, 0].tolist() == expected.tolist()
+        seen.append(tuple(expected.tolist()))
+        batch.take(step, torch.randn(N, 1, HIDDEN, generator=torch.Generator().manual_seed(step)))
+    assert len(set(seen)) == STEPS
+    assert forward.given["input_ids"].dtype == torch.int32
+
+
+def test_a_model_that_wants_no_token_ids_is_given_none() -> None:
+    from workers.vllm.chains.step_graphs import RecordedStep
+    from workers.vllm.forward.layout import BlockTables
+
+    batch = begun()
+    forward: Any = Forward()
+    recorded = RecordedStep(
+        batch, BlockTables([], N, SEQ_LEN, SEQ_LEN + STEPS, CPU), 0, None, Graph(forward)
+    )
+    recorded.fill(batch, 1)
+    with pytest.raises(KeyError):
+        recorded.record(forward, range(1), nullcontext)
+    assert set(forward.given) == {"inputs_embeds"}
