@@ -44,7 +44,7 @@ priorityClassName: {{ . }}
 
 {{/* Pods begin anew when the settings change. */}}
 {{- define "proofline.annotations" -}}
-annotations: { proofline/settings: {{ .Values.settings | toJson | sha256sum | trunc 16 }} }
+annotations: { proofline/settings: {{ dict "settings" .Values.settings "tls" .Values.courier.tlsSecret | toJson | sha256sum | trunc 16 }} }
 {{- end }}
 
 {{/* The environment by which a process of kind .user finds Redis. */}}
