@@ -34,7 +34,11 @@ def rendered(*options: str, text: str = "") -> str:
     """
     command = [str(HELM), "template", "proofline", str(CHART), "--namespace", NAMESPACE]
     done = subprocess.run(
-        [*command, "--values", "-", *options], input=text, check=True, text=True, capture_output=True
+        [*command, "--values", "-", *options],
+        input=text,
+        check=True,
+        text=True,
+        capture_output=True,
     )
     return done.stdout
 

@@ -53,9 +53,7 @@ def environment(found: Sequence[Object], container: Object) -> dict[str, Any]:
     shared: dict[str, Any] = {}
     for source in container.get("envFrom", []):
         (settings,) = (
-            one
-            for one in found
-            if key_of(one) == ("ConfigMap", source["configMapRef"]["name"])
+            one for one in found if key_of(one) == ("ConfigMap", source["configMapRef"]["name"])
         )
         shared |= settings["data"]
     return shared | {

@@ -133,9 +133,7 @@ def test_what_pods_refer_to_is_there(name: str) -> None:
         volumes = {volume["name"] for volume in pod["volumes"]} | {
             claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])
         }
-        mounted = [
-            mount for container in pod["containers"] for mount in container["volumeMounts"]
-        ]
+        mounted = [mount for container in pod["containers"] for mount in container["volumeMounts"]]
         assert {mount["name"] for mount in mounted} == volumes
         for container in pod["containers"]:
             paths = [mount["mountPath"] for mount in container["volumeMounts"]]
@@ -288,9 +286,7 @@ def test_priorities() -> None:
         one: pod_of(controller)["priorityClassName"]
         for one, controller in running(objects_of(name)).items()
     }
-    assert used == {
-        one: "spare" if "worker" in one else "proofline-node" for one in used
-    }
+    assert used == {one: "spare" if "worker" in one else "proofline-node" for one in used}
 
 
 def test_a_change_of_settings_starts_pods_anew() -> None:
@@ -329,9 +325,7 @@ class TestMonitoring:
         )
         own = (ROOT / "docker" / "monitoring" / "dashboards" / "proofline.json").read_text()
         shown = board["data"]["proofline.json"]
-        assert json.loads(shown) == json.loads(
-            own.replace('"uid": "prometheus"', '"uid": "mine"')
-        )
+        assert json.loads(shown) == json.loads(own.replace('"uid": "prometheus"', '"uid": "mine"'))
         assert '"uid": "prometheus"' not in shown
 
     def test_all_apis_are_one_target(self) -> None:

@@ -1,0 +1,190 @@
+"""Every set of the chart's values as running pods: probes, a job from end to end, an orderly end.
+
+The engine is synthetic, what runs around it is real. Needs root, for namespaces.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+
+from cli.supervise.redis_server import find_redis_server
+from tests.certificates import make_certificate
+from tests.cluster import pods
+from tests.cluster.chart import Object, objects, running
+from tests.cluster.pods import Cluster
+from tests.cluster.values import SETS, Values
+from tests.harness.compose_file import ROOT
+from tests.harness.samples import MODEL, body
+from tests.stacks.local_compose import as_redis_here_reads_it
+from tests.stacks.tls_redis import binary_with_tls
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not pods.possible(), reason="needs root and namespaces"),
+    pytest.mark.xdist_group("pods"),  # one network
+]
+
+WAIT_S = 120.0
+# One after the other, as each needs what is before it.
+ORDER = ("redis", "api", "courier", "flower", "worker")
+ASK = """\
+import json, os, sys, urllib.request as u
+request = u.Request("http://api:8000/api/v1/pow/generate", json.dumps(json.load(sys.stdin)).encode(),
+    {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["POC_API_KEY"]})
+print(u.urlopen(request, timeout=60).read().decode())
+"""
+
+
+def on_a_synthetic_engine(values: Values) -> Values:
+    """The values, with an engine that needs neither a GPU nor a model."""
+    changed = deepcopy(values)
+    own = changed.setdefault("worker", {})
+    own["options"] = ["--engine", "synthetic"]
+    waits = own.get("model") == ""
+    for kind in (own, *changed.get("workers", [])):
+        if not waits and (kind is own or "model" in kind):
+            kind["model"] = MODEL
+        if "options" in kind:
+            kind["options"] = [*own["options"], *(kind["options"] if kind is not own else [])]
+        kind.pop("engineArgs", None)
+        kind.pop("tensorParallel", None)
+        kind.pop("pipelineParallel", None)
+    return changed
+
+
+def secrets_in(folder: Path) -> dict[str, dict[str, str]]:
+    """What the page has an operator make, by the very script of users."""
+    made = folder / "redis"
+    subprocess.run(
+        [
+            *("sh", str(ROOT / "docker" / "make_secrets.sh"), str(made), str(made / "each")),
+            str(ROOT / "docker" / "users.acl"),
+        ],
+        check=True,
+    ) if made.mkdir() is None else None
+    as_redis_here_reads_it(made / "users.acl")
+    held = {path.name: path.read_text() for path in made.iterdir() if path.is_file()}
+    return {"proofline": held | {"api_key": "a key of these tests, long enough"}}
+
+
+@contextmanager
+def cluster_of(name: str, folder: Path) -> Iterator[Cluster]:
+    """The pods of a set, all ready; beside them the Redis that the values name."""
+    values = SETS[name]
+    found = objects(on_a_synthetic_engine(values))
+    secrets = secrets_in(folder)
+    add_certificates(secrets, folder)
+    with Cluster(found, secrets, folder / "pods") as cluster:
+        if "url" in values.get("redis", {}):
+            cluster.serve("redis.example", redis_of_theirs(values, secrets, folder))
+        names = sorted(running(found), key=lambda one: ORDER.index(one.partition("-")[0]))
+        for one in names:
+            cluster.start(one)
+            cluster.wait(one, "startupProbe", WAIT_S)
+        yield cluster
+
+
+def add_certificates(secrets: dict[str, dict[str, str]], folder: Path) -> None:
+    def made(name: str) -> tuple[str, str]:
+        certificate, key = make_certificate(folder, name, ["DNS:redis.example"])
+        return certificate.read_text(), key.read_text()
+
+    (redis, _), (server, key), (client, _) = made("redis"), made("server"), made("client")
+    secrets["redis-ca"] = {"ca.pem": redis}
+    secrets["tls"] = {"server.crt": server, "server.key": key, "client.crt": client}
+    secrets["courier-tls"] = {"courier.pem": server + key, "receivers.pem": client}
+    secrets["keys"] = {"keys.json": json.dumps({"keys": []})}
+
+
+def redis_of_theirs(
+    values: Values, secrets: Mapping[str, Mapping[str, str]], folder: Path
+) -> list[str]:
+    common = ["--save", "", "--dir", str(folder), "--bind", "0.0.0.0"]
+    redis = values["redis"]
+    if redis["url"].startswith("rediss:"):
+        files = [
+            *("--tls-cert-file", str(folder / "redis.pem")),
+            *("--tls-key-file", str(folder / "redis.key")),
+            *("--tls-ca-cert-file", str(folder / "redis.pem"), "--tls-auth-clients", "no"),
+        ]
+        ports = ["--port", "0", "--tls-port", "6379"]
+        password = ["--requirepass", secrets["proofline"]["redis_password"]]
+        return [binary_with_tls(), *ports, *files, *password, *common]
+    server = str(find_redis_server())
+    if redis.get("users"):
+        return [server, "--aclfile", str(folder / "redis" / "users.acl"), *common]
+    return [server, "--requirepass", secrets["proofline"]["redis_password"], *common]
+
+
+@pytest.mark.parametrize("name", list(SETS))
+def test_pods_run(name: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    if "mutualTls" in SETS[name].get("api", {}) and shutil.which("nginx") is None:
+        pytest.skip("no nginx on PATH (apt-get install nginx-light)")
+    with cluster_of(name, tmp_path) as cluster:
+        waits = SETS[name].get("worker", {}).get("model") == ""
+        for one in cluster.pods:
+            for probe in ("livenessProbe", "readinessProbe"):
+                if not waits or one in ("redis", "courier", "flower"):
+                    cluster.wait(one, probe, WAIT_S)
+            assert_it_may_do_little(cluster, one)
+        if not waits:
+            assert_a_job_is_computed(cluster)
+        for one in reversed(cluster.pods):
+            ended = cluster.stop(one)
+            assert set(ended.values()) == {0}, (one, ended)
+
+
+def assert_it_may_do_little(cluster: Cluster, name: str) -> None:
+    tried = cluster.inside(name, ["touch", "/file", "/usr/bin/file", "/run/proofline/file"])
+    assert tried.stderr.count("Read-only file system") == 3, tried.stderr
+    assert not cluster.inside(name, ["touch", "/tmp/file"]).returncode
+    for container in cluster.pods[name].containers.values():
+        status = Path(f"/proc/{container.main}/status").read_text()
+        assert f"Uid:\t{pods.USER}\t" in status
+        assert "CapEff:\t0000000000000000" in status
+        assert "NoNewPrivs:\t1" in status
+
+
+def assert_a_job_is_computed(cluster: Cluster) -> None:
+    """By a client in the cluster, at the Service's name, with the secret's key."""
+    (api,) = (
+        cluster.pods["api"].containers.values()
+        if len(cluster.pods["api"].containers) == 1
+        else [cluster.pods["api"].containers["api"]]
+    )
+    done = subprocess.run(
+        [
+            *("nsenter", "--target", str(api.main), "--mount", "--uts", "--net", "--pid"),
+            *("--root", "--wd", "--", "python", "-c", ASK),
+        ],
+        input=json.dumps(body(nonces=list(range(20)), wait=True)),
+        env=api.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["status"] == "completed", answer
+    assert [one["nonce"] for one in answer["artifacts"]] == list(range(20))
+
+
+def test_an_unready_worker_leaves_the_api_unready(tmp_path: Path) -> None:
+    """As after a drain of all machines: then the Service has no address."""
+    tmp_path.chmod(0o755)
+    with cluster_of("defaults", tmp_path) as cluster:
+        cluster.wait("api", "readinessProbe", WAIT_S)
+        cluster.stop("worker-gpu")
+        api: Object = cluster.pods["api"].containers["api"].spec
+        asked = cluster.inside("api", api["readinessProbe"]["exec"]["command"])
+        assert asked.returncode != 0
+        cluster.wait("api", "livenessProbe", 10)
