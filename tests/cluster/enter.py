@@ -24,14 +24,8 @@ def enter(container: dict[str, Any]) -> None:
     upper, inner, root = work / "upper", work / "inner", work / "root"
     for folder in (upper, inner, root):
         folder.mkdir()
-    mount(
-        "-t",
-        "overlay",
-        "overlay",
-        "-o",
-        f"lowerdir={container['image']},upperdir={upper},workdir={inner}",
-        str(root),
-    )
+    layers = f"lowerdir={container['image']},upperdir={upper},workdir={inner}"
+    mount("-t", "overlay", "overlay", "-o", layers, str(root))
     # Of this machine, which is no image: its programs lie where others may not look.
     for folder in container["opened"]:
         Path(f"{root}{folder}").chmod(0o755)

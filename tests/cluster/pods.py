@@ -27,10 +27,16 @@ from tests.images.dockerfile import Image
 USER = 10001
 START_S = 60.0
 BIN = Path(sys.executable).parent
-PATH = os.pathsep.join([str(BIN), str(find_redis_server().parent), "/usr/sbin:/usr/bin:/sbin:/bin"])
+# Where programs of this machine lie that stand in for images' own.
+_OTHERS = [
+    str(Path(found).parent)
+    for found in (str(find_redis_server()), shutil.which("nginx"))
+    if found is not None
+]
+PATH = os.pathsep.join([str(BIN), *_OTHERS, "/usr/sbin:/usr/bin:/sbin:/bin"])
 _ENTER = Path(__file__).with_name("enter.py")
 _HERE = Path("/")
-_KEPT = sorted({str(ROOT), sys.base_prefix, str(find_redis_server().parent)})
+_KEPT = sorted({str(ROOT), sys.base_prefix, *_OTHERS})
 _NETWORK = "10.77.0"
 _PROBE = """\
 import sys, urllib.request
@@ -97,7 +103,7 @@ class Cluster:
         folder: Path,
         images: Mapping[str, Image] | None = None,
     ) -> None:
-        """`secrets`: what each secret holds, by name and key; `images`: by the name in the specs."""
+        """`secrets`: what each holds, by name and key; `images`: by the name in the specs."""
         self._images = images or {}
         self._found = found
         self._secrets = secrets
@@ -178,7 +184,7 @@ class Cluster:
             self._others.append(subprocess.Popen(inside, stdout=log, stderr=log))
 
     def start(self, name: str) -> None:
-        """Starts a pod's containers, as Kubernetes would start the image with what the spec says."""
+        """Starts a pod's containers as Kubernetes does, with what spec and image say."""
         pod = self.pods[name]
         for spec in pod.spec["containers"]:
             folder = self.folder / pod.name / spec["name"]
@@ -239,7 +245,7 @@ class Cluster:
         return self._exec(pod, next(iter(pod.containers.values())), command, 120)
 
     def stop(self, name: str) -> dict[str, int]:
-        """SIGTERM, and each container's exit status. AssertionError: not within the grace period."""
+        """SIGTERM; each container's exit status. AssertionError: the grace period was short."""
         pod = self.pods[name]
         grace_s = pod.spec["terminationGracePeriodSeconds"]
         for container in pod.containers.values():
@@ -284,7 +290,7 @@ class Cluster:
                 case {"emptyDir": limits}:
                     if "sizeLimit" in limits:
                         options = f"size={limits['sizeLimit'].removesuffix('i')}"
-                    source = None  # type: ignore[assignment]
+                    source = None
                 case {"secret": secret}:
                     keys = self._secrets[secret["secretName"]]
                     items = secret.get("items") or [{"key": key, "path": key} for key in keys]

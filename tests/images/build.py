@@ -28,7 +28,11 @@ mount --make-rprivate /
 mount -t proc proc "$root/proc"
 mount --bind /dev "$root/dev"
 mount --bind /etc/resolv.conf "$root/etc/resolv.conf"
-while [ "$1" != -- ]; do mount --bind "$1" "$root$2"; mount -o remount,bind,ro "$root$2"; shift 2; done
+while [ "$1" != -- ]; do
+    mount --bind "$1" "$root$2"
+    mount -o remount,bind,ro "$root$2"
+    shift 2
+done
 shift
 exec chroot --userspec="$user" "$root" /bin/sh -c 'cd "$0" && exec /bin/sh -c "$1"' "$folder" "$1"
 """

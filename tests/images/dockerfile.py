@@ -42,7 +42,7 @@ class Stage:
 
 
 def stages(text: str, arguments: Mapping[str, str] | None = None) -> list[Stage]:
-    """The stages in order, bases with the arguments put in. ValueError: an instruction of others."""
+    """The stages in order, arguments put into bases. ValueError: an instruction of others."""
     known = dict(arguments or {})
     found: list[tuple[str, str, list[Instruction]]] = []
     for instruction in _instructions(text):

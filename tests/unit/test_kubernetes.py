@@ -1,19 +1,14 @@
 """docker/k8s/proofline.yaml without a cluster, against compose.yaml; the rest: test_chart.py."""
 
 import subprocess
-import sys
-import threading
 from copy import deepcopy
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import kubernetes_validate
 import pytest
-import typer
 import yaml
 
 from api.edge.perimeter import Perimeter
-from cli.main import app
 from cli.supervise.fleet import WORKER_GRACE_S
 from cli.supervise.processes import GUARD_MARGIN_S
 from poc_core.settings import Settings
@@ -30,7 +25,6 @@ RUN = {
     for found in OBJECTS
     if found["kind"] in ("Deployment", "StatefulSet")
 }
-COMMANDS: Any = typer.main.get_command(app)
 # The oldest Kubernetes that still got patches when this was written, and the newest.
 VERSIONS = ("1.34", "1.37")
 # The services of compose.yaml that have a counterpart here.
@@ -114,38 +108,10 @@ def test_memory_of_redis_is_above_what_it_may_hold() -> None:
 
 
 class TestProbes:
-    def test_the_api_is_restarted_for_its_own_sake_alone(self) -> None:
-        for probe in ("startupProbe", "livenessProbe"):
+    def test_the_api_is_asked_for_its_own_sake_alone(self) -> None:
+        """A node without a ready worker still tells its state, and can be told to deploy."""
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             assert container("api")[probe]["httpGet"] == {"path": "/livez", "port": "http"}
-
-    def test_the_api_gets_requests_while_a_worker_is_ready(self) -> None:
-        """The probe's own program, against a server that says what it was asked."""
-        asked: list[tuple[str, str | None]] = []
-
-        class Api(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                asked.append((self.path, self.headers["Authorization"]))
-                self.send_response(200 if len(asked) == 1 else 503)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Nothing."""
-
-        server = HTTPServer(("127.0.0.1", 0), Api)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        python, flag, program = container("api")["readinessProbe"]["exec"]["command"]
-        assert python == "python"
-        program = program.replace("127.0.0.1:8000", f"127.0.0.1:{server.server_port}")
-        with server:
-            ended = [
-                subprocess.run(
-                    [sys.executable, flag, program], env={"POC_API_KEY": "k"}, capture_output=True
-                ).returncode
-                for _ in range(2)
-            ]
-            server.shutdown()
-        assert asked == [("/readyz", "Bearer k")] * 2
-        assert ended == [0, 1]
 
     def test_the_courier_is_asked_as_under_compose(self) -> None:
         (_, asks) = compose_file.services()["courier"]["healthcheck"]["test"]
@@ -155,15 +121,11 @@ class TestProbes:
             asks.replace("$$", "$"),
         ]
 
-    def test_a_worker_is_ready_as_under_compose_and_has_the_time_to_load(self) -> None:
+    def test_a_worker_is_ready_as_under_compose_and_nothing_kills_one_that_loads(self) -> None:
         healthcheck = compose_file.services()["worker-gpu"]["healthcheck"]
         worker = container("worker-gpu")
         assert ["CMD", *worker["readinessProbe"]["exec"]["command"]] == healthcheck["test"]
-        starting = worker["startupProbe"]
-        assert starting["periodSeconds"] * starting["failureThreshold"] >= 60 * int(
-            healthcheck["start_period"][:-1]
-        )
-        assert "livenessProbe" not in worker
+        assert not {"startupProbe", "livenessProbe"} & worker.keys()
 
 
 def test_the_page_makes_the_secret_that_the_objects_ask_for() -> None:

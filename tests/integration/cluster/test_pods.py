@@ -16,12 +16,11 @@ import pytest
 from cli.supervise.redis_server import find_redis_server
 from tests.certificates import make_certificate
 from tests.cluster import pods
-from tests.cluster.chart import Object, objects, running
+from tests.cluster.chart import objects, running
 from tests.cluster.pods import Cluster
+from tests.cluster.secrets import secrets_in
 from tests.cluster.values import SETS, Values
-from tests.harness.compose_file import ROOT
 from tests.harness.samples import MODEL, body
-from tests.stacks.local_compose import as_redis_here_reads_it
 from tests.stacks.tls_redis import binary_with_tls
 
 pytestmark = [
@@ -36,50 +35,36 @@ WAIT_S = 120.0
 # One after the other, as each needs what is before it.
 ORDER = ("redis", "api", "courier", "flower", "worker")
 ASK = """\
-import json, os, sys, urllib.request as u
-request = u.Request("http://api:8000/api/v1/pow/generate", json.dumps(json.load(sys.stdin)).encode(),
-    {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["POC_API_KEY"]})
-print(u.urlopen(request, timeout=60).read().decode())
+import os, sys
+from urllib.request import Request, urlopen
+key = os.environ["POC_API_KEY"]
+headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
+url = "http://api:8000/api/v1/pow/generate"
+print(urlopen(Request(url, sys.stdin.buffer.read(), headers), timeout=60).read().decode())
 """
 
 
-def on_a_synthetic_engine(values: Values) -> Values:
-    """The values, with an engine that needs neither a GPU nor a model."""
-    changed = deepcopy(values)
-    own = changed.setdefault("worker", {})
-    own["options"] = ["--engine", "synthetic"]
-    waits = own.get("model") == ""
-    for kind in (own, *changed.get("workers", [])):
-        if not waits and (kind is own or "model" in kind):
-            kind["model"] = MODEL
-        if "options" in kind:
-            kind["options"] = [*own["options"], *(kind["options"] if kind is not own else [])]
-        kind.pop("engineArgs", None)
-        kind.pop("tensorParallel", None)
-        kind.pop("pipelineParallel", None)
+def on_a_synthetic_engine(name: str) -> Values:
+    """The values of a set, with an engine that needs neither a GPU nor a model."""
+    changed = deepcopy(SETS[name])
+    worker = changed.setdefault("worker", {})
+    worker["options"] = ["--engine", "synthetic"]
+    worker.setdefault("model", MODEL)
+    for kind in changed.get("workers", []):
+        for option in ("model", "options", "engineArgs", "tensorParallel", "pipelineParallel"):
+            kind.pop(option, None)
     return changed
 
 
-def secrets_in(folder: Path) -> dict[str, dict[str, str]]:
-    """What the page has an operator make, by the very script of users."""
-    made = folder / "redis"
-    subprocess.run(
-        [
-            *("sh", str(ROOT / "docker" / "make_secrets.sh"), str(made), str(made / "each")),
-            str(ROOT / "docker" / "users.acl"),
-        ],
-        check=True,
-    ) if made.mkdir() is None else None
-    as_redis_here_reads_it(made / "users.acl")
-    held = {path.name: path.read_text() for path in made.iterdir() if path.is_file()}
-    return {"proofline": held | {"api_key": "a key of these tests, long enough"}}
+def is_deployed_later(name: str) -> bool:
+    return bool(SETS[name].get("worker", {}).get("model") == "")
 
 
 @contextmanager
 def cluster_of(name: str, folder: Path) -> Iterator[Cluster]:
     """The pods of a set, all ready; beside them the Redis that the values name."""
     values = SETS[name]
-    found = objects(on_a_synthetic_engine(values))
+    found = objects(on_a_synthetic_engine(name))
     secrets = secrets_in(folder)
     add_certificates(secrets, folder)
     with Cluster(found, secrets, folder / "pods") as cluster:
@@ -88,7 +73,9 @@ def cluster_of(name: str, folder: Path) -> Iterator[Cluster]:
         names = sorted(running(found), key=lambda one: ORDER.index(one.partition("-")[0]))
         for one in names:
             cluster.start(one)
-            cluster.wait(one, "startupProbe", WAIT_S)
+            for probe in ("startupProbe", "readinessProbe"):
+                if not (one.startswith("worker") and is_deployed_later(name)):
+                    cluster.wait(one, probe, WAIT_S)
         yield cluster
 
 
@@ -130,14 +117,16 @@ def test_pods_run(name: str, tmp_path: Path) -> None:
     if "mutualTls" in SETS[name].get("api", {}) and shutil.which("nginx") is None:
         pytest.skip("no nginx on PATH (apt-get install nginx-light)")
     with cluster_of(name, tmp_path) as cluster:
-        waits = SETS[name].get("worker", {}).get("model") == ""
+        if is_deployed_later(name):
+            deployed = cluster.inside("api", ["proofline", "deploy", MODEL])
+            assert deployed.returncode == 0, deployed.stderr
+            cluster.wait("worker-gpu", "readinessProbe", WAIT_S)
+        assert_a_job_is_computed(cluster)
         for one in cluster.pods:
-            for probe in ("livenessProbe", "readinessProbe"):
-                if not waits or one in ("redis", "courier", "flower"):
-                    cluster.wait(one, probe, WAIT_S)
+            cluster.wait(one, "livenessProbe", WAIT_S)
             assert_it_may_do_little(cluster, one)
-        if not waits:
-            assert_a_job_is_computed(cluster)
+        if "tls" in cluster.pods["api"].containers:
+            assert_a_certificate_is_a_key(cluster, tmp_path)
         for one in reversed(cluster.pods):
             ended = cluster.stop(one)
             assert set(ended.values()) == {0}, (one, ended)
@@ -156,11 +145,7 @@ def assert_it_may_do_little(cluster: Cluster, name: str) -> None:
 
 def assert_a_job_is_computed(cluster: Cluster) -> None:
     """By a client in the cluster, at the Service's name, with the secret's key."""
-    (api,) = (
-        cluster.pods["api"].containers.values()
-        if len(cluster.pods["api"].containers) == 1
-        else [cluster.pods["api"].containers["api"]]
-    )
+    api = cluster.pods["api"].containers["api"]
     done = subprocess.run(
         [
             *("nsenter", "--target", str(api.main), "--mount", "--uts", "--net", "--pid"),
@@ -178,13 +163,17 @@ def assert_a_job_is_computed(cluster: Cluster) -> None:
     assert [one["nonce"] for one in answer["artifacts"]] == list(range(20))
 
 
-def test_an_unready_worker_leaves_the_api_unready(tmp_path: Path) -> None:
-    """As after a drain of all machines: then the Service has no address."""
-    tmp_path.chmod(0o755)
-    with cluster_of("defaults", tmp_path) as cluster:
-        cluster.wait("api", "readinessProbe", WAIT_S)
-        cluster.stop("worker-gpu")
-        api: Object = cluster.pods["api"].containers["api"].spec
-        asked = cluster.inside("api", api["readinessProbe"]["exec"]["command"])
-        assert asked.returncode != 0
-        cluster.wait("api", "livenessProbe", 10)
+def assert_a_certificate_is_a_key(cluster: Cluster, folder: Path) -> None:
+    """The proxy beside the API takes the pinned one alone."""
+    url = f"https://{cluster.pods['api'].address}:8443/api/v1/pow/status"
+    for name, expected in (("client", "200"), ("server", "400")):
+        mine = ["--cert", str(folder / f"{name}.pem"), "--key", str(folder / f"{name}.key")]
+        done = subprocess.run(
+            [
+                *("ip", "netns", "exec", cluster.network, "curl", "--silent", "--insecure"),
+                *("--output", "/dev/null", "--write-out", "%{http_code}", *mine, url),
+            ],
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == expected, (name, done)

@@ -336,13 +336,12 @@ class TestMonitoring:
             if one["metadata"]["name"] == "proofline"
         )
         (service,) = (
-            one for one in find("monitored", "Service") if one["metadata"]["name"] == "metrics"
+            one for one in find("monitored", "Service") if one["metadata"]["name"] == "api"
         )
         assert (
             monitor["spec"]["selector"]["matchLabels"].items()
             <= service["metadata"]["labels"].items()
         )
-        assert service["spec"]["publishNotReadyAddresses"] is True
         jobs = {}
         for endpoint in monitor["spec"]["endpoints"]:
             assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
@@ -370,10 +369,10 @@ def target(n: int) -> dict[str, str]:
         "__address__": f"10.0.0.{n}:8000",
         "pod": f"api-{n}",
         "container": "api",
-        "service": "metrics",
+        "service": "api",
         "namespace": "proofline",
         "endpoint": "http",
-        "job": "metrics",
+        "job": "api",
     }
 
 
@@ -523,7 +522,7 @@ def test_the_notes_tell_what_is_next(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [
-            *(str(HELM), "template", "proofline", str(chart), "--namespace", "somewhere"),
+            *(str(HELM), "template", "node", str(chart), "--namespace", "somewhere"),
             *("--show-only", "templates/notes.yaml"),
             *("--set", "networkPolicies=false", "--set", "workers[0].name=h200"),
         ],
@@ -546,7 +545,7 @@ def test_a_package_of_the_chart_is_whole(tmp_path: Path) -> None:
     )
     (package,) = tmp_path.glob("proofline-*.tgz")
     done = subprocess.run(
-        [str(HELM), "template", "proofline", str(package), "--namespace", "proofline"],
+        [str(HELM), "template", "node", str(package), "--namespace", "proofline"],
         check=True,
         capture_output=True,
         text=True,
