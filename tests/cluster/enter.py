@@ -47,6 +47,7 @@ def enter(container: dict[str, Any]) -> None:
         if not place.exists():
             place.mkdir(parents=True)
             mount("--bind", folder, str(place))
+    Path(f"{root}/etc/hosts").touch()
     mount("--bind", container["hosts"], f"{root}/etc/hosts")
     mount("-o", "remount,ro", str(root))
     subprocess.run(["hostname", container["environment"]["HOSTNAME"]], check=True)
