@@ -233,6 +233,17 @@ def test_each_kind_of_gpu_has_pods_of_its_own() -> None:
     }
 
 
+def test_nothing_and_none_are_values_too() -> None:
+    """0 and "" of a kind are not taken for what the kind does not say."""
+    found = running(
+        objects({"workers": [{"name": "a", "model": "", "replicas": 0, "gpus": 0}, {"name": "b"}]})
+    )
+    assert found["worker-a"]["spec"]["replicas"] == 0
+    (a,), (b,) = (pod_of(found[f"worker-{kind}"])["containers"] for kind in "ab")
+    assert a["args"] == ["workers", "--verbose"]
+    assert (b["args"][3], b["resources"]["limits"]) == ("Qwen/Qwen3-8B", {"nvidia.com/gpu": 1})
+
+
 @pytest.mark.parametrize(
     ("name", "url"),
     [
