@@ -17,10 +17,11 @@ from cli.supervise.redis_server import find_redis_server
 from tests.certificates import make_certificate
 from tests.cluster import pods
 from tests.cluster.chart import objects, running
+from tests.cluster.jobs import assert_a_job_is_computed
 from tests.cluster.pods import Cluster
 from tests.cluster.secrets import secrets_in
 from tests.cluster.values import SETS, Values
-from tests.harness.samples import MODEL, body
+from tests.harness.samples import MODEL
 from tests.stacks.tls_redis import binary_with_tls
 
 pytestmark = [
@@ -34,14 +35,6 @@ pytestmark = [
 WAIT_S = 120.0
 # One after the other, as each needs what is before it.
 ORDER = ("redis", "api", "courier", "flower", "worker")
-ASK = """\
-import os, sys
-from urllib.request import Request, urlopen
-key = os.environ["POC_API_KEY"]
-headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
-url = "http://api:8000/api/v1/pow/generate"
-print(urlopen(Request(url, sys.stdin.buffer.read(), headers), timeout=60).read().decode())
-"""
 
 
 def on_a_synthetic_engine(name: str) -> Values:
@@ -141,26 +134,6 @@ def assert_it_may_do_little(cluster: Cluster, name: str) -> None:
         assert f"Uid:\t{pods.USER}\t" in status
         assert "CapEff:\t0000000000000000" in status
         assert "NoNewPrivs:\t1" in status
-
-
-def assert_a_job_is_computed(cluster: Cluster) -> None:
-    """By a client in the cluster, at the Service's name, with the secret's key."""
-    api = cluster.pods["api"].containers["api"]
-    done = subprocess.run(
-        [
-            *("nsenter", "--target", str(api.main), "--mount", "--uts", "--net", "--pid"),
-            *("--root", "--wd", "--", "python", "-c", ASK),
-        ],
-        input=json.dumps(body(nonces=list(range(20)), wait=True)),
-        env=api.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert answer["status"] == "completed", answer
-    assert [one["nonce"] for one in answer["artifacts"]] == list(range(20))
 
 
 def assert_a_certificate_is_a_key(cluster: Cluster, folder: Path) -> None:

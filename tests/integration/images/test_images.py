@@ -13,6 +13,7 @@ import pytest
 from scripts.sbom import hashes_in
 from tests.cluster import pods
 from tests.cluster.chart import objects
+from tests.cluster.jobs import assert_a_job_is_computed
 from tests.cluster.pods import Cluster
 from tests.cluster.secrets import secrets_in
 from tests.harness.compose_file import ROOT
@@ -120,11 +121,12 @@ def test_a_node_runs_from_its_images(api: Image, worker: Image, folder: Path) ->
     with Cluster(found, secrets, folder / "pods", images) as cluster:
         for name in ("redis", "api", "courier", "flower", "worker-cpu"):
             cluster.start(name)
-            cluster.wait(name, "startupProbe", START_S)
-        cluster.wait("api", "readinessProbe", START_S)
+            for probe in ("startupProbe", "readinessProbe"):
+                cluster.wait(name, probe, START_S)
         for name, image in (("api", api), ("worker-cpu", worker)):
             asked = cluster.inside(name, image.health)
             assert asked.returncode == 0, asked.stderr
+        assert_a_job_is_computed(cluster)
         for name in ("worker-cpu", "api", "courier", "flower"):
             assert set(cluster.stop(name).values()) == {0}
 
