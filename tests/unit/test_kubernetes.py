@@ -27,8 +27,8 @@ RUN = {
 }
 # The oldest Kubernetes that still got patches when this was written, and the newest.
 VERSIONS = ("1.34", "1.37")
-# The services of compose.yaml that have a counterpart here.
-IN_COMPOSE = {name: name for name in ("redis", "api", "courier", "worker-gpu")}
+# Services of compose.yaml, of the same names here.
+IN_COMPOSE = ("redis", "api", "courier", "worker-gpu")
 
 
 def pod(name: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def environment(name: str) -> dict[str, Any]:
 
 
 def test_all_of_a_node_is_there() -> None:
-    assert RUN.keys() == IN_COMPOSE.keys()
+    assert RUN.keys() == set(IN_COMPOSE)
     assert all(
         found["metadata"].get("namespace") == "proofline"
         for found in OBJECTS
@@ -92,9 +92,9 @@ def test_the_script_of_redis_hands_its_arguments_on() -> None:
     assert done.stdout == "requirepass secret\nredis-server /dev/stdout --save  --dir /data\n"
 
 
-@pytest.mark.parametrize("name", list(IN_COMPOSE))
+@pytest.mark.parametrize("name", IN_COMPOSE)
 def test_processes_have_the_time_to_end(name: str) -> None:
-    grace = compose_file.services()[IN_COMPOSE[name]]["stop_grace_period"]
+    grace = compose_file.services()[name]["stop_grace_period"]
     assert pod(name)["terminationGracePeriodSeconds"] == int(grace.removesuffix("s"))
     if name == "worker-gpu":
         assert pod(name)["terminationGracePeriodSeconds"] > WORKER_GRACE_S + GUARD_MARGIN_S

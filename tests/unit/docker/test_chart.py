@@ -64,6 +64,7 @@ def find(name: str, kind: str) -> list[dict[str, Any]]:
 def test_the_manifest_is_what_the_defaults_render() -> None:
     """If not: `make manifest`."""
     namespace, *manifest = yaml.safe_load_all(MANIFEST.read_text())
+    kubernetes_validate.validate(namespace, VERSIONS[0], strict=True)
     assert key_of(namespace) == ("Namespace", "proofline")
     assert {key_of(one): one for one in manifest} == {
         key_of(one): one for one in objects_of("defaults")
@@ -275,6 +276,11 @@ def test_only_the_nodes_own_processes_reach_redis() -> None:
         ((source,),) = [rule["from"] for rule in policy["spec"]["ingress"]]
         (expression,) = source["podSelector"]["matchExpressions"]
         assert set(expression["values"]) == {"api", "courier", "worker"} | others
+    policies = {one["metadata"]["name"]: one["spec"] for one in find("defaults", "NetworkPolicy")}
+    assert policies["worker"]["ingress"] == [
+        {"from": [{"podSelector": {"matchLabels": {"app": "api"}}}]}
+    ]
+    assert "ingress" not in policies["courier"]
     assert find("no policies, no budgets", "NetworkPolicy") == []
 
 
