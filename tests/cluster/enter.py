@@ -31,6 +31,8 @@ def enter(container: dict[str, Any]) -> None:
         Path(f"{root}{folder}").chmod(0o755)
     mount("-t", "proc", "proc", f"{root}/proc")
     mount("--bind", "/dev", f"{root}/dev")
+    mount("--rbind", "/sys", f"{root}/sys")
+    mount("-o", "remount,bind,ro", f"{root}/sys")
     for one in container["mounts"]:
         place = Path(f"{root}{one['path']}")
         place.mkdir(parents=True, exist_ok=True)
