@@ -26,7 +26,7 @@ FAMILIES ?=
 VARIANTS ?=
 JOBS ?=
 
-.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak patience test-matrix models coverage docs docs-serve lock audit lint format clean
+.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak patience test-matrix models coverage docs docs-serve lock manifest audit lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -94,6 +94,9 @@ docs-serve: setup ## the same on http://127.0.0.1:8001, following what you write
 lock: setup ## write locks/*.txt anew after pyproject.toml changed (UPGRADE=1: with the newest versions); needs the network
 	@$(BIN)/python -m pip install --quiet "uv>=0.13,<0.14"
 	@$(BIN)/python -m scripts.lock $(if $(UPGRADE),--upgrade)
+
+manifest: setup ## write docker/k8s/proofline.yaml anew after docker/chart changed
+	@$(BIN)/python -m scripts.manifest
 
 audit: setup ## known holes in what is installed and locked, secrets in what is checked in; offline
 	@$(BIN)/python -m scripts.audit

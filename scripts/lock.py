@@ -20,6 +20,7 @@ CONTENTS = {
     "api": requirements([]),
     "worker-cpu": [*requirements(["cpu"]), *_UNSEEN],
     "redis-binary": extra("redis-binary"),
+    "sbom": extra("sbom"),
 }
 _MADE_BY = "# Made by `make lock` from these requirements; not to be edited.\n"
 _OLDEST_PYTHON = "3.11"

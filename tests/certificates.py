@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 HOST = "127.0.0.1"
 
 
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """(certificate, key) for HOST, by openssl."""
+def make_certificate(folder: Path, name: str, also: Sequence[str] = ()) -> tuple[Path, Path]:
+    """(certificate, key) for HOST and also for others (DNS:name, IP:address), by openssl."""
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the certificate, is not on PATH")
@@ -29,7 +30,7 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
             *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={name}"),
             *(
                 "-addext",
-                f"subjectAltName=IP:{HOST}",
+                f"subjectAltName={','.join([f'IP:{HOST}', *also])}",
                 "-addext",
                 "keyUsage=critical,digitalSignature,keyCertSign",
             ),
