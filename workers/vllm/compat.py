@@ -8,7 +8,7 @@ Import it only inside a process that has vLLM.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -61,6 +61,26 @@ def fused_kernels() -> Iterator[None]:
         enable_torch_wrap(False),
     ):
         yield
+
+
+def operation(name: str) -> Any | None:
+    """One of vLLM's compiled operations; None: this release or device has none of that name."""
+    import vllm._custom_ops  # noqa: F401  # which loads them
+
+    return getattr(torch.ops._C, name, None)
+
+
+@contextmanager
+def in_place_of_operations(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within: what vLLM's Python calls under these names. Recorded and compiled code calls its
+    own all the same.
+    """
+    own = {name: operation(name) for name in others}
+    vars(torch.ops._C).update(others)
+    try:
+        yield
+    finally:
+        vars(torch.ops._C).update(own)
 
 
 def enable_custom_ops(engine_args: Any) -> None:

@@ -13,6 +13,7 @@ from poc_core.schemes.base import LayerTransform
 from workers.vllm import compat
 from workers.vllm.chains.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.layout import Layout
+from workers.vllm.forward.quick_operations import QuickOperations
 from workers.vllm.start.watch import Watch
 
 # Outputs that the network transforms, hidden_states and residual; hyper-connections give more.
@@ -36,6 +37,7 @@ class BoundForward:
         self._layers = layers
         self._owner = owner
         self._gates = gates
+        self._quick = QuickOperations()
 
     def run(
         self,
@@ -61,6 +63,7 @@ class BoundForward:
             compat.virtual_stage(self._owner, layers, len(self._layers)),
             compat.forward_context(metadata, self._config, layout.n_tokens, layout.slot_mapping),
             compat.fused_kernels(),
+            self._quick.bound(),
         ):
             absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
             return self._model(positions=layout.positions, **absent | given)

@@ -1,0 +1,168 @@
+"""Fused kernels in the place of vLLM's operations, for one slice: chat keeps vLLM's own.
+
+A kernel is used where it was seen to give the bits of vLLM's: the first large call of each shape
+runs both, on the first rows of what is to be computed and on numbers of all sizes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from poc_core import fused
+from workers.vllm import compat
+
+logger = logging.getLogger(__name__)
+
+# Numbers of the input below which a kernel's launch by Python costs what the kernel spares.
+LEAST = 1 << 22
+# Rows of a trial.
+_ROWS = 512
+
+
+class Call(NamedTuple):
+    """A call of an operation that a kernel can answer: what is computed, and where it goes."""
+
+    x: Tensor
+    out: Tensor
+    scales: Tensor
+    # Of the operation: arguments after these three.
+    rest: tuple[Any, ...]
+
+    def of(self, x: Tensor) -> Call:
+        """The same call for other rows (n, columns of x), with results of its own."""
+        out, scales = (like.new_empty(len(x), like.shape[1]) for like in (self.out, self.scales))
+        if self.scales.stride(0) < self.scales.stride(1):
+            scales = scales.t().contiguous().t()
+        return Call(x, out, scales, self.rest)
+
+
+class Operation(NamedTuple):
+    """An operation of vLLM's and the kernel in its place."""
+
+    read: Callable[..., Call | None]  # its arguments; None: the kernel does not take them
+    own: Callable[[Any, Call], Any]  # calls the operation
+    kernel: Callable[[Call], None]
+
+
+def _read_silu(out: Tensor, x: Tensor, scales: Tensor, group: int, *rest: Any) -> Call | None:
+    is_ours = group == 128 and rest == (None, False) and _is_ours(x, out) and _is_flat(scales)
+    return Call(x, out, scales, (group, *rest)) if is_ours else None
+
+
+def _silu_kernel(call: Call) -> None:
+    from poc_core.fused.quantise import silu_and_quantise_  # here: Triton comes with CUDA builds
+
+    silu_and_quantise_(call.out, call.scales, call.x)
+
+
+def _read_quantise(x: Tensor, out: Tensor, scales: Tensor, group: int, *rest: Any) -> Call | None:
+    # Smallest peak, smallest and largest number, whether scales are powers of two, and layouts.
+    is_ours = (
+        group == 128
+        and len(rest) >= 4
+        and rest[1:4] == (-448.0, 448.0, False)
+        and scales.dim() == x.dim() == 2
+        and _is_ours(x, out)
+    )
+    return Call(x, out, scales, (group, *rest)) if is_ours else None
+
+
+def _quantise_kernel(call: Call) -> None:
+    from poc_core.fused.quantise import quantise_
+
+    quantise_(call.out, call.scales, call.x, call.rest[1])
+
+
+def _is_ours(x: Tensor, out: Tensor) -> bool:
+    return (
+        x.element_size() == 2 and out.dtype is torch.float8_e4m3fn and _is_flat(x) and _is_flat(out)
+    )
+
+
+def _is_flat(x: Tensor) -> bool:
+    return x.dim() == 2 and x.is_contiguous()
+
+
+OPERATIONS = {
+    "silu_and_mul_per_block_quant": Operation(
+        _read_silu, lambda own, call: own(call.out, call.x, call.scales, *call.rest), _silu_kernel
+    ),
+    "per_token_group_fp8_quant": Operation(
+        _read_quantise,
+        lambda own, call: own(call.x, call.out, call.scales, *call.rest),
+        _quantise_kernel,
+    ),
+}
+
+
+class StandIn:
+    """What vLLM calls in an operation's place."""
+
+    def __init__(self, name: str, own: Any) -> None:
+        self._name, self._own, self._of = name, own, OPERATIONS[name]
+        self.is_right: dict[Any, bool] = {}  # by what a trial is of
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        call = None if named else self._of.read(*args)
+        if call is None or call.x.numel() < LEAST or not fused.is_on(call.x.device):
+            return self._own(*args, **named)
+        key = (call.x.shape[1], call.x.dtype, call.scales.stride(0) == 1, call.rest)
+        if key not in self.is_right:
+            if torch.cuda.is_current_stream_capturing():  # a trial waits for its outcome
+                return self._own(*args)
+            self.is_right[key] = self._try(call)
+        if not self.is_right[key]:
+            return self._own(*args)
+        return self._of.kernel(call)
+
+    def _try(self, call: Call) -> bool:
+        """Whether the kernel's bits are the operation's; says so where not."""
+        try:
+            for x in (call.x[:_ROWS], all_sizes(_ROWS, call.x.shape[1], call.x)):
+                theirs, ours = call.of(x), call.of(x)
+                self._of.own(self._own, theirs)
+                self._of.kernel(ours)
+                same = torch.equal(theirs.scales, ours.scales) and torch.equal(
+                    theirs.out.view(torch.uint8), ours.out.view(torch.uint8)
+                )
+                if not same:
+                    logger.warning("the fused kernel for %s gives other bits: not used", self._name)
+                    return False
+        except Exception as error:
+            logger.warning("the fused kernel for %s cannot be used: %s", self._name, error)
+            return False
+        return True
+
+
+def all_sizes(rows: int, columns: int, like: Tensor) -> Tensor:
+    """Numbers whose sizes differ by row, from the smallest to 2^60, zeros of both signs among them:
+    (rows, columns)."""
+    generator = torch.Generator(like.device).manual_seed(rows)
+    normal = torch.randn(rows, columns, generator=generator, device=like.device)
+    exponents = torch.linspace(-133, 60 if like.dtype is torch.bfloat16 else 12, rows)
+    found = (normal.double() * exponents.double().exp2().to(like.device)[:, None]).to(like.dtype)
+    found[:, :: columns // 16] = 0.0
+    found[:, 1 :: columns // 16] = -0.0
+    found[rows // 2] = 0.0
+    return found
+
+
+class QuickOperations:
+    """The kernels of a model, with what their trials found."""
+
+    def __init__(self) -> None:
+        own = {name: compat.operation(name) for name in OPERATIONS}
+        self._stand_ins = {name: StandIn(name, one) for name, one in own.items() if one}
+
+    def bound(self) -> AbstractContextManager[None]:
+        """Within, vLLM's model calls the kernels."""
+        return compat.in_place_of_operations(self._stand_ins)
