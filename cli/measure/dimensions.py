@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.measure.network_models import NETWORK_MODELS
+from cli.measure.network_models import NETWORK_MODELS, network_model
 from cli.shipped import shipped_models
 from cli.terminal import UsageError
 
@@ -117,6 +117,8 @@ def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
 
 def first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     """What differs in the configuration where a model ends early. UsageError: it has fewer."""
+    if "text_config" in config:
+        return {"text_config": config["text_config"] | first_layers(config["text_config"], layers)}
     whole = config["num_hidden_layers"]
     if layers > whole:
         raise UsageError(f"These dimensions have {whole} layers; give --layers at most that.")
@@ -150,11 +152,13 @@ def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
             return
         if engine != "vllm":
             raise UsageError("--dimensions needs --engine vllm, which makes up weights.")
+        of_network = network_model(dimensions)
+        official = of_network.arguments_here() if of_network else []
         with model_directory(dimensions, layers) as directory:
             command(
                 model=directory,
                 engine=engine,
-                vllm_args=[*(vllm_args or ()), *ENGINE_ARGS],
+                vllm_args=[*official, *(vllm_args or ()), *ENGINE_ARGS],  # the last of two counts
                 **given,
             )
 
