@@ -64,10 +64,13 @@ def fused_kernels() -> Iterator[None]:
 
 
 def operation(name: str) -> Any | None:
-    """One of vLLM's compiled operations; None: this release or device has none of that name."""
-    import vllm._custom_ops  # noqa: F401  # which loads them
+    """One of vLLM's operations, as in _C::rms_norm; None: this release or device has none of that
+    name.
+    """
+    import vllm._custom_ops  # noqa: F401  # which loads the compiled ones
 
-    return getattr(torch.ops._C, name, None)
+    namespace, _, own = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), own, None)
 
 
 @contextmanager
@@ -76,11 +79,31 @@ def in_place_of_operations(others: Mapping[str, Callable[..., Any]]) -> Iterator
     own all the same.
     """
     own = {name: operation(name) for name in others}
-    vars(torch.ops._C).update(others)
+    _put(others)
     try:
         yield
     finally:
-        vars(torch.ops._C).update(own)
+        _put(own)
+
+
+def _put(operations: Mapping[str, Any]) -> None:
+    for name, one in operations.items():
+        namespace, _, own = name.partition("::")
+        vars(getattr(torch.ops, namespace))[own] = one
+
+
+def tensor_ranks() -> tuple[int, int]:
+    """This process's tensor-parallel rank, and how many there are."""
+    group = get_tp_group()
+    return int(group.rank_in_group), int(group.world_size)
+
+
+def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
+    """The rows of all tensor-parallel ranks, as many of each, in order. All ranks must ask."""
+    group = get_tp_group()
+    rows = part.new_empty(group.world_size * len(part), *part.shape[1:])
+    torch.distributed.all_gather_into_tensor(rows, part, group=group.device_group)
+    return rows
 
 
 def enable_custom_ops(engine_args: Any) -> None:

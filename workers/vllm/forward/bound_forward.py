@@ -68,6 +68,10 @@ class BoundForward:
             absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
             return self._model(positions=layout.positions, **absent | given)
 
+    def settle(self, replicated: bool) -> None:
+        """Whether layers' outputs are the same on all tensor-parallel ranks."""
+        self._quick.settle(replicated)
+
     def forget_unfinished(self) -> None:
         """Cleans up after a forward that an exception ended."""
         compat.forget_unfinished_forward(self._model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -90,10 +90,10 @@ def _is_flat(x: Tensor) -> bool:
 
 
 OPERATIONS = {
-    "silu_and_mul_per_block_quant": Operation(
+    "_C::silu_and_mul_per_block_quant": Operation(
         _read_silu, lambda own, call: own(call.out, call.x, call.scales, *call.rest), _silu_kernel
     ),
-    "per_token_group_fp8_quant": Operation(
+    "_C::per_token_group_fp8_quant": Operation(
         _read_quantise,
         lambda own, call: own(call.x, call.out, call.scales, *call.rest),
         _quantise_kernel,
@@ -156,12 +156,64 @@ def all_sizes(rows: int, columns: int, like: Tensor) -> Tensor:
     return found
 
 
+# vLLM's, of a layer of experts whose router has weights in float32.
+ROUTER = "vllm::fp32_router_gemm_dispatch"
+
+
+class SharedRouter:
+    """Routes a share of the rows on each tensor-parallel rank, where the ranks have the same rows
+    and a row's bits do not depend on how many there are.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self.replicated = False  # whether the ranks have the same rows: known after the start
+        self._own = own
+        self._is_right: dict[Any, bool] = {}  # by shape
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        rank, n_ranks = compat.tensor_ranks()
+        key = (x.shape, x.dtype, weight.shape)
+        is_right = self._is_right.get(key)
+        if (
+            is_right is False
+            or not self.replicated
+            or n_ranks == 1
+            or len(x) % n_ranks
+            or x.numel() < LEAST
+            or not fused.is_on(x.device)
+            or (is_right is None and torch.cuda.is_current_stream_capturing())
+        ):
+            return cast(Tensor, self._own(x, weight))
+        rows = len(x) // n_ranks
+        logits = compat.of_all_tensor_ranks(self._own(x[rank * rows :][:rows], weight))
+        if is_right is None:  # all ranks say the same: else some would wait for the others
+            own = self._own(x, weight)
+            same = torch.tensor([torch.equal(own, logits)], device=x.device)
+            self._is_right[key] = bool(compat.of_all_tensor_ranks(same).all())
+            if not self._is_right[key]:
+                logger.warning("routing by shares of the rows gives other bits: not done")
+                return cast(Tensor, own)
+        return logits
+
+
 class QuickOperations:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
         own = {name: compat.operation(name) for name in OPERATIONS}
-        self._stand_ins = {name: StandIn(name, one) for name, one in own.items() if one}
+        self._stand_ins: dict[str, Any] = {
+            name: StandIn(name, one) for name, one in own.items() if one
+        }
+        if router := compat.operation(ROUTER):
+            self._stand_ins[ROUTER] = SharedRouter(router)
+
+    def settle(self, replicated: bool) -> None:
+        """Whether layers' outputs are the same on all tensor-parallel ranks."""
+        if ROUTER in self._stand_ins:
+            self._stand_ins[ROUTER].replicated = replicated
 
     def bound(self) -> AbstractContextManager[None]:
         """Within, vLLM's model calls the kernels."""

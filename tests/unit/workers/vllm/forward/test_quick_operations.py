@@ -13,7 +13,7 @@ from tests.harness.marks import needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]  # whose process has loaded vLLM
 
-SILU, QUANTISE = "silu_and_mul_per_block_quant", "per_token_group_fp8_quant"
+SILU, QUANTISE = "_C::silu_and_mul_per_block_quant", "_C::per_token_group_fp8_quant"
 GROUP = 128
 
 
@@ -146,6 +146,85 @@ def test_a_slice_that_an_exception_ends_leaves_vllms_own(computed: Computed) -> 
         assert operation() is not own
         raise RuntimeError
     assert operation() is own
+
+
+class Router:
+    """vLLM's operation, which remembers how many rows it was asked for."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.more_rows = 0.0  # what a row's logits are more where there are more rows
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        self.rows.append(len(x))
+        return x @ weight.T + self.more_rows * len(x)
+
+
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
+    """Of the second of two ranks, whose first one computes and finds as it does."""
+    from workers.vllm import compat
+    from workers.vllm.forward import quick_operations as quick
+
+    def gathered(part: Tensor) -> Tensor:
+        first = part if part.dtype is torch.bool else (X[:4] @ WEIGHT.T + 4 * router.more_rows)
+        return torch.cat([first, part])
+
+    router = Router()
+    monkeypatch.setattr(fused, "is_on", lambda _device: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(quick, "LEAST", X.numel())
+    monkeypatch.setattr(compat, "tensor_ranks", lambda: (1, 2))
+    monkeypatch.setattr(compat, "of_all_tensor_ranks", gathered)
+    with compat.in_place_of_operations({quick.ROUTER: router}):
+        yield router
+
+
+X, WEIGHT = torch.arange(24.0).view(8, 3), torch.arange(6.0).view(2, 3)
+
+
+def routed(quick: Any, x: Tensor = X) -> Tensor:
+    """As vLLM's model asks."""
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_operations import ROUTER
+
+    with quick.bound():
+        logits: Tensor = compat.operation(ROUTER)(x, WEIGHT)  # type: ignore[misc]
+    return logits
+
+
+def test_each_rank_routes_its_share_after_a_trial(router: Router) -> None:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    quick = QuickOperations()
+    quick.settle(replicated=True)
+    for _ in range(2):
+        assert torch.equal(routed(quick), X @ WEIGHT.T)
+    assert router.rows == [4, 8, 4]
+    quick.settle(replicated=False)
+    routed(quick)
+    assert router.rows[3:] == [8]
+
+
+def test_where_a_share_has_other_bits_each_rank_routes_all_rows(router: Router) -> None:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    quick = QuickOperations()
+    quick.settle(replicated=True)
+    router.more_rows = 0.5
+    for _ in range(2):
+        assert torch.equal(routed(quick), X @ WEIGHT.T + 4)
+    assert router.rows == [4, 8, 8]
+
+
+def test_rows_that_cannot_be_shared_are_routed_by_each_rank(router: Router) -> None:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    quick = QuickOperations()
+    quick.settle(replicated=True)
+    routed(quick, X[:6])
+    routed(quick, torch.cat([X, X[:1]]))
+    assert router.rows == [6, 9]
 
 
 ROWS = [1, 5, 16, 512, 4099]
