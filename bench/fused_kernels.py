@@ -2,8 +2,8 @@
 
     python -m bench.fused_kernels --dimensions minimax-m2.7 --layers 8  # on a GPU host
 
-First each kernel beside vLLM's own operation, on the shapes of MiniMax-M2.7 on one of two GPUs and
-bit for bit; then whole micro-batches of an engine, with PROOFLINE_FUSED=off and without.
+First each kernel beside vLLM's own operation, bit for bit, on the shapes of MiniMax-M2.7 on one of
+two GPUs and on one; then whole micro-batches of an engine, with PROOFLINE_FUSED=off and without.
 """
 
 import os
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
@@ -30,6 +31,7 @@ from workers.engines.options import EngineOptions
 from workers.pipeline import compute_all
 
 TOKENS, HIDDEN, EXPERTS_PER_TOKEN, INTERMEDIATE = 32 * 1024, 3072, 8, 768
+QKV = (6144, 1024, 1024)  # of one GPU: all heads
 GROUP, LIMITS = 128, (-448.0, 448.0)
 BYTES_PER_S = 4.8e12  # of an H200's memory, as its maker says
 TIMES = 20
@@ -93,8 +95,31 @@ def compare_kernels() -> bool:
             "same" if same else "[bold red]other[/]",
         )
         fine &= same and after <= before
+    fine &= norms_row(table)
     console.print(table)
     return fine
+
+
+def norms_row(table: Table) -> bool:
+    """Adds MiniMax's norms of queries and keys. True: same bits, and not slower."""
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_norms import kernels
+
+    norms: Any = compat.query_and_key_norms()
+    qkv = torch.randn(TOKENS, sum(QKV), device="cuda").bfloat16()
+    q, k, _ = qkv.split(QKV, dim=-1)
+    weights = [torch.ones(one, dtype=torch.bfloat16, device="cuda") for one in QKV[:2]]
+    args = (*(SimpleNamespace(weight=one, variance_epsilon=1e-6) for one in weights), q, k)
+    same = all(map(torch.equal, norms.forward_qk(*args), kernels(*args)))
+    before, after = (milliseconds(partial(one, *args)) for one in (norms.forward_qk, kernels))
+    moved = 4 * (q.numel() + k.numel())
+    shape = f"{TOKENS:,} x {QKV[0]:,} and {QKV[1]:,}"
+    cells = (f"{before:.3f}", f"{after:.3f}", f"{moved / 1e6:,.0f}")
+    bits = "same" if same else "[bold red]other[/]"
+    table.add_row(
+        "norms of queries and keys", shape, *cells, f"{1000 * moved / BYTES_PER_S:.3f}", bits
+    )
+    return same and after <= before
 
 
 def arguments(name: str, shape: tuple[int, int], by_column: bool) -> tuple[Any, ...]:

@@ -92,6 +92,18 @@ def _put(operations: Mapping[str, Any]) -> None:
         vars(getattr(torch.ops, namespace))[own] = one
 
 
+def query_and_key_norms() -> Any | None:
+    """The class whose `forward_qk` computes MiniMax's norms of queries and keys where a rank has
+    all heads; None: this release has none.
+    """
+    try:
+        from vllm.model_executor.layers.minimax_rms_norm import rms_norm_tp
+    except ImportError:
+        return None
+    found = getattr(rms_norm_tp, "MiniMaxText01RMSNormTP", None)
+    return found if hasattr(found, "forward_qk") else None
+
+
 def tensor_ranks() -> tuple[int, int]:
     """This process's tensor-parallel rank, and how many there are."""
     group = get_tp_group()

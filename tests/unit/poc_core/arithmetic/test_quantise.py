@@ -1,5 +1,6 @@
-"""The fused kernels that quantise give the bits of what they stand for: of plain torch by Triton's
-interpreter, which wants a process that has it from the beginning; of vLLM's operations on a GPU."""
+"""The fused kernels between the matrix products give the bits of plain torch, by Triton's
+interpreter, which wants a process that has it from the beginning. The tests in workers/vllm/forward
+hold them against vLLM's own on a GPU."""
 
 import os
 import subprocess
@@ -75,10 +76,25 @@ def compare_interpreted() -> None:
         assert_same((rounded(quantised(opened, expected)), expected), (rounded(out), scales))
 
 
+def compare_norms() -> None:
+    """Bit for bit with vLLM's expression of MiniMax's norms, rounded to no smaller format."""
+    from poc_core.fused import norms
+
+    for columns in (GROUP, 2176):
+        x = torch.randn(5, columns + GROUP, generator=torch.Generator().manual_seed(1))[:, GROUP:]
+        weight = torch.linspace(-2, 2, columns)
+        mean = x.pow(2).mean(dim=-1, keepdim=True)
+        assert torch.equal(norms.rms_norm(x, weight, 1e-6), x * torch.rsqrt(mean + 1e-6) * weight)
+
+
 def test_the_interpreted_kernels_are_plain_torch() -> None:
     pytest.importorskip("triton")
     ended = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import compare_interpreted as c; c()"],
+        [
+            sys.executable,
+            "-c",
+            f"import {__name__} as t; t.compare_interpreted(); t.compare_norms()",
+        ],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

@@ -166,18 +166,19 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
     from workers.vllm import compat
     from workers.vllm.forward import quick_operations as quick
 
+    found = Router()
+
     def gathered(part: Tensor) -> Tensor:
-        first = part if part.dtype is torch.bool else (X[:4] @ WEIGHT.T + 4 * router.more_rows)
+        first = part if part.dtype is torch.bool else X[:4] @ WEIGHT.T + 4 * found.more_rows
         return torch.cat([first, part])
 
-    router = Router()
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(quick, "LEAST", X.numel())
     monkeypatch.setattr(compat, "tensor_ranks", lambda: (1, 2))
     monkeypatch.setattr(compat, "of_all_tensor_ranks", gathered)
-    with compat.in_place_of_operations({quick.ROUTER: router}):
-        yield router
+    with compat.in_place_of_operations({quick.ROUTER: found}):
+        yield found
 
 
 X, WEIGHT = torch.arange(24.0).view(8, 3), torch.arange(6.0).view(2, 3)
