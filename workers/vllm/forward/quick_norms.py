@@ -28,12 +28,38 @@ _ROWS = 512
 Norms = Callable[[Any, Any, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+def in_one_pass(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """By one kernel each, which adds in torch's order. ValueError: not of such rows."""
+    from poc_core.fused.norms import can_norm, rms_norm  # here: Triton comes with CUDA builds
+
+    if not (can_norm(q) and can_norm(k)):
+        raise ValueError(f"rows of {q.shape[1]} and {k.shape[1]} numbers")
+    return (
+        rms_norm(q, q_norm.weight, q_norm.variance_epsilon),
+        rms_norm(k, k_norm.weight, k_norm.variance_epsilon),
+    )
+
+
+def in_steps(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """By kernels around torch's own sums."""
+    from poc_core.fused.norms import rms_norm_in_steps
+
+    return (
+        rms_norm_in_steps(q, q_norm.weight, q_norm.variance_epsilon),
+        rms_norm_in_steps(k, k_norm.weight, k_norm.variance_epsilon),
+    )
+
+
+# The fastest first.
+WAYS: list[Norms] = [in_one_pass, in_steps]
+
+
 class QuickNorms:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
         self._class = compat.query_and_key_norms()
-        self._is_right: dict[Any, bool] = {}  # by what a trial is of
+        self._ways: dict[Any, Norms] = {}  # by what a trial is of
 
     @contextmanager
     def bound(self) -> Iterator[None]:
@@ -57,28 +83,21 @@ class QuickNorms:
         if not is_ours or q.numel() < LEAST:
             return own(q_norm, k_norm, q, k)
         key = (q.shape[1], k.shape[1], q.dtype, q_norm.weight.dtype)
-        if key not in self._is_right:
+        if key not in self._ways:
             if torch.cuda.is_current_stream_capturing():  # a trial waits for its outcome
                 return own(q_norm, k_norm, q, k)
-            self._is_right[key] = self._try(own, q_norm, k_norm, q[:_ROWS], k[:_ROWS])
-        return (kernels if self._is_right[key] else own)(q_norm, k_norm, q, k)
+            self._ways[key] = self._found(own, q_norm, k_norm, q[:_ROWS], k[:_ROWS])
+        return self._ways[key](q_norm, k_norm, q, k)
 
-    def _try(self, own: Norms, q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> bool:
-        """Whether the kernels' bits are those of vLLM's own; says so where not."""
-        try:
-            theirs, ours = own(q_norm, k_norm, q, k), kernels(q_norm, k_norm, q, k)
-            if all(map(torch.equal, theirs, ours)):
-                return True
-            logger.warning("the fused kernels for queries' and keys' norms give other bits")
-        except Exception as error:
-            logger.warning("the fused kernels for norms cannot be used: %s", error)
-        return False
-
-
-def kernels(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    from poc_core.fused.norms import rms_norm  # here: Triton comes with CUDA builds
-
-    return (
-        rms_norm(q, q_norm.weight, q_norm.variance_epsilon),
-        rms_norm(k, k_norm.weight, k_norm.variance_epsilon),
-    )
+    def _found(self, own: Norms, q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> Norms:
+        """The fastest way whose bits are those of vLLM's own."""
+        theirs = own(q_norm, k_norm, q, k)
+        for way in WAYS:
+            try:
+                if all(map(torch.equal, theirs, way(q_norm, k_norm, q, k))):
+                    return way
+                why = "gives other bits"
+            except Exception as error:
+                why = f"cannot be used: {error}"
+            logger.warning("norms of queries and keys: %s %s", way.__name__, why)
+        return own
