@@ -22,6 +22,8 @@ _STRIDE = 128
 _MOST_COLUMNS, _LEAST_ROWS = 8191, 16
 # Rows of one program, a warp.
 _ROWS = 2
+# Heads of one program.
+_HEADS = 16
 # Columns of one program.
 _COLUMNS = 2048
 _WARPS = 8
@@ -117,3 +119,62 @@ def rms_norm_in_steps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     _scaled_kernel[grid](out, x, scales, weight, x.stride(0), columns, **options)
     return out
+
+
+@triton.jit
+def _head_kernel(
+    out, x, weight, token_stride, head_stride, n_heads, n_rows, share, eps,
+    ROWS: tl.constexpr, HEAD: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = (rows < n_rows)[:, None]
+    columns = tl.arange(0, HEAD)[None, :]
+    token = rows // n_heads
+    at = x + (token * token_stride + (rows - token * n_heads) * head_stride)[:, None] + columns
+    value = tl.load(at, inside, other=0.0).to(tl.float32)
+    even, odd = tl.split(tl.reshape(value, [ROWS, HEAD // 8, 2, 2, 2]))
+    even04, even26 = tl.split(even)
+    odd15, odd37 = tl.split(odd)
+    value0, value4 = tl.split(even04)
+    value2, value6 = tl.split(even26)
+    value1, value5 = tl.split(odd15)
+    value3, value7 = tl.split(odd37)
+    sums = value0 * value0
+    sums = tl.fma(value1, value1, sums)
+    sums = tl.fma(value2, value2, sums)
+    sums = tl.fma(value3, value3, sums)
+    sums = tl.fma(value4, value4, sums)
+    sums = tl.fma(value5, value5, sums)
+    sums = tl.fma(value6, value6, sums)
+    sums = tl.fma(value7, value7, sums)
+    if HEAD == 256:
+        first, second = tl.split(tl.reshape(sums, [ROWS, 16, 2]))
+        sums = first + second
+    if HEAD >= 128:
+        first, second = tl.split(tl.reshape(sums, [ROWS, 8, 2]))
+        sums = first + second
+    first, second = tl.split(tl.reshape(sums, [ROWS, 4, 2]))
+    first, second = tl.split(tl.reshape(first + second, [ROWS, 2, 2]))
+    first, second = tl.split(first + second)
+    scale = libdevice.rsqrt((first + second) * share + eps)[:, None]
+    own = tl.load(weight + columns).to(tl.float32)
+    tl.store(
+        out + rows[:, None] * HEAD + columns, (value * scale * own).to(out.dtype.element_ty), inside
+    )
+
+
+def can_norm_heads(x: Tensor) -> bool:
+    """Whether `norm_heads` takes these heads and adds as vLLM does."""
+    return x.dim() == 3 and x.shape[2] in (64, 128, 256) and x.stride(2) == 1
+
+
+def norm_heads_(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """out = x / sqrt(mean(x^2) + eps) * weight of each head of x (tokens, heads, n), 16 bits a
+    number: with the bits of vLLM 0.25.1's operation. Of its threads each adds the squares of eight
+    columns, without rounding the squares; then neighbours are added, then pairs, and so forth."""
+    tokens, heads, columns = x.shape
+    n_rows = tokens * heads
+    _head_kernel[(triton.cdiv(n_rows, _HEADS),)](
+        out, x, weight, x.stride(0), x.stride(1), heads, n_rows, 1 / columns, eps,
+        ROWS=_HEADS, HEAD=columns, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip

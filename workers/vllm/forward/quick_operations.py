@@ -30,16 +30,33 @@ class Call(NamedTuple):
 
     x: Tensor
     out: Tensor
-    scales: Tensor
+    scales: Tensor | None
     # Of the operation: arguments after these three.
     rest: tuple[Any, ...]
 
     def of(self, x: Tensor) -> Call:
-        """The same call for other rows (n, columns of x), with results of its own."""
-        out, scales = (like.new_empty(len(x), like.shape[1]) for like in (self.out, self.scales))
+        """The same call for other rows (n, ...), with results of its own."""
+        out = self.out.new_empty(len(x), *self.out.shape[1:])
+        if self.scales is None:
+            return Call(x, out, None, self.rest)
+        scales = self.scales.new_empty(len(x), self.scales.shape[1])
         if self.scales.stride(0) < self.scales.stride(1):
             scales = scales.t().contiguous().t()
         return Call(x, out, scales, self.rest)
+
+    @property
+    def key(self) -> Any:
+        """What another call shares for which the same trial holds."""
+        by_column = self.scales is not None and self.scales.stride(0) == 1
+        rest = tuple(len(one) if isinstance(one, Tensor) else one for one in self.rest)
+        return self.x.shape[1:], self.x.dtype, by_column, rest
+
+    def has_results_of(self, other: Call) -> bool:
+        """Whether both have the same bits."""
+        bits, others = (one.out.view(torch.uint8) for one in (self, other))
+        if self.scales is None or other.scales is None:
+            return torch.equal(bits, others)
+        return torch.equal(bits, others) and torch.equal(self.scales, other.scales)
 
 
 class Operation(NamedTuple):
@@ -79,6 +96,20 @@ def _quantise_kernel(call: Call) -> None:
     quantise_(call.out, call.scales, call.x, call.rest[1])
 
 
+def _read_norm(out: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> Call | None:
+    if weight is None or weight.dim() != 1 or x.dim() != 3 or x.element_size() != 2:
+        return None
+    from poc_core.fused.norms import can_norm_heads
+
+    return Call(x, out, None, (weight, eps)) if can_norm_heads(x) else None
+
+
+def _norm_kernel(call: Call) -> None:
+    from poc_core.fused.norms import norm_heads_
+
+    norm_heads_(call.out, call.x, *call.rest)
+
+
 def _is_ours(x: Tensor, out: Tensor) -> bool:
     return (
         x.element_size() == 2 and out.dtype is torch.float8_e4m3fn and _is_flat(x) and _is_flat(out)
@@ -98,6 +129,9 @@ OPERATIONS = {
         lambda own, call: own(call.x, call.out, call.scales, *call.rest),
         _quantise_kernel,
     ),
+    "_C::rms_norm": Operation(
+        _read_norm, lambda own, call: own(call.out, call.x, *call.rest), _norm_kernel
+    ),
 }
 
 
@@ -112,10 +146,11 @@ class StandIn:
         return getattr(self._own, name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        call = None if named else self._of.read(*args)
-        if call is None or call.x.numel() < LEAST or not fused.is_on(call.x.device):
+        is_large = any(isinstance(one, Tensor) and one.numel() >= LEAST for one in args)
+        call = self._of.read(*args) if is_large and not named else None
+        if call is None or not fused.is_on(call.x.device):
             return self._own(*args, **named)
-        key = (call.x.shape[1], call.x.dtype, call.scales.stride(0) == 1, call.rest)
+        key = call.key
         if key not in self.is_right:
             if torch.cuda.is_current_stream_capturing():  # a trial waits for its outcome
                 return self._own(*args)
@@ -127,14 +162,12 @@ class StandIn:
     def _try(self, call: Call) -> bool:
         """Whether the kernel's bits are the operation's; says so where not."""
         try:
-            for x in (call.x[:_ROWS], all_sizes(_ROWS, call.x.shape[1], call.x)):
+            of_all_sizes = all_sizes(_ROWS, call.x[0].numel(), call.x)
+            for x in (call.x[:_ROWS], of_all_sizes.view(_ROWS, *call.x.shape[1:])):
                 theirs, ours = call.of(x), call.of(x)
                 self._of.own(self._own, theirs)
                 self._of.kernel(ours)
-                same = torch.equal(theirs.scales, ours.scales) and torch.equal(
-                    theirs.out.view(torch.uint8), ours.out.view(torch.uint8)
-                )
-                if not same:
+                if not theirs.has_results_of(ours):
                     logger.warning("the fused kernel for %s gives other bits: not used", self._name)
                     return False
         except Exception as error:

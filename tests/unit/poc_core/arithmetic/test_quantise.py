@@ -90,6 +90,13 @@ def compare_norms() -> None:
         assert norms.can_norm(x)
         torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), expected, rtol=1e-6, atol=0)
 
+    for columns in (64, GROUP, 256):
+        x = torch.randn(9, 3 * columns, generator=torch.Generator().manual_seed(1)).view(9, 3, -1)
+        weight, out = torch.linspace(-2, 2, columns), torch.empty(9, 2, columns)
+        norms.norm_heads_(out, x[:, 1:], weight, 1e-6)
+        expected = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + 1e-6) * weight
+        torch.testing.assert_close(out, expected[:, 1:], rtol=1e-6, atol=0)
+
 
 def test_the_interpreted_kernels_are_plain_torch() -> None:
     pytest.importorskip("triton")

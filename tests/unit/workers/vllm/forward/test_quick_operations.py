@@ -14,6 +14,7 @@ from tests.harness.marks import needs_vllm
 pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]  # whose process has loaded vLLM
 
 SILU, QUANTISE = "_C::silu_and_mul_per_block_quant", "_C::per_token_group_fp8_quant"
+NORM = "_C::rms_norm"
 GROUP = 128
 
 
@@ -263,3 +264,32 @@ def test_kernels_give_the_bits_of_vllms_operations(
             OPERATIONS[name].kernel(call)
             assert torch.equal(scales, our_scales)
             assert torch.equal(out.view(torch.uint8), our_out.view(torch.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [1, 4, 32])
+def test_heads_are_normed_with_the_bits_of_vllms_operation(
+    heads: int, dtype: torch.dtype, columns: int
+) -> None:
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_operations import OPERATIONS, all_sizes
+
+    own: Any = compat.operation(NORM)
+    width = heads * columns
+    generator = torch.Generator("cuda").manual_seed(columns)
+    weight = torch.randn(columns, generator=generator, device="cuda").to(dtype)
+    for rows in (1, 300, 4099):
+        like = torch.empty(0, dtype=dtype, device="cuda")
+        normal = torch.randn(rows, width + 64, generator=generator, device="cuda").to(dtype)
+        for wide in (normal, all_sizes(max(rows, 2), width + 64, like), torch.zeros_like(normal)):
+            x = wide[:, :width].view(-1, heads, columns)
+            theirs, ours = (
+                torch.empty_like(x, memory_format=torch.contiguous_format).fill_(9) for _ in "ab"
+            )
+            own(theirs, x, weight, 1e-6)
+            call = OPERATIONS[NORM].read(ours, x, weight, 1e-6)
+            assert call is not None
+            OPERATIONS[NORM].kernel(call)
+            assert torch.equal(theirs.view(torch.uint8), ours.view(torch.uint8))
