@@ -32,6 +32,7 @@ from workers.pipeline import compute_all
 
 TOKENS, HIDDEN, EXPERTS_PER_TOKEN, INTERMEDIATE = 32 * 1024, 3072, 8, 768
 QKV = (6144, 1024, 1024)  # of one GPU: all heads
+HEADS, HEAD = 32, 128  # of Qwen3-30B-A3B and Qwen3-8B
 GROUP, LIMITS = 128, (-448.0, 448.0)
 BYTES_PER_S = 4.8e12  # of an H200's memory, as its maker says
 TIMES = 20
@@ -75,6 +76,7 @@ def compare_kernels() -> bool:
         ("_C::silu_and_mul_per_block_quant", (TOKENS * EXPERTS_PER_TOKEN, 2 * INTERMEDIATE), False),
         ("_C::per_token_group_fp8_quant", (TOKENS, HIDDEN), False),
         ("_C::per_token_group_fp8_quant", (TOKENS, HIDDEN), True),
+        ("_C::rms_norm", (TOKENS, HEADS * HEAD), False),
     ):
         own: Any = compat.operation(name)
         ours = StandIn(name, own)
@@ -127,6 +129,11 @@ def arguments(name: str, shape: tuple[int, int], by_column: bool) -> tuple[Any, 
     """A call of the operation, for results (rows, columns), on activations of a model's size."""
     rows, columns = shape
     generator = torch.Generator("cuda").manual_seed(rows)
+    if name == "_C::rms_norm":
+        qkv = torch.randn(rows, columns + 8 * HEAD, generator=generator, device="cuda").bfloat16()
+        x = qkv[:, :columns].view(rows, HEADS, HEAD)
+        weight = torch.ones(HEAD, dtype=torch.bfloat16, device="cuda")
+        return torch.zeros(rows, HEADS, HEAD, dtype=torch.bfloat16, device="cuda"), x, weight, 1e-6
     scales = torch.full((columns // GROUP, rows) if by_column else (rows, columns // GROUP), -1.0)
     scales = scales.cuda().t() if by_column else scales.cuda()
     out = torch.zeros(shape, device="cuda").to(torch.float8_e4m3fn)

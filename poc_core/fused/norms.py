@@ -22,7 +22,7 @@ _STRIDE = 128
 _MOST_COLUMNS, _LEAST_ROWS = 8191, 16
 # Rows of one program, a warp.
 _ROWS = 2
-# Heads of one program.
+# Heads of one program, a warp.
 _HEADS = 16
 # Columns of one program.
 _COLUMNS = 2048
@@ -122,31 +122,23 @@ def rms_norm_in_steps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @triton.jit
+def _squares_added(total, _value, _square, value):
+    """Adds the square of one number more; the sum begins with the first one's square."""
+    return tl.fma(value, value, total), value
+
+
+@triton.jit
 def _head_kernel(
     out, x, weight, token_stride, head_stride, n_heads, n_rows, share, eps,
     ROWS: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = (rows < n_rows)[:, None]
-    columns = tl.arange(0, HEAD)[None, :]
+    inside = (rows < n_rows)[:, None, None]
+    columns = tl.arange(0, HEAD // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
     token = rows // n_heads
-    at = x + (token * token_stride + (rows - token * n_heads) * head_stride)[:, None] + columns
-    value = tl.load(at, inside, other=0.0).to(tl.float32)
-    even, odd = tl.split(tl.reshape(value, [ROWS, HEAD // 8, 2, 2, 2]))
-    even04, even26 = tl.split(even)
-    odd15, odd37 = tl.split(odd)
-    value0, value4 = tl.split(even04)
-    value2, value6 = tl.split(even26)
-    value1, value5 = tl.split(odd15)
-    value3, value7 = tl.split(odd37)
-    sums = value0 * value0
-    sums = tl.fma(value1, value1, sums)
-    sums = tl.fma(value2, value2, sums)
-    sums = tl.fma(value3, value3, sums)
-    sums = tl.fma(value4, value4, sums)
-    sums = tl.fma(value5, value5, sums)
-    sums = tl.fma(value6, value6, sums)
-    sums = tl.fma(value7, value7, sums)
+    at = (token * token_stride + (rows - token * n_heads) * head_stride)[:, None, None] + columns
+    value = tl.load(x + at, inside, other=0.0).to(tl.float32)
+    sums, _ = tl.reduce((value * value, value), 2, _squares_added)
     if HEAD == 256:
         first, second = tl.split(tl.reshape(sums, [ROWS, 16, 2]))
         sums = first + second
@@ -156,11 +148,10 @@ def _head_kernel(
     first, second = tl.split(tl.reshape(sums, [ROWS, 4, 2]))
     first, second = tl.split(tl.reshape(first + second, [ROWS, 2, 2]))
     first, second = tl.split(first + second)
-    scale = libdevice.rsqrt((first + second) * share + eps)[:, None]
+    scale = libdevice.rsqrt((first + second) * share + eps)[:, None, None]
     own = tl.load(weight + columns).to(tl.float32)
-    tl.store(
-        out + rows[:, None] * HEAD + columns, (value * scale * own).to(out.dtype.element_ty), inside
-    )
+    to = out + rows[:, None, None] * HEAD + columns
+    tl.store(to, (value * scale * own).to(out.dtype.element_ty), inside)
 
 
 def can_norm_heads(x: Tensor) -> bool:
@@ -176,5 +167,5 @@ def norm_heads_(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     n_rows = tokens * heads
     _head_kernel[(triton.cdiv(n_rows, _HEADS),)](
         out, x, weight, x.stride(0), x.stride(1), heads, n_rows, 1 / columns, eps,
-        ROWS=_HEADS, HEAD=columns, num_warps=4, enable_fp_fusion=False,
+        ROWS=_HEADS, HEAD=columns, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip

@@ -137,6 +137,10 @@ def test_small_calls_and_unknown_ones_and_those_being_recorded_are_vllms_own(
     with pytest.raises(TypeError, match="unexpected keyword"):
         quantise(quick, other=1)
     assert computed.by == ["own", "own"]
+    args, _out, _scales = arguments(QUANTISE, torch.zeros(4, GROUP, dtype=torch.bfloat16))
+    with quick.bound():
+        operation()(*args[:3])  # as another release may call it
+    assert computed.by == ["own"] * 3
 
 
 def test_a_slice_that_an_exception_ends_leaves_vllms_own(computed: Computed) -> None:
