@@ -141,9 +141,12 @@ class StandIn:
         return getattr(self._own, name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        is_large = any(isinstance(one, Tensor) and one.numel() >= LEAST for one in args)
-        call = self._read(*args) if is_large and not named else None
-        if call is None or not fused.is_on(call.x.device):
+        is_for_kernels = not named and any(
+            isinstance(one, Tensor) and one.numel() >= LEAST and fused.is_on(one.device)
+            for one in args
+        )
+        call = self._read(*args) if is_for_kernels else None
+        if call is None:
             return self._own(*args, **named)
         key = call.key
         if key not in self.is_right:
