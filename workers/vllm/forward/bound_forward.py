@@ -13,6 +13,7 @@ from poc_core.schemes.base import LayerTransform
 from workers.vllm import compat
 from workers.vllm.chains.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.layout import Layout
+from workers.vllm.forward.quick_experts import QuickExperts
 from workers.vllm.forward.quick_norms import QuickNorms
 from workers.vllm.forward.quick_operations import QuickOperations
 from workers.vllm.start.watch import Watch
@@ -40,6 +41,7 @@ class BoundForward:
         self._gates = gates
         self._quick = QuickOperations()
         self._norms = QuickNorms()
+        self._experts = QuickExperts()
 
     def run(
         self,
@@ -67,6 +69,7 @@ class BoundForward:
             compat.fused_kernels(),
             self._quick.bound(),
             self._norms.bound(),
+            self._experts.bound(),
         ):
             absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
             return self._model(positions=layout.positions, **absent | given)
