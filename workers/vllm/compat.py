@@ -89,7 +89,10 @@ def in_place_of_operations(others: Mapping[str, Callable[..., Any]]) -> Iterator
 def _put(operations: Mapping[str, Any]) -> None:
     for name, one in operations.items():
         namespace, _, own = name.partition("::")
-        vars(getattr(torch.ops, namespace))[own] = one
+        found = vars(getattr(torch.ops, namespace))
+        found[own] = one
+        if one is None:  # there is none
+            del found[own]
 
 
 def query_and_key_norms() -> Any | None:

@@ -143,6 +143,14 @@ def test_small_calls_and_unknown_ones_and_those_being_recorded_are_vllms_own(
     assert computed.by == ["own"] * 3
 
 
+def test_an_operation_that_this_release_lacks_is_gone_afterwards() -> None:
+    from workers.vllm import compat
+
+    with compat.in_place_of_operations({"_C::no_such_operation": print}):
+        assert compat.operation("_C::no_such_operation") is print
+    assert compat.operation("_C::no_such_operation") is None
+
+
 def test_a_slice_that_an_exception_ends_leaves_vllms_own(computed: Computed) -> None:
     from workers.vllm.forward.quick_operations import QuickOperations
 
