@@ -30,9 +30,10 @@ class NetworkModel:
 
 def network_model(name: str) -> NetworkModel | None:
     """The model that dimensions, a directory or a repository are called after."""
-    return NETWORK_MODELS.get(name.rpartition("/")[2].lower())
+    return NETWORK_MODELS.get(name.rpartition("/")[2].lower().removesuffix(_EDITION))
 
 
+_EDITION = "-0731"  # of DeepSeek-V4-Flash's repository
 _BLOCK_FP8 = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",

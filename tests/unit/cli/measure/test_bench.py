@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from cli.measure.dimensions import NAMES
-from cli.measure.network_models import NETWORK_MODELS
+from cli.measure.network_models import NETWORK_MODELS, network_model
 from poc_core.records import ProofSpec
 from tests.harness.commands import run_here
 from workers.engines.options import EngineOptions
@@ -239,6 +239,13 @@ def test_of_a_networks_model_few_layers_tell_what_eight_gpus_would_earn(
 def test_a_model_without_a_published_rate_says_so(engine: ProfiledEngine, capfd: Capture) -> None:
     assert run("--dimensions", "kimi-k2.6", "--seq-len", "1024") == 0
     assert "Operators publish no rate for this model" in capfd.readouterr().out
+
+
+def test_a_repository_is_known_by_its_name() -> None:
+    assert network_model("MiniMaxAI/MiniMax-M2.7") is NETWORK_MODELS["minimax-m2.7"]
+    named = "/models/deepseek-ai/DeepSeek-V4-Flash-0731"
+    assert network_model(named) is NETWORK_MODELS["deepseek-v4-flash"]
+    assert network_model("tiny-qwen3") is None
 
 
 @pytest.mark.parametrize("there", [True, False])
