@@ -85,11 +85,15 @@ def bench(
     Loads the model in this process, which must have the GPUs for itself, and computes artifacts
     without a queue. Reports nonces/s by the size of a micro-batch, whole and in the slices that let
     chat in; where the time of a micro-batch goes; the share of the device's measured matrix peak;
-    and what to set, and why. The engine's log goes to a file, whose name is told.
+    and what to set, and why. For models of the network, nonces a minute of eight such GPUs beside
+    what operators publish. The engine's log goes to a file, whose name is told.
 
     **Example:** proofline bench --dimensions qwen3-8b --seq-len 1024 --picture time.png
+
+    **Example:** proofline bench --dimensions minimax-m2.7 --layers 16 -- --max-model-len 2048
     """
     from cli.measure import speed_picture
+    from cli.measure.published import beside_published
     from cli.measure.speed import Speeds
     from cli.measure.speed_advice import advise
     from cli.measure.speed_tables import document, print_speeds
@@ -122,6 +126,7 @@ def bench(
             seq_lens=found,
         )
         advice = advise(speeds, others)
+        beside = beside_published(speeds, loaded.stages[-1].stop)
         parts = next((one.parts for one in found if one.parts), None)
         title = (
             f"Proofs of {speeds.model} ({speeds.engine},"
@@ -130,10 +135,10 @@ def bench(
             f" {speeds.pipeline_parallel}{f', on {parts.device}' if parts else ''}"
         )
         if json_only:
-            stdout.write(json.dumps(document(speeds, advice), separators=(",", ":")) + "\n")
+            stdout.write(json.dumps(document(speeds, advice, beside), separators=(",", ":")) + "\n")
             stdout.flush()
         else:
-            print_speeds(stdout, title, speeds, advice)
+            print_speeds(stdout, title, speeds, advice, beside)
         if parts is None:
             note(
                 f"The {speeds.engine} engine cannot tell where the time goes: no parts, no share of"

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.measure.network_models import NETWORK_MODELS, network_model
 from cli.shipped import shipped_models
 from cli.terminal import UsageError
 
@@ -79,17 +80,32 @@ DIMENSIONS: dict[str, tuple[str, dict[str, Any]]] = {
 ENGINE_ARGS: Sequence[str] = ("--load-format=dummy",)
 
 
-@contextmanager
-def model_directory(name: str) -> Iterator[str]:
-    """A directory with the model's configuration and a tokenizer, and no weights."""
+NAMES = (*DIMENSIONS, *NETWORK_MODELS)
+
+
+def configuration(name: str) -> tuple[str, dict[str, Any]]:
+    """The shipped model that lends its tokenizer, and the configuration. UsageError: no such."""
+    if name in NETWORK_MODELS:
+        return "tiny-qwen3", dict(NETWORK_MODELS[name].config)
     if name not in DIMENSIONS:
-        raise UsageError(f"No dimensions are called {name!r}; there are: {', '.join(DIMENSIONS)}.")
+        raise UsageError(f"No dimensions are called {name!r}; there are: {', '.join(NAMES)}.")
     base, differences = DIMENSIONS[name]
-    shipped = shipped_models()[base]
-    config = json.loads((shipped / "config.json").read_text())
+    config = json.loads((shipped_models()[base] / "config.json").read_text())
     config |= {"head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 4096} | differences
     if "layer_types" in config:
         config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    return base, config
+
+
+@contextmanager
+def model_directory(name: str, layers: int | None = None) -> Iterator[str]:
+    """A directory with the model's configuration and a tokenizer, and no weights.
+
+    `layers`: only the first so many; None: all of them.
+    """
+    base, config = configuration(name)
+    shipped = shipped_models()[base]
+    config |= first_layers(config, layers) if layers else {}
     with TemporaryDirectory(prefix="proofline-bench-") as folder:
         directory = Path(folder) / name
         shutil.copytree(
@@ -97,6 +113,21 @@ def model_directory(name: str) -> Iterator[str]:
         )
         (directory / "config.json").write_text(json.dumps(config))
         yield str(directory)
+
+
+def first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """What differs in the configuration where a model ends early. UsageError: it has fewer."""
+    if "text_config" in config:
+        return {"text_config": config["text_config"] | first_layers(config["text_config"], layers)}
+    whole = config["num_hidden_layers"]
+    if layers > whole:
+        raise UsageError(f"These dimensions have {whole} layers; give --layers at most that.")
+    by_layer = {
+        key: value[:layers]
+        for key, value in config.items()
+        if isinstance(value, list) and len(value) == whole
+    }
+    return by_layer | {"num_hidden_layers": layers}
 
 
 def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
@@ -107,6 +138,7 @@ def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
         *,
         model: str | None,
         dimensions: str | None,
+        layers: int | None,
         engine: str,
         vllm_args: list[str] | None,
         **given: Any,
@@ -114,15 +146,19 @@ def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
         if (model is None) == (dimensions is None):
             raise UsageError("Give one of --model and --dimensions.")
         if dimensions is None:
+            if layers is not None:
+                raise UsageError("--layers needs --dimensions, a model of which it takes a part.")
             command(model=model, engine=engine, vllm_args=vllm_args, **given)
             return
         if engine != "vllm":
             raise UsageError("--dimensions needs --engine vllm, which makes up weights.")
-        with model_directory(dimensions) as directory:
+        of_network = network_model(dimensions)
+        official = of_network.arguments_here() if of_network else []
+        with model_directory(dimensions, layers) as directory:
             command(
                 model=directory,
                 engine=engine,
-                vllm_args=[*(vllm_args or ()), *ENGINE_ARGS],
+                vllm_args=[*official, *(vllm_args or ()), *ENGINE_ARGS],  # the last of two counts
                 **given,
             )
 
@@ -138,8 +174,19 @@ def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
             typer.Option(
                 help=(
                     "Instead of a model dummy weights of the dimensions of one:"
-                    f" {', '.join(DIMENSIONS)}."
+                    f" {', '.join(NAMES)}."
                 ),
+                show_default=False,
+            ),
+        ],
+    )
+    part = named.replace(
+        name="layers",
+        annotation=Annotated[
+            int | None,
+            typer.Option(
+                min=1,
+                help="Of --dimensions only the first so many layers: what fits on this machine.",
                 show_default=False,
             ),
         ],
@@ -147,6 +194,7 @@ def takes_dimensions(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [
         optional,
         named,
+        part,
         *(parameter for name, parameter in shared.items() if name != "model"),
     ]
     vars(with_dimensions)["__signature__"] = inspect.Signature(parameters)

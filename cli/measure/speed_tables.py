@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
+from cli.measure.published import BesidePublished
 from cli.measure.speed import SeqLenSpeeds, Speed, Speeds
 from cli.measure.speed_advice import Advice
 from cli.measure.time_parts import PARTS, TimeParts
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def document(speeds: Speeds, advice: Advice) -> dict[str, Any]:
-    """A JSON document: times in ms, rates in nonces a second, shares from 0 to 1."""
+def document(
+    speeds: Speeds, advice: Advice, beside: BesidePublished | None = None
+) -> dict[str, Any]:
+    """A JSON document: times in ms, rates in nonces a second, but a minute in `network`, shares
+    from 0 to 1."""
     fields = {name: value for name, value in vars(speeds).items() if name != "seq_lens"}
     return fields | {
         "seq_lens": [_seq_len(one) for one in speeds.seq_lens],
         "advice": asdict(advice),
+        "network": beside and asdict(beside) | {"per_host": beside.per_host},
     }
 
 
@@ -48,7 +53,13 @@ def _parts(parts: TimeParts) -> dict[str, Any]:
     }
 
 
-def print_speeds(stdout: IO[str], title: str, speeds: Speeds, advice: Advice) -> None:
+def print_speeds(
+    stdout: IO[str],
+    title: str,
+    speeds: Speeds,
+    advice: Advice,
+    beside: BesidePublished | None = None,
+) -> None:
     console = result_console(stdout)
     console.print(title)
     for one in speeds.seq_lens:
@@ -57,6 +68,8 @@ def print_speeds(stdout: IO[str], title: str, speeds: Speeds, advice: Advice) ->
     with_parts = [one for one in speeds.seq_lens if one.parts]
     if with_parts:
         console.print(part_table(with_parts))
+    for line in beside.lines() if beside else ():
+        console.print(line)
     console.print("Set:")
     for setting, reason in zip(advice.settings(), advice.reasons, strict=True):
         console.print(f"  {setting}\n      {reason}")

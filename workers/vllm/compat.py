@@ -8,7 +8,7 @@ Import it only inside a process that has vLLM.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -61,6 +61,85 @@ def fused_kernels() -> Iterator[None]:
         enable_torch_wrap(False),
     ):
         yield
+
+
+def operation(name: str) -> Any | None:
+    """One of vLLM's operations, as in _C::rms_norm; None: this release or device has none of that
+    name.
+    """
+    import vllm._custom_ops  # noqa: F401  # which loads the compiled ones
+
+    namespace, _, own = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), own, None)
+
+
+@contextmanager
+def in_place_of_operations(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within: what vLLM's Python calls under these names. Recorded and compiled code calls its
+    own all the same.
+    """
+    own = {name: operation(name) for name in others}
+    _put(others)
+    try:
+        yield
+    finally:
+        _put(own)
+
+
+def _put(operations: Mapping[str, Any]) -> None:
+    for name, one in operations.items():
+        namespace, _, own = name.partition("::")
+        found = vars(getattr(torch.ops, namespace))
+        found[own] = one
+        if one is None:  # there is none
+            del found[own]
+
+
+def query_and_key_norms() -> Any | None:
+    """The class whose `forward_qk` computes MiniMax's norms of queries and keys where a rank has
+    all heads; None: this release has none.
+    """
+    try:
+        from vllm.model_executor.layers.minimax_rms_norm import rms_norm_tp
+    except ImportError:
+        return None
+    found = getattr(rms_norm_tp, "MiniMaxText01RMSNormTP", None)
+    return found if hasattr(found, "forward_qk") else None
+
+
+def triton_experts() -> Any | None:
+    """The class whose `apply` computes experts by Triton's kernels; None: it is elsewhere here."""
+    try:
+        from vllm.model_executor.layers.fused_moe.experts import triton_moe
+    except ImportError:
+        return None
+    return getattr(triton_moe, "TritonExperts", None)
+
+
+@contextmanager
+def expert_tile(tile: dict[str, int]) -> Iterator[None]:
+    """Within: Triton's kernels of experts divide their work by this."""
+    from vllm.model_executor.layers import fused_moe
+
+    before, fused_moe._config = fused_moe._config, tile
+    try:
+        yield
+    finally:
+        fused_moe._config = before
+
+
+def tensor_ranks() -> tuple[int, int]:
+    """This process's tensor-parallel rank, and how many there are."""
+    group = get_tp_group()
+    return int(group.rank_in_group), int(group.world_size)
+
+
+def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
+    """The rows of all tensor-parallel ranks, as many of each, in order. All ranks must ask."""
+    group = get_tp_group()
+    rows = part.new_empty(group.world_size * len(part), *part.shape[1:])
+    torch.distributed.all_gather_into_tensor(rows, part, group=group.device_group)
+    return rows
 
 
 def enable_custom_ops(engine_args: Any) -> None:

@@ -13,6 +13,9 @@ from poc_core.schemes.base import LayerTransform
 from workers.vllm import compat
 from workers.vllm.chains.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.layout import Layout
+from workers.vllm.forward.quick_experts import QuickExperts
+from workers.vllm.forward.quick_norms import QuickNorms
+from workers.vllm.forward.quick_operations import QuickOperations
 from workers.vllm.start.watch import Watch
 
 # Outputs that the network transforms, hidden_states and residual; hyper-connections give more.
@@ -36,6 +39,9 @@ class BoundForward:
         self._layers = layers
         self._owner = owner
         self._gates = gates
+        self._quick = QuickOperations()
+        self._norms = QuickNorms()
+        self._experts = QuickExperts()
 
     def run(
         self,
@@ -61,9 +67,16 @@ class BoundForward:
             compat.virtual_stage(self._owner, layers, len(self._layers)),
             compat.forward_context(metadata, self._config, layout.n_tokens, layout.slot_mapping),
             compat.fused_kernels(),
+            self._quick.bound(),
+            self._norms.bound(),
+            self._experts.bound(),
         ):
             absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
             return self._model(positions=layout.positions, **absent | given)
+
+    def settle(self, replicated: bool) -> None:
+        """Whether layers' outputs are the same on all tensor-parallel ranks."""
+        self._quick.settle(replicated)
 
     def forget_unfinished(self) -> None:
         """Cleans up after a forward that an exception ended."""

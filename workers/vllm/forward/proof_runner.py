@@ -130,6 +130,7 @@ class ProofRunner:
     def settle(self, private: bool, replicated: bool) -> None:
         """How to go on: with private or shared caches, with outputs replicated on ranks or not."""
         self._caches.private, self._schemes.replicated = private, replicated
+        self._bound.settle(replicated)
         self._caches.forget()
 
     @torch.inference_mode()

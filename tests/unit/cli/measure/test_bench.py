@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.measure.dimensions import DIMENSIONS
+from cli.measure.dimensions import NAMES
+from cli.measure.network_models import NETWORK_MODELS, network_model
 from poc_core.records import ProofSpec
 from tests.harness.commands import run_here
 from workers.engines.options import EngineOptions
@@ -202,13 +203,89 @@ def test_dimensions_are_a_model_without_weights_that_is_gone_afterwards(
     assert not Path(engine.options.model).exists()
 
 
-@pytest.mark.parametrize("name", DIMENSIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_all_dimensions_are_those_of_a_model(
     engine: ProfiledEngine, capfd: Capture, name: str
 ) -> None:
     assert result(capfd, "--dimensions", name, "--batch-size", "1")["dummy_weights"] is True
     assert engine.options is not None
     assert engine.options.name == name
+
+
+def test_of_a_networks_model_few_layers_tell_what_eight_gpus_would_earn(
+    engine: ProfiledEngine, capfd: Capture
+) -> None:
+    asked = ("--dimensions", "minimax-m2.7", "--layers", "16", "--seq-len", "1024")
+    found = result(capfd, *asked, "--tensor-parallel", "2")
+    assert engine.config["num_hidden_layers"] == 16
+    best = max(size["whole"]["nonces_per_s"] for size in found["seq_lens"][1]["sizes"])
+    # The engine has one layer of 62; of its 10 ms inputs take 2, whatever the layers are.
+    per_gpu = 60 * best / (0.2 + 0.8 * 62) / 2
+    assert found["network"] == {
+        "model": "minimax-m2.7",
+        "layers": 1,
+        "of_layers": 62,
+        "per_gpu": pytest.approx(per_gpu),
+        "gpu": "H200",
+        "published": 6912,
+        "per_host": pytest.approx(8 * per_gpu),
+    }
+    assert run(*asked) == 0
+    lines = " ".join(capfd.readouterr().out.split())
+    assert "(computed with 1 of 62 layers, scaled as if all were alike)" in lines
+    assert "Operators publish 6,912 of 8 H200 (2026-09-23): " in lines
+
+
+def test_a_model_without_a_published_rate_says_so(engine: ProfiledEngine, capfd: Capture) -> None:
+    assert run("--dimensions", "kimi-k2.6", "--seq-len", "1024") == 0
+    assert "Operators publish no rate for this model" in capfd.readouterr().out
+
+
+def test_a_repository_is_known_by_its_name() -> None:
+    assert network_model("MiniMaxAI/MiniMax-M2.7") is NETWORK_MODELS["minimax-m2.7"]
+    named = "/models/deepseek-ai/DeepSeek-V4-Flash-0731"
+    assert network_model(named) is NETWORK_MODELS["deepseek-v4-flash"]
+    assert network_model("tiny-qwen3") is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_networks_model_is_served_as_the_network_serves_it_where_the_host_can(
+    engine: ProfiledEngine, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: there or None if name == "flashinfer" else find(name, *rest),
+    )
+    assert run("--dimensions", "minimax-m2.7", "--", "--kv-cache-dtype=auto") == 0
+    assert engine.options is not None
+    args = [*engine.options.vllm_args]
+    assert ("--attention-backend=FLASHINFER" in args) is there
+    assert args.index("--kv-cache-dtype=fp8") < args.index("--kv-cache-dtype=auto")  # which counts
+
+
+@pytest.mark.parametrize("name", NETWORK_MODELS)
+def test_a_networks_model_can_end_early(engine: ProfiledEngine, name: str) -> None:
+    assert run("--dimensions", name, "--layers", "5") == 0
+    config = engine.config.get("text_config", engine.config)
+    assert config["num_hidden_layers"] == 5
+    by_layer = ("layer_types", "indexer_types", "mlp_layer_types", "compress_ratios")
+    assert {len(config[key]) for key in by_layer if key in config} <= {5}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--model", "tiny-qwen3", "--layers", "2"], "--layers needs --dimensions"),
+        (["--dimensions", "qwen3-8b", "--layers", "37"], "These dimensions have 36 layers"),
+    ],
+)
+def test_layers_that_are_not_there_are_refused(
+    engine: ProfiledEngine, capfd: Capture, asked: list[str], said: str
+) -> None:
+    assert run(*asked) == 2
+    assert said in capfd.readouterr().err
 
 
 def test_earlier_results_are_compared(

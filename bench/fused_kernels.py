@@ -1,0 +1,211 @@
+"""What the fused kernels between a model's matrix products spare, beside what memory allows.
+
+    python -m bench.fused_kernels --dimensions minimax-m2.7 --layers 8  # on a GPU host
+
+First each kernel beside vLLM's own operation, bit for bit, on the shapes of MiniMax-M2.7 on one of
+two GPUs and on one; then whole micro-batches of an engine, with PROOFLINE_FUSED=off and without.
+"""
+
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+
+from bench.harness import machine
+from bench.harness.engine import takes_engine
+from bench.harness.report import console, exit_with, run
+from cli.local_engine import local_engine, stdout_kept_clean
+from cli.measure.speed import speed
+from cli.measure.time_parts import time_parts
+from poc_core.fused import SWITCH
+from poc_core.records import ProofSpec
+from workers.engines.options import EngineOptions
+from workers.pipeline import compute_all
+
+TOKENS, HIDDEN, EXPERTS_PER_TOKEN, INTERMEDIATE = 32 * 1024, 3072, 8, 768
+QKV = (6144, 1024, 1024)  # of one GPU: all heads
+HEADS, HEAD = 32, 128  # of Qwen3-30B-A3B and Qwen3-8B
+GROUP, LIMITS = 128, (-448.0, 448.0)
+BYTES_PER_S = 4.8e12  # of an H200's memory, as its maker says
+TIMES = 20
+BATCH = 32
+LONGEST = 16  # kernels of a micro-batch that are told
+
+
+@takes_engine(dimensions="minimax-m2.7")
+def main(
+    *,
+    engine_options: EngineOptions,
+    seq_len: Annotated[int, typer.Option(min=1, help="Positions of a nonce.")] = 1024,
+    seconds: Annotated[float, typer.Option(min=1, help="How long each engine computes.")] = 6.0,
+    kernels: Annotated[bool, typer.Option(help="Each kernel alone.")] = True,
+    engines: Annotated[bool, typer.Option(help="Whole micro-batches.")] = True,
+) -> None:
+    """Kernels beside vLLM's operations, and micro-batches with and without them. Exit 1: bits
+    differ, or a kernel is slower than what it stands for."""
+
+    def measure() -> bool:
+        console.print(machine.describe(), highlight=False)
+        fine = [compare_kernels()] if kernels else []
+        fine += [compare_engines(engine_options, seq_len, seconds)] if engines else []
+        return all(fine)
+
+    exit_with(measure)
+
+
+def compare_kernels() -> bool:
+    """Prints a row per kernel and shape. True: same bits, and none is slower."""
+    from workers.vllm import compat  # here: it imports vLLM, whose operations come with that
+    from workers.vllm.forward.quick_operations import StandIn
+
+    console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", highlight=False)
+    table = Table(title=f"{TOKENS:,} tokens, bfloat16, ms")
+    for heading in ("operation", "shape", "vLLM's own", "kernel", "MB", "at 4.8 TB/s", "bits"):
+        table.add_column(heading, justify="right")
+    fine = True
+    for name, shape, by_column in (
+        ("_C::silu_and_mul_per_block_quant", (TOKENS * EXPERTS_PER_TOKEN, INTERMEDIATE), False),
+        ("_C::silu_and_mul_per_block_quant", (TOKENS * EXPERTS_PER_TOKEN, 2 * INTERMEDIATE), False),
+        ("_C::per_token_group_fp8_quant", (TOKENS, HIDDEN), False),
+        ("_C::per_token_group_fp8_quant", (TOKENS, HIDDEN), True),
+        ("_C::rms_norm", (TOKENS, HEADS * HEAD), False),
+    ):
+        own: Any = compat.operation(name)
+        ours = StandIn(name, own)
+        theirs_call, our_call = (arguments(name, shape, by_column) for _ in range(2))
+        own(*theirs_call)
+        ours(*our_call)
+        same = all(map(_same, theirs_call, our_call)) and all(ours.is_right.values())
+        before = milliseconds(partial(own, *theirs_call))
+        after = milliseconds(partial(ours, *our_call))
+        moved = sum(x.numel() * x.element_size() for x in our_call if isinstance(x, torch.Tensor))
+        table.add_row(
+            name + (", by column" if by_column else ""),
+            f"{shape[0]:,} x {shape[1]:,}",
+            f"{before:.3f}",
+            f"{after:.3f}",
+            f"{moved / 1e6:,.0f}",
+            f"{1000 * moved / BYTES_PER_S:.3f}",
+            "same" if same else "[bold red]other[/]",
+        )
+        fine &= same and after <= before
+    fine &= norms_rows(table)
+    console.print(table)
+    return fine
+
+
+def norms_rows(table: Table) -> bool:
+    """Adds MiniMax's norms of queries and keys. True: one way has the same bits, and is faster."""
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_norms import WAYS
+
+    norms: Any = compat.query_and_key_norms()
+    qkv = torch.randn(TOKENS, sum(QKV), device="cuda").bfloat16()
+    q, k, _ = qkv.split(QKV, dim=-1)
+    weights = [torch.ones(one, dtype=torch.bfloat16, device="cuda") for one in QKV[:2]]
+    args = (*(SimpleNamespace(weight=one, variance_epsilon=1e-6) for one in weights), q, k)
+    theirs, before = norms.forward_qk(*args), milliseconds(partial(norms.forward_qk, *args))
+    moved, shape = 4 * (q.numel() + k.numel()), f"{TOKENS:,} x {QKV[0]:,} and {QKV[1]:,}"
+    fine = False
+    for way in WAYS:
+        same, after = all(map(torch.equal, theirs, way(*args))), milliseconds(partial(way, *args))
+        cells = (f"{before:.3f}", f"{after:.3f}", f"{moved / 1e6:,.0f}")
+        floor = f"{1000 * moved / BYTES_PER_S:.3f}"
+        bits = "same" if same else "[bold red]other[/]"
+        table.add_row(f"norms of queries and keys, {way.__name__}", shape, *cells, floor, bits)
+        fine |= same and after <= before
+    return fine
+
+
+def arguments(name: str, shape: tuple[int, int], by_column: bool) -> tuple[Any, ...]:
+    """A call of the operation, for results (rows, columns), on activations of a model's size."""
+    rows, columns = shape
+    generator = torch.Generator("cuda").manual_seed(rows)
+    if name == "_C::rms_norm":
+        qkv = torch.randn(rows, columns + 8 * HEAD, generator=generator, device="cuda").bfloat16()
+        x = qkv[:, :columns].view(rows, HEADS, HEAD)
+        weight = torch.ones(HEAD, dtype=torch.bfloat16, device="cuda")
+        return torch.zeros(rows, HEADS, HEAD, dtype=torch.bfloat16, device="cuda"), x, weight, 1e-6
+    scales = torch.full((columns // GROUP, rows) if by_column else (rows, columns // GROUP), -1.0)
+    scales = scales.cuda().t() if by_column else scales.cuda()
+    out = torch.zeros(shape, device="cuda").to(torch.float8_e4m3fn)
+    is_silu = "silu" in name
+    x = torch.randn(rows, 2 * columns if is_silu else columns, generator=generator, device="cuda")
+    x = x.bfloat16()
+    if is_silu:
+        return out, x, scales, GROUP, None, False
+    return x, out, scales, GROUP, 1e-10, *LIMITS, False, by_column, False
+
+
+def _same(theirs: Any, ours: Any) -> bool:
+    if not isinstance(theirs, torch.Tensor):
+        return bool(theirs == ours)
+    if theirs.element_size() == 1:
+        theirs, ours = theirs.view(torch.uint8), ours.view(torch.uint8)
+    return torch.equal(theirs, ours)
+
+
+def milliseconds(work: Callable[[], Any]) -> float:
+    """Median of TIMES runs, by events. The device is kept busy until all of them are launched."""
+    busy = torch.zeros(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    work()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(TIMES + 1)]
+    torch.cuda.synchronize()
+    for _ in range(TIMES):
+        busy @ busy  # some 1.4 ms on an H200
+    for event in events[:-1]:
+        event.record()
+        work()
+    events[-1].record()
+    torch.cuda.synchronize()
+    return float(statistics.median(a.elapsed_time(b) for a, b in pairwise(events)))
+
+
+def compare_engines(options: EngineOptions, seq_len: int, seconds: float) -> bool:
+    """Prints both rates. True: values are the same, letter for letter."""
+    table = Table(title=f"{options.name}, micro-batches of {BATCH} x {seq_len}")
+    for heading in ("PROOFLINE_FUSED", "nonces/s", "ratio"):
+        table.add_column(heading, justify="right")
+    spec = ProofSpec(block_hash="bench", public_key="bench", seq_len=seq_len, options={})
+    rates, values = {}, {}
+    for switch in ("off", "auto"):
+        with switched(switch), stdout_kept_clean(), local_engine(options) as engine:
+            rates[switch] = speed(engine, spec, BATCH, None, seconds).nonces_per_s
+            values[switch] = [
+                value
+                for first in (0, BATCH)
+                for value in compute_all(engine, spec, range(first, first + BATCH))
+            ]
+            parts = time_parts(engine.profile(spec, range(BATCH)), BATCH, LONGEST)
+        for part, name, taken_s in parts.longest if parts else ():
+            console.print(f"{switch:>5} {1000 * taken_s:8.2f} ms  {part}: {name[:90]}")
+        table.add_row(switch, f"{rates[switch]:.2f}", f"{rates[switch] / rates['off']:.3f}")
+    console.print(table)
+    same = values["off"] == values["auto"]
+    console.print(f"values of {2 * BATCH} nonces: {'the same' if same else 'OTHERS'}")
+    return same
+
+
+@contextmanager
+def switched(to: str) -> Iterator[None]:
+    """Within: engines that start have the kernels on or off."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = to
+    try:
+        yield
+    finally:
+        del os.environ[SWITCH]
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
+if __name__ == "__main__":
+    run(main)

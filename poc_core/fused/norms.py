@@ -1,0 +1,171 @@
+"""Norms over whole rows without copies of the rows in float32, with the plain expression's bits.
+
+`rms_norm` adds in the order of torch 2.11's reduction of float32 rows, like that of 16-bit ones
+(poc_core/fused/reflect.py): lane l of a warp takes the four columns from 4 l, from 4 l + 128 and so
+forth, into four sums. `rms_norm_in_steps` leaves the sum to torch; its other steps work on each
+number alone, so it has the bits wherever torch adds in another order.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+# Columns that torch's warp takes at a time: 32 lanes, four each.
+_STRIDE = 128
+# torch reads shorter rows one number at a time, and gives longer ones and fewer other blocks.
+_MOST_COLUMNS, _LEAST_ROWS = 8191, 16
+# Rows of one program, a warp.
+_ROWS = 2
+# Heads of one program, a warp.
+_HEADS = 16
+# Columns of one program.
+_COLUMNS = 2048
+_WARPS = 8
+
+
+@triton.jit
+def _squares_kernel(out, x, stride, n_columns, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < n_columns
+    value = tl.load(x + row * stride + columns, inside, other=0.0).to(tl.float32)
+    tl.store(out + row * n_columns + columns, value * value, inside)
+
+
+@triton.jit
+def _scaled_kernel(out, x, scales, weight, stride, n_columns, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < n_columns
+    value = tl.load(x + row * stride + columns, inside, other=0.0).to(tl.float32)
+    own = tl.load(weight + columns, inside, other=0.0).to(tl.float32)
+    scaled = value * tl.load(scales + row) * own
+    tl.store(out + row * n_columns + columns, scaled.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _norm_kernel(
+    out, x, weight, stride, n_rows, n_columns, share, eps, ROWS: tl.constexpr, STRIDE: tl.constexpr
+):  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside_rows = (rows < n_rows)[:, None]
+    columns = tl.arange(0, STRIDE)
+    sums = tl.zeros([ROWS, STRIDE], tl.float32)
+    for low in range(0, n_columns, STRIDE):
+        inside = inside_rows & (low + columns < n_columns)[None, :]
+        at = x + rows[:, None] * stride + (low + columns)[None, :]
+        value = tl.load(at, inside, other=0.0).to(tl.float32)
+        sums += value * value
+    even, odd = tl.split(tl.reshape(sums, [ROWS, 32, 2, 2]))
+    sum0, sum2 = tl.split(even)
+    sum1, sum3 = tl.split(odd)
+    lanes = sum0 + sum1 + sum2 + sum3
+    low_half, high_half = tl.split(tl.permute(tl.reshape(lanes, [ROWS, 2, 16]), [0, 2, 1]))
+    low_half, high_half = tl.split(
+        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 8]), [0, 2, 1])
+    )
+    low_half, high_half = tl.split(
+        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 4]), [0, 2, 1])
+    )
+    low_half, high_half = tl.split(
+        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 2]), [0, 2, 1])
+    )
+    low_half, high_half = tl.split(low_half + high_half)
+    scale = libdevice.rsqrt((low_half + high_half) * share + eps)[:, None]
+
+    for low in range(0, n_columns, STRIDE):
+        inside_columns = low + columns < n_columns
+        inside = inside_rows & inside_columns[None, :]
+        at = rows[:, None] * stride + (low + columns)[None, :]
+        value = tl.load(x + at, inside, other=0.0).to(tl.float32)
+        own = tl.load(weight + low + columns, inside_columns, other=0.0).to(tl.float32)
+        to = out + rows[:, None] * n_columns + (low + columns)[None, :]
+        tl.store(to, (value * scale * own[None, :]).to(out.dtype.element_ty), inside)
+
+
+def can_norm(x: Tensor) -> bool:
+    """Whether `rms_norm` adds these rows as torch does."""
+    rows, columns = x.shape
+    return rows >= _LEAST_ROWS and _STRIDE < columns <= _MOST_COLUMNS and columns % 4 == 0
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight of rows x (n, columns), 16 bits a number, whose columns
+    are contiguous: computed in float32, contiguous, in x's dtype. See `can_norm`."""
+    rows, columns = x.shape
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    _norm_kernel[(triton.cdiv(rows, _ROWS),)](
+        out, x, weight, x.stride(0), rows, columns, 1 / columns, eps,
+        ROWS=_ROWS, STRIDE=_STRIDE, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+def rms_norm_in_steps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `rms_norm`, of any rows."""
+    rows, columns = x.shape
+    grid = (rows, triton.cdiv(columns, _COLUMNS))
+    options = {"COLUMNS": _COLUMNS, "num_warps": _WARPS, "enable_fp_fusion": False}
+    squares = torch.empty(rows, columns, dtype=torch.float32, device=x.device)
+    _squares_kernel[grid](squares, x, x.stride(0), columns, **options)
+    scales = torch.rsqrt(squares.mean(dim=-1) + eps)
+    del squares
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    _scaled_kernel[grid](out, x, scales, weight, x.stride(0), columns, **options)
+    return out
+
+
+@triton.jit
+def _squares_added(total, _value, _square, value):
+    """Adds the square of one number more; the sum begins with the first one's square."""
+    return tl.fma(value, value, total), value
+
+
+@triton.jit
+def _head_kernel(
+    out, x, weight, token_stride, head_stride, n_heads, n_rows, share, eps,
+    ROWS: tl.constexpr, HEAD: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = (rows < n_rows)[:, None, None]
+    columns = tl.arange(0, HEAD // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
+    token = rows // n_heads
+    at = (token * token_stride + (rows - token * n_heads) * head_stride)[:, None, None] + columns
+    value = tl.load(x + at, inside, other=0.0).to(tl.float32)
+    sums, _ = tl.reduce((value * value, value), 2, _squares_added)
+    if HEAD == 256:
+        first, second = tl.split(tl.reshape(sums, [ROWS, 16, 2]))
+        sums = first + second
+    if HEAD >= 128:
+        first, second = tl.split(tl.reshape(sums, [ROWS, 8, 2]))
+        sums = first + second
+    first, second = tl.split(tl.reshape(sums, [ROWS, 4, 2]))
+    first, second = tl.split(tl.reshape(first + second, [ROWS, 2, 2]))
+    first, second = tl.split(first + second)
+    scale = libdevice.rsqrt((first + second) * share + eps)[:, None, None]
+    own = tl.load(weight + columns).to(tl.float32)
+    to = out + rows[:, None, None] * HEAD + columns
+    tl.store(to, (value * scale * own).to(out.dtype.element_ty), inside)
+
+
+def can_norm_heads(x: Tensor) -> bool:
+    """Whether `norm_heads` takes these heads and adds as vLLM does."""
+    return x.dim() == 3 and x.shape[2] in (64, 128, 256) and x.stride(2) == 1
+
+
+def norm_heads_(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """out = x / sqrt(mean(x^2) + eps) * weight of each head of x (tokens, heads, n), 16 bits a
+    number: with the bits of vLLM 0.25.1's operation. Of its threads each adds the squares of eight
+    columns, without rounding the squares; then neighbours are added, then pairs, and so forth."""
+    tokens, heads, columns = x.shape
+    n_rows = tokens * heads
+    _head_kernel[(triton.cdiv(n_rows, _HEADS),)](
+        out, x, weight, x.stride(0), x.stride(1), heads, n_rows, 1 / columns, eps,
+        ROWS=_HEADS, HEAD=columns, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""Activations as 8-bit floats with a scale for each 128 columns, in one pass over memory.
+
+The bits are those of vLLM 0.25.1's own operations on CUDA (read off their machine code): all in
+float32, nothing rounded to the model's dtype in between. A scale is the group's largest absolute
+value over 448; a number is divided by it, clamped and rounded to the nearest, ties to even.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+# Columns that share a scale.
+GROUP = 128
+# Groups of one program.
+_GROUPS = 16
+_WARPS = 4
+# Of the format: the largest number.
+_MOST = tl.constexpr(448.0)
+# vLLM's smallest scale after an activation: 1 / (448 * 512).
+_LEAST_SCALE = tl.constexpr(4.3596542127488646656e-06)
+
+
+@triton.jit
+def _quotient(x, scale):
+    """x / scale, rounded to the nearest, by one division for all that share a scale.
+
+    The second product is the remainder, exactly. A quotient of 0 keeps its sign.
+    """
+    inverse = tl.div_rn(1.0, scale)
+    first = x * inverse
+    left = tl.fma(-first, scale + tl.zeros_like(x), x)
+    return tl.where(first == 0.0, first, tl.fma(left, inverse + tl.zeros_like(x), first))
+
+
+@triton.jit
+def _silu_kernel(out, scales, x, n_groups, row_groups, GROUPS: tl.constexpr, GROUP: tl.constexpr):
+    groups = (tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)).to(tl.int64)
+    inside = (groups < n_groups)[:, None]
+    columns = tl.arange(0, GROUP)[None, :]
+    # A row has its gates first, then as many columns that they open.
+    at = (groups + groups // row_groups * row_groups)[:, None] * GROUP + columns
+    gate = tl.load(x + at, inside, other=0.0).to(tl.float32)
+    up = tl.load(x + at + row_groups * GROUP, inside, other=0.0).to(tl.float32)
+    opened = gate * libdevice.rcp_rn(1.0 + libdevice.exp(-gate)) * up
+    peak = tl.max(tl.abs(opened), 1)
+    scale = tl.maximum(tl.div_rn(peak, _MOST), _LEAST_SCALE)
+    tl.store(scales + groups, scale, groups < n_groups)
+    number = tl.maximum(tl.minimum(_quotient(opened, scale[:, None]), _MOST), -_MOST)
+    tl.store(out + groups[:, None] * GROUP + columns, number.to(out.dtype.element_ty), inside)
+
+
+def silu_and_quantise_(out: Tensor, scales: Tensor, x: Tensor) -> None:
+    """out (rows, n), float8_e4m3fn, and scales (rows, n / 128), float32, of silu(gate) * up where
+    x (rows, 2 n), 16 bits a number, has the gates first. All contiguous."""
+    n_groups = scales.numel()
+    _silu_kernel[(triton.cdiv(n_groups, _GROUPS),)](
+        out, scales, x, n_groups, scales.shape[-1],
+        GROUPS=_GROUPS, GROUP=GROUP, num_warps=_WARPS, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+@triton.jit
+def _quantise_kernel(
+    out, scales, x, n_groups, row_groups, row_stride, column_stride, least,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    groups = (tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)).to(tl.int64)
+    inside = (groups < n_groups)[:, None]
+    at = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    value = tl.load(x + at, inside, other=0.0).to(tl.float32)
+    peak = tl.maximum(tl.max(tl.abs(value), 1), least)
+    scale = tl.div_rn(peak, _MOST)
+    row = groups // row_groups
+    place = row * row_stride + (groups - row * row_groups) * column_stride
+    tl.store(scales + place, scale, groups < n_groups)
+    number = tl.minimum(tl.maximum(_quotient(value, scale[:, None]), -_MOST), _MOST)
+    tl.store(out + at, number.to(out.dtype.element_ty), inside)
+
+
+def quantise_(out: Tensor, scales: Tensor, x: Tensor, least: float) -> None:
+    """out (rows, n), float8_e4m3fn, and scales (rows, n / 128), float32 and of any strides, of
+    x (rows, n), 16 bits a number; `least`: the smallest that a scale is made of. Contiguous."""
+    n_groups = scales.numel()
+    _quantise_kernel[(triton.cdiv(n_groups, _GROUPS),)](
+        out, scales, x, n_groups, scales.shape[-1], scales.stride(0), scales.stride(1), least,
+        GROUPS=_GROUPS, GROUP=GROUP, num_warps=_WARPS, enable_fp_fusion=False,
+    )  # fmt: skip

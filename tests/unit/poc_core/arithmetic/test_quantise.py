@@ -1,0 +1,114 @@
+"""The fused kernels between the matrix products give the bits of plain torch, by Triton's
+interpreter, which wants a process that has it from the beginning. The tests in workers/vllm/forward
+hold them against vLLM's own on a GPU."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+GROUP, MOST = 128, 448.0
+LEAST_SCALE = 1 / (MOST * 512)
+
+
+def all_sizes(rows: int, columns: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Rows from denormal numbers to large ones, with zeros of both signs; one row is zeros."""
+    generator = torch.Generator().manual_seed(columns)
+    exponents = torch.linspace(-135, 60 if dtype is torch.bfloat16 else 12, rows).double()
+    x = torch.randn(rows, columns, generator=generator).double() * exponents.exp2()[:, None]
+    x = x.to(dtype)
+    x[:, ::37], x[:, 1::37], x[rows // 2] = 0.0, -0.0, 0.0
+    return x.to(device)
+
+
+def empty_for(
+    rows: int, columns: int, by_column: bool, dtype: torch.dtype, device: str
+) -> tuple[Tensor, Tensor]:
+    """Where numbers and scales go, filled with what no kernel writes."""
+    out = torch.full((rows, columns), 99.0, device=device).to(dtype)
+    shape = (columns // GROUP, rows) if by_column else (rows, columns // GROUP)
+    scales = torch.full(shape, -1.0, device=device)
+    return out, scales.t() if by_column else scales
+
+
+def quantised(x: Tensor, scales: Tensor) -> Tensor:
+    """Of x (rows, columns), float32: numbers that are yet to be rounded to 8 bits."""
+    return (x.view(-1, GROUP) / scales.reshape(-1, 1)).clamp(-MOST, MOST).view_as(x)
+
+
+def rounded(x: Tensor) -> Tensor:
+    return x.to(torch.float8_e4m3fn)
+
+
+def peaks(x: Tensor) -> Tensor:
+    return x.view(len(x), -1, GROUP).abs().amax(-1)
+
+
+def assert_same(theirs: tuple[Tensor, Tensor], ours: tuple[Tensor, Tensor]) -> None:
+    assert torch.equal(theirs[1], ours[1])
+    assert torch.equal(theirs[0].view(torch.uint8), ours[0].view(torch.uint8))
+
+
+def compare_interpreted() -> None:
+    """Numbers as float32: the interpreter rounds to 8 bits otherwise than devices. Both sides take
+    the exponential from numpy."""
+    from poc_core.fused import quantise  # here: nothing else of this module needs Triton
+
+    vars(quantise)["libdevice"] = SimpleNamespace(exp=lambda x: x.exp(), rcp_rn=lambda x: 1.0 / x)
+    for columns, dtype in ((GROUP, torch.float16), (3 * GROUP, torch.bfloat16)):
+        x = all_sizes(21, columns, dtype, "cpu")
+        for by_column in (False, True):
+            out, scales = empty_for(21, columns, by_column, torch.float32, "cpu")
+            quantise.quantise_(out, scales, x, 1e-10)
+            expected = peaks(x.float()).clamp(min=1e-10) / MOST
+            assert_same((rounded(quantised(x.float(), expected)), expected), (rounded(out), scales))
+        x = all_sizes(21, 2 * columns, dtype, "cpu")
+        gate, up = x.float().chunk(2, -1)
+        opened = gate * (1 / (1 + torch.from_numpy(np.exp(-gate.numpy())))) * up
+        expected = (peaks(opened) / MOST).clamp(min=LEAST_SCALE)
+        out, scales = empty_for(21, columns, False, torch.float32, "cpu")
+        quantise.silu_and_quantise_(out, scales, x)
+        assert_same((rounded(quantised(opened, expected)), expected), (rounded(out), scales))
+
+
+def compare_norms() -> None:
+    """With vLLM's expression of MiniMax's norms, rounded to no smaller format: bit for bit where
+    torch adds, and where the kernel adds but for a sum's last bits, which a CPU adds otherwise."""
+    from poc_core.fused import norms
+
+    vars(norms)["libdevice"] = SimpleNamespace(rsqrt=lambda x: x.rsqrt())
+    for columns in (2 * GROUP, 2176):
+        x = torch.randn(17, columns + 64, generator=torch.Generator().manual_seed(1))[:, 64:]
+        weight = torch.linspace(-2, 2, columns)
+        expected = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + 1e-6) * weight
+        assert torch.equal(norms.rms_norm_in_steps(x, weight, 1e-6), expected)
+        assert norms.can_norm(x)
+        torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), expected, rtol=1e-6, atol=0)
+
+    for columns in (64, GROUP, 256):
+        x = torch.randn(9, 3 * columns, generator=torch.Generator().manual_seed(1)).view(9, 3, -1)
+        weight, out = torch.linspace(-2, 2, columns), torch.empty(9, 2, columns)
+        norms.norm_heads_(out, x[:, 1:], weight, 1e-6)
+        expected = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + 1e-6) * weight
+        torch.testing.assert_close(out, expected[:, 1:], rtol=1e-6, atol=0)
+
+
+def test_the_interpreted_kernels_are_plain_torch() -> None:
+    pytest.importorskip("triton")
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import {__name__} as t; t.compare_interpreted(); t.compare_norms()",
+        ],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr

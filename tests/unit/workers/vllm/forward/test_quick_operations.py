@@ -1,0 +1,307 @@
+"""Fused kernels stand in for vLLM's operations where their bits are the same, for one slice."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from poc_core import fused
+from tests.harness.marks import needs_vllm
+
+pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]  # whose process has loaded vLLM
+
+SILU, QUANTISE = "_C::silu_and_mul_per_block_quant", "_C::per_token_group_fp8_quant"
+NORM = "_C::rms_norm"
+GROUP = 128
+
+
+def results(rows: int, columns: int, by_column: bool, device: str) -> tuple[Tensor, Tensor]:
+    """Where numbers and scales go, filled with what nobody writes."""
+    shape = (columns // GROUP, rows) if by_column else (rows, columns // GROUP)
+    scales = torch.full(shape, -1.0, device=device)
+    out = torch.full((rows, columns), 99.0, device=device).to(torch.float8_e4m3fn)
+    return out, scales.t() if by_column else scales
+
+
+def arguments(
+    name: str, x: Tensor, by_column: bool = False
+) -> tuple[tuple[Any, ...], Tensor, Tensor]:
+    """A call of the operation as vLLM 0.25.1 makes it, and where its results go."""
+    columns = x.shape[1] // 2 if name == SILU else x.shape[1]
+    out, scales = results(len(x), columns, by_column, str(x.device))
+    if name == SILU:
+        return (out, x, scales, GROUP, None, False), out, scales
+    rest = (GROUP, 1e-10, -448.0, 448.0, False, by_column, False)
+    return (x, out, scales, *rest), out, scales
+
+
+class Computed:
+    """Who computed: vLLM's own operation, or the kernel; each writes a number of its own."""
+
+    def __init__(self) -> None:
+        self.by: list[str] = []
+        self.writes = {"own": 2, "kernel": 2}
+
+    def write(self, who: str, out: Tensor, scales: Tensor) -> None:
+        self.by.append(who)
+        out.view(torch.uint8).fill_(self.writes[who])
+        scales.fill_(self.writes[who])
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Computed]:
+    from workers.vllm import compat
+    from workers.vllm.forward import quick_operations as quick  # here as below: it imports vLLM
+
+    found = Computed()
+    of = quick.OPERATIONS[QUANTISE]._replace(
+        kernel=lambda call: found.write("kernel", call.out, call.scales)
+    )
+    monkeypatch.setitem(quick.OPERATIONS, QUANTISE, of)
+    monkeypatch.setattr(quick, "LEAST", 4 * GROUP)
+    monkeypatch.setattr(fused, "is_on", lambda _device: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with compat.in_place_of_operations(
+        {QUANTISE: lambda _x, out, scales, *_rest: found.write("own", out, scales)}
+    ):
+        yield found
+
+
+def operation() -> Any:
+    """What vLLM's model finds now."""
+    from workers.vllm import compat
+
+    return compat.operation(QUANTISE)
+
+
+def quantise(quick: Any, rows: int = 4, **named: Any) -> None:
+    """As vLLM's model calls the operation."""
+    args, out, _scales = arguments(QUANTISE, torch.zeros(rows, GROUP, dtype=torch.bfloat16))
+    with quick.bound():
+        operation()(*args, **named)
+    assert out.view(torch.uint8).eq(2).all()
+
+
+def test_the_kernel_computes_after_a_trial_and_vllms_own_outside(computed: Computed) -> None:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    quick = QuickOperations()
+    quantise(quick)
+    assert computed.by == ["own", "kernel"] * 2 + ["kernel"]
+    quantise(quick)
+    assert computed.by[5:] == ["kernel"]
+    args, _out, _scales = arguments(QUANTISE, torch.zeros(4, GROUP, dtype=torch.bfloat16))
+    operation()(*args)
+    assert computed.by[6:] == ["own"]
+
+
+def test_where_bits_differ_vllms_own_stays(
+    computed: Computed, caplog: pytest.LogCaptureFixture
+) -> None:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    quick = QuickOperations()
+    computed.writes["kernel"] = 3
+    quantise(quick)
+    quantise(quick)
+    assert computed.by == ["own", "kernel", "own", "own"]
+    assert "gives other bits" in caplog.text
+
+
+def test_a_kernel_that_cannot_run_leaves_vllms_own(
+    computed: Computed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from workers.vllm.forward import quick_operations as quick
+
+    def fails(_call: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    of = quick.OPERATIONS[QUANTISE]._replace(kernel=fails)
+    monkeypatch.setitem(quick.OPERATIONS, QUANTISE, of)
+    quantise(quick.QuickOperations())
+    assert "no compiler" in caplog.text
+
+
+def test_small_calls_and_unknown_ones_and_those_being_recorded_are_vllms_own(
+    computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    quick = QuickOperations()
+    quantise(quick, rows=3)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    quantise(quick)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        quantise(quick, other=1)
+    assert computed.by == ["own", "own"]
+    args, _out, _scales = arguments(QUANTISE, torch.zeros(4, GROUP, dtype=torch.bfloat16))
+    with quick.bound():
+        operation()(*args[:3])  # as another release may call it
+    assert computed.by == ["own"] * 3
+
+
+def test_an_operation_that_this_release_lacks_is_gone_afterwards() -> None:
+    from workers.vllm import compat
+
+    with compat.in_place_of_operations({"_C::no_such_operation": print}):
+        assert compat.operation("_C::no_such_operation") is print
+    assert compat.operation("_C::no_such_operation") is None
+
+
+def test_a_slice_that_an_exception_ends_leaves_vllms_own(computed: Computed) -> None:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    own = operation()
+    with suppress(RuntimeError), QuickOperations().bound():
+        assert operation() is not own
+        raise RuntimeError
+    assert operation() is own
+
+
+class Router:
+    """vLLM's operation, which remembers how many rows it was asked for."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.more_rows = 0.0  # what a row's logits are more where there are more rows
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        self.rows.append(len(x))
+        return x @ weight.T + self.more_rows * len(x)
+
+
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
+    """Of the second of two ranks, whose first one computes and finds as it does."""
+    from workers.vllm import compat
+    from workers.vllm.forward import quick_operations as quick
+
+    found = Router()
+
+    def gathered(part: Tensor) -> Tensor:
+        first = part if part.dtype is torch.bool else X[:4] @ WEIGHT.T + 4 * found.more_rows
+        return torch.cat([first, part])
+
+    monkeypatch.setattr(fused, "is_on", lambda _device: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(quick, "LEAST", X.numel())
+    monkeypatch.setattr(compat, "tensor_ranks", lambda: (1, 2))
+    monkeypatch.setattr(compat, "of_all_tensor_ranks", gathered)
+    with compat.in_place_of_operations({quick.ROUTER: found}):
+        yield found
+
+
+X, WEIGHT = torch.arange(24.0).view(8, 3), torch.arange(6.0).view(2, 3)
+
+
+def routed(quick: Any, x: Tensor = X) -> Tensor:
+    """As vLLM's model asks."""
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_operations import ROUTER
+
+    with quick.bound():
+        logits: Tensor = compat.operation(ROUTER)(x, WEIGHT)  # type: ignore[misc]
+    return logits
+
+
+def test_each_rank_routes_its_share_after_a_trial(router: Router) -> None:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    quick = QuickOperations()
+    quick.settle(replicated=True)
+    for _ in range(2):
+        assert torch.equal(routed(quick), X @ WEIGHT.T)
+    assert router.rows == [4, 8, 4]
+    quick.settle(replicated=False)
+    routed(quick)
+    assert router.rows[3:] == [8]
+
+
+def test_where_a_share_has_other_bits_each_rank_routes_all_rows(router: Router) -> None:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    quick = QuickOperations()
+    quick.settle(replicated=True)
+    router.more_rows = 0.5
+    for _ in range(2):
+        assert torch.equal(routed(quick), X @ WEIGHT.T + 4)
+    assert router.rows == [4, 8, 8]
+
+
+def test_rows_that_cannot_be_shared_are_routed_by_each_rank(router: Router) -> None:
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    quick = QuickOperations()
+    quick.settle(replicated=True)
+    routed(quick, X[:6])
+    routed(quick, torch.cat([X, X[:1]]))
+    assert router.rows == [6, 9]
+
+
+ROWS = [1, 5, 16, 512, 4099]
+COLUMNS = [128, 256, 384, 768, 1536, 2048, 3072, 4096]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [SILU, QUANTISE, f"{QUANTISE} by column"])
+def test_kernels_give_the_bits_of_vllms_operations(
+    kind: str, dtype: torch.dtype, columns: int
+) -> None:
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_operations import OPERATIONS, all_sizes
+
+    name, _, by_column = kind.partition(" ")
+    own = compat.operation(name)
+    if own is None:
+        pytest.skip(f"this release of vLLM has no {name}")
+    width = 2 * columns if name == SILU else columns
+    generator = torch.Generator("cuda").manual_seed(columns)
+    for rows in ROWS:
+        like = torch.empty(0, dtype=dtype, device="cuda")
+        normal = torch.randn(rows, width, generator=generator, device="cuda")
+        outlying = normal * torch.randn(width, generator=generator, device="cuda").mul(3).exp()
+        of_all_sizes = all_sizes(max(rows, 2), width, like)
+        for x in (normal, outlying, outlying / 300, torch.zeros_like(normal), of_all_sizes):
+            x = x.to(dtype).nan_to_num()
+            args, out, scales = arguments(name, x, bool(by_column))
+            own(*args)
+            args, our_out, our_scales = arguments(name, x, bool(by_column))
+            call = OPERATIONS[name].read(*args)
+            assert call is not None
+            OPERATIONS[name].kernel(call)
+            assert torch.equal(scales, our_scales)
+            assert torch.equal(out.view(torch.uint8), our_out.view(torch.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [1, 4, 32])
+def test_heads_are_normed_with_the_bits_of_vllms_operation(
+    heads: int, dtype: torch.dtype, columns: int
+) -> None:
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_operations import OPERATIONS, all_sizes
+
+    own: Any = compat.operation(NORM)
+    width = heads * columns
+    generator = torch.Generator("cuda").manual_seed(columns)
+    weight = torch.randn(columns, generator=generator, device="cuda").to(dtype)
+    for rows in (1, 300, 4099):
+        like = torch.empty(0, dtype=dtype, device="cuda")
+        normal = torch.randn(rows, width + 64, generator=generator, device="cuda").to(dtype)
+        for wide in (normal, all_sizes(max(rows, 2), width + 64, like), torch.zeros_like(normal)):
+            x = wide[:, :width].view(-1, heads, columns)
+            theirs, ours = (
+                torch.empty_like(x, memory_format=torch.contiguous_format).fill_(9) for _ in "ab"
+            )
+            own(theirs, x, weight, 1e-6)
+            call = OPERATIONS[NORM].read(ours, x, weight, 1e-6)
+            assert call is not None
+            OPERATIONS[NORM].kernel(call)
+            assert torch.equal(theirs.view(torch.uint8), ours.view(torch.uint8))

@@ -1,0 +1,257 @@
+"""Fused kernels in the place of vLLM's operations, for one slice: chat keeps vLLM's own.
+
+A kernel is used where it was seen to give the bits of vLLM's: the first large call of each shape
+runs both, on the first rows of what is to be computed and on numbers of all sizes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from poc_core import fused
+from workers.vllm import compat
+
+logger = logging.getLogger(__name__)
+
+# Numbers of the input below which a kernel's launch by Python costs what the kernel spares.
+LEAST = 1 << 22
+# Rows of a trial.
+_ROWS = 512
+
+
+class Call(NamedTuple):
+    """A call of an operation that a kernel can answer: what is computed, and where it goes."""
+
+    x: Tensor
+    out: Tensor
+    scales: Tensor  # none of them: (0, 0)
+    # Of the operation: arguments after these three.
+    rest: tuple[Any, ...]
+
+    def of(self, x: Tensor) -> Call:
+        """The same call for other rows (n, ...), with results of its own."""
+        out = self.out.new_empty(len(x), *self.out.shape[1:])
+        scales = self.scales.new_empty(len(x), self.scales.shape[1])
+        if self.scales.stride(0) < self.scales.stride(1):
+            scales = scales.t().contiguous().t()
+        return Call(x, out, scales, self.rest)
+
+    @property
+    def key(self) -> Any:
+        """What another call shares for which the same trial holds."""
+        rest = tuple(len(one) if isinstance(one, Tensor) else one for one in self.rest)
+        return self.x.shape[1:], self.x.dtype, self.scales.stride(0) == 1, rest
+
+    def has_results_of(self, other: Call) -> bool:
+        """Whether both have the same bits."""
+        bits, others = (one.out.view(torch.uint8) for one in (self, other))
+        return torch.equal(bits, others) and torch.equal(self.scales, other.scales)
+
+
+class Operation(NamedTuple):
+    """An operation of vLLM's and the kernel in its place."""
+
+    read: Callable[..., Call | None]  # its arguments; None: the kernel does not take them
+    own: Callable[[Any, Call], Any]  # calls the operation
+    kernel: Callable[[Call], None]
+
+
+def _read_silu(out: Tensor, x: Tensor, scales: Tensor, group: int, *rest: Any) -> Call | None:
+    is_ours = group == 128 and rest == (None, False) and _is_ours(x, out) and _is_flat(scales)
+    return Call(x, out, scales, (group, *rest)) if is_ours else None
+
+
+def _silu_kernel(call: Call) -> None:
+    from poc_core.fused.quantise import silu_and_quantise_  # here: Triton comes with CUDA builds
+
+    silu_and_quantise_(call.out, call.scales, call.x)
+
+
+def _read_quantise(x: Tensor, out: Tensor, scales: Tensor, group: int, *rest: Any) -> Call | None:
+    # Smallest peak, smallest and largest number, whether scales are powers of two, and layouts.
+    is_ours = (
+        group == 128
+        and len(rest) >= 4
+        and rest[1:4] == (-448.0, 448.0, False)
+        and scales.dim() == x.dim() == 2
+        and _is_ours(x, out)
+    )
+    return Call(x, out, scales, (group, *rest)) if is_ours else None
+
+
+def _quantise_kernel(call: Call) -> None:
+    from poc_core.fused.quantise import quantise_
+
+    quantise_(call.out, call.scales, call.x, call.rest[1])
+
+
+def _read_norm(out: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> Call | None:
+    if weight is None or weight.dim() != 1 or x.dim() != 3 or x.element_size() != 2:
+        return None
+    from poc_core.fused.norms import can_norm_heads
+
+    return Call(x, out, x.new_empty(0, 0), (weight, eps)) if can_norm_heads(x) else None
+
+
+def _norm_kernel(call: Call) -> None:
+    from poc_core.fused.norms import norm_heads_
+
+    norm_heads_(call.out, call.x, *call.rest)
+
+
+def _is_ours(x: Tensor, out: Tensor) -> bool:
+    return (
+        x.element_size() == 2 and out.dtype is torch.float8_e4m3fn and _is_flat(x) and _is_flat(out)
+    )
+
+
+def _is_flat(x: Tensor) -> bool:
+    return x.dim() == 2 and x.is_contiguous()
+
+
+OPERATIONS = {
+    "_C::silu_and_mul_per_block_quant": Operation(
+        _read_silu, lambda own, call: own(call.out, call.x, call.scales, *call.rest), _silu_kernel
+    ),
+    "_C::per_token_group_fp8_quant": Operation(
+        _read_quantise,
+        lambda own, call: own(call.x, call.out, call.scales, *call.rest),
+        _quantise_kernel,
+    ),
+    "_C::rms_norm": Operation(
+        _read_norm, lambda own, call: own(call.out, call.x, *call.rest), _norm_kernel
+    ),
+}
+
+
+class StandIn:
+    """What vLLM calls in an operation's place."""
+
+    def __init__(self, name: str, own: Any) -> None:
+        self._name, self._own, self._of = name, own, OPERATIONS[name]
+        self.is_right: dict[Any, bool] = {}  # by what a trial is of
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        is_for_kernels = not named and any(
+            isinstance(one, Tensor) and one.numel() >= LEAST and fused.is_on(one.device)
+            for one in args
+        )
+        call = self._read(*args) if is_for_kernels else None
+        if call is None:
+            return self._own(*args, **named)
+        key = call.key
+        if key not in self.is_right:
+            if torch.cuda.is_current_stream_capturing():  # a trial waits for its outcome
+                return self._own(*args)
+            self.is_right[key] = self._try(call)
+        if not self.is_right[key]:
+            return self._own(*args)
+        return self._of.kernel(call)
+
+    def _read(self, *args: Any) -> Call | None:
+        try:
+            return self._of.read(*args)
+        except TypeError:  # the arguments of another release
+            return None
+
+    def _try(self, call: Call) -> bool:
+        """Whether the kernel's bits are the operation's; says so where not."""
+        try:
+            of_all_sizes = all_sizes(_ROWS, call.x[0].numel(), call.x)
+            for x in (call.x[:_ROWS], of_all_sizes.view(_ROWS, *call.x.shape[1:])):
+                theirs, ours = call.of(x), call.of(x)
+                self._of.own(self._own, theirs)
+                self._of.kernel(ours)
+                if not theirs.has_results_of(ours):
+                    logger.warning("the fused kernel for %s gives other bits: not used", self._name)
+                    return False
+        except Exception as error:
+            logger.warning("the fused kernel for %s cannot be used: %s", self._name, error)
+            return False
+        return True
+
+
+def all_sizes(rows: int, columns: int, like: Tensor) -> Tensor:
+    """Numbers whose sizes differ by row, from the smallest to 2^60, zeros of both signs among them:
+    (rows, columns)."""
+    generator = torch.Generator(like.device).manual_seed(rows)
+    normal = torch.randn(rows, columns, generator=generator, device=like.device)
+    exponents = torch.linspace(-133, 60 if like.dtype is torch.bfloat16 else 12, rows)
+    found = (normal.double() * exponents.double().exp2().to(like.device)[:, None]).to(like.dtype)
+    found[:, :: columns // 16] = 0.0
+    found[:, 1 :: columns // 16] = -0.0
+    found[rows // 2] = 0.0
+    return found
+
+
+# vLLM's, of a layer of experts whose router has weights in float32.
+ROUTER = "vllm::fp32_router_gemm_dispatch"
+
+
+class SharedRouter:
+    """Routes a share of the rows on each tensor-parallel rank, where the ranks have the same rows
+    and a row's bits do not depend on how many there are.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self.replicated = False  # whether the ranks have the same rows: known after the start
+        self._own = own
+        self._is_right: dict[Any, bool] = {}  # by shape
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        rank, n_ranks = compat.tensor_ranks()
+        key = (x.shape, x.dtype, weight.shape)
+        is_right = self._is_right.get(key)
+        if (
+            is_right is False
+            or not self.replicated
+            or n_ranks == 1
+            or len(x) % n_ranks
+            or x.numel() < LEAST
+            or not fused.is_on(x.device)
+            or (is_right is None and torch.cuda.is_current_stream_capturing())
+        ):
+            return cast(Tensor, self._own(x, weight))
+        rows = len(x) // n_ranks
+        logits = compat.of_all_tensor_ranks(self._own(x[rank * rows :][:rows], weight))
+        if is_right is None:  # all ranks say the same: else some would wait for the others
+            own = self._own(x, weight)
+            same = torch.tensor([torch.equal(own, logits)], device=x.device)
+            self._is_right[key] = bool(compat.of_all_tensor_ranks(same).all())
+            if not self._is_right[key]:
+                logger.warning("routing by shares of the rows gives other bits: not done")
+                return cast(Tensor, own)
+        return logits
+
+
+class QuickOperations:
+    """The kernels of a model, with what their trials found."""
+
+    def __init__(self) -> None:
+        own = {name: compat.operation(name) for name in OPERATIONS}
+        self._stand_ins: dict[str, Any] = {
+            name: StandIn(name, one) for name, one in own.items() if one
+        }
+        if router := compat.operation(ROUTER):
+            self._stand_ins[ROUTER] = SharedRouter(router)
+
+    def settle(self, replicated: bool) -> None:
+        """Whether layers' outputs are the same on all tensor-parallel ranks."""
+        if ROUTER in self._stand_ins:
+            self._stand_ins[ROUTER].replicated = replicated
+
+    def bound(self) -> AbstractContextManager[None]:
+        """Within, vLLM's model calls the kernels."""
+        return compat.in_place_of_operations(self._stand_ins)
