@@ -14,6 +14,7 @@ from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Annotated, Any
+from unittest import mock
 
 import torch
 import typer
@@ -29,6 +30,7 @@ from poc_core.fused import SWITCH
 from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
 from workers.pipeline import compute_all
+from workers.vllm import unseen
 
 TOKENS, HIDDEN, EXPERTS_PER_TOKEN, INTERMEDIATE = 32 * 1024, 3072, 8, 768
 QKV = (6144, 1024, 1024)  # of one GPU: all heads
@@ -197,14 +199,8 @@ def compare_engines(options: EngineOptions, seq_len: int, seconds: float) -> boo
 @contextmanager
 def switched(to: str) -> Iterator[None]:
     """Within: engines that start have the kernels on or off."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = to
-    try:
+    with mock.patch.dict(os.environ, {SWITCH: to, unseen.SWITCH: "on"}):
         yield
-    finally:
-        del os.environ[SWITCH]
-        if before is not None:
-            os.environ[SWITCH] = before
 
 
 if __name__ == "__main__":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from poc_core.schemes.base import LayerTransform
-from workers.vllm import compat
+from workers.vllm import compat, unseen
 from workers.vllm.chains.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.layout import Layout
 from workers.vllm.forward.quick_experts import QuickExperts
@@ -40,8 +40,7 @@ class BoundForward:
         self._owner = owner
         self._gates = gates
         self._quick = QuickOperations()
-        self._norms = QuickNorms()
-        self._experts = QuickExperts()
+        self._stand_ins = (self._quick, QuickNorms(), QuickExperts()) if unseen.is_on() else ()
 
     def run(
         self,
@@ -67,12 +66,18 @@ class BoundForward:
             compat.virtual_stage(self._owner, layers, len(self._layers)),
             compat.forward_context(metadata, self._config, layout.n_tokens, layout.slot_mapping),
             compat.fused_kernels(),
-            self._quick.bound(),
-            self._norms.bound(),
-            self._experts.bound(),
+            self._stood_in(),
         ):
             absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
             return self._model(positions=layout.positions, **absent | given)
+
+    @contextmanager
+    def _stood_in(self) -> Iterator[None]:
+        """Within, kernels stand in for parts of vLLM's."""
+        with ExitStack() as exits:
+            for one in self._stand_ins:
+                exits.enter_context(one.bound())
+            yield
 
     def settle(self, replicated: bool) -> None:
         """Whether layers' outputs are the same on all tensor-parallel ranks."""
