@@ -31,6 +31,7 @@ NOT_COUNTED = {
     "poc_core/records.py",
     "poc_core/schemes/artifact/requests.py",
     "poc_core/schemes/requests.py",
+    "poc_core/state/scripts.py",
     "workers/engines/ticks.py",
     "workers/patience.py",
 }
