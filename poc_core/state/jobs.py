@@ -169,7 +169,7 @@ class JobStore:
             n_seen, n_here, n_stay = _CANCEL_CHUNK, 0, 0
             while n_seen == _CANCEL_CHUNK:
                 now, ttl_s = self._clock(), self._ended_ttl_s
-                args = [n_stay, _CANCEL_CHUNK, now, ttl_s, n_here, queue]
+                args: list[float | str] = [n_stay, _CANCEL_CHUNK, now, ttl_s, n_here, queue]
                 n_seen, n, stay = self._cancel([keys.active(model)], args)
                 n_here, n_stay = n_here + n, n_stay + stay
             n_cancelled += n_here

@@ -190,7 +190,7 @@ def bad_records(victims: Victims) -> str:
             else:
                 told = ("state", "status", "url", "report", "id", "in_hand", "generation")
                 fields = {field: victims.rng.choice(bad) for field in told}
-                connection.hset(key, mapping=fields)  # type: ignore[arg-type]
+                connection.hset(key, mapping=fields)
                 connection.expire(key, 60)
             connection.zadd(index, {name: 1.0})
         connection.hset("poc:models", "bad-model", victims.rng.choice(bad))

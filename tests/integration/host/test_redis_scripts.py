@@ -45,7 +45,9 @@ def as_user(compose: LocalCompose) -> Iterator[As]:
             if user != "default":
                 url = compose.redis_url_of(user, compose.secret(f"{user}_redis_password"))
             settings = Settings(redis_url=url)
-            return exits.enter_context(connect(settings, patient=False, timeout_s=2.0))
+            client = connect(settings, patient=False, timeout_s=2.0)
+            exits.callback(client.close)
+            return client
 
         operator = connection("default")
         operator.script_flush()
@@ -161,8 +163,8 @@ def test_no_argument_makes_a_script_run_without_end(as_user: As) -> None:
     assert more(["poc:job:j"], ["w|1|n1", 60, "s", first, room, misses]) == []
     names = [f"poc:job:{n}" for n in range(9)]
     scripts.load(worker, "read_overview")(names, [1000, huge, 10])
-    fields = {"token": "t", "in_flight": huge, "in_flight_artifacts": 1, "number": 0}
-    courier.hset("poc:outbox:o", mapping=fields)
+    for field, value in (("token", "t"), ("in_flight", huge), ("in_flight_artifacts", "1")):
+        courier.hset("poc:outbox:o", field, value)
     courier.lpush("poc:outbox:o:entries", "1|x")
-    delivered = ["t", "delivered", 1, "", 1, 60, 100, 1000]
+    delivered: list[str | int] = ["t", "delivered", 1, "", 1, 60, 100, 1000]
     assert scripts.load(courier, "end_delivery")(["poc:outbox:o"], delivered) == 1

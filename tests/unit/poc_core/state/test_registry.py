@@ -116,7 +116,7 @@ def test_a_port_that_cannot_be_read_hides_no_other(
     clock.now += 11 * settings.worker_ttl_s
     workers.heartbeat(replace(serve("good"), port=5005))
     serve("starting")
-    redis.zadd("poc:ports", {b"\xff": clock.now, "{": clock.now})
+    redis.zadd("poc:ports", {b"\xff": clock.now, b"{": clock.now})
     assert workers.ports() == {5005}
 
 
