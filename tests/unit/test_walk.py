@@ -29,7 +29,6 @@ NOT_COUNTED = {
     "api/edge/body_limit.py",
     "poc_core/fields.py",
     "poc_core/records.py",
-    "poc_core/state/scripts.py",
     "poc_core/schemes/artifact/requests.py",
     "poc_core/schemes/requests.py",
     "poc_core/state/scripts.py",
