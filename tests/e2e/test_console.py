@@ -248,7 +248,7 @@ def test_it_asks_for_the_key_where_one_is_wanted(
         assert "ready" not in page.locator("main").inner_text()
         field.fill("not a key")
         page.get_by_role("button", name="Use it").click()
-        expect(page.get_by_role("dialog")).to_contain_text("This needs a key")
+        expect(page.get_by_role("dialog")).to_contain_text("The key is wrong")
         field.fill(KEY)
         page.get_by_role("button", name="Use it").click()
         expect(page.locator("#n-ready")).to_have_text("2 of 2 ready")

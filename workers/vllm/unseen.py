@@ -15,12 +15,11 @@ def is_on() -> bool:
     return os.environ.get(SWITCH) == "on"
 
 
-def why_no_chains(device: torch.device, has_states: bool, routes_by_token: bool) -> str | None:
-    """Why decode proofs of a model are refused that were right on CPUs, or nowhere yet."""
-    if device.type != "cuda" or is_on() or not (has_states or routes_by_token):
+def why_no_chains(device: torch.device, routes_by_token: bool) -> str | None:
+    """Why decode proofs of a model are refused on a GPU that were right on CPUs alone."""
+    if device.type != "cuda" or is_on() or not routes_by_token:
         return None
-    what = "its layers keep states" if has_states else "it chooses experts by token"
     return (
-        f"Decode proofs of this model were not seen to be right on a GPU yet ({what});"
-        f" {SWITCH}=on in the worker's environment tries them."
+        "Decode proofs of this model were not seen to be right on a GPU yet (it chooses experts by"
+        f" token); {SWITCH}=on in the worker's environment tries them."
     )

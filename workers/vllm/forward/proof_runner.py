@@ -346,9 +346,7 @@ class ProofRunner:
         return (
             self._kept.why_not()
             or self._gates.why_not()
-            or unseen.why_no_chains(
-                self._device, self._kept.state > 0, self._vocab_size is not None
-            )
+            or unseen.why_no_chains(self._device, self._vocab_size is not None)
         )
 
 
