@@ -65,7 +65,7 @@ def workers(
     from cli.supervise.fleet import Fleet, slots, worker_command
     from cli.supervise.follower import Follower
     from cli.supervise.foreground import hurry_on_signals, logs_of_children, stopped_by_signals
-    from cli.supervise.redis_server import wait_for_redis
+    from cli.supervise.redis_server import RedisServerError, wait_for_redis
     from poc_core.serving.places import HOST_ID_VARIABLE
     from poc_core.settings import load_settings
     from poc_core.state import scripts
@@ -119,7 +119,10 @@ def workers(
     ):
         wait_for_redis(settings.redis_url)
         redis = connect(settings)
-        scripts.wait_until_loaded(redis, SCRIPTS_WAIT_S)
+        try:
+            scripts.wait_until_loaded(redis, SCRIPTS_WAIT_S)
+        except scripts.ScriptsMissingError as error:
+            raise RedisServerError(f"{error}; start one with the same Redis first") from error
         store, registry = DeploymentStore(redis, settings), WorkerRegistry(redis, settings)
         follower = Follower(store, registry, settings.host, engine_options, start_fleet, announce)
         exits.callback(follower.stop)

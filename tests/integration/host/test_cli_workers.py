@@ -24,6 +24,7 @@ def redis_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompo
     with LocalCompose(tmp_path_factory.mktemp("workers")) as compose:
         compose.start("redis")
         compose.wait_healthy("redis")
+        compose.start("api")  # which loads the scripts that workers run
         yield compose
 
 
