@@ -221,7 +221,7 @@ def test_a_lost_engine_is_replaced_and_what_it_had_in_hand_is_done_elsewhere(
     after = {worker["id"] for worker in client.workers()}
     assert before & after == before - {first["id"]}, "the other worker was not to be touched"
     assert any(
-        f"ended (exit code {ENGINE_LOST_STATUS}); restarting it in 1 s" in line
+        f"ended (exit code {ENGINE_LOST_STATUS}); restarting it in" in line
         for line in client.lines()
     )
 
@@ -232,7 +232,7 @@ def test_a_worker_that_is_to_end_finishes_its_chat_first(client: TwoWorkers) -> 
     with under_way_on_the_first(client, "Hello", 1000) as (first, answer):
         os.kill(first["pid"], signal.SIGTERM)
         client.wait(
-            lambda: client.states()[:1] == ["draining"], 60, "the worker to say that it is to end"
+            lambda: "draining" in client.states(), 60, "the worker to say that it is to end"
         )
         assert not answer.done()
         assert chat(client).status_code == 200
