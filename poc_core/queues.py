@@ -51,6 +51,8 @@ def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[st
             "socket_connect_timeout": REDIS_TIMEOUT_S,
             "socket_timeout": REDIS_TIMEOUT_S,
             "socket_keepalive": True,
+            # And a host that vanished within seconds, though whoever waits for messages asks none.
+            "health_check_interval": REDIS_TIMEOUT_S,
             **(sentinels if at.master else {}),
         },
         "broker_connection_timeout": REDIS_TIMEOUT_S,

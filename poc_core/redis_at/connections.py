@@ -131,14 +131,14 @@ class Sentinels(Sentinel):
 def states(sentinel: Redis) -> dict[str, dict[str, Any]]:
     """What a Sentinel knows of each master, by name."""
     found: Any = sentinel.sentinel_masters()  # redis-py types it as possibly another shape
-    return found
+    return dict(found)
 
 
 def why(error: Exception) -> str:
     """Why a Sentinel gave no answer, in few words."""
     if isinstance(error, AuthenticationError):
         return "it refuses the url's sentinel_username and sentinel_password, or wants them"
-    return str(error).rstrip(".")
+    return str(error).rstrip(".").rpartition(". ")[2]  # not the address once more
 
 
 def is_of_replica(error: ResponseError) -> bool:

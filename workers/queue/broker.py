@@ -111,8 +111,8 @@ class _SentinelChannel(_Channel, kombu_redis.SentinelChannel):
     sentinels: tuple[tuple[str, int], ...]
     sentinel_kwargs: dict[str, Any]
 
-    connection_class = connections.SentinelConnection
-    connection_class_ssl = connections.SentinelSSLConnection
+    connection_class: Any = connections.SentinelConnection
+    connection_class_ssl: Any = connections.SentinelSSLConnection
 
     def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
         given = self._connparams(asynchronous)
