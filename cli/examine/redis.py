@@ -13,7 +13,7 @@ from cli.examine.findings import Finding, ok, problem, warning
 from cli.supervise.redis_server import MIN_VERSION, RedisServerError, find_redis_server, version_of
 from poc_core.callbacks import without_secret
 from poc_core.redis_at import connections
-from poc_core.redis_at.connections import ReplicaError, WrongRedisError
+from poc_core.redis_at.connections import NoWritesError, WrongRedisError
 from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 from poc_core.state.client import is_busy
@@ -83,7 +83,7 @@ def _unreachable(shown: str, why: str, error: Exception) -> Finding:
             " `requirepass`."
         )
         return problem(ABOUT, f"{shown} refuses the password ({why}).", remedy)
-    if isinstance(error, ReplicaError):
+    if isinstance(error, NoWritesError):
         return problem(
             ABOUT,
             "It is a replica and takes no writes.",

@@ -30,16 +30,18 @@ from poc_core.redis_at.url import RedisUrl, address
 
 # Seconds for a Sentinel to answer; then the next one is asked.
 SENTINEL_TIMEOUT_S = 1.0
-# What only a replica answers; Redis 6 puts other words before it where a script wrote.
-_REPLICA_TEXTS = ("READONLY ", "UNBLOCKED ", "MASTERDOWN ")
+# What only a replica answers, or a primary that too few follow: maybe another one is the primary by
+# now. Redis 6 puts other words before it where a script wrote.
+_UNFIT = (ReadOnlyError, MasterDownError)
+_UNFIT_TEXTS = ("READONLY ", "UNBLOCKED ", "NOREPLICAS ")
 
 
 class WrongRedisError(ConnectionError):
     """A Redis that will not do, however long one waits."""
 
 
-class ReplicaError(ConnectionError):
-    """The server is a replica, and so takes no writes."""
+class NoWritesError(ConnectionError):
+    """The server is no primary, or one that takes no writes as too few replicas follow it."""
 
 
 class _OfPrimary:
@@ -55,11 +57,11 @@ class _OfPrimary:
         try:
             return super().read_response(*args, **options)  # type: ignore[misc]
         except ResponseError as error:
-            if not is_of_replica(error):
+            if not _is_unfit(error):
                 raise
             made: Any = self
             made.disconnect()
-            raise ReplicaError(_no_primary(made.host, made.port)) from error
+            raise NoWritesError(f"{address((made.host, made.port))} says: {error}") from error
 
 
 class PrimaryConnection(_OfPrimary, Connection):
@@ -141,13 +143,6 @@ def why(error: Exception) -> str:
     return str(error).rstrip(".").rpartition(". ")[2]  # not the address once more
 
 
-def is_of_replica(error: ResponseError) -> bool:
-    """Whether only a server that is not the primary, or not any more, answers so."""
-    return isinstance(error, ReadOnlyError | MasterDownError) or any(
-        text in str(error) for text in _REPLICA_TEXTS
-    )
-
-
 def pool(at: RedisUrl, **options: Any) -> ConnectionPool:
     """A pool of connections to the primary; `options`: redis-py's for a connection."""
     given = {**at.ssl, **at.server, **options}
@@ -174,6 +169,10 @@ def client(at: RedisUrl, **options: Any) -> Redis:
     return Redis.from_pool(pool(at, **options))
 
 
+def _is_unfit(error: ResponseError) -> bool:
+    return isinstance(error, _UNFIT) or any(text in str(error) for text in _UNFIT_TEXTS)
+
+
 def _hello(connection: Any) -> Mapping[Any, Any]:
     connection.send_command("HELLO", check_health=False)
     try:
@@ -186,7 +185,7 @@ def _hello(connection: Any) -> Mapping[Any, Any]:
 
 
 def _check(host: str, port: int, hello: Mapping[Any, Any]) -> None:
-    """WrongRedisError, ReplicaError: the server that said this to HELLO is no lone primary."""
+    """WrongRedisError, NoWritesError: the server that said this to HELLO is no lone primary."""
     said = {str_if_bytes(name): str_if_bytes(value) for name, value in hello.items()}
     if said.get("mode") == "cluster":
         raise WrongRedisError(
@@ -198,8 +197,4 @@ def _check(host: str, port: int, hello: Mapping[Any, Any]) -> None:
             f"{address((host, port))} is a Sentinel; its url is redis+sentinel://HOST:PORT/MASTER/0"
         )
     if said.get("role") in ("replica", "slave"):
-        raise ReplicaError(_no_primary(host, port))
-
-
-def _no_primary(host: str, port: int) -> str:
-    return f"{address((host, port))} is a replica and takes no writes"
+        raise NoWritesError(f"{address((host, port))} is a replica and takes no writes")
