@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -35,9 +35,8 @@ appendonly yes
 save ""
 maxmemory-policy noeviction
 repl-diskless-sync-delay 0
-{own}
 """
-# As docs/failover.md has it.
+# As docs/install.md has it.
 _SENTINEL = """\
 bind {host}
 port {port}
@@ -49,7 +48,15 @@ sentinel auth-pass {master} "{password}"
 sentinel down-after-milliseconds {master} {down_after_ms}
 sentinel failover-timeout {master} 10000
 sentinel parallel-syncs {master} 1
-{own}
+"""
+_TLS = """\
+port 0
+tls-port {port}
+tls-cert-file {certificate}
+tls-key-file {key}
+tls-ca-cert-file {certificate}
+tls-auth-clients no
+tls-replication yes
 """
 
 
@@ -61,7 +68,7 @@ class Server:
     config: str
     port: int
     sentinel: bool = False
-    password: str = PASSWORD
+    certificate: Path | None = None
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -78,20 +85,23 @@ class Server:
             self.process.send_signal(number)
 
     def stop(self) -> None:
+        """SIGKILL."""
         if self.process is not None:
-            with suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGCONT)
-                self.process.kill()
+            self.process.kill()
             self.process.wait(30)
 
     @contextmanager
     def client(self, timeout_s: float = 5.0) -> Iterator[Redis]:
+        tls: dict[str, Any] = {}
+        if self.certificate is not None:
+            tls = {"ssl": True, "ssl_ca_certs": str(self.certificate)}
         with Redis(
-            HOST,
-            self.port,
-            password=self.password,
+            host=HOST,
+            port=self.port,
+            password=SENTINEL_PASSWORD if self.sentinel else PASSWORD,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
+            **tls,
         ) as client:
             yield client
 
@@ -109,23 +119,19 @@ class Sentinels:
 
     servers: list[Server]
     sentinels: list[Server]
-    options: str = ""  # of the url, after ?
     scheme: str = "redis+sentinel"
-    user: str = ""
-    password: str = PASSWORD
-    began_at: float = field(default_factory=time.monotonic)
 
     @property
     def url(self) -> str:
+        return self.url_of("", PASSWORD, f"sentinel_password={quote(SENTINEL_PASSWORD)}")
+
+    def url_of(self, user: str, password: str, options: str) -> str:
         hosts = ",".join(f"{HOST}:{server.port}" for server in self.sentinels)
-        password = self.password.replace(" ", "%20")
-        own = SENTINEL_PASSWORD.replace(" ", "%20")
-        options = f"?sentinel_password={own}{self.options}"
-        return f"{self.scheme}://{self.user}:{password}@{hosts}/{MASTER}/0{options}"
+        return f"{self.scheme}://{user}:{quote(password)}@{hosts}/{MASTER}/0?{options}"
 
     @property
     def primary(self) -> Server:
-        """The server that most Sentinels name. AssertionError: they name none of ours."""
+        """The server that most Sentinels name. AssertionError: none answers."""
         named: list[int] = []
         for sentinel in self.sentinels:
             with suppress(RedisError), sentinel.client(1.0) as client:
@@ -140,31 +146,42 @@ class Sentinels:
         primary.stop()
         return primary
 
-    def wait_replicated(self, n: int, timeout_s: float = READY_S) -> None:
-        """Waits until `n` replicas follow the primary, and every Sentinel knows all of it."""
-        wait_until(lambda: self._is_replicated(n), f"{n} replicas", timeout_s)
+    def wait_replicated(self) -> None:
+        """Waits until all replicas follow the primary, and every Sentinel knows all of it."""
+        wait_until(self._is_replicated, "all replicas follow the primary", READY_S)
 
-    def _is_replicated(self, n: int) -> bool:
+    def _is_replicated(self) -> bool:
+        n = len(self.servers) - 1
         try:
             with self.primary.client() as client:
                 found = client.info("replication")
-                lines = [found.get(f"slave{place}", {}) for place in range(n)]
-                if found["role"] != "master" or any(
-                    line.get("state") != "online" for line in lines
-                ):
-                    return False
-            for sentinel in self.sentinels:
-                with sentinel.client() as client:
-                    state = states(client)[MASTER]
-                    if int(state["num-other-sentinels"]) < len(self.sentinels) - 1:
-                        return False
-                    replicas: Any = client.sentinel_slaves(MASTER)
-                    up = [one for one in replicas if not (one["is_sdown"] or one["is_odown"])]
-                    if len(up) < n or state["is_sdown"]:
-                        return False
-            return True
+            lines = [found.get(f"slave{place}", {}) for place in range(n)]
+            if found["role"] != "master" or any(line.get("state") != "online" for line in lines):
+                return False
+            return all(self._is_known(sentinel, n) for sentinel in self.sentinels)
         except (RedisError, AssertionError, KeyError):
             return False
+
+    def _is_known(self, sentinel: Server, n: int) -> bool:
+        with sentinel.client() as client:
+            state = states(client)[MASTER]
+            replicas: Any = client.sentinel_slaves(MASTER)
+        up = [one for one in replicas if not (one["is_sdown"] or one["is_odown"])]
+        others = int(state["num-other-sentinels"])
+        return len(up) == n and others == len(self.sentinels) - 1 and not state["is_sdown"]
+
+
+def redis_server(
+    folder: Path, port: int, own: Sequence[str] = (), tls: tuple[Path, Path] | None = None
+) -> Server:
+    """A server that is not yet started. `own`: further lines of its redis.conf."""
+    config = _REDIS.format(host=HOST, port=port, folder=folder, password=PASSWORD)
+    return Server(
+        folder,
+        config + _with_tls(port, tls) + "".join(f"{line}\n" for line in own),
+        port,
+        certificate=tls[0] if tls else None,
+    )
 
 
 @contextmanager
@@ -173,9 +190,15 @@ def sentinels(
     n_servers: int = 3,
     n_sentinels: int = 3,
     down_after_ms: int = 2000,
-    own: Sequence[str] = ("min-replicas-to-write 1", "min-replicas-max-lag 10"),
+    own: Sequence[str] = ("min-replicas-to-write 1",),
+    sentinel_own: Sequence[str] = (),
+    tls: tuple[Path, Path] | None = None,
 ) -> Iterator[Sentinels]:
-    """Runs them until the block ends. `own`: further lines of each server's redis.conf."""
+    """Runs them until the block ends.
+
+    `own`, `sentinel_own`: further lines of each server's and each Sentinel's redis.conf. `tls`: a
+    certificate and its key; then nothing else is spoken.
+    """
     ports: list[int] = []
     while len(ports) < n_servers + n_sentinels:
         if (port := free_port()) not in ports:
@@ -183,38 +206,35 @@ def sentinels(
     servers, watchers = [], []
     for place, port in enumerate(ports[:n_servers]):
         follows = [f"replicaof {HOST} {ports[0]}"] * (place > 0)
-        config = _REDIS.format(
-            host=HOST,
-            port=port,
-            folder=folder / f"server-{place}",
-            password=PASSWORD,
-            own="\n".join([*own, *follows]),
-        )
-        servers.append(Server(folder / f"server-{place}", config, port))
+        servers.append(redis_server(folder / f"server-{place}", port, [*own, *follows], tls))
     for place, port in enumerate(ports[n_servers:]):
+        at = folder / f"sentinel-{place}"
         config = _SENTINEL.format(
             host=HOST,
             port=port,
-            folder=folder / f"sentinel-{place}",
+            folder=at,
             own_password=SENTINEL_PASSWORD,
             master=MASTER,
             primary=ports[0],
             password=PASSWORD,
             quorum=n_sentinels // 2 + 1,
             down_after_ms=down_after_ms,
-            own="",
         )
-        watcher = Server(folder / f"sentinel-{place}", config, port, True, SENTINEL_PASSWORD)
-        watchers.append(watcher)
-    found = Sentinels(servers, watchers)
+        config += _with_tls(port, tls) + "".join(f"{line}\n" for line in sentinel_own)
+        watchers.append(Server(at, config, port, True, tls[0] if tls else None))
+    found = Sentinels(servers, watchers, "rediss+sentinel" if tls else "redis+sentinel")
     try:
         for server in servers:
             server.start()
         wait_until(lambda: all(server.answers() for server in servers), "servers", READY_S)
         for watcher in watchers:
             watcher.start()
-        found.wait_replicated(n_servers - 1)
+        found.wait_replicated()
         yield found
     finally:
         for server in (*watchers, *servers):
             server.stop()
+
+
+def _with_tls(port: int, tls: tuple[Path, Path] | None) -> str:
+    return _TLS.format(port=port, certificate=tls[0], key=tls[1]) if tls else ""
