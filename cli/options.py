@@ -86,7 +86,7 @@ RedisUrl = Annotated[
         "--redis-url",
         callback=_to_settings,
         envvar="POC_REDIS_URL",
-        help="The Redis of all processes, redis://HOST:PORT/0.",
+        help="The Redis of all processes, redis://HOST:PORT/0 or redis+sentinel://H:P,H:P/MASTER/0.",
         show_default=False,
     ),
 ]

@@ -232,7 +232,11 @@ class WorkSettings(BaseSettings):
 
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
-        description="The Redis that holds jobs, workers and the Celery queues.",
+        description=(
+            "The Redis that holds jobs, workers and the Celery queues: redis://HOST:6379/0, rediss://"
+            " for TLS, or redis+sentinel://HOST:26379,HOST:26379/MASTER/0 where Sentinels know the"
+            " primary (docs/install.md)."
+        ),
     )
     redis_password_file: Path | None = Field(
         None, description="File with Redis' password, for a POC_REDIS_URL that has none in it."

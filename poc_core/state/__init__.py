@@ -2,7 +2,8 @@
 
 One module per structure; each multi-step change is one Lua script. Every key starts with `poc:` and
 has a TTL, but for the deployment (deployments.py). The scripts derive key names from the job's key,
-so a Redis cluster, which wants all keys named in advance, is not supported.
+so a Redis Cluster, which wants all keys named in advance and on one server, is refused
+(poc_core/redis_at).
 """
 
 from poc_core.state.client import connect
