@@ -62,7 +62,7 @@ def api_port() -> Iterator[int]:
     wait_until(lambda: server.started)
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def proxy(folder: Path, api_port: int) -> Iterator[str]:
         yield f"https://{HOST}:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def ask(url: str, folder: Path, shows: str | None) -> httpx.Response:

@@ -92,7 +92,7 @@ class FakeWorker:
     def __exit__(self, *_exception: object) -> None:
         self.die()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
     def die(self) -> None:
         """Takes no more connections."""

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
@@ -19,6 +18,7 @@ from api.services import Services
 from poc_core.records import GATEWAY_SECRET_HEADER
 from poc_core.settings import Settings
 from tests.harness.samples import RecordingDispatcher
+from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Call, FakeWorker
 
 CHAT = "/v1/chat/completions"
@@ -50,11 +50,10 @@ def port(worker: FakeWorker) -> Iterator[int]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    wait_until(lambda: server.started, "the API")
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +63,7 @@ def forgets(worker: FakeWorker) -> None:
 
 def ask(port: int, head: str, body: bytes = SENT) -> bytes:
     """The whole answer to a request as it goes over the wire."""
-    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
         connection.sendall((head + "\r\n\r\n").encode("latin-1") + body)
         found = b""
         while part := connection.recv(65536):

@@ -44,7 +44,7 @@ def port(client: TestClient, services: Services) -> Iterator[int]:
     wait_until(lambda: server.started)
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.mark.parametrize("padding", [0, 100_000])
