@@ -9,7 +9,6 @@ import shutil
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -17,7 +16,6 @@ from typing import cast
 import fakeredis
 import httpx
 import pytest
-import uvicorn
 
 from api.app import create_app
 from api.proofs.dispatch import Dispatcher
@@ -28,6 +26,7 @@ from poc_core.settings import Settings
 from tests.certificates import HOST, make_certificate
 from tests.harness.compose_file import ROOT
 from tests.harness.samples import RecordingDispatcher
+from tests.harness.served import port_of, served
 from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -54,15 +53,8 @@ def api_port() -> Iterator[int]:
     services = Services.create(
         settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
     )
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(services=services), port=0, log_level="critical")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(60)
+    with served(create_app(services=services)) as server:
+        yield port_of(server)
 
 
 @pytest.fixture(scope="module")

@@ -331,7 +331,9 @@ def test_nothing_is_left_when_the_supervisor_itself_is_killed(tmp_path: Path) ->
 
 
 def test_a_child_that_was_never_started_can_be_stopped(recorder: Recorder) -> None:
-    Child(ChildSpec("idle", python("pass")), recorder.on_line, recorder.announce).stop()
+    child = Child(ChildSpec("idle", python("pass")), recorder.on_line, recorder.announce)
+    child.stop()
+    assert (child.pid, child.gave_up, recorder.announcements) == (None, None, [])
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ def begin(store: DownloadStore, downloads: Downloads) -> Download:
     return download
 
 
+def until_the_weights_are_asked_for(hub: Hub) -> None:
+    wait_until(
+        lambda: any(path.endswith(".safetensors") for path in hub.asked), "the weights asked for"
+    )
+
+
 def ended(store: DownloadStore) -> Download | None:
     found = store.read(REPO, None)
     return found if found is not None and found.state != "running" else None
@@ -106,11 +112,7 @@ def test_it_goes_on_after_the_apis_restart_and_after_its_own_death(
     hub.delay_s = 60.0
     first = api()
     download = begin(store, first)
-    wait_until(
-        lambda: any(path.endswith(".safetensors") for path in hub.asked),
-        "the weights asked for",
-        60,
-    )
+    until_the_weights_are_asked_for(hub)
     (process,) = first.processes()
     successor = api()
     successor.tend()
@@ -131,11 +133,7 @@ def test_one_that_is_cancelled_ends(
     hub.delay_s = 60.0
     downloads = api()
     begin(store, downloads)
-    wait_until(
-        lambda: any(path.endswith(".safetensors") for path in hub.asked),
-        "the weights asked for",
-        60,
-    )
+    until_the_weights_are_asked_for(hub)
     (process,) = downloads.processes()
     assert cache.stage(REPO, None) in ("PARTIAL", "NOT_FOUND")
     assert store.forget(REPO, None)
@@ -148,11 +146,7 @@ def test_one_that_is_cancelled_and_begun_again_is_not_ended_by_the_first_process
     hub.delay_s = 60.0
     downloads = api()
     begin(store, downloads)
-    wait_until(
-        lambda: any(path.endswith(".safetensors") for path in hub.asked),
-        "the weights asked for",
-        60,
-    )
+    until_the_weights_are_asked_for(hub)
     (process,) = downloads.processes()
     assert store.forget(REPO, None)
     hub.delay_s = 0.0

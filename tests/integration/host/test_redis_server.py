@@ -134,7 +134,9 @@ def test_a_directory_in_use_is_refused(own: OwnRedis) -> None:
 
 def test_a_directory_is_free_again_after_its_release(tmp_path: Path) -> None:
     OwnRedis(tmp_path).release()
-    OwnRedis(tmp_path).release()
+    again = OwnRedis(tmp_path)
+    assert again.data_dir == tmp_path
+    again.release()
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any, cast
 import fakeredis
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -30,6 +29,7 @@ from poc_core.settings import Settings
 from poc_core.state import registry
 from poc_core.state.past.history import CHATS, FAILED, FIRST_TOKEN
 from tests.harness.samples import MODEL, RecordingDispatcher, worker_record
+from tests.harness.served import served, url_of
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Behaviour, Call, FakeWorker
 
@@ -70,15 +70,11 @@ def services(app: FastAPI) -> Services:
 @pytest.fixture(scope="module")
 def api(app: FastAPI) -> Iterator[httpx.Client]:
     """A client of the API on a real server: an in-process one would not see clients hang up."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+    with (
+        served(app) as server,
+        httpx.Client(base_url=url_of(server), timeout=60, trust_env=False) as client,
+    ):
         yield client
-    server.should_exit = True
-    thread.join(60)
 
 
 @pytest.fixture

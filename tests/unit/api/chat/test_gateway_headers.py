@@ -1,7 +1,6 @@
 """Of a client's headers a worker gets only what the client may say to it."""
 
 import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
@@ -9,7 +8,6 @@ from typing import cast
 import fakeredis
 import httpx
 import pytest
-import uvicorn
 
 from api.app import create_app
 from api.edge.connections import Limits, limited
@@ -18,7 +16,7 @@ from api.services import Services
 from poc_core.records import GATEWAY_SECRET_HEADER
 from poc_core.settings import Settings
 from tests.harness.samples import RecordingDispatcher
-from tests.harness.waiting import wait_until
+from tests.harness.served import port_of, served
 from tests.peers.fake_worker import Call, FakeWorker
 
 CHAT = "/v1/chat/completions"
@@ -43,17 +41,8 @@ def port(worker: FakeWorker) -> Iterator[int]:
         Settings(), fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
     )
     services.workers.heartbeat(replace(worker.record, chat_secret=SECRET))
-    protocol = limited(Limits(100, request_s=10))
-    config = uvicorn.Config(
-        create_app(services=services), port=0, log_level="critical", http=protocol, ws="none"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started, "the API")
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(60)
+    with served(create_app(services=services), http=limited(Limits(100)), ws="none") as server:
+        yield port_of(server)
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,7 @@ from api.edge.connections import (
     limited,
     raise_file_limit,
 )
+from tests.harness.served import port_of, served
 from tests.harness.waiting import wait_until
 
 CONNECTIONS = 8
@@ -91,26 +92,15 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 def running(
     loop: Literal["auto", "asyncio"] = "auto", limits: Limits = LIMITS
 ) -> Iterator[uvicorn.Server]:
-    config = uvicorn.Config(
+    with served(
         app,
-        port=0,
         loop=loop,
-        log_level="critical",
         http=limited(limits),
         ws="none",
         lifespan="off",
         limit_concurrency=CONNECTIONS + 2,  # as `proofline api` has it
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started, "the server")
-    try:
+    ) as server:
         yield server
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE_S)
-    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +126,6 @@ def hasty(hasty_server: uvicorn.Server) -> Iterator["Connect"]:
     """As `connect`, to a server that waits for a second at most."""
     with ExitStack() as opened:
         yield Connect(port_of(hasty_server), opened)
-
-
-def port_of(server: uvicorn.Server) -> int:
-    port: int = server.servers[0].sockets[0].getsockname()[1]
-    return port
 
 
 class Connect:

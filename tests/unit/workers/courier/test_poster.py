@@ -206,7 +206,11 @@ def test_the_status_says_what_came_of_it(status: int, end: End) -> None:
 
 def test_a_receiver_whose_line_is_too_slow_for_all_of_it_finds_it_too_large() -> None:
     over = threading.Event()
-    with receiver(lambda connection: over.wait(60)) as port:
+
+    def takes_nothing(connection: socket.socket) -> None:
+        over.wait(60)
+
+    with receiver(takes_nothing) as port:
         result = post(f"http://127.0.0.1:{port}", b"x" * 50_000_000, deadline_s=2 * SOON_S)
     assert result.end is End.TOO_LARGE
     over.set()
