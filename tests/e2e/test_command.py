@@ -192,7 +192,7 @@ def test_a_job_that_sigterm_interrupts_completes_after_the_next_start(tmp_path: 
             path = f"{PREFIX}/generate/{job['request_id']}"
             wait_until(lambda: http.get(path).json()["n_done"] >= 50, "the job's middle")
         assert up.terminate() == 0
-        assert_all_gone(below, 0.1)
+        assert_all_gone(below)
     finally:
         up.end()
     up = Up(*options, "--synthetic-step-ms", "1")

@@ -21,7 +21,7 @@ from tests.e2e.opened import DESK, MOST_SHIFT, PHONE, Opened, opened
 from tests.e2e.told_node import ToldNode
 from tests.harness.chromium import chromium
 from tests.harness.samples import RecordingDispatcher, new_job
-from tests.harness.served import served, url_of
+from tests.stacks.served import served, url_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("console-states")]
 

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, expect
 from api.app import create_app
 from poc_core.settings import Settings
 from tests.harness.chromium import chromium
-from tests.harness.served import served, url_of
+from tests.stacks.served import served, url_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("console")]
 

@@ -26,8 +26,8 @@ from poc_core.settings import Settings
 from tests.certificates import HOST, make_certificate
 from tests.harness.compose_file import ROOT
 from tests.harness.samples import RecordingDispatcher
-from tests.harness.served import port_of, served
 from tests.harness.waiting import wait_until
+from tests.stacks.served import port_of, served
 
 pytestmark = pytest.mark.integration
 

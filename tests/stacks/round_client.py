@@ -143,6 +143,18 @@ class StackClient(RoundClient):
         self.wait(lambda: child.pid not in (None, old_pid), timeout_s, f"another {name}")
 
 
+def leave_nothing(client: RoundClient) -> None:
+    """Ends the round, and forgets what no receiver has taken: so a failure is no other test's."""
+    client.wait(lambda: bool(client.stop()), 60, "the end of the round")
+    forget_callbacks(client)
+
+
+def forget_callbacks(client: RoundClient) -> None:
+    """Clears the outbox, as if every receiver had taken what is its own."""
+    with redis.Redis.from_url(client.redis_url) as connection:
+        connection.delete(keys.OUTBOX_DUE, keys.OUTBOX_JOBS)
+
+
 @contextmanager
 def another_worker(stack: Stack) -> Iterator[subprocess.Popen[bytes]]:
     """One more worker, as another host might start it; told to stop at the end."""

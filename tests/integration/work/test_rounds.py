@@ -12,17 +12,17 @@ from typing import Any
 
 import httpx
 import pytest
-import redis
 
 from poc_core.settings import Settings
-from poc_core.state import keys
 from tests.peers.receiver import Receiver, gaps_and_repeats
 from tests.stacks.round_client import (
     FAST,
     StackClient,
     another_worker,
     assert_complete,
+    forget_callbacks,
     given_back,
+    leave_nothing,
     round_body,
     running_stack,
 )
@@ -67,18 +67,6 @@ def finish(client: StackClient, receiver: Receiver, expected: range | None = Non
     client.stop()
     client.wait_delivered()
     assert_complete(client, receiver, expected)
-
-
-def leave_nothing(client: StackClient) -> None:
-    """Ends the round, and forgets what no receiver has taken: so a failure is no other test's."""
-    client.wait(lambda: bool(client.stop()), 60, "the end of the round")
-    forget_callbacks(client)
-
-
-def forget_callbacks(client: StackClient) -> None:
-    """Clears the outbox, as if every receiver had taken what is its own."""
-    with redis.Redis.from_url(client.redis_url) as connection:
-        connection.delete(keys.OUTBOX_DUE, keys.OUTBOX_JOBS)
 
 
 class TestUndisturbed:

@@ -29,9 +29,9 @@ from poc_core.settings import Settings
 from poc_core.state import registry
 from poc_core.state.past.history import CHATS, FAILED, FIRST_TOKEN
 from tests.harness.samples import MODEL, RecordingDispatcher, worker_record
-from tests.harness.served import served, url_of
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Behaviour, Call, FakeWorker
+from tests.stacks.served import served, url_of
 
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}

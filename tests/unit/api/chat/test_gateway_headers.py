@@ -16,8 +16,8 @@ from api.services import Services
 from poc_core.records import GATEWAY_SECRET_HEADER
 from poc_core.settings import Settings
 from tests.harness.samples import RecordingDispatcher
-from tests.harness.served import port_of, served
 from tests.peers.fake_worker import Call, FakeWorker
+from tests.stacks.served import port_of, served
 
 CHAT = "/v1/chat/completions"
 SENT = b'{"model":"tiny-qwen3","messages":[]}'

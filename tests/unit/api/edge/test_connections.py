@@ -27,8 +27,8 @@ from api.edge.connections import (
     limited,
     raise_file_limit,
 )
-from tests.harness.served import port_of, served
 from tests.harness.waiting import wait_until
+from tests.stacks.served import port_of, served
 
 CONNECTIONS = 8
 LIMITS = Limits(CONNECTIONS)  # patient: a busy machine's clients are late by seconds

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from api.edge.connections import Limits, limited
 from api.services import Services, Waiting
 from tests.harness.samples import body
-from tests.harness.served import port_of, served
 from tests.harness.waiting import wait_until
+from tests.stacks.served import port_of, served
 
 GENERATE = "/api/v1/pow/generate"
 
