@@ -324,7 +324,10 @@ def test_those_that_come_at_once_make_room_too() -> None:
     """asyncio's own loop, as in the API's image, takes them all before it sees the end of the
     first that made room.
     """
+    standstill.begun.clear()
+    standstill.over.clear()
     with running("asyncio") as server, ExitStack() as opened:
+        opened.callback(standstill.over.set)
         connect = Connect(port_of(server), opened)
         asking = connect(b"GET /stands HTTP/1.1\r\nHost: x\r\n\r\n")
         assert standstill.begun.wait(PATIENCE_S)
