@@ -131,7 +131,7 @@ class TestValidate:
 class TestStatus:
     def test_names_every_worker_with_the_limits_of_its_model(self, node: Node) -> None:
         workers = node.status()["workers"]
-        assert [worker["pid"] for worker in workers] == sorted(node.stack.worker_pids())
+        assert sorted(worker["pid"] for worker in workers) == sorted(node.stack.worker_pids())
         assert {
             (worker["model"], worker["state"], worker["info"]["hidden_size"]) for worker in workers
         } == {("tiny-qwen3", "ready", 4096)}
