@@ -18,15 +18,18 @@ UNIT := pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reord
 
 # Requests of `make fuzz`, made from the API's own description.
 CASES ?= 10000
-# Of `make faults` and `make soak`.
+# Of `make faults` and `make soak`; `make failover` lasts 10 minutes unless told.
 MINUTES ?= 20
 ENGINE ?= synthetic
+# Of `make failover`.
+KILLS ?= 10
+FORGET ?= 0
 # Of `make models`: which families and variants (default: all that this machine can run), how many engines at a time.
 FAMILIES ?=
 VARIANTS ?=
 JOBS ?=
 
-.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults soak patience test-matrix models coverage docs docs-serve lock manifest audit lint format clean
+.PHONY: help setup setup-gpu demo test unit integration slow fuzz faults failover soak patience test-matrix models coverage docs docs-serve lock manifest audit lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -58,6 +61,9 @@ coverage: setup ## all tests once more, slower, and which lines and branches the
 
 faults: setup ## the whole stack under work while processes, network, disk and receivers fail (MINUTES=20 SEED=1 ENGINE=vllm)
 	@$(BIN)/python -m tests.faults --minutes $(MINUTES) --engine $(ENGINE) $(if $(SEED),--seed $(SEED))
+
+failover: setup ## the same behind real Sentinels, whose primary is killed again and again (KILLS=10 MINUTES=10 FORGET=1)
+	@$(BIN)/python -m tests.faults.failover --kills $(KILLS) --minutes $(if $(filter file,$(origin MINUTES)),10,$(MINUTES)) --forget $(FORGET) $(if $(SEED),--seed $(SEED))
 
 soak: setup ## the same without faults: nothing lost, nothing grows
 	@$(BIN)/python -m tests.faults --no-faults --minutes $(MINUTES) --engine $(ENGINE) $(if $(SEED),--seed $(SEED))

@@ -2,8 +2,7 @@
 
 from typing import Any, Literal
 
-from redis.connection import parse_url
-
+from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
 RUN_BATCH_TASK = "proofline.run_batch"  # args: [job_id, batch_index]
@@ -38,9 +37,11 @@ def bindings(queue: str) -> str:
 
 def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[str, Any]:
     """Celery's configuration: JSON only, late acknowledgement, no result backend."""
+    at = RedisUrl.of(settings.redis_url)
+    sentinels = {"master_name": at.master, "sentinels": at.hosts, "sentinel_kwargs": at.sentinel}
     return {
-        "broker_url": settings.redis_url.partition("?")[0],
-        "broker_use_ssl": _tls(settings.redis_url) or False,
+        "broker_url": at.broker,
+        "broker_use_ssl": at.ssl or False,
         "broker_transport_options": {
             "unacked_key": f"unacked.{consumer}",
             "unacked_index_key": f"unacked.{consumer}.index",
@@ -50,6 +51,9 @@ def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[st
             "socket_connect_timeout": REDIS_TIMEOUT_S,
             "socket_timeout": REDIS_TIMEOUT_S,
             "socket_keepalive": True,
+            # And a host that vanished within seconds, though whoever waits for messages asks none.
+            "health_check_interval": REDIS_TIMEOUT_S,
+            **(sentinels if at.master else {}),
         },
         "broker_connection_timeout": REDIS_TIMEOUT_S,
         "broker_connection_retry_on_startup": True,
@@ -65,14 +69,3 @@ def celery_config(settings: Settings, consumer: Consumer = "monitor") -> dict[st
         "worker_prefetch_multiplier": 1,  # a batch waits where any worker can take it
         "worker_hijack_root_logger": False,
     }
-
-
-def _tls(redis_url: str) -> dict[str, Any] | None:
-    """What redis-py makes of the url for TLS; None: without.
-
-    In full, as kombu takes any certificate where the url names no option and Flower reads none.
-    """
-    if not redis_url.startswith("rediss://"):
-        return None
-    given = {name: value for name, value in parse_url(redis_url).items() if name.startswith("ssl_")}
-    return {"ssl_cert_reqs": "required", **given}

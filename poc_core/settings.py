@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from redis.connection import parse_url
 
 from poc_core.callback_tls import TlsNames
 from poc_core.callbacks import CallbackPolicy
 from poc_core.errors import SettingsError
+from poc_core.redis_at.url import RedisUrl
 from poc_core.serving.trusted_models import parse_trusted
 from poc_core.work_settings import WorkSettings
 
@@ -114,13 +114,7 @@ class Settings(WorkSettings):
     @field_validator("redis_url")
     @classmethod
     def _redis_scheme(cls, url: str) -> str:
-        try:
-            # Not unix://, which Celery names differently.
-            if not url.startswith(("redis://", "rediss://")):
-                raise ValueError
-            parse_url(url)
-        except ValueError:
-            raise ValueError("must look like redis://host:port/db (or rediss:// for TLS)") from None
+        RedisUrl.of(url)
         return url
 
     @field_validator("callback_allow")
@@ -178,7 +172,7 @@ class Settings(WorkSettings):
     @property
     def own_ports(self) -> frozenset[int]:
         """The ports known without asking Redis: the API's and Redis' own."""
-        return frozenset((self.api_port, urlsplit(self.redis_url).port or 6379))
+        return RedisUrl.of(self.redis_url).ports | {self.api_port}
 
     @property
     def chat(self) -> ChatPolicy:

@@ -17,7 +17,7 @@ from poc_core.records import WorkerRecord
 from poc_core.serving.logs import log_to_stderr
 from poc_core.serving.places import HOST_ID_VARIABLE, SLOT_VARIABLE, slot_of
 from poc_core.settings import Settings, load_settings
-from poc_core.state.client import connect
+from poc_core.state.client import connect, refuse_wrong
 from poc_core.state.hand import Hand
 from poc_core.state.jobs import JobStore
 from poc_core.state.registry import CHAT_MEMORY_S, WorkerRegistry
@@ -59,6 +59,7 @@ def run_worker(
     settings = load_settings(redis_url=redis_url)
     name, worker_id = _names(worker_id, settings.host)
     model = options.name
+    refuse_wrong(settings)
     redis = connect(settings)
     jobs = JobStore(redis, settings)
     app = create_app(redis_url, "worker")

@@ -11,6 +11,12 @@ from anyio import to_thread
 
 from poc_core.records import WorkerRecord
 from poc_core.state import WorkerRegistry
+from poc_core.state.client import TRANSIENT
+
+# Seconds that a request waits for a Redis that is away, and for which workers that were ready
+# before serve on without it: they need none for chat.
+_PATIENCE_S = 0.5
+_WITHOUT_REDIS_S = 60.0
 
 
 class ChatWorkers:
@@ -29,8 +35,17 @@ class ChatWorkers:
         self._lost: dict[str, float] = {}  # worker id -> when it was last found not to answer
 
     async def remembered(self) -> list[WorkerRecord]:
-        """Workers ready at most `cache_s` ago, without those lost since. RedisError: no answer."""
-        return await self._not_older_than(self._clock() - self._cache_s)
+        """Workers ready at most `cache_s` ago, without those lost since.
+
+        While Redis is away those that it named last, for a minute; then RedisError.
+        """
+        try:
+            reading = self._not_older_than(self._clock() - self._cache_s)
+            return await asyncio.wait_for(reading, _PATIENCE_S if self._workers else None)
+        except (TimeoutError, *TRANSIENT):
+            if not self._workers or self._clock() - self._read_at > _WITHOUT_REDIS_S:
+                raise
+            return self._left()
 
     async def now(self) -> list[WorkerRecord]:
         """Workers ready now; asked before a client is told that nobody serves its model."""
@@ -44,8 +59,12 @@ class ChatWorkers:
         while self._read_at < oldest:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
+                self._reading.add_done_callback(_seen)
             # Shielded: requests share one reading and its error, and none may cancel it.
             await asyncio.shield(self._reading)
+        return self._left()
+
+    def _left(self) -> list[WorkerRecord]:
         return [worker for worker in self._workers if worker.id not in self._lost]
 
     async def _read(self) -> None:
@@ -55,3 +74,9 @@ class ChatWorkers:
         self._read_at = began_at
         # Forget who was lost before the reading: Redis hears later of those lost meanwhile.
         self._lost = {worker_id: at for worker_id, at in self._lost.items() if at >= began_at}
+
+
+def _seen(reading: asyncio.Task[None]) -> None:
+    """Takes the error of a reading that nobody awaits any more."""
+    if not reading.cancelled():
+        reading.exception()

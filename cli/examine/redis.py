@@ -8,9 +8,13 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
+from cli.examine import sentinels
 from cli.examine.findings import Finding, ok, problem, warning
 from cli.supervise.redis_server import MIN_VERSION, RedisServerError, find_redis_server, version_of
-from poc_core.callbacks import redacted, without_secret
+from poc_core.callbacks import without_secret
+from poc_core.redis_at import connections
+from poc_core.redis_at.connections import NoWritesError, WrongRedisError
+from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 from poc_core.state.client import is_busy
 
@@ -40,20 +44,24 @@ def server(
     settings: Settings, clock: Callable[[], float] = time.time, timeout_s: float = REDIS_TIMEOUT_S
 ) -> Iterator[Finding]:
     """Findings about the Redis at POC_REDIS_URL; `clock`: this host's, in Unix seconds."""
-    shown = redacted(settings.redis_url) or ""
-    client = Redis.from_url(
-        settings.redis_url,
-        socket_connect_timeout=timeout_s,
-        socket_timeout=timeout_s,
-    )
-    with client:
+    at = RedisUrl.of(settings.redis_url)
+    if at.master:
+        found = list(sentinels.sentinels(at))
+        yield from found
+        if any(finding.level == "problem" for finding in found):
+            return
+    with connections.client(
+        at, socket_connect_timeout=timeout_s, socket_timeout=timeout_s
+    ) as client:
         try:
             client.ping()
         except (RedisError, OSError, ValueError) as error:
-            yield _unreachable(shown, without_secret(str(error), settings.redis_url), error)
+            yield _unreachable(at.shown, without_secret(str(error), settings.redis_url), error)
             return
         try:
-            yield from _promises(client.info("everything"))
+            info = client.info("everything")
+            yield from _promises(info)
+            yield from sentinels.replicas(info, needed=bool(at.master))
         except NoPermissionError as error:
             yield warning(
                 ABOUT,
@@ -75,6 +83,14 @@ def _unreachable(shown: str, why: str, error: Exception) -> Finding:
             " `requirepass`."
         )
         return problem(ABOUT, f"{shown} refuses the password ({why}).", remedy)
+    if isinstance(error, NoWritesError):
+        return problem(
+            ABOUT,
+            "It is a replica and takes no writes.",
+            "POC_REDIS_URL must name the one it follows, or Sentinels, which know it.",
+        )
+    if isinstance(error, WrongRedisError):
+        return problem(ABOUT, f"{why[0].upper()}{why[1:]}.", f"Which will do: {_DOCUMENT}.")
     if is_busy(error):
         return problem(
             ABOUT,
@@ -104,12 +120,6 @@ def _promises(info: dict[str, Any]) -> Iterator[Finding]:
         )
     else:
         yield ok(ABOUT, f"version {info['redis_version']}")
-    if info.get("role") not in ("master", None):
-        yield problem(
-            ABOUT,
-            "It is a replica and takes no writes.",
-            "POC_REDIS_URL must name the one it follows.",
-        )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         says = (

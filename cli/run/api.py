@@ -46,10 +46,12 @@ def api(
     from api.edge.doorkeeper import keys_wanted
     from poc_core.serving.logs import log_to_stderr
     from poc_core.settings import load_settings
+    from poc_core.state.client import refuse_wrong
 
     log_to_stderr()
     sys.setswitchinterval(_SWITCH_S)
     settings = load_settings()
+    refuse_wrong(settings)
     if keys_wanted(settings, host):
         note(
             f"api: clients need a key of {settings.api_keys_file.expanduser()}; `proofline key new`"

@@ -175,12 +175,15 @@ def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
     """Waits for the Redis at `url`. RedisServerError: `timeout_s` is over, bad url or password."""
     import redis
 
+    from poc_core.redis_at import connections
+    from poc_core.redis_at.url import RedisUrl
+
     deadline = time.monotonic() + timeout_s
     try:
-        client = redis.Redis.from_url(url, socket_connect_timeout=2, socket_timeout=5, retry=None)
+        at = RedisUrl.of(url)
     except ValueError as error:
-        raise RedisServerError(f"The Redis url cannot be read: {error}.") from error
-    with client:
+        raise RedisServerError(f"The Redis url cannot be read: it {error}.") from error
+    with connections.client(at, socket_connect_timeout=2, socket_timeout=5, retry=None) as client:
         while True:
             try:
                 client.ping()
@@ -189,6 +192,8 @@ def wait_for_redis(url: str, timeout_s: float = START_TIMEOUT_S) -> None:
                 raise RedisServerError(
                     f"Redis refuses the password in --redis-url ({error}); correct it."
                 ) from error
+            except connections.WrongRedisError as error:
+                raise RedisServerError(f"The Redis url: {error}.") from error
             # BusyLoading is a ConnectionError too
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 if time.monotonic() > deadline:

@@ -6,21 +6,28 @@ from redis.exceptions import (
     ConnectionError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TimeoutError,
 )
 from redis.retry import Retry
 
+from poc_core.errors import ProoflineError
+from poc_core.redis_at import connections
+from poc_core.redis_at.connections import WrongRedisError
+from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S, Settings
 
 # Tries after a failed command: enough for a broken connection; a Redis that is away must show
 # within seconds. Every script may run twice without harm.
 _RETRIES = 3
+# Seconds for a look at a start whether the Redis will do.
+_LOOK_S = 2.0
 
-# Redis away or restarting, busy with a script that does not end, its memory or disk full: errors by
-# type, and by a script error's text.
+# Redis away, restarting or failing over, busy with a script that does not end, its memory or disk
+# full, too few replicas: errors by type, and by a script error's text.
 TRANSIENT = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
-_TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ", "BUSY ")
+_TRANSIENT_TEXTS = ("OOM ", "READONLY ", "LOADING ", "MISCONF ", "BUSY ", "NOREPLICAS ")
 
 
 def is_transient(error: Exception) -> bool:
@@ -41,10 +48,22 @@ def connect(settings: Settings, patient: bool = True, timeout_s: float = REDIS_T
     `patient`: asks a silent Redis again; else silence is an error after `timeout_s`.
     """
     again = (ConnectionError, TimeoutError) if patient else (ConnectionError,)
-    return Redis.from_url(
-        settings.redis_url,
+    return connections.client(
+        RedisUrl.of(settings.redis_url),
         socket_connect_timeout=timeout_s,
         socket_timeout=timeout_s,
         socket_keepalive=True,
         retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.4), _RETRIES, again),
     )
+
+
+def refuse_wrong(settings: Settings) -> None:
+    """ProoflineError: what is at POC_REDIS_URL will not do. One that is away may come yet."""
+    at = RedisUrl.of(settings.redis_url)
+    with connections.client(at, socket_connect_timeout=_LOOK_S, socket_timeout=_LOOK_S) as redis:
+        try:
+            redis.ping()
+        except WrongRedisError as error:
+            raise ProoflineError(f"POC_REDIS_URL: {error}.") from error
+        except RedisError:
+            pass  # whoever goes on says so

@@ -36,6 +36,14 @@ SETS: dict[str, Values] = {
         "redis": {"url": "rediss://redis.example:6379/0", "caSecret": "redis-ca"},
         "flower": {"enabled": True},
     },
+    "Sentinels of theirs": {
+        "redis": {
+            "url": "redis+sentinel://sentinel.example:26379/theirs/0",
+            "users": True,
+            "sentinelPassword": True,
+        },
+        "flower": {"enabled": True},
+    },
     "users in the chart's Redis": {
         "redis": {"users": True, "memory": "512mb", "storageClass": "fast"},
         "flower": {"enabled": True},

@@ -12,7 +12,7 @@ from poc_core.callback_tls import CallbackTls
 from poc_core.serving.logs import log_to_stderr
 from poc_core.settings import load_settings
 from poc_core.state import WorkerRegistry
-from poc_core.state.client import connect
+from poc_core.state.client import connect, refuse_wrong
 from poc_core.state.delivery.outbox import Outbox
 from poc_core.state.delivery.receivers import Receivers
 from workers.courier.courier import Courier
@@ -29,6 +29,7 @@ def run_courier(redis_url: str | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     settings = load_settings(redis_url=redis_url)
+    refuse_wrong(settings)
     redis = connect(settings)
     outbox = Outbox(redis, settings)
     own_ports = OwnPorts(settings.own_ports, WorkerRegistry(redis, settings))

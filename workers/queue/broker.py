@@ -12,6 +12,7 @@ from kombu.transport import redis as kombu_redis
 from redis import Redis
 from redis.exceptions import ConnectionError, ResponseError
 
+from poc_core.redis_at import connections
 from poc_core.state.client import is_transient
 from poc_core.state.scripts import SharedScript
 
@@ -47,6 +48,9 @@ class _Channel(kombu_redis.Channel):
     For every message kombu makes a new client, for which redis-py copies some 250 callbacks: a
     fifth of a worker's CPU time for a batch. One will do, as it only borrows connections.
     """
+
+    connection_class: Any = connections.PrimaryConnection
+    connection_class_ssl: Any = connections.PrimarySSLConnection
 
     _client_kept: Any = None
 
@@ -95,6 +99,36 @@ class _Channel(kombu_redis.Channel):
         return self.connection is None or self.connection.client is None
 
 
+class _SentinelChannel(_Channel, kombu_redis.SentinelChannel):
+    """The same where Sentinels say which server is the primary."""
+
+    from_transport_options: Any = (
+        *kombu_redis.SentinelChannel.from_transport_options,
+        "sentinels",
+    )
+    # set by kombu, of these options
+    master_name: str
+    sentinels: tuple[tuple[str, int], ...]
+    sentinel_kwargs: dict[str, Any]
+
+    connection_class: Any = connections.SentinelConnection
+    connection_class_ssl: Any = connections.SentinelSSLConnection
+
+    def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
+        given = self._connparams(asynchronous)
+        for name in ("host", "port"):  # of the first Sentinel
+            given.pop(name)
+        pool = connections.sentinel_pool(
+            self.master_name, self.sentinels, self.sentinel_kwargs, **given
+        )
+        # Where kombu finds them to close them.
+        if asynchronous:
+            self._async_sentinel_manager = pool.sentinel_manager
+        else:
+            self._sentinel_manager = pool.sentinel_manager
+        return pool
+
+
 class _Transport(kombu_redis.Transport):
     Channel = _Channel
 
@@ -116,6 +150,16 @@ class _Transport(kombu_redis.Transport):
             return  # it has no tag, and so was not
 
 
+class _SentinelTransport(_Transport, kombu_redis.SentinelTransport):
+    Channel = _SentinelChannel
+
+
+_STEADY = {
+    kombu_redis.Transport: _Transport,
+    kombu_redis.SentinelTransport: _SentinelTransport,
+}
+
+
 def _note_dropped(queue: str, error: Exception) -> None:
     n = next(_dropped)
     if n & (n - 1) == 0:  # whoever can send one can send millions
@@ -130,7 +174,7 @@ def _note_dropped(queue: str, error: Exception) -> None:
 class SteadyConnection(Connection):
     def get_transport_cls(self) -> Any:
         transport = super().get_transport_cls()
-        return _Transport if transport is kombu_redis.Transport else transport
+        return _STEADY.get(transport, transport)
 
     def ensure_connection(self, *args: Any, **kwargs: Any) -> Any:
         return super().ensure_connection(*args, **{"interval_max": _RECONNECT_S, **kwargs})

@@ -11,9 +11,34 @@ from typing import Any
 from celery.__main__ import main
 from flower.api import BaseApiHandler
 from flower.urls import handlers, settings
+from flower.utils import broker
 from flower.views import BaseHandler
 from flower.views.monitor import Healthcheck
+from redis.asyncio import Redis
+from redis.asyncio.sentinel import Sentinel
 from tornado.web import HTTPError, RequestHandler, StaticFileHandler
+
+
+class AllSentinels(broker.RedisSentinel):
+    """Asks for the lengths of queues as workers do: any Sentinel, and the url's database."""
+
+    def _get_redis_client(self, broker_options: Any, broker_use_ssl: Any) -> Redis:
+        limits = {
+            "socket_timeout": self.socket_timeout,
+            "socket_connect_timeout": self.socket_connect_timeout,
+        }
+        tls = {"ssl": True, **broker_use_ssl} if broker_use_ssl else {}
+        found = Sentinel(
+            broker_options["sentinels"],
+            sentinel_kwargs={**limits, **broker_options["sentinel_kwargs"]},
+            db=self.vhost,
+            username=self.username,
+            password=self.password,
+            **limits,
+            **tls,
+        )
+        client: Redis = found.master_for(self.master_name)
+        return client
 
 
 class LockedFiles(BaseHandler, StaticFileHandler):
@@ -48,6 +73,7 @@ def _locked(handler: Any) -> Any:
 
 
 if __name__ == "__main__":
+    broker.RedisSentinel = AllSentinels
     lock()
     sys.argv[0] = "celery"
     main()

@@ -57,6 +57,9 @@ annotations: { proofline/settings: {{ dict "settings" .Values.settings "tls" .Va
 {{- if $redis.caSecret -}}
 {{- $url = printf "%s%sssl_ca_certs=/run/redis/ca.pem" $url (ternary "&" "?" (contains "?" $url)) -}}
 {{- end -}}
+{{- if $redis.sentinelPassword -}}
+{{- $url = printf "%s%ssentinel_password_file=/run/proofline/sentinel_password" $url (ternary "&" "?" (contains "?" $url)) -}}
+{{- end -}}
 - { name: POC_REDIS_URL, value: {{ quote $url }} }
 {{- end }}
 
@@ -75,6 +78,9 @@ annotations: { proofline/settings: {{ dict "settings" .Values.settings "tls" .Va
     secretName: {{ .root.Values.secret }}
     items:
       - { key: {{ $key }}, path: redis_password }
+      {{- if .root.Values.redis.sentinelPassword }}
+      - { key: sentinel_password, path: sentinel_password }
+      {{- end }}
       {{- if eq .user "flower" }}
       - { key: flower_password, path: flower_password }
       {{- end }}

@@ -63,6 +63,9 @@ def cluster_of(name: str, folder: Path) -> Iterator[Cluster]:
     with Cluster(found, secrets, folder / "pods") as cluster:
         if "url" in values.get("redis", {}):
             cluster.serve("redis.example", redis_of_theirs(values, secrets, folder))
+        if "+sentinel:" in values.get("redis", {}).get("url", ""):
+            primary = cluster.hosts["redis.example"]
+            cluster.serve("sentinel.example", sentinel_of_theirs(primary, secrets, folder))
         names = sorted(running(found), key=lambda one: ORDER.index(one.partition("-")[0]))
         for one in names:
             cluster.start(one)
@@ -102,6 +105,18 @@ def redis_of_theirs(
     if redis.get("users"):
         return [server, "--aclfile", str(folder / "redis" / "users.acl"), *common]
     return [server, "--requirepass", secrets["proofline"]["redis_password"], *common]
+
+
+def sentinel_of_theirs(primary: str, secrets: dict[str, dict[str, str]], folder: Path) -> list[str]:
+    """`primary`: its address."""
+    password = secrets["proofline"]["redis_password"]
+    secrets["proofline"]["sentinel_password"] = "the Sentinels' own"
+    config = folder / "sentinel.conf"
+    config.write_text(
+        f'dir {folder}\nrequirepass "the Sentinels\' own"\n'
+        f"sentinel monitor theirs {primary} 6379 1\nsentinel auth-pass theirs {password}\n"
+    )
+    return [str(find_redis_server()), str(config), "--sentinel"]
 
 
 @pytest.mark.parametrize("name", list(SETS))

@@ -107,7 +107,11 @@ def test_commands_options_and_settings_exist(name: str) -> None:
     for _, container in containers(objects_of(name)):
         found = environment(objects_of(name), container)
         assert {variable for variable in found if variable.startswith("POC_")} <= known
-        plain = {key: value for key, value in found.items() if isinstance(value, str)}
+        plain = {
+            key: value.replace("/run/proofline/sentinel_password", "/dev/null")
+            for key, value in found.items()
+            if isinstance(value, str)
+        }
         given = {key: value for key, value in plain.items() if key.startswith("POC_")} | {
             "POC_REDIS_PASSWORD_FILE": "/dev/null"
         }
@@ -253,6 +257,11 @@ def test_nothing_and_none_are_values_too() -> None:
         ("a Redis of theirs with users", "redis://{user}@redis.example:6379"),
         ("TLS to their Redis", "rediss://redis.example:6379/0?ssl_ca_certs=/run/redis/ca.pem"),
         ("users in the chart's Redis", "redis://{user}@redis:6379/0"),
+        (
+            "Sentinels of theirs",
+            "redis+sentinel://{user}@sentinel.example:26379/theirs/0"
+            "?sentinel_password_file=/run/proofline/sentinel_password",
+        ),
     ],
 )
 def test_each_process_finds_its_redis(name: str, url: str) -> None:
@@ -265,7 +274,9 @@ def test_each_process_finds_its_redis(name: str, url: str) -> None:
         secret = pod_of(running(found)[one])["volumes"][0]["secret"]
         key = f"{user}_redis_password" if "{user}" in url else "redis_password"
         assert secret["items"][0] == {"key": key, "path": "redis_password"}
-    assert ("redis" in running(found)) == ("redis.example" not in url)
+        mounted = {item["path"] for item in secret["items"]}
+        assert ("sentinel_password" in mounted) == ("sentinel" in url)
+    assert ("redis" in running(found)) == (".example" not in url)
 
 
 def test_only_the_nodes_own_processes_reach_redis() -> None:
@@ -469,7 +480,11 @@ def test_a_mistake_is_an_error_with_its_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis.example:6379", "redis://", "redis+sentinel://a:26379/mymaster", "redis://u:p@a"]
+    "url",
+    [
+        *("redis.example:6379", "redis://", "redis://u:p@a", "redis://a:6379,b:6379/0"),
+        *("redis+sentinel://a:26379", "redis+sentinel://a:26379/0", "redis+sentinel://u:p@a/mine"),
+    ],
 )
 def test_a_redis_that_processes_would_refuse_is_refused_before(url: str) -> None:
     pattern = SCHEMA["properties"]["redis"]["properties"]["url"]["pattern"]

@@ -147,3 +147,33 @@ async def test_a_redis_that_is_away_is_everybodys_error_and_not_remembered(
     assert found == [registry.error] * 3
     registry.error = None
     assert await chat_workers.remembered() == [worker]
+
+
+async def test_while_redis_is_away_those_that_it_named_last_serve_for_a_minute(
+    registry: Registry, chat_workers: ChatWorkers, clock: Clock
+) -> None:
+    gone, worker = registry.serve("w1"), registry.serve("w2")
+    assert await chat_workers.remembered() == [gone, worker]
+    registry.error = ConnectionError("away")
+    clock.now += 50
+    chat_workers.lost(gone.id)
+    assert await chat_workers.remembered() == [worker]
+    with pytest.raises(ConnectionError):  # before a client is told that nobody serves its model
+        await chat_workers.now()
+    clock.now += 50
+    with pytest.raises(ConnectionError):
+        await chat_workers.remembered()
+
+
+async def test_a_redis_that_says_nothing_holds_no_request_up(
+    registry: Registry, chat_workers: ChatWorkers, clock: Clock
+) -> None:
+    worker = registry.serve("w1")
+    await chat_workers.remembered()
+    registry.may_answer.clear()
+    clock.now += 1
+    try:
+        assert await chat_workers.remembered() == [worker]
+        assert registry.asked == 2
+    finally:
+        registry.may_answer.set()

@@ -62,7 +62,8 @@ def redis_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
         def __init__(self, **options: Any) -> None:
             super().__init__(server=found.server, **options)
 
-    monkeypatch.setattr(kombu_redis.Channel, "connection_class", ToThisServer)
+    for channel in (kombu_redis.Channel, broker._Channel):
+        monkeypatch.setattr(channel, "connection_class", ToThisServer)
     yield found
     found.redis.close()
 

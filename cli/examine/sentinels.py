@@ -1,0 +1,108 @@
+"""Sentinels and replicas: whether Redis fails over, and what it forgets then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from cli.examine.findings import Finding, ok, problem, warning
+from poc_core.redis_at.connections import Sentinels, states, why
+from poc_core.redis_at.url import RedisUrl, address
+
+ABOUT = "sentinel"
+_REPLICAS = "replicas"
+_FEWEST = 3  # of two neither can decide alone
+_LATE_MS = 5000  # the primary's silence after which another one is chosen
+_BEHIND_S = 10
+_DOCUMENT = "docs/install.md, A Redis that fails over"
+
+
+def sentinels(at: RedisUrl) -> Iterator[Finding]:
+    """Findings about the Sentinels of a url."""
+    asked = Sentinels(at.hosts, at.sentinel)
+    told, silent = [], []
+    with asked:
+        for sentinel in asked.sentinels:
+            try:
+                told.append(states(sentinel))
+            except RedisError as error:
+                silent.append(f"{asked.name(sentinel)} ({why(error)})")
+    known = [masters[at.master] for masters in told if at.master in masters]
+    if silent:
+        make = warning if known else problem
+        yield make(
+            ABOUT,
+            f"No answer of {', '.join(silent)}.",
+            "Start it, or correct POC_REDIS_URL.",
+        )
+    if told and not known:
+        names = ", ".join(sorted({name for masters in told for name in masters})) or "none"
+        yield problem(
+            ABOUT, f"None knows a master {at.master}; they know {names}.", "Correct POC_REDIS_URL."
+        )
+    if known:
+        yield from _of_master(at.master, known)
+
+
+def _of_master(name: str, said: list[dict[str, Any]]) -> Iterator[Finding]:
+    """What the Sentinels that answered say of the master; a state of each."""
+    primaries = sorted({address((state["ip"], int(state["port"]))) for state in said})
+    if len(primaries) > 1:
+        yield problem(
+            ABOUT,
+            f"They name different primaries of {name}: {', '.join(primaries)}.",
+            "Wait until they agree; if they do not, look at their logs.",
+        )
+    n = 1 + max(int(state["num-other-sentinels"]) for state in said)
+    quorum = max(int(state["quorum"]) for state in said)
+    text = f"{len(said)} answer, {primaries[0]} is the primary of {name} (quorum {quorum} of {n})"
+    if n < _FEWEST or quorum > n // 2 + 1 or quorum < 2:
+        yield warning(
+            ABOUT,
+            f"{text[0].upper()}{text[1:]}.",
+            f"Run {_FEWEST} Sentinels or more, on hosts of their own, with a quorum of half of"
+            " them and one more.",
+        )
+    else:
+        yield ok(ABOUT, text)
+    late_ms = max(int(state["down-after-milliseconds"]) for state in said)
+    if late_ms > _LATE_MS:
+        yield warning(
+            ABOUT,
+            f"down-after-milliseconds is {late_ms}: for so long nothing is computed or answered.",
+            f"redis-cli -p 26379 SENTINEL SET {name} down-after-milliseconds 2000, at each.",
+        )
+
+
+def replicas(info: Mapping[str, Any], needed: bool) -> Iterator[Finding]:
+    """Findings about a primary's replicas by its INFO; `needed`: Sentinels choose among them."""
+    found = [value for name, value in info.items() if _is_replica(name, value)]
+    if not found:
+        if needed:
+            yield problem(
+                _REPLICAS,
+                "The primary has no replica: when it dies, nothing takes its place.",
+                f"Start two ({_DOCUMENT}).",
+            )
+        return
+    behind = [one for one in found if one["state"] != "online" or one.get("lag", 0) > _BEHIND_S]
+    if behind:
+        names = ", ".join(address((one["ip"], one["port"])) for one in behind)
+        yield warning(_REPLICAS, f"Behind: {names}.", "Look at its log, and at the network.")
+    else:
+        yield ok(_REPLICAS, f"{len(found)} replica(s) keep up")
+    # INFO names it only where both options are set.
+    if "min_slaves_good_slaves" not in info:
+        yield warning(
+            _REPLICAS,
+            "min-replicas-to-write is 0: a primary that is cut off goes on taking what is"
+            " forgotten later.",
+            "redis-cli CONFIG SET min-replicas-to-write 1, and the same in each redis.conf"
+            f" ({_DOCUMENT}).",
+        )
+
+
+def _is_replica(name: str, value: Any) -> bool:
+    return name.startswith("slave") and name[5:].isdigit() and isinstance(value, Mapping)

@@ -1,0 +1,1 @@
+"""Where Redis is: its url, and the connections that are made from one."""

@@ -1,0 +1,200 @@
+"""How connections to Redis are made from its url, for redis-py and for Celery alike.
+
+Only a primary that stands alone will do. Where another server has become the primary, a connection
+to the old one is closed, so that the next one asks anew where the primary is: the Sentinels, or the
+DNS where one name moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.connection import Connection, ConnectionPool, SSLConnection
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,
+    MasterDownError,
+    ReadOnlyError,
+    ResponseError,
+    TimeoutError,
+)
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.sentinel import SentinelManagedConnection as _Managed
+from redis.utils import str_if_bytes
+
+from poc_core.redis_at.url import RedisUrl, address
+
+# Seconds for a Sentinel to answer; then the next one is asked.
+SENTINEL_TIMEOUT_S = 1.0
+# What only a replica answers, or a primary that too few follow: maybe another one is the primary by
+# now. Redis 6 puts other words before it where a script wrote.
+_UNFIT = (ReadOnlyError, MasterDownError)
+_UNFIT_TEXTS = ("READONLY ", "UNBLOCKED ", "NOREPLICAS ")
+
+
+class WrongRedisError(ConnectionError):
+    """A Redis that will not do, however long one waits."""
+
+
+class NoWritesError(ConnectionError):
+    """The server is no primary, or one that takes no writes as too few replicas follow it."""
+
+
+class _OfPrimary:
+    """A connection that is closed as soon as its server turns out to be no primary."""
+
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        made: Any = self
+        super().on_connect_check_health(check_health)  # type: ignore[misc]
+        # RESP3 begins with HELLO; with RESP2 it is still to be asked.
+        _check(made.host, made.port, made.handshake_metadata or _hello(made))
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*args, **options)  # type: ignore[misc]
+        except ResponseError as error:
+            if not _is_unfit(error):
+                raise
+            made: Any = self
+            made.disconnect()
+            raise NoWritesError(f"{address((made.host, made.port))} says: {error}") from error
+
+
+class PrimaryConnection(_OfPrimary, Connection):
+    pass
+
+
+class PrimarySSLConnection(_OfPrimary, SSLConnection):
+    pass
+
+
+class SentinelConnection(_OfPrimary, _Managed):
+    pass
+
+
+class SentinelSSLConnection(_OfPrimary, _Managed, SSLConnection):
+    pass
+
+
+class Sentinels(Sentinel):
+    """Sentinels that say why they name no primary."""
+
+    def __init__(
+        self, hosts: Iterable[tuple[str, int]], sentinel_kwargs: Mapping[str, Any]
+    ) -> None:
+        """`sentinel_kwargs`: redis-py's arguments to a Sentinel besides host and port."""
+        # Without tries of its own: the next Sentinel is asked instead.
+        limits = {
+            "socket_timeout": SENTINEL_TIMEOUT_S,
+            "socket_connect_timeout": SENTINEL_TIMEOUT_S,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        super().__init__(list(hosts), sentinel_kwargs={**limits, **sentinel_kwargs})
+        self._first = 0  # the place of the one that is asked first: it answered last
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """The primary's address. MasterNotFoundError, WrongRedisError: there is none."""
+        silent, known, is_known = [], set[str](), False
+        for turn in range(len(self.sentinels)):
+            place = (self._first + turn) % len(self.sentinels)
+            sentinel = self.sentinels[place]
+            try:
+                masters = states(sentinel)
+            except (ConnectionError, TimeoutError, ResponseError) as error:
+                silent.append(f"{self.name(sentinel)}: {why(error)}")
+                continue
+            state = masters.get(service_name)
+            if state and self.check_master_state(state, service_name):
+                self._first = place
+                return state["ip"], state["port"]
+            known |= set(masters)
+            is_known = is_known or state is not None
+        if is_known:
+            raise MasterNotFoundError(
+                f"the primary of {service_name} is down, and the Sentinels name no other yet"
+            )
+        if len(silent) < len(self.sentinels):
+            names = ", ".join(sorted(known)) or "none"
+            raise WrongRedisError(
+                f"the Sentinels know no master {service_name} (they know: {names}); correct the url"
+            )
+        raise MasterNotFoundError(f"no Sentinel answers ({'; '.join(silent)})")
+
+    @staticmethod
+    def name(sentinel: Redis) -> str:
+        given = sentinel.connection_pool.connection_kwargs
+        return address((given["host"], given["port"]))
+
+
+def states(sentinel: Redis) -> dict[str, dict[str, Any]]:
+    """What a Sentinel knows of each master, by name."""
+    found: Any = sentinel.sentinel_masters()  # redis-py types it as possibly another shape
+    return dict(found)
+
+
+def why(error: Exception) -> str:
+    """Why a Sentinel gave no answer, in few words."""
+    if isinstance(error, AuthenticationError):
+        return "it refuses the url's sentinel_username and sentinel_password, or wants them"
+    return str(error).rstrip(".").rpartition(". ")[2]  # not the address once more
+
+
+def pool(at: RedisUrl, **options: Any) -> ConnectionPool:
+    """A pool of connections to the primary; `options`: redis-py's for a connection."""
+    given = {**at.ssl, **at.server, **options}
+    if at.master:
+        kind = SentinelSSLConnection if at.tls else SentinelConnection
+        return sentinel_pool(at.master, at.hosts, at.sentinel, connection_class=kind, **given)
+    host, port = at.hosts[0]
+    one = PrimarySSLConnection if at.tls else PrimaryConnection
+    return ConnectionPool(connection_class=one, host=host, port=port, **given)
+
+
+def sentinel_pool(
+    master: str,
+    hosts: Iterable[tuple[str, int]],
+    sentinel_kwargs: Mapping[str, Any],
+    **options: Any,
+) -> SentinelConnectionPool:
+    """A pool of connections to the primary that the Sentinels name."""
+    return SentinelConnectionPool(master, Sentinels(hosts, sentinel_kwargs), **options)
+
+
+def client(at: RedisUrl, **options: Any) -> Redis:
+    """A client, which connects on first use; `options`: redis-py's for a connection."""
+    return Redis.from_pool(pool(at, **options))
+
+
+def _is_unfit(error: ResponseError) -> bool:
+    return isinstance(error, _UNFIT) or any(text in str(error) for text in _UNFIT_TEXTS)
+
+
+def _hello(connection: Any) -> Mapping[Any, Any]:
+    connection.send_command("HELLO", check_health=False)
+    try:
+        answer = connection.read_response()
+    except ResponseError:
+        return {}  # what is like Redis, and does not know it
+    if isinstance(answer, Mapping):
+        return answer
+    return dict(zip(answer[::2], answer[1::2], strict=False))
+
+
+def _check(host: str, port: int, hello: Mapping[Any, Any]) -> None:
+    """WrongRedisError, NoWritesError: the server that said this to HELLO is no lone primary."""
+    said = {str_if_bytes(name): str_if_bytes(value) for name, value in hello.items()}
+    if said.get("mode") == "cluster":
+        raise WrongRedisError(
+            f"{address((host, port))} is a Redis Cluster, which would spread a job's keys over"
+            " servers; use one Redis, or one with Sentinels"
+        )
+    if said.get("mode") == "sentinel":
+        raise WrongRedisError(
+            f"{address((host, port))} is a Sentinel; its url is redis+sentinel://HOST:PORT/MASTER/0"
+        )
+    if said.get("role") in ("replica", "slave"):
+        raise NoWritesError(f"{address((host, port))} is a replica and takes no writes")

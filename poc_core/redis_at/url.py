@@ -1,0 +1,160 @@
+"""The url of a Redis: of one server, or of Sentinels that know which server is the primary.
+
+    redis://USER:PASSWORD@HOST:6379/DB
+    redis+sentinel://USER:PASSWORD@HOST:26379,HOST:26379,HOST:26379/MASTER/DB
+
+rediss:// and rediss+sentinel:// are the same over TLS. User, password, database and redis-py's own
+options (`ssl_ca_certs`, say) are for the server. For the Sentinels are `sentinel_username`,
+`sentinel_password`, `sentinel_password_file`, and `sentinel_tls=no` where only the server has TLS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from redis.connection import parse_url
+from redis.credentials import UsernamePasswordCredentialProvider
+
+_SENTINEL = "+sentinel"
+_PORT, _SENTINEL_PORT = 6379, 26379
+_SENTINEL_LOOKS = "redis+sentinel://HOST:26379,HOST:26379,HOST:26379/MASTER/0"
+_LOOKS = f"must look like redis://host:port/db (or rediss:// for TLS), or {_SENTINEL_LOOKS}"
+
+
+@dataclass(frozen=True)
+class RedisUrl:
+    """A url taken apart. No field is shown that may hold a secret."""
+
+    tls: bool
+    hosts: tuple[tuple[str, int], ...]  # the server's, or the Sentinels'
+    master: str  # by which the Sentinels know the server; empty: no Sentinels
+    # redis-py's arguments besides host and port, TLS' own among them: to the server, to a Sentinel
+    server: Mapping[str, Any] = field(repr=False)
+    sentinel: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, text: str) -> RedisUrl:
+        """ValueError says what is wrong, and nothing that may be a secret."""
+        scheme, _, rest = text.partition("://")
+        # Not unix://, which Celery names differently.
+        if scheme not in ("redis", "rediss", "redis+sentinel", "rediss+sentinel"):
+            raise ValueError(_LOOKS)
+        tls = scheme.startswith("rediss")
+        if scheme.endswith(_SENTINEL):
+            return _of_sentinels(tls, rest)
+        try:
+            server = parse_url(text)
+        except ValueError:
+            raise ValueError(_LOOKS) from None
+        server.pop("connection_class", None)
+        host = server.pop("host", "localhost"), server.pop("port", _PORT)
+        return cls(tls, (host,), "", server, {})
+
+    @property
+    def shown(self) -> str:
+        """The url as anybody may see it: without user, password and options."""
+        scheme = ("rediss" if self.tls else "redis") + (_SENTINEL if self.master else "")
+        hosts = ",".join(address(host) for host in self.hosts)
+        user = "***@" if self.server.get("password") else ""
+        path = [self.master] * bool(self.master) + [str(self.server.get("db", 0))]
+        return f"{scheme}://{user}{hosts}/{'/'.join(path)}"
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """The ports that it names, and Redis' usual one where only the Sentinels know which."""
+        usual = {_PORT} if self.master else set()
+        return frozenset({port for _, port in self.hosts} | usual)
+
+    @property
+    def broker(self) -> str:
+        """Celery's url of the same server, or of one of its Sentinels, without options."""
+        user = quote(self.server.get("username") or "", safe="")
+        password = quote(self.server.get("password") or "", safe="")
+        credentials = f"{user}:{password}@" if user or password else ""
+        scheme = "sentinel" if self.master else "rediss" if self.tls else "redis"
+        database = self.server.get("db", 0)
+        return f"{scheme}://{credentials}{address(self.hosts[0])}/{database}"
+
+    @property
+    def ssl(self) -> dict[str, Any]:
+        """redis-py's options of TLS to the server; empty: without TLS."""
+        if not self.tls:
+            return {}
+        given = {name: value for name, value in self.server.items() if name.startswith("ssl_")}
+        # In full, as kombu takes any certificate where none is said and Flower reads no url.
+        return {"ssl_cert_reqs": "required", **given}
+
+
+def address(host: tuple[str, int]) -> str:
+    """HOST:PORT, an IPv6 address in brackets."""
+    name, port = host
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+
+
+def _of_sentinels(tls: bool, rest: str) -> RedisUrl:
+    """`rest`: what follows ://."""
+    before, question, query = rest.partition("?")
+    netloc, _, path = before.partition("/")
+    user, at, hosts = netloc.rpartition("@")
+    master, slash, database = unquote(path).partition("/")
+    if not hosts:
+        raise ValueError(f"names no Sentinel; it must look like {_SENTINEL_LOOKS}")
+    if not master or master.isdecimal():
+        raise ValueError(
+            f"names no master (`sentinel monitor MASTER ...`); it must look like {_SENTINEL_LOOKS}"
+        )
+    if slash and not database.isdecimal():
+        raise ValueError(f"must end with a database's number, as {_SENTINEL_LOOKS}")
+    found = tuple(_host(part) for part in hosts.split(","))
+    try:
+        # redis-py reads user, password and options as it does those of one server.
+        given = parse_url(f"redis://{user}{at}host/{database or 0}{question}{query}")
+    except ValueError as error:
+        raise ValueError(f"has an option that cannot be read: {error}") from None
+    given.pop("host")
+    own = {name: given.pop(name) for name in sorted(given) if name.startswith("sentinel_")}
+    return RedisUrl(tls, found, master, given, _to_sentinels(tls, given, own))
+
+
+def _host(text: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(f"//{text}")
+        if parts.hostname is None or parts.path or "@" in text:
+            raise ValueError
+        return parts.hostname, parts.port or _SENTINEL_PORT
+    except ValueError:
+        raise ValueError(
+            f"must name Sentinels as HOST:PORT with commas between, as {_SENTINEL_LOOKS}"
+        ) from None
+
+
+def _to_sentinels(tls: bool, server: Mapping[str, Any], own: dict[str, str]) -> dict[str, Any]:
+    """redis-py's arguments to a Sentinel, of the server's and the url's options for Sentinels."""
+    user, password = own.pop("sentinel_username", None), own.pop("sentinel_password", None)
+    file, with_tls = own.pop("sentinel_password_file", None), own.pop("sentinel_tls", "")
+    if own:
+        raise ValueError(
+            f"has no option {', '.join(own)}; Sentinels have sentinel_username,"
+            " sentinel_password, sentinel_password_file and sentinel_tls=no"
+        )
+    if file and not password:
+        try:
+            password = Path(file).read_text().strip()
+        except OSError as error:
+            raise ValueError(
+                f"sentinel_password_file {file} cannot be read ({error.strerror})"
+            ) from None
+    if with_tls not in ("", "yes", "no"):
+        raise ValueError("sentinel_tls must be yes or no")
+    found: dict[str, Any] = {}
+    if tls and with_tls != "no":
+        found |= {"ssl": True, "ssl_cert_reqs": "required"}
+        found |= {name: value for name, value in server.items() if name.startswith("ssl_")}
+    if user or password:
+        # Not the plain words: Flower shows Celery's options, and these are among them.
+        found["credential_provider"] = UsernamePasswordCredentialProvider(user, password)
+    return found
