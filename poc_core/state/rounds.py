@@ -33,6 +33,20 @@ _MOST_KEPT = 100_000
 # Reported nonces in one answer: 0.4 MB of JSON, and more than most rounds have.
 MOST_LISTED = 10_000
 
+# The fields of a round's hash that make a RoundRecord: not what each worker computed, which every
+# worker would read again with each step of every other.
+_RECORD_FIELDS = (
+    "state",
+    "config",
+    "created_at",
+    "started_at",
+    "stopped_at",
+    "n_processed",
+    "n_valid",
+    "n_excluded",
+    "error",
+    "exhausted",
+)
 _RECORD = TypeAdapter(RoundRecord)
 
 
@@ -78,7 +92,7 @@ class RoundStore:
         return None if round_id is None else self.read(round_id.decode())
 
     def read(self, round_id: str) -> RoundRecord | None:
-        return round_record(round_id, self._redis.hgetall(keys.round(round_id)))
+        return _record(round_id, self._redis.hmget(keys.round(round_id), _RECORD_FIELDS))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
         """Sets the state of a round that is not STOPPED; returns the one it had, None if expired.
@@ -115,11 +129,9 @@ class RoundStore:
         ids = [raw.decode() for raw in self._redis.lrange(keys.NEWEST_ROUNDS, 0, most - 1)]
         with self._redis.pipeline(transaction=False) as pipe:
             for round_id in ids:
-                pipe.hgetall(keys.round(round_id))
+                pipe.hmget(keys.round(round_id), _RECORD_FIELDS)
             found = zip(ids, answers(pipe), strict=True)
-        records = (
-            readable(f"round {name}", partial(round_record, name, raw)) for name, raw in found
-        )
+        records = (readable(f"round {name}", partial(_record, name, raw)) for name, raw in found)
         return [record for record in records if record is not None]
 
     def reported(
@@ -191,6 +203,14 @@ class RoundStore:
     @property
     def _ttl_s(self) -> int:
         return self._settings.callback_retention_sec
+
+
+def _record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:
+    """The round in a hash's _RECORD_FIELDS."""
+    found = zip(_RECORD_FIELDS, values, strict=True)
+    return round_record(
+        round_id, {name.encode(): value for name, value in found if value is not None}
+    )
 
 
 def round_record(round_id: str, found: Mapping[bytes, bytes]) -> RoundRecord | None:

@@ -69,12 +69,19 @@ end
 -- Seconds of a step of the node's history, and for how long its steps are kept (state/past/history.py).
 local PAST = {{5, 960}, {20, 3720}, {120, 22000}, {480, 87400}}
 
+-- `n` more of `field` of a hash. The hash lives for `ttl` seconds from the first count of any field on: to say so with
+-- each count would be half of what counting costs.
+local function count_in(key, field, n, ttl)
+  if redis.call('HINCRBY', key, field, n) == tonumber(n) then
+    redis.call('EXPIRE', key, ttl)
+  end
+end
+
 -- `n` more of `field` happened in that `second`.
 local function count_past(field, n, second)
   for _, step in ipairs(PAST) do
     local key = string.format('poc:past:%d:%d', step[1], math.floor(tonumber(second) / step[1]) * step[1])
-    redis.call('HINCRBY', key, field, n)
-    redis.call('EXPIRE', key, step[2])
+    count_in(key, field, n, step[2])
   end
 end
 
@@ -82,8 +89,7 @@ end
 local function count_processed(n, second, worker, ttl)
   redis.call('INCRBY', 'poc:stats:total', n)
   redis.call('EXPIRE', 'poc:stats:total', ttl)
-  redis.call('HINCRBY', 'poc:stats:by:' .. second, worker, n)
-  redis.call('EXPIRE', 'poc:stats:by:' .. second, 60)
+  count_in('poc:stats:by:' .. second, worker, n, 60)
   count_past(name_of_worker(worker), n, second)
 end
 
@@ -206,13 +212,16 @@ end
 local function push_outbox(id, entry, n, due, ttl)
   local outbox = 'poc:outbox:' .. id
   local counted = counted_entry(n, entry)
-  redis.call('RPUSH', outbox .. ':entries', counted)
+  local is_first = redis.call('RPUSH', outbox .. ':entries', counted) == 1
   redis.call('HINCRBY', outbox, 'bytes', #counted)
   redis.call('HINCRBY', outbox, 'waiting', n)
-  redis.call('EXPIRE', outbox, ttl)
-  redis.call('EXPIRE', outbox .. ':entries', ttl)
-  redis.call('ZADD', 'poc:outbox:due', 'NX', due, id)
-  redis.call('EXPIRE', 'poc:outbox:due', ttl)
+  if is_first then -- of a round that goes on all keys are kept (lease_nonces.lua), else each delivery keeps them
+    redis.call('EXPIRE', outbox, ttl)
+    redis.call('EXPIRE', outbox .. ':entries', ttl)
+  end
+  if redis.call('ZADD', 'poc:outbox:due', 'NX', due, id) == 1 then
+    redis.call('EXPIRE', 'poc:outbox:due', ttl)
+  end
 end
 
 -- A round ends; what waits in its outbox is delivered at once and kept for `ttl` seconds at most.

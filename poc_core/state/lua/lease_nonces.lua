@@ -18,7 +18,7 @@ local FEW = 8 -- leases that every call looks at
 local round, outbox, generating, current = unpack(KEYS)
 local worker, wanted, now, until_s, ttl, most_bytes, in_hand = unpack(ARGV)
 wanted, now = tonumber(wanted), tonumber(now)
-local state, looked_at = unpack(redis.call('HMGET', round, 'state', 'looked_at'))
+local state, looked_at, next_place, all_places = unpack(redis.call('HMGET', round, 'state', 'looked_at', 'next', 'places'))
 if state ~= 'GENERATING' then
   return {'stopped'}
 end
@@ -66,7 +66,6 @@ if has_looked then
   free_those_of_the_dead()
 end
 local lowest = redis.call('ZRANGE', round .. ':free', 0, 0)[1]
-local next_place, all_places = unpack(redis.call('HMGET', round, 'next', 'places'))
 if not lowest and tonumber(next_place) >= tonumber(all_places) and not has_looked then
   free_those_of_the_dead()
   lowest = redis.call('ZRANGE', round .. ':free', 0, 0)[1]

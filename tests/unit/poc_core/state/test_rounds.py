@@ -692,7 +692,7 @@ def test_every_key_of_a_distance_round_expires(rounds: RoundStore, redis: Redis)
 
 
 def test_a_round_that_goes_on_does_not_expire(
-    rounds: RoundStore, redis: Redis, settings: Settings
+    rounds: RoundStore, redis: Redis, settings: Settings, clock: Clock
 ) -> None:
     record = start(rounds)
     rounds.complete(take(rounds, record, "w1", 9), "w1", [None, *["v"] * 8])
@@ -702,6 +702,7 @@ def test_a_round_that_goes_on_does_not_expire(
     of_the_outbox = list(redis.scan_iter(f"poc:outbox:{record.round_id}*"))
     for key in of_the_round + of_the_outbox:
         redis.expire(key, 5)
+    clock.now += 1
     take(rounds, record, "w2", 4)
     short = [
         key
