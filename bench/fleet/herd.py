@@ -179,7 +179,12 @@ def _host(order: Order, number: int, n_workers: int) -> None:
 
     registry = WorkerRegistry(redis, settings)
     follower = Follower(
-        DeploymentStore(redis, settings), registry, name, order.options, start_fleet, print
+        DeploymentStore(redis, settings),
+        registry,
+        name,
+        order.options,
+        start_fleet,
+        lambda message: None,
     )
     follower.begin()
     _until_told()
@@ -199,6 +204,7 @@ def main() -> None:
     import workers.main  # noqa: F401
 
     order = Order.model_validate_json(sys.stdin.readline())
+    os.nice(-min(0, os.nice(0)))
     gc.collect()
     gc.freeze()
     pids = []

@@ -1,20 +1,20 @@
 """What a worker's batch costs Redis, however many other workers there are."""
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 from redis import Redis
 
-from poc_core.records import Lease, RoundRecord, RoundState
-from poc_core.settings import Settings
-from poc_core.state import RoundStore
+from poc_core.records import Lease, NewJob, RoundRecord, RoundState
+from poc_core.state import JobStore, RoundStore
 from tests.harness.lua_steps import counted_steps
-from tests.harness.samples import Clock, round_config
+from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, round_config
 
 Serve = Callable[..., Any]
 
-FLEETS = (16, 256)
+FLEETS = (16, 180)
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def leased(
 
 
 def steps_of_a_batch(
-    rounds: RoundStore, record: RoundRecord, clock: Clock, n_workers: int, serve: Serve
+    rounds: RoundStore, record: RoundRecord, n_workers: int, serve: Serve
 ) -> float:
-    """Commands that the scripts of one batch call, of a worker among so many; of 40 a second."""
+    """Commands that the scripts of one batch of a round call, of a worker among so many."""
     held: dict[str, list[Lease]] = {}
     for number in range(n_workers):
         worker = f"w{number}-of-{n_workers}"
@@ -51,10 +51,60 @@ def steps_of_a_batch(
 
 
 def test_a_batch_of_a_round_costs_as_much_among_many_workers(
-    rounds: RoundStore, record: RoundRecord, clock: Clock, serve: Serve
+    rounds: RoundStore, record: RoundRecord, serve: Serve
 ) -> None:
-    few, many = (
-        steps_of_a_batch(rounds, record, clock, n, serve)
-        for n in FLEETS
-    )
+    few, many = (steps_of_a_batch(rounds, record, n, serve) for n in FLEETS)
     assert many <= 1.1 * few
+
+
+def test_a_worker_reads_a_round_without_what_each_other_computed(
+    rounds: RoundStore, record: RoundRecord, redis: Redis, serve: Serve
+) -> None:
+    serve("w1")
+    lease = leased(rounds, record, "w1")
+    rounds.complete(lease, "w1", [f"v{nonce}" for nonce in lease.nonces])
+    assert b"by:w1" in cast(list[bytes], redis.hkeys(f"poc:round:{record.round_id}"))
+    asked: list[object] = []
+    redis.execute_command = lambda *args, **_: asked.append(args[0])  # type: ignore[method-assign]
+    with suppress(TypeError):  # there is no answer
+        rounds.read(record.round_id)
+    assert asked == ["HMGET"]
+
+
+def steps_beside(jobs: JobStore, job_id: str, index: int, room: int) -> tuple[int, int]:
+    """Commands called by the script that looks for batches beside one, and how many it found."""
+    name = jobs.name_lease("asks")
+    lease = jobs.lease(job_id, index, "asks", name)
+    assert isinstance(lease, Lease)
+    with counted_steps() as steps:
+        found = jobs.lease_more(lease, name, room)
+    return steps.total(), len(found)
+
+
+@pytest.mark.parametrize("n_workers", FLEETS)
+def test_room_beside_a_batch_is_filled_from_behind_those_that_others_have_in_hand(
+    jobs: JobStore, clock: Clock, serve: Serve, n_workers: int
+) -> None:
+    """The oldest jobs are all in hand where many workers are."""
+    job_ids = []
+    for nonce in range(n_workers + 10):
+        job_ids.append(jobs.create(NewJob(MODEL, SPEC, REQUEST, [nonce], 1, None)))
+        clock.now += 0.001
+    serve("w")
+    for job_id in job_ids[:n_workers]:
+        assert isinstance(jobs.lease(job_id, 0, "w"), Lease)
+    steps, n_found = steps_beside(jobs, job_ids[n_workers], 0, room=4)
+    assert n_found == 4
+    assert steps <= 90
+
+
+def test_neighbours_that_others_have_in_hand_are_passed_over_together(
+    jobs: JobStore, serve: Serve
+) -> None:
+    job_id = jobs.create(NewJob(MODEL, SPEC, REQUEST, list(range(400)), 1, None))
+    serve("w")
+    for index in range(1, 200):
+        jobs.lease(job_id, index, "w")
+    steps, n_found = steps_beside(jobs, job_id, 0, room=4)
+    assert n_found == 0
+    assert steps <= 12
