@@ -3,9 +3,9 @@
     .venv/bin/python -m bench.fleet                 # 16, 64 and 256 workers, some six minutes
     .venv/bin/python -m bench.fleet --part minute   # a round of 1,000,000 nonces a minute
 
-The workers are the product's, with a synthetic engine (`herd.py`). On a machine that cannot keep
-them all busy they take their batches more slowly, all together as many a second at each size: what
-counts are the CPU seconds of a worker that waits and of a batch, which a fit tells apart.
+The workers are the product's, with a synthetic engine (`herd.py`). A machine that cannot keep them
+all busy lets them take their batches more slowly, all together as many a second at each size. What
+a batch costs Redis is then measured without them, at the pace that the machine allows (`pump.py`).
 """
 
 import os
@@ -14,34 +14,25 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-import httpx
-import numpy as np
 import psutil
 import redis
 import typer
-from rich.table import Table
 
-from bench.fleet import minute
-from bench.fleet.centre import Centre, centre
+from bench.fleet import minute, pump
+from bench.fleet.centre import MODEL, Centre, centre, start_round
 from bench.fleet.figures import LOOK, Stretch, look
 from bench.fleet.herd import Herd
 from bench.fleet.readers import Read, read_all
 from bench.harness import machine
 from bench.harness.heartbeats import HEARTBEAT_LIMIT_S, HeartbeatWatch
 from bench.harness.report import console, exit_with
-from poc_core.state import keys
 from workers.engines.options import EngineOptions
 
-MODEL = "tiny-qwen3"  # its name only: the engine loads none
-BATCH = 32
+BATCH = 32  # nonces
 PER_WORKER = 20.0  # batches a second that a worker is to take
 SETTLE_S = 6.0
-ROUND = {
-    "block_hash": "fleet", "block_height": 1, "public_key": "bench", "node_id": 0, "node_count": 1,
-    "batch_size": BATCH, "params": {"model": MODEL, "seq_len": 64, "k_dim": 12},
-}  # fmt: skip
 TOLD_FOR = (256, 1000, 4000)
 
 MOST_REDIS_CORES = 0.4
@@ -61,15 +52,37 @@ class Run:
     n: int
     idle: Stretch
     work: Stretch
+    pumped: Stretch  # without workers, as fast as the machine allows
     read: Read
     heartbeat_s: float  # the longest time between two
     others: float  # cores of other programs meanwhile
 
+    @property
+    def idle_commands(self) -> float:
+        """Commands a second of a worker that waits, its part of its host's among them."""
+        return self.idle.commands_per_s / self.n
+
+    @property
+    def batch_commands(self) -> float:
+        """Commands of a batch, with those in scripts, beyond a worker's that waits."""
+        beyond = self.work.commands_per_s - _looks(self.work) - self.idle.commands_per_s
+        return beyond / _batches(self.work)
+
+    @property
+    def idle_cores(self) -> float:
+        """Redis' cores for a worker that waits."""
+        return self.idle.redis_cores / self.n
+
+    @property
+    def batch_s(self) -> float:
+        """Redis' CPU seconds of a batch at full pace."""
+        return self.pumped.redis_cores / _batches(self.pumped)
+
 
 def main(
-    workers: Annotated[str, typer.Option(help="Numbers of workers, the smallest first.")] = (
-        "16,64,256"
-    ),
+    workers: Annotated[
+        str, typer.Option(help="Numbers of workers, the smallest first.")
+    ] = "16,64,256",
     batches: Annotated[
         float, typer.Option(min=1, help="Batches a second of all workers together, at most.")
     ] = 160.0,
@@ -88,177 +101,113 @@ def main(
 
 
 def measure(n: int, batches_per_s: float, seconds: float) -> Run:
-    per_worker = min(PER_WORKER, batches_per_s / n)
-    options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=1000 / per_worker)
-    meter = machine.UsageMeter()
+    step_ms = 1000 / min(PER_WORKER, batches_per_s / n)
+    options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=step_ms)
     with ExitStack() as exits:
-        node = exits.enter_context(centre({}))
+        node = exits.enter_context(centre())
         herd = exits.enter_context(Herd(n, options, str(node.redis_url)))
         connection = exits.enter_context(redis.Redis.from_url(str(node.redis_url)))
         node.wait_for_workers(n)
-        watch = HeartbeatWatch(str(node.redis_url), look_s=0.25)
         time.sleep(SETTLE_S)
-        idle = stretch(node, herd, connection, seconds)
-        with httpx.Client(base_url=node.base_url, timeout=60, trust_env=False) as client:
-            client.post("/api/v1/pow/init/generate", json=ROUND).raise_for_status()
-            time.sleep(SETTLE_S)
-            work = stretch(node, herd, connection, seconds)
-            read = read_all(node, seconds)
-            client.post("/api/v1/pow/stop").raise_for_status()
-        run = Run(n, idle, work, read, watch.close(), meter.read().others)
-    tell(run)
+        watch = HeartbeatWatch(str(node.redis_url), look_s=0.25)
+        meter = machine.UsageMeter()
+        idle = _stretch(node, herd, connection, seconds)
+        start_round(str(node.redis_url), BATCH, "http://127.0.0.1:9")  # nobody listens there
+        time.sleep(SETTLE_S)
+        work = _stretch(node, herd, connection, seconds)
+        read = read_all(node, seconds)
+        heartbeat_s, others = watch.close(), meter.read().others
+    run = Run(n, idle, work, pump.measure(n, BATCH, seconds), read, heartbeat_s, others)
+    _tell(run)
     return run
 
 
-def stretch(node: Centre, herd: Herd, connection: redis.Redis, seconds: float) -> Stretch:
+def _stretch(node: Centre, herd: Herd, connection: redis.Redis, seconds: float) -> Stretch:
     processes = {
         "workers": herd.workers(),
         "hosts": herd.hosts(),
-        "api": [psutil.Process(node.api_pid)],
+        "API": [psutil.Process(node.api_pid)],
     }
-    before = look(connection, n_nonces(connection), processes)
+    before = look(connection, processes)
     time.sleep(seconds)
-    return Stretch(before, look(connection, n_nonces(connection), processes))
+    return Stretch(before, look(connection, processes))
 
 
-def n_nonces(connection: Any) -> int:
-    current = connection.get(keys.CURRENT_ROUND)
-    return int(connection.hget(keys.round(current.decode()), "n_processed") or 0) if current else 0
-
-
-def tell(run: Run) -> None:
+def _tell(run: Run) -> None:
     """What the run saw, as it is."""
-    for name, seen in (("idle", run.idle), ("work", run.work)):
-        n_batches = seen.n_nonces / BATCH
-        console.print(
-            f"{run.n} workers, {name}: {n_batches / seen.seconds:.1f} batches/s; Redis"
-            f" {seen.redis_cores:.3f} cores, {seen.commands_per_s:.0f} commands/s (with those in"
-            f" scripts), {seen.reads_per_s:.0f} requests/s; workers {seen.cores('workers'):.3f}"
-            f" cores, hosts {seen.cores('hosts'):.3f}, API {seen.cores('api'):.3f}",
-            highlight=False,
-        )
-        most = sorted(seen.calls.items(), key=lambda item: -item[1])[:9]
-        told = ", ".join(f"{command} {calls / seen.seconds:.0f}" for command, calls in most)
-        console.print(f"  commands/s: {told}", highlight=False, style="dim")
-    console.print(f"  {run.read}; others used {run.others:.2f} cores", highlight=False)
+    for name, seen in (("wait", run.idle), ("work", run.work), ("pump", run.pumped)):
+        told = f"{run.n} workers {name}: {_batches(seen):.1f} batches/s"
+        told += f"; Redis {seen.redis_cores:.3f} cores, {seen.reads_per_s:.0f} requests/s"
+        told += f", {seen.commands_per_s:.0f} commands/s with those in scripts"
+        told += "".join(f"; {kind} {cores:.3f} cores" for kind, cores in seen.cores.items())
+        console.print(told, highlight=False, soft_wrap=True)
+    console.print(
+        f"  waiting: {1e3 * run.idle_cores:.3f} ms of Redis a second and worker,"
+        f" {run.idle_commands:.1f} commands; a batch: {1e6 * run.batch_s:.0f} us of Redis"
+        f" ({1e9 * run.batch_s / BATCH / 1e3:.2f} ms per 1,000 nonces),"
+        f" {run.batch_commands:.1f} commands",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"  {run.read}; heartbeats {run.heartbeat_s:.2f} s apart at most; other programs used"
+        f" {run.others:.2f} cores",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def report(runs: Sequence[Run]) -> bool:
     """Says what holds and what does not; whether all does."""
-    costs = fitted(runs)
-    table = Table(title="A fleet")
-    for heading in (
-        "workers", "Redis ms/s\na worker waits", "commands/s\na worker waits", "Redis us\na batch",
-        "commands\na batch", "seen over\nfitted", "CPU ms/s\na worker waits", "heartbeat\nat most s",
-        "/status\np50 p99 ms", "/metrics\nms", "API\nMB", "console\nKiB/s",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right")
-    for run in runs:
-        table.add_row(
-            str(run.n),
-            f"{1000 * run.idle.redis_cores / run.n:.3f}",
-            f"{run.idle.commands_per_s / run.n:.1f}",
-            f"{1e6 * of_batches(run, costs) / rate(run.work):.0f}",
-            f"{commands_of_batches(run) / rate(run.work):.1f}",
-            f"{run.work.redis_cores / told(costs, run.n, rate(run.work), looks(run.work)):.3f}",
-            f"{1000 * run.idle.cores('workers') / run.n:.1f}",
-            f"{run.heartbeat_s:.2f}",
-            f"{run.read.status_p50_ms:.0f} {run.read.status_p99_ms:.0f}",
-            f"{run.read.metrics_ms:.0f}",
-            f"{run.read.api_mb:.0f}",
-            f"{run.read.console_kib_s:.1f}",
-        )
-    console.print(table)
-    wait, batch, each_look = costs
-    console.print(
-        f"Fitted: Redis {1000 * wait:.3f} ms/s a worker that waits, {1e6 * batch:.0f} us a batch"
-        f" ({1e9 * batch / BATCH / 1e3:.0f} us... per 1,000 nonces {1e3 * 1e3 * batch / BATCH:.2f} ms),"
-        f" {1e6 * each_look:.0f} us a look at the round",
-        highlight=False,
-    )
+    first, last = runs[0], runs[-1]
     for n in TOLD_FOR:
         console.print(
-            f"  {n} workers at {PER_WORKER:g} batches/s each: {told(costs, n, n * PER_WORKER):.2f}"
-            f" cores of Redis; at 1 batch/s each: {told(costs, n, n, 9 * n):.2f}",
+            f"{n} workers: Redis takes {_cores(last, n, 0):.2f} cores when all wait,"
+            f" {_cores(last, n, 1):.2f} at 1 batch/s each, {_cores(last, n, PER_WORKER):.2f} at"
+            f" {PER_WORKER:g}",
             highlight=False,
         )
-    first, last = runs[0], runs[-1]
     grown = {
-        "commands of a worker that waits": _growth(
-            first.idle.commands_per_s / first.n, last.idle.commands_per_s / last.n
-        ),
-        "Redis CPU of a worker that waits": _growth(
-            first.idle.redis_cores / first.n, last.idle.redis_cores / last.n
-        ),
-        "commands of a batch": _growth(
-            commands_of_batches(first) / rate(first.work),
-            commands_of_batches(last) / rate(last.work),
-        ),
-        "Redis CPU of a batch": _growth(
-            of_batches(first, costs) / rate(first.work), of_batches(last, costs) / rate(last.work)
-        ),
+        "commands of a worker that waits": last.idle_commands / first.idle_commands,
+        "commands of a batch": last.batch_commands / first.batch_commands,
+        "Redis' CPU time of a worker that waits": last.idle_cores / first.idle_cores,
+        "Redis' CPU time of a batch": last.batch_s / first.batch_s,
     }
     checks = [
-        *((f"{what}: {by:+.1%} from {first.n} to {last.n} workers", by <= MOST_GROWTH)
-          for what, by in grown.items()),
+        (f"{what}, {last.n} workers over {first.n}: {by:.2f}", by <= 1 + MOST_GROWTH)
+        for what, by in grown.items()
+    ]
+    cores, beats = _cores(last, 256, PER_WORKER), max(run.heartbeat_s for run in runs)
+    checks += [
         (
-            f"Redis at 256 workers and {PER_WORKER:g} batches/s each, fitted:"
-            f" {told(costs, 256, 256 * PER_WORKER):.2f} cores",
-            told(costs, 256, 256 * PER_WORKER) <= MOST_REDIS_CORES,
+            f"Redis at 256 workers and {PER_WORKER:g} batches/s each: {cores:.2f} cores",
+            cores <= MOST_REDIS_CORES,
         ),
         (
-            f"/status: p99 {last.read.status_p99_ms:.0f} ms at {last.n} workers",
+            f"/status, p99 at {last.n} workers: {last.read.status_p99_ms:.0f} ms",
             last.read.status_p99_ms < MOST_STATUS_MS,
         ),
-        (
-            f"heartbeats: {max(run.heartbeat_s for run in runs):.2f} s apart at most",
-            max(run.heartbeat_s for run in runs) <= HEARTBEAT_LIMIT_S,
-        ),
-    ]  # fmt: skip
+        (f"heartbeats {beats:.2f} s apart at most", beats <= HEARTBEAT_LIMIT_S),
+    ]
     for said, holds in checks:
         word = "[bold green]PASS[/]" if holds else "[bold red]FAIL[/]"
         console.print(f"{word} {said}", highlight=False, soft_wrap=True)
     return all(holds for _, holds in checks)
 
 
-def fitted(runs: Sequence[Run]) -> tuple[float, float, float]:
-    """Redis' CPU seconds of a worker's second, of a batch and of a look, by least squares."""
-    rows = [(run.n, rate(s), looks(s), s.redis_cores) for run in runs for s in (run.idle, run.work)]
-    found, *_ = np.linalg.lstsq([row[:3] for row in rows], [row[3] for row in rows], rcond=None)
-    return float(found[0]), float(found[1]), float(found[2])
+def _cores(run: Run, n: int, batches_per_s: float) -> float:
+    """That Redis takes where `n` workers take so many batches each, by what the run saw of one."""
+    return n * (run.idle_cores + batches_per_s * run.batch_s)
 
 
-def told(
-    costs: tuple[float, float, float], n: float, batches_per_s: float, looks_per_s: float = 0.0
-) -> float:
-    """Cores that Redis takes by the fit."""
-    return costs[0] * n + costs[1] * batches_per_s + costs[2] * looks_per_s
-
-
-def rate(seen: Stretch) -> float:
-    """Batches a second."""
+def _batches(seen: Stretch) -> float:
+    """A second."""
     return seen.n_nonces / BATCH / seen.seconds
 
 
-def looks(seen: Stretch) -> float:
+def _looks(seen: Stretch) -> float:
     """Looks a second whether the round goes on."""
     return seen.calls.get(LOOK, 0) / seen.seconds
-
-
-def of_batches(run: Run, costs: tuple[float, float, float]) -> float:
-    """Redis' cores beyond those of workers that wait, and without looks."""
-    return (
-        run.work.redis_cores - run.idle.redis_cores - costs[2] * (looks(run.work) - looks(run.idle))
-    )
-
-
-def commands_of_batches(run: Run) -> float:
-    """Commands a second beyond those of workers that wait, and without looks."""
-    return (run.work.commands_per_s - looks(run.work)) - (run.idle.commands_per_s - looks(run.idle))
-
-
-def _growth(first: float, last: float) -> float:
-    return last / first - 1
 
 
 if __name__ == "__main__":

@@ -9,9 +9,12 @@ import redis
 from cli.supervise.ports import reserve_port
 from cli.supervise.stack import API_GRACE_S, COURIER_GRACE_S, Stack
 from poc_core.errors import ProoflineError
-from poc_core.state import keys
+from poc_core.records import ProofSpec, RoundConfig, RoundState
+from poc_core.settings import load_settings
+from poc_core.state import RoundStore, keys
 from workers.engines.options import EngineOptions
 
+MODEL = "tiny-qwen3"  # its name only: the engine loads none
 READY_TIMEOUT_S = 600.0
 _LOOK_S = 0.2
 
@@ -21,7 +24,7 @@ class NotReadyError(ProoflineError):
 
 
 class Centre(Stack):
-    """A stack without hosts. `with Centre.started() as centre:`"""
+    """A stack without a host of its own."""
 
     def start(self) -> None:
         self.port = reserve_port(self.host, self.port)
@@ -53,8 +56,24 @@ class Centre(Stack):
         raise NotReadyError(f"{n_ready} of {n} workers got ready.")
 
 
-def centre(env: dict[str, str]) -> Centre:
-    return Centre(EngineOptions(model="", engine="synthetic"), env=env)
+def centre() -> Centre:
+    return Centre(EngineOptions(model="", engine="synthetic"))
+
+
+def start_round(redis_url: str, batch: int, url: str) -> None:
+    """Begins a round, with payloads to `url`, as the API would."""
+    spec = ProofSpec(
+        block_hash="fleet",
+        public_key="bench",
+        seq_len=64,
+        options={"k_dim": 12, "stronger_rng": False},
+    )
+    config = RoundConfig(
+        model=MODEL, spec=spec, block_height=1, node_id=0, node_count=1, batch_size=batch, url=url
+    )
+    with redis.Redis.from_url(redis_url) as connection:
+        settings = load_settings(redis_url=redis_url)
+        RoundStore(connection, settings).store(config, RoundState.GENERATING)
 
 
 def _n_ready(connection: Any) -> int:

@@ -11,6 +11,7 @@ import psutil
 import redis
 
 from bench.harness.machine import cpu_s
+from poc_core.state import keys
 
 # Commands that a worker sends to see whether its round still goes on.
 LOOK = "get"
@@ -62,14 +63,18 @@ class Stretch:
         before = self.before.calls
         return {name: n - before.get(name, 0) for name, n in self.after.calls.items()}
 
-    def cores(self, kind: str) -> float:
-        return (self.after.cpu_s[kind] - self.before.cpu_s[kind]) / self.seconds
+    @property
+    def cores(self) -> dict[str, float]:
+        """By kind of process."""
+        before = self.before.cpu_s
+        return {kind: (cpu - before[kind]) / self.seconds for kind, cpu in self.after.cpu_s.items()}
 
 
-def look(
-    connection: redis.Redis, n_nonces: int, processes: Mapping[str, Iterable[psutil.Process]]
-) -> Look:
+def look(connection: redis.Redis, processes: Mapping[str, Iterable[psutil.Process]] = {}) -> Look:
+    """What has been counted by now; nonces of the current round."""
     found: Any = connection
+    current = found.get(keys.CURRENT_ROUND)
+    n_nonces = found.hget(keys.round(current.decode()), "n_processed") if current else None
     cpu, stats = found.info("cpu"), found.info("stats")
     calls = {
         name.removeprefix("cmdstat_"): told["calls"]
@@ -80,6 +85,6 @@ def look(
         cpu["used_cpu_user"] + cpu["used_cpu_sys"],
         calls,
         stats["total_reads_processed"],
-        n_nonces,
+        int(n_nonces or 0),
         {kind: sum(map(cpu_s, members)) for kind, members in processes.items()},
     )

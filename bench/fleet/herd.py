@@ -80,15 +80,11 @@ class Herd:
         self._logs.cleanup()
 
     def hosts(self) -> list[psutil.Process]:
-        return psutil.Process(self._process.pid).children()
+        found: list[psutil.Process] = psutil.Process(self._process.pid).children()
+        return found
 
     def workers(self) -> list[psutil.Process]:
         return [worker for host in self.hosts() for worker in host.children()]
-
-    def trouble(self) -> str:
-        """The end of the log of a worker that has ended, for an error message."""
-        found = sorted(Path(self._logs.name).iterdir(), key=lambda path: path.stat().st_mtime)
-        return found[-1].read_text()[-2000:] if found else ""
 
 
 class _Forked(Child):

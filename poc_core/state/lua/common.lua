@@ -1,4 +1,4 @@
--- Put before every script. Nonces are strings throughout: a Lua number is a double and would round those above 2^53.
+-- What a script uses of these is put before it (state/scripts.py). Nonces are strings throughout: a Lua number is a double and would round those above 2^53.
 --
 -- Every script begins with its KEYS and ARGV and gives each a name before anything else. So named here too:
 --   job, round       the hash of one (poc:job:{id}, poc:round:{id}); its working keys are this plus a suffix
@@ -69,12 +69,14 @@ end
 -- Seconds of a step of the node's history, and for how long its steps are kept (state/past/history.py).
 local PAST = {{5, 960}, {20, 3720}, {120, 22000}, {480, 87400}}
 
--- `n` more of `field` of a hash. The hash lives for `ttl` seconds from the first count of any field on: to say so with
--- each count would be half of what counting costs.
+-- `n` more of `field` of a hash; returns whether they are its first. The hash lives for `ttl` seconds from the first count
+-- of any field on: to say so with each count would be half of what counting costs.
 local function count_in(key, field, n, ttl)
-  if redis.call('HINCRBY', key, field, n) == tonumber(n) then
+  local is_first = redis.call('HINCRBY', key, field, n) == tonumber(n)
+  if is_first then
     redis.call('EXPIRE', key, ttl)
   end
+  return is_first
 end
 
 -- `n` more of `field` happened in that `second`.
@@ -88,8 +90,9 @@ end
 -- A worker computed `n` nonces, for a job or a round, in that `second` since the epoch: the node's own counters.
 local function count_processed(n, second, worker, ttl)
   redis.call('INCRBY', 'poc:stats:total', n)
-  redis.call('EXPIRE', 'poc:stats:total', ttl)
-  count_in('poc:stats:by:' .. second, worker, n, 60)
+  if count_in('poc:stats:by:' .. second, worker, n, 60) then
+    redis.call('EXPIRE', 'poc:stats:total', ttl)
+  end
   count_past(name_of_worker(worker), n, second)
 end
 

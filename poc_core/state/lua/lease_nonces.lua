@@ -61,7 +61,7 @@ local function free_those_of_the_dead()
   end
 end
 
-local has_looked = is_due or redis.call('HLEN', round .. ':leases') <= FEW
+local has_looked = redis.call('HLEN', round .. ':leases') <= FEW or is_due
 if has_looked then
   free_those_of_the_dead()
 end
@@ -92,9 +92,9 @@ end
 local lease = member(first, places)
 kept[#kept + 1] = lease
 redis.call('HSET', round .. ':leases', lease, worker .. '|' .. until_s)
-redis.call('EXPIRE', round .. ':leases', ttl)
 redis.call('HSET', round .. ':hands', worker, table.concat(kept, ' '))
-if #kept == 1 then
+if has_looked or #kept == 1 then -- else they were there before
+  redis.call('EXPIRE', round .. ':leases', ttl)
   redis.call('EXPIRE', round .. ':hands', ttl)
 end
 return {'ok', string.format('%d', first), string.format('%d', places)}

@@ -1,20 +1,36 @@
 """What a worker's batch costs Redis, however many other workers there are."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import pytest
+from fakeredis.commands_mixins.scripting_mixin import ScriptingCommandsMixin
 from redis import Redis
 
 from poc_core.records import Lease, NewJob, RoundRecord, RoundState
 from poc_core.state import JobStore, RoundStore
-from tests.harness.lua_steps import counted_steps
 from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, round_config
 
 Serve = Callable[..., Any]
 
 FLEETS = (16, 180)
+
+
+@contextmanager
+def counted_steps() -> Iterator[Counter[str]]:
+    """Within: the commands that scripts call, by name."""
+    steps: Counter[str] = Counter()
+    call = ScriptingCommandsMixin._lua_redis_call  # noqa: SLF001
+
+    def counted(self: Any, runtime: Any, names: Any, command: bytes, *args: Any) -> Any:
+        steps[command.decode().lower()] += 1
+        return call(self, runtime, names, command, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptingCommandsMixin, "_lua_redis_call", counted)
+        yield steps
 
 
 @pytest.fixture
