@@ -96,7 +96,7 @@ class WorkerRegistry:
             silent_since = self._clock() - 10 * self._settings.worker_ttl_s
             for worker_id in self._redis.zrangebyscore(keys.WORKERS, "-inf", silent_since):
                 self.remove(worker_id.decode(errors="replace"))
-        alive = worker_records(zip(ids, hashes, strict=True))
+        alive = worker_records(zip(ids, map(_as_json, hashes), strict=True))
         return [worker for worker in alive if model is None or worker.model == model]
 
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
@@ -135,15 +135,22 @@ class WorkerRegistry:
         return known
 
 
-def worker_records(found: Iterable[tuple[str, Mapping[bytes, bytes]]]) -> list[WorkerRecord]:
-    """The workers in hashes that heartbeats wrote, by id; empty hashes are of dead workers."""
-    alive = (readable(f"worker {name!r}", partial(_worker, told)) for name, told in found if told)
+def worker_records(found: Iterable[tuple[str, bytes]]) -> list[WorkerRecord]:
+    """The workers by id, each given as a JSON object; that of a dead one is empty."""
+    alive = (
+        readable(f"worker {name!r}", partial(_WORKER.validate_json, told))
+        for name, told in found
+        if told
+    )
     return sorted((worker for worker in alive if worker is not None), key=lambda worker: worker.id)
 
 
-def _worker(fields: Mapping[bytes, bytes]) -> WorkerRecord:
-    told = {name.decode(): json.loads(value) for name, value in fields.items()}
-    return _WORKER.validate_python(told)
+def _as_json(fields: Any) -> bytes:
+    """A worker's hash, which has a JSON text for each field, as one; empty where it is."""
+    if not isinstance(fields, Mapping):
+        return b"?"  # an error: it is no hash
+    told = b",".join(b'"%s":%s' % field for field in fields.items())
+    return b"{%s}" % told if told else b""
 
 
 def _model(raw: bytes) -> tuple[ModelInfo, float]:

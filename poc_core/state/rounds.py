@@ -7,7 +7,7 @@ so a dead worker's nonces arrive all the same; a lease completed twice counts on
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ MOST_LISTED = 10_000
 
 # The fields of a round's hash that make a RoundRecord: not what each worker computed, which every
 # worker would read again with each step of every other.
-_RECORD_FIELDS = (
+RECORD_FIELDS = (
     "state",
     "config",
     "created_at",
@@ -92,7 +92,7 @@ class RoundStore:
         return None if round_id is None else self.read(round_id.decode())
 
     def read(self, round_id: str) -> RoundRecord | None:
-        return _record(round_id, self._redis.hmget(keys.round(round_id), _RECORD_FIELDS))
+        return round_record(round_id, self._redis.hmget(keys.round(round_id), RECORD_FIELDS))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
         """Sets the state of a round that is not STOPPED; returns the one it had, None if expired.
@@ -129,9 +129,11 @@ class RoundStore:
         ids = [raw.decode() for raw in self._redis.lrange(keys.NEWEST_ROUNDS, 0, most - 1)]
         with self._redis.pipeline(transaction=False) as pipe:
             for round_id in ids:
-                pipe.hmget(keys.round(round_id), _RECORD_FIELDS)
+                pipe.hmget(keys.round(round_id), RECORD_FIELDS)
             found = zip(ids, answers(pipe), strict=True)
-        records = (readable(f"round {name}", partial(_record, name, raw)) for name, raw in found)
+        records = (
+            readable(f"round {name}", partial(round_record, name, raw)) for name, raw in found
+        )
         return [record for record in records if record is not None]
 
     def reported(
@@ -205,17 +207,12 @@ class RoundStore:
         return self._settings.callback_retention_sec
 
 
-def _record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:
-    """The round in a hash's _RECORD_FIELDS."""
-    found = zip(_RECORD_FIELDS, values, strict=True)
-    return round_record(
-        round_id, {name.encode(): value for name, value in found if value is not None}
-    )
-
-
-def round_record(round_id: str, found: Mapping[bytes, bytes]) -> RoundRecord | None:
-    """The round in a hash; None where the hash is none, or left of one that expired."""
-    raw = {name.decode(): value.decode() for name, value in found.items()}
+def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:
+    """The round in RECORD_FIELDS of a hash; None where the hash is none, or left of one that
+    expired.
+    """
+    found = zip(RECORD_FIELDS, values, strict=True)
+    raw = {name: value.decode() for name, value in found if value is not None}
     if "state" not in raw:
         return None
     made = {"round_id": round_id, "is_exhausted": "exhausted" in raw}
