@@ -4,8 +4,8 @@
     .venv/bin/python -m bench.fleet --part minute   # a round of 1,000,000 nonces a minute
 
 The workers are the product's, with a synthetic engine (`herd.py`). A machine that cannot keep them
-all busy lets them take their batches more slowly, all together as many a second at each size. What
-a batch costs Redis is then measured without them, at the pace that the machine allows (`pump.py`).
+all busy lets each take its batches more slowly, at the same pace in a fleet of any size. What a
+batch costs Redis is measured without them, at the pace that the machine allows (`pump.py`).
 """
 
 import os
@@ -22,7 +22,7 @@ import typer
 
 from bench.fleet import minute, pump
 from bench.fleet.centre import MODEL, Centre, centre, start_round
-from bench.fleet.figures import LOOK, Stretch, look
+from bench.fleet.figures import Stretch, look
 from bench.fleet.herd import Herd
 from bench.fleet.readers import Read, read_all
 from bench.harness import machine
@@ -65,8 +65,7 @@ class Run:
     @property
     def batch_commands(self) -> float:
         """Commands of a batch, with those in scripts, beyond a worker's that waits."""
-        beyond = self.work.commands_per_s - _looks(self.work) - self.idle.commands_per_s
-        return beyond / _batches(self.work)
+        return (self.work.commands_per_s - self.idle.commands_per_s) / _batches(self.work)
 
     @property
     def idle_cores(self) -> float:
@@ -84,7 +83,7 @@ def main(
         str, typer.Option(help="Numbers of workers, the smallest first.")
     ] = "16,64,256",
     batches: Annotated[
-        float, typer.Option(min=1, help="Batches a second of all workers together, at most.")
+        float, typer.Option(min=1, help="Batches a second of the largest fleet, at most.")
     ] = 160.0,
     seconds: Annotated[float, typer.Option(min=2, help="Of each measurement.")] = 20.0,
     part: Annotated[Part, typer.Option(help="What to measure.")] = Part.WORKERS,
@@ -97,12 +96,13 @@ def main(
     console.print(machine.describe(), highlight=False)
     if part is Part.MINUTE:
         exit_with(lambda: minute.measure(seconds))
-    exit_with(lambda: report([measure(n, batches, seconds) for n in counts]))
+    pace = min(PER_WORKER, batches / counts[-1])
+    exit_with(lambda: report([measure(n, pace, seconds) for n in counts]))
 
 
-def measure(n: int, batches_per_s: float, seconds: float) -> Run:
-    step_ms = 1000 / min(PER_WORKER, batches_per_s / n)
-    options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=step_ms)
+def measure(n: int, pace: float, seconds: float) -> Run:
+    """`pace`: batches a second of each worker."""
+    options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=1000 / pace)
     with ExitStack() as exits:
         node = exits.enter_context(centre())
         herd = exits.enter_context(Herd(n, options, str(node.redis_url)))
@@ -203,11 +203,6 @@ def _cores(run: Run, n: int, batches_per_s: float) -> float:
 def _batches(seen: Stretch) -> float:
     """A second."""
     return seen.n_nonces / BATCH / seen.seconds
-
-
-def _looks(seen: Stretch) -> float:
-    """Looks a second whether the round goes on."""
-    return seen.calls.get(LOOK, 0) / seen.seconds
 
 
 if __name__ == "__main__":

@@ -13,9 +13,6 @@ import redis
 from bench.harness.machine import cpu_s
 from poc_core.state import keys
 
-# Commands that a worker sends to see whether its round still goes on.
-LOOK = "get"
-
 
 @dataclass(frozen=True)
 class Look:
