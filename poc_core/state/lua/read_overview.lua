@@ -57,22 +57,9 @@ local function read_round(id)
     redis.call('HGETALL', 'poc:outbox:' .. id), redis.call('LRANGE', round .. ':excluded', 0, -1)}
 end
 
--- A worker's record: its hash has a JSON text for each field.
-local function read_worker(key)
-  local found, fields = redis.pcall('HGETALL', key), {}
-  if found.err then
-    return '?' -- what is no hash is no worker's record either
-  end
-  for i = 1, #found, 2 do
-    fields[#fields + 1] = '"' .. found[i] .. '":' .. found[i + 1]
-  end
-  return #fields > 0 and '{' .. table.concat(fields, ',') .. '}' or ''
-end
-
 local records = {}
 for i, id in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
-  local key = 'poc:worker:' .. id
-  records[i] = {id, read_worker(key), redis.call('PTTL', key)}
+  records[i] = {id, worker_record(id), redis.call('PTTL', 'poc:worker:' .. id)}
 end
 local silent = {}
 for i, name in ipairs(redis.call('ZREVRANGE', receivers, 0, string.format('%d', most_receivers - 1))) do

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import RoundError
@@ -710,3 +711,14 @@ def test_a_round_that_goes_on_does_not_expire(
         if int(redis.ttl(key)) < settings.callback_retention_sec - 5
     ]
     assert short == []
+
+
+def test_a_redis_that_refuses_is_no_bad_record(
+    rounds: RoundStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(rounds)
+    monkeypatch.setattr(
+        "redis.client.Pipeline.execute", lambda *_, **__: [ResponseError("BUSY a script")]
+    )
+    with pytest.raises(ResponseError, match="BUSY"):
+        rounds.newest(1)
