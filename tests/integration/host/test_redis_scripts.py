@@ -177,9 +177,9 @@ def test_no_argument_makes_a_script_run_without_end(as_user: As) -> None:
     huge = "1e15"
     worker.hset("poc:job:j", mapping={"status": "running", "spec": "s", "n_batches": huge})
     worker.hset("poc:job:j", "model", "m")
-    first, room, misses = "-1e15", "1e15", "1e15"
+    first, room, misses, jobs = "-1e15", "1e15", "1e15", "1e15"
     more = scripts.load(worker, "lease_more")
-    assert more(["poc:job:j"], ["w|1|n1", 60, "s", first, room, misses]) == []
+    assert more(["poc:job:j"], ["w|1|n1", 60, "s", first, room, misses, jobs]) == []
     names = [f"poc:job:{n}" for n in range(9)]
     scripts.load(worker, "read_overview")(names, [1000, huge, 10])
     for field, value in (("token", "t"), ("in_flight", huge), ("in_flight_artifacts", "1")):
