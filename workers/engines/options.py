@@ -8,7 +8,6 @@ from poc_core.errors import OptionsError
 from poc_core.serving.model_options import ModelOptions
 from workers.engines.kinds import EngineKind, LogprobTokens, Validation
 
-
 # Arguments of `vllm serve` that say over which hosts an engine spans; here a HostSpan does.
 _OF_HOSTS = (
     *("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless"),

@@ -173,9 +173,7 @@ class Head:
         self._followers[rank] = connection
         logger.info("host %d of the engine is here: %s", rank, connection.other_host)
         connection.beat()
-        connection.keep(
-            lambda message: self._hear(rank, message), lambda why: self._lost(rank, why)
-        )
+        connection.keep(partial(self._hear, rank), partial(self._lost, rank))
 
     def _why_not(self, hello: Message) -> str | None:
         rank, plan = hello.get("rank"), hello.get("plan")
