@@ -40,10 +40,10 @@ def running(found: Sequence[Object]) -> dict[str, Object]:
 
 def spec_of_pods(controller: Object) -> Object:
     """What a controller says of its pods: their template, and the volumes of each."""
-    spec = controller["spec"]
+    spec: Object = controller["spec"]
     if "leaderWorkerTemplate" not in spec:
-        return dict(spec)
-    return spec["leaderWorkerTemplate"] | {
+        return spec
+    group: Object = spec["leaderWorkerTemplate"] | {
         "template": spec["leaderWorkerTemplate"]["workerTemplate"]
     }
 

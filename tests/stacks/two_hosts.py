@@ -93,6 +93,7 @@ class Network:
             program.process.kill()
             program.process.wait(GRACE_S)
         for name in self._hosts:
+            ip("link", "del", f"{self._id}{name}")
             ip("netns", "del", self._namespace(name))
         ip("link", "del", self._id)
         if error is not None:

@@ -167,6 +167,7 @@ def test_a_follower_waits_for_a_head_that_is_killed(net: Network, node: Node) ->
     node.wait_ready()
     net.programs["a"].kill()
     node.wait(lambda: "This host waits for it anew" in net.programs["b"].log, LOST_S, "a lost head")
+    node.wait(lambda: "a" not in node.workers(), LOST_S, "the end of its record")
     node.start_part(0)
     node.wait_ready()
 
@@ -175,9 +176,12 @@ def test_a_cable_that_is_pulled_is_noticed_at_both_ends(net: Network, node: Node
     node.wait_ready()
     silent = f"no sign of life for {SILENT_S:g} s"
     net.unplug("b")
-    node.wait(lambda: silent in net.programs["a"].log, LOST_S, "a loss")
-    node.wait(lambda: silent in net.programs["b"].log, LOST_S, "the loss at its other end")
-    net.plug("b")
+    try:
+        for host in "ab":
+            node.wait(lambda: silent in net.programs[host].log, LOST_S, f"a loss seen by {host}")
+        node.wait(lambda: node.workers().get("a") != "ready", LOST_S, "the end of its record")
+    finally:
+        net.plug("b")
     node.wait_ready()
 
 

@@ -53,7 +53,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(SILENT_S)
         self._sock = sock
-        self._lines = sock.makefile("rb")
+        self._rest = b""  # of what came
         self._sends = threading.Lock()
 
     @property
@@ -70,9 +70,12 @@ class Connection:
 
     def receive(self) -> Message:
         """The next message; empty: a sign of life."""
-        line = self._lines.readline(_MOST_BYTES)
-        if not line:
-            raise ConnectionError("it closed the connection")
+        while b"\n" not in self._rest and len(self._rest) < _MOST_BYTES:
+            came = self._sock.recv(_MOST_BYTES)
+            if not came:
+                raise ConnectionError("it closed the connection")
+            self._rest += came
+        line, _, self._rest = self._rest.partition(b"\n")
         try:
             found = json.loads(line)
         except ValueError:
@@ -101,9 +104,11 @@ class Connection:
                     if message := self.receive():
                         hear(message)
             except TimeoutError:
-                lost(f"no sign of life for {SILENT_S:g} s")
+                why = f"no sign of life for {SILENT_S:g} s"
             except OSError as error:
-                lost(str(error))
+                why = str(error)
+            self.close()
+            lost(why)
 
         threading.Thread(target=listen, name="host-link", daemon=True).start()
 
