@@ -43,9 +43,8 @@ def spec_of_pods(controller: Object) -> Object:
     spec: Object = controller["spec"]
     if "leaderWorkerTemplate" not in spec:
         return spec
-    group: Object = spec["leaderWorkerTemplate"] | {
-        "template": spec["leaderWorkerTemplate"]["workerTemplate"]
-    }
+    group: Object = spec["leaderWorkerTemplate"]
+    return group | {"template": group["workerTemplate"]}
 
 
 def pod_of(controller: Object) -> Object:

@@ -177,8 +177,8 @@ def test_a_cable_that_is_pulled_is_noticed_at_both_ends(net: Network, node: Node
     silent = f"no sign of life for {SILENT_S:g} s"
     net.unplug("b")
     try:
-        for host in "ab":
-            node.wait(lambda: silent in net.programs[host].log, LOST_S, f"a loss seen by {host}")
+        logs = [net.programs[host] for host in "ab"]
+        node.wait(lambda: all(silent in one.log for one in logs), LOST_S, "a loss at both ends")
         node.wait(lambda: node.workers().get("a") != "ready", LOST_S, "the end of its record")
     finally:
         net.plug("b")

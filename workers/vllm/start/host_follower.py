@@ -33,9 +33,10 @@ def run_follower(options: EngineOptions) -> None:
 
     def leave(_signal: int, _frame: Any) -> None:
         leaving.set()
-        if connection is None or not serving.is_set():
+        if connection is not None and serving.is_set():
+            connection.send(leaves=True)  # the head finishes its batches, and lets this host go
+        else:
             os._exit(0)
-        connection.send(leaves=True)  # the head finishes its batches, and lets this host go
 
     signal.signal(signal.SIGTERM, leave)
     connection, words = host_link.join_head(options)
@@ -46,10 +47,9 @@ def run_follower(options: EngineOptions) -> None:
             logger.info("follower@%s ready.", socket.gethostname())
 
     def lost(why: str) -> None:
-        if leaving.is_set():
-            os._exit(0)
-        logger.warning("The head is gone: %s. This host waits for it anew.", why)
-        os._exit(host_link.HOST_LOST_STATUS)
+        if not leaving.is_set():
+            logger.warning("The head is gone: %s. This host waits for it anew.", why)
+        os._exit(0 if leaving.is_set() else host_link.HOST_LOST_STATUS)
 
     connection.keep(hear, lost)
     lifeline.offer()

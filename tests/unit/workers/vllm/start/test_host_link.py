@@ -1,11 +1,12 @@
 """The head of an engine over several hosts and its followers, on loopback and without vLLM."""
 
+import logging
 import os
 import queue
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +16,7 @@ from cli.supervise.redis_server import free_port
 from poc_core.errors import ProoflineError
 from tests.harness.waiting import wait_until
 from workers.engines.options import EngineOptions, HostSpan
-from workers.vllm.start import host_link
+from workers.vllm.start import host_follower, host_link, launch, lifeline, log_patterns
 from workers.vllm.start.host_link import Connection, Head, join_head
 
 HOST = "127.0.0.1"
@@ -238,6 +239,66 @@ def test_a_head_that_cannot_listen_says_what_head_is(group: Any) -> None:
         ),
     ):
         Head(hosts.options(0))
+
+
+def follow(group: Group, monkeypatch: pytest.MonkeyPatch, part: Callable[[], object]) -> None:
+    """Runs a follower's process here; `part` is what its part of the engine does, and ends then."""
+    monkeypatch.setattr(launch, "follow", lambda options, words: part())
+    monkeypatch.setattr(host_follower, "log_to_stderr", lambda: None)
+    monkeypatch.setenv(lifeline.VARIABLE, "1")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(ProoflineError, match="A rank of this host's part of the engine ended"):
+            host_follower.run_follower(group.options(1))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_followers_process_ends_with_its_head(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = group()
+    heading = hosts.head()
+
+    def part() -> None:
+        heading.result(30).close()
+        assert hosts.exits.get(timeout=30) == host_link.HOST_LOST_STATUS
+
+    follow(hosts, monkeypatch, part)
+
+
+def test_a_followers_process_that_is_told_to_stop_lets_the_head_finish(
+    group: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts = group()
+    heading = hosts.head()
+    heard: queue.Queue[Any] = queue.Queue()
+    monkeypatch.setattr(Head, "_hear", lambda head, rank, message: heard.put(message))
+    caplog.set_level(logging.INFO)
+
+    def part() -> None:
+        heading.result(30).serves()
+        wait_until(lambda: log_patterns.READY.search(caplog.text.rstrip()), "its ready line", 30)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.get(timeout=30) == {"leaves": True}
+        assert hosts.exits.empty()
+        heading.result(30).close()
+        assert hosts.exits.get(timeout=30) == 0
+
+    follow(hosts, monkeypatch, part)
+
+
+def test_a_followers_process_that_only_starts_stops_at_once(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = group()
+    hosts.head()
+
+    def part() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert hosts.exits.get(timeout=30) == 0
+
+    follow(hosts, monkeypatch, part)
 
 
 def threads(name: str) -> list[threading.Thread]:
