@@ -248,6 +248,9 @@ class HostStatus(BaseModel):
     left_out: list[str] = Field(
         default=[], description="Arguments that the host's vLLM does not know, with the reason."
     )
+    follows: str = Field(
+        "", description="HOST:PORT of the head, where it is a part of another host's engine."
+    )
 
 
 class UpStatus(BaseModel):

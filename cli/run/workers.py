@@ -41,6 +41,21 @@ def workers(
             show_default=False,
         ),
     ] = None,
+    hosts: Annotated[
+        int, typer.Option(min=1, help="Hosts that share one engine, for a model that none holds.")
+    ] = 1,
+    rank: Annotated[
+        int,
+        typer.Option(min=0, help="This host's place among --hosts: 0 is the head, which serves."),
+    ] = 0,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="With --hosts: HOST:PORT where the head listens for the others, in a private"
+            " network.",
+            show_default=False,
+        ),
+    ] = None,
     redis_url: options.RedisUrl = None,
     verbose: options.Verbose = False,
 ) -> None:
@@ -57,10 +72,13 @@ def workers(
     Without --model the workers serve what is deployed (`proofline deploy`, POST
     /api/v1/inference/up), or wait for a deployment, which wins over --model.
 
+    With --hosts 2 the same command runs on two hosts, --rank 0 and --rank 1, for one engine over
+    both: the parallelism is that of the whole engine. Either host waits for the other.
+
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
     from cli.machine import placement
-    from cli.machine.gpus import chosen_gpus, groups_of_all
+    from cli.machine.gpus import chosen_gpus, groups_of_all, groups_of_most
     from cli.model_choice import check_is_there
     from cli.supervise.fleet import Fleet, slots, worker_command
     from cli.supervise.follower import Follower
@@ -80,9 +98,14 @@ def workers(
             "--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how"
             " many."
         )
+    engine_options = with_span(engine_options, hosts, rank, head)
+    if engine_options.span and n_workers is not None:
+        raise UsageError("--workers is for engines of one host; with --hosts each has one engine.")
     own_places: list[dict[str, str]] = []
     if engine_options.model:
-        groups = groups_of_all(found, engine_options.n_devices) if found else []
+        n_each = engine_options.n_devices_here
+        divide = groups_of_most if engine_options.span else groups_of_all
+        groups = divide(found, n_each)[: 1 if engine_options.span else None] if found else []
         own_places = placement.environments(engine_options, groups, len(groups) or n_workers or 1)
 
     def announce(message: str) -> None:
@@ -93,7 +116,9 @@ def workers(
         places = (
             own_places
             if own
-            else placement.environments_of_most(options, found, None, n_workers or 1)
+            else placement.environments_of_most(
+                options, found, 1 if options.span else None, n_workers or 1
+            )
         )
         if (why := placement.short_of_memory(options, places)) is not None:
             announce(why)
@@ -108,7 +133,8 @@ def workers(
             max_failed_starts=failed_starts,
         )
         names = ", ".join(f"{settings.host}/{slot}" for slot in slots(places))
-        announce(f"starting {len(places)} worker(s) for {options.name}: {names}")
+        what = str(options.span or f"{len(places)} worker(s)")
+        announce(f"starting {what} for {options.name}: {names}")
         fleet.start({"POC_REDIS_URL": settings.redis_url, HOST_ID_VARIABLE: follower.id})
         return fleet
 
@@ -136,6 +162,27 @@ def workers(
                 " starts one"
             )
         watch_workers(follower)
+
+
+def with_span(
+    engine_options: "EngineOptions", hosts: int, rank: int, head: str | None
+) -> "EngineOptions":
+    """The options with this host's part of an engine over several, if so many are said.
+
+    UsageError, OptionsError: what is said does not go together.
+    """
+    from cli.addresses import head_of
+    from workers.engines.options import EngineOptions, HostSpan
+
+    if hosts == 1:
+        if rank or head is not None:
+            raise UsageError("--rank and --head are for an engine over several hosts: say --hosts.")
+        return engine_options
+    if head is None:
+        raise UsageError("--hosts needs --head HOST:PORT: where the host with --rank 0 listens.")
+    name, port = head_of(head)
+    span = HostSpan(n_hosts=hosts, rank=rank, head_host=name, head_port=port)
+    return EngineOptions(**engine_options.model_dump(exclude={"span"}), span=span)
 
 
 def watch_workers(follower: "Follower") -> None:

@@ -37,6 +37,25 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
             ),
         ),
         (
+            ["--hosts", "2", "--tensor-parallel", "2"],
+            "error: --hosts needs --head HOST:PORT: where the host with --rank 0 listens.",
+        ),
+        (
+            ["--rank", "1"],
+            "error: --rank and --head are for an engine over several hosts: say --hosts.",
+        ),
+        (
+            ["--hosts", "2", "--rank", "2", "--head", "a:1", "--tensor-parallel", "2"],
+            "error: The ranks of 2 hosts are 0 to 1, not 2.",
+        ),
+        (
+            ["--hosts", "2", "--head", "a:1", "--tensor-parallel", "8"],
+            (
+                "error: This host has 3 GPU(s) and the model is to use 4 (--tensor-parallel-size x"
+                " --pipeline-parallel-size): less parallelism, or a host with more."
+            ),
+        ),
+        (
             ["--", "oops"],
             "error: 'oops' is not an option; vLLM's own arguments go to the end, after --.",
         ),

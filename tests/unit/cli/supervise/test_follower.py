@@ -13,7 +13,7 @@ from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower, deployed_options
 from cli.supervise.start_stages import StartStages
 from cli.terminal import UsageError
-from poc_core.errors import ArgumentsError
+from poc_core.errors import ArgumentsError, OptionsError
 from poc_core.serving.deployments import (
     ChildLog,
     Deployment,
@@ -26,7 +26,7 @@ from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, WorkerRegistry, keys
 from tests.harness.samples import Clock, worker_record
-from workers.engines.options import EngineOptions
+from workers.engines.options import EngineOptions, HostSpan
 
 LLAMA = Deployment(model="tiny-llama")
 QWEN3 = Deployment(model="tiny-qwen3")
@@ -473,3 +473,22 @@ def test_a_worker_whose_process_ended_is_forgotten_at_once(
     h.fleet.pid = None
     h.look()
     assert [worker.id for worker in workers.live()] == ["h1/cpu0-bbbbbb", "h1/cpu1-cccccc"]
+
+
+def test_a_part_of_another_hosts_engine_says_whose(host: Callable[..., Host]) -> None:
+    span = HostSpan(n_hosts=2, rank=1, head_host="10.0.0.1", head_port=7070)
+    own = OWN.model_copy(update={"engine": "vllm", "tensor_parallel": 2, "span": span})
+    h = host(own)
+    assert h.look().follows == "10.0.0.1:7070"
+    assert (h.serve().state, h.said) == (HostState.SERVING, [f"ready: tiny-qwen3: {span}"])
+    head = own.model_copy(update={"span": span.model_copy(update={"rank": 0})})
+    assert host(head, "h2").look().follows == ""
+
+
+def test_a_deployment_is_divided_among_the_hosts_of_an_engine() -> None:
+    span = HostSpan(n_hosts=2, rank=1, head_host="10.0.0.1", head_port=7070)
+    waiting = EngineOptions(model="", span=span)
+    wanted = Deployment(model="tiny-llama", tensor_parallel=2)
+    assert deployed_options(wanted, waiting).span == span
+    with pytest.raises(OptionsError, match="2 hosts cannot share 1 device"):
+        deployed_options(LLAMA, waiting)
