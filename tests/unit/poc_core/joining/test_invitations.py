@@ -95,8 +95,6 @@ def test_redis_holds_neither_token_nor_id_nor_password(
     token, _ = invite(invitations, clock)
     held = str(redis.hgetall(HOSTS))
     for key in redis.keys("poc:invite:*"):  # type: ignore[union-attr]
-        held += str(key) + str(
-            redis.hgetall(key) if redis.type(key) == b"hash" else redis.get(key)
-        )
+        held += str(key) + str(redis.hgetall(key) if redis.type(key) == b"hash" else redis.get(key))
     assert "host-gpu2" in held
     assert not any(secret in held for secret in (token.text, token.id, token.password("5a17")))
