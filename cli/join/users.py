@@ -52,8 +52,8 @@ class HostUsers:
     def names(self) -> set[str]:
         """The hosts' users that there are."""
         with _told():
-            users = [raw.decode() for raw in self._redis.acl_users()]
-        return {user for user in users if user.startswith(PREFIX)}
+            users = self._redis.execute_command("ACL", "USERS")  # redis-py's own differs by release
+        return {raw.decode() for raw in users if raw.startswith(PREFIX.encode())}
 
     def make(self, host: HostUser) -> None:
         """Makes a host's user, or gives it its rights anew."""

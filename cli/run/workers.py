@@ -68,7 +68,7 @@ def workers(
 
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
-    from cli.join.admission import Admission
+    from cli.join.admission import Admission, ShutOutError
     from cli.join.joining import access_of, set_up
     from cli.machine import placement
     from cli.machine.gpus import chosen_gpus, groups_of_all
@@ -134,7 +134,7 @@ def workers(
         admission: Admission | None = None
         if access is not None:
             announce(f"this host is {access.name} of {access.api} ({join.join_file})")
-            admission = Admission(access, settings.redis_url)
+            admission = Admission(access, settings.redis_url, announce)
             exits.callback(admission.stop)
             admission.begin()
         wait_for_redis(settings.redis_url)
@@ -155,7 +155,11 @@ def workers(
                 "no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up"
                 " starts one"
             )
-        watch_workers(follower, admission)
+        try:
+            watch_workers(follower, admission)
+        except ShutOutError:
+            follower.kill()  # what is in hand can be brought home no more
+            raise
 
 
 def watch_workers(follower: "Follower", admission: "Admission | None") -> None:
