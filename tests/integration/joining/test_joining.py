@@ -17,11 +17,13 @@ import psutil
 import pytest
 import redis
 
-from cli.join.inviting import HostsError, Inviting
+from cli.join.inviting import Inviting
 from cli.join.users import PREFIX, UsersError
 from cli.supervise.processes import command_of_proofline
 from cli.supervise.redis_server import OwnRedis, wait_for_redis
-from poc_core.joining.tokens import Token
+from poc_core.joining.invitations import HOSTS, Invitations
+from poc_core.joining.offers import SealedOffer
+from poc_core.joining.tokens import Token, hashed
 from poc_core.settings import load_settings
 from tests.certificates import make_certificate
 from tests.harness.samples import body
@@ -115,6 +117,14 @@ class Node:
         file = self.folder / f"{name}.token"
         file.write_text(token.text)
         return file
+
+    def take(self, token: Token) -> str:
+        """Has a host join, without its workers: its url of Redis."""
+        answer = self.http.post(
+            "/api/v1/hosts/join", headers={"Authorization": f"Bearer {token.id}"}
+        )
+        assert answer.status_code == 200, answer.text
+        return SealedOffer.model_validate(answer.json()).opened(token).url_for(token)
 
     def start_host(self, name: str, *options: str, **env: str) -> psutil.Popen:
         """`proofline workers` on another host, of one synthetic worker."""
@@ -232,7 +242,7 @@ def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     assert revoked.returncode == 0, revoked.stderr
     assert "gpu2 is revoked; the 1 worker(s)" in revoked.stderr
     assert PREFIX + "gpu2" not in users(node)
-    assert "gpu2" not in node.hosts_of_workers()
+    wait_until(lambda: "gpu2" not in node.hosts_of_workers(), "its workers' end", PATIENCE_S)
     assert [one for one in node.operator.client_list() if one["user"] == "host-gpu2"] == []
     with pytest.raises(redis.AuthenticationError):
         redis.Redis.from_url(json.loads(kept.read_text())["redis_url"]).ping()
@@ -240,7 +250,7 @@ def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     assert "error: Redis refuses host-gpu2, the user of this host: the host is revoked" in node.log(
         "gpu2"
     )
-    assert "gpu2" not in str(node.operator.hgetall("proofline:hosts"))
+    assert "gpu2" not in str(node.operator.hgetall(HOSTS))
 
     again = node.start_host("gpu2", *join)
     assert again.wait(PATIENCE_S) == 1
@@ -266,3 +276,98 @@ def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
     node.start_host("gpu3")  # with neither a token nor the url
     node.wait_serves("gpu3")
     assert node.run("hosts", "revoke", "gpu3").returncode == 0
+
+
+def test_each_host_is_a_user_with_the_rights_of_a_worker(node: Node) -> None:
+    """And its invitation is nothing to it, as the hosts' users are nothing to the API."""
+    token = Token.read(node.invite("gpu4").read_text())
+    invitation = f"poc:invite:{hashed(token.id)}"
+    redis_url = node.take(token)
+    with redis.Redis.from_url(redis_url) as host:
+        assert host.exists("poc:job:1", "poc:worker:w") == 0
+        for command in (
+            f"HGETALL {HOSTS}",
+            f"HGETALL {invitation}",
+            "SCRIPT LOAD x",
+            "ACL SETUSER host-gpu4 +@all",
+            "HGETALL poc:receiver:r",
+        ):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                host.execute_command(*command.split())  # type: ignore[no-untyped-call]
+    password = node.compose.secret("api_redis_password")
+    with redis.Redis.from_url(node.compose.redis_url_of("api", password)) as api:
+        assert api.hget(invitation, "name") == b"gpu4"
+        for command in (f"HGETALL {HOSTS}", "ACL SETUSER host-x on", "ACL DELUSER host-gpu4"):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                api.execute_command(*command.split())  # type: ignore[no-untyped-call]
+    node.hosts.revoke("gpu4")
+
+
+def test_redis_keeps_hosts_over_its_restart_and_forgets_those_revoked(node: Node) -> None:
+    redis_url = node.take(Token.read(node.invite("gpu5").read_text()))
+    node.invite("gpu6")
+    node.hosts.revoke("gpu6")
+    node.compose.stop("redis")
+    del node.compose.processes["redis"]
+    node.compose.start("redis")
+    node.compose.wait_healthy("redis")
+    with redis.Redis.from_url(redis_url) as host:
+        assert host.ping()
+    assert {name for name in users(node) if name.startswith(PREFIX)} == {"host-gpu5"}
+    node.hosts.revoke("gpu5")
+
+
+def test_what_an_operator_does_wrong_is_told(node: Node) -> None:
+    node.invite("gpu7")
+    again = node.run("hosts", "invite", "gpu7", "--hosts-redis-url", "redis://r.invalid")
+    assert (again.returncode, "is a host named gpu7" in again.stderr) == (1, True)
+    assert again.stdout == ""
+    nobody = node.run("hosts", "revoke", "nobody")
+    assert (nobody.returncode, "there are: gpu7" in nobody.stderr) == (1, True)
+    password = node.compose.secret("api_redis_password")
+    no_operator = node.compose.redis_url_of("api", password)
+    for words in (["invite", "gpu8", "--hosts-redis-url", "rediss://r.invalid"], ["list"]):
+        done = node.run("hosts", *words, POC_REDIS_URL=no_operator)
+        assert done.returncode == 1
+        assert "may make no users" in done.stderr
+        assert "rights of `worker` in docker/users.acl" in done.stderr
+        assert password not in done.stderr
+    node.hosts.revoke("gpu7")
+
+
+def test_a_redis_without_aclfile_forgets_hosts_and_is_told_them_again(tmp_path: Path) -> None:
+    own = OwnRedis(tmp_path)
+
+    def start() -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(own.command)
+        wait_for_redis(own.url)
+        return process
+
+    with ExitStack() as exits:
+        exits.callback(own.release)
+        process = start()
+        exits.callback(lambda: (process.terminate(), process.wait(PATIENCE_S)))
+        operator = exits.enter_context(redis.Redis.from_url(own.url))
+        hosts = Inviting(operator, load_settings(redis_url=own.url))
+        place = f"redis://127.0.0.1:{own.port}/0"
+        token, forgets = hosts.invite("gpu2", place, None, 3600, {})
+        assert "hosts restore" in forgets
+        _, offer = Invitations(operator).take(token.id, "here")
+        redis_url = offer.opened(token).url_for(token)
+        with redis.Redis.from_url(redis_url) as host:
+            assert host.ping()
+        process.terminate()
+        process.wait(PATIENCE_S)
+        process = start()
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis.from_url(redis_url).ping()
+        assert [(one.name, one.has_user) for one in hosts.seen()] == [("gpu2", False)]
+        operator.execute_command("ACL", "SETUSER", "host-stray", "on", ">pw", "+@all")  # type: ignore[no-untyped-call]
+        assert hosts.restore()[0] == 1
+        with redis.Redis.from_url(redis_url) as host:
+            assert host.ping()
+        assert operator.execute_command("ACL", "GETUSER", "host-stray") is None  # type: ignore[no-untyped-call]
+
+        operator.execute_command("ACL", "SETUSER", "default", "nopass")  # type: ignore[no-untyped-call]
+        with pytest.raises(UsersError, match="lets everybody in"):
+            hosts.invite("gpu3", place, None, 3600, {})
