@@ -15,12 +15,15 @@ from poc_core.joining.tokens import Token
 REDIS_PORT = 6379
 # Settings that all processes of a node share and a worker reads; a host's own win.
 SHARED = (
-    "POC_BATCH_SIZE_DEFAULT",
+    "POC_CALLBACK_INTERVAL_SEC",
+    "POC_CALLBACK_MAX_ARTIFACTS",
+    "POC_CALLBACK_MAX_BYTES",
     "POC_CALLBACK_RETENTION_SEC",
     "POC_CHAT_POLICY",
     "POC_ENGINE_HUNG_S",
     "POC_GENERATE_CHUNK_TIMEOUT_SEC",
     "POC_GENERATE_RESULT_TTL_SEC",
+    "POC_HONOUR_P_VALUE_THRESHOLD",
     "POC_LOGPROB_TOKENS",
     "POC_MAX_STEP_MS",
     "POC_OUTBOX_MAX_BYTES",

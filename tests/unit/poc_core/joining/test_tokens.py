@@ -2,8 +2,9 @@
 
 import pytest
 
-from poc_core.joining.offers import Offer, OfferError, SealedOffer
+from poc_core.joining.offers import SHARED, Offer, OfferError, SealedOffer
 from poc_core.joining.tokens import Token, TokenError, hashed, new_salt
+from poc_core.settings import Settings
 
 OFFER = Offer(name="gpu2", user="host-gpu2", salt="5a17", redis_url="rediss://10.0.0.1:6379/0")
 
@@ -58,3 +59,8 @@ def test_an_offer_of_another_version_is_told() -> None:
     text = '{"version": 2}'
     with pytest.raises(OfferError, match="another version"):
         SealedOffer(offer=text, seal=token.seal(text)).opened(token)
+
+
+def test_what_hosts_are_told_are_settings_and_no_secret_or_place() -> None:
+    assert set(SHARED) <= {f"POC_{name.upper()}" for name in Settings.model_fields}
+    assert not [name for name in SHARED if name.endswith(("_URL", "_KEY", "_FILE", "_HOST"))]
