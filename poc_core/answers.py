@@ -306,3 +306,11 @@ class Conflict(BaseModel):
 
 class Refused(BaseModel):
     detail: str | dict[str, JsonValue]
+
+
+class HostStanding(BaseModel):
+    """How far a host is with its token; `redis`: HOST:PORT that it is to reach."""
+
+    name: str
+    state: Literal["invited", "expired", "joined", "revoked"]
+    redis: str

@@ -1,5 +1,6 @@
 """`proofline ready`: whether a worker of this host is ready, for health checks."""
 
+import os
 import socket
 
 from cli import options
@@ -14,12 +15,14 @@ def ready(redis_url: options.RedisUrl = None) -> None:
     """
     from redis.exceptions import RedisError
 
+    from cli.join.joining import use_kept
     from poc_core.errors import ProoflineError
     from poc_core.settings import load_settings
     from poc_core.state.client import connect
     from poc_core.state.deployments import DeploymentStore
     from poc_core.state.registry import WorkerRegistry
 
+    use_kept(os.environ)
     settings = load_settings()
     redis = connect(settings)
     try:

@@ -1,5 +1,6 @@
 """`proofline workers`: all the workers of one machine, each pinned to its GPUs or cores."""
 
+import os
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
@@ -8,9 +9,12 @@ import typer
 
 from cli import options
 from cli.engine_options import takes_engine_options
+from cli.grouped import grouped
+from cli.join.options import Join
 from cli.terminal import UsageError, note
 
 if TYPE_CHECKING:
+    from cli.join.admission import Admission
     from cli.supervise.fleet import Fleet
     from cli.supervise.follower import Follower
     from workers.engines.options import EngineOptions
@@ -24,8 +28,10 @@ SCRIPTS_WAIT_S = 60.0
 
 
 @takes_engine_options(needs_model=False)
+@grouped
 def workers(
     engine_options: "EngineOptions",
+    join: Join,
     gpus: Annotated[
         str,
         typer.Option(
@@ -75,8 +81,13 @@ def workers(
     With --hosts 2 the same command runs on two hosts, --rank 0 and --rank 1, for one engine over
     both: the parallelism is that of the whole engine. Either host waits for the other.
 
+    With --join and a token of `proofline hosts invite` a new host gets all it needs from the API,
+    and keeps it: later starts need neither. Give the token by --token-file or the variable.
+
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
+    from cli.join.admission import Admission, ShutOutError
+    from cli.join.joining import access_of, set_up
     from cli.machine import placement
     from cli.machine.gpus import chosen_gpus, groups_of_all, groups_of_most
     from cli.model_choice import check_is_there
@@ -91,6 +102,9 @@ def workers(
     from poc_core.state.deployments import DeploymentStore
     from poc_core.state.registry import WorkerRegistry
 
+    access = access_of(join, os.environ)
+    if access is not None:
+        set_up(access, join.join_file, os.environ)
     settings = load_settings()
     found = chosen_gpus(gpus) if placement.wants_gpus(engine_options) or gpus != "all" else []
     if found and n_workers is not None:
@@ -143,6 +157,12 @@ def workers(
         logs_of_children(verbose) as log,
         ExitStack() as exits,
     ):
+        admission: Admission | None = None
+        if access is not None:
+            announce(f"this host is {access.name} of {access.api} ({join.join_file})")
+            admission = Admission(access, settings.redis_url, announce)
+            exits.callback(admission.stop)
+            admission.begin()
         wait_for_redis(settings.redis_url)
         redis = connect(settings)
         try:
@@ -161,7 +181,11 @@ def workers(
                 "no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up"
                 " starts one"
             )
-        watch_workers(follower)
+        try:
+            watch_workers(follower, admission)
+        except ShutOutError:
+            follower.kill()  # what is in hand can be brought home no more
+            raise
 
 
 def with_span(
@@ -185,10 +209,15 @@ def with_span(
     return EngineOptions(**engine_options.model_dump(exclude={"span"}), span=span)
 
 
-def watch_workers(follower: "Follower") -> None:
-    """Never returns; WorkersError when none of the command's own --model is left."""
+def watch_workers(follower: "Follower", admission: "Admission | None") -> None:
+    """Never returns; WorkersError when none of the command's own --model is left.
+
+    ShutOutError: this host is revoked.
+    """
     from cli.supervise.fleet import WorkersError
 
     while (why := follower.failure()) is None:
+        if admission is not None:
+            admission.check()
         time.sleep(WATCH_S)
     raise WorkersError(why)

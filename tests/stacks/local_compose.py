@@ -119,7 +119,7 @@ class LocalCompose:
             self.start(other)
             if wanted["condition"] == "service_completed_successfully":
                 assert self.processes[other].wait(GRACE_S) == 0, self.log(other)
-                as_redis_here_reads_it(self.folder / "secrets" / "users.acl")
+                as_redis_here_reads_it(self.folder / "redis" / "users.acl")
             else:
                 self.wait_healthy(other)
         command = [self._here(name, word) for word in compose_file.command_of(service)]
