@@ -89,7 +89,7 @@ def workers(
     from cli.join.admission import Admission, ShutOutError
     from cli.join.joining import access_of, set_up
     from cli.machine import placement
-    from cli.machine.gpus import chosen_gpus, groups_of_all, groups_of_most
+    from cli.machine.gpus import chosen_gpus
     from cli.model_choice import check_is_there
     from cli.supervise.fleet import Fleet, slots, worker_command
     from cli.supervise.follower import Follower
@@ -107,20 +107,8 @@ def workers(
         set_up(access, join.join_file, os.environ)
     settings = load_settings()
     found = chosen_gpus(gpus) if placement.wants_gpus(engine_options) or gpus != "all" else []
-    if found and n_workers is not None:
-        raise UsageError(
-            "--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how"
-            " many."
-        )
     engine_options = with_span(engine_options, hosts, rank, head)
-    if engine_options.span and n_workers is not None:
-        raise UsageError("--workers is for engines of one host; with --hosts each has one engine.")
-    own_places: list[dict[str, str]] = []
-    if engine_options.model:
-        n_each = engine_options.n_devices_here
-        divide = groups_of_most if engine_options.span else groups_of_all
-        groups = divide(found, n_each)[: 1 if engine_options.span else None] if found else []
-        own_places = placement.environments(engine_options, groups, len(groups) or n_workers or 1)
+    own_places = places_of(engine_options, found, n_workers)
 
     def announce(message: str) -> None:
         note(f"workers: {message}")
@@ -207,6 +195,33 @@ def with_span(
     name, port = head_of(head)
     span = HostSpan(n_hosts=hosts, rank=rank, head_host=name, head_port=port)
     return EngineOptions(**engine_options.model_dump(exclude={"span"}), span=span)
+
+
+def places_of(
+    engine_options: "EngineOptions", found: list[str], n_workers: int | None
+) -> list[dict[str, str]]:
+    """Environments of the workers that this command's own --model has; none without one.
+
+    `found`: ids of the GPUs to use. UsageError: `n_workers` where it has no say.
+    """
+    from cli.machine import placement
+    from cli.machine.gpus import groups_of_all, groups_of_most
+
+    if found and n_workers is not None:
+        raise UsageError(
+            "--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how"
+            " many."
+        )
+    if engine_options.span and n_workers is not None:
+        raise UsageError("--workers is for engines of one host; with --hosts each has one engine.")
+    if not engine_options.model:
+        return []
+    groups: list[list[str]] = []
+    if found and engine_options.span:
+        groups = groups_of_most(found, engine_options.n_devices_here, 1)
+    elif found:
+        groups = groups_of_all(found, engine_options.n_devices_here)
+    return placement.environments(engine_options, groups, len(groups) or n_workers or 1)
 
 
 def watch_workers(follower: "Follower", admission: "Admission | None") -> None:
