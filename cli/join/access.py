@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
@@ -81,7 +82,7 @@ def redis_url_of(path: Path, access: Access) -> str:
         _write(certificates, access.redis_ca)
     except OSError as error:
         raise _unwritable(certificates, error) from None
-    return f"{access.redis_url}?ssl_ca_certs={certificates}"
+    return f"{access.redis_url}?ssl_ca_certs={quote(str(certificates))}"
 
 
 def _write(path: Path, text: str) -> None:

@@ -108,7 +108,7 @@ class Inviting:
         for name, host in sorted(self._invitations.hosts().items()):
             try:
                 invitation = self._invitations.of_hash(host.token_sha256)
-            except UnknownTokenError:  # somebody has removed it
+            except (UnknownTokenError, ValueError):  # an API has removed or spoilt it
                 yield Seen(name, State.REVOKED, host.invited_at, host.user in users)
                 continue
             at = invitation.used_at or invitation.expires_at
@@ -125,14 +125,16 @@ class Inviting:
             raise HostsError(f"No host is named {name}; there are: {names}.")
         self._users.remove(hosts[name].user)
         self._invitations.revoke(name, hosts[name])
-        # What is left of it would go with its heartbeats; at once is better.
-        workers = [worker for worker in self._registry.live() if worker.host == name]
-        for worker in workers:
-            self._registry.remove(worker.id)
-        for report in self._deployments.hosts():
-            if report.host == name:
-                self._deployments.leave(report.id)
-        self._users.save()
+        try:
+            # What is left of it would go with its heartbeats; at once is better.
+            workers = [worker for worker in self._registry.live() if worker.host == name]
+            for worker in workers:
+                self._registry.remove(worker.id)
+            for report in self._deployments.hosts():
+                if report.host == name:
+                    self._deployments.leave(report.id)
+        finally:
+            self._users.save()
         return len(workers)
 
     def restore(self) -> tuple[int, str]:

@@ -102,7 +102,7 @@ def ask(
 ) -> Answer:
     began = time.monotonic()
     wanted = {"return_token_ids": True, "logprobs": True, "top_logprobs": 2, "model": model}
-    answer = http.post(CHAT, json=request(prompt, max_tokens, salt, **wanted), timeout=120)
+    answer = http.post(CHAT, json=request(prompt, max_tokens, salt, **wanted), timeout=240)
     assert answer.status_code == 200, answer.text
     body = answer.json()
     (choice,) = body["choices"]

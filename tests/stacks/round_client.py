@@ -75,7 +75,7 @@ class RoundClient:
     def processed(self) -> int:
         return int(self.stats()["total_processed"])
 
-    def wait_progress(self, n: int = 1, timeout_s: float = 60.0) -> None:
+    def wait_progress(self, n: int = 1, timeout_s: float = 120.0) -> None:
         """Waits until `n` more nonces are computed; an API that is away has not answered yet."""
         before = self.processed()
         self.wait(lambda: self.processed() >= before + n, timeout_s, f"{n} more nonces")

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import redis
 
+from cli.join.access import Access, redis_url_of
 from cli.join.inviting import Inviting
 from cli.join.users import PREFIX, UsersError
 from cli.supervise.processes import command_of_proofline
@@ -31,6 +32,7 @@ from tests.harness.waiting import wait_until
 from tests.integration.node import synthetic_artifacts
 from tests.integration.processes import descendants
 from tests.stacks.local_compose import LocalCompose
+from tests.stacks.tls_redis import tls_redis
 from tests.stacks.up import environment
 
 pytestmark = pytest.mark.integration
@@ -371,3 +373,28 @@ def test_a_redis_without_aclfile_forgets_hosts_and_is_told_them_again(tmp_path: 
         operator.execute_command("ACL", "SETUSER", "default", "nopass")  # type: ignore[no-untyped-call]
         with pytest.raises(UsersError, match="lets everybody in"):
             hosts.invite("gpu3", place, None, 3600, {})
+
+
+def test_a_host_gets_the_certificates_by_which_it_trusts_redis(tmp_path: Path) -> None:
+    (tmp_path / "a host's").mkdir()
+    with (
+        tls_redis(tmp_path) as server,
+        redis.Redis.from_url(server.trusting_url) as operator,
+    ):
+        hosts = Inviting(operator, load_settings(redis_url=server.trusting_url))
+        place = f"rediss://127.0.0.1:{server.port}/0"
+        token, _ = hosts.invite("gpu2", place, server.certificate.read_text(), 3600, {})
+        _, sealed = Invitations(operator).take(token.id, "here")
+        offer = sealed.opened(token)
+        access = Access(
+            api="https://node",
+            token_id=token.id,
+            name="gpu2",
+            redis_url=offer.url_for(token),
+            redis_ca=offer.redis_ca,
+        )
+        url = redis_url_of(tmp_path / "a host's" / "joined.json", access)
+        with redis.Redis.from_url(url) as host:
+            assert host.ping()
+        with pytest.raises(redis.ConnectionError, match="certificate verify failed"):
+            redis.Redis.from_url(access.redis_url).ping()

@@ -10,7 +10,7 @@ from fakeredis.commands_mixins.scripting_mixin import ScriptingCommandsMixin
 from redis import Redis
 
 from poc_core.records import Lease, NewJob, RoundRecord, RoundState
-from poc_core.state import JobStore, RoundStore
+from poc_core.state import JobStore, RoundStore, WorkerRegistry
 from tests.harness.samples import MODEL, REQUEST, SPEC, Clock, round_config
 
 Serve = Callable[..., Any]
@@ -73,6 +73,19 @@ def test_a_batch_of_a_round_costs_as_much_among_many_workers(
     assert many <= 1.1 * few
 
 
+def test_among_many_workers_a_dead_ones_nonces_are_handed_on_within_a_second(
+    rounds: RoundStore, record: RoundRecord, workers: WorkerRegistry, clock: Clock, serve: Serve
+) -> None:
+    held = {}
+    for number in range(20):
+        serve(f"w{number}")
+        held[f"w{number}"] = leased(rounds, record, f"w{number}")
+    clock.now += 0.1
+    workers.remove("w3")
+    clock.now += 1
+    assert leased(rounds, record, "w7", [held["w7"]]).nonces == held["w3"].nonces
+
+
 def test_a_worker_reads_a_round_without_what_each_other_computed(
     rounds: RoundStore, record: RoundRecord, redis: Redis, serve: Serve
 ) -> None:
@@ -85,6 +98,24 @@ def test_a_worker_reads_a_round_without_what_each_other_computed(
     with suppress(TypeError):  # there is no answer
         rounds.read(record.round_id)
     assert asked == ["HMGET"]
+
+
+def test_all_workers_are_read_with_one_question(
+    workers: WorkerRegistry, redis: Redis, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        serve(f"w{number}")
+    assert len(workers.live()) == 20  # from now on Redis has the script
+    asked: list[object] = []
+    ask = redis.execute_command
+
+    def noted(*args: Any) -> Any:
+        asked.append(args[0])
+        return ask(*args)
+
+    monkeypatch.setattr(redis, "execute_command", noted)
+    workers.live()
+    assert asked == ["EVALSHA"]
 
 
 def steps_beside(jobs: JobStore, job_id: str, index: int, room: int) -> tuple[int, int]:
