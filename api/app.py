@@ -21,6 +21,7 @@ from api.routes import (
     console,
     gpus,
     health,
+    hosts,
     metrics,
     models,
     node,
@@ -111,6 +112,7 @@ def create_app(
     app.include_router(aggregator.router)
     app.include_router(node.router)
     app.include_router(gpus.router)
+    app.include_router(hosts.router)
     app.include_router(models.router)
     app.include_router(openai.router)
     app.include_router(metrics.router)

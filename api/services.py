@@ -12,6 +12,7 @@ from redis import Redis
 
 from api.chat.chat_workers import ChatWorkers
 from api.chat.gateway import Gateway
+from api.edge.doorkeeper import Rates
 from api.health.reading import HealthReader
 from api.health.redis_watch import PATIENCE_S, RedisWatch
 from api.models.cache import ModelCache
@@ -24,6 +25,7 @@ from api.reading.together import Together
 from api.seen.chats import Chats
 from api.seen.refusals import Refusals
 from poc_core.gpus import GpuWatch
+from poc_core.joining.invitations import Invitations
 from poc_core.settings import Settings
 from poc_core.state import (
     DeploymentStore,
@@ -40,6 +42,8 @@ from poc_core.state.overview import Overviews
 from poc_core.state.past.events import Events
 from poc_core.state.past.history import History
 
+# Questions about hosts' tokens that one address may ask a second, with bursts of ten.
+_TOKENS_PER_S = 1.0
 # Large requests parsed and stored at once: 100,000 artifacts take 100 MB and a second.
 _LARGE_BODIES = 1
 
@@ -78,6 +82,7 @@ class Services:
     overviews: Overviews
     health: HealthReader
     deployments: DeploymentStore
+    invitations: Invitations
     downloads: Downloads
     history: History
     events: Events
@@ -88,6 +93,7 @@ class Services:
     waiting: Waiting
     node_metrics: Page
     model_cache: ModelCache = field(default_factory=ModelCache)
+    token_rates: Rates = field(default_factory=lambda: Rates(_TOKENS_PER_S, time.monotonic))
     refusals: Refusals = field(default_factory=Refusals)
     live: Live = field(default_factory=Live)
     together: Together = field(default_factory=Together)
@@ -125,6 +131,7 @@ class Services:
             overviews=overviews,
             health=HealthReader(overviews, RedisWatch(watched, clock), settings, clock),
             deployments=deployments,
+            invitations=Invitations(redis, clock),
             downloads=Downloads(DownloadStore(redis, clock), settings),
             dispatcher=dispatcher or Dispatcher(settings, lambda job_id: jobs.any_active([job_id])),
             history=History(redis),

@@ -7,7 +7,6 @@ time, and /metrics, /status and /stop must answer soon.
 """
 
 import statistics
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
@@ -17,10 +16,10 @@ import redis
 import typer
 from rich.table import Table
 
+from bench.harness.heartbeats import HEARTBEAT_LIMIT_S, HeartbeatWatch
 from bench.harness.report import console, exit_with
 from cli.supervise.stack import Stack
 from poc_core.queues import model_queue
-from poc_core.state import keys
 from workers.engines.options import EngineOptions
 
 READY_TIMEOUT_S = 300.0
@@ -28,34 +27,7 @@ MODEL = "tiny-qwen3"  # its name only: the engine loads none
 # Milliseconds of a micro-batch: nearly all jobs still wait when the last one has come.
 STEP_MS = 1000.0
 CLIENTS = 8
-HEARTBEAT_LIMIT_S = 5.0  # half of the default POC_WORKER_TTL_S
 ANSWER_LIMIT_S = 1.0
-
-
-class HeartbeatWatch:
-    """The longest time between two heartbeats of any worker, as Redis is told of them."""
-
-    def __init__(self, url: str) -> None:
-        self._redis: Any = redis.Redis.from_url(url)
-        self._last: dict[bytes, float] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        self.longest_s = 0.0
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.05):
-            for worker, at in self._redis.zrange(keys.WORKERS, 0, -1, withscores=True):
-                self.longest_s = max(self.longest_s, at - self._last.get(worker, at))
-                self._last[worker] = at
-
-    def close(self) -> float:
-        self._stop.set()
-        self._thread.join()
-        # One that is late at the end counts as well.
-        longest = max([self.longest_s, *(time.time() - at for at in self._last.values())])
-        self._redis.close()
-        return longest
 
 
 def main(

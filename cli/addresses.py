@@ -1,7 +1,9 @@
-"""What the address that the API listens on means for callbacks (poc_core/callbacks.py)."""
+"""Addresses on the command line: what they mean, and which cannot be."""
 
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
+from cli.terminal import UsageError
 from poc_core.callbacks import literal_address
 
 _ALLOW = "POC_CALLBACK_ALLOW"
@@ -14,3 +16,21 @@ def receiver_settings(host: str, port: int, env: Mapping[str, str]) -> dict[str,
     if host != "localhost" and (address is None or not address.is_loopback) and not env.get(_ALLOW):
         settings[_ALLOW] = "public,private"
     return settings
+
+
+def head_of(text: str) -> tuple[str, int]:
+    """Host and port of "10.0.0.1:7070" or "[fd00::1]:7070". UsageError: it is neither."""
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port or parts.netloc != text or "@" in text:
+        raise UsageError(f"--head is HOST:PORT, as in 10.0.0.1:7070, not {text!r}.")
+    address = literal_address(host)
+    if address is not None and address.is_unspecified:
+        raise UsageError(
+            f"--head names one address of the host with --rank 0, in a network that the engine's"
+            f" hosts have for themselves; {host} is all of them."
+        )
+    return host, port

@@ -24,6 +24,7 @@ from cli.run.api import api
 from cli.run.courier import courier
 from cli.run.demo import demo
 from cli.run.flower import flower
+from cli.run.hosts import app as hosts_app
 from cli.run.key import app as key_app
 from cli.run.ready import ready
 from cli.run.receive import receive
@@ -95,6 +96,7 @@ app.command(rich_help_panel=RUNNING)(courier)
 app.command(rich_help_panel=RUNNING)(flower)
 app.command(rich_help_panel=RUNNING)(ready)
 app.add_typer(key_app, name="key", rich_help_panel=RUNNING)
+app.add_typer(hosts_app, name="hosts", rich_help_panel=RUNNING)
 app.command(rich_help_panel=RUNNING)(receive)
 app.command(rich_help_panel=EXAMINING)(doctor)
 app.command(rich_help_panel=EXAMINING)(config)

@@ -17,6 +17,7 @@ RUN /opt/venv/bin/pip install --no-deps --require-hashes -r locks/api.txt
 FROM ${PYTHON} AS wheel
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
+COPY docker/users.acl docker/
 COPY models models
 COPY poc_core poc_core
 COPY proofline proofline

@@ -1,16 +1,17 @@
 # Makes the passwords of a node, for the services of compose.yaml, and lets each service see its own alone.
 #
-#   sh make_secrets.sh ALL EACH USERS
+#   sh make_secrets.sh ALL EACH USERS [ACL]
 #
 # ALL      directory of all of them: redis_password (the operator's), NAME_password for each user of Redis and
-#          flower_password and grafana_password; and of what redis-server reads: redis.conf, users.acl
+#          flower_password and grafana_password; and what redis-server reads: redis.conf
 # EACH     directory with one for each service, in which is put what it may know
 # USERS    the users' rights, users.acl beside this file
+# ACL      directory for users.acl where Redis may write, so that it keeps the users of joined hosts (`proofline hosts`); ALL
 #
 # A password is $REDIS_PASSWORD, $FLOWER_PASSWORD or $GRAFANA_PASSWORD where set, else the one already there, else made up.
 set -eu
 umask 022
-ALL=$1 EACH=$2 USERS=$3
+ALL=$1 EACH=$2 USERS=$3 ACL=${4:-$1}
 
 put() { # value, file
     printf %s "$1" >"$2.new"
@@ -58,7 +59,9 @@ put "$(cat "$ALL/flower_password")" "$EACH/flower/flower_password"
 put "$(cat "$ALL/flower_password")" "$EACH/prometheus/flower_password"
 put "${METRICS_KEY:-}" "$EACH/prometheus/metrics_key"
 put "$(cat "$ALL/grafana_password")" "$EACH/grafana/grafana_password"
+hosts=$(sed -n '/^user host-/p' "$ACL/users.acl" 2>/dev/null || true)
 put "$rights
-" "$ALL/users.acl"
-put "aclfile $ALL/users.acl
+${hosts:+$hosts
+}" "$ACL/users.acl"
+put "aclfile $ACL/users.acl
 " "$ALL/redis.conf"

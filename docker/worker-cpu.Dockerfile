@@ -22,6 +22,7 @@ RUN /opt/venv/bin/pip install --no-deps --extra-index-url https://download.pytor
 FROM ${PYTHON} AS wheel
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
+COPY docker/users.acl docker/
 COPY models models
 COPY poc_core poc_core
 COPY proofline proofline

@@ -15,6 +15,7 @@ RUN python scripts/requirements.py > requirements.txt
 FROM ${PYTHON} AS wheel
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
+COPY docker/users.acl docker/
 COPY models models
 COPY poc_core poc_core
 COPY proofline proofline

@@ -248,6 +248,9 @@ class HostStatus(BaseModel):
     left_out: list[str] = Field(
         default=[], description="Arguments that the host's vLLM does not know, with the reason."
     )
+    follows: str = Field(
+        "", description="HOST:PORT of the head, where it is a part of another host's engine."
+    )
 
 
 class UpStatus(BaseModel):
@@ -303,3 +306,11 @@ class Conflict(BaseModel):
 
 class Refused(BaseModel):
     detail: str | dict[str, JsonValue]
+
+
+class HostStanding(BaseModel):
+    """How far a host is with its token; `redis`: HOST:PORT that it is to reach."""
+
+    name: str
+    state: Literal["invited", "expired", "joined", "revoked"]
+    redis: str

@@ -105,6 +105,7 @@ def run_worker(
 
             worker_shutting_down.connect(leave, weak=False)
             housekeeper.ready(proofs, round_steps, chat_port)
+            engine.begin_work()
             logger.info("worker %s serves %s: %s", worker_id, model, engine.info)
             app.conf.task_queues = [
                 broker.queue(model_queue(model)),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from api.health.roster import Seat, roster
+from api.health.roster import AT_WORK, Seat, roster
 from poc_core.callbacks import redacted
 from poc_core.machine_figures import is_short_of_memory
 from poc_core.serving.deployments import DeploymentState
@@ -152,6 +152,11 @@ def _hosts(snapshot: Snapshot, seen: Overview) -> Iterator[Reason]:
         if report.error is not None and seen.deployment.state is not DeploymentState.FAILED:
             what = f"{report.host} does not serve {report.model or 'its model'}"
             yield Reason("host", Level.DEGRADED, what, f": {report.error}")
+        elif report.follows and report.state in AT_WORK and not report.ready:
+            what = f"{report.host} is no part of the engine at {report.follows} yet"
+            ended = next((place.last_exit for place in report.places if place.last_exit), None)
+            more = f": it ended ({ended}) and is started again" if ended else ": it loads or waits"
+            yield Reason("host", Level.DEGRADED, what, more)
         if report.memory is not None and is_short_of_memory(*report.memory):
             left, limit = (size / 2**30 for size in report.memory)
             more = f": {left:.1f} of {limit:.0f} GiB are left; without any the kernel ends engines"

@@ -10,7 +10,7 @@ from poc_core.serving.places import WorkerPlace
 from poc_core.state.overview import Overview
 
 # States of hosts whose workers are to be ready now or soon.
-_AT_WORK = (HostState.STARTING, HostState.SERVING)
+AT_WORK = (HostState.STARTING, HostState.SERVING)
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Seat:
 def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
     """The seats of the hosts that are at work, and of workers that nobody supervises, by name.
 
+    A host with a part of another host's engine has none: that engine is one worker.
+
     `ttl_s`: that records of workers live with without another sign of life.
     """
     silent_s = {name: max(0.0, ttl_s - left_s) for name, left_s in seen.left_s.items()}
@@ -59,7 +61,7 @@ def roster(seen: Overview, now: float, ttl_s: float) -> list[Seat]:
     found = [
         _placed(report, place, by_process.get((report.id, place.pid or 0)), silent_s, now)
         for report in seen.deployment.hosts
-        if report.state in _AT_WORK
+        if report.state in AT_WORK and not report.follows
         for place in report.places
     ]
     supervised = {report.id for report in seen.deployment.hosts}

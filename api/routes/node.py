@@ -124,7 +124,7 @@ def versions(services: AppServices) -> answers.Versions:
 
 
 def _host(report: HostReport) -> dict[str, Any]:
-    told = {"id", "host", "model", "workers", "ready", "error", "left_out"}
+    told = {"id", "host", "model", "workers", "ready", "error", "left_out", "follows"}
     return report.model_dump(include=told) | {"state": report.state.value.lower()}
 
 

@@ -184,6 +184,30 @@ DEPLOY_ERRORS: dict[int | str, dict[str, Any]] = {
     ),
 }
 
+HOST_ERRORS: dict[int | str, dict[str, Any]] = {
+    401: _error(
+        Refused,
+        "No token has this id.",
+        "The token is wrong: the node knows none like that; its operator makes one with `proofline"
+        " hosts invite`.",
+    ),
+    429: _error(
+        Refused,
+        "Too many tried from this address; see Retry-After.",
+        "Too many tokens were tried from here; wait a little.",
+    ),
+    **REDIS_AWAY,
+}
+JOIN_ERRORS: dict[int | str, dict[str, Any]] = {
+    403: _error(
+        Refused,
+        "The token was used, has expired or is revoked.",
+        "The token of gpu2 has expired unused. The operator makes another: `proofline hosts revoke"
+        " gpu2`, then `hosts invite`.",
+    ),
+    **HOST_ERRORS,
+}
+
 DOWNLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
     409: _error(
         Refused,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import options
+from cli.grouped import grouped
+from cli.join.options import Join
 from cli.terminal import EXIT_FAILURE, note
 from workers.engines.kinds import Dtype
 
@@ -23,7 +25,9 @@ _SIGNS = {"ok": "ok", "warning": "look", "problem": "WRONG"}
 _COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "problem": typer.colors.RED}
 
 
+@grouped
 def doctor(
+    join: Join,
     model: Annotated[
         str | None,
         typer.Option(
@@ -71,17 +75,24 @@ def doctor(
     Changes nothing and needs no running node. torch and vLLM are imported in a process of their
     own, which takes seconds. Redis is checked where --redis-url or POC_REDIS_URL names one.
 
+    On a host that joins another's node (`proofline workers --join`), or has joined it, the API, its
+    certificate, the token and the way to Redis are looked at; the token stays unused.
+
     **Exit code:** 0 when nothing is wrong (a line may still be worth a look), 1 when something is.
 
     **Example:** proofline doctor --model Qwen/Qwen3-8B --callback-url http://aggregator:9100
     """
+    from cli.examine import joined
     from cli.examine.findings import findings_of
 
+    of_joining = joined.checks(join)
     settings, wrong = _settings()
     checks: list[Check] = [("settings", lambda: wrong)]
     if not without_workers:
         checks += _of_workers(settings, model, dtype, tensor_parallel, pipeline_parallel)
-    checks += _of_the_node(settings, host, port or settings.api_port, data_dir, callback_url)
+    checks += of_joining or _of_the_node(
+        settings, host, port or settings.api_port, data_dir, callback_url
+    )
     found = []
     for finding in findings_of(checks):
         found.append(finding)

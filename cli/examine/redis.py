@@ -179,10 +179,14 @@ def _clock(client: "Redis", settings: Settings, clock: Callable[[], float]) -> F
     before = clock()
     seconds, microseconds = client.time()
     skew_s = (before + clock()) / 2 - (seconds + microseconds / 1e6)
-    text = f"this host's clock and Redis' differ by {abs(skew_s):.2f} s"
+    return clock_finding("Redis'", skew_s, settings.heartbeat_s)
+
+
+def clock_finding(whose: str, skew_s: float, most_s: float = 2.0) -> Finding:
+    """What a difference of clocks means; beyond `most_s` a live worker may look dead."""
+    text = f"this host's clock and {whose} differ by {abs(skew_s):.2f} s"
     remedy = "Keep the clocks of all hosts together: NTP (timedatectl set-ntp true, or chrony)."
-    # Such a skew makes a live worker look dead, or a dead one alive.
-    if abs(skew_s) > settings.heartbeat_s:
+    if abs(skew_s) > most_s:
         return problem("clock", f"{text[0].upper()}{text[1:]}.", remedy)
     if abs(skew_s) > _SKEWED_S:
         return warning("clock", f"{text[0].upper()}{text[1:]}.", remedy)

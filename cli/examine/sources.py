@@ -17,6 +17,7 @@ HIDDEN = "***"
 # Variables without POC_ that Proofline, or what it starts, reads.
 OTHERS = (
     "PROOFLINE_URL",
+    "PROOFLINE_JOIN_TOKEN",
     "CUDA_VISIBLE_DEVICES",
     "VLLM_CPU_KVCACHE_SPACE",
     "VLLM_CPU_OMP_THREADS_BIND",

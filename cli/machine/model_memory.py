@@ -20,12 +20,19 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def check_fits(
-    model: str, dtype: str, groups: Sequence[Sequence[str]], vllm_args: Sequence[str]
+    model: str,
+    dtype: str,
+    groups: Sequence[Sequence[str]],
+    vllm_args: Sequence[str],
+    share: float = 1.0,
 ) -> None:
-    """UsageError: the weights alone exceed a worker's GPUs. What cannot be told passes."""
+    """UsageError: the weights alone exceed a worker's GPUs. What cannot be told passes.
+
+    `share`: of the weights, which the group holds; other hosts' GPUs hold the others.
+    """
     if any(word.split("=", 1)[0] in CHANGES_SIZE for word in vllm_args):
         return
-    weights = weights_bytes(Path(model), dtype)
+    weights = share * weights_bytes(Path(model), dtype)
     for group in groups:
         each = memory_bytes(group)
         if weights and each is not None and weights > each * len(group):

@@ -38,7 +38,9 @@ def environments_of_most(
     UsageError: as `environments`, or too few GPUs.
     """
     groups = (
-        groups_of_most(gpus, options.n_devices, at_most) if gpus and wants_gpus(options) else []
+        groups_of_most(gpus, options.n_devices_here, at_most)
+        if gpus and wants_gpus(options)
+        else []
     )
     return environments(options, groups, len(groups) or without_gpus)
 
@@ -51,7 +53,8 @@ def environments(
     UsageError: the weights exceed one worker's GPUs, or vLLM needs GPUs and there are none.
     """
     if groups:
-        model_memory.check_fits(options.model, options.dtype, groups, options.vllm_args)
+        share = options.n_devices_here / options.n_devices
+        model_memory.check_fits(options.model, options.dtype, groups, options.vllm_args, share)
         return [pinned_to(group) for group in groups]
     if options.engine != "vllm":
         return [{} for _ in range(workers)]
@@ -61,7 +64,7 @@ def environments(
             " at CUDA_VISIBLE_DEVICES and, in a container, at its GPU reservation; or install the"
             " CPU build."
         )
-    n_ranks = options.n_devices
+    n_ranks = options.n_devices_here
     memory = kv_cache_environment(options.model, workers * n_ranks)
     if not vllm_runs_on_cpu():
         return [memory] * workers
@@ -75,5 +78,5 @@ def short_of_memory(options: EngineOptions, places: Sequence[Mapping[str, str]])
     on_cpu = options.engine == "vllm" and vllm_runs_on_cpu()
     kv_gib = {**os.environ, **(places[0] if places else {})}.get(VARIABLE) if on_cpu else None
     return model_memory.short_of_memory(
-        options.model, options.dtype, len(places), options.n_devices, kv_gib
+        options.model, options.dtype, len(places), options.n_devices_here, kv_gib
     )

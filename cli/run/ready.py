@@ -1,5 +1,6 @@
 """`proofline ready`: whether a worker of this host is ready, for health checks."""
 
+import os
 import socket
 
 from cli import options
@@ -9,22 +10,32 @@ from cli.terminal import note
 def ready(redis_url: options.RedisUrl = None) -> None:
     """Say how many workers of this host are ready; exit code 1 when none is. For health checks.
 
-    The API has /readyz for all hosts.
+    A host with a part of another one's engine is ready with that engine. The API has /readyz for
+    all hosts.
     """
     from redis.exceptions import RedisError
 
+    from cli.join.joining import use_kept
     from poc_core.errors import ProoflineError
     from poc_core.settings import load_settings
     from poc_core.state.client import connect
+    from poc_core.state.deployments import DeploymentStore
     from poc_core.state.registry import WorkerRegistry
 
+    use_kept(os.environ)
     settings = load_settings()
+    redis = connect(settings)
     try:
-        own = WorkerRegistry(connect(settings), settings).here()
+        own = WorkerRegistry(redis, settings).here()
+        parts = [host for host in DeploymentStore(redis, settings).hosts() if host.follows]
     except RedisError as error:
         raise ProoflineError(
             f"Redis does not answer ({error}); check POC_REDIS_URL and that it runs."
         ) from error
+    for part in parts:
+        if part.host == settings.host and part.ready:
+            note(f"The part of the engine at {part.follows} on {part.host} is ready.")
+            return
     at_work = sum(worker.is_ready for worker in own)
     message = f"{at_work} of {len(own)} worker(s) on {socket.gethostname()} are ready."
     if not at_work:

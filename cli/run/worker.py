@@ -44,9 +44,15 @@ def worker(
 
 def supervised_worker(engine_options: Annotated[str, typer.Argument(help="As JSON.")]) -> None:
     """Run one worker for `proofline up` or `workers`, which set its environment."""
-    from workers.endings import end_process
     from workers.engines.options import EngineOptions
+
+    options = EngineOptions.model_validate_json(engine_options)
+    if options.span is not None and options.span.follows:
+        from workers.vllm.start.host_follower import run_follower
+
+        run_follower(options)
+    from workers.endings import end_process
     from workers.main import run_worker
 
-    run_worker(EngineOptions.model_validate_json(engine_options))
+    run_worker(options)
     end_process()

@@ -1,5 +1,6 @@
 """`proofline workers`: all the workers of one machine, each pinned to its GPUs or cores."""
 
+import os
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
@@ -8,9 +9,12 @@ import typer
 
 from cli import options
 from cli.engine_options import takes_engine_options
+from cli.grouped import grouped
+from cli.join.options import Join
 from cli.terminal import UsageError, note
 
 if TYPE_CHECKING:
+    from cli.join.admission import Admission
     from cli.supervise.fleet import Fleet
     from cli.supervise.follower import Follower
     from workers.engines.options import EngineOptions
@@ -24,8 +28,10 @@ SCRIPTS_WAIT_S = 60.0
 
 
 @takes_engine_options(needs_model=False)
+@grouped
 def workers(
     engine_options: "EngineOptions",
+    join: Join,
     gpus: Annotated[
         str,
         typer.Option(
@@ -38,6 +44,21 @@ def workers(
             "--workers",
             min=1,
             help="Workers where there is no GPU, each on its share of the cores. Default: 1.",
+            show_default=False,
+        ),
+    ] = None,
+    hosts: Annotated[
+        int, typer.Option(min=1, help="Hosts that share one engine, for a model that none holds.")
+    ] = 1,
+    rank: Annotated[
+        int,
+        typer.Option(min=0, help="This host's place among --hosts: 0 is the head, which serves."),
+    ] = 0,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="With --hosts: HOST:PORT where the head listens for the others, in a private"
+            " network.",
             show_default=False,
         ),
     ] = None,
@@ -57,10 +78,18 @@ def workers(
     Without --model the workers serve what is deployed (`proofline deploy`, POST
     /api/v1/inference/up), or wait for a deployment, which wins over --model.
 
+    With --hosts 2 the same command runs on two hosts, --rank 0 and --rank 1, for one engine over
+    both: the parallelism is that of the whole engine. Either host waits for the other.
+
+    With --join and a token of `proofline hosts invite` a new host gets all it needs from the API,
+    and keeps it: later starts need neither. Give the token by --token-file or the variable.
+
     **Example:** proofline workers --model Qwen/Qwen3-8B --gpus 0,1,2,3 --tensor-parallel 2
     """
+    from cli.join.admission import Admission, ShutOutError
+    from cli.join.joining import access_of, set_up
     from cli.machine import placement
-    from cli.machine.gpus import chosen_gpus, groups_of_all
+    from cli.machine.gpus import chosen_gpus
     from cli.model_choice import check_is_there
     from cli.supervise.fleet import Fleet, slots, worker_command
     from cli.supervise.follower import Follower
@@ -73,17 +102,13 @@ def workers(
     from poc_core.state.deployments import DeploymentStore
     from poc_core.state.registry import WorkerRegistry
 
+    access = access_of(join, os.environ)
+    if access is not None:
+        set_up(access, join.join_file, os.environ)
     settings = load_settings()
     found = chosen_gpus(gpus) if placement.wants_gpus(engine_options) or gpus != "all" else []
-    if found and n_workers is not None:
-        raise UsageError(
-            "--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how"
-            " many."
-        )
-    own_places: list[dict[str, str]] = []
-    if engine_options.model:
-        groups = groups_of_all(found, engine_options.n_devices) if found else []
-        own_places = placement.environments(engine_options, groups, len(groups) or n_workers or 1)
+    engine_options = with_span(engine_options, hosts, rank, head)
+    own_places = places_of(engine_options, found, n_workers)
 
     def announce(message: str) -> None:
         note(f"workers: {message}")
@@ -93,7 +118,9 @@ def workers(
         places = (
             own_places
             if own
-            else placement.environments_of_most(options, found, None, n_workers or 1)
+            else placement.environments_of_most(
+                options, found, 1 if options.span else None, n_workers or 1
+            )
         )
         if (why := placement.short_of_memory(options, places)) is not None:
             announce(why)
@@ -108,7 +135,8 @@ def workers(
             max_failed_starts=failed_starts,
         )
         names = ", ".join(f"{settings.host}/{slot}" for slot in slots(places))
-        announce(f"starting {len(places)} worker(s) for {options.name}: {names}")
+        what = str(options.span or f"{len(places)} worker(s)")
+        announce(f"starting {what} for {options.name}: {names}")
         fleet.start({"POC_REDIS_URL": settings.redis_url, HOST_ID_VARIABLE: follower.id})
         return fleet
 
@@ -117,6 +145,12 @@ def workers(
         logs_of_children(verbose) as log,
         ExitStack() as exits,
     ):
+        admission: Admission | None = None
+        if access is not None:
+            announce(f"this host is {access.name} of {access.api} ({join.join_file})")
+            admission = Admission(access, settings.redis_url, announce)
+            exits.callback(admission.stop)
+            admission.begin()
         wait_for_redis(settings.redis_url)
         redis = connect(settings)
         try:
@@ -135,13 +169,70 @@ def workers(
                 "no model is deployed; `proofline deploy MODEL` or POST /api/v1/inference/up"
                 " starts one"
             )
-        watch_workers(follower)
+        try:
+            watch_workers(follower, admission)
+        except ShutOutError:
+            follower.kill()  # what is in hand can be brought home no more
+            raise
 
 
-def watch_workers(follower: "Follower") -> None:
-    """Never returns; WorkersError when none of the command's own --model is left."""
+def with_span(
+    engine_options: "EngineOptions", hosts: int, rank: int, head: str | None
+) -> "EngineOptions":
+    """The options with this host's part of an engine over several, if so many are said.
+
+    UsageError, OptionsError: what is said does not go together.
+    """
+    from cli.addresses import head_of
+    from workers.engines.options import EngineOptions, HostSpan
+
+    if hosts == 1:
+        if rank or head is not None:
+            raise UsageError("--rank and --head are for an engine over several hosts: say --hosts.")
+        return engine_options
+    if head is None:
+        raise UsageError("--hosts needs --head HOST:PORT: where the host with --rank 0 listens.")
+    name, port = head_of(head)
+    span = HostSpan(n_hosts=hosts, rank=rank, head_host=name, head_port=port)
+    return EngineOptions(**engine_options.model_dump(exclude={"span"}), span=span)
+
+
+def places_of(
+    engine_options: "EngineOptions", found: list[str], n_workers: int | None
+) -> list[dict[str, str]]:
+    """Environments of the workers that this command's own --model has; none without one.
+
+    `found`: ids of the GPUs to use. UsageError: `n_workers` where it has no say.
+    """
+    from cli.machine import placement
+    from cli.machine.gpus import groups_of_all, groups_of_most
+
+    if found and n_workers is not None:
+        raise UsageError(
+            "--workers is for machines without a GPU; with GPUs, --gpus and the parallelism say how"
+            " many."
+        )
+    if engine_options.span and n_workers is not None:
+        raise UsageError("--workers is for engines of one host; with --hosts each has one engine.")
+    if not engine_options.model:
+        return []
+    groups: list[list[str]] = []
+    if found and engine_options.span:
+        groups = groups_of_most(found, engine_options.n_devices_here, 1)
+    elif found:
+        groups = groups_of_all(found, engine_options.n_devices_here)
+    return placement.environments(engine_options, groups, len(groups) or n_workers or 1)
+
+
+def watch_workers(follower: "Follower", admission: "Admission | None") -> None:
+    """Never returns; WorkersError when none of the command's own --model is left.
+
+    ShutOutError: this host is revoked.
+    """
     from cli.supervise.fleet import WorkersError
 
     while (why := follower.failure()) is None:
+        if admission is not None:
+            admission.check()
         time.sleep(WATCH_S)
     raise WorkersError(why)

@@ -242,7 +242,8 @@ class Follower:
             if not self._serving and self._fleet.is_serving:
                 self._serving = True
                 if self._says_ready or not plan.own:
-                    self._announce(f"ready: {plan.options.name}: {self._fleet.means}")
+                    means = plan.options.span or self._fleet.means
+                    self._announce(f"ready: {plan.options.name}: {means}")
             why = self._fleet.reason()
             if why is not None and self._error is None:
                 self._error = why
@@ -283,6 +284,7 @@ class Follower:
             vllm_version=self._vllm_version,
             left_out=tuple(fleet.left_out) if fleet else (),
             engine=plan.options.engine if plan.options else "",
+            follows=self._options.span.follows if self._options.span else "",
             places=tuple(fleet.places()) if fleet else (),
             memory=_memory(),
         )

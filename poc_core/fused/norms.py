@@ -2,8 +2,7 @@
 
 `rms_norm` adds in the order of torch 2.11's reduction of float32 rows, like that of 16-bit ones
 (poc_core/fused/reflect.py): lane l of a warp takes the four columns from 4 l, from 4 l + 128 and so
-forth, into four sums. `rms_norm_in_steps` leaves the sum to torch; its other steps work on each
-number alone, so it has the bits wherever torch adds in another order.
+forth, into four sums.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -24,29 +23,6 @@ _MOST_COLUMNS, _LEAST_ROWS = 8191, 16
 _ROWS = 2
 # Heads of one program, a warp.
 _HEADS = 16
-# Columns of one program.
-_COLUMNS = 2048
-_WARPS = 8
-
-
-@triton.jit
-def _squares_kernel(out, x, stride, n_columns, COLUMNS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < n_columns
-    value = tl.load(x + row * stride + columns, inside, other=0.0).to(tl.float32)
-    tl.store(out + row * n_columns + columns, value * value, inside)
-
-
-@triton.jit
-def _scaled_kernel(out, x, scales, weight, stride, n_columns, COLUMNS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < n_columns
-    value = tl.load(x + row * stride + columns, inside, other=0.0).to(tl.float32)
-    own = tl.load(weight + columns, inside, other=0.0).to(tl.float32)
-    scaled = value * tl.load(scales + row) * own
-    tl.store(out + row * n_columns + columns, scaled.to(out.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -104,20 +80,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out, x, weight, x.stride(0), rows, columns, 1 / columns, eps,
         ROWS=_ROWS, STRIDE=_STRIDE, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
-    return out
-
-
-def rms_norm_in_steps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `rms_norm`, of any rows."""
-    rows, columns = x.shape
-    grid = (rows, triton.cdiv(columns, _COLUMNS))
-    options = {"COLUMNS": _COLUMNS, "num_warps": _WARPS, "enable_fp_fusion": False}
-    squares = torch.empty(rows, columns, dtype=torch.float32, device=x.device)
-    _squares_kernel[grid](squares, x, x.stride(0), columns, **options)
-    scales = torch.rsqrt(squares.mean(dim=-1) + eps)
-    del squares
-    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
-    _scaled_kernel[grid](out, x, scales, weight, x.stride(0), columns, **options)
     return out
 
 

@@ -56,6 +56,7 @@ class HostReport(BaseModel, frozen=True):
     vllm_version: str | None = None
     left_out: tuple[str, ...] = ()  # arguments that its vLLM does not know, each with the reason
     engine: str = ""  # of its workers
+    follows: str = ""  # HOST:PORT of the head, where it is a part of another host's engine
     places: tuple[WorkerPlace, ...] = ()  # they, over their restarts
     # bytes of its memory, or its container's, that are left, and the limit; None: unknown
     memory: tuple[int, int] | None = None

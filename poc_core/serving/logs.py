@@ -3,6 +3,8 @@
 import logging
 
 _OURS = ("api", "cli", "poc_core", "workers")
+# Supervisors read its word for a worker that consumes.
+_READ_BY_SUPERVISORS = ("celery",)
 
 
 class _Format(logging.Formatter):
@@ -16,9 +18,17 @@ class _Format(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Shows what our modules say, and warnings of others'. Once, when a process begins."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Format("[%(asctime)s: %(levelname)s/%(processName)s] %(message)s"))
-    logging.basicConfig(handlers=[handler])
-    for name in _OURS:
-        logging.getLogger(name).setLevel(logging.INFO)
+    """Shows what our modules and Celery say, and warnings of others'. Once, when a process begins.
+
+    The root logger's level counts for others alone: what vLLM's server imports raises it, and the
+    levels of its handlers (model-hosting-container-standards, with vLLM 0.25.1).
+    """
+    handler, of_others = logging.StreamHandler(), logging.StreamHandler()
+    for one in (handler, of_others):
+        one.setFormatter(_Format("[%(asctime)s: %(levelname)s/%(processName)s] %(message)s"))
+    logging.basicConfig(handlers=[of_others])
+    for name in (*_OURS, *_READ_BY_SUPERVISORS):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        logger.propagate = False

@@ -49,8 +49,8 @@ _UPLOAD_CHUNK = 2000
 # Jobs cancelled in one call of a script: some 5 ms of Redis' time.
 _CANCEL_CHUNK = 500
 
-# Batches in a row that are not to be had, after which a worker with room leaves a job; and jobs it
-# looks at.
+# Batches in a row that are not to be had, after which a worker with room leaves a job; and other
+# jobs it looks at.
 _MOST_MISSES = 64
 _MOST_JOBS_BESIDE = 16
 
@@ -252,26 +252,18 @@ class JobStore:
         return Lease(job_id, batch_index, model.decode(), parsed, json.loads(nonces))
 
     def lease_more(self, beside: Lease, name: str, room: int) -> list[Lease]:
-        """Leases batches of the same spec to compute with `beside`: its job's next, then others'.
+        """Leases batches of the same spec to compute with `beside`: its job's next, then others',
+        of those created after it first.
 
         `room`: nonces, all together; `name`: that of `beside`.
         """
-        found: list[Lease] = []
-        ttl_s, spec = self._settings.job_ttl_sec, beside.spec.model_dump_json()
-        places = [(beside.owner_id, beside.place + 1)]
-        if room > 0:
-            active = self.active_jobs(beside.model, _MOST_JOBS_BESIDE)
-            places += [(job_id, 0) for job_id in active if job_id != beside.owner_id]
-        for job_id, first in places:
-            if room <= 0:
-                break
-            args: list[Any] = [name, ttl_s, spec, first, room, _MOST_MISSES]
-            pairs = self._lease_more([keys.job(job_id)], args)
-            for index, nonces in zip(pairs[::2], pairs[1::2], strict=True):
-                lease = Lease(job_id, int(index), beside.model, beside.spec, json.loads(nonces))
-                room -= len(lease.nonces)
-                found.append(lease)
-        return found
+        args: list[Any] = [name, self._settings.job_ttl_sec, beside.spec.model_dump_json()]
+        args += [beside.place + 1, room, _MOST_MISSES, _MOST_JOBS_BESIDE]
+        found = self._lease_more([keys.job(beside.owner_id)], args) if room > 0 else []
+        return [
+            Lease(job_id.decode(), int(index), beside.model, beside.spec, json.loads(nonces))
+            for job_id, index, nonces in zip(found[::3], found[1::3], found[2::3], strict=True)
+        ]
 
     def any_active(self, job_ids: Sequence[str]) -> bool:
         """Whether one of the jobs has not ended."""

@@ -4,6 +4,7 @@ Many clients poll it. On a busy event loop a thread waits for Python's lock afte
 answers, which made separate reads slow.
 """
 
+import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from poc_core.state.delivery.outbox import COURIER_KNOWN_S, OutboxStatus
 from poc_core.state.delivery.receivers import MOST_LOOKED_AT, SilentReceiver, spared
 from poc_core.state.deployments import deployment_record
 from poc_core.state.registry import worker_records
-from poc_core.state.rounds import round_record
+from poc_core.state.rounds import RECORD_FIELDS, round_record
 from poc_core.state.unreadable import readable
 
 # Whole seconds over which current rates are averaged.
@@ -96,14 +97,15 @@ class Overviews:
             keys.HOSTS,
             keys.COURIER,
         ]
-        found: Any = self._read(names, [second, RATE_WINDOW_S, MOST_LOOKED_AT])
+        args: list[Any] = [second, RATE_WINDOW_S, MOST_LOOKED_AT, *RECORD_FIELDS]
+        found: Any = self._read(names, args)
         queued, n_due, total, lately, workers, receivers, current, wanted, hosts, courier = found
         reports = [report for report in map(_report, hosts) if report is not None]
         left_ms = [(name, ms) for name, _, ms in workers] + [(name, ms) for name, *_, ms in hosts]
         return Overview(
             round=_current(second, *current) if current else None,
             workers=worker_records(
-                (name.decode(errors="replace"), _hash(flat)) for name, flat, _ in workers
+                (name.decode(errors="replace"), told) for name, told, _ in workers
             ),
             silent=spared(receivers),
             callbacks_waiting=int(n_due),
@@ -123,13 +125,13 @@ class Overviews:
 def _current(
     second: int,
     round_id: bytes,
-    round: list[bytes],
-    totals: list[bytes],
-    lately: list[bytes],
+    round: list[bytes | None],
+    totals: bytes,
+    lately: bytes,
     outbox: list[bytes],
     excluded: list[bytes],
 ) -> CurrentRound | None:
-    record = round_record(round_id.decode(), _hash(round))
+    record = round_record(round_id.decode(), round)
     if record is None:
         return None
     # Of a young round only its own time counts; at least a second, as less says little.
@@ -167,5 +169,5 @@ def _hash(flat: list[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _counts(flat: list[bytes]) -> dict[str, int]:
-    return {name.decode(): int(n) for name, n in _hash(flat).items()}
+def _counts(told: bytes) -> dict[str, int]:
+    return {name: int(n) for name, n in json.loads(told.decode(errors="replace")).items()}

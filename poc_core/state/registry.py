@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -14,8 +14,8 @@ from redis import Redis
 from poc_core.queues import bindings, worker_queue
 from poc_core.records import ModelInfo, WorkerRecord
 from poc_core.settings import Settings
-from poc_core.state import keys
-from poc_core.state.unreadable import answers, readable
+from poc_core.state import keys, scripts
+from poc_core.state.unreadable import readable
 
 # Seconds for which the API remembers who serves chat instead of asking Redis: short beside a
 # heartbeat, and a worker that ends waits as long.
@@ -34,6 +34,7 @@ class WorkerRegistry:
         self._redis: Any = redis  # redis-py types its answers as possibly awaitable
         self._settings = settings
         self._clock = clock
+        self._read = scripts.load(redis, "read_workers")
 
     def heartbeat(self, worker: WorkerRecord, in_hand: str | None = None) -> None:
         """Says that the worker lives, what it serves and which leases it has in hand.
@@ -85,18 +86,16 @@ class WorkerRegistry:
 
     def live(self, model: str | None = None) -> list[WorkerRecord]:
         """The workers alive (of `model`), starting or ready, by id."""
-        ids = self._ids()
-        with self._redis.pipeline(transaction=False) as pipe:
-            for worker_id in ids:
-                pipe.hgetall(keys.worker(worker_id))
-            hashes = answers(pipe)
-        dead = [worker_id for worker_id, found in zip(ids, hashes, strict=True) if not found]
+        told: Any = self._read([keys.WORKERS])
+        names = (name.decode(errors="replace") for name in told[::2])
+        found = list(zip(names, told[1::2], strict=True))
+        dead = [name for name, raw in found if not raw]
         if dead:
             # Only those silent for long: one that beats right now must not be dropped.
             silent_since = self._clock() - 10 * self._settings.worker_ttl_s
             for worker_id in self._redis.zrangebyscore(keys.WORKERS, "-inf", silent_since):
                 self.remove(worker_id.decode(errors="replace"))
-        alive = worker_records(zip(ids, hashes, strict=True))
+        alive = worker_records(found)
         return [worker for worker in alive if model is None or worker.model == model]
 
     def ready(self, model: str | None = None) -> list[WorkerRecord]:
@@ -116,9 +115,6 @@ class WorkerRegistry:
         """Heartbeats before that tell no ports; hosts' clocks may differ, sensors may hang."""
         return self._clock() - 10 * self._settings.worker_ttl_s
 
-    def _ids(self) -> list[str]:
-        return [name.decode(errors="replace") for name in self._redis.zrange(keys.WORKERS, 0, -1)]
-
     def here(self) -> list[WorkerRecord]:
         """The workers alive on this machine, or in this container."""
         machine = socket.gethostname()
@@ -135,15 +131,14 @@ class WorkerRegistry:
         return known
 
 
-def worker_records(found: Iterable[tuple[str, Mapping[bytes, bytes]]]) -> list[WorkerRecord]:
-    """The workers in hashes that heartbeats wrote, by id; empty hashes are of dead workers."""
-    alive = (readable(f"worker {name!r}", partial(_worker, told)) for name, told in found if told)
+def worker_records(found: Iterable[tuple[str, bytes]]) -> list[WorkerRecord]:
+    """The workers by id, each given as a JSON object; that of a dead one is empty."""
+    alive = (
+        readable(f"worker {name!r}", partial(_WORKER.validate_json, told))
+        for name, told in found
+        if told
+    )
     return sorted((worker for worker in alive if worker is not None), key=lambda worker: worker.id)
-
-
-def _worker(fields: Mapping[bytes, bytes]) -> WorkerRecord:
-    told = {name.decode(): json.loads(value) for name, value in fields.items()}
-    return _WORKER.validate_python(told)
 
 
 def _model(raw: bytes) -> tuple[ModelInfo, float]:

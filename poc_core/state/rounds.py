@@ -7,7 +7,7 @@ so a dead worker's nonces arrive all the same; a lease completed twice counts on
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,20 @@ _MOST_KEPT = 100_000
 # Reported nonces in one answer: 0.4 MB of JSON, and more than most rounds have.
 MOST_LISTED = 10_000
 
+# The fields of a round's hash that make a RoundRecord: not what each worker computed, which every
+# worker would read again with each step of every other.
+RECORD_FIELDS = (
+    "state",
+    "config",
+    "created_at",
+    "started_at",
+    "stopped_at",
+    "n_processed",
+    "n_valid",
+    "n_excluded",
+    "error",
+    "exhausted",
+)
 _RECORD = TypeAdapter(RoundRecord)
 
 
@@ -78,7 +92,7 @@ class RoundStore:
         return None if round_id is None else self.read(round_id.decode())
 
     def read(self, round_id: str) -> RoundRecord | None:
-        return round_record(round_id, self._redis.hgetall(keys.round(round_id)))
+        return round_record(round_id, self._redis.hmget(keys.round(round_id), RECORD_FIELDS))
 
     def switch(self, round: RoundRecord, state: RoundState, error: str = "") -> RoundState | None:
         """Sets the state of a round that is not STOPPED; returns the one it had, None if expired.
@@ -115,7 +129,7 @@ class RoundStore:
         ids = [raw.decode() for raw in self._redis.lrange(keys.NEWEST_ROUNDS, 0, most - 1)]
         with self._redis.pipeline(transaction=False) as pipe:
             for round_id in ids:
-                pipe.hgetall(keys.round(round_id))
+                pipe.hmget(keys.round(round_id), RECORD_FIELDS)
             found = zip(ids, answers(pipe), strict=True)
         records = (
             readable(f"round {name}", partial(round_record, name, raw)) for name, raw in found
@@ -193,9 +207,12 @@ class RoundStore:
         return self._settings.callback_retention_sec
 
 
-def round_record(round_id: str, found: Mapping[bytes, bytes]) -> RoundRecord | None:
-    """The round in a hash; None where the hash is none, or left of one that expired."""
-    raw = {name.decode(): value.decode() for name, value in found.items()}
+def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:
+    """The round in RECORD_FIELDS of a hash; None where the hash is none, or left of one that
+    expired.
+    """
+    found = zip(RECORD_FIELDS, values, strict=True)
+    raw = {name: value.decode() for name, value in found if value is not None}
     if "state" not in raw:
         return None
     made = {"round_id": round_id, "is_exhausted": "exhausted" in raw}

@@ -10,7 +10,12 @@ from scripts.manifest import rendered
 from tests.cluster.values import SETS, Values
 
 Object = dict[str, Any]
-RUNNING = ("Deployment", "StatefulSet")
+RUNNING = ("Deployment", "StatefulSet", "LeaderWorkerSet")
+# What LeaderWorkerSet says to the second pod of a group, by its environment.
+SECOND_OF_GROUP = {
+    "LWS_WORKER_INDEX": "1",
+    "LWS_LEADER_ADDRESS": "worker-pair-0.worker-pair.proofline",
+}
 
 
 def objects(values: Values) -> list[Object]:
@@ -29,16 +34,33 @@ def key_of(found: Object) -> tuple[str, str]:
 
 
 def running(found: Sequence[Object]) -> dict[str, Object]:
-    """Deployments and StatefulSets, by name."""
+    """Deployments, StatefulSets and LeaderWorkerSets, by name."""
     return {one["metadata"]["name"]: one for one in found if one["kind"] in RUNNING}
 
 
+def spec_of_pods(controller: Object) -> Object:
+    """What a controller says of its pods: their template, and the volumes of each."""
+    spec: Object = controller["spec"]
+    if "leaderWorkerTemplate" not in spec:
+        return spec
+    group: Object = spec["leaderWorkerTemplate"]
+    return group | {"template": group["workerTemplate"]}
+
+
 def pod_of(controller: Object) -> Object:
-    return dict(controller["spec"]["template"]["spec"])
+    return dict(spec_of_pods(controller)["template"]["spec"])
 
 
 def labels_of(controller: Object) -> dict[str, str]:
-    return dict(controller["spec"]["template"]["metadata"]["labels"])
+    return dict(spec_of_pods(controller)["template"]["metadata"]["labels"])
+
+
+def arguments_of(container: Object) -> list[str]:
+    """A container's arguments as Kubernetes expands them, in the second pod of a group."""
+    words: list[str] = container["args"]
+    for name, value in SECOND_OF_GROUP.items():
+        words = [word.replace(f"$({name})", value) for word in words]
+    return words
 
 
 def containers(found: Sequence[Object]) -> Iterator[tuple[str, Object]]:

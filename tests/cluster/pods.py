@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from cli.supervise.redis_server import find_redis_server
@@ -139,18 +138,13 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for pod in self.pods.values():
             for name, container in pod.containers.items():
                 if container.process is not None and container.process.poll() is None:
                     container.process.kill()
                     container.process.wait()
-                if error is not None:
+                if any(exception):
                     print(f"--- {pod.name} {name}\n{container.said()}")
         for process in self._others:
             process.terminate()

@@ -77,6 +77,19 @@ SETS: dict[str, Values] = {
     "one volume of models": {
         "workers": [{"name": "gpu", "replicas": 2, "cache": {"claim": "models"}}],
     },
+    "an engine over two hosts": {
+        "workers": [
+            {
+                "name": "pair",
+                "gpus": 8,
+                "hosts": 2,
+                "tensorParallel": 16,
+                "model": "moonshotai/Kimi-K2-Instruct",
+                "sharedMemory": "64Gi",
+            },
+            {"name": "shared", "hosts": 2, "pipelineParallel": 2, "cache": {"claim": "models"}},
+        ],
+    },
     "priorities, settings, a model to be deployed": {
         "priorityClasses": {"create": True, "worker": "spare"},
         "settings": {"POC_CHAT_POLICY": "share:0.3", "POC_MAX_QUEUED_NONCES": "5000000"},

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
 DESK = ViewportSize(width=1280, height=900)
 PHONE = ViewportSize(width=390, height=844)
 MOST_SHIFT = 0.02

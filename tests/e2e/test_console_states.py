@@ -17,11 +17,11 @@ from poc_core.records import RoundState
 from poc_core.settings import Settings
 from poc_core.state.delivery.outbox import Delivery
 from poc_core.state.past.history import CHAT_MS, CHATS, bucket
-from tests.e2e.api_server import served
 from tests.e2e.opened import DESK, MOST_SHIFT, PHONE, Opened, opened
 from tests.e2e.told_node import ToldNode
 from tests.harness.chromium import chromium
 from tests.harness.samples import RecordingDispatcher, new_job
+from tests.stacks.served import served, url_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("console-states")]
 
@@ -43,10 +43,12 @@ def shown() -> Iterator[Shown]:
         server, settings = fakeredis.FakeServer(), Settings()
         redis = exits.enter_context(fakeredis.FakeRedis(server=server))
         services = Services.create(settings, redis, cast(Dispatcher, RecordingDispatcher()))
-        url = exits.enter_context(served(create_app(settings, services)))
+        app = create_app(settings, services)
+        # A page's events have no end.
+        api = exits.enter_context(served(app, timeout_graceful_shutdown=1))
         node = exits.enter_context(ToldNode(redis, settings, N).beating())
         node.start_round()
-        yield Shown(node, services, server, url)
+        yield Shown(node, services, server, url_of(api))
 
 
 @pytest.fixture(scope="module")

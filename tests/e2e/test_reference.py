@@ -7,8 +7,8 @@ from playwright.sync_api import Browser, expect
 
 from api.app import create_app
 from poc_core.settings import Settings
-from tests.e2e.api_server import served
 from tests.harness.chromium import chromium
+from tests.stacks.served import served, url_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("console")]
 
@@ -24,8 +24,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def base_url() -> Iterator[str]:
     """Of an API without a Redis, which the reference does not need."""
-    with served(create_app(Settings())) as url:
-        yield url
+    with served(create_app(Settings())) as api:
+        yield url_of(api)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -102,7 +102,7 @@ def ask(
 ) -> Answer:
     began = time.monotonic()
     wanted = {"return_token_ids": True, "logprobs": True, "top_logprobs": 2, "model": model}
-    answer = http.post(CHAT, json=request(prompt, max_tokens, salt, **wanted), timeout=120)
+    answer = http.post(CHAT, json=request(prompt, max_tokens, salt, **wanted), timeout=240)
     assert answer.status_code == 200, answer.text
     body = answer.json()
     (choice,) = body["choices"]
@@ -124,15 +124,15 @@ def ask_all(
     http: httpx.Client,
     texts: Sequence[str],
     concurrency: int,
-    pause_s: float = 0.0,
+    between: Callable[[], object] = lambda: None,
     model: str = MODEL,
 ) -> list[Answer]:
-    """The answers in order: `concurrency` prompts at a time, a pause for proofs after each wave."""
+    """The answers in order: `concurrency` prompts at a time; `between` comes after each wave."""
     answers: list[Answer] = []
     with ThreadPoolExecutor(concurrency) as pool:
         for wave in _waves(texts, concurrency):
             answers += pool.map(lambda text: ask(http, text, model=model), wave)
-            time.sleep(pause_s)
+            between()
     return answers
 
 

@@ -78,12 +78,20 @@ def own_cores(vllm_engine: Engine) -> list[psutil.Process]:
 
 
 @pytest.fixture(scope="session")
-def node() -> Iterator[Node]:
-    """Two workers at 50 ms a batch, for all tests of the group "node": leave it as you found
-    it, and whole.
-    """
+def shared_node() -> Iterator[Node]:
+    """What `node` is, for all tests."""
     with ExitStack() as exits:
         yield run_node(exits, workers=2, synthetic_step_ms=50.0, env=FAST, max_fast_crashes=1000)
+
+
+@pytest.fixture
+def node(shared_node: Node) -> Iterator[Node]:
+    """Two workers at 50 ms a batch, for all tests of the group "node": leave it whole.
+
+    Jobs that a test began and left, as one that fails does, are cancelled after it.
+    """
+    yield shared_node
+    shared_node.cancel_all()
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ class Node:
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self.http = httpx.Client(base_url=stack.base_url, timeout=TIMEOUT_S, trust_env=False)
+        self._open: set[str] = set()  # jobs that were submitted and are not known to have ended
 
     def generate(self, nonces: Iterable[int], **changes: Any) -> httpx.Response:
         """POST /generate with a right body, changed (see tests.harness.samples.body)."""
@@ -35,7 +36,9 @@ class Node:
         """Queues a job and returns its request_id."""
         answer = self.generate(nonces, wait=False, **changes)
         assert answer.status_code == 200, answer.text
-        return str(answer.json()["request_id"])
+        request_id = str(answer.json()["request_id"])
+        self._open.add(request_id)
+        return request_id
 
     def get(self, request_id: str) -> httpx.Response:
         return self.http.get(f"{PREFIX}/generate/{request_id}")
@@ -62,6 +65,21 @@ class Node:
         """Ends a job, also one under way."""
         answer = self.http.delete(f"{PREFIX}/generate/{request_id}")
         assert answer.status_code == 200, answer.text
+        self._open.discard(request_id)
+
+    def cancel_all(self) -> None:
+        """Ends every job of `submit` that has not ended yet; the API may be away for a moment."""
+
+        def is_ended(request_id: str) -> bool:
+            try:
+                answer = self.http.delete(f"{PREFIX}/generate/{request_id}")
+            except httpx.TransportError:
+                return False
+            return answer.status_code in (200, 404)
+
+        for request_id in self._open.copy():
+            wait_until(lambda: is_ended(request_id), f"the end of job {request_id}")  # noqa: B023
+            self._open.discard(request_id)
 
     def stop(self) -> httpx.Response:
         return self.http.post(f"{PREFIX}/stop")
@@ -91,6 +109,7 @@ class Node:
             return last.get("status") in ("completed", "failed", "cancelled")
 
         wait_until(ended, f"the end of job {request_id}", timeout_s, POLL_S)
+        self._open.discard(request_id)
         return last
 
     def result(self, request_id: str, timeout_s: float = 120) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """What tests ask about processes, and waiting for what should come true."""
 
-from collections.abc import Iterable
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -33,6 +36,18 @@ def is_running(process: psutil.Process | int | None) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def frozen(pid: int | None) -> Iterator[None]:
+    """Stops the process, and lets it go on in any case; it may be killed meanwhile."""
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def command_of(process: psutil.Process) -> str:
     """Its command line, or what it made of it; empty when it has ended."""
     try:
@@ -54,6 +69,6 @@ def peak_rss(pid: int) -> int:
     return int(fields["VmHWM"].split()[0]) * 1024
 
 
-def assert_all_gone(processes: Iterable[psutil.Process | int], timeout_s: float = 20) -> None:
+def assert_all_gone(processes: Iterable[psutil.Process | int], timeout_s: float = 60) -> None:
     left = list(processes)
     wait_until(lambda: not any(map(is_running, left)), f"the end of {left}", timeout_s)

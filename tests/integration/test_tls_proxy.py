@@ -9,7 +9,6 @@ import shutil
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -17,7 +16,6 @@ from typing import cast
 import fakeredis
 import httpx
 import pytest
-import uvicorn
 
 from api.app import create_app
 from api.proofs.dispatch import Dispatcher
@@ -29,6 +27,7 @@ from tests.certificates import HOST, make_certificate
 from tests.harness.compose_file import ROOT
 from tests.harness.samples import RecordingDispatcher
 from tests.harness.waiting import wait_until
+from tests.stacks.served import port_of, served
 
 pytestmark = pytest.mark.integration
 
@@ -54,15 +53,8 @@ def api_port() -> Iterator[int]:
     services = Services.create(
         settings, fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
     )
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(services=services), port=0, log_level="critical")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
+    with served(create_app(services=services)) as server:
+        yield port_of(server)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +82,7 @@ def proxy(folder: Path, api_port: int) -> Iterator[str]:
         yield f"https://{HOST}:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def ask(url: str, folder: Path, shows: str | None) -> httpx.Response:

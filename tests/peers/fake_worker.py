@@ -56,7 +56,7 @@ class Call:
     def end_stream(self) -> None:
         self.send(b"0\r\n\r\n")
 
-    def wait_hung_up(self, timeout_s: float = 5.0) -> bool:
+    def wait_hung_up(self, timeout_s: float = 60.0) -> bool:
         """Whether the gateway closes the connection within that time."""
         self.connection.settimeout(timeout_s)
         try:
@@ -92,7 +92,7 @@ class FakeWorker:
     def __exit__(self, *_exception: object) -> None:
         self.die()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
     def die(self) -> None:
         """Takes no more connections."""

@@ -37,7 +37,7 @@ class Receiver:
     """An HTTP server on loopback that notes what it is sent, as a context manager; may go away."""
 
     status: int = 200  # what it answers
-    delay_s: float = 0.0  # before it answers
+    delay_s: float = 0.0  # before it answers; set to less, it holds for those that wait too
     talks_nonsense: bool = False  # it takes what comes, and its answer is no HTTP
     largest: int | None = None  # artifacts of a payload; to more it answers 413
     tls: ssl.SSLContext | None = None  # it speaks nothing else
@@ -106,7 +106,8 @@ class Receiver:
             status = 413
         with self._lock:
             self.n_unanswered += 1
-        time.sleep(self.delay_s)
+        while time.time() - arrived < self.delay_s:
+            time.sleep(0.02)
         with self._lock:
             self.n_unanswered -= 1
             self.payloads.append(Payload(arrived, path, body, status))

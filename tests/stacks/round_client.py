@@ -75,7 +75,7 @@ class RoundClient:
     def processed(self) -> int:
         return int(self.stats()["total_processed"])
 
-    def wait_progress(self, n: int = 1, timeout_s: float = 30.0) -> None:
+    def wait_progress(self, n: int = 1, timeout_s: float = 120.0) -> None:
         """Waits until `n` more nonces are computed; an API that is away has not answered yet."""
         before = self.processed()
         self.wait(lambda: self.processed() >= before + n, timeout_s, f"{n} more nonces")
@@ -130,7 +130,7 @@ class StackClient(RoundClient):
         pid = child.pid
         assert pid is not None, f"{name} is not running"
         os.kill(pid, signal.SIGKILL)
-        self.wait(lambda: child.pid != pid, 30, f"the end of {name}")
+        self.wait(lambda: child.pid != pid, 60, f"the end of {name}")
         return pid
 
     def _child(self, name: str) -> Child:
@@ -138,9 +138,21 @@ class StackClient(RoundClient):
         children = self.children()
         return next(child for child in children if child.spec.name.rpartition("/")[2] == name)
 
-    def wait_restarted(self, name: str, old_pid: int, timeout_s: float = 30.0) -> None:
+    def wait_restarted(self, name: str, old_pid: int, timeout_s: float = 60.0) -> None:
         child = self._child(name)
         self.wait(lambda: child.pid not in (None, old_pid), timeout_s, f"another {name}")
+
+
+def leave_nothing(client: RoundClient) -> None:
+    """Ends the round, and forgets what no receiver has taken: so a failure is no other test's."""
+    client.wait(lambda: bool(client.stop()), 60, "the end of the round")
+    forget_callbacks(client)
+
+
+def forget_callbacks(client: RoundClient) -> None:
+    """Clears the outbox, as if every receiver had taken what is its own."""
+    with redis.Redis.from_url(client.redis_url) as connection:
+        connection.delete(keys.OUTBOX_DUE, keys.OUTBOX_JOBS)
 
 
 @contextmanager
@@ -152,7 +164,10 @@ def another_worker(stack: Stack) -> Iterator[subprocess.Popen[bytes]]:
             yield worker
         finally:
             worker.terminate()
-            worker.wait(30)
+            try:
+                worker.wait(60)
+            finally:
+                worker.kill()  # where that was not enough
 
 
 def round_body(receiver: Receiver | None, **changes: Any) -> dict[str, Any]:
@@ -178,7 +193,7 @@ def given_back(client: RoundClient) -> set[int]:
         record = RoundStore(connection, Settings()).current()
         assert record is not None
         key = keys.round(record.round_id)
-        client.wait(lambda: not connection.exists(f"{key}:leases"), 30, "the end of all leases")
+        client.wait(lambda: not connection.exists(f"{key}:leases"), 60, "the end of all leases")
         return uncomputed(connection, record)
 
 
@@ -192,9 +207,10 @@ def uncomputed(connection: redis.Redis, record: RoundRecord) -> set[int]:
 
 def assert_complete(client: RoundClient, receiver: Receiver, expected: range | None = None) -> None:
     """The receiver has each computed nonce once, with no gap but what was in hand at the stop."""
+    in_hand = given_back(client)
+    client.wait(lambda: client.stats()["artifacts_waiting"] == 0, 60, "everything delivered")
     stats, nonces = client.stats(), receiver.nonces()
     missing, wrong = gaps_and_repeats(nonces, expected if expected is not None else range(2**62))
-    in_hand = given_back(client)
     assert (sorted(set(missing) - in_hand)[:10], wrong[:10]) == ([], [])
     assert in_hand.isdisjoint(nonces)
     assert len(nonces) == stats["total_processed"] == stats["artifacts_delivered"]
@@ -203,7 +219,7 @@ def assert_complete(client: RoundClient, receiver: Receiver, expected: range | N
 
 @contextmanager
 def running_stack(
-    env: dict[str, str] | None = None, ready_s: float = 60.0, **options: Any
+    env: dict[str, str] | None = None, ready_s: float = 120.0, **options: Any
 ) -> Iterator[StackClient]:
     """A stack of its own, synthetic unless told otherwise, that is ready."""
     log: deque[str] = deque(maxlen=LOG_LINES)
@@ -215,6 +231,6 @@ def running_stack(
         announce=lambda message: log.append(f"stack | {message}"),
         **{"workers": 2} | options,
     )
-    with stack, httpx.Client(base_url=stack.base_url, timeout=30, trust_env=False) as http:
+    with stack, httpx.Client(base_url=stack.base_url, timeout=60, trust_env=False) as http:
         stack.wait_ready(ready_s)
         yield StackClient(stack, http, log)

@@ -19,6 +19,7 @@ from poc_core.records import WorkerRecord
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, RoundStore, WorkerRegistry
 from tests.harness.samples import Clock, RecordingDispatcher, worker_record
+from tests.harness.waiting import wait_until
 
 
 def pytest_collection_finish() -> None:
@@ -40,6 +41,32 @@ def settings() -> Settings:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+class WaitingTime:
+    """The time by which a request waits for its job: it passes where a test lets it."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._looks = 0
+
+    def monotonic(self) -> float:
+        self._looks += 1
+        return self._now
+
+    def pass_by(self, seconds: float) -> None:
+        """Returns when the request, which goes on waiting, has looked before and after."""
+        wait_until(lambda: self._looks, "a look at the job")
+        self._now += seconds
+        seen = self._looks
+        wait_until(lambda: self._looks >= seen + 2, "another look at the job")
+
+
+@pytest.fixture
+def waiting_time(monkeypatch: pytest.MonkeyPatch) -> WaitingTime:
+    time = WaitingTime()
+    monkeypatch.setattr("api.proofs.waiting.time", time)
+    return time
 
 
 @pytest.fixture

@@ -334,6 +334,21 @@ class TestSecrets:
             assert words[len(words) - len(given) :] == given
             assert user == "default" or {"-@all", "resetchannels", "-@dangerous"} <= set(words)
 
+    def test_hosts_that_joined_keep_their_users(self, tmp_path: Path) -> None:
+        """Redis writes them into the file, and Compose's next start makes it anew."""
+        make_secrets(tmp_path)
+        file = tmp_path / "all" / "users.acl"
+        first = file.read_text()
+        host = "user host-gpu2 on #0123 ~poc:job:* -@all +get\n"
+        file.write_text(f"user stranger on nopass ~* +@all\n{first}{host}")
+        make_secrets(tmp_path)
+        assert file.read_text() == first + host
+
+    def test_redis_can_write_the_file_of_users(self, services: dict[str, dict[str, Any]]) -> None:
+        place = services["secrets"]["entrypoint"][-1]
+        for name in ("secrets", "redis"):
+            assert f"redis:{place}" in services[name]["volumes"], name
+
     def test_each_service_sees_its_own_alone(self, services: dict[str, dict[str, Any]]) -> None:
         seen = {
             name: [volume for volume in service["volumes"] if volume.startswith("secrets")]
@@ -403,7 +418,7 @@ class TestDockerfiles:
         }
         for source in sources:
             assert (ROOT / source).exists(), source
-            assert source.split("/")[0] in sent, source
+            assert {source, source.split("/")[0]} & sent, source
 
     def test_they_install_a_lock_with_hashes_or_what_vllms_own_image_lacks(self, path: Any) -> None:
         text = path.read_text()

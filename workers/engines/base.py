@@ -59,6 +59,10 @@ class Engine(ABC):
         """
         return []
 
+    def begin_work(self) -> None:
+        """Hears that the engine takes work from now on."""
+        return
+
     def check(self) -> None:
         """EngineLostError when the engine was lost while idle. From any thread, at any time."""
         return

@@ -107,27 +107,6 @@ def query_and_key_norms() -> Any | None:
     return found if hasattr(found, "forward_qk") else None
 
 
-def triton_experts() -> Any | None:
-    """The class whose `apply` computes experts by Triton's kernels; None: it is elsewhere here."""
-    try:
-        from vllm.model_executor.layers.fused_moe.experts import triton_moe
-    except ImportError:
-        return None
-    return getattr(triton_moe, "TritonExperts", None)
-
-
-@contextmanager
-def expert_tile(tile: dict[str, int]) -> Iterator[None]:
-    """Within: Triton's kernels of experts divide their work by this."""
-    from vllm.model_executor.layers import fused_moe
-
-    before, fused_moe._config = fused_moe._config, tile
-    try:
-        yield
-    finally:
-        fused_moe._config = before
-
-
 def tensor_ranks() -> tuple[int, int]:
     """This process's tensor-parallel rank, and how many there are."""
     group = get_tp_group()

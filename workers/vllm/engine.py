@@ -27,7 +27,7 @@ from workers.engines.options import EngineOptions
 from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.engines.validations import Validations
-from workers.vllm.start import lifeline
+from workers.vllm.start import host_link, lifeline
 from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
 
 T = TypeVar("T")
@@ -77,6 +77,8 @@ class VllmEngine(Engine):
         # A host that an operator allows pictures from sends the engine to no other one.
         os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         lifeline.offer()
+        self._hosts = host_link.Head(options) if options.span is not None else None
+        of_hosts = self._hosts.words if self._hosts is not None else ()
         stages.begin("importing vLLM")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -87,7 +89,7 @@ class VllmEngine(Engine):
             try:
                 with garbage_may_wait():
                     self._llm, config, self._args = self._await(
-                        start(options, self._count_step), None
+                        start(options, self._count_step, of_hosts), None
                     )
             except ProoflineError:
                 raise
@@ -265,6 +267,10 @@ class VllmEngine(Engine):
         self._fair = FairChat(self._llm)
         return known.validations
 
+    def begin_work(self) -> None:
+        if self._hosts is not None:
+            self._hosts.serves()
+
     def check(self) -> None:
         llm = self.__dict__.get("_llm")
         if llm is not None and llm.errored and not self._closed:
@@ -274,6 +280,8 @@ class VllmEngine(Engine):
         if self._closed:
             return
         self._closed = True
+        if self._hosts is not None:
+            self._hosts.close()
         llm = self.__dict__.pop("_llm", None)
         if self._fair is not None:
             self._await(self._fair.close(), _SHUTDOWN_TIMEOUT_S)

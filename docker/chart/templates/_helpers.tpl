@@ -104,10 +104,13 @@ annotations: { proofline/settings: {{ dict "settings" .Values.settings "tls" .Va
 {{- end -}}
 {{- $_ := set $names $kind.name true -}}
 {{- $engine := mul $kind.tensorParallel $kind.pipelineParallel | int -}}
-{{- if and (gt (int $kind.gpus) 0) (ne (mod $kind.gpus $engine | int) 0) -}}
-{{- fail (printf "%s.gpus: %v is no multiple of tensorParallel x pipelineParallel, %d" $where $kind.gpus $engine) -}}
+{{- if gt (int $kind.hosts) 1 -}}
+{{- if or (eq (int $kind.gpus) 0) (ne (mul $kind.gpus $kind.hosts | int) $engine) -}}
+{{- fail (printf "%s.hosts: %v of %v GPU(s) are not tensorParallel x pipelineParallel, %d" $where $kind.hosts $kind.gpus $engine) -}}
 {{- end -}}
-{{- if and (eq (int $kind.gpus) 0) (gt $engine 1) -}}
+{{- else if and (gt (int $kind.gpus) 0) (ne (mod $kind.gpus $engine | int) 0) -}}
+{{- fail (printf "%s.gpus: %v is no multiple of tensorParallel x pipelineParallel, %d" $where $kind.gpus $engine) -}}
+{{- else if and (eq (int $kind.gpus) 0) (gt $engine 1) -}}
 {{- fail (printf "%s.gpus: 0, and tensorParallel x pipelineParallel is %d" $where $engine) -}}
 {{- end -}}
 {{- if and $kind.autoscale.max (not $.Values.monitoring.prometheus) -}}
@@ -119,4 +122,119 @@ annotations: { proofline/settings: {{ dict "settings" .Values.settings "tls" .Va
 {{- $kinds = append $kinds $kind -}}
 {{- end -}}
 {{- dict "kinds" $kinds | toJson -}}
+{{- end }}
+
+{{/* The pods of a kind of workers: .root and .kind, one of proofline.kinds. */}}
+{{- define "proofline.worker" -}}
+{{- $root := .root -}}
+{{- $kind := .kind -}}
+{{- $gpus := int $kind.gpus -}}
+{{- $hosts := int $kind.hosts -}}
+metadata:
+  labels: { app: worker, kind: {{ $kind.name }} }
+  {{- include "proofline.annotations" $root | nindent 2 }}
+spec:
+  {{- include "proofline.pod" $root | nindent 2 }}
+  {{- include "proofline.place" (dict "root" $root "place" $kind "class" "worker") | nindent 2 }}
+  terminationGracePeriodSeconds: 60 # the batch in hand has 30 s, chat under way 20
+  containers:
+    - name: worker
+      image: {{ include "proofline.image" (dict "root" $root "name" (ternary "workerGpu" "workerCpu" (gt $gpus 0))) }}
+      # After `--`: arguments of `vllm serve`.
+      args:
+        - workers
+        - --verbose
+        {{- with $kind.model }}
+        - --model
+        - {{ quote . }}
+        {{- end }}
+        {{- if $gpus }}
+        - --gpus
+        - all
+        - --tensor-parallel
+        - {{ $kind.tensorParallel | int | quote }}
+        - --pipeline-parallel
+        - {{ $kind.pipelineParallel | int | quote }}
+        {{- end }}
+        {{- if gt $hosts 1 }}
+        # LeaderWorkerSet tells each pod its place and its head.
+        - --hosts
+        - {{ quote $hosts }}
+        - --rank
+        - $(LWS_WORKER_INDEX)
+        - --head
+        - $(LWS_LEADER_ADDRESS):7070
+        {{- end }}
+        {{- range $kind.options }}
+        - {{ quote . }}
+        {{- end }}
+        {{- with $kind.engineArgs }}
+        - --
+        {{- range . }}
+        - {{ quote . }}
+        {{- end }}
+        {{- end }}
+      envFrom: [{ configMapRef: { name: settings } }]
+      env:
+        {{- include "proofline.redis" (dict "root" $root "user" "worker") | nindent 8 }}
+        - name: POC_CHAT_HOST
+          value: 0.0.0.0
+        - name: POC_CHAT_ADVERTISE_HOST # where the API reaches this worker's chat
+          valueFrom: { fieldRef: { fieldPath: status.podIP } }
+        - name: HF_TOKEN
+          valueFrom: { secretKeyRef: { name: {{ $root.Values.secret }}, key: hf_token, optional: true } }
+        - { name: HOME, value: /cache }
+        - { name: HF_HOME, value: /cache/huggingface }
+        - { name: VLLM_CACHE_ROOT, value: /cache/vllm }
+        - { name: TORCHINDUCTOR_CACHE_DIR, value: /cache/torchinductor }
+        - { name: TRITON_CACHE_DIR, value: /cache/triton }
+        - { name: FLASHINFER_WORKSPACE_BASE, value: /cache }
+        {{- range $name, $value := $kind.env }}
+        - { name: {{ $name }}, value: {{ quote $value }} }
+        {{- end }}
+      {{- $limits := dict }}
+      {{- if $gpus }}
+      {{- $limits = dict $kind.gpuResource $gpus }}
+      {{- end }}
+      resources: {{ mergeOverwrite (deepCopy $kind.resources) (dict "limits" $limits) | toJson }}
+      # Nothing kills a worker that loads for hours or waits for a deployment: `workers` starts an engine that was lost anew by
+      # itself, and ends when it gives up. So it has neither startupProbe nor livenessProbe.
+      readinessProbe:
+        exec: { command: [proofline, ready] }
+        periodSeconds: 15
+        timeoutSeconds: 10
+        failureThreshold: 4
+      {{- include "proofline.container" $root | nindent 6 }}
+      volumeMounts:
+        {{- include "proofline.mounts" (dict "root" $root) | nindent 8 }}
+        - { name: cache, mountPath: /cache }
+        {{- if $kind.cache.claim }}
+        - { name: models, mountPath: /cache/huggingface }
+        {{- end }}
+        - { name: shm, mountPath: /dev/shm }
+  volumes:
+    {{- include "proofline.volumes" (dict "root" $root "user" "worker") | nindent 4 }}
+    {{- with $kind.cache.claim }}
+    - name: models
+      persistentVolumeClaim: { claimName: {{ . }} }
+    - name: cache # compiled kernels, made anew by each pod
+      emptyDir: {}
+    {{- end }}
+    - name: shm # ranks of a parallel engine exchange tensors through it
+      emptyDir: { medium: Memory, sizeLimit: {{ $kind.sharedMemory }} }
+{{- end }}
+
+{{/* The volumes that each of these pods has for itself. */}}
+{{- define "proofline.claims" -}}
+{{- $cache := .kind.cache -}}
+{{- if not $cache.claim -}}
+volumeClaimTemplates: # models and compiled kernels, kept for the next start
+  - metadata: { name: cache }
+    spec:
+      accessModes: [ReadWriteOnce]
+      {{- with $cache.storageClass }}
+      storageClassName: {{ . }}
+      {{- end }}
+      resources: { requests: { storage: {{ $cache.size }} } }
+{{- end -}}
 {{- end }}

@@ -1,4 +1,4 @@
--- Put before every script. Nonces are strings throughout: a Lua number is a double and would round those above 2^53.
+-- What a script uses of these is put before it (state/scripts.py). Nonces are strings throughout: a Lua number is a double and would round those above 2^53.
 --
 -- Every script begins with its KEYS and ARGV and gives each a name before anything else. So named here too:
 --   job, round       the hash of one (poc:job:{id}, poc:round:{id}); its working keys are this plus a suffix
@@ -66,24 +66,45 @@ local function name_of_worker(id)
   return (string.gsub(id, OF_ONE_START, ''))
 end
 
+-- What a worker's heartbeat says, as a JSON object: its hash has a JSON text for each field. '' of a dead worker.
+local function worker_record(id)
+  local found, fields = redis.pcall('HGETALL', 'poc:worker:' .. id), {}
+  if found.err then
+    return '?' -- what is no hash is no worker's record either
+  end
+  for i = 1, #found, 2 do
+    fields[#fields + 1] = '"' .. found[i] .. '":' .. found[i + 1]
+  end
+  return #fields > 0 and '{' .. table.concat(fields, ',') .. '}' or ''
+end
+
 -- Seconds of a step of the node's history, and for how long its steps are kept (state/past/history.py).
 local PAST = {{5, 960}, {20, 3720}, {120, 22000}, {480, 87400}}
+
+-- `n` more of `field` of a hash; returns whether they are its first. The hash lives for `ttl` seconds from the first count
+-- of any field on: to say so with each count would be half of what counting costs.
+local function count_in(key, field, n, ttl)
+  local is_first = redis.call('HINCRBY', key, field, n) == tonumber(n)
+  if is_first then
+    redis.call('EXPIRE', key, ttl)
+  end
+  return is_first
+end
 
 -- `n` more of `field` happened in that `second`.
 local function count_past(field, n, second)
   for _, step in ipairs(PAST) do
     local key = string.format('poc:past:%d:%d', step[1], math.floor(tonumber(second) / step[1]) * step[1])
-    redis.call('HINCRBY', key, field, n)
-    redis.call('EXPIRE', key, step[2])
+    count_in(key, field, n, step[2])
   end
 end
 
 -- A worker computed `n` nonces, for a job or a round, in that `second` since the epoch: the node's own counters.
 local function count_processed(n, second, worker, ttl)
   redis.call('INCRBY', 'poc:stats:total', n)
-  redis.call('EXPIRE', 'poc:stats:total', ttl)
-  redis.call('HINCRBY', 'poc:stats:by:' .. second, worker, n)
-  redis.call('EXPIRE', 'poc:stats:by:' .. second, 60)
+  if count_in('poc:stats:by:' .. second, worker, n, 60) then
+    redis.call('EXPIRE', 'poc:stats:total', ttl)
+  end
   count_past(name_of_worker(worker), n, second)
 end
 
@@ -206,13 +227,16 @@ end
 local function push_outbox(id, entry, n, due, ttl)
   local outbox = 'poc:outbox:' .. id
   local counted = counted_entry(n, entry)
-  redis.call('RPUSH', outbox .. ':entries', counted)
+  local is_first = redis.call('RPUSH', outbox .. ':entries', counted) == 1
   redis.call('HINCRBY', outbox, 'bytes', #counted)
   redis.call('HINCRBY', outbox, 'waiting', n)
-  redis.call('EXPIRE', outbox, ttl)
-  redis.call('EXPIRE', outbox .. ':entries', ttl)
-  redis.call('ZADD', 'poc:outbox:due', 'NX', due, id)
-  redis.call('EXPIRE', 'poc:outbox:due', ttl)
+  if is_first then -- of a round that goes on all keys are kept (lease_nonces.lua), else each delivery keeps them
+    redis.call('EXPIRE', outbox, ttl)
+    redis.call('EXPIRE', outbox .. ':entries', ttl)
+  end
+  if redis.call('ZADD', 'poc:outbox:due', 'NX', due, id) == 1 then
+    redis.call('EXPIRE', 'poc:outbox:due', ttl)
+  end
 end
 
 -- A round ends; what waits in its outbox is delivered at once and kept for `ttl` seconds at most.

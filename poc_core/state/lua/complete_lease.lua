@@ -27,11 +27,9 @@ if redis.call('HDEL', round .. ':leases', lease) == 0 and redis.call('ZREM', rou
 end
 local second = string.format('%d', math.floor(tonumber(now)))
 redis.call('HINCRBY', round, 'n_processed', places)
-redis.call('HINCRBY', round .. ':workers', worker, places)
 redis.call('HINCRBY', round, 'by:' .. name_of_worker(worker), places)
-redis.call('HINCRBY', round .. ':rate:' .. second, worker, places)
-redis.call('EXPIRE', round .. ':workers', ttl)
-redis.call('EXPIRE', round .. ':rate:' .. second, 60)
+count_in(round .. ':workers', worker, places, ttl)
+count_in(round .. ':rate:' .. second, worker, places, 60)
 if excluded ~= '' then
   redis.call('HINCRBY', round, 'n_excluded', n_excluded)
   local nonces = {}
@@ -45,9 +43,9 @@ if excluded ~= '' then
   redis.call('EXPIRE', round .. ':excluded', ttl)
 end
 count_processed(places, second, worker, ttl)
-local has_receiver = redis.call('HEXISTS', outbox, 'url') == 1
+local has_receiver, is_closed = unpack(redis.call('HMGET', outbox, 'url', 'closed'))
 -- The last values of a round that is over come after it was closed; its receiver waits for them.
-local due = redis.call('HEXISTS', outbox, 'closed') == 1 and now or tonumber(now) + tonumber(interval)
+local due = is_closed and now or tonumber(now) + tonumber(interval)
 for i = first_entry, #ARGV, 2 do
   local n_values, entry = ARGV[i], ARGV[i + 1]
   redis.call('HINCRBY', round, 'n_valid', n_values)

@@ -12,14 +12,17 @@
 -- ARGV: 1 second           since the epoch, the one under way
 --       2 window           seconds before it, of which rates are
 --       3 most_receivers   that are looked at, those first that were silent last
+--       4... fields      of a round's hash
 -- Returns {queued, outboxes due, nonces computed, by worker those within the window, workers, receivers, round,
--- deployment, hosts, courier}. Each worker is {id, its hash, left}, each receiver {name, failures, next_at}, each host {id, when it last
--- reported, its report or '', left}; round is {} where there is none, else {id, its hash, nonces by worker, the same within
--- the window, its outbox's hash, excluded nonces}; deployment is a hash. Hashes are {field, value, ...}; that of a dead
--- worker is empty. `left`, and for the courier: milliseconds that the key lives without another sign of life; below 0 there
--- is none.
+-- deployment, hosts, courier}. Each worker is {id, its record, left}, each receiver {name, failures, next_at}, each host
+-- {id, when it last reported, its report or '', left}; round is {} where there is none, else {id, the values of its fields,
+-- nonces by worker, the same within the window, its outbox's hash, excluded nonces}; deployment is a hash. Hashes are
+-- {field, value, ...}; a worker's record is a JSON object, '' of a dead one, and so are nonces by worker: of many workers
+-- Redis' clients would read many thousand answers. `left`, and for the courier: milliseconds that the key lives without
+-- another sign of life; below 0 there is none.
 local current, workers, receivers, outboxes_due, queued, total, deployment, hosts, courier = unpack(KEYS)
-local second, window, most_receivers = unpack(ARGV)
+local second, window, most_receivers = unpack(ARGV, 1, 3)
+local first_field = 4
 
 -- Calls `look` with each whole second of the window, as it is written in keys.
 local function each_second(look)
@@ -28,34 +31,35 @@ local function each_second(look)
   end
 end
 
--- Nonces by worker, {worker, n, ...}: the sums of the counters of each second of the window.
-local function counts_lately(key)
-  local lately = {}
-  each_second(function(at)
-    local counts = redis.call('HGETALL', key .. at)
-    for i = 1, #counts, 2 do
-      lately[counts[i]] = (lately[counts[i]] or 0) + tonumber(counts[i + 1])
-    end
-  end)
-  local flat = {}
-  for worker, n in pairs(lately) do
-    flat[#flat + 1] = worker
-    flat[#flat + 1] = string.format('%d', n)
+local function add(sums, counts)
+  for i = 1, #counts, 2 do
+    sums[counts[i]] = (sums[counts[i]] or 0) + tonumber(counts[i + 1])
   end
-  return flat
+end
+
+local function as_json(sums)
+  return next(sums) and cjson.encode(sums) or '{}'
+end
+
+-- Nonces by worker: the sums of the counters of each second of the window.
+local function counts_lately(key)
+  local sums = {}
+  each_second(function(at)
+    add(sums, redis.call('HGETALL', key .. at))
+  end)
+  return as_json(sums)
 end
 
 local function read_round(id)
-  local round = 'poc:round:' .. id
-  return {id, redis.call('HGETALL', round), redis.call('HGETALL', round .. ':workers'), counts_lately(round .. ':rate:'),
+  local round, totals = 'poc:round:' .. id, {}
+  add(totals, redis.call('HGETALL', round .. ':workers'))
+  return {id, redis.call('HMGET', round, unpack(ARGV, first_field)), as_json(totals), counts_lately(round .. ':rate:'),
     redis.call('HGETALL', 'poc:outbox:' .. id), redis.call('LRANGE', round .. ':excluded', 0, -1)}
 end
 
 local records = {}
 for i, id in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
-  local found = redis.pcall('HGETALL', 'poc:worker:' .. id)
-  local left = redis.call('PTTL', 'poc:worker:' .. id)
-  records[i] = {id, found.err and {'', ''} or found, left} -- what is no hash is no worker's record either
+  records[i] = {id, worker_record(id), redis.call('PTTL', 'poc:worker:' .. id)}
 end
 local silent = {}
 for i, name in ipairs(redis.call('ZREVRANGE', receivers, 0, string.format('%d', most_receivers - 1))) do

@@ -72,9 +72,11 @@ class Server(Client):
         assert validations is not None
         before, validations.way = validations.way, way
         counted = validations.count[way]
-        yield
+        try:
+            yield
+        finally:
+            validations.way = before
         assert validations.count[way] > counted
-        validations.way = before
 
 
 @contextmanager

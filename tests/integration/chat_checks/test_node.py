@@ -120,4 +120,4 @@ def test_validations_beside_a_round_are_refused_to_nobody(
             and f"{_METRIC} {float(now['validations_pass'])}" in metrics(yielding)
         )
 
-    yielding.wait(has_told, 30, "the validations in status and metrics")
+    yielding.wait(has_told, 60, "the validations in status and metrics")

@@ -33,6 +33,7 @@ pytestmark = [
 ]
 
 WAIT_S = 120.0
+PARALLEL = ("tensorParallel", "pipelineParallel")
 # One after the other, as each needs what is before it.
 ORDER = ("redis", "api", "courier", "flower", "worker")
 
@@ -44,7 +45,7 @@ def on_a_synthetic_engine(name: str) -> Values:
     worker["options"] = ["--engine", "synthetic"]
     worker.setdefault("model", MODEL)
     for kind in changed.get("workers", []):
-        for option in ("model", "options", "engineArgs", "tensorParallel", "pipelineParallel"):
+        for option in ("model", "options", "engineArgs", "hosts", *PARALLEL):
             kind.pop(option, None)
     return changed
 

@@ -64,17 +64,20 @@ def family(tmp_path: Path) -> Iterator[Any]:
     worker = subprocess.Popen(
         [sys.executable, script, notes], env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
-    wait_until(lambda: len(list(notes.iterdir())) == 3, "the whole family", 30)
-    pids = {
-        path.name.partition("-")[0]: int(path.name.partition("-")[2]) for path in notes.iterdir()
-    }
-    all_pids = [int(path.name.partition("-")[2]) for path in notes.iterdir()]
-    yield worker, pids, all_pids
-    worker.kill()
-    worker.wait()
-    for pid in all_pids:
-        if is_running(pid):
-            os.kill(pid, signal.SIGKILL)
+
+    def noted() -> list[tuple[str, int]]:
+        parts = [path.name.partition("-") for path in notes.iterdir()]
+        return [(name, int(pid)) for name, _, pid in parts]
+
+    try:
+        wait_until(lambda: len(noted()) == 3, "the whole family")
+        yield worker, dict(noted()), [pid for _, pid in noted()]
+    finally:
+        worker.kill()
+        worker.wait()
+        for _, pid in noted():
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_everything_ends_with_a_killed_worker(family: Any) -> None:

@@ -111,7 +111,7 @@ def test_memory_that_gets_short_later_halves_the_budget_and_fails_no_job(
     found = artifacts(client, submit(client, 200))
     assert np.linalg.norm(found - expected, axis=1).max() <= 0.003
     assert any("too little memory" in line for line in client.lines())
-    client.wait(lambda: ASKED // 8 in budgets(client), 30, "the smaller budget in the status")
+    client.wait(lambda: ASKED // 8 in budgets(client), 60, "the smaller budget in the status")
     assert client.stack.worker_pids() == engines, "a worker died of it"
     (plants / planted.MEMORY).unlink()
 

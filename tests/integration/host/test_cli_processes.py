@@ -160,7 +160,7 @@ def test_a_child_that_was_ready_once_is_restarted_whatever_its_log_says(
     assert str(child.gave_up).endswith("6 times in a row")
 
 
-@pytest.mark.parametrize(("word", "times"), [("loading", 2), ("is ready", 5)])
+@pytest.mark.parametrize(("word", "times"), [("loading", 2), ("is ready", 3)])
 def test_a_slow_start_that_fails_counts_as_a_fast_crash(
     started: Callable[[ChildSpec], Child],
     monkeypatch: pytest.MonkeyPatch,
@@ -170,7 +170,7 @@ def test_a_slow_start_that_fails_counts_as_a_fast_crash(
 ) -> None:
     """What counts is how long the child worked, not how long it took to start."""
     monkeypatch.setattr(processes, "STEADY_S", 0.2)
-    code = f"import sys, time; print({word!r}, flush=True); time.sleep(0.5); sys.exit(1)"
+    code = f"import sys, time; print({word!r}, flush=True); time.sleep(1.5); sys.exit(1)"
     child = started(
         ChildSpec("child", python(code), ready_line=HOPELESS["ready_line"], max_fast_crashes=1)
     )
@@ -244,7 +244,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_its_grace_period(
     pid = child.pid
     began = time.monotonic()
     child.stop()
-    assert 0.3 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.3
     assert not is_running(pid)
 
 
@@ -253,14 +253,14 @@ def test_asking_twice_kills_at_once(started: Callable[[ChildSpec], Child]) -> No
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True);"
         " time.sleep(600)"
     )
-    child = started(ChildSpec("deaf", python(code), grace_s=100))
+    child = started(ChildSpec("deaf", python(code), grace_s=1000))  # beyond any test's time
     wait_until(lambda: child.tail == ["deaf"], "readiness")
-    began = time.monotonic()
+    pid = child.pid
     child.request_stop()
     time.sleep(0.1)
     child.request_stop()
     child.wait_stopped()
-    assert time.monotonic() - began < 5
+    assert not is_running(pid)
 
 
 def test_stopping_ends_grandchildren_too(
@@ -331,7 +331,9 @@ def test_nothing_is_left_when_the_supervisor_itself_is_killed(tmp_path: Path) ->
 
 
 def test_a_child_that_was_never_started_can_be_stopped(recorder: Recorder) -> None:
-    Child(ChildSpec("idle", python("pass")), recorder.on_line, recorder.announce).stop()
+    child = Child(ChildSpec("idle", python("pass")), recorder.on_line, recorder.announce)
+    child.stop()
+    assert (child.pid, child.gave_up, recorder.announcements) == (None, None, [])
 
 
 @pytest.mark.parametrize(

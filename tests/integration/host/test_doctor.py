@@ -1,5 +1,6 @@
 """`doctor` on a real Redis: each fault planted in it, named, and mended by its remedy."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_what_it_must_promise(
 def test_a_clock_that_differs_is_named(settings: Settings) -> None:
     (found,) = wrong(server(settings, clock=lambda: time.time() + 10))
     assert (found.about, "NTP" in found.remedy) == ("clock", True)
-    assert "differ by 10.0" in found.says or "differ by 9.9" in found.says
+    assert re.search(r"differ by (9|1\d)\.\d", found.says)
     assert "clock" in [finding.about for finding in server(settings) if finding.level == "ok"]
 
 

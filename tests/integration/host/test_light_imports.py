@@ -37,7 +37,7 @@ def imported_by(code: str) -> set[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=200,
     )
     last = answer.stdout.splitlines()[-1]
     assert last.startswith("imported: sys ")

@@ -61,6 +61,12 @@ def begin(store: DownloadStore, downloads: Downloads) -> Download:
     return download
 
 
+def until_the_weights_are_asked_for(hub: Hub) -> None:
+    wait_until(
+        lambda: any(path.endswith(".safetensors") for path in hub.asked), "the weights asked for"
+    )
+
+
 def ended(store: DownloadStore) -> Download | None:
     found = store.read(REPO, None)
     return found if found is not None and found.state != "running" else None
@@ -103,20 +109,16 @@ def test_it_goes_on_after_the_apis_restart_and_after_its_own_death(
     hub: Hub,
     redis_of: Callable[[Node], Redis],
 ) -> None:
-    hub.delay_s = 3.0
+    hub.delay_s = 60.0
     first = api()
     download = begin(store, first)
-    wait_until(
-        lambda: any(path.endswith(".safetensors") for path in hub.asked),
-        "the weights asked for",
-        60,
-    )
+    until_the_weights_are_asked_for(hub)
     (process,) = first.processes()
     successor = api()
     successor.tend()
     assert successor.processes() == []  # one is at it
     process.kill()
-    process.wait(10)
+    process.wait(60)
     redis_of(node).delete(keys.download(download.task_id))  # as after its 15 s
     hub.delay_s = 0.0
     successor.tend()
@@ -131,15 +133,11 @@ def test_one_that_is_cancelled_ends(
     hub.delay_s = 60.0
     downloads = api()
     begin(store, downloads)
-    wait_until(
-        lambda: any(path.endswith(".safetensors") for path in hub.asked),
-        "the weights asked for",
-        60,
-    )
+    until_the_weights_are_asked_for(hub)
     (process,) = downloads.processes()
     assert cache.stage(REPO, None) in ("PARTIAL", "NOT_FOUND")
     assert store.forget(REPO, None)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_one_that_is_cancelled_and_begun_again_is_not_ended_by_the_first_process(
@@ -148,16 +146,12 @@ def test_one_that_is_cancelled_and_begun_again_is_not_ended_by_the_first_process
     hub.delay_s = 60.0
     downloads = api()
     begin(store, downloads)
-    wait_until(
-        lambda: any(path.endswith(".safetensors") for path in hub.asked),
-        "the weights asked for",
-        60,
-    )
+    until_the_weights_are_asked_for(hub)
     (process,) = downloads.processes()
     assert store.forget(REPO, None)
     hub.delay_s = 0.0
     again = begin(store, downloads)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     wait_until(lambda: ended(store), "the end of the download", 60)
     assert (found := store.read(REPO, None)) is not None
     assert (found.task_id, found.state) == (again.task_id, "done")

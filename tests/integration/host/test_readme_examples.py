@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cli.supervise.redis_server import free_port
@@ -27,8 +29,8 @@ pytestmark = [
 
 INTERRUPTED = Path(__file__).with_name("interrupted.py")
 API = (ROOT / "docs" / "api.md").read_text()
-EXAMPLE_S = 60
-DELIVERY_S = 20
+EXAMPLE_S = 200
+DELIVERY_S = 60
 
 
 class Terminal:
@@ -41,7 +43,7 @@ class Terminal:
             # It is activated already, as far as PATH goes.
             "source .venv/bin/activate": "true",
             ".venv/bin/proofline": "proofline",
-            "sleep 7": "sleep 2",  # payloads leave the shared `up` every second
+            "sleep 7": "sleep 4",  # payloads leave the shared `up` every second
         }
         self._folder = folder
         (folder / ".curlrc").write_text(
@@ -100,6 +102,13 @@ class Terminal:
 @pytest.fixture(scope="module")
 def terminal(up: Up, tmp_path_factory: pytest.TempPathFactory) -> Terminal:
     return Terminal(up, tmp_path_factory.mktemp("terminal"))
+
+
+@pytest.fixture(autouse=True)
+def no_round_is_left(up: Up) -> Iterator[None]:
+    """Ends the round of a test that failed."""
+    yield
+    httpx.post(f"{up.base_url}/api/v1/pow/stop", timeout=60, trust_env=False).raise_for_status()
 
 
 def examples(document: str, section: str) -> list[tuple[str, str]]:

@@ -113,7 +113,7 @@ def test_only_its_owner_sees_what_redis_wrote(tmp_path: Path) -> None:
     child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
     child.start()
     try:
-        wait_for_redis(own.url, timeout_s=10)
+        wait_for_redis(own.url, timeout_s=60)
         with redis.Redis.from_url(own.url) as client:
             client.set("key", "secret")
     finally:
@@ -121,7 +121,7 @@ def test_only_its_owner_sees_what_redis_wrote(tmp_path: Path) -> None:
         own.release()
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert old in files
+    assert old.name in {path.name for path in files}  # which Redis 7 moves
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
@@ -134,7 +134,9 @@ def test_a_directory_in_use_is_refused(own: OwnRedis) -> None:
 
 def test_a_directory_is_free_again_after_its_release(tmp_path: Path) -> None:
     OwnRedis(tmp_path).release()
-    OwnRedis(tmp_path).release()
+    again = OwnRedis(tmp_path)
+    assert again.data_dir == tmp_path
+    again.release()
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_what_is_written_survives_a_crash_of_our_redis(own: OwnRedis) -> None:
         child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
         child.start()
         try:
-            wait_for_redis(own.url, timeout_s=10)
+            wait_for_redis(own.url, timeout_s=60)
             with redis.Redis.from_url(own.url) as client:
                 assert client.get("key") == expected
                 client.set("key", "kept")
@@ -162,9 +164,9 @@ def test_our_redis_wants_its_password(own: OwnRedis) -> None:
     child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
     child.start()
     try:
-        wait_for_redis(own.url, timeout_s=10)
+        wait_for_redis(own.url, timeout_s=60)
         with pytest.raises(RedisServerError, match="Redis refuses the password in --redis-url"):
-            wait_for_redis(f"redis://:wrong@127.0.0.1:{own.port}/0", timeout_s=10)
+            wait_for_redis(f"redis://:wrong@127.0.0.1:{own.port}/0", timeout_s=60)
     finally:
         child.stop()
 
@@ -177,4 +179,4 @@ def test_a_redis_that_is_not_there_is_given_up_with_advice() -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "redis://127.0.0.1:port/0"])
 def test_a_url_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(RedisServerError, match="The Redis url cannot be read"):
-        wait_for_redis(url, timeout_s=10)
+        wait_for_redis(url, timeout_s=60)

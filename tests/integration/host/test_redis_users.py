@@ -204,5 +204,6 @@ def test_without_a_password_nobody_is_let_in(compose: LocalCompose) -> None:
 
 
 def test_the_users_passwords_stand_nowhere_in_what_redis_reads(compose: LocalCompose) -> None:
-    read = compose.secret("users.acl") + compose.secret("redis.conf")
+    users = (compose.folder / "redis" / "users.acl").read_text()
+    read = users + compose.secret("redis.conf")
     assert not any(password_of(compose, user) in read for user in USERS)

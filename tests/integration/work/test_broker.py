@@ -38,19 +38,21 @@ class Node:
             self.compose.start(name)
         self.compose.wait_healthy("api")
         for host in HOSTS:
-            environment = self.compose.environment("worker") | {
-                "PYTHONUNBUFFERED": "1",
-                "POC_HOST_NAME": host,
-            }
-            command = [
-                PROGRAMS["proofline"],
-                "workers",
-                "--engine",
-                "synthetic",
-                "--synthetic-step-ms",
-                "20",
-            ]
-            self.compose.run(host, command, os.environ | environment)
+            self.start_host(host, "--synthetic-step-ms", "20")
+
+    def start_host(self, host: str, *options: str) -> None:
+        environment = self.compose.environment("worker") | {
+            "PYTHONUNBUFFERED": "1",
+            "POC_HOST_NAME": host,
+        }
+        command = [PROGRAMS["proofline"], "workers", "--engine", "synthetic", *options]
+        self.compose.run(host, command, os.environ | environment)
+
+    def mend(self) -> None:
+        """Starts what a test that failed has ended and not started again."""
+        running = [self.compose.processes.get(name) for name in ("redis", "api", "courier", *HOSTS)]
+        if any(process is None or process.poll() is not None for process in running):
+            self.restart()
 
     def restart(self) -> None:
         """Of everything, Redis too."""
@@ -90,6 +92,7 @@ def broker(node: Node, request: pytest.FixtureRequest) -> Iterator[Broker]:
         broker = Broker(http, request.param)
         broker.wait_hosts("idle", "idle")
         yield broker
+        node.mend()
         broker.stop()
 
 
@@ -187,12 +190,7 @@ def test_a_host_that_dies_and_one_that_comes_back(node: Node, broker: Broker) ->
     broker.wait_hosts("serving")
     assert broker.state() == ("INFERENCE", "tiny-llama")
     node.compose.processes[HOSTS[1]].wait()
-    environment = node.compose.environment("worker") | {
-        "PYTHONUNBUFFERED": "1",
-        "POC_HOST_NAME": HOSTS[1],
-    }
-    command = [PROGRAMS["proofline"], "workers", "--model", "tiny-qwen3", "--engine", "synthetic"]
-    node.compose.run(HOSTS[1], command, os.environ | environment)
+    node.start_host(HOSTS[1], "--model", "tiny-qwen3")
     broker.wait_hosts("serving", "serving")
     assert "workers: tiny-llama is deployed, and that counts more than --model" in node.compose.log(
         HOSTS[1]

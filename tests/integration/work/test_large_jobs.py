@@ -22,6 +22,13 @@ def node() -> Iterator[Node]:
         yield run_node(exits, workers=2, synthetic_step_ms=10.0)
 
 
+@pytest.fixture(autouse=True)
+def no_job_is_left(node: Node) -> Iterator[None]:
+    """Cancels that of a test which failed."""
+    yield
+    node.cancel_all()
+
+
 @pytest.fixture(scope="module")
 def artifacts() -> Any:
     return synthetic_artifacts(range(N_NONCES))

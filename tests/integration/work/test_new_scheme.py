@@ -21,7 +21,7 @@ from poc_core.schemes import contract_of, contracts
 from tests.harness.waiting import wait_until
 from tests.integration.node import PREFIX, Node, run_node, synthetic_artifacts
 from tests.peers.receiver import Receiver
-from tests.stacks.round_client import StackClient, given_back
+from tests.stacks.round_client import StackClient, given_back, leave_nothing
 from tests.toy_scheme.page import examples, install
 
 pytestmark = pytest.mark.integration
@@ -59,9 +59,14 @@ def toy_node(tree: Path) -> Iterator[Node]:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
+def receiver(toy_node: Node) -> Iterator[Receiver]:
     with Receiver() as receiver:
         yield receiver
+        leave_nothing(client_of(toy_node))
+
+
+def client_of(node: Node) -> StackClient:
+    return StackClient(node.stack, node.http, deque())
 
 
 def toy_params(n_steps: int = 4, form: dict[str, Any] = FORMS[0]) -> dict[str, Any]:
@@ -174,7 +179,7 @@ def test_a_round(toy_node: Node, receiver: Receiver) -> None:
     assert status["config"] == {"block_hash": "block", "params": {"scheme": "toy", "n_steps": 4}}
     assert 50 <= status["toys_reported"] < status["stats"]["total_processed"]
     toy_node.stop()
-    in_hand = given_back(StackClient(toy_node.stack, toy_node.http, deque()))
+    in_hand = given_back(client_of(toy_node))
     wait_until(lambda: toy_node.status()["callbacks_waiting"] == 0, "the last payload")
     leased = range(toy_node.status()["stats"]["total_processed"] + len(in_hand))
     items = [

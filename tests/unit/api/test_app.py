@@ -135,7 +135,7 @@ def test_openapi_describes_every_endpoint_with_examples(client: TestClient) -> N
             *(f"models/{name}" for name in ("status", "download", "list", "space")),
         ),
         *("state", "stop", "versions", "/health", "/livez", "/ready", "/readyz", "/metrics"),
-        *("clock", "metrics"),
+        *("clock", "metrics", "hosts/join", "hosts/standing"),
         *(f"inference/{name}" for name in ("up", "up/async", "up/status", "down")),
         *(
             f"inference/pow/{name}"

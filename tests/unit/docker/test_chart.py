@@ -21,6 +21,7 @@ from cli.main import app
 from poc_core.settings import Settings
 from scripts.manifest import CHART, HELM, MANIFEST, rendered
 from tests.cluster.chart import (
+    arguments_of,
     containers,
     environment,
     key_of,
@@ -29,6 +30,7 @@ from tests.cluster.chart import (
     objects_of,
     pod_of,
     running,
+    spec_of_pods,
 )
 from tests.cluster.values import SETS, Values
 from tests.harness.compose_file import ROOT
@@ -38,7 +40,7 @@ pytestmark = pytest.mark.xdist_group("kubernetes")  # one process reads the sche
 VERSIONS = [f"1.{minor}" for minor in range(31, 38)]
 BY_SET = pytest.mark.parametrize("name", list(SETS))
 # Of operators that are not Kubernetes' own, so that no schema of it tells their fields.
-CUSTOM = ("ServiceMonitor", "PrometheusRule", "ScaledObject")
+CUSTOM = ("ServiceMonitor", "PrometheusRule", "ScaledObject", "LeaderWorkerSet")
 COMMANDS: Any = typer.main.get_command(app)
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 # What the chart sets itself.
@@ -116,7 +118,7 @@ def test_commands_options_and_settings_exist(name: str) -> None:
             "POC_REDIS_PASSWORD_FILE": "/dev/null"
         }
         if "proofline" in container["image"]:
-            command, *arguments = container["args"]
+            command, *arguments = arguments_of(container)
             with COMMANDS.commands[command].make_context(command, arguments):
                 pass
             with pytest.MonkeyPatch.context() as patch:
@@ -133,10 +135,12 @@ def test_what_pods_refer_to_is_there(name: str) -> None:
     services = {one["metadata"]["name"] for one in found if one["kind"] == "Service"}
     for controller in running(found).values():
         pod, spec = pod_of(controller), controller["spec"]
-        assert spec["selector"]["matchLabels"].items() <= labels_of(controller).items()
+        if controller["kind"] != "LeaderWorkerSet":  # which selects by labels of its own
+            assert spec["selector"]["matchLabels"].items() <= labels_of(controller).items()
         assert spec.get("serviceName", "api") in services
         volumes = {volume["name"] for volume in pod["volumes"]} | {
-            claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])
+            claim["metadata"]["name"]
+            for claim in spec_of_pods(controller).get("volumeClaimTemplates", [])
         }
         mounted = [mount for container in pod["containers"] for mount in container["volumeMounts"]]
         assert {mount["name"] for mount in mounted} == volumes
@@ -235,6 +239,45 @@ def test_each_kind_of_gpu_has_pods_of_its_own() -> None:
         "worker-h200": 2,
         "worker-a100": 4,
         "worker-cpu": 1,
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_engine_over_hosts_is_a_group_of_pods(version: str) -> None:
+    """LeaderWorkerSet's schema is not here: its own fields by name, pods as a StatefulSet's."""
+    pair, shared = find("an engine over two hosts", "LeaderWorkerSet")
+    for one in (pair, shared):
+        assert one["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+        assert one["spec"].keys() == {"replicas", "leaderWorkerTemplate"}
+        group = dict(one["spec"]["leaderWorkerTemplate"])
+        assert (group.pop("size"), group.pop("restartPolicy")) == (2, "None")
+        pods = {"template": group.pop("workerTemplate"), "serviceName": "worker"}
+        selects = {"selector": {"matchLabels": labels_of(one)}}
+        assert group.keys() <= {"volumeClaimTemplates"}
+        as_set = one | {"apiVersion": "apps/v1", "kind": "StatefulSet"}
+        kubernetes_validate.validate(
+            as_set | {"spec": pods | selects | group}, version, strict=True
+        )
+    container = pod_of(pair)["containers"][0]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    said = " ".join(container["args"])
+    assert "--tensor-parallel 16 --pipeline-parallel 1 --hosts 2" in said
+    assert "--rank $(LWS_WORKER_INDEX) --head $(LWS_LEADER_ADDRESS):7070" in said
+    assert "volumeClaimTemplates" not in shared["spec"]["leaderWorkerTemplate"]
+
+
+def test_hosts_of_an_engine_reach_each_other_and_nobody_else_reaches_them() -> None:
+    policies = {
+        one["metadata"]["name"]: one["spec"]
+        for one in find("an engine over two hosts", "NetworkPolicy")
+    }
+    own = {"podSelector": {"matchLabels": {"app": "worker", "kind": "pair"}}}
+    assert policies["worker-pair-hosts"] == own | {
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [own]}],
+    }
+    assert "worker-gpu-hosts" not in {
+        one["metadata"]["name"] for one in find("defaults", "NetworkPolicy")
     }
 
 
@@ -499,6 +542,10 @@ def test_a_redis_that_processes_would_refuse_is_refused_before(url: str) -> None
             "workers[1].gpus: 3 is no multiple of tensorParallel x pipelineParallel, 2",
         ),
         ({"workers": [{"name": "a", "gpus": 0, "tensorParallel": 2}]}, "workers[0].gpus: 0, and"),
+        (
+            {"workers": [{"name": "a", "hosts": 2, "gpus": 8, "tensorParallel": 8}]},
+            "workers[0].hosts: 2 of 8 GPU(s) are not tensorParallel x pipelineParallel, 8",
+        ),
         ({"workers": [{"name": "a"}] * 2}, "workers[1].name: a stands there twice"),
         (
             {"workers": [{"name": "a", "autoscale": {"max": 2}}]},

@@ -55,6 +55,11 @@ def test_one_that_has_done_its_work_is_not_looked_through_and_one_that_failed_en
     program.write_text(PROGRAM)
     command = [sys.executable, str(program), fate]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
     )
     assert (done.stdout.split("\n")[:-1], done.returncode) == (said, 0), done.stderr

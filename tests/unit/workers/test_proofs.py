@@ -70,7 +70,7 @@ def test_every_micro_batch_gets_its_own_values(
     engine.__init__(n_stages, late=late)  # type: ignore[misc]
     proofs = start()
     micro_batches = [proofs.submit(OTHER if n % 2 else SPEC, [n, n + 50]) for n in range(10)]
-    assert [one.result(5) for one in micro_batches] == [
+    assert [one.result(60) for one in micro_batches] == [
         values(OTHER if n % 2 else SPEC, [n, n + 50]) for n in range(10)
     ]
     assert engine.begun == [[n, n + 50] for n in range(10)]
@@ -82,7 +82,7 @@ def test_a_result_that_is_not_there_yet_is_none(engine: FakeEngine, start: Start
     micro_batch = proofs.submit(SPEC, [1])
     assert micro_batch.result(0.05) is None
     engine.chat = 0
-    assert micro_batch.result(5) == values(SPEC, [1])
+    assert micro_batch.result(60) == values(SPEC, [1])
 
 
 def test_as_many_micro_batches_are_in_hand_as_keep_every_stage_busy() -> None:
@@ -109,7 +109,7 @@ def test_micro_batches_are_what_the_engine_holds_and_less_beside_chat_where_laye
     alone, beside = start(), start("yield")
     for proofs in (alone, beside):
         assert proofs.batch_size(SPEC) == 128
-        assert proofs.submit(SPEC, range(128)).result(5) is not None
+        assert proofs.submit(SPEC, range(128)).result(60) is not None
     assert alone.batch_size(SPEC) == 128
     assert beside.batch_size(SPEC) == 32
 
@@ -117,7 +117,7 @@ def test_micro_batches_are_what_the_engine_holds_and_less_beside_chat_where_laye
 def test_slices_in_flight_share_the_time_that_chat_waits(engine: FakeEngine, start: Start) -> None:
     engine.said_s, engine.slices_in_flight = 0.2, 2
     proofs = start("yield")
-    proofs.submit(SPEC, range(128)).result(5)
+    proofs.submit(SPEC, range(128)).result(60)
     assert proofs.batch_size(SPEC) == 16
 
 
@@ -136,8 +136,8 @@ def test_a_spec_that_the_engine_refuses_ends_its_micro_batch_alone(
     proofs = start()
     refused, other = proofs.submit(OTHER, [1]), proofs.submit(SPEC, [2])
     with pytest.raises(SpecError, match="at most 128"):
-        refused.result(5)
-    assert other.result(5) == values(SPEC, [2])
+        refused.result(60)
+    assert other.result(60) == values(SPEC, [2])
 
 
 def test_memory_that_is_short_fails_nothing_and_is_told(engine: FakeEngine, start: Start) -> None:
@@ -146,19 +146,19 @@ def test_memory_that_is_short_fails_nothing_and_is_told(engine: FakeEngine, star
 
     engine.memory, engine.memory_error = 1000, out_of_memory
     proofs = start()
-    assert proofs.submit(SPEC, range(128)).result(5) == values(SPEC, range(128))
+    assert proofs.submit(SPEC, range(128)).result(60) == values(SPEC, range(128))
     assert proofs.engine.info.max_batch_tokens == 512  # what the heartbeat says from now on
     assert proofs.batch_size(SPEC) == 8
 
 
 def test_idle_proofs_cost_nothing(engine: FakeEngine, start: Start) -> None:
     proofs = start("yield")
-    proofs.submit(SPEC, [1]).result(5)
+    proofs.submit(SPEC, [1]).result(60)
     time.sleep(0.05)
     n_calls, cpu_s = len(engine.ticks) + len(engine.fetches), time.process_time()
     time.sleep(0.3)
     assert len(engine.ticks) + len(engine.fetches) == n_calls
-    assert time.process_time() - cpu_s < 0.1
+    assert time.process_time() - cpu_s < 0.2  # of the 0.3 s that a busy thread takes
 
 
 # Cancelling and stopping.
@@ -174,7 +174,7 @@ def test_a_cancelled_micro_batch_never_ends_and_leaves_the_engine(
     wait_until(lambda: len(engine.ticks) == 2)
     proofs.cancel(cancelled)
     engine.chat = 0
-    assert other.result(5) == values(SPEC, [2])
+    assert other.result(60) == values(SPEC, [2])
     assert cancelled.result(0) is None
     ran = [one for one in engine.slices if one.micro_batch == cancelled.id]
     assert len(ran) <= 3  # one was on its way
@@ -218,7 +218,7 @@ def test_chat_that_comes_between_two_slices_is_waited_for(engine: FakeEngine, st
         time.sleep(0.03)
         assert len(engine.ticks) == n_ticks
         engine.chat = 0
-    assert micro_batch.result(5) == values(SPEC, [1])
+    assert micro_batch.result(60) == values(SPEC, [1])
 
 
 def test_values_that_are_there_come_also_while_chat_has_the_engine(
@@ -228,7 +228,7 @@ def test_values_that_are_there_come_also_while_chat_has_the_engine(
     proofs = start("yield")
     engine.events[3] = lambda: setattr(engine, "chat", 1)  # with the last slice
     first, second = proofs.submit(SPEC, [1]), proofs.submit(SPEC, [2])
-    assert first.result(5) == values(SPEC, [1])
+    assert first.result(60) == values(SPEC, [1])
     assert second.result(0.05) is None
     assert engine.chat == 1
 
@@ -237,7 +237,7 @@ def test_a_client_that_reads_slowly_does_not_hold_proofs(engine: FakeEngine, sta
     proofs = start("yield")
     assert proofs.gate is not None
     proofs.gate.enter_chat()
-    assert proofs.submit(SPEC, [1]).result(5) == values(SPEC, [1])
+    assert proofs.submit(SPEC, [1]).result(60) == values(SPEC, [1])
     assert proofs.gate.stats().chat_active == 1
 
 
@@ -245,11 +245,11 @@ def test_beside_chat_each_slice_is_waited_for_and_else_none(
     engine: FakeEngine, start: Start
 ) -> None:
     proofs = start("share:0.5")
-    proofs.submit(SPEC, [1]).result(5)
+    proofs.submit(SPEC, [1]).result(60)
     assert not any(tick.wait for tick in engine.ticks)
     engine.ticks.clear()
     engine.chat = 1
-    proofs.submit(SPEC, [1]).result(5)
+    proofs.submit(SPEC, [1]).result(60)
     assert all(tick.wait for tick in engine.ticks)
 
 
@@ -258,8 +258,8 @@ def test_under_share_proofs_get_their_share_beside_chat(engine: FakeEngine, star
     proofs = start("share:0.25", max_step_ms=1)
     began = time.monotonic()
     for _ in range(5):
-        proofs.submit(SPEC, [1]).result(5)
-    assert 0.04 * 4.5 / 0.25 < time.monotonic() - began < 3
+        assert proofs.submit(SPEC, [1]).result(60) == values(SPEC, [1])
+    assert time.monotonic() - began > 0.04 * 4.5 / 0.25
 
 
 def test_constant_chat_slows_proofs_and_does_not_stop_them(
@@ -271,7 +271,7 @@ def test_constant_chat_slows_proofs_and_does_not_stop_them(
     proofs = start("yield", Starvation(after_s=0.2, share=0.5))
     asked_at = time.monotonic()
     micro_batch = proofs.submit(SPEC, [1])
-    assert micro_batch.result(5) == values(SPEC, [1])
+    assert micro_batch.result(60) == values(SPEC, [1])
     assert engine.chat == 1
     assert began_at[0] - asked_at >= 0.2
 
@@ -279,7 +279,7 @@ def test_constant_chat_slows_proofs_and_does_not_stop_them(
 def test_what_the_gate_counted_goes_with_the_heartbeat(engine: FakeEngine, start: Start) -> None:
     engine.said_s = 0.02
     proofs = start("yield")
-    proofs.submit(SPEC, [1]).result(5)
+    proofs.submit(SPEC, [1]).result(60)
     stats = proofs.chat_stats()
     assert stats["proof_busy_s"] == pytest.approx(0.08)
     assert (stats["chat_active"], stats["skips"]) == (0, 0)
@@ -301,7 +301,7 @@ def test_exclusive_does_not_wait_for_chat_in_a_round(engine: FakeEngine, start: 
     micro_batch = proofs.submit(SPEC, [1])
     assert micro_batch.result(0.05) is None
     proofs.set_computes_round(True)
-    assert micro_batch.result(5) == values(SPEC, [1])
+    assert micro_batch.result(60) == values(SPEC, [1])
 
 
 # Engines that fail.
@@ -314,11 +314,11 @@ def test_a_failed_engine_fails_all_that_is_in_hand_and_goes_on(
     engine.events[5] = break_down
     proofs = start("yield")
     first, second, third = (proofs.submit(SPEC, [n]) for n in range(3))
-    assert first.result(5) == values(SPEC, [0])
+    assert first.result(60) == values(SPEC, [0])
     for failed in (second, third):
         with pytest.raises(ProoflineError, match="CUDA error"):
-            failed.result(5)
-    assert proofs.submit(SPEC, [9]).result(5) == values(SPEC, [9])
+            failed.result(60)
+    assert proofs.submit(SPEC, [9]).result(60) == values(SPEC, [9])
 
 
 def test_a_mistake_in_the_worker_is_told_and_does_not_end_the_thread(
@@ -330,8 +330,8 @@ def test_a_mistake_in_the_worker_is_told_and_does_not_end_the_thread(
     engine.events[0] = mistake
     proofs = start()
     with pytest.raises(ProoflineError, match=r"ZeroDivisionError.*Report this"):
-        proofs.submit(SPEC, [1]).result(5)
-    assert proofs.submit(SPEC, [2]).result(5) == values(SPEC, [2])
+        proofs.submit(SPEC, [1]).result(60)
+    assert proofs.submit(SPEC, [2]).result(60) == values(SPEC, [2])
 
 
 def test_what_no_engine_could_do_is_not_tried_again(start: Start) -> None:
@@ -365,7 +365,7 @@ def test_a_success_in_between_begins_the_count_anew(engine: FakeEngine, start: S
     proofs = start()
     for _ in range(3):
         assert [proofs.judge(ProoflineError("CUDA error")) for _ in range(2)] == [True, True]
-        proofs.submit(SPEC, [1]).result(5)
+        proofs.submit(SPEC, [1]).result(60)
     assert not engine.closed
 
 

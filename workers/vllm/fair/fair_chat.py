@@ -1,9 +1,10 @@
 """What stands outermost where vLLM's server calls `generate`: grammars are tried before, and what
-is to be formatted waits for its turn.
+is to be formatted waits for its turn. Between two steps of the engine others have the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -11,10 +12,14 @@ from typing import Any
 
 from workers.vllm.chat import compat
 from workers.vllm.chat.fields import CLIENT
+from workers.vllm.fair import late_logprobs
 from workers.vllm.fair.grammars import Grammars, text_of
 from workers.vllm.fair.turns import BUDGET, Turns
 
 logger = logging.getLogger(__name__)
+
+# Of taking one answer's token from the engine core, in numbers that are formatted.
+_COST = 4
 
 
 class FairChat:
@@ -27,8 +32,10 @@ class FairChat:
         self._compiles = compat.compiles_by_xgrammar(llm)
         self._generate = llm.generate
         self._begin_answer = llm.output_processor.add_request
+        self._next_step = llm.engine_core.get_output_async
         llm.generate = self.generate
         llm.output_processor.add_request = self.begin_answer
+        llm.engine_core.get_output_async = self.next_step
 
     async def close(self) -> None:
         await self._grammars.close()
@@ -38,6 +45,16 @@ class FairChat:
         width = _width(request.sampling_params)
         if width > 1:
             compat.hand_over_in_parts(self._llm.output_processor, request, BUDGET // width)
+            late_logprobs.keep_late(self._llm.output_processor, request)
+
+    async def next_step(self) -> Any:
+        """What the engine core tells next. vLLM takes all that waits without a pause: an engine as
+        fast as that would keep the event loop from all else.
+        """
+        await asyncio.sleep(0)
+        told = await self._next_step()
+        self._turns.keep_up_with(_COST * len(told.outputs))
+        return told
 
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
@@ -57,10 +74,20 @@ class FairChat:
             if asked is not None:
                 await self._grammars.check(*asked, client)
             async for output in outputs:
-                cost = width * sum(len(one.token_ids) for one in output.outputs)
-                if width > 1 and cost:
-                    await self._turns.wait(client, cost)
+                if width > 1:
+                    for one in output.outputs:
+                        one.logprobs = await self._in_turns(one.logprobs, client, width)
                 yield output
+
+    async def _in_turns(self, logprobs: Any, client: str, width: int) -> Any:
+        """An answer's new logprobs, made part by part, when it is its client's turn."""
+        n, at_once = len(logprobs or ()), max(1, BUDGET // width)
+        found: list[Any] = []
+        for at in range(0, n, at_once):
+            await self._turns.wait(client, width * min(at_once, n - at))
+            if isinstance(logprobs, list):
+                found += late_logprobs.made(logprobs[at : at + at_once])
+        return found if isinstance(logprobs, list) else logprobs
 
 
 def _width(params: Any) -> int:

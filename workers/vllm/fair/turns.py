@@ -7,32 +7,40 @@ from collections import deque
 
 from workers.vllm.fair.tags import Tags
 
-# Cost of what is let go on in one round of the loop. A number of logprobs costs some 10
+# Cost of what is let go on in one round of the loop. A number of logprobs costs some 5 to 10
 # microseconds: made into an object, then into JSON.
-BUDGET = 256
+BUDGET = 128
 
 
 class Turns:
     """For one event loop. While nobody else waits, and little was let go on, nobody waits."""
 
     def __init__(self, budget: int = BUDGET) -> None:
-        self._budget = budget
-        self._left = budget
+        self._least = self._budget = self._left = budget
         self._tags = Tags()
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
         self._is_counting = False
+
+    def keep_up_with(self, cost: int) -> None:
+        """Other work has just taken the loop for so much: rounds may take as much from now on, or
+        what waits for turns would get ever less of a loop that is behind.
+        """
+        self._budget = max(self._least, cost)
 
     async def wait(self, client: str, cost: int) -> None:
         """Returns when work of this cost may go on, at once; of several clients' first the one that
         has had least.
         """
-        if not self._waiting and self._left > 0:
+        if not self._waiting and self._has_room(cost):
             self._take(client, cost)
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append((turn, cost))
         self._count()
         await turn  # cancelled, it is passed over
+
+    def _has_room(self, cost: int) -> bool:
+        return cost <= self._left or self._left == self._budget
 
     def _take(self, client: str, cost: int) -> None:
         self._tags.spend(client, cost)
@@ -47,14 +55,17 @@ class Turns:
     def _begin_round(self) -> None:
         self._is_counting = False
         self._left = self._budget
-        while self._waiting and self._left > 0:
+        while self._waiting:
             client = min(self._waiting, key=self._tags.of)
             waiting = self._waiting[client]
-            turn, cost = waiting.popleft()
-            if not waiting:
-                del self._waiting[client]
+            turn, cost = waiting[0]
             if not turn.done():
+                if not self._has_room(cost):
+                    break
                 turn.set_result(None)
                 self._take(client, cost)
+            waiting.popleft()
+            if not waiting:
+                del self._waiting[client]
         if self._waiting:
             self._count()

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from poc_core.schemes.base import LayerTransform
-from workers.vllm import compat, unseen
+from workers.vllm import compat
 from workers.vllm.chains.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.layout import Layout
-from workers.vllm.forward.quick_experts import QuickExperts
 from workers.vllm.forward.quick_norms import QuickNorms
 from workers.vllm.forward.quick_operations import QuickOperations
 from workers.vllm.start.watch import Watch
@@ -40,7 +39,7 @@ class BoundForward:
         self._owner = owner
         self._gates = gates
         self._quick = QuickOperations()
-        self._stand_ins = (self._quick, QuickNorms(), QuickExperts()) if unseen.is_on() else ()
+        self._stand_ins = (self._quick, QuickNorms())
 
     def run(
         self,

@@ -40,20 +40,6 @@ def in_one_pass(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor,
     )
 
 
-def in_steps(q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """By kernels around torch's own sums."""
-    from poc_core.fused.norms import rms_norm_in_steps
-
-    return (
-        rms_norm_in_steps(q, q_norm.weight, q_norm.variance_epsilon),
-        rms_norm_in_steps(k, k_norm.weight, k_norm.variance_epsilon),
-    )
-
-
-# The fastest first.
-WAYS: list[Norms] = [in_one_pass, in_steps]
-
-
 class QuickNorms:
     """The kernels of a model, with what their trials found."""
 
@@ -90,14 +76,13 @@ class QuickNorms:
         return self._ways[key](q_norm, k_norm, q, k)
 
     def _found(self, own: Norms, q_norm: Any, k_norm: Any, q: Tensor, k: Tensor) -> Norms:
-        """The fastest way whose bits are those of vLLM's own."""
+        """The kernels, where their bits are those of vLLM's own; else vLLM's own."""
         theirs = own(q_norm, k_norm, q, k)
-        for way in WAYS:
-            try:
-                if all(map(torch.equal, theirs, way(q_norm, k_norm, q, k))):
-                    return way
-                why = "gives other bits"
-            except Exception as error:
-                why = f"cannot be used: {error}"
-            logger.warning("norms of queries and keys: %s %s", way.__name__, why)
+        try:
+            if all(map(torch.equal, theirs, in_one_pass(q_norm, k_norm, q, k))):
+                return in_one_pass
+            why = "give other bits"
+        except Exception as error:
+            why = f"cannot be used: {error}"
+        logger.warning("norms of queries and keys: the kernels %s", why)
         return own

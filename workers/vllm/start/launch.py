@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,17 +50,57 @@ def garbage_may_wait() -> Iterator[None]:
             gc.enable()
 
 
-async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[Any, Any, Any]:
+async def start(
+    options: EngineOptions, on_step: Callable[[], None], of_hosts: Sequence[str] = ()
+) -> tuple[Any, Any, Any]:
     """The AsyncLLM, its configuration and the arguments of its server, made on the loop that
     will run it. `on_step` is called there for each step of the engine.
+
+    `of_hosts`: the arguments for this host's part of an engine over several (host_link.py).
     """
+    args, engine_args, config = _configured(options, of_hosts, headless=False)
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from workers.vllm import compat
+
+    with lone_rank_in_core(engine_args, config), main_of_children():
+        llm = AsyncLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[compat.step_logger(on_step)],
+            enable_log_requests=engine_args.enable_log_requests,
+            disable_log_stats=engine_args.disable_log_stats,
+        )
+    return llm, config, args
+
+
+def follow(options: EngineOptions, of_hosts: Sequence[str]) -> None:
+    """Runs the ranks of a host that is not the head, until one of them ends.
+
+    ProoflineError: they cannot be started.
+    """
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    with garbage_may_wait():
+        _, _, config = _configured(options, of_hosts, headless=True)
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+        with main_of_children():
+            ranks = MultiprocExecutor(config, monitor_workers=False)
+    ranks.start_worker_monitor(inline=True)
+
+
+def _configured(
+    options: EngineOptions, of_hosts: Sequence[str], headless: bool
+) -> tuple[Any, Any, Any]:
+    """The arguments of vLLM's server, of its engine, and the engine's configuration."""
     try:
         import vllm
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.usage.usage_lib import UsageContext
         from vllm.utils.argparse_utils import FlexibleArgumentParser
-        from vllm.v1.engine.async_llm import AsyncLLM
 
         from workers.vllm import compat
         from workers.vllm.start import known_faults
@@ -70,13 +110,13 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
             " setup-gpu`, or use --engine transformers."
         ) from error
     stages.begin("loading the model")
-    words = serve_words(options, current_platform.is_cpu())
+    words = [*serve_words(options, current_platform.is_cpu()), *of_hosts]
     if current_platform.is_cpu():
         # It would still compile some helpers when first used: a chat request for logprobs would
         # wait for half a minute.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         compat.look_at_models_here()
-        cpu_threads.divide(options.n_devices)
+        cpu_threads.divide(options.n_devices_here)
         # Left alone, glibc gives large activations back to the kernel after every use and gets them
         # again page by page: a third of the time of a batch of 8,192 tokens. Read by the processes
         # that vLLM starts from here.
@@ -106,18 +146,10 @@ async def start(options: EngineOptions, on_step: Callable[[], None]) -> tuple[An
         ):
             compat.leave_memory(engine_args, options.decode_memory_gb)
     # The defaults of `vllm serve`; those of a bare engine hold fewer sequences.
-    config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER, headless=headless)
     if why_not := known_faults.why_not_startable(config):
         raise _not_startable(options, why_not)
-    with lone_rank_in_core(engine_args, config), main_of_children():
-        llm = AsyncLLM.from_vllm_config(
-            config,
-            usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=[compat.step_logger(on_step)],
-            enable_log_requests=engine_args.enable_log_requests,
-            disable_log_stats=engine_args.disable_log_stats,
-        )
-    return llm, config, args
+    return args, engine_args, config
 
 
 def _not_startable(options: EngineOptions, why_not: str) -> ProoflineError:

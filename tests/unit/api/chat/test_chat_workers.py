@@ -33,7 +33,7 @@ class Registry(WorkerRegistry):
         self.asked += 1
         ready = super().ready(model)
         self.answered.set()
-        assert self.may_answer.wait(5)
+        assert self.may_answer.wait(60)
         if self.error is not None:
             raise self.error
         return ready

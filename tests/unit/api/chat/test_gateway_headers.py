@@ -1,8 +1,6 @@
 """Of a client's headers a worker gets only what the client may say to it."""
 
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
@@ -10,7 +8,6 @@ from typing import cast
 import fakeredis
 import httpx
 import pytest
-import uvicorn
 
 from api.app import create_app
 from api.edge.connections import Limits, limited
@@ -20,6 +17,7 @@ from poc_core.records import GATEWAY_SECRET_HEADER
 from poc_core.settings import Settings
 from tests.harness.samples import RecordingDispatcher
 from tests.peers.fake_worker import Call, FakeWorker
+from tests.stacks.served import port_of, served
 
 CHAT = "/v1/chat/completions"
 SENT = b'{"model":"tiny-qwen3","messages":[]}'
@@ -43,18 +41,8 @@ def port(worker: FakeWorker) -> Iterator[int]:
         Settings(), fakeredis.FakeRedis(), cast(Dispatcher, RecordingDispatcher())
     )
     services.workers.heartbeat(replace(worker.record, chat_secret=SECRET))
-    protocol = limited(Limits(100, request_s=10))
-    config = uvicorn.Config(
-        create_app(services=services), port=0, log_level="critical", http=protocol, ws="none"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
+    with served(create_app(services=services), http=limited(Limits(100)), ws="none") as server:
+        yield port_of(server)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +52,7 @@ def forgets(worker: FakeWorker) -> None:
 
 def ask(port: int, head: str, body: bytes = SENT) -> bytes:
     """The whole answer to a request as it goes over the wire."""
-    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
         connection.sendall((head + "\r\n\r\n").encode("latin-1") + body)
         found = b""
         while part := connection.recv(65536):

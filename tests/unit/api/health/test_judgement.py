@@ -277,3 +277,25 @@ def test_a_host_that_is_short_of_memory_says_so_before_the_kernel_does(
     told = f"h1 is short of memory: {left_gib:.1f} of {limit_gib:.0f} GiB are left;"
     assert said(health)[0] == ("degraded" if short else "ok")
     assert [text.startswith(told) for text in said(health)[1]] == [True] * short
+
+
+def test_a_part_of_another_hosts_engine_is_no_worker_and_is_told_while_it_is_missing() -> None:
+    head = report(place(1))
+
+    def with_part(**changes: Any) -> Health:
+        common: dict[str, Any] = {"id": "h2-1-bbbbbb", "host": "h2", "follows": "10.0.0.1:7070"}
+        part = report(place(2, is_ready=False), **common | changes)
+        return health_of(seen(start_of(1), hosts=(head, part)))
+
+    whole = with_part(ready=1)
+    assert (whole.level, whole.n_ready, len(whole.seats)) == (Level.OK, 1, 1)
+    assert said(with_part(state=HostState.STARTING)) == (
+        "degraded",
+        ["h2 is no part of the engine at 10.0.0.1:7070 yet: it loads or waits"],
+    )
+    ended = (place(2, is_ready=False, last_exit="killed by SIGKILL"),)
+    assert said(with_part(places=ended))[1] == [
+        "h2 is no part of the engine at 10.0.0.1:7070 yet: it ended (killed by SIGKILL) and is"
+        " started again"
+    ]
+    assert with_part(state=HostState.IDLE).level is Level.OK

@@ -2,21 +2,19 @@
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
 from api.edge.connections import Limits, limited
 from api.services import Services, Waiting
 from tests.harness.samples import body
 from tests.harness.waiting import wait_until
+from tests.stacks.served import port_of, served
 
 GENERATE = "/api/v1/pow/generate"
-PATIENCE_S = 10.0
 
 
 @pytest.fixture
@@ -34,17 +32,9 @@ def port(client: TestClient, services: Services) -> Iterator[int]:
         "settings",
         services.settings.model_copy(update={"generate_chunk_timeout_sec": 60}),
     )
-    protocol = limited(Limits(100, request_s=10))
-    config = uvicorn.Config(
-        client.app, port=0, log_level="critical", http=protocol, ws="none", lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
+    protocol = limited(Limits(100))
+    with served(client.app, http=protocol, ws="none", lifespan="off") as server:
+        yield port_of(server)
 
 
 @pytest.mark.parametrize("padding", [0, 100_000])

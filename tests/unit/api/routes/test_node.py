@@ -95,7 +95,7 @@ def test_up_answers_when_the_model_serves(
     assert not answer.done()
     serve("w1")
     host.says(HostState.SERVING)
-    assert (answer.result(10).status_code, answer.result().json()) == (200, {"status": "OK"})
+    assert (answer.result(60).status_code, answer.result().json()) == (200, {"status": "OK"})
     assert state(client) == ("INFERENCE", MODEL, True)
 
 
@@ -187,7 +187,7 @@ def test_up_of_what_cannot_start_is_500_with_the_reason_and_can_be_asked_again(
     answer = aside(client.post, "/api/v1/inference/up", json=UP)
     wait_generation(host.store, 1)
     host.says(HostState.FAILED, error="h1/cpu0: no such model")
-    assert answer.result(10).status_code == 500
+    assert answer.result(60).status_code == 500
     assert answer.result().json() == {
         "detail": "The model could not be started: h1/cpu0: no such model"
     }
@@ -208,7 +208,7 @@ def test_up_that_is_stopped_meanwhile_says_so(
     answer = aside(client.post, "/api/v1/inference/up", json=UP)
     wait_generation(host.store, 1)
     host.store.withdraw()
-    assert (answer.result(10).status_code, answer.result().json()["detail"]) == (
+    assert (answer.result(60).status_code, answer.result().json()["detail"]) == (
         500,
         "The deployment was withdrawn before the model served.",
     )
@@ -220,7 +220,7 @@ def test_up_whose_hosts_are_gone_says_so(
     answer = aside(client.post, "/api/v1/inference/up", json=UP)
     wait_generation(host.store, 1)
     host.store.leave("h1")
-    assert answer.result(10).status_code == 500
+    assert answer.result(60).status_code == 500
     assert "is gone" in answer.result().json()["detail"]
 
 
@@ -320,12 +320,12 @@ def test_stop_ends_round_and_jobs_and_answers_when_the_engines_are_gone(
     current = rounds.current()
     assert current is not None
     assert (current.state, jobs.active_jobs(MODEL)) == (RoundState.STOPPED, [])
-    assert waits.result(10).status_code == 409
+    assert waits.result(60).status_code == 409
     host.says(HostState.STOPPING)
     assert state(client)[0] == "STOPPED"
     assert not answer.done()
     host.says(HostState.IDLE)
-    assert (answer.result(10).status_code, answer.result().json()) == (200, {"status": "OK"})
+    assert (answer.result(60).status_code, answer.result().json()) == (200, {"status": "OK"})
     assert client.post(f"/api/v1/{path}").status_code == 200  # idempotent
     assert up_status(client)["status"] == "idle"
 

@@ -3,7 +3,6 @@
 import base64
 import struct
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from poc_core.schemes.decode.limits import ChainLimits
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry
 from tests.harness.samples import K_DIM, MODEL, RecordingDispatcher, body, round_body
+from tests.harness.waiting import wait_until
 
 GENERATE = "/api/v1/pow/generate"
 VECTOR = base64.b64encode(bytes(2 * K_DIM)).decode()
@@ -57,9 +57,8 @@ class Worker(threading.Thread):
         self.jobs, self.step = jobs, step
 
     def run(self) -> None:
-        while not (active := self.jobs.active_jobs(MODEL)):
-            time.sleep(0.01)
-        self.step(active[0])
+        wait_until(lambda: self.jobs.active_jobs(MODEL), "a job")
+        self.step(self.jobs.active_jobs(MODEL)[0])
 
 
 def test_413_for_an_answer_that_would_be_too_large_says_how_many_nonces_fit(
@@ -334,10 +333,12 @@ def test_waiting_answers_with_the_result(client: TestClient, jobs: JobStore) -> 
     assert [artifact["nonce"] for artifact in answer.json()["artifacts"]] == [0, 1, 2]
 
 
-def test_waiting_lasts_as_long_as_batches_are_done(client: TestClient, jobs: JobStore) -> None:
+def test_waiting_lasts_as_long_as_batches_are_done(
+    client: TestClient, jobs: JobStore, waiting_time: Any
+) -> None:
     def slowly(job_id: str) -> None:
         for index in range(3):
-            time.sleep(0.2)  # of the 0.5 that a batch may take
+            waiting_time.pass_by(0.4)  # of the 0.5 s that a batch may take
             compute(jobs, job_id, index)
 
     Worker(jobs, slowly).start()
@@ -345,13 +346,13 @@ def test_waiting_lasts_as_long_as_batches_are_done(client: TestClient, jobs: Job
 
 
 def test_waiting_in_the_queue_lasts_as_long_as_others_are_computed(
-    client: TestClient, jobs: JobStore
+    client: TestClient, jobs: JobStore, waiting_time: Any
 ) -> None:
     other = submit(client, nonces=list(range(4)), batch_size=1)
 
     def others_first(_: str) -> None:
         for index in range(4):
-            time.sleep(0.2)
+            waiting_time.pass_by(0.4)
             compute(jobs, other, index)
         (mine,) = jobs.active_jobs(MODEL)
         compute(jobs, mine, 0)
@@ -435,10 +436,10 @@ def test_stop_leaves_what_is_under_way_and_what_is_waited_for(
     )
     answers: list[Any] = []
     waiting.start()
-    while len(found := jobs.active_jobs(MODEL)) < 2:
-        time.sleep(0.01)
+    wait_until(lambda: len(jobs.active_jobs(MODEL)) == 2, "both jobs")
+    found = jobs.active_jobs(MODEL)
     stop_then_compute(next(job_id for job_id in found if job_id != running))
-    waiting.join(10)
+    waiting.join(60)
     assert answers[0].json()["status"] == "completed"
     assert client.get(f"{GENERATE}/{running}").json()["status"] == "running"
 

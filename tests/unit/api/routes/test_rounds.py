@@ -1,7 +1,6 @@
 """Rounds over HTTP: started, switched, looked at and stopped by both generations of clients."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -867,11 +866,13 @@ def test_a_job_is_accepted_during_a_round(
 
 
 @pytest.fixture
-def a_stop_after_1_s(rounds: RoundStore, jobs: JobStore) -> Iterator[Callable[[], None]]:
+def a_stop_after_1_s(
+    rounds: RoundStore, jobs: JobStore, waiting_time: Any
+) -> Iterator[Callable[[], None]]:
     """Ends the round after twice generate_chunk_timeout_sec, then computes the job that waited."""
 
     def end_then_compute() -> None:
-        time.sleep(0.5)
+        waiting_time.pass_by(1.0)
         rounds.switch(current(rounds), RoundState.STOPPED)
         (job_id,) = jobs.active_jobs(MODEL)
         lease = jobs.lease(job_id, 0, "w1")

@@ -39,7 +39,7 @@ class Receiving:
 
     def end(self, number: int = signal.SIGINT) -> tuple[int, str, str]:
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=120)
         return self.process.returncode, out, err
 
 
@@ -88,7 +88,7 @@ def test_a_port_in_use_is_one_clear_line(started: list[Receiving]) -> None:
         command_of_proofline("receive", "--port", port),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert (second.returncode, "choose another --port" in second.stderr) == (2, True)

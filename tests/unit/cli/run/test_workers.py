@@ -1,5 +1,6 @@
 """What `proofline workers` refuses before it starts anything."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from typer.testing import CliRunner
 
 from cli.machine import placement
 from cli.main import app
+from poc_core.joining.tokens import Token
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,25 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
             (
                 "error: --workers is for machines without a GPU; with GPUs, --gpus and the"
                 " parallelism say how many."
+            ),
+        ),
+        (
+            ["--hosts", "2", "--tensor-parallel", "2"],
+            "error: --hosts needs --head HOST:PORT: where the host with --rank 0 listens.",
+        ),
+        (
+            ["--rank", "1"],
+            "error: --rank and --head are for an engine over several hosts: say --hosts.",
+        ),
+        (
+            ["--hosts", "2", "--rank", "2", "--head", "a:1", "--tensor-parallel", "2"],
+            "error: The ranks of 2 hosts are 0 to 1, not 2.",
+        ),
+        (
+            ["--hosts", "2", "--head", "a:1", "--tensor-parallel", "8"],
+            (
+                "error: This host has 3 GPU(s) and the model is to use 4 (--tensor-parallel-size x"
+                " --pipeline-parallel-size): less parallelism, or a host with more."
             ),
         ),
         (
@@ -66,3 +87,13 @@ def test_a_redis_url_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["workers", "--model", "tiny-qwen3"])
     assert done.exit_code == 2
     assert done.stderr.startswith("error: POC_REDIS_URL: must look like redis://")
+
+
+def test_a_host_that_would_join_without_tls_is_refused(tmp_path: Path) -> None:
+    options = ["--join", "http://10.0.0.1:8000", "--join-file", str(tmp_path / "joined.json")]
+    token = Token.new().text
+    done = CliRunner().invoke(app, ["workers", *options], env={"PROOFLINE_JOIN_TOKEN": token})
+    assert done.exit_code == 2
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("error: http://10.0.0.1 is not encrypted")
+    assert token not in done.output

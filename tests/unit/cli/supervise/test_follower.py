@@ -13,7 +13,7 @@ from cli.supervise.fleet import Fleet
 from cli.supervise.follower import Follower, deployed_options
 from cli.supervise.start_stages import StartStages
 from cli.terminal import UsageError
-from poc_core.errors import ArgumentsError
+from poc_core.errors import ArgumentsError, OptionsError
 from poc_core.serving.deployments import (
     ChildLog,
     Deployment,
@@ -26,7 +26,7 @@ from poc_core.serving.places import WorkerPlace
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, WorkerRegistry, keys
 from tests.harness.samples import Clock, worker_record
-from workers.engines.options import EngineOptions
+from workers.engines.options import EngineOptions, HostSpan
 
 LLAMA = Deployment(model="tiny-llama")
 QWEN3 = Deployment(model="tiny-qwen3")
@@ -121,6 +121,14 @@ def host(store: DeploymentStore, workers: WorkerRegistry) -> Callable[..., Host]
     return lambda options=SYNTHETIC, name="h1": Host(store, workers, options, name)
 
 
+def asked_for_llama(h: Host, store: DeploymentStore) -> Host:
+    """The host, which starts what it was asked for while it had no model."""
+    h.look()
+    store.deploy(LLAMA)
+    h.look()
+    return h
+
+
 def test_a_host_without_a_model_waits_for_one_and_serves_it(
     host: Callable[..., Host], store: DeploymentStore
 ) -> None:
@@ -137,10 +145,7 @@ def test_a_host_without_a_model_waits_for_one_and_serves_it(
 def test_another_model_is_started_when_the_last_worker_of_the_first_is_gone(
     host: Callable[..., Host], store: DeploymentStore
 ) -> None:
-    h = host()
-    h.look()
-    store.deploy(LLAMA)
-    h.look()
+    h = asked_for_llama(host(), store)
     h.serve()
     store.withdraw()
     store.deploy(QWEN3)
@@ -182,10 +187,7 @@ def test_after_a_withdrawal_nothing_runs(host: Callable[..., Host], store: Deplo
 def test_a_worker_that_restarts_does_not_take_the_model_back(
     host: Callable[..., Host], store: DeploymentStore
 ) -> None:
-    h = host()
-    h.look()
-    store.deploy(LLAMA)
-    h.look()
+    h = asked_for_llama(host(), store)
     h.serve()
     h.fleet.is_serving = False
     assert h.look().state is HostState.SERVING
@@ -195,10 +197,7 @@ def test_a_worker_that_restarts_does_not_take_the_model_back(
 def test_a_model_that_cannot_be_served_fails_and_the_host_waits_for_another(
     host: Callable[..., Host], store: DeploymentStore
 ) -> None:
-    h = host()
-    h.look()
-    store.deploy(LLAMA)
-    h.look()
+    h = asked_for_llama(host(), store)
     h.fleet.why = (
         "h1/cpu0 ended (exit code 1); not restarted: 2 times in a row. error: no such model"
     )
@@ -249,10 +248,7 @@ def test_one_host_that_fails_beside_another_stays_failed(
 def test_a_host_that_joins_later_serves_it_too(
     host: Callable[..., Host], store: DeploymentStore
 ) -> None:
-    first = host()
-    first.look()
-    store.deploy(LLAMA)
-    first.look()
+    asked_for_llama(host(), store)
     second = host(name="h2")
     assert second.look().state is HostState.STARTING
     assert second.fleet.options.name == "tiny-llama"
@@ -261,10 +257,7 @@ def test_a_host_that_joins_later_serves_it_too(
 def test_redis_away_changes_nothing(
     host: Callable[..., Host], store: DeploymentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    h = host()
-    h.look()
-    store.deploy(LLAMA)
-    h.look()
+    h = asked_for_llama(host(), store)
 
     def away() -> None:
         raise ConnectionError
@@ -279,10 +272,7 @@ def test_redis_away_changes_nothing(
 def test_the_end_of_a_host_ends_its_workers_and_its_report(
     host: Callable[..., Host], store: DeploymentStore
 ) -> None:
-    h = host()
-    h.look()
-    store.deploy(LLAMA)
-    h.look()
+    h = asked_for_llama(host(), store)
     h.follower.stop()
     h.follower.stop()
     assert (h.fleet.n_stops > 0, store.hosts()) == (True, [])
@@ -483,3 +473,22 @@ def test_a_worker_whose_process_ended_is_forgotten_at_once(
     h.fleet.pid = None
     h.look()
     assert [worker.id for worker in workers.live()] == ["h1/cpu0-bbbbbb", "h1/cpu1-cccccc"]
+
+
+def test_a_part_of_another_hosts_engine_says_whose(host: Callable[..., Host]) -> None:
+    span = HostSpan(n_hosts=2, rank=1, head_host="10.0.0.1", head_port=7070)
+    own = OWN.model_copy(update={"engine": "vllm", "tensor_parallel": 2, "span": span})
+    h = host(own)
+    assert h.look().follows == "10.0.0.1:7070"
+    assert (h.serve().state, h.said) == (HostState.SERVING, [f"ready: tiny-qwen3: {span}"])
+    head = own.model_copy(update={"span": span.model_copy(update={"rank": 0})})
+    assert host(head, "h2").look().follows == ""
+
+
+def test_a_deployment_is_divided_among_the_hosts_of_an_engine() -> None:
+    span = HostSpan(n_hosts=2, rank=1, head_host="10.0.0.1", head_port=7070)
+    waiting = EngineOptions(model="", span=span)
+    wanted = Deployment(model="tiny-llama", tensor_parallel=2)
+    assert deployed_options(wanted, waiting).span == span
+    with pytest.raises(OptionsError, match="2 hosts cannot share 1 device"):
+        deployed_options(LLAMA, waiting)

@@ -86,7 +86,6 @@ def compare_norms() -> None:
         x = torch.randn(17, columns + 64, generator=torch.Generator().manual_seed(1))[:, 64:]
         weight = torch.linspace(-2, 2, columns)
         expected = x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + 1e-6) * weight
-        assert torch.equal(norms.rms_norm_in_steps(x, weight, 1e-6), expected)
         assert norms.can_norm(x)
         torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), expected, rtol=1e-6, atol=0)
 

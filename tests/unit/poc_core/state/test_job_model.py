@@ -409,7 +409,8 @@ class JobMachine(RuleBasedStateMachine):
         spec = self.jobs[job_id].new.spec
         places = [
             (job_id, index + 1),
-            *((other, 0) for other in list(self.active_ids())[:16] if other != job_id),
+            *((other, 0) for other in self.active_ids() if self.is_behind(other, job_id)),
+            *((other, 0) for other in self.active_ids() if self.is_behind(job_id, other)),
         ]
         for other, first in places:
             job = self.jobs[other]
@@ -425,6 +426,10 @@ class JobMachine(RuleBasedStateMachine):
                     job.status = JobStatus.RUNNING
                     found.append((other, batch))
         return found
+
+    def is_behind(self, job_id: str, other: str) -> bool:
+        ids = list(self.jobs)
+        return ids.index(job_id) > ids.index(other)
 
     def active_ids(self) -> list[str]:
         return [job_id for job_id, job in self.jobs.items() if job.is_active]

@@ -558,14 +558,10 @@ def test_room_that_its_job_leaves_goes_to_other_jobs_of_the_same_spec(
         job_ids.append(jobs.create(new_job([n, n + 1, n + 2])))
         clock.now += 5
     first, second, third = job_ids
-    found = claim_beside(jobs, second, room=5)
-    assert places(found) == [(second, 1), (first, 0), (first, 1)]
-    assert [status(jobs, job_id) for job_id in (first, second, third)] == [
-        JobStatus.RUNNING,
-        JobStatus.RUNNING,
-        JobStatus.QUEUED,
-    ]
-    record = jobs.read(first)
+    found = claim_beside(jobs, second, room=6)
+    assert places(found) == [(second, 1), (third, 0), (third, 1), (first, 0)]
+    assert [status(jobs, job_id) for job_id in (first, second, third)] == [JobStatus.RUNNING] * 3
+    record = jobs.read(third)
     assert record is not None
     assert record.started_at == clock.now
 

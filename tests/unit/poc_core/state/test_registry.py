@@ -5,9 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from redis import Redis
-from redis.exceptions import ResponseError
 
 from poc_core.settings import Settings
 from poc_core.state import WorkerRegistry
@@ -118,14 +116,3 @@ def test_a_port_that_cannot_be_read_hides_no_other(
     serve("starting")
     redis.zadd("poc:ports", {b"\xff": clock.now, b"{": clock.now})
     assert workers.ports() == {5005}
-
-
-def test_a_redis_that_refuses_is_no_bad_record(
-    workers: WorkerRegistry, serve: Serve, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve("w1")
-    monkeypatch.setattr(
-        "redis.client.Pipeline.execute", lambda *_, **__: [ResponseError("BUSY a script")]
-    )
-    with pytest.raises(ResponseError, match="BUSY"):
-        workers.live()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.errors import RoundError
@@ -692,7 +693,7 @@ def test_every_key_of_a_distance_round_expires(rounds: RoundStore, redis: Redis)
 
 
 def test_a_round_that_goes_on_does_not_expire(
-    rounds: RoundStore, redis: Redis, settings: Settings
+    rounds: RoundStore, redis: Redis, settings: Settings, clock: Clock
 ) -> None:
     record = start(rounds)
     rounds.complete(take(rounds, record, "w1", 9), "w1", [None, *["v"] * 8])
@@ -702,6 +703,7 @@ def test_a_round_that_goes_on_does_not_expire(
     of_the_outbox = list(redis.scan_iter(f"poc:outbox:{record.round_id}*"))
     for key in of_the_round + of_the_outbox:
         redis.expire(key, 5)
+    clock.now += 1
     take(rounds, record, "w2", 4)
     short = [
         key
@@ -709,3 +711,14 @@ def test_a_round_that_goes_on_does_not_expire(
         if int(redis.ttl(key)) < settings.callback_retention_sec - 5
     ]
     assert short == []
+
+
+def test_a_redis_that_refuses_is_no_bad_record(
+    rounds: RoundStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(rounds)
+    monkeypatch.setattr(
+        "redis.client.Pipeline.execute", lambda *_, **__: [ResponseError("BUSY a script")]
+    )
+    with pytest.raises(ResponseError, match="BUSY"):
+        rounds.newest(1)

@@ -55,3 +55,18 @@ def test_a_key_that_a_script_spells_out_is_one_that_keys_names() -> None:
     # the first: of a second's number
     of_scripts_alone = {"poc:stats:by:", "poc:outbox:job_bytes"}
     assert spelled - named == of_scripts_alone
+
+
+def test_a_script_has_of_what_all_share_only_what_it_uses() -> None:
+    """Redis makes all functions of a script anew with each call."""
+    assert "function count_past" in scripts.whole("complete_batch")
+    assert scripts.whole("count_jobs") == scripts.source("count_jobs")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_has_all_that_it_uses(name: str) -> None:
+    shared = set(re.findall(r"^local (?:function )?(\w+)", scripts.source("common"), re.MULTILINE))
+    text = re.sub(r"--.*", "", scripts.whole(name))
+    used = shared & set(re.findall(r"\w+", text))
+    defined = set(re.findall(r"^local (?:function )?(\w+)", text, re.MULTILINE))
+    assert used <= defined | set(re.findall(r"local (\w+)", text))

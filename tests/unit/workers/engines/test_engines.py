@@ -29,7 +29,7 @@ def test_synthetic_takes_its_set_time(engine: Any) -> None:
     engine = SyntheticEngine(synthetic(synthetic_step_ms=40))
     start = time.monotonic()
     compute_all(engine, SPEC, list(range(32)))
-    assert 0.04 <= time.monotonic() - start < 0.2
+    assert time.monotonic() - start >= 0.04
 
 
 def test_synthetic_values_follow_from_spec_and_nonce(engine: Any) -> None:
@@ -108,11 +108,12 @@ def test_a_seq_len_beyond_the_models_limit_is_refused_with_the_limit(recording: 
 def test_an_engine_that_runs_whole_batches_says_how_long_each_took(recording: Any) -> None:
     engine = Recording(synthetic(synthetic_step_ms=20))
     engine.batches = []
+    began = time.monotonic()
     answer = engine.tick(Tick(begin=[MicroBatch(SPEC, [0, 1], id=7)], slices=[Slice(7, 0, 1)]))
     assert list(answer.values) == [7]
     ((ran, seconds),) = answer.ran
     assert ran == Slice(7, 0, 1)
-    assert 0.02 <= seconds < 0.2
+    assert 0.02 <= seconds <= time.monotonic() - began
 
 
 def test_an_engine_that_runs_whole_batches_refuses_a_spec_for_its_micro_batch_alone(

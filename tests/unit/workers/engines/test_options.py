@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from poc_core.errors import OptionsError
-from workers.engines.options import EngineOptions
+from workers.engines.options import EngineOptions, HostSpan
 
 
 def test_handed_on_as_json_they_are_the_same() -> None:
@@ -61,6 +61,41 @@ def test_what_only_vllm_can_do_is_refused_for_others(options: Any) -> None:
 def test_what_no_engine_can_do_is_refused(options: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         EngineOptions(model="m", **options)
+
+
+SECOND = HostSpan(n_hosts=2, rank=1, head_host="10.0.0.1", head_port=7070)
+
+
+def test_an_engine_over_hosts_is_divided_among_them() -> None:
+    options = EngineOptions(model="m", tensor_parallel=8, pipeline_parallel=2, span=SECOND)
+    assert (options.n_devices, options.n_devices_here) == (16, 8)
+    assert EngineOptions.model_validate_json(options.model_dump_json()) == options
+    assert EngineOptions(model="m", tensor_parallel=8).n_devices_here == 8
+
+
+def test_only_the_head_follows_nobody() -> None:
+    head = SECOND.model_copy(update={"rank": 0, "head_host": "fd00::1"})
+    assert (SECOND.follows, head.follows) == ("10.0.0.1:7070", "")
+    assert str(head) == "host 0 of an engine over 2, head [fd00::1]:7070"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "synthetic"}, "is vLLM's, not synthetic's"),
+        ({"span": SECOND.model_copy(update={"rank": 2})}, "ranks of 2 hosts are 0 to 1, not 2"),
+        ({"tensor_parallel": 3}, r"2 hosts cannot share 3 device\(s\)"),
+        ({"vllm_args": ("--nnodes=2",)}, "say what --nnodes=2 would"),
+        ({"vllm_args": ("-dp", "2")}, "say what -dp would"),
+    ],
+)
+def test_what_hosts_cannot_share_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(OptionsError, match=message):
+        EngineOptions(**{"model": "m", "tensor_parallel": 2, "span": SECOND} | options)
+
+
+def test_a_host_that_waits_for_a_model_need_not_know_how_it_is_divided() -> None:
+    assert EngineOptions(model="", span=SECOND).n_devices == 1
 
 
 def test_they_are_read_without_the_engines() -> None:

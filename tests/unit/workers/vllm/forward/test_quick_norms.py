@@ -44,10 +44,6 @@ class Kernels:
         return queries + self.more, keys
 
 
-def in_no_way(*_args: Any) -> tuple[Tensor, Tensor]:
-    raise ValueError("no such rows")
-
-
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     from workers.vllm import compat
@@ -55,7 +51,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
 
     norms: Any = compat.query_and_key_norms()
     found = Kernels(norms.forward_qk)
-    monkeypatch.setattr(quick_norms, "WAYS", [in_no_way, found])
+    monkeypatch.setattr(quick_norms, "in_one_pass", found)
     monkeypatch.setattr(quick_norms, "LEAST", 8 * 128)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -97,14 +93,13 @@ def test_where_bits_differ_vllms_own_stays(
     first, second = normed(quick), normed(quick)
     assert kernels.rows == [8]
     assert all(map(torch.equal, first, second))
-    assert "kernels gives other bits" in caplog.text
+    assert "the kernels give other bits" in caplog.text
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 31, 512, 32768])
 @pytest.mark.parametrize("columns", [(6144, 1024), (3072, 512), (4096, 132), (128, 128), (8192, 1)])
-@pytest.mark.parametrize("way", ["in_one_pass", "in_steps"])
-def test_kernels_give_the_bits_of_vllms_norms(way: str, columns: tuple[int, int], n: int) -> None:
+def test_kernels_give_the_bits_of_vllms_norms(columns: tuple[int, int], n: int) -> None:
     from poc_core.fused.norms import can_norm
     from workers.vllm import compat
     from workers.vllm.forward import quick_norms
@@ -112,10 +107,25 @@ def test_kernels_give_the_bits_of_vllms_norms(way: str, columns: tuple[int, int]
     norms: Any = compat.query_and_key_norms()
     args: list[Any] = [norm(one, "cuda") for one in columns]
     args += [rows(n, one, "cuda") for one in columns]
-    if way == "in_one_pass" and not all(map(can_norm, args[2:])):
+    if not all(map(can_norm, args[2:])):
         with pytest.raises(ValueError, match="rows of"):
             quick_norms.in_one_pass(*args)
         return
-    theirs, ours = norms.forward_qk(*args), getattr(quick_norms, way)(*args)
+    theirs, ours = norms.forward_qk(*args), quick_norms.in_one_pass(*args)
     assert all(map(torch.equal, theirs, ours))
     assert all(one.is_contiguous() for one in ours)
+
+
+def test_where_the_kernels_cannot_be_used_vllms_own_stays(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from workers.vllm.forward import quick_norms
+
+    def of_no_rows(*_args: Any) -> tuple[Tensor, Tensor]:
+        raise ValueError("no such rows")
+
+    monkeypatch.setattr(quick_norms, "in_one_pass", of_no_rows)
+    quick = quick_norms.QuickNorms()
+    first, second = normed(quick), normed(quick)
+    assert all(map(torch.equal, first, second))
+    assert "the kernels cannot be used: no such rows" in caplog.text

@@ -1,0 +1,60 @@
+"""/api/v1/hosts: how a new host joins with the token of `proofline hosts invite`.
+
+The host shows the token's id, as a client shows its key. Neither the token nor the host's password
+of Redis ever comes here.
+"""
+
+from fastapi import APIRouter, HTTPException, Request
+
+from api.edge.shares import of_address
+from api.errors import unavailable
+from api.schema import examples
+from api.services import AppServices, Services
+from poc_core import answers
+from poc_core.joining.invitations import SpentTokenError, UnknownTokenError
+from poc_core.joining.offers import SealedOffer
+
+router = APIRouter(prefix="/api/v1/hosts", tags=["hosts"])
+
+
+@router.post("/join", summary="Join with a token", responses=examples.JOIN_ERRORS)
+def join(request: Request, services: AppServices) -> SealedOffer:
+    """What a worker host needs, sealed by the operator; given once. Authorization: Bearer ID."""
+    peer = _peer(request, services)
+    try:
+        invitation, offer = services.invitations.take(_token_id(request), peer)
+    except UnknownTokenError as error:
+        raise _unknown(error) from None
+    except SpentTokenError as error:
+        raise HTTPException(403, str(error)) from None
+    services.events.note("node", f"Host {invitation.name} joined, from {peer}.", invitation.name)
+    return offer
+
+
+@router.get("/standing", summary="What a token is good for", responses=examples.HOST_ERRORS)
+def standing(request: Request, services: AppServices) -> answers.HostStanding:
+    """Whether the token can still be used, and what became of it. Changes nothing."""
+    _peer(request, services)
+    try:
+        found = services.invitations.find(_token_id(request))
+    except UnknownTokenError as error:
+        raise _unknown(error) from None
+    state = found.state(services.now())
+    return answers.HostStanding(name=found.name, state=state.value, redis=found.redis)
+
+
+def _peer(request: Request, services: Services) -> str:
+    """The address that asks. HTTPException 429: it asks too often."""
+    peer = request.client.host if request.client else ""
+    if services.token_rates.take(of_address(peer)) > 0:
+        raise unavailable("Too many tokens were tried from here; wait a little.", 429)
+    return peer
+
+
+def _token_id(request: Request) -> str:
+    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+    return shown.strip() if scheme.lower() == "bearer" else ""
+
+
+def _unknown(error: UnknownTokenError) -> HTTPException:
+    return HTTPException(401, str(error), headers={"WWW-Authenticate": "Bearer"})

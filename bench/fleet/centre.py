@@ -1,0 +1,83 @@
+"""The middle of a node: Redis, API and courier, whose workers are others'."""
+
+import time
+from typing import Any
+
+import httpx
+import redis
+
+from cli.supervise.ports import reserve_port
+from cli.supervise.stack import API_GRACE_S, COURIER_GRACE_S, Stack
+from poc_core.errors import ProoflineError
+from poc_core.records import ProofSpec, RoundConfig, RoundState
+from poc_core.settings import load_settings
+from poc_core.state import RoundStore, keys
+from workers.engines.options import EngineOptions
+
+MODEL = "tiny-qwen3"  # its name only: the engine loads none
+READY_TIMEOUT_S = 600.0
+_LOOK_S = 0.2
+
+
+class NotReadyError(ProoflineError):
+    """API or workers did not get ready."""
+
+
+class Centre(Stack):
+    """A stack without a host of its own."""
+
+    def start(self) -> None:
+        self.port = reserve_port(self.host, self.port)
+        self._start_redis()
+        self._api = self._start_child("api", self.api_command(), API_GRACE_S)
+        self._courier = self._start_child("courier", self.courier_command(), COURIER_GRACE_S)
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                httpx.get(f"{self.base_url}/livez", trust_env=False).raise_for_status()
+                return
+            except httpx.HTTPError:
+                time.sleep(_LOOK_S)
+        raise NotReadyError(f"The API does not answer: {self.log_tail('api')}")
+
+    @property
+    def courier_pid(self) -> int | None:
+        return self._courier.pid if self._courier else None
+
+    def wait_for_workers(self, n: int) -> None:
+        """Returns when so many workers are ready."""
+        deadline, n_ready = time.monotonic() + READY_TIMEOUT_S, 0
+        with redis.Redis.from_url(str(self.redis_url)) as connection:
+            while time.monotonic() < deadline:
+                n_ready = _n_ready(connection)
+                if n_ready >= n:
+                    return
+                time.sleep(_LOOK_S)
+        raise NotReadyError(f"{n_ready} of {n} workers got ready.")
+
+
+def centre() -> Centre:
+    return Centre(EngineOptions(model="", engine="synthetic"))
+
+
+def start_round(redis_url: str, batch: int, url: str) -> None:
+    """Begins a round, with payloads to `url`, as the API would."""
+    spec = ProofSpec(
+        block_hash="fleet",
+        public_key="bench",
+        seq_len=64,
+        options={"k_dim": 12, "stronger_rng": False},
+    )
+    config = RoundConfig(
+        model=MODEL, spec=spec, block_height=1, node_id=0, node_count=1, batch_size=batch, url=url
+    )
+    with redis.Redis.from_url(redis_url) as connection:
+        settings = load_settings(redis_url=redis_url)
+        RoundStore(connection, settings).store(config, RoundState.GENERATING)
+
+
+def _n_ready(connection: Any) -> int:
+    with connection.pipeline(transaction=False) as pipe:
+        for worker in connection.zrange(keys.WORKERS, 0, -1):
+            pipe.hget(keys.worker(worker.decode()), "state")
+        return sum(state == b'"ready"' for state in pipe.execute())

@@ -1,0 +1,218 @@
+"""Hosts with workers, forked from one process that has imported all they need.
+
+`python -m bench.fleet.herd` reads what it shall start as a line of JSON. A host is a process with
+the supervisor of `proofline workers`; below it are its workers, each `run_worker` as it is. It
+allows no two in a process: Celery's signals and the engine belong to all of it. Forked, 256 share
+the memory of what was imported.
+"""
+
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import psutil
+from pydantic import BaseModel
+
+from cli.supervise.fleet import Fleet, slots
+from cli.supervise.follower import Follower
+from cli.supervise.processes import Child, ChildSpec
+from poc_core.serving.places import HOST_ID_VARIABLE, SLOT_VARIABLE
+from poc_core.settings import load_settings
+from poc_core.state.client import connect
+from poc_core.state.deployments import DeploymentStore
+from poc_core.state.registry import WorkerRegistry
+from workers.engines.options import EngineOptions
+
+PER_HOST = 8
+GRACE_S = 60.0
+_TAIL_BYTES = 4096
+_PR_SET_PDEATHSIG = 1
+
+
+class Order(BaseModel):
+    """What a herd is to start."""
+
+    workers: int
+    options: EngineOptions
+    redis_url: str
+    logs: str  # a folder
+
+
+class Herd:
+    """Hosts with `order.workers` workers, as a context manager; they end with it."""
+
+    def __init__(self, workers: int, options: EngineOptions, redis_url: str) -> None:
+        self._logs = tempfile.TemporaryDirectory(prefix="herd-")
+        self._order = Order(
+            workers=workers, options=options, redis_url=redis_url, logs=self._logs.name
+        )
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.fleet.herd"], stdin=subprocess.PIPE
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._order.model_dump_json().encode() + b"\n")
+        self._process.stdin.flush()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its children end with it
+        self._logs.cleanup()
+
+    def hosts(self) -> list[psutil.Process]:
+        found: list[psutil.Process] = psutil.Process(self._process.pid).children()
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        return [worker for host in self.hosts() for worker in host.children()]
+
+
+class _Forked(Child):
+    """A worker that is forked, not started by a command, and never started again."""
+
+    def __init__(self, spec: ChildSpec, log: Path, run: Callable[[], None]) -> None:
+        super().__init__(spec, lambda name, line: None, lambda text: None)
+        self._log = log
+        self._run = run
+
+    @property
+    def tail(self) -> list[str]:
+        with self._log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return log.read().decode(errors="replace").splitlines()
+
+    def start(self) -> None:
+        self._log.touch()
+        self._pid = fork(self._work)
+        self._note_ready()
+
+    def _work(self) -> None:
+        with self._log.open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        os.environ.update(self.spec.env)
+        self._run()
+
+    def request_stop(self) -> None:
+        assert self._pid is not None
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGTERM)
+
+    def wait_stopped(self) -> None:
+        assert self._pid is not None
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+class _ForkedFleet(Fleet):
+    """The workers of a host, forked before the host has a second thread."""
+
+    def run(self, order: Order, env: Mapping[str, str]) -> None:
+        from workers.main import run_worker
+
+        for own, slot in zip(self._environments, slots(self._environments), strict=True):
+            name = f"{self._host}/{slot}"
+            spec = ChildSpec(name, (), env={**own, **env, SLOT_VARIABLE: slot})
+            log = Path(order.logs, name.replace("/", "-"))
+            child = _Forked(spec, log, lambda: run_worker(order.options, None, order.redis_url))
+            child.start()
+            self.children.append(child)
+
+
+def fork(run: Callable[[], None]) -> int:
+    """The pid of a process that runs `run` and ends, at the latest with this one."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            run()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        _end()
+
+
+def _end() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _host(order: Order, number: int, n_workers: int) -> None:
+    name = f"host{number:03}"
+    os.environ["POC_HOST_NAME"] = name
+    settings = load_settings(redis_url=order.redis_url)
+    redis = connect(settings)
+
+    def start_fleet(options: EngineOptions, own: bool) -> Fleet:
+        places: list[dict[str, Any]] = [{} for _ in range(n_workers)]
+        fleet = _ForkedFleet(name, list, places, 0, lambda *_: None, lambda _: None)
+        fleet.run(order, {HOST_ID_VARIABLE: follower.id})
+        return fleet
+
+    registry = WorkerRegistry(redis, settings)
+    follower = Follower(
+        DeploymentStore(redis, settings),
+        registry,
+        name,
+        order.options,
+        start_fleet,
+        lambda message: None,
+    )
+    follower.begin()
+    _until_told()
+    follower.stop()
+
+
+def _until_told() -> None:
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop.wait()
+
+
+def main() -> None:
+    import kombu.transport.redis  # noqa: F401
+
+    import workers.main  # noqa: F401
+
+    order = Order.model_validate_json(sys.stdin.readline())
+    os.nice(-min(0, os.nice(0)))
+    gc.collect()
+    gc.freeze()
+    pids = []
+    for number, first in enumerate(range(0, order.workers, PER_HOST)):
+        n = min(PER_HOST, order.workers - first)
+        pids.append(fork(lambda number=number, n=n: _host(order, number, n)))  # type: ignore[misc]
+    _until_told()
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A round of a million nonces a minute, from the workers through outbox and courier to a receiver.
+
+What is counted is what holds: nonces computed, and those that the receiver has by the end of the
+measurement, so that nothing piles up.
+"""
+
+import json
+import threading
+import time
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import psutil
+import redis
+
+from bench.fleet.centre import MODEL, centre, start_round
+from bench.fleet.figures import Stretch, look
+from bench.fleet.herd import Herd
+from bench.harness import machine
+from bench.harness.report import console
+from workers.engines.options import EngineOptions
+
+A_MINUTE = 1_000_000
+BATCH = 32
+WORKERS = 16
+SETTLE_S = 8.0
+DELIVERY_S = 60.0
+LEAST = 0.98  # of the pace, computed and delivered
+
+
+class Sink:
+    """Context manager: a receiver that keeps payloads unread, so that it takes next to no CPU."""
+
+    def __enter__(self) -> "Sink":
+        self.bodies: list[bytes] = []
+        bodies = self.bodies
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                bodies.append(self.rfile.read(int(self.headers["content-length"])))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def measure(seconds: float) -> bool:
+    pace = A_MINUTE / 60
+    step_ms = 1000 * WORKERS * BATCH / pace
+    options = EngineOptions(model=MODEL, engine="synthetic", synthetic_step_ms=step_ms)
+    with ExitStack() as exits:
+        node, sink = exits.enter_context(centre()), exits.enter_context(Sink())
+        herd = exits.enter_context(Herd(WORKERS, options, str(node.redis_url)))
+        connection = exits.enter_context(redis.Redis.from_url(str(node.redis_url)))
+        client = exits.enter_context(httpx.Client(base_url=node.base_url, trust_env=False))
+        node.wait_for_workers(WORKERS)
+        start_round(str(node.redis_url), BATCH, sink.url)
+        time.sleep(SETTLE_S)
+        processes = {
+            "workers": herd.workers(),
+            "courier": [psutil.Process(node.courier_pid)],
+            "API": [psutil.Process(node.api_pid)],
+        }
+        meter, before, waited = machine.UsageMeter(), look(connection, processes), _waiting(client)
+        time.sleep(seconds)
+        seen, waits = Stretch(before, look(connection, processes)), _waiting(client)
+        others = meter.read().others
+        client.post("/api/v1/pow/stop", timeout=60).raise_for_status()
+        drained_s = _drained_s(client)
+        nonces = [one["nonce"] for body in sink.bodies for one in json.loads(body)["artifacts"]]
+        n_computed = _processed(client)
+    computed = seen.n_nonces / seen.seconds
+    delivered = computed - (waits - waited) / seen.seconds
+    lost, repeated = n_computed - len(set(nonces)), len(nonces) - len(set(nonces))
+    console.print(
+        f"{60 * computed:,.0f} nonces a minute computed, {60 * delivered:,.0f} delivered in"
+        f" {len(sink.bodies)} payloads; {waits} waited at the end, gone {drained_s:.1f} s after the"
+        f" stop; {lost} lost, {repeated} came twice; other programs used {others:.2f} cores",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for kind, cores in {"Redis": seen.redis_cores, **seen.cores}.items():
+        of_thousand_ms = 1e6 * cores / max(computed, 1)
+        console.print(f"  {kind}: {cores:.2f} cores, {of_thousand_ms:.1f} ms per 1,000 nonces")
+    holds = min(computed, delivered) >= LEAST * pace and lost == repeated == 0
+    console.print("[bold green]PASS[/]" if holds else "[bold red]FAIL[/]")
+    return holds
+
+
+def _waiting(client: httpx.Client) -> int:
+    return int(_stats(client)["artifacts_waiting"])
+
+
+def _processed(client: httpx.Client) -> int:
+    return int(_stats(client)["total_processed"])
+
+
+def _stats(client: httpx.Client) -> dict[str, int]:
+    answer = client.get("/api/v1/pow/status", timeout=60).raise_for_status()
+    stats: dict[str, int] = answer.json()["stats"]
+    return stats
+
+
+def _drained_s(client: httpx.Client) -> float:
+    """Seconds until the receiver has everything, and no worker brings more."""
+    began, since, seen = time.monotonic(), time.monotonic(), -1
+    while time.monotonic() - began < DELIVERY_S:
+        n = _processed(client)
+        if n != seen or _waiting(client):
+            seen, since = n, time.monotonic()
+        elif time.monotonic() - since > 1.0:
+            break
+        time.sleep(0.1)
+    return since - began

@@ -1,0 +1,102 @@
+"""A host that joins a node, or has joined one: the API, the token, the way to Redis."""
+
+import os
+import socket
+from collections.abc import Generator, Iterator
+
+from cli.examine.findings import Check, Finding, ok, problem
+from cli.examine.redis import clock_finding, server
+from cli.join.access import Access, read_access
+from cli.join.asking import Api, ApiAwayError, CertificateError, RefusedError
+from cli.join.joining import api_of, set_up, token_of
+from cli.join.options import Join
+from cli.terminal import UsageError
+from poc_core.answers import HostStanding
+from poc_core.errors import ProoflineError
+from poc_core.joining.offers import place_of
+from poc_core.settings import REDIS_TIMEOUT_S, load_settings
+
+_ANEW = "Ask the operator for another: `proofline hosts revoke`, then `hosts invite`."
+
+
+def checks(options: Join) -> list[Check]:
+    """What there is to look at; nothing where this host belongs to no node.
+
+    Spends no token. Sets this process up as the host's workers would be.
+    """
+    try:
+        token = token_of(options, os.environ)
+        by_hand = bool(os.environ.get("POC_REDIS_URL"))
+        if by_hand and options.join is not None:
+            raise UsageError("--join brings Redis' address: leave out POC_REDIS_URL.")
+        kept = None if by_hand else read_access(options.join_file)
+        if kept is not None and options.join not in (None, kept.api):
+            kept = None
+        if kept is None and options.join is None:
+            return []
+        api = api_of(options, kept)
+        if kept is not None and (token is None or token.id == kept.token_id):
+            set_up(kept, options.join_file, os.environ)
+            return [("joining", lambda: _joined(api, kept))]
+        if token is None:
+            raise UsageError("This host has not joined yet: name the token too, by --token-file.")
+    except ProoflineError as error:
+        wrong = problem("joining", str(error), "As it says.")
+        return [("joining", lambda: [wrong])]
+    return [("joining", lambda: _about_to_join(api, token.id))]
+
+
+def _about_to_join(api: Api, token_id: str) -> Iterator[Finding]:
+    standing = yield from _standing(api, token_id)
+    if standing is None:
+        return
+    if standing.state == "invited":
+        yield ok("token", f"is good for one host, {standing.name}")
+        host, _, port = standing.redis.rpartition(":")
+        yield _reach(host, int(port))
+    else:
+        was = {"joined": "was used already", "expired": "has expired", "revoked": "is revoked"}
+        yield problem("token", f"The token of {standing.name} {was[standing.state]}.", _ANEW)
+
+
+def _joined(api: Api, kept: Access) -> Iterator[Finding]:
+    standing = yield from _standing(api, kept.token_id)
+    if standing is not None and standing.state == "revoked":
+        yield problem("token", f"This host, {kept.name}, is revoked.", _ANEW)
+    elif standing is not None:
+        yield ok("token", f"this host has joined as {kept.name}")
+    reach = _reach(*place_of(kept.redis_url))
+    yield reach
+    if reach.level == "ok":
+        yield from server(load_settings())
+
+
+def _standing(api: Api, token_id: str) -> Generator[Finding, None, HostStanding | None]:
+    """Findings about the API, its clock and the token; returns what the token is good for."""
+    try:
+        skew_s = api.skew_s()
+        trust = "its very certificate" if api.pin else "a trusted certificate" if api.is_tls else ""
+        yield ok("api", f"answers at {api.host}:{api.port}, with {trust or 'no TLS'}")
+        yield clock_finding("the API's", skew_s)
+        return api.standing(token_id)
+    except CertificateError as error:
+        yield problem("api", str(error), "As it says.")
+    except ApiAwayError as error:
+        yield problem("api", f"{error}.", "Correct the url; let this host through to that port.")
+    except RefusedError as error:
+        yield problem("token", str(error), _ANEW if error.status == 401 else "As it says.")
+    return None
+
+
+def _reach(host: str, port: int) -> Finding:
+    try:
+        socket.create_connection((host, port), timeout=REDIS_TIMEOUT_S).close()
+    except OSError as error:
+        return problem(
+            "redis",
+            f"{host}:{port}, which the operator gave as Redis' address, is not reachable from here"
+            f" ({error}).",
+            "Open that port to this host; or have it invited anew with the address that leads"
+            " there (--hosts-redis-url).",
+        )
+    return ok("redis", f"{host}:{port} is reachable from here")

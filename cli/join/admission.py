@@ -1,0 +1,85 @@
+"""Whether Redis still lets this host in, and if not, why: a revoked host ends by itself."""
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from redis import AuthenticationError, Redis
+from redis.exceptions import RedisError
+
+from cli.join.access import Access
+from cli.join.asking import Api, RefusedError
+from poc_core.errors import ProoflineError
+from poc_core.periodic import Periodic
+from poc_core.settings import REDIS_TIMEOUT_S
+
+LOOK_S = 5.0
+_ANEW = "to have it back, the operator invites it anew"
+
+
+class ShutOutError(ProoflineError):
+    """Redis refuses this host's user; the text says why, as far as the API tells."""
+
+
+class Admission:
+    """Looks every few seconds whether this host's user is still let in."""
+
+    def __init__(self, access: Access, redis_url: str, announce: Callable[[str], None]) -> None:
+        self._access = access
+        self._redis_url = redis_url
+        self._announce = announce
+        self._refusal: str | None = None  # as of the last look
+        self._is_for_good = False
+        self._looks = Periodic("admission", LOOK_S, self.look)
+
+    def begin(self) -> None:
+        """Makes the first look, and starts a thread that makes the others. ShutOutError."""
+        self.look()
+        if self._refusal is not None:
+            raise ShutOutError(self._refusal)
+        self._looks.start()
+
+    def stop(self) -> None:
+        self._looks.stop(timeout_s=0)
+
+    def check(self) -> None:
+        """ShutOutError: this host is revoked. One whose user Redis has forgotten may come back."""
+        if self._refusal is not None and self._is_for_good:
+            raise ShutOutError(self._refusal)
+
+    def look(self) -> None:
+        """Asks Redis with a new connection, as an old one tells nothing, and the API why not."""
+        before, self._refusal = self._refusal, self._refused()
+        if before != self._refusal:
+            self._announce(self._refusal or "Redis lets this host in")
+
+    def _refused(self) -> str | None:
+        asked = Redis.from_url(
+            self._redis_url,
+            socket_connect_timeout=REDIS_TIMEOUT_S,
+            socket_timeout=REDIS_TIMEOUT_S,
+            retry=None,
+        )
+        try:
+            with asked:
+                asked.ping()
+        except AuthenticationError:
+            user = urlsplit(self._redis_url).username
+            return f"Redis refuses {user}, the user of this host: {self._why()}"
+        except (RedisError, OSError):  # away, which is no refusal
+            return self._refusal
+        return None
+
+    def _why(self) -> str:
+        access = self._access
+        try:
+            api = Api.at(access.api, access.api_ca, access.allow_http)
+            state = api.standing(access.token_id).state
+        except ProoflineError as error:
+            self._is_for_good = isinstance(error, RefusedError) and error.status == 401
+            if self._is_for_good:
+                return f"the node knows its token no more; {_ANEW}."
+            return f"it may be revoked; the API does not tell ({error})."
+        self._is_for_good = state == "revoked"
+        if self._is_for_good:
+            return f"the host is revoked; {_ANEW}."
+        return "Redis has forgotten it; the operator runs `proofline hosts restore`."

@@ -1,0 +1,192 @@
+"""A new host's questions to the API: over TLS, to the certificate that it trusts and no other."""
+
+import hashlib
+import hmac
+import http.client
+import ipaddress
+import json
+import re
+import ssl
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from cli.terminal import UsageError
+from poc_core.answers import HostStanding
+from poc_core.errors import ProoflineError
+from poc_core.joining.offers import SealedOffer
+
+T = TypeVar("T", bound=BaseModel)
+
+_TIMEOUT_S = 10.0
+_MOST_BYTES = 1_000_000
+_PIN = re.compile(r"sha256[=:]([0-9A-Fa-f]{2}(:?[0-9A-Fa-f]{2}){31})")
+
+
+class ApiAwayError(ProoflineError):
+    """The API does not answer, or something else does."""
+
+
+class CertificateError(ProoflineError):
+    """The API's certificate is not one that this host trusts."""
+
+
+class RefusedError(ProoflineError):
+    """The API refuses the token; the text is the API's own. `status`: of HTTP."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Api:
+    """An API, by its url, and how it is trusted.
+
+    `pin`: SHA-256 of the only certificate that is trusted, in hexadecimal digits; `ca`:
+    certificates (PEM) in place of the system's.
+    """
+
+    url: str
+    host: str
+    port: int
+    base: str  # path before /api/v1
+    is_tls: bool
+    pin: str | None = None
+    ca: str | None = None
+
+    @classmethod
+    def at(cls, url: str, ca: str | None = None, allow_http: bool = False) -> "Api":
+        """The API at https://HOST:PORT, or https://HOST:PORT#sha256=FINGERPRINT.
+
+        UsageError: the url cannot be read, or what it asks for is not safe.
+        """
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = None
+        if host is None or parts.scheme not in ("http", "https") or "@" in parts.netloc:
+            raise UsageError("--join must look like https://HOST:PORT, the url of the node's API.")
+        is_tls = parts.scheme == "https"
+        if not is_tls and not allow_http and not _is_loopback(host):
+            raise UsageError(
+                f"http://{host} is not encrypted: anybody on the way could use this host's token."
+                " Put TLS before the API (https://), or tunnel to its loopback; --allow-http joins"
+                " all the same."
+            )
+        pin = _PIN.fullmatch(parts.fragment)
+        if parts.fragment and (pin is None or not is_tls):
+            raise UsageError(
+                "What follows # in --join must be the certificate's fingerprint: sha256= and 64"
+                " hexadecimal digits, of an https:// url (openssl x509 -noout -fingerprint"
+                " -sha256)."
+            )
+        if pin is not None and ca is not None:
+            raise UsageError("A fingerprint in --join and --ca exclude each other; keep one.")
+        return cls(
+            url=url,
+            host=host,
+            port=port or (443 if is_tls else 80),
+            base=parts.path.rstrip("/"),
+            is_tls=is_tls,
+            pin=pin[1].replace(":", "").lower() if pin else None,
+            ca=ca,
+        )
+
+    def join(self, token_id: str) -> SealedOffer:
+        """What the token is for; the API gives it once. Errors as of `standing`; RefusedError."""
+        return self._read(SealedOffer, "POST", "/api/v1/hosts/join", token_id)
+
+    def standing(self, token_id: str) -> HostStanding:
+        """What the token is good for. ApiAwayError, CertificateError; RefusedError: unknown."""
+        return self._read(HostStanding, "GET", "/api/v1/hosts/standing", token_id)
+
+    def skew_s(self) -> float:
+        """Seconds by which this host's clock is ahead of the API's. Errors as of `standing`."""
+        before = time.time()
+        answer, _ = self._ask("GET", "/api/v1/clock")
+        try:
+            return (before + time.time()) / 2 - int(answer.headers["X-Server-Recv-Ns"]) / 1e9
+        except (TypeError, ValueError):
+            raise self._another() from None
+
+    def _read(self, model: type[T], method: str, path: str, token_id: str) -> T:
+        answer, body = self._ask(method, path, token_id)
+        try:
+            if answer.status == 200:
+                return model.model_validate_json(body)
+            detail = json.loads(body)["detail"]
+        except (KeyError, TypeError, ValueError, ValidationError):
+            raise self._another() from None
+        raise RefusedError(f"{detail} (HTTP {answer.status})", answer.status)
+
+    def _ask(
+        self, method: str, path: str, token_id: str = ""
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        connection = self._connection()
+        headers = {"Authorization": f"Bearer {token_id}"} if token_id else {}
+        try:
+            connection.connect()
+            self._check_pin(connection)
+            connection.request(method, self.base + path, headers=headers)
+            answer = connection.getresponse()
+            return answer, answer.read(_MOST_BYTES)
+        except ssl.SSLCertVerificationError as error:
+            raise CertificateError(
+                f"The certificate of {self.host}:{self.port} is not trusted"
+                f" ({error.verify_message}): give --ca FILE with its authority, or its fingerprint"
+                " in the url (#sha256=...)."
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            hint = "; does it speak TLS?" if isinstance(error, ssl.SSLError) else ""
+            raise ApiAwayError(
+                f"No answer from the API at {self.host}:{self.port} ({error}){hint}"
+            ) from None
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self.is_tls:
+            return http.client.HTTPConnection(self.host, self.port, timeout=_TIMEOUT_S)
+        try:
+            context = ssl.create_default_context(cadata=self.ca)
+        except ssl.SSLError as error:
+            raise CertificateError(
+                f"--ca has no certificates that can be read ({error})."
+            ) from None
+        if self.pin is not None:  # that very certificate, whoever signed it for whatever name
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return http.client.HTTPSConnection(
+            self.host, self.port, timeout=_TIMEOUT_S, context=context
+        )
+
+    def _check_pin(self, connection: http.client.HTTPConnection) -> None:
+        """Before anything is said."""
+        if self.pin is None:
+            return
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        shown = hashlib.sha256(connection.sock.getpeercert(binary_form=True) or b"").hexdigest()
+        if not hmac.compare_digest(shown, self.pin):
+            raise CertificateError(
+                f"{self.host}:{self.port} shows another certificate than the url names; its"
+                f" fingerprint is sha256={shown}. Was it renewed? Ask the operator; if not, this is"
+                " not the node."
+            )
+
+    def _another(self) -> ApiAwayError:
+        return ApiAwayError(
+            f"What answers at {self.host}:{self.port} is no API of Proofline, or one of another"
+            " version; check the url."
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

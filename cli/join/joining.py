@@ -1,0 +1,114 @@
+"""A host joins a node: asks the API once, keeps the answer, and sets what its workers read."""
+
+import socket
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from cli.join.access import Access, check_writable, read_access, redis_url_of, write_access
+from cli.join.asking import Api
+from cli.join.options import DEFAULT_FILE, TOKEN_VARIABLE, Join
+from cli.terminal import UsageError
+from poc_core.joining.offers import SHARED, place_of
+from poc_core.joining.tokens import Token
+
+
+def access_of(options: Join, env: MutableMapping[str, str]) -> Access | None:
+    """How this host reaches its node, joining it if it has not yet; None: by POC_REDIS_URL.
+
+    ProoflineError: it may not, or not so; the text says what to do.
+    """
+    token = token_of(options, env)
+    by_hand = bool(env.get("POC_REDIS_URL"))
+    if options.join is None:
+        if token is not None:
+            raise UsageError("A token goes with --join, which says whose it is.")
+        return None if by_hand else read_access(options.join_file)
+    if by_hand:
+        raise UsageError("--join brings Redis' address: leave out --redis-url and POC_REDIS_URL.")
+    kept = read_access(options.join_file)
+    if kept is not None and kept.api == options.join and (not token or token.id == kept.token_id):
+        return kept
+    if token is None:
+        raise UsageError(
+            "--join needs a token, by --token-file or the variable"
+            f" {TOKEN_VARIABLE}; the node's operator makes one with `proofline hosts invite`."
+        )
+    return _join(options, token)
+
+
+def token_of(options: Join, env: MutableMapping[str, str]) -> Token | None:
+    """The token that is given, which child processes do not see. UsageError; TokenError."""
+    env.pop(TOKEN_VARIABLE, None)
+    if options.token_file is None:
+        return Token.read(options.token) if options.token else None
+    if options.token:
+        raise UsageError(
+            f"--token-file and --token (or {TOKEN_VARIABLE}) exclude each other; keep one."
+        )
+    try:
+        return Token.read(options.token_file.expanduser().read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--token-file {options.token_file} cannot be read: {error}") from None
+
+
+def api_of(options: Join, kept: Access | None) -> Api:
+    """The API that is named, else the one that was joined. UsageError: as of `Api.at`."""
+    if options.join is not None:
+        return Api.at(options.join, _certificates(options.ca), options.allow_http)
+    assert kept is not None
+    return Api.at(kept.api, kept.api_ca, kept.allow_http)
+
+
+def set_up(access: Access, file: Path, env: MutableMapping[str, str]) -> None:
+    """Sets what this host's workers read; what is set already stays. AccessError."""
+    env["POC_REDIS_URL"] = redis_url_of(file, access)
+    told = {name: value for name, value in access.settings.items() if name in SHARED}
+    told["POC_HOST_NAME"] = access.name
+    # Where workers serve chat to the API: on the address by which this host reaches Redis.
+    if (address := address_towards(*place_of(access.redis_url))) is not None:
+        told["POC_CHAT_HOST"] = address
+    for name, value in told.items():
+        env.setdefault(name, value)
+
+
+def use_kept(env: MutableMapping[str, str]) -> None:
+    """Has this process reach Redis as the host's workers do, where the host has joined a node."""
+    access = access_of(Join(), env)
+    if access is not None:
+        set_up(access, DEFAULT_FILE, env)
+
+
+def address_towards(host: str, port: int) -> str | None:
+    """This host's own address on its way to another; None: there is no way. Sends nothing."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _join(options: Join, token: Token) -> Access:
+    api = api_of(options, None)
+    check_writable(options.join_file)
+    offer = api.join(token.id).opened(token)
+    access = Access(
+        api=api.url,
+        api_ca=api.ca,
+        allow_http=options.allow_http,
+        token_id=token.id,
+        name=offer.name,
+        redis_url=offer.url_for(token),
+        redis_ca=offer.redis_ca,
+        settings=offer.settings,
+    )
+    write_access(options.join_file, access)
+    return access
+
+
+def _certificates(file: Path | None) -> str | None:
+    try:
+        return file.expanduser().read_text(encoding="ascii") if file is not None else None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--ca {file} cannot be read: {error}") from None

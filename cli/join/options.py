@@ -1,0 +1,50 @@
+"""The options with which a host joins, for the commands that run or look there."""
+
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+# Read in place of --token, and taken out of the environment, which child processes inherit.
+TOKEN_VARIABLE = "PROOFLINE_JOIN_TOKEN"
+DEFAULT_FILE = Path("~/.proofline/joined.json")
+
+
+class Join(NamedTuple):
+    """Which node this host belongs to."""
+
+    join: Annotated[
+        str | None,
+        typer.Option(
+            help="Join the node whose API is at https://HOST:PORT, with a token of `proofline hosts"
+            " invite`. #sha256=FINGERPRINT at the end trusts that certificate alone.",
+            show_default=False,
+        ),
+    ] = None
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar=TOKEN_VARIABLE,
+            help="The token. A list of processes shows it: better --token-file, or the variable.",
+            show_default=False,
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token.", show_default=False)
+    ] = None
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca",
+            help="File (PEM) with the certificates that the API is trusted by. Default: the"
+            " system's.",
+            show_default=False,
+        ),
+    ] = None
+    allow_http: Annotated[
+        bool, typer.Option("--allow-http", help="Join without TLS, beyond loopback too.")
+    ] = False
+    join_file: Annotated[
+        Path,
+        typer.Option(help="Where this host keeps what it was given; a restart needs no token."),
+    ] = DEFAULT_FILE

@@ -1,0 +1,142 @@
+"""`proofline hosts`: which further hosts belong to the node."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli import options
+from cli.terminal import UsageError, note
+
+if TYPE_CHECKING:
+    from cli.join.inviting import Inviting
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help=(
+        "Further hosts of the node: each joins with one token (`proofline workers --join`) and has"
+        " a user of Redis of its own. POC_REDIS_URL must name the operator's user."
+    ),
+)
+
+HostName = Annotated[
+    str, typer.Argument(help="Name of the host, such as `gpu2`.", show_default=False)
+]
+
+
+@app.command()
+def invite(
+    name: HostName,
+    hosts_redis_url: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts-redis-url",
+            help="Redis' address as the host reaches it, without user and password:"
+            " rediss://HOST:PORT. Default: that of POC_REDIS_URL.",
+            show_default=False,
+        ),
+    ] = None,
+    redis_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="File (PEM) with the certificates that the host is to trust for rediss://."
+            " Default: its system's.",
+            show_default=False,
+        ),
+    ] = None,
+    valid_hours: Annotated[
+        float, typer.Option(min=0.01, max=720, help="Hours within which the host must join.")
+    ] = 24,
+    redis_url: options.RedisUrl = None,
+) -> None:
+    """Make a host's user of Redis and its token, and show the token, this once.
+
+    On the host: `proofline workers --join URL --token-file FILE`. A token is good for one host and
+    one use. Settings of this shell that all processes share, such as POC_WORKER_TTL_S, go with it.
+
+    **Example:** proofline hosts invite gpu2 --hosts-redis-url rediss://10.0.0.1:6379
+    """
+    from cli.join.inviting import address_for_hosts
+    from poc_core.callbacks import redacted
+    from poc_core.settings import load_settings
+
+    own = redacted(load_settings().redis_url) or ""
+    address = address_for_hosts(hosts_redis_url or own.replace("***@", "").partition("?")[0])
+    try:
+        ca = redis_ca.read_text(encoding="ascii") if redis_ca is not None else None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--redis-ca {redis_ca} cannot be read: {error}") from None
+    with _as_operator() as inviting:
+        token, forgets = inviting.invite(name, address, ca, valid_hours * 3600, os.environ)
+    if address.startswith("redis://"):
+        note("hosts: nothing between this Redis and the host is encrypted; use a private network")
+    if forgets:
+        note(f"hosts: {forgets}")
+    note(
+        f"hosts: {name} may join within {valid_hours:g} hours: `proofline workers --join URL"
+        " --token-file FILE`, with the API's https url. The token is shown only now:"
+    )
+    typer.echo(token.text)
+
+
+@app.command("list")
+def list_hosts(redis_url: options.RedisUrl = None) -> None:
+    """Show all hosts: invited, expired or joined, and when."""
+    with _as_operator() as inviting:
+        seen = list(inviting.seen())
+    if not seen:
+        note("hosts: none was invited")
+    for host in seen:
+        at = datetime.fromtimestamp(host.at, UTC).strftime("%Y-%m-%d %H:%M")
+        lost = "" if host.has_user else "\tRedis forgot its user: `proofline hosts restore`"
+        until = "until " if host.state == "invited" else ""
+        typer.echo(f"{host.name}\t{host.state.value}\t{until}{at}{lost}")
+
+
+@app.command()
+def revoke(name: HostName, redis_url: options.RedisUrl = None) -> None:
+    """End a host's access at once: its user of Redis is removed and its connections are closed.
+
+    Its work goes to other hosts, as when a host is lost.
+    """
+    with _as_operator() as inviting:
+        n_workers = inviting.revoke(name)
+    note(f"hosts: {name} is revoked; the {n_workers} worker(s) it had are no longer asked")
+
+
+@app.command()
+def restore(redis_url: options.RedisUrl = None) -> None:
+    """Make all hosts' users again: after a restart of a Redis without aclfile, or an upgrade.
+
+    Users get the rights that workers have in this version. Users of no host are removed.
+    """
+    with _as_operator() as inviting:
+        n_hosts, forgets = inviting.restore()
+    note(f"hosts: Redis knows {n_hosts} host(s)")
+    if forgets:
+        note(f"hosts: {forgets}")
+
+
+@contextmanager
+def _as_operator() -> "Iterator[Inviting]":
+    """The node's hosts; errors of Redis become sentences."""
+    from redis.exceptions import RedisError
+
+    from cli.join.inviting import Inviting
+    from poc_core.errors import ProoflineError
+    from poc_core.settings import load_settings
+    from poc_core.state.client import connect
+
+    settings = load_settings()
+    try:
+        with connect(settings) as redis:
+            yield Inviting(redis, settings)
+    except RedisError as error:
+        raise ProoflineError(
+            f"Redis refuses or does not answer ({error}); check POC_REDIS_URL, which must name the"
+            " operator's user."
+        ) from error

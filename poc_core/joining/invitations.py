@@ -1,0 +1,164 @@
+"""Invitations of hosts, in Redis: the operator writes them, the API gives each away once.
+
+A token is known by the hash of its id. What an API may touch (`poc:invite:*`) makes nobody a user:
+which hosts have one stands in `proofline:hosts`, which only the operator's user of Redis reads.
+"""
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+from redis import Redis
+
+from poc_core.errors import ProoflineError
+from poc_core.joining.offers import SealedOffer
+from poc_core.joining.tokens import hashed
+
+HOSTS = "proofline:hosts"  # hash: name -> json of HostUser; no TTL: a host may be off for a month
+# Seconds for which a revoked token is told from one that never was.
+REVOKED_S = 30 * 86400
+
+
+class State(StrEnum):
+    """How far a host is with its token."""
+
+    INVITED = "invited"
+    EXPIRED = "expired"
+    JOINED = "joined"
+    REVOKED = "revoked"
+
+
+class HostUser(BaseModel, frozen=True):
+    """A host's user of Redis, for the operator alone."""
+
+    user: str
+    password_sha256: str
+    token_sha256: str  # of the token's id: its invitation's name
+    invited_at: float  # seconds since the epoch
+
+
+class Invitation(BaseModel, frozen=True):
+    name: str  # of the host
+    expires_at: float
+    redis: str  # host:port that the host will connect to
+    used_at: float | None = None
+    used_from: str = ""
+    revoked_at: float | None = None
+
+    def state(self, now: float) -> State:
+        if self.revoked_at is not None:
+            return State.REVOKED
+        if self.used_at is not None:
+            return State.JOINED
+        return State.EXPIRED if now >= self.expires_at else State.INVITED
+
+
+class UnknownTokenError(ProoflineError):
+    """No token has this id."""
+
+
+class SpentTokenError(ProoflineError):
+    """A token that was used, has expired or is revoked; the text says which."""
+
+
+class Invitations:
+    """All operations on invitations, each safe to repeat."""
+
+    def __init__(self, redis: Redis, clock: Callable[[], float] = time.time) -> None:
+        self._redis: Any = redis  # redis-py types its answers as possibly awaitable
+        self._clock = clock
+
+    # The operator, with rights that no process of a node has.
+
+    def hosts(self) -> dict[str, HostUser]:
+        found = self._redis.hgetall(HOSTS)
+        return {name.decode(): HostUser.model_validate_json(raw) for name, raw in found.items()}
+
+    def add(self, host: HostUser, invitation: Invitation, offer: SealedOffer) -> None:
+        """Stores a host and its invitation; the offer is gone when the invitation expires."""
+        key = _key(host.token_sha256)
+        valid_s = invitation.expires_at - self._clock()
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(HOSTS, invitation.name, host.model_dump_json())
+            pipe.hset(key, mapping=invitation.model_dump(exclude_unset=True))
+            pipe.set(_offer(key), offer.model_dump_json(), px=max(1, int(valid_s * 1000)))
+            pipe.execute()
+
+    def revoke(self, name: str, host: HostUser) -> None:
+        """Forgets the host; its token is remembered as revoked for a month."""
+        key = _key(host.token_sha256)
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hdel(HOSTS, name)
+            pipe.hset(key, mapping={"name": name, "expires_at": 0, "redis": ""})
+            pipe.hset(key, "revoked_at", self._clock())
+            pipe.expire(key, REVOKED_S)
+            pipe.delete(_offer(key))
+            pipe.execute()
+
+    # The API.
+
+    def find(self, token_id: str) -> Invitation:
+        """The invitation of a token. UnknownTokenError: there is none."""
+        return self.of_hash(hashed(token_id))
+
+    def of_hash(self, token_sha256: str) -> Invitation:
+        found = self._redis.hgetall(_key(token_sha256))
+        if not found:
+            raise UnknownTokenError(
+                "The token is wrong: the node knows none like that; its operator makes one with"
+                " `proofline hosts invite`."
+            )
+        told = {name.decode(): value.decode() for name, value in found.items()}
+        return Invitation.model_validate(told)
+
+    def take(self, token_id: str, peer: str) -> tuple[Invitation, SealedOffer]:
+        """What a token is for, given away once; `peer`: who asks. UnknownTokenError.
+
+        SpentTokenError: it was given away before, has expired or is revoked.
+        """
+        invitation = self.find(token_id)
+        _check_open(invitation, self._clock())
+        key = _key(hashed(token_id))
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.get(_offer(key))
+            pipe.delete(_offer(key))
+            pipe.hsetnx(key, "used_at", self._clock())
+            pipe.hsetnx(key, "used_from", peer)
+            raw = pipe.execute()[0]
+        if raw is None:
+            raise SpentTokenError(
+                f"The token of {invitation.name} was used by somebody else at this very moment."
+            )
+        return invitation, SealedOffer.model_validate_json(raw)
+
+
+def _check_open(invitation: Invitation, now: float) -> None:
+    match invitation.state(now):
+        case State.JOINED:
+            when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invitation.used_at))
+            why = (
+                f"was used at {when}, from {invitation.used_from}; if that was not this host,"
+                " somebody else has it"
+            )
+        case State.EXPIRED:
+            why = "has expired unused"
+        case State.REVOKED:
+            why = "is revoked"
+        case State.INVITED:
+            return
+    raise SpentTokenError(
+        f"The token of {invitation.name} {why}. The operator makes another: `proofline hosts revoke"
+        f" {invitation.name}`, then `hosts invite`."
+    )
+
+
+def _key(token_sha256: str) -> str:
+    """The hash of an invitation; readable and writable for the API."""
+    return f"poc:invite:{token_sha256}"
+
+
+def _offer(key: str) -> str:
+    """The sealed offer, as JSON, until it is taken or expires."""
+    return f"{key}:offer"

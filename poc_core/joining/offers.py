@@ -1,0 +1,87 @@
+"""What the operator offers a host: everything that its workers need, and no secret.
+
+The password is made of the host's token and the offer's salt, so nobody else can read it out of an
+offer; the seal is made with the token too, so nobody else can change one.
+"""
+
+import hmac
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from poc_core.errors import ProoflineError
+from poc_core.joining.tokens import Token
+
+REDIS_PORT = 6379
+# Settings that all processes of a node share and a worker reads; a host's own win.
+SHARED = (
+    "POC_CALLBACK_INTERVAL_SEC",
+    "POC_CALLBACK_MAX_ARTIFACTS",
+    "POC_CALLBACK_MAX_BYTES",
+    "POC_CALLBACK_RETENTION_SEC",
+    "POC_CHAT_POLICY",
+    "POC_ENGINE_HUNG_S",
+    "POC_GENERATE_CHUNK_TIMEOUT_SEC",
+    "POC_GENERATE_RESULT_TTL_SEC",
+    "POC_HONOUR_P_VALUE_THRESHOLD",
+    "POC_LOGPROB_TOKENS",
+    "POC_MAX_STEP_MS",
+    "POC_OUTBOX_MAX_BYTES",
+    "POC_RPC_TIMEOUT_MS",
+    "POC_TRUSTED_MODELS",
+    "POC_VALIDATION",
+    "POC_WORKER_TTL_S",
+)
+
+
+class OfferError(ProoflineError):
+    """An offer that the operator did not write for this token."""
+
+
+class Offer(BaseModel, frozen=True):
+    name: str  # of the host
+    user: str  # of Redis
+    salt: str
+    redis_url: str  # without user and password
+    redis_ca: str | None = None  # certificates (PEM) that are trusted for rediss://; None: system's
+    settings: dict[str, str] = {}  # POC_ variables that all processes of a node share
+
+    def url_for(self, token: Token) -> str:
+        """The url of Redis with this host's user and password."""
+        parts = urlsplit(self.redis_url)
+        netloc = f"{self.user}:{token.password(self.salt)}@{parts.netloc}"
+        return parts._replace(netloc=netloc, path=parts.path or "/0").geturl()
+
+
+class SealedOffer(BaseModel, frozen=True):
+    """An offer as Redis keeps it and the API hands it out."""
+
+    offer: str  # JSON
+    seal: str
+
+    @classmethod
+    def of(cls, offer: Offer, token: Token) -> "SealedOffer":
+        text = offer.model_dump_json()
+        return cls(offer=text, seal=token.seal(text))
+
+    def opened(self, token: Token) -> Offer:
+        """OfferError: the seal is not of this token and text."""
+        if not hmac.compare_digest(self.seal.encode(), token.seal(self.offer).encode()):
+            raise OfferError(
+                "The answer was not written by who made the token: somebody between this host and"
+                " Redis changed it. Nothing of it is used; look at who is there, and revoke the"
+                " token."
+            )
+        try:
+            return Offer.model_validate_json(self.offer)
+        except ValidationError:
+            raise OfferError(
+                "The answer cannot be read: is the operator's Proofline of another version? Invite"
+                " and join with the same one."
+            ) from None
+
+
+def place_of(redis_url: str) -> tuple[str, int]:
+    """Host and port of a Redis."""
+    parts = urlsplit(redis_url)
+    return parts.hostname or "", parts.port or REDIS_PORT

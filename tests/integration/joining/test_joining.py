@@ -1,0 +1,400 @@
+"""A host joins by one token over TLS, works, is revoked and ends: real Redis, API and processes."""
+
+import hashlib
+import json
+import re
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import redis
+
+from cli.join.access import Access, redis_url_of
+from cli.join.inviting import Inviting
+from cli.join.users import PREFIX, UsersError
+from cli.supervise.processes import command_of_proofline
+from cli.supervise.redis_server import OwnRedis, wait_for_redis
+from poc_core.joining.invitations import HOSTS, Invitations
+from poc_core.joining.offers import SealedOffer
+from poc_core.joining.tokens import Token, hashed
+from poc_core.settings import load_settings
+from tests.certificates import make_certificate
+from tests.harness.samples import body
+from tests.harness.waiting import wait_until
+from tests.integration.node import synthetic_artifacts
+from tests.integration.processes import descendants
+from tests.stacks.local_compose import LocalCompose
+from tests.stacks.tls_redis import tls_redis
+from tests.stacks.up import environment
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 60.0
+GENERATE = "/api/v1/pow/generate"
+
+
+class TlsProxy:
+    """TLS before a port of loopback, as an operator's proxy would be."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.certificate, key = make_certificate(folder, "api")
+        self._target = port
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, key)
+        self._context = context
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def pinned_url(self) -> str:
+        der = ssl.PEM_cert_to_DER_cert(self.certificate.read_text())
+        return f"https://127.0.0.1:{self.port}#sha256={hashlib.sha256(der).hexdigest()}"
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            with (
+                self._context.wrap_socket(client, server_side=True) as near,
+                socket.create_connection(("127.0.0.1", self._target)) as far,
+            ):
+                threading.Thread(target=self._pass_on, args=(far, near), daemon=True).start()
+                self._pass_on(near, far)
+        except OSError:  # it does not trust us, or hangs up
+            pass
+
+    @staticmethod
+    def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+class Node:
+    """Redis with users, the API and TLS before it; no worker yet."""
+
+    def __init__(self, folder: Path, exits: ExitStack) -> None:
+        self.folder = folder
+        self.compose = exits.enter_context(LocalCompose(folder))
+        self.compose.start("redis")
+        self.compose.wait_healthy("redis")
+        self.compose.start("api")
+        self.compose.wait_healthy("api")
+        self.operator = exits.enter_context(redis.Redis.from_url(self.compose.redis_url))
+        settings = load_settings(redis_url=self.compose.redis_url)
+        self.hosts = Inviting(self.operator, settings)
+        self.proxy = TlsProxy(folder, int(self.compose.api_url.rpartition(":")[2]))
+        exits.callback(self.proxy.close)
+        self.http = exits.enter_context(
+            httpx.Client(base_url=self.compose.api_url, timeout=PATIENCE_S, trust_env=False)
+        )
+        self._exits = exits
+
+    def invite(self, name: str, valid_s: float = 3600) -> Path:
+        """A file with the token of a new host; of a Redis here, which `hosts invite` refuses."""
+        place = f"redis://127.0.0.1:{self.compose.redis_port}/0"
+        token, forgets = self.hosts.invite(name, place, None, valid_s, {"POC_WORKER_TTL_S": "7"})
+        assert forgets == ""
+        file = self.folder / f"{name}.token"
+        file.write_text(token.text)
+        return file
+
+    def take(self, token: Token) -> str:
+        """Has a host join, without its workers: its url of Redis."""
+        answer = self.http.post(
+            "/api/v1/hosts/join", headers={"Authorization": f"Bearer {token.id}"}
+        )
+        assert answer.status_code == 200, answer.text
+        return SealedOffer.model_validate(answer.json()).opened(token).url_for(token)
+
+    def start_host(self, name: str, *options: str, **env: str) -> psutil.Popen:
+        """`proofline workers` on another host, of one synthetic worker."""
+        log = self._exits.enter_context((self.folder / f"{name}.log").open("ab"))
+        command = [
+            *command_of_proofline("workers", "--model", "tiny-qwen3", "--engine", "synthetic"),
+            *("--synthetic-step-ms", "100", "--verbose"),
+            *("--join-file", str(self.joined(name)), *options),
+        ]
+        host = psutil.Popen(
+            command, env=environment(env), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+        self._exits.callback(self.end, host)
+        return host
+
+    def joined(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    @staticmethod
+    def end(host: psutil.Popen) -> None:
+        if host.poll() is None:
+            host.terminate()
+            try:
+                host.wait(PATIENCE_S)
+            except psutil.TimeoutExpired:
+                host.kill()
+                raise
+
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """One of our commands; of the operator unless `env` says otherwise."""
+        return subprocess.run(
+            command_of_proofline(*words),
+            env=environment(env or {"POC_REDIS_URL": self.compose.redis_url}),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S * 2,
+        )
+
+    def hosts_of_workers(self) -> list[str]:
+        """The hosts of the workers that are ready."""
+        workers = self.http.get("/api/v1/pow/status").json()["workers"]
+        return [worker["host"] for worker in workers if worker["state"] == "ready"]
+
+    def wait_serves(self, name: str) -> None:
+        wait_until(lambda: name in self.hosts_of_workers(), f"a worker of {name}", PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with ExitStack() as exits:
+        yield Node(tmp_path_factory.mktemp("joining"), exits)
+
+
+def users(node: Node) -> set[str]:
+    found: Any = node.operator.execute_command("ACL", "USERS")  # type: ignore[no-untyped-call]
+    return {raw.decode() for raw in found}
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, list[tuple[str, str]]]:
+    """Of `proofline doctor --json`: what it looked at -> (level, what it says) of each finding."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for one in json.loads(done.stdout)["findings"]:
+        found.setdefault(one["about"], []).append((one["level"], one["says"]))
+    return found
+
+
+def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
+    token_file = node.invite("gpu2")
+    token = Token.read(token_file.read_text())
+    join = ("--join", node.proxy.pinned_url)
+    looked = node.run(
+        "doctor",
+        "--json",
+        "--without-workers",
+        *join,
+        "--token-file",
+        str(token_file),
+        HOME=str(node.folder),
+    )
+    assert looked.returncode == 0, looked.stdout + looked.stderr
+    assert findings(looked)["token"] == [("ok", "is good for one host, gpu2")]
+
+    host = node.start_host("gpu2", *join, PROOFLINE_JOIN_TOKEN=token.text)
+    node.wait_serves("gpu2")
+    kept = node.joined("gpu2")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    password = re.search(r":([0-9a-f]{64})@", kept.read_text())
+    assert password is not None
+    for process in [host, *descendants(host.pid)]:
+        assert token.text not in " ".join(process.cmdline())
+        assert process.pid == host.pid or token.text not in str(process.environ())
+        assert password[1] not in " ".join(process.cmdline())
+    assert {child.environ().get("POC_WORKER_TTL_S") for child in descendants(host.pid)} == {"7"}
+    for log in (node.log("gpu2"), node.compose.log("api")):
+        assert token.text not in log
+        assert password[1] not in log
+    (worker,) = node.http.get("/api/v1/pow/status").json()["workers"]
+    assert worker["host"] == "gpu2"
+
+    answer = node.http.post(GENERATE, json=body(nonces=list(range(16)), wait=True)).json()
+    assert answer["artifacts"] == synthetic_artifacts(range(16))
+    listed = node.run("hosts", "list")
+    assert listed.stdout.startswith("gpu2\tjoined\t"), listed.stderr
+
+    # Its work under way when it is revoked is done by another host.
+    nonces = list(range(1200))
+    job = node.http.post(GENERATE, json=body(nonces=nonces, wait=False)).json()["request_id"]
+    wait_until(
+        lambda: node.http.get(f"{GENERATE}/{job}").json().get("n_done", 0) > 0, "work", PATIENCE_S
+    )
+    revoked = node.run("hosts", "revoke", "gpu2")
+    assert revoked.returncode == 0, revoked.stderr
+    assert "gpu2 is revoked; the 1 worker(s)" in revoked.stderr
+    assert PREFIX + "gpu2" not in users(node)
+    wait_until(lambda: "gpu2" not in node.hosts_of_workers(), "its workers' end", PATIENCE_S)
+    assert [one for one in node.operator.client_list() if one["user"] == "host-gpu2"] == []
+    with pytest.raises(redis.AuthenticationError):
+        redis.Redis.from_url(json.loads(kept.read_text())["redis_url"]).ping()
+    assert host.wait(2 * PATIENCE_S) == 1
+    assert "error: Redis refuses host-gpu2, the user of this host: the host is revoked" in node.log(
+        "gpu2"
+    )
+    assert "gpu2" not in str(node.operator.hgetall(HOSTS))
+
+    again = node.start_host("gpu2", *join)
+    assert again.wait(PATIENCE_S) == 1
+    assert node.log("gpu2").rstrip().endswith("the operator invites it anew.")
+    looked = node.run(
+        "doctor", "--json", "--without-workers", "--join-file", str(kept), HOME=str(node.folder)
+    )
+    assert looked.returncode == 1
+    assert findings(looked)["token"] == [("problem", "This host, gpu2, is revoked.")]
+
+    other = node.start_host("gpu3", *join, "--token-file", str(node.invite("gpu3")))
+    wait_until(
+        lambda: node.http.get(f"{GENERATE}/{job}").json()["status"] == "completed",
+        "the revoked host's work",
+        2 * PATIENCE_S,
+        0.5,
+    )
+    answer = node.http.get(f"{GENERATE}/{job}").json()
+    assert answer["artifacts"] == synthetic_artifacts(nonces)
+
+    node.end(other)
+    wait_until(lambda: "gpu3" not in node.hosts_of_workers(), "its end", PATIENCE_S)
+    node.start_host("gpu3")  # with neither a token nor the url
+    node.wait_serves("gpu3")
+    assert node.run("hosts", "revoke", "gpu3").returncode == 0
+
+
+def test_each_host_is_a_user_with_the_rights_of_a_worker(node: Node) -> None:
+    """And its invitation is nothing to it, as the hosts' users are nothing to the API."""
+    token = Token.read(node.invite("gpu4").read_text())
+    invitation = f"poc:invite:{hashed(token.id)}"
+    redis_url = node.take(token)
+    with redis.Redis.from_url(redis_url) as host:
+        assert host.exists("poc:job:1", "poc:worker:w") == 0
+        for command in (
+            f"HGETALL {HOSTS}",
+            f"HGETALL {invitation}",
+            "SCRIPT LOAD x",
+            "ACL SETUSER host-gpu4 +@all",
+            "HGETALL poc:receiver:r",
+        ):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                host.execute_command(*command.split())  # type: ignore[no-untyped-call]
+    password = node.compose.secret("api_redis_password")
+    with redis.Redis.from_url(node.compose.redis_url_of("api", password)) as api:
+        assert api.hget(invitation, "name") == b"gpu4"
+        for command in (f"HGETALL {HOSTS}", "ACL SETUSER host-x on", "ACL DELUSER host-gpu4"):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                api.execute_command(*command.split())  # type: ignore[no-untyped-call]
+    node.hosts.revoke("gpu4")
+
+
+def test_redis_keeps_hosts_over_its_restart_and_forgets_those_revoked(node: Node) -> None:
+    redis_url = node.take(Token.read(node.invite("gpu5").read_text()))
+    node.invite("gpu6")
+    node.hosts.revoke("gpu6")
+    node.compose.stop("redis")
+    del node.compose.processes["redis"]
+    node.compose.start("redis")
+    node.compose.wait_healthy("redis")
+    with redis.Redis.from_url(redis_url) as host:
+        assert host.ping()
+    assert {name for name in users(node) if name.startswith(PREFIX)} == {"host-gpu5"}
+    node.hosts.revoke("gpu5")
+
+
+def test_what_an_operator_does_wrong_is_told(node: Node) -> None:
+    node.invite("gpu7")
+    again = node.run("hosts", "invite", "gpu7", "--hosts-redis-url", "redis://r.invalid")
+    assert (again.returncode, "is a host named gpu7" in again.stderr) == (1, True)
+    assert again.stdout == ""
+    nobody = node.run("hosts", "revoke", "nobody")
+    assert (nobody.returncode, "there are: gpu7" in nobody.stderr) == (1, True)
+    password = node.compose.secret("api_redis_password")
+    no_operator = node.compose.redis_url_of("api", password)
+    for words in (["invite", "gpu8", "--hosts-redis-url", "rediss://r.invalid"], ["list"]):
+        done = node.run("hosts", *words, POC_REDIS_URL=no_operator)
+        assert done.returncode == 1
+        assert "may make no users" in done.stderr
+        assert "rights of `worker` in docker/users.acl" in done.stderr
+        assert password not in done.stderr
+    node.hosts.revoke("gpu7")
+
+
+def test_a_redis_without_aclfile_forgets_hosts_and_is_told_them_again(tmp_path: Path) -> None:
+    own = OwnRedis(tmp_path)
+
+    def start() -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(own.command)
+        wait_for_redis(own.url)
+        return process
+
+    with ExitStack() as exits:
+        exits.callback(own.release)
+        process = start()
+        exits.callback(lambda: (process.terminate(), process.wait(PATIENCE_S)))
+        operator = exits.enter_context(redis.Redis.from_url(own.url))
+        hosts = Inviting(operator, load_settings(redis_url=own.url))
+        place = f"redis://127.0.0.1:{own.port}/0"
+        token, forgets = hosts.invite("gpu2", place, None, 3600, {})
+        assert "hosts restore" in forgets
+        _, offer = Invitations(operator).take(token.id, "here")
+        redis_url = offer.opened(token).url_for(token)
+        with redis.Redis.from_url(redis_url) as host:
+            assert host.ping()
+        process.terminate()
+        process.wait(PATIENCE_S)
+        process = start()
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis.from_url(redis_url).ping()
+        assert [(one.name, one.has_user) for one in hosts.seen()] == [("gpu2", False)]
+        operator.execute_command("ACL", "SETUSER", "host-stray", "on", ">pw", "+@all")  # type: ignore[no-untyped-call]
+        assert hosts.restore()[0] == 1
+        with redis.Redis.from_url(redis_url) as host:
+            assert host.ping()
+        assert operator.execute_command("ACL", "GETUSER", "host-stray") is None  # type: ignore[no-untyped-call]
+
+        operator.execute_command("ACL", "SETUSER", "default", "nopass")  # type: ignore[no-untyped-call]
+        with pytest.raises(UsersError, match="lets everybody in"):
+            hosts.invite("gpu3", place, None, 3600, {})
+
+
+def test_a_host_gets_the_certificates_by_which_it_trusts_redis(tmp_path: Path) -> None:
+    (tmp_path / "a host's").mkdir()
+    with (
+        tls_redis(tmp_path) as server,
+        redis.Redis.from_url(server.trusting_url) as operator,
+    ):
+        hosts = Inviting(operator, load_settings(redis_url=server.trusting_url))
+        place = f"rediss://127.0.0.1:{server.port}/0"
+        token, _ = hosts.invite("gpu2", place, server.certificate.read_text(), 3600, {})
+        _, sealed = Invitations(operator).take(token.id, "here")
+        offer = sealed.opened(token)
+        access = Access(
+            api="https://node",
+            token_id=token.id,
+            name="gpu2",
+            redis_url=offer.url_for(token),
+            redis_ca=offer.redis_ca,
+        )
+        url = redis_url_of(tmp_path / "a host's" / "joined.json", access)
+        with redis.Redis.from_url(url) as host:
+            assert host.ping()
+        with pytest.raises(redis.ConnectionError, match="certificate verify failed"):
+            redis.Redis.from_url(access.redis_url).ping()

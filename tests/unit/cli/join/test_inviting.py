@@ -1,0 +1,51 @@
+"""Which addresses of Redis another host may be given."""
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.join.inviting import address_for_hosts
+from cli.join.users import worker_rights
+from cli.main import app
+from cli.terminal import UsageError
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"redis://{host}:6379/0" for host in ("127.0.0.1", "localhost", "[::1]", "127.9.9.9")),
+        *("redis://0.0.0.0:6379", "rediss://[::]:6379"),
+    ],
+)
+def test_an_address_that_is_each_hosts_own_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="--hosts-redis-url with the address that other hosts"):
+        address_for_hosts(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://u:p@10.0.0.1", "redis://10.0.0.1/1", "redis://10.0.0.1?ssl_cert_reqs=none"),
+        *("http://10.0.0.1", "10.0.0.1:6379", "unix:///tmp/redis"),
+    ],
+)
+def test_an_address_that_says_too_much_or_too_little_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="--hosts-redis-url"):
+        address_for_hosts(url)
+
+
+def test_others_are_told_with_their_database() -> None:
+    assert address_for_hosts("rediss://10.0.0.1:6380") == "rediss://10.0.0.1:6380/0"
+    assert address_for_hosts("redis://no-such-name.invalid/") == "redis://no-such-name.invalid/0"
+
+
+def test_the_rights_are_those_of_worker() -> None:
+    rights = worker_rights()
+    assert rights[0] == "-@all"
+    assert {"~poc:worker:*", "+evalsha", "-@dangerous"} <= set(rights)
+    assert not {"on", "user", "worker", "+eval", "~*", "~poc:*"} & set(rights)
+
+
+def test_redis_on_loopback_is_no_address_for_others() -> None:
+    done = CliRunner().invoke(app, ["hosts", "invite", "gpu2"])  # POC_REDIS_URL's default
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: 127.0.0.1 is this machine alone")

@@ -1,0 +1,203 @@
+"""What stands around vLLM's `generate`: the event loop is everybody's, and logprobs are vLLM's."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli.shipped import shipped_models
+from tests.harness.marks import needs_vllm
+from workers.vllm.chat.fields import CLIENT, TOKEN_IDS
+
+pytestmark = [pytest.mark.xdist_group("engines"), needs_vllm]  # whose process has loaded vLLM
+
+N_BEST = 3
+# "héllo" and characters of several tokens each, which have no text of their own.
+TEXT = "héllo 🦜 世界 ok"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(shipped_models()["tiny-qwen3"])
+
+
+class Core:
+    """An engine core that has told all its steps before anybody asks."""
+
+    def __init__(self, steps: list[Any]) -> None:
+        self.steps = steps
+        self.all_taken = asyncio.Event()
+
+    async def get_output_async(self) -> Any:
+        if not self.steps:
+            self.all_taken.set()
+            await asyncio.Event().wait()
+        return self.steps.pop(0)
+
+
+class Llm:
+    """What FairChat needs of vLLM's AsyncLLM, with its own output processor and handler."""
+
+    def __init__(self, tokenizer: Any, steps: list[Any]) -> None:
+        from vllm.v1.engine.output_processor import OutputProcessor
+
+        self.output_processor = OutputProcessor(tokenizer, log_stats=False)
+        self.engine_core = Core(steps)
+        self.vllm_config = SimpleNamespace(
+            structured_outputs_config=SimpleNamespace(backend="none"),
+            model_config=SimpleNamespace(skip_tokenizer_init=False),
+        )
+        self.log_stats, self.logger_manager, self.output_handler = False, None, None
+        self.renderer = SimpleNamespace(mm_processor_cache=None)
+
+    async def generate(self, _prompt: Any, params: Any, request_id: str) -> Any:
+        from vllm.v1.engine.output_processor import RequestOutputCollector
+
+        from workers.vllm.chat import compat
+
+        queue = RequestOutputCollector(params.output_kind, request_id)
+        request = asked(request_id, params)
+        self.output_processor.add_request(request, None, None, 0, queue)
+        compat.shape_logprobs(self.output_processor, request)
+        while True:
+            output = await queue.get()
+            yield output
+            if output.finished:
+                return
+
+    def handle_outputs(self) -> asyncio.Task[None]:
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        AsyncLLM._run_output_handler(self)  # noqa: SLF001
+        handler: Any = self.output_handler
+        return handler  # type: ignore[no-any-return]
+
+
+def asked(request_id: str, params: Any) -> Any:
+    from vllm.v1.engine import EngineCoreRequest
+
+    request = EngineCoreRequest(request_id, [1, 2, 3], None, params, None, 0.0, None, None, None)
+    request.external_req_id = request_id
+    return request
+
+
+def params(streams: bool, ids: bool = True, n_best: int = N_BEST) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    kind = RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY
+    extra = {TOKEN_IDS: 1} if ids else None
+    return SamplingParams(
+        max_tokens=1000, logprobs=n_best, output_kind=kind, extra_args=extra, ignore_eos=True
+    )
+
+
+def step(tokens: dict[str, int], last: bool, width: int = N_BEST + 1) -> Any:
+    """A step of the engine; its rows are as wide as the widest that any answer asks for."""
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+    from vllm.v1.outputs import LogprobsLists
+
+    return EngineCoreOutputs(
+        outputs=[
+            EngineCoreOutput(
+                request_id=request_id,
+                new_token_ids=[token],
+                new_logprobs=LogprobsLists(
+                    np.array([[token, *range(300, 300 + width - 1)]]),
+                    np.array([[-3.0, *(-float(n + 1) for n in range(width - 1))]], np.float32),
+                    np.array([9]),
+                ),
+                finish_reason=FinishReason.LENGTH if last else None,
+            )
+            for request_id, token in tokens.items()
+        ]
+    )
+
+
+async def answer(llm: Any, how: Any, request_id: str) -> list[Any]:
+    return [one async for one in llm.generate({}, how, request_id)]
+
+
+async def told(tokenizer: Any, streams: bool, ids: bool, is_fair: bool) -> tuple[Any, ...]:
+    """All that the answer to one request says."""
+    from workers.vllm.fair.fair_chat import FairChat
+
+    tokens = tokenizer.encode(TEXT)
+    steps = [step({"a": one}, n == len(tokens) - 1, 21) for n, one in enumerate(tokens)]
+    llm = Llm(tokenizer, steps)
+    if is_fair:
+        FairChat(llm)
+    asking = asyncio.create_task(answer(llm, params(streams, ids), "a"))
+    await asyncio.sleep(0)
+    handler = llm.handle_outputs()
+    parts = [one.outputs[0] for one in await asyncio.wait_for(asking, 30)]
+    handler.cancel()
+    return (
+        "".join(one.text for one in parts),
+        [token for one in parts for token in one.token_ids],
+        [position for one in parts for position in one.logprobs],
+        parts[-1].cumulative_logprob,
+    )
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("ids", [True, False], ids=["ids", "text"])
+async def test_logprobs_are_vllms_own(tokenizer: Any, streams: bool, ids: bool) -> None:
+    expected = await told(tokenizer, streams, ids, is_fair=False)
+    assert await told(tokenizer, streams, ids, is_fair=True) == expected
+    text, _, positions, _ = expected
+    assert text == TEXT
+    assert {len(one) for one in positions} == {N_BEST + 1}
+    if not ids:
+        names = [next(iter(one.values())).decoded_token for one in positions]
+        assert "" in names  # of characters that are not whole yet
+
+
+async def test_between_two_steps_others_have_the_loop(tokenizer: Any) -> None:
+    from workers.vllm.fair.fair_chat import FairChat
+
+    names = [f"{number}" for number in range(40)]
+    llm = Llm(tokenizer, [step(dict.fromkeys(names, 300), False) for _ in range(100)])
+    FairChat(llm)
+    CLIENT.set("greedy")
+    asking = [asyncio.create_task(answer(llm, params(True), name)) for name in names]
+    await asyncio.sleep(0)
+    handler = llm.handle_outputs()
+    left = []  # steps not taken yet, whenever others have the loop
+    while not llm.engine_core.all_taken.is_set():
+        await asyncio.sleep(0)
+        left.append(len(llm.engine_core.steps))
+    assert set(range(1, 100)) <= set(left)
+    for task in (handler, *asking):
+        task.cancel()
+
+
+async def test_who_asks_for_little_is_answered_before_what_waits_of_others(tokenizer: Any) -> None:
+    from workers.vllm.fair.fair_chat import FairChat
+
+    greedy = [f"{number}" for number in range(40)]
+    steps = [step(dict.fromkeys([*greedy, "modest"], 300), n == 15, 21) for n in range(16)]
+    llm = Llm(tokenizer, steps)
+    FairChat(llm)
+    taken = 0
+
+    async def stream(name: str) -> None:
+        nonlocal taken
+        CLIENT.set("greedy")
+        async for one in llm.generate({}, params(True, n_best=20), name):
+            taken += len(one.outputs[0].token_ids)
+
+    asking = [asyncio.create_task(stream(name)) for name in greedy]
+    modest = asyncio.create_task(answer(llm, params(False), "modest"))
+    await asyncio.sleep(0)
+    handler = llm.handle_outputs()
+    ((whole,),) = [one.outputs for one in await asyncio.wait_for(modest, 30)]
+    assert len(whole.token_ids) == 16
+    assert taken < 16 * 40 / 2
+    await asyncio.wait_for(asyncio.gather(*asking), 30)
+    assert taken == 16 * 40
+    handler.cancel()

