@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from redis import AuthenticationError, Redis
+from redis import AuthenticationError
 from redis.exceptions import RedisError
 
 from cli.join.access import Access
 from cli.join.asking import Api, RefusedError
 from poc_core.errors import ProoflineError
 from poc_core.periodic import Periodic
+from poc_core.redis_at import connections
+from poc_core.redis_at.url import RedisUrl
 from poc_core.settings import REDIS_TIMEOUT_S
 
 LOOK_S = 5.0
@@ -53,8 +55,8 @@ class Admission:
             self._announce(self._refusal or "Redis lets this host in")
 
     def _refused(self) -> str | None:
-        asked = Redis.from_url(
-            self._redis_url,
+        asked = connections.client(
+            RedisUrl.of(self._redis_url),
             socket_connect_timeout=REDIS_TIMEOUT_S,
             socket_timeout=REDIS_TIMEOUT_S,
             retry=None,

@@ -163,6 +163,11 @@ def address_for_hosts(url: str) -> str:
     UsageError: it leads nowhere from another host, or says too much.
     """
     parts = urlsplit(url)
+    if parts.scheme.endswith("+sentinel"):
+        raise UsageError(
+            "Hosts cannot be invited to a Redis that fails over: Redis copies no users to replicas,"
+            " so the next primary would not know the host. Give it POC_REDIS_URL by hand."
+        )
     if parts.scheme not in ("redis", "rediss") or not parts.hostname:
         raise UsageError(
             "--hosts-redis-url must look like redis://HOST:PORT/0 (or rediss:// for TLS)."

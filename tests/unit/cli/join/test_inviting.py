@@ -33,6 +33,11 @@ def test_an_address_that_says_too_much_or_too_little_is_refused(url: str) -> Non
         address_for_hosts(url)
 
 
+def test_a_redis_that_fails_over_takes_no_invited_hosts() -> None:
+    with pytest.raises(UsageError, match="Redis copies no users to replicas"):
+        address_for_hosts("redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/node/0")
+
+
 def test_others_are_told_with_their_database() -> None:
     assert address_for_hosts("rediss://10.0.0.1:6380") == "rediss://10.0.0.1:6380/0"
     assert address_for_hosts("redis://no-such-name.invalid/") == "redis://no-such-name.invalid/0"
