@@ -46,6 +46,8 @@ CHAT_MODEL = "chats-alone"
 _CHAT = b'{"id": "1", "object": "text_completion", "choices": [{"text": "sea", "index": 0}]}'
 _CHAT_PAUSE_S, _HEARTBEAT_S = 0.2, 2.0
 _READY_S, _DELIVERY_S, _AGAIN_S = 300.0, 120.0, 300.0
+# Jobs that threads may have sent in the moment before a kill.
+_JOBS_FORGOTTEN = 3
 # Seconds in which nonces that were under way at a kill still come.
 _UNDER_WAY_S = 1.0
 
@@ -261,6 +263,7 @@ def _check_end(
             report.problems.append(str(error))
     if forget_s:
         _keep_last(receiver, report)
+        _let_go(work, _JOBS_FORGOTTEN * report.kills)
     work.check_rounds(_AGAIN_S)
     work.check_callbacks()
     if work.counts[ROUND_NONCES_AGAIN] < work.counts[ROUND_NONCES]:
@@ -279,6 +282,17 @@ def _keep_last(receiver: Receiver, report: Report) -> None:
         last[payload.payload_id] = payload
     others = [payload for payload in receiver.payloads if "request_id" in payload.body]
     receiver.payloads = others + sorted(last.values(), key=lambda payload: payload.number)
+
+
+def _let_go(work: Work, most: int) -> None:
+    """Leaves out jobs that were accepted in a moment that was forgotten: whoever sent one asks again.
+
+    More than `most` are a problem all the same.
+    """
+    lost = [problem for problem in work.problems if problem.endswith("{'status': 'lost'}")]
+    for problem in lost[:most]:
+        work.problems.remove(problem)
+        work.waits_for_callback.pop(problem.split()[1], None)  # job ID of ...
 
 
 def main() -> int:
