@@ -285,7 +285,7 @@ def _keep_last(receiver: Receiver, report: Report) -> None:
 
 
 def _let_go(work: Work, most: int) -> None:
-    """Leaves out jobs that were accepted in a moment that was forgotten: whoever sent one asks again.
+    """Leaves out jobs accepted in a moment that was forgotten: whoever sent one asks again.
 
     More than `most` are a problem all the same.
     """
