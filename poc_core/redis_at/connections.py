@@ -73,10 +73,15 @@ class PrimarySSLConnection(_OfPrimary, SSLConnection):
 
 
 class SentinelConnection(_OfPrimary, _Managed):
-    pass
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if not self.is_connected:
+            # A command that is tried again: redis-py would go to the server of before, which hangs
+            # or has become a replica.
+            self.connect_to(self.connection_pool.get_master_address())
+        super().send_packed_command(command, check_health)
 
 
-class SentinelSSLConnection(_OfPrimary, _Managed, SSLConnection):
+class SentinelSSLConnection(SentinelConnection, SSLConnection):
     pass
 
 

@@ -1,5 +1,6 @@
 """What Sentinels that name no primary are said to have done, and which servers are refused."""
 
+import socket
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from redis.sentinel import MasterNotFoundError
 from poc_core.redis_at.connections import (
     NoWritesError,
     PrimaryConnection,
+    SentinelConnection,
     Sentinels,
     WrongRedisError,
 )
@@ -119,3 +121,34 @@ def test_only_a_primary_that_stands_alone_will_do(
 )
 def test_what_is_like_a_primary_will_do(hello: Any) -> None:
     Greeted(hello).on_connect_check_health()
+
+
+class Told:
+    """A pool whose Sentinels name this primary."""
+
+    is_master, check_connection, service_name = True, False, "node"
+
+    def get_master_address(self) -> tuple[str, int]:
+        return "10.0.0.9", 6379
+
+
+def test_a_command_that_is_tried_again_asks_the_sentinels_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        connection = SentinelConnection(connection_pool=Told(), host="10.0.0.1", port=6379)
+        asked: list[tuple[str, int]] = []
+
+        def connect_to(address: tuple[str, int]) -> None:
+            asked.append(address)
+            connection._sock = here
+
+        monkeypatch.setattr(connection, "connect_to", connect_to)
+        monkeypatch.setattr(
+            connection, "connect_check_health", lambda **_: asked.append(("old", 0))
+        )
+        connection.send_packed_command([b"PING"])
+        connection.send_packed_command([b"PING"])
+        assert asked == [("10.0.0.9", 6379)]
+        assert there.recv(100) == b"PINGPING"
