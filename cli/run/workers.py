@@ -103,9 +103,11 @@ def workers(
         raise UsageError("--workers is for engines of one host; with --hosts each has one engine.")
     own_places: list[dict[str, str]] = []
     if engine_options.model:
-        n_each = engine_options.n_devices_here
-        divide = groups_of_most if engine_options.span else groups_of_all
-        groups = divide(found, n_each)[: 1 if engine_options.span else None] if found else []
+        groups: list[list[str]] = []
+        if found and engine_options.span:
+            groups = groups_of_most(found, engine_options.n_devices_here, 1)
+        elif found:
+            groups = groups_of_all(found, engine_options.n_devices)
         own_places = placement.environments(engine_options, groups, len(groups) or n_workers or 1)
 
     def announce(message: str) -> None:
