@@ -30,7 +30,7 @@ def head_of(text: str) -> tuple[str, int]:
     address = literal_address(host)
     if address is not None and address.is_unspecified:
         raise UsageError(
-            f"--head names one address of the host with --rank 0, in a network that the engine's"
+            "--head names one address of the host with --rank 0, in a network that the engine's"
             f" hosts have for themselves; {host} is all of them."
         )
     return host, port

@@ -220,7 +220,7 @@ def places_of(
     if found and engine_options.span:
         groups = groups_of_most(found, engine_options.n_devices_here, 1)
     elif found:
-        groups = groups_of_all(found, engine_options.n_devices_here)
+        groups = groups_of_all(found, engine_options.n_devices)
     return placement.environments(engine_options, groups, len(groups) or n_workers or 1)
 
 

@@ -11,7 +11,7 @@ from workers.engines.kinds import EngineKind, LogprobTokens, Validation
 # Arguments of `vllm serve` that say over which hosts an engine spans; here a HostSpan does.
 _OF_HOSTS = (
     *("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless"),
-    *("--distributed-executor-backend", "--data-parallel-size", "-dp"),
+    *("--data-parallel-size", "-dp"),
 )
 
 

@@ -41,8 +41,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_the_command_line_knows_every_option_and_its_default() -> None:
     on_command_line = inspect.signature(from_command_line).parameters
-    # What all workers of a node are to share is a setting.
-    shared = {"codebook", "logprob_tokens", "validation"}
+    # What all workers of a node are to share is a setting; over several hosts `workers` alone runs.
+    shared = {"codebook", "logprob_tokens", "validation", "span"}
     fields = {
         name: field for name, field in EngineOptions.model_fields.items() if name not in shared
     }

@@ -6,6 +6,7 @@ what the head's engine says, and ends with it; its supervisor starts it anew.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -34,7 +35,8 @@ def run_follower(options: EngineOptions) -> None:
     def leave(_signal: int, _frame: Any) -> None:
         leaving.set()
         if connection is not None and serving.is_set():
-            connection.send(leaves=True)  # the head finishes its batches, and lets this host go
+            with contextlib.suppress(OSError):  # `lost` hears of it
+                connection.send(leaves=True)  # the head finishes its batches, and lets us go
         else:
             os._exit(0)
 

@@ -39,6 +39,7 @@ BEAT_S = 1.0
 SILENT_S = 20.0
 _HELLO_S = 5.0  # for the first message of who connects
 _RETRY_S = 1.0  # between a follower's tries to reach the head
+_KNOWN_S = 60.0  # until the head's own name has an address
 _MOST_BYTES = 65_536  # of a message
 
 Message = dict[str, Any]
@@ -131,7 +132,7 @@ class Head:
         self._is_gathering, self._is_closed = True, False
         n_followers = self._span.n_hosts - 1
         stages.begin(f"waiting for {n_followers} more host(s) at {self._span.head}")
-        with _listener(self._span.head_host, self._span.head_port) as listener:
+        with listen_at(self._span.head_host, self._span.head_port) as listener:
             address: str = listener.getsockname()[0]
             while self._is_gathering:
                 self._admit(listener)
@@ -296,15 +297,28 @@ def _interface(address: str) -> str | None:
     return None
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listen_at(host: str, port: int) -> socket.socket:
+    """Listens on the one address of this name. ProoflineError: it is none of this host's."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = _found(host, port)
         return socket.create_server(address[:2], family=family)
     except OSError as error:
         raise ProoflineError(
             f"This host cannot listen on {host}, port {port} ({error}): --head names an address of"
             " the host with --rank 0, and a port that is free there."
         ) from error
+
+
+def _found(host: str, port: int) -> Any:
+    """The first address of this name; that of a new pod is known after some seconds."""
+    until = time.monotonic() + _KNOWN_S
+    while True:
+        try:
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except socket.gaierror:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_RETRY_S)
 
 
 def _store(address: str) -> tuple[Any, int]:

@@ -110,7 +110,7 @@ def _configured(
             " setup-gpu`, or use --engine transformers."
         ) from error
     stages.begin("loading the model")
-    words = [*serve_words(options, current_platform.is_cpu()), *of_hosts]
+    words = serve_words(options, current_platform.is_cpu())
     if current_platform.is_cpu():
         # It would still compile some helpers when first used: a chat request for logprobs would
         # wait for half a minute.
@@ -127,7 +127,7 @@ def _configured(
     for name in sorted(unknown):
         logger.warning("left out --%s: vLLM %s does not know it", name, vllm.__version__)
     try:
-        args = parser.parse_args([*words, *without(options.vllm_args, unknown)])
+        args = parser.parse_args([*words, *without(options.vllm_args, unknown), *of_hosts])
     except (
         SystemExit
     ):  # the parser has said why; left alone, the exit would end this loop and not the process

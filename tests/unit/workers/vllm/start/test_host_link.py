@@ -301,5 +301,24 @@ def test_a_followers_process_that_only_starts_stops_at_once(
     follow(hosts, monkeypatch, part)
 
 
+def test_the_name_of_a_new_pod_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [socket.gaierror("not yet"), [(socket.AF_INET, 1, 6, "", (HOST, 0))]]
+
+    def ask(*_said: Any, **_more: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    monkeypatch.setattr(host_link, "_RETRY_S", 0.01)
+    with host_link.listen_at("worker-pair-0.worker-pair", 0) as listener:
+        assert listener.getsockname()[0] == HOST
+    answers += [socket.gaierror("unknown")]
+    monkeypatch.setattr(host_link, "_KNOWN_S", -1.0)
+    with pytest.raises(ProoflineError, match=r"cannot listen on nowhere, port 7070 \(unknown\)"):
+        host_link.listen_at("nowhere", 7070)
+
+
 def threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
