@@ -1,5 +1,6 @@
 """The middle of a node: Redis, API and courier, whose workers are others'."""
 
+import json
 import time
 from typing import Any
 
@@ -79,5 +80,5 @@ def start_round(redis_url: str, batch: int, url: str) -> None:
 def _n_ready(connection: Any) -> int:
     with connection.pipeline(transaction=False) as pipe:
         for worker in connection.zrange(keys.WORKERS, 0, -1):
-            pipe.hget(keys.worker(worker.decode()), "state")
-        return sum(state == b'"ready"' for state in pipe.execute())
+            pipe.hget(keys.worker(worker.decode()), "record")
+        return sum(json.loads(raw)["state"] == "ready" for raw in pipe.execute() if raw)

@@ -44,7 +44,8 @@ class WorkerRegistry:
         """
         fields = asdict(worker)
         info = fields["info"]
-        mapping = {name: json.dumps(value) for name, value in fields.items()}
+        # One text: who reads the workers of a fleet, Redis first, would handle some forty of each.
+        mapping = {"record": json.dumps(fields)}
         if in_hand is not None:
             mapping["in_hand"] = json.dumps(in_hand)
         now = self._clock()

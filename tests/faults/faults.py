@@ -188,7 +188,7 @@ def bad_records(victims: Victims) -> str:
             if victims.rng.random() < 0.5:
                 connection.set(key, victims.rng.choice(bad), ex=60)
             else:
-                told = ("state", "status", "url", "report", "id", "in_hand", "generation")
+                told = ("state", "status", "url", "report", "record", "in_hand", "generation")
                 fields = {field: victims.rng.choice(bad) for field in told}
                 connection.hset(key, mapping=fields)
                 connection.expire(key, 60)

@@ -66,16 +66,10 @@ local function name_of_worker(id)
   return (string.gsub(id, OF_ONE_START, ''))
 end
 
--- What a worker's heartbeat says, as a JSON object: its hash has a JSON text for each field. '' of a dead worker.
+-- What a worker's heartbeat said, as JSON; '' of a dead worker.
 local function worker_record(id)
-  local found, fields = redis.pcall('HGETALL', 'poc:worker:' .. id), {}
-  if found.err then
-    return '?' -- what is no hash is no worker's record either
-  end
-  for i = 1, #found, 2 do
-    fields[#fields + 1] = '"' .. found[i] .. '":' .. found[i + 1]
-  end
-  return #fields > 0 and '{' .. table.concat(fields, ',') .. '}' or ''
+  local found = redis.pcall('HGET', 'poc:worker:' .. id, 'record')
+  return type(found) == 'table' and '?' or found or '' -- an error: what is no hash is no worker's record either
 end
 
 -- Seconds of a step of the node's history, and for how long its steps are kept (state/past/history.py).

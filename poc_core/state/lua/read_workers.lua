@@ -1,4 +1,4 @@
--- The workers as their heartbeats say, each in one text: Redis' clients would read some forty answers of each.
+-- The workers as their heartbeats said.
 --
 -- KEYS: 1 workers    the index of workers
 -- ARGV: none

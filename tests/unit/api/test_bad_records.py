@@ -1,5 +1,6 @@
 """Unreadable records in Redis keep no client from the rest, and are logged once."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -23,14 +24,15 @@ PATHS = (
     ),
 )
 
-BAD_FIELDS = {
-    "no JSON": {"port": "{"},
-    "no number": {"port": '"http"'},
+BAD_RECORDS: dict[str, Any] = {
+    "no JSON": b"{",
+    "no object": b"7",
+    "no number": {"port": "http"},
     "not all of it": {"id": None},
-    "no record's field": {"info": '{"name": 7}'},
-    "no GPUs": {"gpus": '{"devices": 5}'},
-    "no counts": {"stats": '{"slices": "many", "chat_active": []}'},
-    "no text": {"host": b"\xff"},
+    "no record's field": {"info": {"name": 7}},
+    "no GPUs": {"gpus": {"devices": 5}},
+    "no counts": {"stats": {"slices": "many", "chat_active": []}},
+    "no text": b'{"host":"\xff"}',
 }
 
 
@@ -56,16 +58,19 @@ def good(client: TestClient, serve: Callable[..., Any], rounds: RoundStore) -> d
     return found
 
 
-@pytest.mark.parametrize("fields", BAD_FIELDS.values(), ids=BAD_FIELDS)
+@pytest.mark.parametrize("bad", BAD_RECORDS.values(), ids=BAD_RECORDS)
 def test_a_workers_record_that_cannot_be_read_hides_no_other(
     client: TestClient,
     serve: Callable[..., Any],
     redis: Redis,
     good: dict[str, int],
-    fields: dict[str, Any],
+    bad: bytes | dict[str, Any],
 ) -> None:
     serve("bad")
-    put(redis, "poc:worker:bad", fields)
+    if isinstance(bad, dict):
+        told: Any = redis.hget("poc:worker:bad", "record")
+        bad = json.dumps(json.loads(told) | bad).encode()
+    put(redis, "poc:worker:bad", {"record": bad})
     assert answers(client) == good
 
 
@@ -92,7 +97,7 @@ def test_it_is_said_once(
     client: TestClient, serve: Callable[..., Any], redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     serve("said-once")
-    redis.hset("poc:worker:said-once", "chat_secret", '{"hush": 1}')
+    redis.hset("poc:worker:said-once", "record", '{"chat_secret": {"hush": 1}}')
     for _ in range(3):
         answers(client)
     assert caplog.text.count("worker 'said-once' in Redis cannot be read") == 1
