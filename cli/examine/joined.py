@@ -84,7 +84,10 @@ def _standing(api: Api, token_id: str) -> Generator[Finding, None, HostStanding 
     except ApiAwayError as error:
         yield problem("api", f"{error}.", "Correct the url; let this host through to that port.")
     except RefusedError as error:
-        yield problem("token", str(error), _ANEW if error.status == 401 else "As it says.")
+        if error.status == 401:
+            yield problem("token", str(error), _ANEW)
+        else:
+            yield problem("api", str(error), "As it says.")
     return None
 
 

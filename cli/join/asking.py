@@ -35,7 +35,7 @@ class CertificateError(ProoflineError):
 
 
 class RefusedError(ProoflineError):
-    """The API refuses the token; the text is the API's own. `status`: of HTTP."""
+    """The API refuses this host; the text is the API's own. `status`: of HTTP."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -108,21 +108,27 @@ class Api:
     def skew_s(self) -> float:
         """Seconds by which this host's clock is ahead of the API's. Errors as of `standing`."""
         before = time.time()
-        answer, _ = self._ask("GET", "/api/v1/clock")
-        try:
-            return (before + time.time()) / 2 - int(answer.headers["X-Server-Recv-Ns"]) / 1e9
-        except (TypeError, ValueError):
-            raise self._another() from None
+        answer, body = self._ask("GET", "/api/v1/clock")
+        if "X-Server-Recv-Ns" not in answer.headers:
+            raise self._refusal(answer, body)
+        return (before + time.time()) / 2 - int(answer.headers["X-Server-Recv-Ns"]) / 1e9
 
     def _read(self, model: type[T], method: str, path: str, token_id: str) -> T:
         answer, body = self._ask(method, path, token_id)
+        if answer.status != 200:
+            raise self._refusal(answer, body)
         try:
-            if answer.status == 200:
-                return model.model_validate_json(body)
-            detail = json.loads(body)["detail"]
-        except (KeyError, TypeError, ValueError, ValidationError):
+            return model.model_validate_json(body)
+        except ValidationError:
             raise self._another() from None
-        raise RefusedError(f"{detail} (HTTP {answer.status})", answer.status)
+
+    def _refusal(self, answer: http.client.HTTPResponse, body: bytes) -> ProoflineError:
+        try:
+            return RefusedError(
+                f"{json.loads(body)['detail']} (HTTP {answer.status})", answer.status
+            )
+        except (KeyError, TypeError, ValueError):
+            return self._another()
 
     def _ask(
         self, method: str, path: str, token_id: str = ""

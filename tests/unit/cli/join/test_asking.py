@@ -125,8 +125,9 @@ def test_without_tls_to_loopback_or_when_told_to() -> None:
 def test_a_refusal_is_told_in_the_apis_words(server: Server) -> None:
     server.status, server.body = 403, '{"detail": "The token of gpu2 has expired unused."}'
     api = Api.at(f"{server.url}#sha256={server.fingerprint}")
-    with pytest.raises(RefusedError, match=r"gpu2 has expired unused\. \(HTTP 403\)"):
-        api.standing("id")
+    for ask in (lambda: api.standing("id"), api.skew_s):
+        with pytest.raises(RefusedError, match=r"gpu2 has expired unused\. \(HTTP 403\)"):
+            ask()
 
 
 @pytest.mark.parametrize(
