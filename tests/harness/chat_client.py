@@ -232,7 +232,7 @@ CACHE_TOKENS = 5120
 # tokens of a micro-batch, which without isolation writes to the first blocks of that cache
 UNISOLATED_TOKENS = 4096
 CPU_BLOCK, GPU_BLOCK = 128, 16  # tokens, as vLLM has them by default
-READY_S = 180.0
+READY_S = 400.0
 
 
 def vllm_args() -> list[str]:

@@ -17,7 +17,7 @@ from cli.supervise.processes import command_of_proofline, environment_of_proofli
 from tests.integration.processes import descendants
 from tests.stacks.round_client import LOG_LINES
 
-START_TIMEOUT_S = 200.0
+START_TIMEOUT_S = 270.0  # below that of a test
 STOP_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 250.0
 STATE_HOME = Path(__file__).resolve().parents[2] / "build" / "state"

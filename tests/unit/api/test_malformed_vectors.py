@@ -1,7 +1,6 @@
 """A thousand vectors of a cheat: each is a mismatch, none an error of the validator's request."""
 
 import base64
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,6 @@ GENERATE = "/api/v1/pow/generate"
 OWN = base64.b64encode(bytes(2 * K_DIM)).decode()
 N_VECTORS = 20  # of one request
 N_REQUESTS = 50
-# Seconds of a request with its verdict, which takes milliseconds: a busy machine holds them too.
-BOUND_S = 60.0
 
 Serve = Callable[..., Any]
 JSON = st.recursive(
@@ -66,7 +63,7 @@ def requests(most: int) -> settings:
 
 @given(vectors=VECTORS)
 @requests(N_REQUESTS)
-def test_each_is_a_mismatch_and_the_verdict_comes_in_time(
+def test_each_is_a_mismatch_and_the_verdict_comes(
     client: TestClient, jobs: JobStore, serve: Serve, vectors: list[Any]
 ) -> None:
     validate(client, jobs, serve, vectors)
@@ -88,7 +85,6 @@ def validate(client: TestClient, jobs: JobStore, serve: Serve, vectors: list[Any
         {"nonce": nonce, "vector_b64": vector}
         for nonce, vector in zip(nonces, vectors, strict=True)
     ]
-    began = time.monotonic()
     answer = client.post(GENERATE, json=body(nonces=nonces, validation={"artifacts": artifacts}))
     assert answer.status_code == 200, answer.text
     job_id = answer.json()["request_id"]
@@ -97,7 +93,6 @@ def validate(client: TestClient, jobs: JobStore, serve: Serve, vectors: list[Any
     assert jobs.complete(job_id, 0, [OWN for _ in lease.nonces])
     assert jobs.finish(job_id)
     verdict = client.get(f"{GENERATE}/{job_id}").json()
-    assert time.monotonic() - began < BOUND_S
     unreadable = {nonce for nonce in nonces if not is_readable(vectors[nonce])}
     assert (verdict["status"], verdict["n_total"]) == ("completed", len(nonces))
     assert unreadable <= set(verdict["mismatch_nonces"])

@@ -87,6 +87,39 @@ def test_health_is_the_nodes_own_where_it_tells_one(capsys: pytest.CaptureFixtur
     assert "10.0.0.9:80 does not answer, 6 tries; the next in 7 s" in shown
 
 
+def test_what_is_wrong_with_a_round_and_a_deployment_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a node, too, that is too old to tell its own health."""
+    outbox = {"full": True, "failures": 3, "last_error": "answered 500", "dropped": 2}
+    told = {"error": "no worker of its model", "artifacts_waiting": 7, "outbox": outbox}
+    node = status_answer([MODEL])
+    node |= {"state": "GENERATING", "config": {}, "stats": node["stats"] | told}
+    hosts = [
+        {"host": "gpu-1", "state": "failed", "model": None, "error": "no memory"},
+        {"host": "gpu-2", "state": "starting", "model": MODEL, "ready": 1, "workers": 2}
+        | {"error": None},
+    ]
+    deployment = {"model": MODEL, "models": [], "status": "failed", "error": "one host failed"}
+    status_module.show(node, deployment | {"elapsed_seconds": 61.0, "hosts": hosts}, now=100.0)
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "health ok",
+        f"model {MODEL}: failed, 61 s one host failed",
+        "gpu-1: failed: no memory",
+        "gpu-2: starting, 1 of 2 workers ready",
+        "no worker of its model",
+        "7 artifacts of the round",
+        "FULL: the round pauses",
+        "FAILING (tries in a row: 3): answered 500",
+        "2 DROPPED after POC_CALLBACK_MAX_RETRIES",
+    ):
+        assert words in shown, shown
+    node |= {"workers": []}
+    status_module.show(node, deployment | {"elapsed_seconds": None, "hosts": []}, now=100.0)
+    assert capsys.readouterr().out.split()[:2] == ["health", "down"]
+
+
 def test_the_apis_own_answers_are_one_line_of_json(ask: Ask, serve: Callable[..., Any]) -> None:
     serve("w1")
     found = json.loads(ask("--json").stdout)

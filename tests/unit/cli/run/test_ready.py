@@ -1,46 +1,44 @@
-"""What a health check of a host is told."""
+"""`proofline ready`, as a container's health check asks it."""
 
-import socket
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from redis import Redis
-from typer.testing import CliRunner
+from redis.exceptions import ConnectionError
 
-from cli.main import app
-from poc_core.serving.deployments import HostReport, HostState
-from poc_core.settings import Settings
-from poc_core.state import DeploymentStore, client
-
-HERE = socket.gethostname()
+from cli.run.ready import ready
+from poc_core.errors import ProoflineError
+from poc_core.state import WorkerRegistry
+from tests.harness.samples import worker_record
 
 
-@pytest.fixture
-def store(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> DeploymentStore:
-    monkeypatch.setattr(client, "connect", lambda settings: redis)
-    return DeploymentStore(redis, Settings())
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, redis: Redis, workers: WorkerRegistry) -> None:
+    """This machine, with a worker that is ready on another one."""
+    monkeypatch.setattr("poc_core.state.client.connect", lambda _settings: redis)
+    monkeypatch.setattr("poc_core.state.registry.socket.gethostname", lambda: "here")
+    workers.heartbeat(replace(worker_record("w0"), machine="elsewhere"))
 
 
-def report(store: DeploymentStore, **said: Any) -> None:
-    common = {"id": "h-7-aaaaaa", "host": HERE, "state": HostState.SERVING, "generation": 1}
-    store.report(HostReport(**common | said))
-
-
-def test_a_host_without_a_worker_is_not_ready(store: DeploymentStore) -> None:
-    report(store, workers=1, ready=1)  # by its supervisor's word, and nobody registered
-    done = CliRunner().invoke(app, ["ready"])
-    assert (done.exit_code, done.stderr) == (1, f"error: 0 of 0 worker(s) on {HERE} are ready.\n")
-
-
-@pytest.mark.parametrize(
-    ("said", "is_ready"),
-    [({"ready": 1}, True), ({"ready": 0}, False), ({"ready": 1, "host": "another"}, False)],
-)
-def test_a_part_of_another_hosts_engine_is_ready_with_it(
-    store: DeploymentStore, said: Any, is_ready: bool
+def test_where_one_is_ready_it_says_so(
+    workers: WorkerRegistry, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report(store, follows="10.0.0.1:7070", **said)
-    done = CliRunner().invoke(app, ["ready"])
-    assert done.exit_code == (0 if is_ready else 1)
-    told = f"The part of the engine at 10.0.0.1:7070 on {HERE} is ready.\n"
-    assert (done.stderr == told) == is_ready
+    workers.heartbeat(replace(worker_record("w1"), machine="here"))
+    workers.heartbeat(replace(worker_record("w2", state="starting"), machine="here"))
+    ready()
+    assert "1 of 2 worker(s) on here are ready." in capsys.readouterr().err
+
+
+def test_where_none_is_it_is_an_error(workers: WorkerRegistry) -> None:
+    workers.heartbeat(replace(worker_record("w2", state="starting"), machine="here"))
+    with pytest.raises(ProoflineError, match=r"0 of 1 worker\(s\) on here are ready"):
+        ready()
+
+
+def test_a_redis_that_is_away_is_told_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(_registry: WorkerRegistry) -> None:
+        raise ConnectionError("refused")
+
+    monkeypatch.setattr(WorkerRegistry, "here", away)
+    with pytest.raises(ProoflineError, match=r"Redis does not answer \(refused\).*POC_REDIS_URL"):
+        ready()

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("api", "workers", "poc_core", "cli", "proofline", "bench", "tests", "scripts", "models")
 MOST, MOST_OF_A_COMMAND = 8, 12
 
