@@ -117,6 +117,7 @@ class FairServer(uvicorn.Server):
         listening = sockets or await _listen(self.config.host, self.config.port)
         await super().startup(sockets=[])
         self._entrances = [Entrance(one, self._most_waiting, self._protocol) for one in listening]
+        self._log_started_message(listening)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for entrance in self._entrances:
