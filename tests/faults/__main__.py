@@ -5,6 +5,7 @@ import sys
 import time
 
 from tests.faults.campaign import run
+from tests.faults.faults import FAULTS
 
 
 def main() -> int:
@@ -24,12 +25,21 @@ def main() -> int:
         type=float,
         help="seconds between two faults, on average (2; 20 with --engine vllm)",
     )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=sorted({fault.__name__ for fault in FAULTS}),
+        help="draw from these faults alone",
+    )
     given = parser.parse_args()
     # vLLM's engine takes longer to come back than a synthetic one: no second fault before.
     pause_s = {"synthetic": 2.0, "vllm": 20.0}[given.engine] if given.pause is None else given.pause
     seed = int(time.time()) if given.seed is None else given.seed
     log = lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: E731
-    report = run(given.minutes, seed, given.engine, not given.no_faults, pause_s, log)
+    kinds = [one for one in FAULTS if not given.only or one.__name__ in given.only]
+    if given.no_faults:
+        kinds = []
+    report = run(given.minutes, seed, given.engine, kinds, pause_s, log)
     print(report.text())
     return 1 if report.problems else 0
 

@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from redis import Redis
 
 from cli.model_choice import with_chosen_model
 from poc_core.state import keys
-from tests.faults.faults import FAULTS, Victims
+from tests.faults.faults import Fault, Victims
 from tests.faults.reference import Reference, same_artifacts
 from tests.faults.stack import FaultyStack, MovedClock, small_disk
 from tests.faults.usage import Usage, uses_of
@@ -76,7 +76,7 @@ def run(
     minutes: float,
     seed: int,
     engine: EngineKind,
-    faults: bool,
+    faults: Sequence[Fault],
     pause_s: float,
     log: Callable[[str], None],
 ) -> Report:
@@ -135,7 +135,7 @@ def run(
             )
             while time.monotonic() < until:
                 if faults:
-                    _one_fault(victims, work, report, pause_s, log)
+                    _one_fault(faults, victims, work, report, pause_s, log)
                 else:
                     time.sleep(min(5.0, max(0.0, until - time.monotonic())))
                 usage.look()
@@ -158,9 +158,14 @@ def run(
 
 
 def _one_fault(
-    victims: Victims, work: Work, report: Report, pause_s: float, log: Callable[[str], None]
+    faults: Sequence[Fault],
+    victims: Victims,
+    work: Work,
+    report: Report,
+    pause_s: float,
+    log: Callable[[str], None],
 ) -> None:
-    fault = victims.rng.choice(FAULTS)
+    fault = victims.rng.choice(faults)
     done = fault(victims)
     ended, before = time.monotonic(), work.progress
     while work.progress == before and time.monotonic() - ended < 4 * MOST_RECOVERY_S:

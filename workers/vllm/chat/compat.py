@@ -151,6 +151,12 @@ def _without_extra(params: Any) -> Any:
     return found
 
 
+def told(request_id: str, tokens: list[int], rows: Rows) -> Any:
+    """What the engine core tells of tokens that it sampled."""
+    logprobs = LogprobsLists(rows.ids, rows.logprobs, rows.ranks)
+    return EngineCoreOutput(request_id, tokens, new_logprobs=logprobs)
+
+
 def shape_logprobs(processor: Any, request: Any) -> None:
     """The answer to this request, which the output processor has just begun, calls tokens by their
     ids where the request says so; that to a pass has Rows for its prompt's logprobs."""

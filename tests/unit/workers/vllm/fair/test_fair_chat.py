@@ -1,6 +1,8 @@
 """What stands around vLLM's `generate`: the event loop is everybody's, and logprobs are vLLM's."""
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +48,8 @@ class Llm:
         from vllm.v1.engine.output_processor import OutputProcessor
 
         self.output_processor = OutputProcessor(tokenizer, log_stats=False)
+        self._begin = self.output_processor.add_request
+        self.output_processor.add_request = self._begin_answer
         self.engine_core = Core(steps)
         self.vllm_config = SimpleNamespace(
             structured_outputs_config=SimpleNamespace(backend="none"),
@@ -54,15 +58,18 @@ class Llm:
         self.log_stats, self.logger_manager, self.output_handler = False, None, None
         self.renderer = SimpleNamespace(mm_processor_cache=None)
 
+    def _begin_answer(self, request: Any, *told: Any) -> None:
+        """As KnownTokens does."""
+        from workers.vllm.chat import compat
+
+        self._begin(request, *told)
+        compat.shape_logprobs(self.output_processor, request)
+
     async def generate(self, _prompt: Any, params: Any, request_id: str) -> Any:
         from vllm.v1.engine.output_processor import RequestOutputCollector
 
-        from workers.vllm.chat import compat
-
         queue = RequestOutputCollector(params.output_kind, request_id)
-        request = asked(request_id, params)
-        self.output_processor.add_request(request, None, None, 0, queue)
-        compat.shape_logprobs(self.output_processor, request)
+        self.output_processor.add_request(asked(request_id, params), None, None, 0, queue)
         while True:
             output = await queue.get()
             yield output
@@ -200,4 +207,22 @@ async def test_who_asks_for_little_is_answered_before_what_waits_of_others(token
     assert taken < 16 * 40 / 2
     await asyncio.wait_for(asyncio.gather(*asking), 30)
     assert taken == 16 * 40
+    handler.cancel()
+
+
+async def test_an_answers_numbers_are_gone_with_it(tokenizer: Any) -> None:
+    from workers.vllm.fair.fair_chat import FairChat
+
+    llm = Llm(tokenizer, [step({"a": 300}, False), step({"a": 301}, True)])
+    FairChat(llm)
+    asking = asyncio.create_task(answer(llm, params(True), "a"))
+    await asyncio.sleep(0)
+    left = weakref.ref(llm.output_processor.request_states["a"].logprobs_processor)
+    gc.disable()
+    try:
+        handler = llm.handle_outputs()
+        await asyncio.wait_for(asking, 30)
+        assert left() is None
+    finally:
+        gc.enable()
     handler.cancel()
