@@ -142,7 +142,7 @@ def test_a_command_that_is_tried_again_asks_the_sentinels_again(
 
         def connect_to(address: tuple[str, int]) -> None:
             asked.append(address)
-            monkeypatch.setattr(connection, "_sock", here)  # noqa: SLF001
+            monkeypatch.setattr(connection, "_sock", here)
 
         monkeypatch.setattr(connection, "connect_to", connect_to)
         monkeypatch.setattr(
