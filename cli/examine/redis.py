@@ -90,7 +90,7 @@ def _unreachable(shown: str, why: str, error: Exception) -> Finding:
             "POC_REDIS_URL must name the one it follows, or Sentinels, which know it.",
         )
     if isinstance(error, WrongRedisError):
-        return problem(ABOUT, f"{why[0].upper()}{why[1:]}.", f"Which will do: {_DOCUMENT}.")
+        return problem(ABOUT, f"{why[0].upper()}{why[1:]}.", f"See {_DOCUMENT}.")
     if is_busy(error):
         return problem(
             ABOUT,

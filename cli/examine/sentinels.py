@@ -23,12 +23,12 @@ def sentinels(at: RedisUrl) -> Iterator[Finding]:
     """Findings about the Sentinels of a url."""
     asked = Sentinels(at.hosts, at.sentinel)
     told, silent = [], []
-    with asked:
-        for sentinel in asked.sentinels:
-            try:
+    for sentinel in asked.sentinels:
+        try:
+            with sentinel:
                 told.append(states(sentinel))
-            except RedisError as error:
-                silent.append(f"{asked.name(sentinel)} ({why(error)})")
+        except RedisError as error:
+            silent.append(f"{asked.name(sentinel)} ({why(error)})")
     known = [masters[at.master] for masters in told if at.master in masters]
     if silent:
         make = warning if known else problem

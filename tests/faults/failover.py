@@ -36,7 +36,7 @@ from tests.peers.fake_worker import Call, FakeWorker
 from tests.peers.receiver import Payload, Receiver
 from tests.stacks.computed import last_round
 from tests.stacks.round_client import LOG_LINES, MODEL, RoundClient
-from tests.stacks.sentinels import Sentinels, sentinels
+from tests.stacks.sentinels import ALONE_TAKES_NONE, Sentinels, sentinels
 from workers.engines import load_engine
 from workers.engines.options import EngineOptions
 
@@ -85,7 +85,7 @@ def run(
     """One campaign: as many kills, evenly within so many minutes. `most_s`: until work goes on."""
     report = Report(kills, most_s)
     # A primary whose replicas are cut off would take no writes, and forget none.
-    own = ("min-replicas-to-write 0",) if forget_s else ("min-replicas-to-write 1",)
+    own = ("min-replicas-to-write 0",) if forget_s else ALONE_TAKES_NONE
     with ExitStack() as exits:
         folder = Path(
             exits.enter_context(tempfile.TemporaryDirectory(prefix="proofline-failover-"))

@@ -22,6 +22,8 @@ HOST = "127.0.0.1"
 MASTER = "proofline"
 PASSWORD = "a password of these tests"
 SENTINEL_PASSWORD = "the Sentinels' own"
+# A primary that no replica follows takes no writes, as docs/install.md has it.
+ALONE_TAKES_NONE = ("min-replicas-to-write 1", "min-replicas-max-lag 3")
 # Seconds for servers to answer and to find each other.
 READY_S = 60.0
 
@@ -190,7 +192,7 @@ def sentinels(
     n_servers: int = 3,
     n_sentinels: int = 3,
     down_after_ms: int = 2000,
-    own: Sequence[str] = ("min-replicas-to-write 1",),
+    own: Sequence[str] = ALONE_TAKES_NONE,
     sentinel_own: Sequence[str] = (),
     tls: tuple[Path, Path] | None = None,
 ) -> Iterator[Sentinels]:
