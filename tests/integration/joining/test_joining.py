@@ -321,8 +321,11 @@ def test_redis_keeps_hosts_over_its_restart_and_forgets_those_revoked(node: Node
 
 
 def test_what_an_operator_does_wrong_is_told(node: Node) -> None:
-    node.invite("gpu7")
-    again = node.run("hosts", "invite", "gpu7", "--hosts-redis-url", "redis://r.invalid")
+    invite = ("hosts", "invite", "gpu7", "--hosts-redis-url", "redis://r.invalid")
+    made = node.run(*invite)
+    assert Token.read(made.stdout).text not in made.stderr
+    assert "nothing between this Redis and the host is encrypted" in made.stderr
+    again = node.run(*invite)
     assert (again.returncode, "is a host named gpu7" in again.stderr) == (1, True)
     assert again.stdout == ""
     nobody = node.run("hosts", "revoke", "nobody")
