@@ -127,8 +127,9 @@ class StackClient(RoundClient):
     def kill(self, name: str) -> int:
         """SIGKILL for "api", "redis", "courier" or "cpu0", which restarts. The old pid."""
         child = self._child(name)
+        self.wait(lambda: child.pid is not None, 60, f"{name}, which another test may have ended")
         pid = child.pid
-        assert pid is not None, f"{name} is not running"
+        assert pid is not None
         os.kill(pid, signal.SIGKILL)
         self.wait(lambda: child.pid != pid, 60, f"the end of {name}")
         return pid
@@ -146,7 +147,11 @@ class StackClient(RoundClient):
 def leave_nothing(client: RoundClient) -> None:
     """Ends the round, and forgets what no receiver has taken: so a failure is no other test's."""
     client.wait(lambda: bool(client.stop()), 60, "the end of the round")
-    forget_callbacks(client)
+    with redis.Redis.from_url(client.redis_url) as connection:
+        client.wait(
+            lambda: not any(connection.scan_iter("poc:round:*:leases")), 60, "the end of all leases"
+        )
+        connection.delete(keys.OUTBOX_DUE, *connection.scan_iter("poc:outbox:*"))
 
 
 def forget_callbacks(client: RoundClient) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from tests.harness.waiting import wait_until
 from tests.integration.node import Node
 from tests.integration.processes import frozen
 from tests.peers.receiver import Receiver
-from tests.stacks.round_client import StackClient
+from tests.stacks.round_client import StackClient, leave_nothing
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
 
@@ -139,17 +139,16 @@ def test_a_redis_that_says_nothing_takes_the_node_down(node: Node) -> None:
 @pytest.mark.ends_its_stack  # by a round, which counts from then on
 def test_a_receiver_that_refuses_degrades_the_node_with_its_reason(node: Node) -> None:
     client = StackClient(node.stack, node.http, [])
-    with Receiver(status=500) as receiver:
-        try:
-            client.start(receiver)
-            wait_until(lambda: "refuses" in reasons(node), "a receiver in trouble")
-            assert f"receiver {receiver.url} refuses for" in reasons(node)
-            assert "answered 500" in reasons(node)
-            assert levels(node) == {"degraded"}
-        finally:
-            receiver.status = 200
-            client.stop()
-            client.wait_delivered()
+    with Receiver(status=500) as receiver, ExitStack() as exits:
+        exits.callback(leave_nothing, client)  # also of a test that fails
+        client.start(receiver)
+        wait_until(lambda: "refuses" in reasons(node), "a receiver in trouble")
+        assert f"receiver {receiver.url} refuses for" in reasons(node)
+        assert "answered 500" in reasons(node)
+        assert levels(node) == {"degraded"}
+        receiver.status = 200
+        client.stop()
+        client.wait_delivered()
 
 
 def test_a_courier_that_is_away_is_missed(node: Node, away_for_5_s: None) -> None:
