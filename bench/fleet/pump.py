@@ -36,24 +36,14 @@ class Order(BaseModel):
     workers: int
     batch: int  # nonces
     seconds: float
+    pace: float | None = None  # batches a second of each worker; None: as fast as may be
 
 
 def measure(n: int, batch: int, seconds: float) -> Stretch:
     """Batches of `n` workers in the window in which other programs used least CPU."""
     with centre() as node, redis.Redis.from_url(str(node.redis_url)) as connection:
         start_round(str(node.redis_url), batch, "http://127.0.0.1:9")  # nobody listens there
-        each = n // PROCESSES
-        orders = [
-            Order(
-                redis_url=str(node.redis_url),
-                first=each * index,
-                workers=each,
-                batch=batch,
-                seconds=seconds + 2 * SETTLE_S,
-            )
-            for index in range(PROCESSES)
-        ]
-        processes = [start(order) for order in orders]
+        processes = start(str(node.redis_url), n, batch, seconds + 2 * SETTLE_S)
         time.sleep(SETTLE_S)
         seen: list[tuple[float, Stretch]] = []
         for _ in range(max(1, round(seconds / WINDOW_S))):
@@ -65,13 +55,29 @@ def measure(n: int, batch: int, seconds: float) -> Stretch:
     return min(seen, key=lambda one: one[0])[1]
 
 
-def start(order: Order) -> subprocess.Popen[bytes]:
-    """A process that follows the order."""
-    process = subprocess.Popen([sys.executable, "-m", "bench.fleet.pump"], stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.write(order.model_dump_json().encode())
-    process.stdin.close()
-    return process
+def start(
+    redis_url: str, n: int, batch: int, seconds: float, pace: float | None = None
+) -> list[subprocess.Popen[bytes]]:
+    """Processes that are `n` workers together, for so long."""
+    each = n // PROCESSES
+    processes = []
+    for index in range(PROCESSES):
+        order = Order(
+            redis_url=redis_url,
+            first=each * index,
+            workers=each,
+            batch=batch,
+            seconds=seconds,
+            pace=pace,
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bench.fleet.pump"], stdin=subprocess.PIPE
+        )
+        assert process.stdin is not None
+        process.stdin.write(order.model_dump_json().encode())
+        process.stdin.close()
+        processes.append(process)
+    return processes
 
 
 def run(order: Order) -> None:
@@ -103,8 +109,11 @@ def _work(order: Order, number: int, until: float) -> None:
         )
         values: list[JsonValue] = ["A" * 32] * order.batch
         held: list[Lease] = []
-        beat_at = 0.0
+        beat_at, next_at = 0.0, time.monotonic()
         while (now := time.monotonic()) < until:
+            if order.pace is not None:
+                time.sleep(max(0.0, next_at - now))
+                next_at += 1 / order.pace
             if now >= beat_at:
                 registry.heartbeat(worker)
                 beat_at = now + BEAT_S
@@ -113,6 +122,8 @@ def _work(order: Order, number: int, until: float) -> None:
             held.append(lease)
             if len(held) == HELD:
                 rounds.complete(held.pop(0), worker.id, values)
+        for lease in held:
+            rounds.release(lease, worker.id)
 
 
 if __name__ == "__main__":
