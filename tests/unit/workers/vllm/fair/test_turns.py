@@ -34,11 +34,14 @@ def test_clients_are_forgotten() -> None:
     assert len(vars(tags)["_ends"]) <= 1001
 
 
-async def test_nobody_waits_while_nobody_else_does() -> None:
+async def test_nobody_waits_while_nobody_else_does_and_little_was_let_go_on() -> None:
     turns = Turns(budget=10)
-    for _ in range(2):
-        with pytest.raises(StopIteration):  # it returns before the loop has a turn
-            turns.wait("one", 9).send(None)
+    with pytest.raises(StopIteration):  # it returns before the loop has a turn
+        turns.wait("one", 9).send(None)
+    second = asyncio.create_task(turns.wait("one", 9))  # too much for one round
+    await asyncio.sleep(0)
+    assert not second.done()
+    await second
 
 
 async def served(turns: Turns, n_greedy: int) -> list[str]:
