@@ -4,9 +4,7 @@ certificate for it.
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -149,39 +147,3 @@ def test_a_whole_node_over_it(server: TlsRedis) -> None:
             assert {"name": "poc.model.tiny-qwen3", "messages": 0} in http.get(
                 "/api/queues/length"
             ).json()["active_queues"]
-
-
-@pytest.mark.slow
-def test_under_load_nothing_is_lost_over_it(server: TlsRedis) -> None:
-    """Jobs of eight clients beside a round, while all connections end again and again."""
-    with ExitStack() as exits:
-        node = run_node(
-            exits, workers=2, synthetic_step_ms=2, env=FAST, redis_url=server.trusting_url
-        )
-        receiver = exits.enter_context(Receiver())
-        began = node.http.post("/api/v1/pow/init/generate", json=round_body(receiver))
-        assert began.status_code == 200
-
-        def jobs(client: int) -> None:
-            for n in range(10):
-                nonces = range(1000 * client + 64 * n, 1000 * client + 64 * n + 64)
-                while (answer := node.generate(nonces, wait=False)).status_code == 503:
-                    time.sleep(0.1)  # as a client does whose request met the end of a connection
-                job = node.result(answer.json()["request_id"])
-                assert job["artifacts"] == synthetic_artifacts(nonces)
-
-        clients = [exits.enter_context(ThreadPoolExecutor(1)).submit(jobs, n) for n in range(8)]
-        with connect(load_settings(redis_url=server.trusting_url)) as own:
-            while not all(one.done() for one in clients):
-                own.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-                time.sleep(2)
-        for one in clients:
-            one.result()
-        assert node.stop().status_code == 200
-        wait_until(
-            lambda: node.status()["stats"]["artifacts_waiting"] == 0,
-            "what the round had computed",
-            READY_S,
-        )
-        found = receiver.nonces()
-        assert len(set(found)) == len(found) == node.status()["stats"]["total_processed"] > 0
