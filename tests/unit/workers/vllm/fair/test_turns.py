@@ -38,10 +38,10 @@ async def test_nobody_waits_while_nobody_else_does_and_little_was_let_go_on() ->
     turns = Turns(budget=10)
     with pytest.raises(StopIteration):  # it returns before the loop has a turn
         turns.wait("one", 9).send(None)
-    second = asyncio.create_task(turns.wait("one", 9))  # too much for one round
-    await asyncio.sleep(0)
-    assert not second.done()
-    await second
+    second = turns.wait("one", 9)  # too much for one round
+    assert isinstance(second.send(None), asyncio.Future)
+    second.close()
+    await asyncio.wait_for(turns.wait("one", 9), 60)
 
 
 async def served(turns: Turns, n_greedy: int) -> list[str]:
