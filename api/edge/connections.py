@@ -51,9 +51,8 @@ _MAX_PIPELINED = 16
 _OTHER_FILES = 96
 # End of the path of an answer that goes on for as long as its client listens.
 ENDLESS = "/console/events"
-# Files for four connections: a chat request holds one to its worker too, and for four of them one
-# may wait to come in.
-_FILES_PER_FOUR = 9
+# A chat request holds one to its worker too.
+_FILES_PER_CONNECTION = 2
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def raise_file_limit() -> int:
 
 def connections_for(wanted: int, files: int) -> int:
     """How many connections a process holds that may open `files` files."""
-    return max(8, min(wanted, 4 * (files - _OTHER_FILES) // _FILES_PER_FOUR))
+    return max(8, min(wanted, (files - _OTHER_FILES) // _FILES_PER_CONNECTION))
 
 
 def limited(limits: Limits) -> type[HttpToolsProtocol]:

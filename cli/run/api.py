@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -45,7 +44,6 @@ def api(
         raise_file_limit,
     )
     from api.edge.doorkeeper import keys_wanted
-    from api.edge.entrance import FairServer
     from poc_core.serving.logs import log_to_stderr
     from poc_core.settings import load_settings
     from poc_core.state.client import refuse_wrong
@@ -64,21 +62,16 @@ def api(
     # What exists by now lives to the end; searching it for garbage held up requests for 0.1 s.
     gc.collect()
     gc.freeze()
-    server = FairServer(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            access_log=access_log,
-            http=limited(Limits(connections)),
-            ws="none",
-            # A backstop: connections beyond the limit are closed before they are asked anything.
-            limit_concurrency=connections + 2,
-            # The peer's address decides whom to trust, so no header may change it.
-            proxy_headers=False,
-            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
-        ),
-        most_waiting=connections // 4,
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        access_log=access_log,
+        http=limited(Limits(connections)),
+        ws="none",
+        # A backstop: connections beyond the limit are closed before they are asked anything.
+        limit_concurrency=connections + 2,
+        # The peer's address decides whom to trust, so no header may change it.
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
     )
-    with suppress(KeyboardInterrupt):
-        server.run()

@@ -490,7 +490,7 @@ def test_too_many_requests_at_once_end_the_connection(connect: Connect) -> None:
     assert answer.count(b"HTTP/1.1 200") < 100
 
 
-@pytest.mark.parametrize(("files", "connections"), [(256, 71), (65_536, 4096), (100, 8)])
+@pytest.mark.parametrize(("files", "connections"), [(256, 80), (65_536, 4096), (100, 8)])
 def test_a_process_holds_no_more_than_it_may_open(files: int, connections: int) -> None:
     assert connections_for(4096, files) == connections
 
