@@ -66,6 +66,10 @@ class Group:
         for connection in self.open:
             connection.close()
         self._threads.shutdown()
+        # Who misses an end ends its process, which no test may once `os._exit` is itself again.
+        for thread in threading.enumerate():
+            if thread.name == "host-link":
+                thread.join(30)
 
 
 def listens(port: int) -> bool:
