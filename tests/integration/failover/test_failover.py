@@ -164,7 +164,9 @@ def test_doctor_tells_of_sentinels_and_replicas(watched: Sentinels) -> None:
 
 
 def test_what_will_not_do_is_refused_at_the_start(watched: Sentinels, tmp_path: Path) -> None:
-    cluster = redis_server(tmp_path / "cluster", free_port(), ["cluster-enabled yes"])
+    # A node of a cluster listens at its port + 10,000, too.
+    port = next(port for port in iter(free_port, None) if port + 10_000 < 2**16)
+    cluster = redis_server(tmp_path / "cluster", port, ["cluster-enabled yes"])
     cluster.start()
     urls = {
         f"redis://:{PASSWORD}@{HOST}:{cluster.port}/0": "is a Redis Cluster, which would spread",
