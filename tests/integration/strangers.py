@@ -15,6 +15,7 @@ from tornado.web import URLSpec
 
 from api.app import create_app
 from api.console import page
+from api.edge.doorkeeper import OF_HOSTS
 from poc_core.settings import Settings
 
 # Seconds until a port that says nothing is believed to say nothing. One that closes is not waited
@@ -169,6 +170,8 @@ class Heard:
         if path in OPEN and self.status in (200, 307):
             return self.body == (b"" if method == "HEAD" else OPEN[path])
         if path in OPEN and self.status in (204, 405):  # by another method
+            return True
+        if path.removeprefix("/v3.0.16") in OF_HOSTS and self.status == 405:  # theirs wants a token
             return True
         # Which files the page has is no secret either.
         return self.status in (401, 403) or (
