@@ -146,13 +146,18 @@ def fork(run: Callable[[], None]) -> int:
     if pid:
         return pid
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         if os.getppid() == parent:
             run()
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         _end()
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that started it ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end() -> NoReturn:
@@ -199,6 +204,7 @@ def main() -> None:
 
     import workers.main  # noqa: F401
 
+    end_with_parent()  # before it reads: a parent that is gone by now sends nothing
     order = Order.model_validate_json(sys.stdin.readline())
     os.nice(-min(0, os.nice(0)))
     gc.collect()

@@ -1,14 +1,12 @@
 """A round of a million nonces a minute, through outbox and courier to a receiver.
 
-Leased and completed without engines (`pump.py`). It holds where
-the round keeps the pace, nothing piles up, and each nonce comes once.
+Leased and completed without engines (`pump.py`). It holds where the round keeps the pace, nothing
+piles up, and each nonce comes once.
 """
 
 import json
-import threading
 import time
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import psutil
@@ -19,6 +17,7 @@ from bench.fleet.centre import centre, start_round
 from bench.fleet.figures import Stretch, look
 from bench.harness import machine
 from bench.harness.report import console
+from bench.harness.timed_round import Sink
 
 A_MINUTE = 1_000_000
 BATCH = 32
@@ -30,40 +29,11 @@ LEAST = 0.98  # of the pace
 MOST_WAITING_S = 12.0
 
 
-class Sink:
-    """Context manager: a receiver that keeps payloads unread, so that it takes next to no CPU."""
-
-    def __enter__(self) -> "Sink":
-        self.bodies: list[bytes] = []
-        bodies = self.bodies
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                bodies.append(self.rfile.read(int(self.headers["content-length"])))
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
 def measure(seconds: float) -> bool:
     nonces_per_s = A_MINUTE / 60
     pace = nonces_per_s / BATCH / WORKERS
     with ExitStack() as exits:
-        node, sink = exits.enter_context(centre()), exits.enter_context(Sink())
+        node, sink = exits.enter_context(centre()), exits.enter_context(Sink("HTTP/1.1"))
         connection = exits.enter_context(redis.Redis.from_url(str(node.redis_url)))
         client = exits.enter_context(httpx.Client(base_url=node.base_url, trust_env=False))
         start_round(str(node.redis_url), BATCH, sink.url)

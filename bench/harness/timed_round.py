@@ -38,11 +38,17 @@ class RoundRun:
 class Sink:
     """Context manager: an HTTP server that keeps callbacks' bodies, unread while the clock runs."""
 
+    def __init__(self, protocol: str = "HTTP/1.0") -> None:
+        """`protocol`: with HTTP/1.1 connections are kept."""
+        self.bodies: list[bytes] = []
+        self._protocol = protocol
+
     def __enter__(self) -> "Sink":
-        self._bodies: list[bytes] = []
-        bodies = self._bodies
+        bodies, protocol = self.bodies, self._protocol
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = protocol
+
             def do_POST(self) -> None:
                 bodies.append(self.rfile.read(int(self.headers["content-length"])))
                 self.send_response(200)
@@ -63,8 +69,8 @@ class Sink:
 
     def empty(self) -> dict[int, str]:
         """The artifacts that arrived since the last call."""
-        bodies = [json.loads(body) for body in self._bodies]
-        self._bodies.clear()
+        bodies = [json.loads(body) for body in self.bodies]
+        self.bodies.clear()
         return {
             artifact["nonce"]: artifact["vector_b64"]
             for body in bodies
