@@ -177,10 +177,10 @@ class Node:
         wait_until(lambda: name in self.hosts_of_workers(), f"a worker of {name}", 2 * PATIENCE_S)
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
     with ExitStack() as exits:
-        yield Node(tmp_path_factory.mktemp("joining"), exits)
+        yield Node(tmp_path, exits)
 
 
 def users(node: Node) -> set[str]:
@@ -222,7 +222,9 @@ def test_a_host_joins_works_is_revoked_and_ends(node: Node) -> None:
         assert token.text not in " ".join(process.cmdline())
         assert process.pid == host.pid or token.text not in str(process.environ())
         assert password[1] not in " ".join(process.cmdline())
-    assert {child.environ().get("POC_WORKER_TTL_S") for child in descendants(host.pid)} == {"7"}
+    environments = [child.environ() for child in descendants(host.pid)]
+    # Celery writes a worker's title over its environment: then nothing of it is to be seen.
+    assert {seen.get("POC_WORKER_TTL_S") for seen in environments if seen} == {"7"}
     for log in (node.log("gpu2"), node.compose.log("api")):
         assert token.text not in log
         assert password[1] not in log
