@@ -116,9 +116,7 @@ class PrefixMemory:
         """
         if not prefix.blocks:
             return list(workers)
-        most = ceil(
-            _MOST_OVER_MEAN * (sum(active(worker.id) for worker in workers) + 1) / len(workers)
-        )
+        most = share(workers, active)
         by_id = {worker.id: worker for worker in workers}
         for worker_id in self._wanted(prefix, by_id):
             if active(worker_id) < most:
@@ -135,6 +133,12 @@ class PrefixMemory:
                 break
         opening = prefix.blocks[prefix.opening - 1]
         yield from sorted(by_id, key=lambda worker_id: _weight(opening, worker_id))
+
+
+def share(workers: Sequence[WorkerRecord], active: Callable[[str], int]) -> int:
+    """The requests that a worker may have with one more under way; `active`: now, by worker id."""
+    under_way = sum(active(worker.id) for worker in workers) + 1
+    return ceil(_MOST_OVER_MEAN * under_way / len(workers))
 
 
 def _weight(opening: bytes, worker_id: str) -> bytes:

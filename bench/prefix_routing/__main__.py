@@ -6,8 +6,9 @@ Conversations of several turns at random times on four real tiny engines: throug
 sends each request where its prefix is, through one that sends it to the least busy worker, and on
 one engine with four times the cache. Tells the prefix caches' hit rate and how long the first
 token of later turns takes. With --kill an engine is killed in the middle of a further run: an
-answer that this breaks off is asked for again, as its error says, and only the conversations that
-were there move.
+answer that this breaks off is asked for again, as its error says. Told is for each turn that went
+to another engine why it did: only the killed engine's conversations move, and those whose engine
+has its share of the requests under way.
 """
 
 import os
@@ -16,12 +17,15 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
@@ -31,6 +35,7 @@ from rich.table import Table
 from bench.harness import machine
 from bench.harness.chat_load import ChatError, Timed, prompt, stream
 from bench.harness.report import console, exit_with, verdict
+from bench.prefix_routing.noted import Move, Why, moves
 from cli.supervise.redis_server import free_port
 from cli.supervise.stack import Stack
 from workers.engines.options import EngineOptions
@@ -43,7 +48,6 @@ READY_TIMEOUT_S = 600.0
 LEAST_HIT_RATE = 0.9
 # Of the median time to the first token, over that of the least busy engine.
 MOST_FIRST_TOKEN = 0.75
-LEAST_STAYED = 0.98
 # Of a turn, until its conversation counts as failed.
 MOST_TRIES = 5
 # Of the prompt of the turn before: a turn that finds less in the cache has moved.
@@ -151,12 +155,16 @@ def main(
 def measure(talk: Talk, blocks: int, kill: bool) -> bool:
     console.print(f"{machine.describe()}; {talk}", highlight=False)
     found: dict[str, Run] = {}
+    stayed: list[Move] = []
+    killed: list[Move] = []
     with _stack(ENGINES, blocks) as stack:
-        with _least_busy_api(stack) as url:
+        with _api(stack, "-c", LEAST_BUSY) as url:
             found["least busy of four"] = _run(talk, stack, url, "least")
-        found["by prefix, four"] = _run(talk, stack, stack.base_url, "prefix")
+        with _noting_api(stack, stayed) as url:
+            found["by prefix, four"] = _run(talk, stack, url, "prefix")
         if kill:
-            found["by prefix, one killed"] = _run(talk, stack, stack.base_url, "kill", kill=True)
+            with _noting_api(stack, killed) as url:
+                found["by prefix, one killed"] = _run(talk, stack, url, "kill", kill=True)
     with _stack(1, ENGINES * blocks) as stack:
         found["one engine, four times the cache"] = _run(talk, stack, stack.base_url, "one")
     table = Table(title="Conversations")
@@ -174,17 +182,27 @@ def measure(talk: Talk, blocks: int, kill: bool) -> bool:
     hits = verdict("hit rate over one engine's", prefix.hit_rate / one.hit_rate, LEAST_HIT_RATE)
     first = prefix.first_token_ms / least.first_token_ms
     quick = verdict("first token, saved over the least busy's", 1 - first, 1 - MOST_FIRST_TOKEN)
-    stay = True
+    stay = only_with_reason("four", stayed, gone=0)
     if kill:
-        # Of the conversations under way a quarter was on the killed engine, or a little more.
-        moved = found["by prefix, one killed"].moved - prefix.moved
-        of_it = talk.at_once / ENGINES
-        stay = verdict(
-            "conversations that stayed, of all but the killed engine's",
-            1 - max(0.0, moved - of_it) / talk.conversations,
-            LEAST_STAYED,
-        )
+        stay &= only_with_reason("one killed", killed, gone=1)
     return hits and quick and stay and not any(run.failed for run in found.values())
+
+
+def only_with_reason(name: str, found: Sequence[Move], gone: int) -> bool:
+    """Says why turns went to other engines; whether each had a reason, and `gone` engines ended."""
+    for why in Why:
+        of_it = [move.conversation for move in found if move.why is why]
+        console.print(
+            f"{name}: {len(of_it)} turns of {len(set(of_it))} conversations moved: {why}",
+            highlight=False,
+        )
+    ended = {move.worker for move in found if move.why is Why.GONE}
+    strange = Counter(move.why for move in found)[Why.OTHER]
+    passed = strange == 0 and len(ended) <= gone
+    word = "[bold green]PASS[/]" if passed else "[bold red]FAIL[/]"
+    said = f"{strange} turns moved for no reason, and engines were gone: {len(ended)} of {gone}"
+    console.print(f"{word} {name}: {said}\n", highlight=False)
+    return passed
 
 
 def _run(talk: Talk, stack: Stack, url: str, salt: str, kill: bool = False) -> Run:
@@ -223,10 +241,21 @@ def _stack(workers: int, blocks: int) -> Iterator[Stack]:
 
 
 @contextmanager
-def _least_busy_api(stack: Stack) -> Iterator[str]:
+def _noting_api(stack: Stack, found: list[Move]) -> Iterator[str]:
+    """An API that notes where it asks for each turn; `found` takes the moves at its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "notes")
+        with _api(stack, "-m", "bench.prefix_routing.noted", str(file)) as url:
+            yield url
+        found.extend(moves(file.read_text().splitlines()))
+
+
+@contextmanager
+def _api(stack: Stack, *words: str) -> Iterator[str]:
+    """A further API of the stack, which Python runs with these words."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-c", LEAST_BUSY, "api", "--port", str(port)]
+    command = [sys.executable, *words, "api", "--port", str(port)]
     with subprocess.Popen([*command, "--redis-url", stack.redis_url or ""]) as process:
         try:
             deadline = time.monotonic() + READY_TIMEOUT_S
