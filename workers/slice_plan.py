@@ -23,6 +23,9 @@ _NEWEST = 0.3
 _KINDS_KEPT = 32
 # Steps of one slice at most: keeps a call into the engine short where no chat limits it.
 _MOST_STEPS = 16
+# Sizes of shrunk micro-batches from one power of two to the next. Each size that an engine meets
+# costs it memory for good: libraries keep code for it, and on CPUs what it leaves fits no other.
+_SIZES = 4
 # Largest growth at a time of a shrunk micro-batch: a short one says little about a long one.
 _GROWTH = 2
 
@@ -61,7 +64,8 @@ class SlicePlan:
             times = self._times.get(_kind(spec, steps))
             if times is None or times.per_nonce_s * most <= self._limit_s:
                 return most
-            return max(1, min(most, int(self._limit_s / times.per_nonce_s), _GROWTH * times.n))
+            fits = min(int(self._limit_s / times.per_nonce_s), _GROWTH * times.n)
+            return most if fits >= most else _step_below(fits)
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
         """Slices of one stage for `n` nonces, each as short as the limit wants, about equally long.
@@ -114,6 +118,13 @@ def _cut(stage: range, most: float) -> list[range]:
     n_slices = math.ceil(len(stage) / min(most, len(stage)))
     bounds = [stage.start + round(i * len(stage) / n_slices) for i in range(n_slices + 1)]
     return [range(first, end) for first, end in pairwise(bounds)]
+
+
+def _step_below(n: int) -> int:
+    """The largest of the sizes of shrunk micro-batches that is at most `n`; at least 1."""
+    whole = max(1, n)
+    step = max(1, (1 << whole.bit_length() - 1) // _SIZES)
+    return whole // step * step
 
 
 def _kind(spec: ProofSpec, steps: bool = False) -> _Kind:

@@ -104,6 +104,17 @@ def test_without_chat_a_small_job_makes_the_next_one_no_smaller() -> None:
     assert measured(1, 3.0, limit_ms=None).batch_size(SPEC, 512) == 512
 
 
+def test_shrunk_micro_batches_have_few_sizes_each_near_what_fits() -> None:
+    # An engine's memory grows with each size that it meets.
+    sizes = {
+        fits: measured(128, 0.05 * 128 / (fits + 0.5)).batch_size(SPEC, 128)
+        for fits in range(1, 128)
+    }
+    assert len(set(sizes.values())) == 3 + 4 * 5  # 1 to 3, and four of each doubling up to 127
+    assert all(fits * 4 / 5 <= size <= fits for fits, size in sizes.items())
+    assert measured(128, 0.05).batch_size(SPEC, 127) == 127  # what memory allows, whole
+
+
 def test_each_scheme_and_length_has_its_own_times() -> None:
     plan = measured(32, 0.2)
     longer = SPEC.model_copy(update={"seq_len": 1024})
