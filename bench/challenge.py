@@ -10,7 +10,7 @@ again; an hour of them: --engine vllm --segments 240 --seconds 15.
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -28,6 +28,7 @@ from bench.harness.segments import Segment
 from cli.model_choice import with_chosen_model
 from poc_core.errors import OptionsError
 from poc_core.state import keys
+from poc_core.state.past.history import STEPS
 from tests.faults.reference import Reference
 from tests.faults.usage import uses_of
 from tests.stacks.round_client import MODEL, RoundClient, StackClient, running_stack
@@ -42,9 +43,15 @@ SAMPLE = 8
 # Segments at either end whose pace is compared, by their medians.
 ENDS = 24
 MOST_SLOWER = 0.02
-# By how much a figure may grow over all segments, by the fitted line, and be flat.
+# By how much a figure may grow over all segments and be flat: by the line that is fitted to all but
+# the first quarter; or by what part of the first figure, where that is more.
 MOST_GROWN = {"keys": 10.0, "MiB": 4.0, "descriptors": 2.0}
+MOST_PART_GROWN = 0.02
+# Keys that count what happened in some seconds, each for a time of its own: so many at most.
+COUNTERS = ("poc:past:", "poc:stats:by:")
+MOST_COUNTERS = sum(kept_s // step_s + 2 for step_s, kept_s in STEPS.items()) + 62
 DELIVERY_S = 60.0
+NO_TTL = -1  # as Redis says it
 
 
 class Engine(StrEnum):
@@ -65,6 +72,7 @@ class Found:
     paces: list[float] = field(default_factory=list)
     growth: Growth = field(default_factory=Growth)
     n_nonces: int = 0
+    counters: int = 0  # the most keys of counters that were seen at once
     problems: list[str] = field(default_factory=list)
 
 
@@ -90,7 +98,9 @@ class Node:
         self._settle(waiting, found)
 
     def _look(self, number: int, found: Found) -> None:
-        figures = {"keys": float(self._redis.dbsize())}
+        counters = sum(1 for key in self._redis.scan_iter() if key.decode().startswith(COUNTERS))
+        found.counters = max(found.counters, counters)
+        figures = {"keys": float(self._redis.dbsize() - counters)}
         for use in uses_of(self.client.children()):
             figures[f"MiB of {use.name}"] = use.rss / 2**20
             figures[f"descriptors of {use.name}"] = float(use.descriptors)
@@ -98,7 +108,7 @@ class Node:
         status = self.client.status()
         told = [
             f"{number}: {found.paces[-1]:.0f} nonces/s",
-            f"{figures['keys']:.0f} keys",
+            f"{figures['keys']:.0f} keys and {counters} of counters",
             f"{status['callbacks_waiting']} outboxes with {self._waiting_bytes()} bytes",
             *(f"{name} {figure:.0f}" for name, figure in figures.items() if name != "keys"),
         ]
@@ -136,6 +146,14 @@ class Node:
         kept = sorted(name for name in self._kept() if last.round_id not in name)
         if kept:
             found.problems.append(f"{len(kept)} keys are left of other segments: {kept[:5]}")
+        if for_ever := sorted(self._everlasting()):
+            found.problems.append(f"{len(for_ever)} keys have no TTL: {for_ever[:5]}")
+
+    def _everlasting(self) -> Iterator[str]:
+        """Keys of ours that no time ends, but for what the node shall run."""
+        for key in self._redis.scan_iter("poc:*"):
+            if self._redis.ttl(key) == NO_TTL and key.decode() != keys.DEPLOYMENT:
+                yield key.decode()
 
     def _kept(self) -> Iterator[str]:
         """What there is of segments: keys, and ids in the indexes of rounds and outboxes."""
@@ -222,7 +240,6 @@ def node(engine: Engine, chat: Chat) -> Iterator[Node]:
 def report(found: Found) -> bool:
     """Says what holds and what does not; whether all does."""
     first, last = (statistics.median(paces) for paces in (found.paces[:ENDS], found.paces[-ENDS:]))
-    grown = {name: each * len(found.paces) for name, each in found.growth.per_segment().items()}
     checks = [
         (
             f"pace: {last:.1f} nonces/s of the last {ENDS} over {first:.1f} of the first,"
@@ -234,7 +251,11 @@ def report(found: Found) -> bool:
             " (one lost, doubled or wrong, or a key that is left)",
             not found.problems,
         ),
-        *(_flat(kind, grown, most) for kind, most in MOST_GROWN.items()),
+        (
+            f"counters: {found.counters} keys at most, of {MOST_COUNTERS} that their times allow",
+            found.counters <= MOST_COUNTERS,
+        ),
+        *(_flat(kind, found, most) for kind, most in MOST_GROWN.items()),
     ]
     for problem in found.problems:
         console.print(f"[red]{problem}[/]", highlight=False, soft_wrap=True)
@@ -244,11 +265,17 @@ def report(found: Found) -> bool:
     return all(holds for _, holds in checks)
 
 
-def _flat(kind: str, grown: Mapping[str, float], most: float) -> tuple[str, bool]:
-    """Whether figures of a kind stay, and a sentence that says by how much each has grown."""
-    ours = {name: by for name, by in grown.items() if name.startswith(kind)}
-    told = ", ".join(f"{name} {by:+.1f}" for name, by in ours.items())
-    return f"flat: {told} over all segments", all(by <= most for by in ours.values())
+def _flat(kind: str, found: Found, most: float) -> tuple[str, bool]:
+    """Whether figures of a kind stay, and what is flat of them and what grew, and by how much."""
+    told, holds = [], True
+    for name, each in found.growth.per_segment().items():
+        if not name.startswith(kind):
+            continue
+        by, first = each * len(found.paces), found.growth.looks[0].get(name, 0.0)
+        flat = by <= max(most, MOST_PART_GROWN * first)
+        told.append(f"{name} {'flat' if flat else 'grew'} ({first:.0f}, {by:+.1f})")
+        holds &= flat
+    return f"over all segments: {', '.join(told)}", holds
 
 
 if __name__ == "__main__":

@@ -1,15 +1,22 @@
 """The benchmarks' own rules: which runs count, how a job is polled, what passes."""
 
+import io
+import json
 import os
+from collections import Counter
 
 import pytest
 
+from api.chat.prefixes import Prefix
 from bench import challenge, queue_overhead, queue_scale
 from bench.harness import growth, machine, timed_job
 from bench.harness.machine import Observed, Usage
 from bench.harness.timed_job import JobRun
+from bench.prefix_routing import __main__ as prefix_routing
+from bench.prefix_routing.noted import Move, NotedMemory, Why, moves
 from bench.queue_overhead import CASES, Pair
 from bench.reading import console_pages, pollers
+from tests.harness.samples import worker_record
 
 
 def usage(others: float = 0.0) -> Usage:
@@ -111,13 +118,23 @@ def test_growth_is_that_of_the_line_through_all_looks_but_the_first_quarter() ->
     assert found == {"keys": pytest.approx(1.0), "flat": pytest.approx(0.0)}
 
 
-def challenged(slower: float = 0.0, mib: float = 0.0, problems: list[str] = []) -> challenge.Found:  # noqa: B006
+def challenged(
+    slower: float = 0.0,
+    mib: float = 0.0,
+    problems: list[str] = [],  # noqa: B006
+    begin_mib: float = 90.0,
+    counters: int = 0,
+) -> challenge.Found:
     """A challenge of 240 segments whose worker grew by so many MiB in all."""
     paces = [1000.0] * 120 + [1000.0 * (1 - slower)] * 120
-    found = challenge.Found(paces, n_nonces=5, problems=[*problems])
+    found = challenge.Found(paces, n_nonces=5, counters=counters, problems=[*problems])
     for number in range(240):
         found.growth.look(
-            {"keys": 60.0, "MiB of worker-0": 90 + mib * number / 240, "descriptors of api": 20.0}
+            {
+                "keys": 60.0,
+                "MiB of worker-0": begin_mib + mib * number / 240,
+                "descriptors of api": 20.0,
+            }
         )
     return found
 
@@ -129,6 +146,10 @@ def challenged(slower: float = 0.0, mib: float = 0.0, problems: list[str] = []) 
         (challenged(slower=0.021), False),
         (challenged(slower=-0.021), False),
         (challenged(mib=4.1), False),
+        (challenged(mib=39, begin_mib=2000), True),
+        (challenged(mib=41, begin_mib=2000), False),
+        (challenged(counters=challenge.MOST_COUNTERS), True),
+        (challenged(counters=challenge.MOST_COUNTERS + 1), False),
         (challenged(problems=["round r: missing [5], repeated []"]), False),
     ],
 )
@@ -139,3 +160,41 @@ def test_a_challenge_is_judged_by_pace_growth_and_nonces(
     told = capsys.readouterr().out
     assert ("FAIL" in told) is not passed
     assert all(problem in told for problem in found.problems)
+
+
+def test_each_turn_that_goes_to_another_engine_is_told_with_its_reason() -> None:
+    file = io.StringIO()
+    memory = NotedMemory(file)
+    active: Counter[str] = Counter()
+
+    def turn(conversation: str, names: str, silent: str = "") -> str:
+        """The worker that answers, of those that are known."""
+        prefix = Prefix((conversation.encode(),), 0, 1)
+        workers = [worker_record(name, "m") for name in names]
+        for worker in memory.order(prefix, workers, active.__getitem__):
+            memory.remember(prefix, worker.id)
+            if worker.id not in silent:
+                return worker.id
+        raise AssertionError("nobody answers")
+
+    homes = {name: turn(name, "ab") for name in "pqrstuvwxyz"}
+    assert [turn(name, "ab") for name in homes] == list(homes.values())
+    full, gone, silent = [name for name, worker in homes.items() if worker == "a"][:3]
+    active["a"] = 4  # of five under way each may have four
+    assert turn(full, "ab") == "b"
+    active.clear()
+    assert (turn(gone, "b"), turn(silent, "ab", silent="a")) == ("b", "b")
+    turn("new", "ab", silent="a")  # was nowhere before
+    found = [(move.worker, move.why) for move in moves(file.getvalue().splitlines())]
+    assert found == [("a", Why.FULL), ("a", Why.GONE), ("a", Why.GONE)]
+
+
+def test_a_turn_that_moves_though_its_engine_has_room_is_told() -> None:
+    lines = [
+        {"of": "p", "turn": None},
+        {"of": "p", "asked": "a"},
+        {"of": "p", "turn": Why.OTHER},
+        {"of": "p", "asked": "b"},
+    ]
+    assert list(moves(map(json.dumps, lines))) == [("p", "a", Why.OTHER)]
+    assert prefix_routing.only_with_reason("two", [Move("p", "a", Why.OTHER)], gone=0) is False
