@@ -44,8 +44,9 @@ SAMPLE = 8
 ENDS = 24
 MOST_SLOWER = 0.02
 # By how much a figure may grow over all segments and be flat: by the line that is fitted to all but
-# the first quarter; or by what part of the first figure, where that is more.
-MOST_GROWN = {"keys": 10.0, "MiB": 4.0, "descriptors": 2.0}
+# the first quarter; or by what part of the first figure, where that is more. A worker's pool of
+# connections opens up to six when it first does so much at once, maybe late.
+MOST_GROWN = {"keys": 10.0, "MiB": 4.0, "descriptors": 8.0}
 MOST_PART_GROWN = 0.02
 # Keys that count what happened in some seconds, each for a time of its own: so many at most.
 COUNTERS = ("poc:past:", "poc:stats:by:")
