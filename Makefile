@@ -72,6 +72,7 @@ fuzz: export PROOFLINE_FUZZ := long
 fuzz: setup ## what hypothesis and schemathesis try in `make test`, ever new and a hundred times as much (CASES=10000)
 	@$(BIN)/python -m pytest -n 2 --timeout 3600 -m fuzz tests/unit
 	@$(BIN)/python -m tests.described --cases $(CASES)
+	@$(BIN)/python -m tests.described --cases $(CASES) --keys
 
 patience: export PROOFLINE_TIMES := real
 patience: setup ## an engine under too much chat and one that stands still, with the times of production: 20 minutes

@@ -1,11 +1,13 @@
 """What an honest client sees while bad ones hold connections or ask for much, as a ratio to what it
 sees without them, and their cost to the API.
 
-.venv/bin/python -m bench.bad_clients                 # all kinds, one after the other
+.venv/bin/python -m bench.bad_clients                 # all kinds but those that ask for chat
 .venv/bin/python -m bench.bad_clients --kind silent --connections 1000 --seconds 20
 .venv/bin/python -m bench.bad_clients --kind streams --connections 4200 --addresses 40
-.venv/bin/python -m bench.bad_clients --kind dead --addresses 40
-.venv/bin/python -m bench.bad_clients --engine vllm   # those that ask for chat: real engines only
+.venv/bin/python -m bench.bad_clients --engine vllm   # all kinds, beside an honest chat
+.venv/bin/python -m bench.bad_clients --engine vllm --kind logprobs --addresses 1 --addresses 40
+
+A line of JSON for each, and at the end a table.
 """
 
 import argparse
@@ -44,6 +46,11 @@ NOBODY = "nobody"
 HONEST = ("health", "chat", "grammar", "job_with_url")
 # 64 jobs' callbacks, so that the places for them fill within seconds.
 OUTBOX = {"POC_OUTBOX_MAX_BYTES": str(64 * 512 * 1024)}
+# Jobs of the honest client whose callbacks it may wait for: beside much chat few are computed, and
+# one who sent more would hold all places itself.
+OWN_CALLBACKS = 16
+# Seconds between two kinds, in which what the last one asked for ends.
+REST_S = 2.0
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -163,6 +170,7 @@ class Honest:
 class Seen:
     kind: str  # "nobody": no bad clients
     at_once: int
+    addresses: int
     health: Honest
     # of 16 tokens, or of a choice of two; with a real engine
     chat: Honest | None
@@ -170,6 +178,8 @@ class Seen:
     job_with_url: Honest
     bodies_refused: int  # of the honest client, of a megabyte each
     memory_mb: float  # the largest of the API's process
+    # How late the honest clients' own event loop was: a part of what they saw. The 99th percentile.
+    bench_late_ms: float
 
     def to(self, alone: "Seen") -> dict[str, float]:
         """Longer than without bad clients by these factors, at the 99th percentile."""
@@ -220,31 +230,69 @@ async def ask_on(url: str, kind: str, number: int, until: float, address: str) -
 
 
 async def honest(url: str, until: float, method: str, path: str, body: Any = None) -> Honest:
-    """Asks again and again, on a connection of its own each time, as the hardest case."""
-    took_ms: list[float] = []
-    refused = 0
+    """Asks again and again."""
+    seen = []
     while time.monotonic() < until:
-        async with httpx.AsyncClient(
-            base_url=url, timeout=60, trust_env=False, verify=False
-        ) as client:
-            began = time.perf_counter()
-            try:
-                refused += (await client.request(method, path, json=body)).status_code != 200
-            except httpx.HTTPError:
-                refused += 1
-        took_ms.append((time.perf_counter() - began) * 1000)
+        seen.append(await _asked(url, method, path, body))
         await asyncio.sleep(PAUSE_S)
-    p99 = statistics.quantiles(took_ms, n=100)[98] if len(took_ms) > 1 else took_ms[0]
-    return Honest(len(took_ms), refused, statistics.median(took_ms), p99, max(took_ms))
+    return _told(seen)
 
 
-async def _take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A receiver that takes whatever comes."""
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    await reader.readexactly(int(head.partition(b"content-length:")[2].split()[0]))
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-    await writer.drain()
-    writer.close()
+async def jobs_with_url(url: str, until: float) -> Honest:
+    """Sends jobs, and takes their callbacks."""
+    seen: list[tuple[float, bool]] = []
+    n_taken = 0
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal n_taken
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(head.partition(b"content-length:")[2].split()[0]))
+        n_taken += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(take, "127.0.0.1", 0) as receiver:
+        port = receiver.sockets[0].getsockname()[1]
+        job = JOB | {"nonces": [1], "url": f"http://127.0.0.1:{port}"}
+        while time.monotonic() < until:
+            if sum(is_right for _, is_right in seen) - n_taken < OWN_CALLBACKS:
+                seen.append(await _asked(url, "POST", GENERATE, job))
+            await asyncio.sleep(PAUSE_S)
+    return _told(seen)
+
+
+async def _asked(url: str, method: str, path: str, body: Any) -> tuple[float, bool]:
+    """The ms that one request took, on a connection of its own, as the hardest case; whether it was
+    answered with 200.
+    """
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as client:
+        began = time.perf_counter()
+        try:
+            is_right = (await client.request(method, path, json=body)).status_code == 200
+        except httpx.HTTPError:
+            is_right = False
+        return (time.perf_counter() - began) * 1000, is_right
+
+
+def _told(seen: list[tuple[float, bool]]) -> Honest:
+    took_ms = [ms for ms, _ in seen]
+    refused = sum(not is_right for _, is_right in seen)
+    return Honest(len(seen), refused, statistics.median(took_ms), _p99(took_ms), max(took_ms))
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[len(values) * 99 // 100]
+
+
+async def late(until: float) -> float:
+    """How late this process's event loop is, in ms."""
+    found = []
+    while time.monotonic() < until:
+        began = time.perf_counter()
+        await asyncio.sleep(0.01)
+        found.append((time.perf_counter() - began - 0.01) * 1000)
+    return _p99(found)
 
 
 async def largest_memory(process: psutil.Process, until: float) -> float:
@@ -291,24 +339,20 @@ def attack(url: str, port: int, kind: str, n: int, until: float, addresses: int)
     asyncio.run(all_of_them())
 
 
-async def run(stack: Stack, options: argparse.Namespace, kind: str) -> Seen:
+async def run(stack: Stack, options: argparse.Namespace, kind: str, addresses: int) -> Seen:
     assert stack.api_pid is not None
     process, url = psutil.Process(stack.api_pid), stack.base_url
     until = time.monotonic() + 3 + options.seconds
     n = _at_once(options, kind)
-    args = (url, stack.port, kind, n, until, options.addresses)
+    args = (url, stack.port, kind, n, until, addresses)
     # In a process of their own: what they do must not hold up the honest client.
     bad = multiprocessing.get_context("spawn").Process(target=attack, args=args)
     bad.start()
     await asyncio.sleep(3)  # until they are there
     of_chat = options.engine == "vllm"
-    receiver = await asyncio.start_server(_take, "127.0.0.1", 0)
-    taken_at = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}"
     asking = {
         "health": honest(url, until, "GET", "/health"),
-        "job_with_url": honest(
-            url, until, "POST", GENERATE, JOB | {"nonces": [1], "url": taken_at}
-        ),
+        "job_with_url": jobs_with_url(url, until),
     }
     if of_chat:
         told = {"logprobs": True, "top_logprobs": 5}
@@ -320,19 +364,45 @@ async def run(stack: Stack, options: argparse.Namespace, kind: str) -> Seen:
         )
     memory = asyncio.create_task(largest_memory(process, until))
     bodies = asyncio.create_task(large_bodies(url, until))
+    own = asyncio.create_task(late(until))
     found = dict(zip(asking, await asyncio.gather(*asking.values()), strict=True))
-    receiver.close()
     await asyncio.to_thread(bad.join)
     return Seen(
         kind,
         n,
+        addresses if n else 0,
         found["health"],
         found.get("chat"),
         found.get("grammar"),
         found["job_with_url"],
         await bodies,
         await memory,
+        await own,
     )
+
+
+def table(all_seen: list[Seen]) -> str:
+    """What honest clients saw, as the documentation has it; ms, and how many were refused."""
+    columns = "bad clients | from | `/health` p99, longest | chat p50, p99 | grammar p99"
+    columns += " | a job with a url p99 | refused | memory of the API, MB | the bench itself late"
+    lines = [f"| {columns} |", "|" + "---|" * (columns.count("|") + 1)]
+    for seen in all_seen:
+        honest = [getattr(seen, name) for name in HONEST]
+        refused = seen.bodies_refused + sum(one.refused for one in honest if one)
+        chat = f"{seen.chat.median_ms:.0f}, {seen.chat.p99_ms:.0f}" if seen.chat else "-"
+        cells = [
+            f"{seen.at_once} {seen.kind}" if seen.at_once else seen.kind,
+            seen.addresses or "-",
+            f"{seen.health.p99_ms:.0f}, {seen.health.longest_ms:.0f}",
+            chat,
+            f"{seen.grammar.p99_ms:.0f}" if seen.grammar else "-",
+            f"{seen.job_with_url.p99_ms:.0f}",
+            f"{refused} of {sum(one.requests for one in honest if one)}",
+            f"{seen.memory_mb:.0f}",
+            f"{seen.bench_late_ms:.0f}",
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -342,22 +412,28 @@ def main() -> None:
     parser.add_argument("--kind", choices=[*KINDS, *ASKED], action="append")
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--addresses", type=int, default=1, help="that bad clients come from")
+    parser.add_argument(
+        "--addresses", type=int, action="append", help="that bad clients come from; again: each"
+    )
     parser.add_argument("--engine", choices=["synthetic", "vllm"], default="synthetic")
     options = parser.parse_args()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
     is_real = options.engine == "vllm"
     engine = EngineOptions(model=MODEL, engine=options.engine, synthetic_step_ms=10)
-    usual = [*OF_CHAT, "dead"] if is_real else [*KINDS, "dead"]
+    usual = [*KINDS, *ASKED] if is_real else [*KINDS, "dead"]
+    tried = [(kind, n) for n in options.addresses or [1] for kind in options.kind or usual]
     with Stack(engine, workers=1 if is_real else 2, env=OUTBOX) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
-        asyncio.run(run(stack, argparse.Namespace(**{**vars(options), "seconds": 6}), NOBODY))
-        alone = None
-        for kind in [NOBODY, *(options.kind or usual)]:
-            seen = asyncio.run(run(stack, options, kind))
-            alone = alone or seen
-            print(json.dumps(asdict(seen) | {"ratio": seen.to(alone)}), flush=True)
+        short = argparse.Namespace(**{**vars(options), "seconds": 6})
+        asyncio.run(run(stack, short, NOBODY, 1))
+        all_seen: list[Seen] = []
+        for kind, addresses in [(NOBODY, 1), *tried]:
+            seen = asyncio.run(run(stack, options, kind, addresses))
+            all_seen.append(seen)
+            print(json.dumps(asdict(seen) | {"ratio": seen.to(all_seen[0])}), flush=True)
+            time.sleep(REST_S)
+    print(table(all_seen))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Requests made from the API's own description, against a real node with synthetic engines.
 
     .venv/bin/python -m tests.described --cases 10000          # what `make fuzz` does
+    .venv/bin/python -m tests.described --keys                 # that too
     .venv/bin/python -m tests.described --in-process --seed 7 # in this process: more situations, no
     engines
 
@@ -53,6 +54,9 @@ def main() -> None:
         action="store_true",
         help="the API alone, in front of a Redis in this process",
     )
+    parser.add_argument(
+        "--keys", action="store_true", help="a node that wants keys, asked with each kind and none"
+    )
     options = parser.parse_args()
     logging.disable(logging.ERROR)
     with ExitStack() as exits:
@@ -60,7 +64,9 @@ def main() -> None:
             exits.enter_context(tempfile.TemporaryDirectory(prefix="proofline-described-"))
         )
         target: Target = (
-            Node(folder) if options.in_process else exits.enter_context(RealNode(folder))
+            Node(folder)
+            if options.in_process
+            else exits.enter_context(RealNode(folder, wants_keys=options.keys))
         )
         began = time.monotonic()
         seen = campaign(target, options.cases, options.seed, began + 60 * options.minutes)

@@ -10,6 +10,7 @@ from typing import Any
 
 import requests
 
+from api.edge.keys import KeyFile, Role
 from tests.described.node import KNOWN
 from tests.harness.samples import MODEL, body, distance_body, round_body
 from tests.stacks.up import Up
@@ -19,6 +20,8 @@ POW = "/api/v1/pow"
 NOWHERE = "http://127.0.0.1:9"
 # Seconds for one answer.
 TIMEOUT_S = 60
+# Of a node that wants keys; opens everything.
+OWN_KEY = "described"
 # That end processes or start them: a second or more each.
 _PROCESSES = {
     "POST /api/v1/stop",
@@ -29,19 +32,23 @@ _PROCESSES = {
 }
 
 
+SITUATIONS = (
+    "as the last request left it",
+    "idle",
+    "a job",
+    "a round generates",
+    "a distance round validates",
+)
+
+
 class RealNode:
     """A Target, and a context manager. Between requests it goes on with what they began."""
 
-    situations = (
-        "as the last request left it",
-        "idle",
-        "a job",
-        "a round generates",
-        "a distance round validates",
-    )
-
-    def __init__(self, folder: Path) -> None:
-        """`folder`: for models."""
+    def __init__(self, folder: Path, wants_keys: bool = False) -> None:
+        """`folder`: for models and keys. `wants_keys`: whether the node does; what is asked with no
+        key or a lesser one is asked as the last request left the node.
+        """
+        self._keys: dict[str, str] = {}
         env = {
             "HF_HOME": str(folder / "hub"),
             "HF_ENDPOINT": NOWHERE,  # downloads fail at once
@@ -49,12 +56,22 @@ class RealNode:
             "POC_CALLBACK_MAX_RETRIES": "3",
             "POC_OUTBOX_MAX_BYTES": str(100_000 * 512 * 1024),
         }
+        if wants_keys:
+            path = folder / "keys"
+            of_roles = {f"a key for {role}": KeyFile(path).add(role, [role]) for role in Role}
+            self._keys = {"no key": "", "a key of nobody": "nobody's", **of_roles}
+            always = {"POC_REQUIRE_KEYS": "always", "POC_API_KEY": OWN_KEY}
+            env |= {"POC_API_KEYS_FILE": str(path), **always}
+        self.situations = (*SITUATIONS, *self._keys)
         self._up = Up(
             "--model", MODEL, "--engine", "synthetic", "--workers", "2", "--port", "0", env=env
         )
         self._url = self._up.base_url
         self._session = requests.Session()
         self._session.trust_env = False
+        self._session.headers["Authorization"] = f"Bearer {OWN_KEY}"
+        # Of the next request.
+        self._headers: dict[str, str] = {}
         self.document: dict[str, Any] = self._get("/openapi.json")
 
     def __enter__(self) -> RealNode:
@@ -71,7 +88,10 @@ class RealNode:
         ):  # a request has stopped it, or deployed another
             self._post("/api/v1/stop", None)
             self._post("/api/v1/inference/up", {"model": MODEL})
-        if situation != "as the last request left it":
+        self._headers = {}
+        if situation in self._keys:
+            self._headers = {"Authorization": f"Bearer {self._keys[situation]}"}
+        elif situation != "as the last request left it":
             self._post(f"{POW}/stop", {})
         if situation == "a job":
             known["request_id"] = self._post(f"{POW}/generate", body())["request_id"]
@@ -84,7 +104,8 @@ class RealNode:
     def send(self, case: Any) -> Any:
         if isinstance(case.body, dict):
             self._tame(case.body)
-        return case.call(base_url=self._url, session=self._session, timeout=TIMEOUT_S)
+        asked = {"base_url": self._url, "session": self._session, "timeout": TIMEOUT_S}
+        return case.call(**asked, headers=self._headers)
 
     def share(self, operation: str) -> float:
         return 0.05 if operation in _PROCESSES else 1.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 from redis import Redis
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import ConnectionError, NoPermissionError, RedisError
 
 from api.health.redis_watch import RedisWatch
 from cli.examine.findings import Finding
@@ -23,7 +23,9 @@ from poc_core.state import scripts
 from poc_core.state.client import connect, refuse_wrong
 from tests.harness.waiting import wait_until
 from tests.stacks.sentinels import (
+    ASKER,
     HOST,
+    MASTER,
     PASSWORD,
     READY_S,
     Sentinels,
@@ -140,7 +142,7 @@ def publish(connection: Connection, what: str) -> None:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:
     """A primary, a replica and one Sentinel, which decides alone and soon."""
     folder = tmp_path_factory.mktemp("watched")
-    with sentinels(folder, 2, 1, down_after_ms=300, own=()) as running:
+    with sentinels(folder, 2, 1, down_after_ms=300, own=(), sentinel_own=[ASKER]) as running:
         yield running
 
 
@@ -161,6 +163,20 @@ def test_doctor_tells_of_sentinels_and_replicas(watched: Sentinels) -> None:
     of_a_replica = f"redis://:{PASSWORD}@{HOST}:{watched.servers[1].port}/0"
     (replica,) = levels(server(Settings(redis_url=of_a_replica)))["problem"]
     assert replica == "It is a replica and takes no writes."
+
+
+def test_a_user_of_the_sentinels_asks_for_the_primary_and_names_none(watched: Sentinels) -> None:
+    of_asker = "sentinel_username=asker&sentinel_password=of-the-asker"
+    with connect(Settings(redis_url=watched.url_of("", PASSWORD, of_asker))) as node:
+        assert node.ping()
+    wanted = ["FAILOVER {}", "REMOVE {}", "SET {} quorum 9", "RESET *", "MONITOR mine {} 1 1"]
+    wanted += ["CONFIG SET announce-port 1", "FLUSHCONFIG"]
+    name, password = "asker", "of-the-asker"
+    (port,) = (server.port for server in watched.sentinels)
+    with Redis(host=HOST, port=port, username=name, password=password) as asker:
+        for words in wanted:
+            with pytest.raises(NoPermissionError):
+                asker.execute_command("SENTINEL", *words.format(MASTER).split())
 
 
 def test_what_will_not_do_is_refused_at_the_start(watched: Sentinels, tmp_path: Path) -> None:

@@ -16,16 +16,15 @@ from tests.faults.failover import run
 from tests.harness.waiting import wait_until
 from tests.integration.node import run_node, synthetic_artifacts
 from tests.stacks.round_client import FAST
-from tests.stacks.sentinels import sentinels
+from tests.stacks.sentinels import ASKER, sentinels
 from tests.stacks.tls_redis import binary_with_tls
 from tests.stacks.up import environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 READY_S = 120.0
-# For Redis: a user who is not the operator. For the Sentinels: one who may ask for the primary.
+# For Redis: a user who is not the operator.
 NODE = "user node on >of-the-node ~* &* +@all"
-ASKER = "user asker on >of-the-asker +@connection +sentinel|masters"
 
 
 @pytest.mark.timeout(900)

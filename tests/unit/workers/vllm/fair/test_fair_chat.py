@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import time
 import weakref
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,13 +34,16 @@ class Core:
 
     def __init__(self, steps: list[Any]) -> None:
         self.steps = steps
+        self.told_before_s = 0.0
         self.all_taken = asyncio.Event()
 
     async def get_output_async(self) -> Any:
         if not self.steps:
             self.all_taken.set()
             await asyncio.Event().wait()
-        return self.steps.pop(0)
+        told = self.steps.pop(0)
+        told.timestamp = time.monotonic() - self.told_before_s
+        return told
 
 
 class Llm:
@@ -164,23 +169,38 @@ async def test_logprobs_are_vllms_own(tokenizer: Any, streams: bool, ids: bool) 
         assert "" in names  # of characters that are not whole yet
 
 
-async def test_between_two_steps_others_have_the_loop(tokenizer: Any) -> None:
+async def steps_left(tokenizer: Any, told_before_s: float) -> list[int]:
+    """Of a hundred steps those that are not taken yet, whenever others have the loop."""
     from workers.vllm.fair.fair_chat import FairChat
 
     names = [f"{number}" for number in range(40)]
     llm = Llm(tokenizer, [step(dict.fromkeys(names, 300), False) for _ in range(100)])
+    llm.engine_core.told_before_s = told_before_s
     FairChat(llm)
     CLIENT.set("greedy")
     asking = [asyncio.create_task(answer(llm, params(True), name)) for name in names]
     await asyncio.sleep(0)
     handler = llm.handle_outputs()
-    left = []  # steps not taken yet, whenever others have the loop
+    left = []
     while not llm.engine_core.all_taken.is_set():
         await asyncio.sleep(0)
         left.append(len(llm.engine_core.steps))
-    assert set(range(1, 100)) <= set(left)
     for task in (handler, *asking):
         task.cancel()
+    return left
+
+
+async def test_between_two_steps_others_have_the_loop(tokenizer: Any) -> None:
+    # told in the future, so that none is late on any machine
+    assert set(range(1, 100)) <= set(await steps_left(tokenizer, told_before_s=-3600))
+
+
+async def test_what_the_core_told_long_ago_goes_before_others_for_some_steps(
+    tokenizer: Any,
+) -> None:
+    left = await steps_left(tokenizer, told_before_s=3600)
+    taken = [before - after for before, after in pairwise([100, *left]) if before > after]
+    assert set(taken[1:-1]) == {8}
 
 
 async def test_who_asks_for_little_is_answered_before_what_waits_of_others(tokenizer: Any) -> None:
