@@ -20,6 +20,9 @@ ProofEngine = Annotated[
         "--engine", help="What computes: vllm, or transformers, the slower second opinion."
     ),
 ]
+_SHIPPED = (
+    "tiny-qwen3, tiny-llama, tiny-qwen3-moe (for decode proofs tiny-qwen3-256, tiny-qwen3-moe-256)"
+)
 # For commands that can wait for a deployment.
 FirstModel = Annotated[
     str | None,
@@ -27,8 +30,7 @@ FirstModel = Annotated[
         "--model",
         help=(
             "What is served first: a model's directory, a name on the Hugging Face hub, or a"
-            " shipped model: tiny-qwen3, tiny-llama, tiny-qwen3-moe. Default: what is deployed, or"
-            " will be."
+            f" shipped model: {_SHIPPED}. Default: what is deployed, or will be."
         ),
         show_default=False,
     ),
@@ -40,8 +42,8 @@ def from_command_line(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A model's directory, a name on the Hugging Face hub, or a shipped model: "
-            "tiny-qwen3, tiny-llama, tiny-qwen3-moe."
+            help="A model's directory, a name on the Hugging Face hub, or a shipped model:"
+            f" {_SHIPPED}."
         ),
     ],
     served_model_name: Annotated[
