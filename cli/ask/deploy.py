@@ -1,11 +1,13 @@
 """`proofline deploy` and `proofline undeploy`: what the network's client does, by hand."""
 
 import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli import options
+from cli.shipped import check_spelling
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
@@ -50,6 +52,7 @@ def deploy(
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
     from cli.ask.connection import connect
+    from proofline.client import ApiError
 
     if status is (model is not None):
         raise UsageError("Name a model to deploy, or give --status to see what is deployed.")
@@ -57,14 +60,21 @@ def deploy(
         raise UsageError(
             f"{vllm_args[0]!r} is not an option; arguments of `vllm serve` go to the end, after --."
         )
+    if model is not None:
+        check_spelling(model)
     with connect(url) as client:
         if model is None:
             show(client.deployment())
             return
-        if client.deployment().status in ("running", "starting"):
+        # Asked first: a deployment that is refused ends nothing.
+        try:
+            client.deploy(model, dtype, vllm_args or [])
+        except ApiError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
             note("Ending what is deployed.")
             client.undeploy()
-        client.deploy(model, dtype, vllm_args or [])
+            client.deploy(model, dtype, vllm_args or [])
         note(f"{model} is deployed; its workers start.")
         wait_served(client)
 
