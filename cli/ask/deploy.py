@@ -108,8 +108,8 @@ def wait_served(client: "Client") -> None:
 
 def show(found: "UpStatus") -> None:
     what = f"{found.model}: " if found.model else ""
-    seconds = f", {found.elapsed_seconds:.0f} s" if found.elapsed_seconds is not None else ""
-    typer.echo(f"{what}{found.status}{seconds}{': ' + found.error if found.error else ''}")
+    how = in_words(found.status, found.elapsed_seconds)
+    typer.echo(f"{what}{how}{': ' + found.error if found.error else ''}")
     for told in found.left_out:
         typer.echo(f"  left out {told}")
     for host in found.hosts:
@@ -119,3 +119,10 @@ def show(found: "UpStatus") -> None:
         typer.echo(f"  {host.host}: {host.state}{serves}{': ' + host.error if host.error else ''}")
         for told in host.left_out:
             typer.echo(f"  {host.host}: left out {told}")
+
+
+def in_words(status: str, elapsed_s: float | None) -> str:
+    """How far a deployment is, and since when, or after how many seconds from its request."""
+    if elapsed_s is None:
+        return status
+    return f"{status} {'for' if status == 'starting' else 'after'} {elapsed_s:.0f} s"

@@ -61,7 +61,7 @@ def test_a_model_that_loads_is_told_until_it_serves(capsys: pytest.CaptureFixtur
         up_status("running", elapsed_seconds=None, hosts=[host], left_out=left_out),
     )
     assert capsys.readouterr().out.splitlines() == [
-        "m: starting, 61 s",
+        "m: starting for 61 s",
         "  gpu-1: starting m, 1 of 2 workers ready",
         "m: running",
         "  left out --foo: unknown to vLLM 0.32",
