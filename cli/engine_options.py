@@ -126,8 +126,10 @@ def from_command_line(
         raise UsageError("--served-model-name is for a --model; a deployment brings its own name.")
     # The parser has dropped the `--`; a word that follows no option was not meant for vLLM.
     if vllm_args and not vllm_args[0].startswith("-"):
+        named = f"a model is named by --model {vllm_args[0]}, and " if model is None else ""
         raise UsageError(
-            f"{vllm_args[0]!r} is not an option; vLLM's own arguments go to the end, after --."
+            f"{vllm_args[0]!r} is not an option; {named}vLLM's own arguments go to the end, after"
+            " --."
         )
     made = {
         "model": model or "",
