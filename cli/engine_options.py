@@ -20,6 +20,9 @@ ProofEngine = Annotated[
         "--engine", help="What computes: vllm, or transformers, the slower second opinion."
     ),
 ]
+_SHIPPED = (
+    "tiny-qwen3, tiny-llama, tiny-qwen3-moe (for decode proofs tiny-qwen3-256, tiny-qwen3-moe-256)"
+)
 # For commands that can wait for a deployment.
 FirstModel = Annotated[
     str | None,
@@ -27,8 +30,7 @@ FirstModel = Annotated[
         "--model",
         help=(
             "What is served first: a model's directory, a name on the Hugging Face hub, or a"
-            " shipped model: tiny-qwen3, tiny-llama, tiny-qwen3-moe. Default: what is deployed, or"
-            " will be."
+            f" shipped model: {_SHIPPED}. Default: what is deployed, or will be."
         ),
         show_default=False,
     ),
@@ -40,8 +42,8 @@ def from_command_line(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A model's directory, a name on the Hugging Face hub, or a shipped model: "
-            "tiny-qwen3, tiny-llama, tiny-qwen3-moe."
+            help="A model's directory, a name on the Hugging Face hub, or a shipped model:"
+            f" {_SHIPPED}."
         ),
     ],
     served_model_name: Annotated[
@@ -124,8 +126,10 @@ def from_command_line(
         raise UsageError("--served-model-name is for a --model; a deployment brings its own name.")
     # The parser has dropped the `--`; a word that follows no option was not meant for vLLM.
     if vllm_args and not vllm_args[0].startswith("-"):
+        named = f"a model is named by --model {vllm_args[0]}, and " if model is None else ""
         raise UsageError(
-            f"{vllm_args[0]!r} is not an option; vLLM's own arguments go to the end, after --."
+            f"{vllm_args[0]!r} is not an option; {named}vLLM's own arguments go to the end, after"
+            " --."
         )
     made = {
         "model": model or "",

@@ -1,11 +1,9 @@
 """What --model may be: a shipped model's name, a directory, or a name on the Hugging Face hub."""
 
-import difflib
 import os
 from pathlib import Path
 
-from cli.shipped import shipped_models
-from cli.terminal import UsageError
+from cli.shipped import ModelChoiceError, check_spelling, shipped_models
 from poc_core.errors import ProoflineError
 from workers.engines.options import EngineOptions
 from workers.vllm.start.log_patterns import NOT_HERE, NOT_ON_HUB
@@ -15,10 +13,6 @@ HUB_TIMEOUT_S = 5.0
 _NOT_FOUND = (401, 403, 404)  # what the hub and its mirrors answer to a name they do not know
 # vLLM looks for the model elsewhere.
 _ELSEWHERE = ("VLLM_USE_MODELSCOPE", "VLLM_MODEL_REDIRECT_PATH")
-
-
-class ModelChoiceError(UsageError):
-    """The value of --model names no model."""
 
 
 def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
@@ -44,11 +38,7 @@ def choose_model(model: str, served_model_name: str | None) -> tuple[str, str]:
             f"There is no directory {model!r}; give a model's directory, a name on the Hugging Face"
             f" hub, or one of the shipped models: {', '.join(shipped)}."
         )
-    if "/" not in model and (near := difflib.get_close_matches(model, shipped, n=1)):
-        raise ModelChoiceError(
-            f"There is no model {model!r}; did you mean {near[0]}? Shipped are:"
-            f" {', '.join(shipped)}."
-        )
+    check_spelling(model)
     return model, served_model_name or model
 
 

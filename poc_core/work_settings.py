@@ -154,8 +154,8 @@ class WorkSettings(BaseSettings):
         ge=1,
         le=65535,
         description=(
-            "The API's port, to which no callback goes on its own machine; `up` and `api` set it by"
-            " --port."
+            "The API's port, where `up` and `api` have no --port; to it no callback goes on its own"
+            " machine."
         ),
     )
 

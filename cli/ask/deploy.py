@@ -1,11 +1,13 @@
 """`proofline deploy` and `proofline undeploy`: what the network's client does, by hand."""
 
 import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli import options
+from cli.shipped import check_spelling
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
@@ -50,6 +52,7 @@ def deploy(
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
     from cli.ask.connection import connect
+    from proofline.client import ApiError
 
     if status is (model is not None):
         raise UsageError("Name a model to deploy, or give --status to see what is deployed.")
@@ -57,14 +60,21 @@ def deploy(
         raise UsageError(
             f"{vllm_args[0]!r} is not an option; arguments of `vllm serve` go to the end, after --."
         )
+    if model is not None:
+        check_spelling(model)
     with connect(url) as client:
         if model is None:
             show(client.deployment())
             return
-        if client.deployment().status in ("running", "starting"):
+        # Asked first: a deployment that is refused ends nothing.
+        try:
+            client.deploy(model, dtype, vllm_args or [])
+        except ApiError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
             note("Ending what is deployed.")
             client.undeploy()
-        client.deploy(model, dtype, vllm_args or [])
+            client.deploy(model, dtype, vllm_args or [])
         note(f"{model} is deployed; its workers start.")
         wait_served(client)
 
@@ -98,8 +108,8 @@ def wait_served(client: "Client") -> None:
 
 def show(found: "UpStatus") -> None:
     what = f"{found.model}: " if found.model else ""
-    seconds = f", {found.elapsed_seconds:.0f} s" if found.elapsed_seconds is not None else ""
-    typer.echo(f"{what}{found.status}{seconds}{': ' + found.error if found.error else ''}")
+    how = in_words(found.status, found.elapsed_seconds)
+    typer.echo(f"{what}{how}{': ' + found.error if found.error else ''}")
     for told in found.left_out:
         typer.echo(f"  left out {told}")
     for host in found.hosts:
@@ -109,3 +119,10 @@ def show(found: "UpStatus") -> None:
         typer.echo(f"  {host.host}: {host.state}{serves}{': ' + host.error if host.error else ''}")
         for told in host.left_out:
             typer.echo(f"  {host.host}: left out {told}")
+
+
+def in_words(status: str, elapsed_s: float | None) -> str:
+    """How far a deployment is, and since when, or after how many seconds from its request."""
+    if elapsed_s is None:
+        return status
+    return f"{status} {'for' if status == 'starting' else 'after'} {elapsed_s:.0f} s"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import options
+from cli.ask.deploy import in_words
 from cli.terminal import EXIT_FAILURE
 
 if TYPE_CHECKING:
@@ -55,10 +56,12 @@ def show(node: dict[str, Any], deployment: dict[str, Any], now: float) -> None:
     from cli.ask.round_view import grid
 
     table = grid()
+    at_work = {worker["id"] for worker in node["workers"]}
+    away = [seat for seat in node.get("seats", ()) if seat["worker_id"] not in at_work]
     for rows in (
         _health(node),
         _deployment(deployment),
-        _workers(node["workers"], now),
+        _workers(node["workers"], away, now),
         _work(node),
         _deliveries(node, now),
         _chat(node["workers"]),
@@ -84,9 +87,11 @@ def _health(node: Mapping[str, Any]) -> Rows:
 def _deployment(found: Mapping[str, Any]) -> Rows:
     from rich.text import Text
 
-    model = found["model"] or ", ".join(found["models"]) or "none"
-    seconds = f", {found['elapsed_seconds']:.0f} s" if found["elapsed_seconds"] is not None else ""
-    yield "model", Text(f"{model}: {found['status']}{seconds}")
+    served = ", ".join(found["models"])
+    model = found["model"] or served or "none"
+    if served not in ("", model):
+        model = f"{served} ({model})"
+    yield "model", Text(f"{model}: {in_words(found['status'], found['elapsed_seconds'])}")
     if found["error"]:
         yield "", Text(found["error"], style=_BAD)
     for host in found["hosts"]:
@@ -95,12 +100,19 @@ def _deployment(found: Mapping[str, Any]) -> Rows:
         yield "", Text(f"{host['host']}: {host['state']}{serves}{why}")
 
 
-def _workers(workers: list[dict[str, Any]], now: float) -> Rows:
+def _workers(workers: list[dict[str, Any]], away: list[dict[str, Any]], now: float) -> Rows:
+    """`away`: the seats of those that are not in Redis, as they ended, or have only begun."""
     from rich.text import Text
 
     n_ready = sum(worker["state"] == "ready" for worker in workers)
-    yield "workers", Text(f"{n_ready} of {len(workers)} ready", style="" if n_ready else _BAD)
+    n_all = len(workers) + len(away)
+    yield "workers", Text(f"{n_ready} of {n_all} ready", style="" if n_ready else _BAD)
     # What is not ready first: that is what somebody looks for.
+    for seat in away[:_MOST_WORKERS]:
+        why = f", ended ({seat['last_exit']})" if seat["last_exit"] else ""
+        yield "", Text(f"{seat['name']}: {seat['state']}, {seat['model']}{why}")
+    if len(away) > _MOST_WORKERS:
+        yield "", Text(f"and {len(away) - _MOST_WORKERS} more that are away")
     for worker in sorted(workers, key=lambda one: one["state"] == "ready")[:_MOST_WORKERS]:
         name = worker.get("name") or worker["id"]
         lives = f"{max(0.0, now - worker['started_at']) / 60:.0f} min"
@@ -133,7 +145,7 @@ def _deliveries(node: Mapping[str, Any], now: float) -> Rows:
     yield (
         "deliveries",
         Text(
-            f"{node['callbacks_waiting']:,} receivers wait"
+            f"receivers that wait: {node['callbacks_waiting']:,}"
             + (f", {waiting:,} artifacts of the round" if waiting else "")
         ),
     )

@@ -11,7 +11,8 @@ from api.models.cache import ModelCache, is_whole
 from cli.examine.findings import Finding, ok, problem, warning
 from cli.machine.cpu_memory import available_bytes
 from cli.machine.model_memory import weights_bytes
-from cli.model_choice import ModelChoiceError, choose_model
+from cli.model_choice import choose_model
+from cli.shipped import ModelChoiceError
 from poc_core.gpus import Gpu
 from workers.engines.layer_paths import FLEET_PATHS, KNOWN_PATHS
 

@@ -19,7 +19,9 @@ _SWITCH_S = 0.0005
 
 def api(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="TCP port to listen on.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, envvar="POC_API_PORT", help="TCP port to listen on.")
+    ] = 8000,
     redis_url: options.RedisUrl = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
 ) -> None:

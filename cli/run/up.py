@@ -39,7 +39,13 @@ def up(
         str, typer.Option(help="Address the API listens on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="TCP port of the API; 0 for a free one.")
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            envvar="POC_API_PORT",
+            help="TCP port of the API; 0 for a free one.",
+        ),
     ] = 8000,
     redis_url: Annotated[
         str | None,

@@ -41,6 +41,8 @@ class Ticker:
 
     def stop(self) -> None:
         self._ticks.stop()
+        with contextlib.suppress(OSError):
+            ALIVE.unlink(missing_ok=True)
         with contextlib.suppress(RedisError):  # then it is missed, which it is
             self._outbox.leave()
 
@@ -48,7 +50,8 @@ class Ticker:
         now = time.monotonic()
         if now - self._renewed_at > self._outbox.lock_s / 5:
             self._renewed_at = now
-            ALIVE.touch()
+            with contextlib.suppress(OSError):  # another user's courier has it, or the disk is full
+                ALIVE.touch()
             self._courier.renew_locks()
             self._look_around()
         for due in self._outbox.announce():

@@ -29,6 +29,7 @@ from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tic
 from workers.engines.validations import Validations
 from workers.vllm.start import host_link, lifeline
 from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
+from workers.vllm.start.sockets import Sockets
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class VllmEngine(Engine):
         # A host that an operator allows pictures from sends the engine to no other one.
         os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         lifeline.offer()
+        self._sockets = Sockets()
         self._hosts = host_link.Head(options) if options.span is not None else None
         of_hosts = self._hosts.words if self._hosts is not None else ()
         stages.begin("importing vLLM")
@@ -291,6 +293,7 @@ class VllmEngine(Engine):
         self._thread.join(timeout=_SHUTDOWN_TIMEOUT_S)
         if not self._thread.is_alive():
             self._loop.close()
+        self._sockets.remove()
 
     def _run(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
         """What a method of ProofRunner answers on every rank."""

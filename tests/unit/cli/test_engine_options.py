@@ -1,6 +1,7 @@
 """An engine's options on the command line: one set for all commands, handed on whole."""
 
 import inspect
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,12 @@ FLAGS = (
     ),
     *("--served-model-name", "--synthetic-step-ms"),
 )
+
+
+@pytest.mark.parametrize("command", ["up", "compute"])
+def test_the_help_names_every_shipped_model(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "500"}).output
+    assert set(shipped_models()) <= set(re.findall(r"[\w-]+", shown))
 
 
 @pytest.fixture

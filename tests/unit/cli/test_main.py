@@ -91,6 +91,12 @@ def test_words_before_the_dashes_are_refused(runner: CliRunner) -> None:
     )
 
 
+def test_a_model_without_its_option_is_told_where_it_goes(runner: CliRunner) -> None:
+    answer = runner.invoke(app, ["up", "tiny-qwen3"])
+    assert answer.exit_code == 2
+    assert "'tiny-qwen3' is not an option; a model is named by --model tiny-qwen3" in answer.output
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(ProoflineError("It broke; mend it."), 1), (SpecError("k_dim is wrong; correct it."), 2)],

@@ -6,8 +6,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from cli.model_choice import ModelChoiceError, check_is_there, choose_model
-from cli.shipped import shipped_models
+from cli.model_choice import check_is_there, choose_model
+from cli.shipped import ModelChoiceError, shipped_models
 from poc_core.errors import ProoflineError
 from tests.peers.hub import REPO, Hub
 from workers.engines.options import EngineOptions

@@ -18,7 +18,7 @@ from poc_core.errors import ProoflineError
 from poc_core.serving.logs import log_to_stderr
 from workers.engines import stages
 from workers.engines.options import EngineOptions
-from workers.vllm.start import host_link, launch, lifeline
+from workers.vllm.start import host_link, launch, lifeline, sockets
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ def run_follower(options: EngineOptions) -> None:
 
     connection.keep(hear, lost)
     lifeline.offer()
+    sockets.Sockets()  # its folder goes with the next start: this process has no other end
     stages.begin("importing vLLM")
     launch.follow(options, words)
     raise ProoflineError("A rank of this host's part of the engine ended; its log above says why.")

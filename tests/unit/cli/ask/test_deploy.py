@@ -1,5 +1,7 @@
 """`proofline deploy`: what it says of a model on its way, and why one cannot be served."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -8,7 +10,7 @@ from typer.testing import CliRunner
 from cli.ask import deploy
 from cli.main import app
 from poc_core.answers import HostStatus, UpStatus
-from proofline.client import Client
+from proofline.client import ApiError, Client
 
 
 def up_status(status: str, **changes: Any) -> UpStatus:
@@ -59,7 +61,7 @@ def test_a_model_that_loads_is_told_until_it_serves(capsys: pytest.CaptureFixtur
         up_status("running", elapsed_seconds=None, hosts=[host], left_out=left_out),
     )
     assert capsys.readouterr().out.splitlines() == [
-        "m: starting, 61 s",
+        "m: starting for 61 s",
         "  gpu-1: starting m, 1 of 2 workers ready",
         "m: running",
         "  left out --foo: unknown to vLLM 0.32",
@@ -95,3 +97,55 @@ def test_words_that_mean_nothing_are_refused_before_anybody_is_asked(
     found = CliRunner().invoke(app, ["deploy", *words, "--url", "http://127.0.0.1:9"])
     assert says in str(found.exception) + found.output
     assert found.exit_code != 0
+
+
+class Serving:
+    """A node that serves a model, and refuses a deployment for a while, with a status."""
+
+    def __init__(self, refuses: int) -> None:
+        self.refuses = refuses
+        self.asked: list[str] = []
+
+    @contextmanager
+    def connect(self, _url: str) -> Iterator["Serving"]:
+        yield self
+
+    def undeploy(self) -> None:
+        self.asked.append("undeploy")
+        self.refuses = 0
+
+    def deploy(self, model: str, *_how: Any) -> None:
+        self.asked.append(f"deploy {model}")
+        if self.refuses:
+            raise ApiError("It refuses.", self.refuses)
+
+    def deployment(self) -> UpStatus:
+        return up_status("running")
+
+
+@pytest.fixture
+def serving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Serving:
+    node = Serving(request.param)
+    monkeypatch.setattr("cli.ask.connection.connect", node.connect)
+    return node
+
+
+@pytest.mark.parametrize("serving", [422], indirect=True)
+def test_what_is_refused_ends_nothing(serving: Serving) -> None:
+    found = CliRunner().invoke(app, ["deploy", "m", "--", "--middleware", "x"])
+    assert "It refuses." in str(found.exception) + found.output
+    assert (found.exit_code, serving.asked) == (1, ["deploy m"])
+
+
+@pytest.mark.parametrize("serving", [409], indirect=True)
+def test_what_is_deployed_ends_for_what_can_be(serving: Serving) -> None:
+    found = CliRunner().invoke(app, ["deploy", "m"])
+    assert (found.exit_code, serving.asked) == (0, ["deploy m", "undeploy", "deploy m"])
+    assert "Ending what is deployed." in found.stderr
+
+
+@pytest.mark.parametrize("serving", [409], indirect=True)
+def test_a_shipped_models_mistyped_name_ends_nothing(serving: Serving) -> None:
+    found = CliRunner().invoke(app, ["deploy", "tiny-qwen"])
+    assert "did you mean tiny-qwen3?" in str(found.exception) + found.output
+    assert (found.exit_code, serving.asked) == (2, [])

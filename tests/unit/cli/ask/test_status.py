@@ -69,7 +69,29 @@ def test_a_node_at_work_fits_one_screen(
     assert answer.stdout.index("loading: starting") < answer.stdout.index("w0: ready")
     assert "GENERATING, 0 nonces, 0.0/s now" in answer.stdout
     assert "40 now, 100 answered" in answer.stdout
+    assert "deliveries  receivers that wait: 0" in answer.stdout
     assert len(answer.stdout.splitlines()) <= 20
+
+
+def test_a_worker_that_ended_counts_and_is_told_before_it_is_back_in_redis(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    node = status_answer([MODEL])
+    seat = {"name": "here/gpu0", "model": MODEL, "state": "ready", "worker_id": "w1"}
+    ended = {"name": "here/gpu1", "state": "starting", "worker_id": None}
+    node["seats"] = [
+        seat | {"last_exit": None},
+        seat | ended | {"last_exit": "killed by SIGKILL"},
+    ]
+    deployment = {"model": "/models/m", "models": ["m"], "status": "running", "error": None}
+    status_module.show(node, deployment | {"elapsed_seconds": 61.0, "hosts": []}, now=61.0)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown[1:5] == [
+        ["model", "m", "(/models/m):", "running", "after", "61", "s"],
+        ["workers", "1", "of", "2", "ready"],
+        ["here/gpu1:", "starting,", f"{MODEL},", "ended", "(killed", "by", "SIGKILL)"],
+        ["w1:", "ready,", f"{MODEL},", "started", "1", "min", "ago"],
+    ]
 
 
 def test_health_is_the_nodes_own_where_it_tells_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +127,7 @@ def test_what_is_wrong_with_a_round_and_a_deployment_is_shown(
     shown = " ".join(capsys.readouterr().out.split())
     for words in (
         "health ok",
-        f"model {MODEL}: failed, 61 s one host failed",
+        f"model {MODEL}: failed after 61 s one host failed",
         "gpu-1: failed: no memory",
         "gpu-2: starting, 1 of 2 workers ready",
         "no worker of its model",

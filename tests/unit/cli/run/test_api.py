@@ -38,6 +38,17 @@ def test_what_reads_redis_does_not_wait_long_for_the_event_loop(
     assert while_it_serves == [pytest.approx(0.0005)]
 
 
+def test_the_setting_of_the_port_is_where_it_listens_unless_an_option_says_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ports: list[int] = []
+    monkeypatch.setattr(uvicorn, "run", lambda *_args, **options: ports.append(options["port"]))
+    env = {"POC_REQUIRE_KEYS": "never", "POC_API_PORT": "8123"}
+    assert CliRunner().invoke(app, ["api"], env=env).exit_code == 0
+    assert CliRunner().invoke(app, ["api", "--port", "8124"], env=env).exit_code == 0
+    assert ports == [8123, 8124]
+
+
 def test_no_request_waits_until_all_that_was_imported_is_looked_through_for_garbage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -415,12 +415,13 @@ class Offers:
 
     def __init__(self) -> None:
         self.all: list[Due] = []
+        self.renewed = 0
 
     def offer(self, due: Due) -> None:
         self.all.append(due)
 
     def renew_locks(self) -> None:
-        """It delivers nothing."""
+        self.renewed += 1
 
 
 @pytest.fixture
@@ -449,6 +450,21 @@ def test_what_is_due_is_offered_once(
     assert (due.outbox_id, due.receiver, due.is_round) == (record.round_id, "receiver:9000", True)
     assert due.waiting_bytes > 0
     assert (tmp_path / "alive").exists()
+
+
+def test_its_sign_of_life_ends_with_it(ticker: Ticker, tmp_path: Path) -> None:
+    ticker.start()
+    wait_until((tmp_path / "alive").exists)
+    ticker.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sign_of_life_of_another_user_keeps_no_lock_from_being_renewed(
+    ticker: Ticker, offers: Offers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ticker_module, "ALIVE", tmp_path / "of another" / "alive")
+    ticker.start()
+    wait_until(lambda: bool(offers.renewed))
 
 
 def test_what_is_due_again_is_offered_again(
