@@ -119,5 +119,5 @@ format: setup ## let ruff fix and format
 	@$(BIN)/python -m ruff format .
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-vllm-* .cache .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf .venv .venv-vllm-* .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
