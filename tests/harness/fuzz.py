@@ -8,8 +8,16 @@ import os
 import hypothesis
 import pytest
 
+# How soon examples are made says how busy the machine is.
+TOO_SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile(
-    "quick", max_examples=25, stateful_step_count=50, deadline=None, derandomize=True, database=None
+    "quick",
+    max_examples=25,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=TOO_SLOW,
 )
 hypothesis.settings.register_profile(
     "long",
@@ -18,6 +26,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     database=None,
     print_blob=True,
+    suppress_health_check=TOO_SLOW,
 )
 hypothesis.settings.load_profile(os.environ.get("PROOFLINE_FUZZ") or "quick")
 

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.chat.gateway import _HOP_HEADERS, _end_to_end, _url
+from tests.harness.fuzz import FUZZ
 from tests.harness.samples import worker_record
 
+pytestmark = FUZZ
 CHAT = "/v1/chat/completions"
 TOKEN = st.text("abcdefghijklmnopqrstuvwxyzABCDEFXYZ-_0123456789", min_size=1, max_size=12).map(
     str.encode
