@@ -155,16 +155,18 @@ def main(
 def measure(talk: Talk, blocks: int, kill: bool) -> bool:
     console.print(f"{machine.describe()}; {talk}", highlight=False)
     found: dict[str, Run] = {}
-    stayed: list[Move] = []
-    killed: list[Move] = []
+    moved: list[Move] = []
     with _stack(ENGINES, blocks) as stack:
         with _api(stack, "-c", LEAST_BUSY) as url:
             found["least busy of four"] = _run(talk, stack, url, "least")
-        with _noting_api(stack, stayed) as url:
+        with _noting_api(stack, moved) as url:
             found["by prefix, four"] = _run(talk, stack, url, "prefix")
+        stay = only_with_reason("four", moved, gone=0)
         if kill:
-            with _noting_api(stack, killed) as url:
+            moved.clear()
+            with _noting_api(stack, moved) as url:
                 found["by prefix, one killed"] = _run(talk, stack, url, "kill", kill=True)
+            stay &= only_with_reason("one killed", moved, gone=1)
     with _stack(1, ENGINES * blocks) as stack:
         found["one engine, four times the cache"] = _run(talk, stack, stack.base_url, "one")
     table = Table(title="Conversations")
@@ -182,9 +184,6 @@ def measure(talk: Talk, blocks: int, kill: bool) -> bool:
     hits = verdict("hit rate over one engine's", prefix.hit_rate / one.hit_rate, LEAST_HIT_RATE)
     first = prefix.first_token_ms / least.first_token_ms
     quick = verdict("first token, saved over the least busy's", 1 - first, 1 - MOST_FIRST_TOKEN)
-    stay = only_with_reason("four", stayed, gone=0)
-    if kill:
-        stay &= only_with_reason("one killed", killed, gone=1)
     return hits and quick and stay and not any(run.failed for run in found.values())
 
 
