@@ -265,13 +265,13 @@ local function end_if_exhausted(round, generating, now, ttl)
   redis.call('DEL', generating)
 end
 
--- The hosts that live: each with the generation that it follows and its state, see report_host.lua.
+-- The hosts that live: each with the generation that it follows, its state and its engine, see report_host.lua.
 local function live_hosts(hosts)
   local found = {}
   for _, id in ipairs(redis.call('ZRANGE', hosts, 0, -1)) do
-    local generation, state = unpack(redis.call('HMGET', 'poc:host:' .. id, 'generation', 'state'))
+    local generation, state, engine = unpack(redis.call('HMGET', 'poc:host:' .. id, 'generation', 'state', 'engine'))
     if state then
-      found[#found + 1] = {id = id, generation = generation, state = state}
+      found[#found + 1] = {id = id, generation = generation, state = state, engine = engine or ''}
     end
   end
   return found
