@@ -27,9 +27,7 @@ if redis.call('HDEL', round .. ':leases', lease) == 0 and redis.call('ZREM', rou
 end
 local second = string.format('%d', math.floor(tonumber(now)))
 redis.call('HINCRBY', round, 'n_processed', places)
-redis.call('HINCRBY', round, 'by:' .. name_of_worker(worker), places)
-count_in(round .. ':workers', worker, places, ttl)
-count_in(round .. ':rate:' .. second, worker, places, 60)
+redis.call('HINCRBY', round .. ':counted', second .. '|' .. worker, places)
 if excluded ~= '' then
   redis.call('HINCRBY', round, 'n_excluded', n_excluded)
   local nonces = {}
@@ -42,7 +40,6 @@ if excluded ~= '' then
   redis.call('LTRIM', round .. ':excluded', -1000, -1)
   redis.call('EXPIRE', round .. ':excluded', ttl)
 end
-count_processed(places, second, worker, ttl)
 local has_receiver, is_closed = unpack(redis.call('HMGET', outbox, 'url', 'closed'))
 -- The last values of a round that is over come after it was closed; its receiver waits for them.
 local due = is_closed and now or tonumber(now) + tonumber(interval)
@@ -60,5 +57,7 @@ if first_entry > first_listed then
   redis.call('LTRIM', round .. ':valid', -tonumber(most_kept), -1)
   redis.call('EXPIRE', round .. ':valid', ttl)
 end
-end_if_exhausted(round, generating, now, ttl)
+if end_if_exhausted(round, generating, now, ttl) ~= 'GENERATING' then
+  spread_counts(round, ttl) -- nobody leases any more
+end
 return 1
