@@ -117,11 +117,13 @@ def _work(order: Order, number: int, until: float) -> None:
             if now >= beat_at:
                 registry.heartbeat(worker)
                 beat_at = now + BEAT_S
-            lease = rounds.lease(record, worker.id, order.batch, held)
+            if len(held) < HELD:
+                lease = rounds.lease(record, worker.id, order.batch, held)
+            else:
+                done = held.pop(0)
+                _, lease = rounds.turn(done, values, record, worker.id, order.batch, held)
             assert isinstance(lease, Lease), lease
             held.append(lease)
-            if len(held) == HELD:
-                rounds.complete(held.pop(0), worker.id, values)
         for lease in held:
             rounds.release(lease, worker.id)
 

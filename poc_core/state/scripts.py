@@ -15,7 +15,6 @@ from importlib.resources import files
 from typing import Any
 
 from redis import Redis
-from redis.client import Pipeline
 from redis.commands.core import Script
 from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError
 
@@ -50,8 +49,6 @@ class SharedScript(Script):
     ) -> Any:
         """What the script returns. ScriptsMissingError: Redis does not know it."""
         client = self.registered_client if client is None else client
-        if isinstance(client, Pipeline):  # redis-py would load it there, whatever one may
-            self._make_sure()
         given = (self.sha, len(keys or ()), *(keys or ()), *(args or ()))
         try:
             return client.evalsha(*given)
@@ -59,9 +56,26 @@ class SharedScript(Script):
             _load(self.registered_client, self.script)
             return client.evalsha(*given)
 
-    def _make_sure(self) -> None:
-        if not self.registered_client.script_exists(self.sha)[0]:
-            _load(self.registered_client, self.script)
+
+Call = tuple[Script, Sequence[Any], Sequence[Any]]
+"""A script with its keys and args."""
+
+
+def together(redis: "Redis", *calls: Call) -> list[Any]:
+    """What the calls return, asked for at once and done in their order, but not in one step.
+
+    Each must be safe to repeat.
+    """
+    with redis.pipeline(transaction=False) as pipe:
+        for script, keys, args in calls:
+            pipe.evalsha(script.sha, len(keys), *keys, *args)
+        answers = pipe.execute(raise_on_error=False)
+    if any(isinstance(answer, NoScriptError) for answer in answers):
+        return [script(keys, args) for script, keys, args in calls]
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
 
 
 def load(redis: "Redis", name: str) -> Script:
