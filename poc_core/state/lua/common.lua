@@ -246,13 +246,12 @@ local function payload_bytes(counted, n)
   return #counted + 32 * n
 end
 
--- Appends an entry of `n` artifacts to an outbox; its delivery is due at `due` or, where one was due before, then.
-local function push_outbox(id, entry, n, due, ttl)
+-- Appends an entry of `n` artifacts to an outbox; its delivery is due at `due` or, where one was due before, then. Returns
+-- its bytes, which its caller counts in the outbox.
+local function push_entry(id, entry, n, due, ttl)
   local outbox = 'poc:outbox:' .. id
   local counted = counted_entry(n, entry)
   local is_first = redis.call('RPUSH', outbox .. ':entries', counted) == 1
-  redis.call('HINCRBY', outbox, 'bytes', #counted)
-  redis.call('HINCRBY', outbox, 'waiting', n)
   if is_first then -- of a round that goes on all keys are kept (lease_nonces.lua), else each delivery keeps them
     redis.call('EXPIRE', outbox, ttl)
     redis.call('EXPIRE', outbox .. ':entries', ttl)
@@ -260,6 +259,7 @@ local function push_outbox(id, entry, n, due, ttl)
   if redis.call('ZADD', 'poc:outbox:due', 'NX', due, id) == 1 then
     redis.call('EXPIRE', 'poc:outbox:due', ttl)
   end
+  return #counted
 end
 
 -- A round ends; what waits in its outbox is delivered at once and kept for `ttl` seconds at most.
@@ -281,19 +281,18 @@ local function close_round(round, state, now, ttl)
   end
 end
 
--- A round ends by itself when its sequence has, and no nonce of it is left to be computed. Returns the state it had.
+-- A round ends by itself when its sequence has, and no nonce of it is left to be computed.
 local function end_if_exhausted(round, generating, now, ttl)
   local state, next_place, places = unpack(redis.call('HMGET', round, 'state', 'next', 'places'))
   if state ~= 'GENERATING' or tonumber(next_place) < tonumber(places)
     or redis.call('HLEN', round .. ':leases') > 0 or redis.call('ZCARD', round .. ':free') > 0 then
-    return state
+    return
   end
   redis.call('HSET', round, 'exhausted', '1')
   close_round(round, 'STOPPED', now, ttl)
   local id = string.sub(round, #'poc:round:' + 1)
   note_event('round', 'Round ' .. short_id(id) .. ' has computed all nonces of its sequence.', id, now)
   redis.call('DEL', generating)
-  return state
 end
 
 -- The hosts that live: each with the generation that it follows, its state and its engine, see report_host.lua.
