@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from redis import Redis
+from redis.client import Pipeline
 from redis.commands.core import Script
 from redis.exceptions import ConnectionError, NoPermissionError, NoScriptError
 
@@ -49,12 +50,18 @@ class SharedScript(Script):
     ) -> Any:
         """What the script returns. ScriptsMissingError: Redis does not know it."""
         client = self.registered_client if client is None else client
+        if isinstance(client, Pipeline):  # redis-py would load it there, whatever one may
+            self._make_sure()
         given = (self.sha, len(keys or ()), *(keys or ()), *(args or ()))
         try:
             return client.evalsha(*given)
         except NoScriptError:
             _load(self.registered_client, self.script)
             return client.evalsha(*given)
+
+    def _make_sure(self) -> None:
+        if not self.registered_client.script_exists(self.sha)[0]:
+            _load(self.registered_client, self.script)
 
 
 Call = tuple[Script, Sequence[Any], Sequence[Any]]
