@@ -72,9 +72,6 @@ local function worker_record(id)
   return type(found) == 'table' and '?' or found or '' -- an error: what is no hash is no worker's record either
 end
 
--- Seconds of a step of the node's history, and for how long its steps are kept (state/past/history.py).
-local PAST = {{5, 960}, {20, 3720}, {120, 22000}, {480, 87400}}
-
 -- `n` more of `field` of a hash; returns whether they are its first. The hash lives for `ttl` seconds from the first count
 -- of any field on: to say so with each count would be half of what counting costs.
 local function count_in(key, field, n, ttl)
@@ -87,6 +84,8 @@ end
 
 -- `n` more of `field` happened in that `second`.
 local function count_past(field, n, second)
+  -- Seconds of a step of the node's history, and for how long its steps are kept (state/past/history.py).
+  local PAST = {{5, 960}, {20, 3720}, {120, 22000}, {480, 87400}}
   for _, step in ipairs(PAST) do
     local key = string.format('poc:past:%d:%d', step[1], math.floor(tonumber(second) / step[1]) * step[1])
     count_in(key, field, n, step[2])
@@ -131,12 +130,13 @@ local function spread_counts(round, ttl)
   end
 end
 
--- Events kept of each kind: 1,000 in all, and many of one kind displace none of another.
-local MOST_EVENTS = {worker = 250, deployment = 100, round = 150, job = 150, receiver = 100, refused = 150, key = 50, node = 50}
 local EVENTS_TTL = 30 * 86400
 
 -- Writes down what happened at `at`: a sentence for the operator, and which worker, job, round or receiver it is about.
 local function note_event(kind, text, about, at)
+  -- Events kept of each kind: 1,000 in all, and many of one kind displace none of another.
+  local MOST_EVENTS =
+    {worker = 250, deployment = 100, round = 150, job = 150, receiver = 100, refused = 150, key = 50, node = 50}
   local key = 'poc:events:' .. kind
   redis.call('LPUSH', key, cjson.encode({kind = kind, text = text, about = about, at = tonumber(at)}))
   redis.call('LTRIM', key, 0, MOST_EVENTS[kind] - 1)
