@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two looks at a full outbox.
 _FULL_PAUSE_S = 0.2
-# Seconds between two looks whether the round goes on; delays /stop by as much. Of a thousand workers
-# with slow batches they are most of what Redis is asked.
+# Seconds between two looks whether the round goes on; delays /stop by as much. Of many workers with
+# slow batches they are most of what Redis is asked.
 _LOOK_S = 0.25
 # Seconds to wait for chat before looking at the clock and the round again.
 _CHAT_WAIT_S = 0.5
