@@ -177,10 +177,12 @@ class RoundStore:
         in_hand: Sequence[Lease],
     ) -> tuple[bool, Lease | Refusal]:
         """What `complete` and then `lease` return, for one request to Redis."""
+        # `done` too is in hand still: should Redis not take it at once, it must not be given away.
+        held = [*in_hand, done]
         taken, found = scripts.together(
             self._redis,
             (self._complete, *self._complete_call(done, worker_id, values)),
-            (self._lease, *self._lease_call(round, worker_id, places, in_hand)),
+            (self._lease, *self._lease_call(round, worker_id, places, held)),
         )
         return bool(taken), _leased(round, *found)
 
