@@ -258,7 +258,7 @@ GATEWAY_CLIENT_HEADER = "x-proofline-client"
 
 # Seconds between two signs of life of a worker's process, and without one until it is silent:
 # a death shows within two seconds, and a sign or two may come late.
-PULSE_S = 0.3
+PULSE_S = 0.4
 SILENT_S = 1.3
 
 

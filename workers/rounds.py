@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two looks at a full outbox.
 _FULL_PAUSE_S = 0.2
-# Seconds between two looks whether the round goes on; delays /stop by as much.
-_LOOK_S = 0.1
+# Seconds between two looks whether the round goes on; delays /stop by as much. Of many workers with
+# slow batches they are most of what Redis is asked.
+_LOOK_S = 0.25
 # Seconds to wait for chat before looking at the clock and the round again.
 _CHAT_WAIT_S = 0.5
 # Seconds of one task of a round: far below the broker's visibility timeout, and so long that the
@@ -30,6 +31,10 @@ _CHAT_WAIT_S = 0.5
 STEP_S = 10.0
 # Seconds between two lines in the log about a full outbox.
 _FULL_LOG_S = 10.0
+
+
+_Done = tuple[Lease, Sequence[JsonValue]]
+"""A lease and its values."""
 
 
 class RoundSteps:
@@ -54,6 +59,8 @@ class RoundSteps:
         self._publish_step = publish_step
         self._step_s = step_s
         self._runner = Runner(proofs, self)  # holds leases of one round, from step to step
+        # Computed, and told to Redis with the next question, which follows at once.
+        self._done: _Done | None = None
         self._in_step = threading.Lock()
         self._leaving = threading.Event()
         self._full_logged_at = 0.0
@@ -87,7 +94,8 @@ class RoundSteps:
             return goes_on
         finally:
             if not goes_on:
-                self._proofs.set_computes_round(False)  # first: giving back may fail
+                self._proofs.set_computes_round(False)  # first: the others may fail
+                self._bring_done()
                 self._runner.give_back()
 
     def _compute(self, round_id: str) -> bool:
@@ -105,6 +113,7 @@ class RoundSteps:
         deadline = time.monotonic() + self._step_s
         if not self._runner.run(lambda: time.monotonic() >= deadline or self._leaving.is_set()):
             return False
+        self._bring_done()
         if self._leaving.is_set():
             while self._runner.held and self._proofs.chat_allows(0) and self._runner.bring_home():
                 pass
@@ -115,11 +124,10 @@ class RoundSteps:
     # What the runner asks for, see Source.
 
     def next(self, held: Sequence[Lease]) -> Sequence[Lease] | None:
-        record = self._record
-        if not self._proofs.chat_allows(0 if held else _CHAT_WAIT_S):
+        if not self._proofs.chat_allows(0 if held or self._done else _CHAT_WAIT_S):
             return [] if held or self.is_wanted(held) else None
-        size = self._proofs.batch_size(record.config.spec)
-        lease = until_redis_answers(lambda: self._rounds.lease(record, self._worker_id, size, held))
+        done, self._done = self._done, None
+        lease = until_redis_answers(lambda: self._turn(done, held))
         if isinstance(lease, Lease):
             return [lease]
         if lease is not Refusal.FULL:
@@ -129,17 +137,15 @@ class RoundSteps:
         return []
 
     def is_wanted(self, leases: Sequence[Lease]) -> bool:
+        self._bring_done()
         try:
             return self._rounds.generating(self._record.config.model) == self._record.round_id
         except RedisError:
             return True  # the next lease tells when Redis is back
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
-        taken = until_redis_answers(lambda: self._rounds.complete(lease, self._worker_id, values))
-        if not taken:
-            logger.info(
-                "places %d .. of the round were computed by another worker too", lease.place
-            )
+        self._bring_done()
+        self._done = lease, values
         self._n_done += len(values)
 
     def release(self, lease: Lease, lost_engine: bool) -> None:
@@ -151,6 +157,23 @@ class RoundSteps:
         until_redis_answers(
             lambda: self._rounds.switch(self._record, RoundState.STOPPED, str(error))
         )
+
+    def _turn(self, done: _Done | None, held: Sequence[Lease]) -> Lease | Refusal:
+        """The next lease, asked for together with storing the values that are there."""
+        record, me = self._record, self._worker_id
+        size = self._proofs.batch_size(record.config.spec)
+        if done is None:
+            return self._rounds.lease(record, me, size, held)
+        taken, lease = self._rounds.turn(*done, record, me, size, held)
+        _note(done, taken)
+        return lease
+
+    def _bring_done(self) -> None:
+        """Stores the values that are there."""
+        done, self._done = self._done, None
+        if done is not None:
+            (lease, values), me = done, self._worker_id
+            _note(done, until_redis_answers(lambda: self._rounds.complete(lease, me, values)))
 
     def _wait_for_room(self) -> None:
         if time.monotonic() - self._full_logged_at > _FULL_LOG_S:
@@ -175,3 +198,9 @@ class RoundSteps:
             until_redis_answers(lambda: self._rounds.waiting_artifacts(round_id)),
         )
         self._n_done, self._logged_at = 0, now
+
+
+def _note(done: _Done, taken: bool) -> None:
+    if not taken:
+        place = done[0].place
+        logger.info("places %d .. of the round were computed by another worker too", place)

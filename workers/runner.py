@@ -31,7 +31,7 @@ class Source(Protocol):
         """Whether the leases are still to be computed; asked every `look_s`."""
 
     def complete(self, lease: Lease, values: Sequence[JsonValue]) -> None:
-        """Stores one value per nonce."""
+        """Stores one value per nonce, at the latest with the next question."""
 
     def release(self, lease: Lease, lost_engine: bool) -> None:
         """Gives a lease back uncomputed; `lost_engine`: because the engine could not."""

@@ -8,10 +8,9 @@ all busy lets each take its batches more slowly, at the same pace in a fleet of 
 batch costs Redis is measured without them, at the pace that the machine allows (`pump.py`).
 """
 
-import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -90,9 +89,6 @@ def main(
 ) -> None:
     """Exits with 1 where a target is missed."""
     counts = [int(text) for text in workers.split(",")]
-    # A fleet's workers are on other machines: here they are not to keep Redis and API waiting.
-    with suppress(PermissionError):
-        os.nice(-10)
     console.print(machine.describe(), highlight=False)
     if part is Part.MINUTE:
         exit_with(lambda: minute.measure(seconds))

@@ -206,7 +206,7 @@ def main() -> None:
 
     end_with_parent()  # before it reads: a parent that is gone by now sends nothing
     order = Order.model_validate_json(sys.stdin.readline())
-    os.nice(-min(0, os.nice(0)))
+    os.nice(10)  # workers are on other machines: here they do not keep Redis and API waiting
     gc.collect()
     gc.freeze()
     pids = []

@@ -1,15 +1,18 @@
 """Leases and completions of a round as fast as one machine asks for them, without workers around.
 
-`python -m bench.fleet.pump` is one process with a thread and a connection for each worker id. The
+`python -m bench.fleet.pump` is one process with a connection for each worker id, and with no more
+threads for a large fleet than for a small one: what clients take is not Redis' matter. The
 calls are those of a worker (`RoundStore`, `WorkerRegistry`), the values made up beforehand. So
 Redis has as much to do as with a fleet, and the CPU time of a batch is that of a busy Redis, which
 takes many requests with each look at its sockets.
 """
 
+import itertools
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 import redis
 from pydantic import BaseModel, JsonValue
@@ -24,6 +27,7 @@ from poc_core.state.registry import WorkerRegistry
 from poc_core.state.rounds import RoundStore
 
 PROCESSES = 2
+THREADS = 8  # of each
 SETTLE_S = 4.0
 WINDOW_S = 2.0  # of the measurement, of which the quietest count
 BEAT_S = 2.0
@@ -82,9 +86,10 @@ def start(
 
 def run(order: Order) -> None:
     until = time.monotonic() + order.seconds
+    numbers = range(order.first, order.first + order.workers)
     threads = [
-        threading.Thread(target=_work, args=(order, order.first + index, until))
-        for index in range(order.workers)
+        threading.Thread(target=_work, args=(order, numbers[index::THREADS], until))
+        for index in range(min(THREADS, order.workers))
     ]
     for thread in threads:
         thread.start()
@@ -92,13 +97,17 @@ def run(order: Order) -> None:
         thread.join()
 
 
-def _work(order: Order, number: int, until: float) -> None:
-    settings = load_settings(redis_url=order.redis_url)
-    with connect(settings) as own:
-        rounds, registry = RoundStore(own, settings), WorkerRegistry(own, settings)
-        record = rounds.current()
+class _Worker:
+    """A worker id with a connection of its own."""
+
+    def __init__(self, order: Order, number: int) -> None:
+        settings = load_settings(redis_url=order.redis_url)
+        own = connect(settings)
+        self._rounds, self._registry = RoundStore(own, settings), WorkerRegistry(own, settings)
+        record = self._rounds.current()
         assert record is not None
-        worker = WorkerRecord(
+        self._record = record
+        self._worker = WorkerRecord(
             id=f"pump{number:03}/gpu0-{number:06x}",
             model=MODEL,
             engine="none",
@@ -107,23 +116,42 @@ def _work(order: Order, number: int, until: float) -> None:
             state="ready",
             started_at=time.time(),
         )
-        values: list[JsonValue] = ["A" * 32] * order.batch
-        held: list[Lease] = []
-        beat_at, next_at = 0.0, time.monotonic()
-        while (now := time.monotonic()) < until:
-            if order.pace is not None:
-                time.sleep(max(0.0, next_at - now))
-                next_at += 1 / order.pace
-            if now >= beat_at:
-                registry.heartbeat(worker)
-                beat_at = now + BEAT_S
-            lease = rounds.lease(record, worker.id, order.batch, held)
-            assert isinstance(lease, Lease), lease
-            held.append(lease)
-            if len(held) == HELD:
-                rounds.complete(held.pop(0), worker.id, values)
-        for lease in held:
-            rounds.release(lease, worker.id)
+        self._places = order.batch
+        self._values: list[JsonValue] = ["A" * 32] * order.batch
+        self._held: list[Lease] = []
+        self._beat_at = 0.0
+
+    def turn(self, now: float) -> None:
+        """A batch that is done, and the next one."""
+        if now >= self._beat_at:
+            self._registry.heartbeat(self._worker)
+            self._beat_at = now + BEAT_S
+        me = self._worker.id
+        if len(self._held) < HELD:
+            lease = self._rounds.lease(self._record, me, self._places, self._held)
+        else:
+            given = self._held.pop(0), self._values, self._record, me, self._places, self._held
+            _, lease = self._rounds.turn(*given)
+        assert isinstance(lease, Lease), lease
+        self._held.append(lease)
+
+    def leave(self) -> None:
+        for lease in self._held:
+            self._rounds.release(lease, self._worker.id)
+
+
+def _work(order: Order, numbers: Sequence[int], until: float) -> None:
+    workers = [_Worker(order, number) for number in numbers]
+    next_at = time.monotonic()
+    for worker in itertools.cycle(workers):
+        if (now := time.monotonic()) >= until:
+            break
+        if order.pace is not None:
+            time.sleep(max(0.0, next_at - now))
+            next_at += 1 / order.pace / len(workers)
+        worker.turn(now)
+    for worker in workers:
+        worker.leave()
 
 
 if __name__ == "__main__":

@@ -285,6 +285,7 @@ class Follower:
             left_out=tuple(fleet.left_out) if fleet else (),
             engine=plan.options.engine if plan.options else "",
             follows=self._options.span.follows if self._options.span else "",
+            engine_at=self._options.span.head if self._options.span else "",
             places=tuple(fleet.places()) if fleet else (),
             memory=_memory(),
         )

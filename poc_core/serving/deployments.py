@@ -57,6 +57,7 @@ class HostReport(BaseModel, frozen=True):
     left_out: tuple[str, ...] = ()  # arguments that its vLLM does not know, each with the reason
     engine: str = ""  # of its workers
     follows: str = ""  # HOST:PORT of the head, where it is a part of another host's engine
+    engine_at: str = ""  # the same of every host of an engine over several, the head too
     places: tuple[WorkerPlace, ...] = ()  # they, over their restarts
     # bytes of its memory, or its container's, that are left, and the limit; None: unknown
     memory: tuple[int, int] | None = None

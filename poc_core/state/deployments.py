@@ -126,6 +126,7 @@ class DeploymentStore:
             self._settings.worker_ttl_s,
             self._settings.job_ttl_sec,
             report.model or "",
+            report.engine_at,
         ]
         self._report([keys.DEPLOYMENT, keys.HOSTS, keys.host(report.id)], args)
 

@@ -29,10 +29,17 @@ RECEIVERS = "poc:receivers"  # zset receiver -> when it last did not answer
 
 
 def round(round_id: str) -> str:
-    """The hash of a round; its working keys add :leases :hands :free :workers
+    """The hash of a round; its working keys add :leases :hands :free :workers :counted
     :excluded :valid :rate:{second}.
     """
     return f"poc:round:{round_id}"
+
+
+def counted(round_id: str) -> str:
+    """The hash of what a round's workers computed lately: second|worker -> nonces; see
+    `spread_counts` in lua/common.lua.
+    """
+    return f"{round(round_id)}:counted"
 
 
 def generating(model: str) -> str:

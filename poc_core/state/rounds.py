@@ -158,25 +158,51 @@ class RoundStore:
         `in_hand`: the leases that the worker computes; any other of its own is taken from it, as an
         answer was lost or an error made it forget.
         """
-        now, config = self._clock(), round.config
-        args: list[Any] = [worker_id, places, now, now + LEASE_S, self._ttl_s]
-        args += [
-            self._settings.outbox_max_bytes,
-            " ".join(f"{lease.place}:{len(lease.nonces)}" for lease in in_hand),
-        ]
-        names = [keys.round(round.round_id), keys.outbox(round.round_id)]
-        names += [keys.generating(config.model), keys.CURRENT_ROUND]
-        reason, *found = self._lease(names, args)
-        if reason != b"ok":
-            return Refusal(reason.decode())
-        place, nonces = int(found[0]), config.nonces.take(*map(int, found))
-        return Lease(round.round_id, place, config.model, config.spec, nonces, config.terms)
+        return _leased(round, *self._lease(*self._lease_call(round, worker_id, places, in_hand)))
 
     def complete(self, lease: Lease, worker_id: str, values: Sequence[JsonValue]) -> bool:
         """Stores a lease's values, one per nonce in order; the valid ones go into the outbox.
 
         False: another worker had completed it. Also works after the round's end: nothing is lost.
         """
+        return bool(self._complete(*self._complete_call(lease, worker_id, values)))
+
+    def turn(
+        self,
+        done: Lease,
+        values: Sequence[JsonValue],
+        round: RoundRecord,
+        worker_id: str,
+        places: int,
+        in_hand: Sequence[Lease],
+    ) -> tuple[bool, Lease | Refusal]:
+        """What `complete` and then `lease` return, for one request to Redis."""
+        # `done` too is in hand still: should Redis not take it at once, it must not be given away.
+        held = [*in_hand, done]
+        taken, found = scripts.together(
+            self._redis,
+            (self._complete, *self._complete_call(done, worker_id, values)),
+            (self._lease, *self._lease_call(round, worker_id, places, held)),
+        )
+        return bool(taken), _leased(round, *found)
+
+    def _lease_call(
+        self, round: RoundRecord, worker_id: str, places: int, in_hand: Sequence[Lease]
+    ) -> tuple[list[str], list[Any]]:
+        """The keys and args of lease_nonces.lua."""
+        now = self._clock()
+        args: list[Any] = [worker_id, places, now, now + LEASE_S, self._ttl_s]
+        args += [
+            self._settings.outbox_max_bytes,
+            " ".join(f"{lease.place}:{len(lease.nonces)}" for lease in in_hand),
+        ]
+        names = [keys.round(round.round_id), keys.outbox(round.round_id)]
+        return [*names, keys.generating(round.config.model), keys.CURRENT_ROUND], args
+
+    def _complete_call(
+        self, lease: Lease, worker_id: str, values: Sequence[JsonValue]
+    ) -> tuple[list[str], list[Any]]:
+        """The keys and args of complete_lease.lua."""
         pairs = list(zip(lease.nonces, values, strict=True))
         contract = contract_of(lease.spec.scheme)
         excluded = [nonce for nonce, value in pairs if value is None]
@@ -195,7 +221,7 @@ class RoundStore:
         for n, entry in entries.packed(valid, most, most_bytes):
             args += [n, entry]
         names = [keys.round(lease.owner_id), keys.outbox(lease.owner_id)]
-        return bool(self._complete([*names, keys.generating(lease.model)], args))
+        return [*names, keys.generating(lease.model)], args
 
     def release(self, lease: Lease, worker_id: str) -> bool:
         """Gives a lease back uncomputed to the next worker that asks."""
@@ -205,6 +231,15 @@ class RoundStore:
     @property
     def _ttl_s(self) -> int:
         return self._settings.callback_retention_sec
+
+
+def _leased(round: RoundRecord, reason: bytes, *found: bytes) -> Lease | Refusal:
+    """What lease_nonces.lua returned."""
+    if reason != b"ok":
+        return Refusal(reason.decode())
+    config, (place, places) = round.config, map(int, found)
+    nonces = config.nonces.take(place, places)
+    return Lease(round.round_id, place, config.model, config.spec, nonces, config.terms)
 
 
 def round_record(round_id: str, values: Sequence[bytes | None]) -> RoundRecord | None:

@@ -64,6 +64,27 @@ class SharedScript(Script):
             _load(self.registered_client, self.script)
 
 
+Call = tuple[Script, Sequence[Any], Sequence[Any]]
+"""A script with its keys and args."""
+
+
+def together(redis: "Redis", *calls: Call) -> list[Any]:
+    """What the calls return, asked for at once and done in their order, but not in one step.
+
+    Each must be safe to repeat.
+    """
+    with redis.pipeline(transaction=False) as pipe:
+        for script, keys, args in calls:
+            pipe.evalsha(script.sha, len(keys), *keys, *args)
+        answers = pipe.execute(raise_on_error=False)
+    if any(isinstance(answer, NoScriptError) for answer in answers):
+        return [script(keys, args) for script, keys, args in calls]
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
 def load(redis: "Redis", name: str) -> Script:
     """The script lua/{name}.lua, callable with keys and args; survives a restart of Redis."""
     return SharedScript(redis, whole(name))

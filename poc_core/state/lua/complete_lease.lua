@@ -22,14 +22,16 @@ local excluded, n_excluded, now, interval, ttl, most_kept, n_listed = unpack(ARG
 local first_listed = 12
 local first_entry = first_listed + tonumber(n_listed)
 local lease = member(tonumber(first), tonumber(places))
+
+local function added(count, n)
+  return string.format('%d', (tonumber(count) or 0) + n)
+end
+
 if redis.call('HDEL', round .. ':leases', lease) == 0 and redis.call('ZREM', round .. ':free', lease) == 0 then
   return 0
 end
 local second = string.format('%d', math.floor(tonumber(now)))
-redis.call('HINCRBY', round, 'n_processed', places)
-redis.call('HINCRBY', round, 'by:' .. name_of_worker(worker), places)
-count_in(round .. ':workers', worker, places, ttl)
-count_in(round .. ':rate:' .. second, worker, places, 60)
+redis.call('HINCRBY', round .. ':counted', second .. '|' .. worker, places)
 if excluded ~= '' then
   redis.call('HINCRBY', round, 'n_excluded', n_excluded)
   local nonces = {}
@@ -42,16 +44,22 @@ if excluded ~= '' then
   redis.call('LTRIM', round .. ':excluded', -1000, -1)
   redis.call('EXPIRE', round .. ':excluded', ttl)
 end
-count_processed(places, second, worker, ttl)
-local has_receiver, is_closed = unpack(redis.call('HMGET', outbox, 'url', 'closed'))
+local state, next_place, all_places, n_processed, n_valid =
+  unpack(redis.call('HMGET', round, 'state', 'next', 'places', 'n_processed', 'n_valid'))
+local has_receiver, is_closed, bytes, waiting = unpack(redis.call('HMGET', outbox, 'url', 'closed', 'bytes', 'waiting'))
 -- The last values of a round that is over come after it was closed; its receiver waits for them.
 local due = is_closed and now or tonumber(now) + tonumber(interval)
+local n_new, n_bytes = 0, 0
 for i = first_entry, #ARGV, 2 do
   local n_values, entry = ARGV[i], ARGV[i + 1]
-  redis.call('HINCRBY', round, 'n_valid', n_values)
+  n_new = n_new + tonumber(n_values)
   if has_receiver then
-    push_outbox(round_id, entry, n_values, due, ttl)
+    n_bytes = n_bytes + push_entry(round_id, entry, n_values, due, ttl)
   end
+end
+redis.call('HSET', round, 'n_processed', added(n_processed, places), 'n_valid', added(n_valid, n_new))
+if n_bytes > 0 then
+  redis.call('HSET', outbox, 'bytes', added(bytes, n_bytes), 'waiting', added(waiting, n_new))
 end
 for i = first_listed, first_entry - 1, CHUNK do
   redis.call('RPUSH', round .. ':valid', unpack(ARGV, i, math.min(i + CHUNK, first_entry) - 1))
@@ -60,5 +68,9 @@ if first_entry > first_listed then
   redis.call('LTRIM', round .. ':valid', -tonumber(most_kept), -1)
   redis.call('EXPIRE', round .. ':valid', ttl)
 end
-end_if_exhausted(round, generating, now, ttl)
+if state ~= 'GENERATING' then
+  spread_counts(round, ttl) -- nobody leases any more
+elseif tonumber(next_place) >= tonumber(all_places) then
+  end_if_exhausted(round, generating, now, ttl)
+end
 return 1

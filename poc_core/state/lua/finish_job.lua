@@ -42,10 +42,13 @@ if verdict == 'fraud' then
 end
 -- In the same atomic step: exactly once, and never without the result.
 if url ~= '' then
-  redis.call('HSET', 'poc:outbox:' .. id, 'url', url, 'closed', '1')
-  push_outbox(id, body, 1, now, callback_ttl)
+  local outbox = 'poc:outbox:' .. id
+  redis.call('HSET', outbox, 'url', url, 'closed', '1')
+  local bytes = push_entry(id, body, 1, now, callback_ttl)
+  redis.call('HINCRBY', outbox, 'bytes', bytes)
+  redis.call('HINCRBY', outbox, 'waiting', 1)
   redis.call('HSETNX', 'poc:outbox:of_jobs', id, now .. '  ')
   redis.call('EXPIRE', 'poc:outbox:of_jobs', callback_ttl)
-  count_job_bytes(#counted_entry(1, body), callback_ttl)
+  count_job_bytes(bytes, callback_ttl)
 end
 return 1

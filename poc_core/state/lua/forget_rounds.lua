@@ -22,7 +22,7 @@ for _, id in ipairs(redis.call('SMEMBERS', followed)) do
   if is_over(id) then
     local round = 'poc:round:' .. id
     local gone = {round, 'poc:outbox:' .. id}
-    for _, suffix in ipairs({':leases', ':hands', ':free', ':workers', ':excluded', ':valid'}) do
+    for _, suffix in ipairs({':leases', ':hands', ':free', ':workers', ':counted', ':excluded', ':valid'}) do
       gone[#gone + 1] = round .. suffix
     end
     for age = 0, 61 do -- older ones end by themselves

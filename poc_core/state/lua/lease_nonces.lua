@@ -25,6 +25,7 @@ end
 local is_due = math.abs(now - (tonumber(looked_at) or 0)) >= LOOK_S -- clocks of hosts differ
 if is_due then
   redis.call('HSET', round, 'looked_at', now)
+  spread_counts(round, ttl)
   -- A round that goes on keeps all that it is made of, however long it lasts.
   for _, suffix in ipairs({'', ':leases', ':hands', ':free', ':workers', ':excluded', ':valid'}) do
     redis.call('EXPIRE', round .. suffix, ttl)
@@ -61,7 +62,8 @@ local function free_those_of_the_dead()
   end
 end
 
-local has_looked = redis.call('HLEN', round .. ':leases') <= FEW or is_due
+local n_leases = redis.call('HLEN', round .. ':leases')
+local has_looked = n_leases <= FEW or is_due
 if has_looked then
   free_those_of_the_dead()
 end
@@ -93,6 +95,10 @@ local lease = member(first, places)
 kept[#kept + 1] = lease
 redis.call('HSET', round .. ':leases', lease, worker .. '|' .. until_s)
 redis.call('HSET', round .. ':hands', worker, table.concat(kept, ' '))
+if n_leases == 0 then
+  make_table(round .. ':leases')
+  make_table(round .. ':hands')
+end
 if has_looked or #kept == 1 then -- else they were there before
   redis.call('EXPIRE', round .. ':leases', ttl)
   redis.call('EXPIRE', round .. ':hands', ttl)

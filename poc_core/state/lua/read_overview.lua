@@ -41,18 +41,35 @@ local function as_json(sums)
   return next(sums) and cjson.encode(sums) or '{}'
 end
 
+-- What the current round's workers computed and was not spread yet (spread_counts), by second, and in all.
+local id = redis.call('GET', current)
+local fresh, fresh_totals, n_fresh = {}, {}, 0
+local counts = id and redis.call('HGETALL', 'poc:round:' .. id .. ':counted') or {}
+for i = 1, #counts, 2 do
+  local at, worker = string.match(counts[i], '^(%d+)|(.*)$')
+  if at then
+    fresh[at] = fresh[at] or {}
+    for _, found in ipairs({fresh[at], fresh_totals}) do
+      found[#found + 1], found[#found + 2] = worker, counts[i + 1]
+    end
+    n_fresh = n_fresh + counts[i + 1]
+  end
+end
+
 -- Nonces by worker: the sums of the counters of each second of the window.
 local function counts_lately(key)
   local sums = {}
   each_second(function(at)
     add(sums, redis.call('HGETALL', key .. at))
+    add(sums, fresh[at] or {})
   end)
   return as_json(sums)
 end
 
-local function read_round(id)
+local function read_round()
   local round, totals = 'poc:round:' .. id, {}
   add(totals, redis.call('HGETALL', round .. ':workers'))
+  add(totals, fresh_totals)
   return {id, redis.call('HMGET', round, unpack(ARGV, first_field)), as_json(totals), counts_lately(round .. ':rate:'),
     redis.call('HGETALL', 'poc:outbox:' .. id), redis.call('LRANGE', round .. ':excluded', 0, -1)}
 end
@@ -73,7 +90,7 @@ for i = 1, #scored, 2 do
   reports[#reports + 1] = {scored[i], scored[i + 1], report and not report.err and report or '', redis.call('PTTL', key)}
 end
 local wanted = redis.pcall('HGETALL', deployment)
-local id = redis.call('GET', current)
-return {redis.call('GET', queued) or '0', redis.call('ZCARD', outboxes_due), redis.call('GET', total) or '0',
-  counts_lately('poc:stats:by:'), records, silent, id and read_round(id) or {},
+local counted = (tonumber(redis.call('GET', total)) or 0) + n_fresh
+return {redis.call('GET', queued) or '0', redis.call('ZCARD', outboxes_due), string.format('%d', counted),
+  counts_lately('poc:stats:by:'), records, silent, id and read_round() or {},
   wanted.err and {'', ''} or wanted, reports, redis.call('PTTL', courier)}

@@ -12,16 +12,17 @@
 --       7 ttl           seconds without a report after which a host is gone
 --       8 index_ttl     seconds that the index of hosts is kept
 --       9 model         what clients call the one it runs, or ''
+--      10 engine        HOST:PORT of its engine's head, where that is one over several hosts, or ''
 -- Returns nothing.
 local HOST_KNOWN_S = 3600 -- a host that is gone is missed as long
 local deployment, hosts, host = unpack(KEYS)
-local id, generation, state, error, report, now, ttl, index_ttl, model = unpack(ARGV)
-redis.call('HSET', host, 'generation', generation, 'state', state, 'report', report)
+local id, generation, state, error, report, now, ttl, index_ttl, model, engine = unpack(ARGV)
+redis.call('HSET', host, 'generation', generation, 'state', state, 'report', report, 'engine', engine)
 redis.call('EXPIRE', host, ttl)
 redis.call('ZADD', hosts, now, id)
 redis.call('ZREMRANGEBYSCORE', hosts, '-inf', now - HOST_KNOWN_S)
 redis.call('EXPIRE', hosts, index_ttl)
-local current, wanted = unpack(redis.call('HMGET', deployment, 'generation', 'wanted'))
+local current, wanted, by = unpack(redis.call('HMGET', deployment, 'generation', 'wanted', 'by'))
 if current ~= generation or not wanted or wanted == '' then
   return
 end
@@ -31,8 +32,15 @@ if state == 'SERVING' then
     note_event('deployment', string.format('%s serves, %.0f s after it was asked for.', model, took), model, now)
   end
 elseif state == 'FAILED' then
-  for _, other in ipairs(live_hosts(hosts)) do
-    if other.generation ~= current or other.state ~= 'FAILED' then
+  local living, lost = live_hosts(hosts), {}
+  for _, other in ipairs(living) do
+    -- The other hosts of its engine wait for it. Those that began with it themselves may: it is started again.
+    if by == 'request' and other.engine ~= '' and other.generation == current and other.state == 'FAILED' then
+      lost[other.engine] = true
+    end
+  end
+  for _, other in ipairs(living) do
+    if other.generation ~= current or not (other.state == 'FAILED' or lost[other.engine]) then
       return
     end
   end

@@ -21,6 +21,7 @@ if state == 'STOPPED' then
   close_round(round, state, now, ttl)
 else
   redis.call('HSET', round, 'state', state)
+  spread_counts(round, ttl)
 end
 if state == 'GENERATING' then
   redis.call('HSETNX', round, 'started_at', now)

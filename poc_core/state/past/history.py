@@ -1,7 +1,8 @@
 """Counts of what the node did, by steps of four lengths, each kept for 180 steps.
 
-Nonces are counted by the scripts that take them (`count_past` in lua/common.lua), chats by the API
-processes that pass them on. Adding is all that anybody does, so any number of processes may.
+Nonces are counted by the scripts that take them (`count_past` in lua/common.lua), a round's once a
+second (`spread_counts`); chats by the API processes that pass them on. Adding is all that anybody
+does, so any number of processes may.
 """
 
 import math
@@ -10,6 +11,7 @@ from typing import Any
 
 from redis import Redis
 
+from poc_core.serving.places import name_of
 from poc_core.state import keys
 
 # Seconds of a step -> seconds that steps are kept, a little more than is shown; as in common.lua.
@@ -49,13 +51,23 @@ class History:
 
     def read(self, step_s: int, first: int, n: int = SHOWN) -> list[dict[str, int]]:
         """The counts of `n` steps, the first of which begins at `first`; empty where none are."""
-        with self._redis.pipeline(transaction=False) as pipe:
+        current = self._redis.get(keys.CURRENT_ROUND)
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hgetall(keys.counted(current.decode() if current else ""))
             for index in range(n):
                 pipe.hgetall(keys.past(step_s, first + index * step_s))
-            return [
-                {field.decode(errors="replace"): int(count) for field, count in found.items()}
-                for found in pipe.execute()
-            ]
+            fresh, *found = pipe.execute()
+        steps = [
+            {field.decode(errors="replace"): int(count) for field, count in counts.items()}
+            for counts in found
+        ]
+        for field, count in fresh.items():  # of the last second, or since the last lease
+            second, _, worker = field.decode(errors="replace").partition("|")
+            index = (int(second) - first) // step_s if second else -1
+            if 0 <= index < n:
+                name = name_of(worker)
+                steps[index][name] = steps[index].get(name, 0) + int(count)
+        return steps
 
 
 def bucket(seconds: float) -> str:

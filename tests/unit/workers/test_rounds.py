@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -395,6 +396,43 @@ def test_a_redis_that_is_away_in_the_middle_is_waited_for(
     assert_first(arrived(redis, record), 16, 24)
 
 
+class Counted(RoundStore):
+    """Counts what is asked of it."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.asked: Counter[str] = Counter()
+
+    def lease(self, *given: Any) -> Lease | Refusal:
+        self.asked["lease"] += 1
+        return super().lease(*given)
+
+    def complete(self, *given: Any) -> bool:
+        self.asked["complete"] += 1
+        return super().complete(*given)
+
+    def turn(self, *given: Any) -> tuple[bool, Lease | Refusal]:
+        self.asked["turn"] += 1
+        return super().turn(*given)
+
+
+def test_values_go_to_redis_with_the_question_for_the_next_lease(
+    proofs: Proofs,
+    engine: FakeEngine,
+    redis: Redis,
+    settings: Settings,
+    clock: Clock,
+    record: RoundRecord,
+) -> None:
+    counted = Counted(redis, settings, clock)
+    engine.events[20] = stop(counted, record)
+    RoundSteps(proofs, "w1", counted, lambda _: None, LONG_STEP_S).step(record.round_id)
+    n_batches = len(arrived(redis, record)) // 4
+    assert n_batches >= 20
+    assert counted.asked["turn"] + counted.asked["complete"] == n_batches
+    assert counted.asked["lease"] + counted.asked["complete"] <= 6  # to fill the engine, at the end
+
+
 class LosesAnswers(RoundStore):
     """Every third call reaches Redis, but its answer does not come back."""
 
@@ -412,6 +450,11 @@ class LosesAnswers(RoundStore):
 
     def complete(self, *args: Any) -> bool:
         answer = super().complete(*args)
+        self._lose_some()
+        return answer
+
+    def turn(self, *args: Any) -> tuple[bool, Lease | Refusal]:
+        answer = super().turn(*args)
         self._lose_some()
         return answer
 
@@ -588,7 +631,7 @@ def test_after_an_error_of_the_worker_a_new_step_can_run(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(rounds, "complete", mistake)
+        patched.setattr(rounds, "turn", mistake)
         with pytest.raises(ZeroDivisionError):
             runner.step(record.round_id)
     assert rounds.generating(MODEL) == record.round_id

@@ -485,6 +485,26 @@ def test_a_part_of_another_hosts_engine_says_whose(host: Callable[..., Host]) ->
     assert host(head, "h2").look().follows == ""
 
 
+def test_a_head_waits_no_more_for_a_follower_that_gave_up_what_was_deployed(
+    host: Callable[..., Host], store: DeploymentStore
+) -> None:
+    spans = [HostSpan(n_hosts=2, rank=n, head_host="10.0.0.1", head_port=7070) for n in (0, 1)]
+    head, part = (host(EngineOptions(model="", span=span), f"h{span.rank}") for span in spans)
+    for one in (head, part):
+        one.look()
+    store.deploy(Deployment(model="tiny-llama", tensor_parallel=2))
+    for one in (head, part):
+        assert one.look().state is HostState.STARTING
+    part.fleet.why = "h1/cpu0 ended (exit code 1); not restarted: it has no such model."
+    assert part.look().state is HostState.FAILED
+    assert head.look(3).state is HostState.IDLE
+    assert head.fleet.n_stops == 1
+    record = store.read()
+    assert record is not None
+    assert record.error == part.fleet.why
+    assert store.status().state is DeploymentState.FAILED
+
+
 def test_a_deployment_is_divided_among_the_hosts_of_an_engine() -> None:
     span = HostSpan(n_hosts=2, rank=1, head_host="10.0.0.1", head_port=7070)
     waiting = EngineOptions(model="", span=span)

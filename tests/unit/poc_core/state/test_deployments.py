@@ -114,6 +114,48 @@ def test_it_has_failed_when_every_host_that_lives_has(store: DeploymentStore, re
     assert record.error == "first"
 
 
+HEAD, OTHER_HEAD = "10.0.0.1:7070", "10.0.0.3:7070"
+
+
+@pytest.mark.parametrize("gives_up", ["head", "follower"])
+@pytest.mark.parametrize("waits", [HostState.STARTING, HostState.SERVING, HostState.STOPPING])
+def test_an_engine_of_which_a_host_gives_up_has_failed_on_all_its_hosts(
+    store: DeploymentStore, gives_up: str, waits: HostState
+) -> None:
+    """Those that are left wait for that host, for ever."""
+    left = "follower" if gives_up == "head" else "head"
+    for host in (gives_up, left):
+        report(store, HostState.IDLE, host, engine_at=HEAD)
+    report(store, HostState.IDLE, "alone")
+    store.deploy(QWEN3)
+    report(store, HostState.STARTING, "alone")
+    report(store, HostState.FAILED, gives_up, engine_at=HEAD, error="no such model here")
+    report(store, waits, left, engine_at=HEAD)
+    report(store, HostState.FAILED, gives_up, engine_at=HEAD, error="no such model here")
+    assert waits is HostState.SERVING or state(store) is DeploymentState.STARTING
+    report(store, HostState.FAILED, "alone", error="no GPU")
+    assert state(store) is DeploymentState.FAILED
+
+
+def test_an_engine_goes_on_where_a_host_of_another_gives_up(store: DeploymentStore) -> None:
+    for host, engine_at in (("a", HEAD), ("b", HEAD), ("c", OTHER_HEAD), ("d", OTHER_HEAD)):
+        report(store, HostState.IDLE, host, engine_at=engine_at)
+    store.deploy(QWEN3)
+    report(store, HostState.STARTING, "a", engine_at=HEAD)
+    report(store, HostState.STARTING, "b", engine_at=HEAD)
+    report(store, HostState.STARTING, "c", engine_at=OTHER_HEAD)
+    report(store, HostState.FAILED, "d", engine_at=OTHER_HEAD, error="no such model here")
+    assert state(store) is DeploymentState.STARTING
+
+
+def test_an_engine_that_hosts_began_with_waits_for_one_that_gave_up(store: DeploymentStore) -> None:
+    """That host's command has ended, and whoever watches it starts it again."""
+    store.deploy_first(QWEN3, "a")
+    report(store, HostState.STARTING, "a", engine_at=HEAD)
+    report(store, HostState.FAILED, "b", engine_at=HEAD, error="no such model here")
+    assert state(store) is DeploymentState.STARTING
+
+
 def test_another_is_refused_while_one_runs_or_starts_and_not_after_it_failed(
     store: DeploymentStore,
 ) -> None:

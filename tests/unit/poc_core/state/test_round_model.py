@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import fakeredis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pydantic import JsonValue
 
 from poc_core.arithmetic.nonces import MAX_NONCE
 from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.settings import Settings
 from poc_core.state import RoundStore, WorkerRegistry, keys
 from poc_core.state.delivery import entries
+from poc_core.state.overview import Overviews
 from poc_core.state.rounds import LEASE_S
 from tests.harness.fuzz import FUZZ
 from tests.harness.samples import Clock, round_config, worker_record
 
 PICK = st.integers(0, 1000)  # of a list, modulo its length
 WORKERS = ("w1", "w2", "w3")
+
+Complete = Callable[[Lease, str, Sequence[JsonValue]], bool]
+"""Completes a worker's lease."""
 
 
 def places_of(lease: Lease) -> set[int]:
@@ -61,6 +67,30 @@ class RoundMachine(RuleBasedStateMachine):
         self.revive(worker)
         self.drop_what_others_may_have()
         found = self.rounds.lease(self.record, worker, wanted, self.in_hand[worker])
+        self.keep(worker, wanted, found)
+
+    @precondition(lambda self: any(self.in_hand.values()))
+    @rule(pick=PICK, wanted=st.integers(1, 9))
+    def turn(self, pick: int, wanted: int) -> None:
+        worker, lease = self.held(pick)
+        self.revive(worker)
+        self.drop_what_others_may_have()
+        if lease not in self.in_hand[worker]:
+            return
+        self.in_hand[worker].remove(lease)
+        answers: list[Lease | Refusal] = []
+
+        def complete(done: Lease, me: str, values: Sequence[JsonValue]) -> bool:
+            others = self.in_hand[me]
+            taken, found = self.rounds.turn(done, values, self.record, me, wanted, others)
+            answers.append(found)
+            return taken
+
+        self.take(worker, lease, complete)
+        self.keep(worker, wanted, answers[0])
+
+    def keep(self, worker: str, wanted: int, found: Lease | Refusal) -> None:
+        """Checks what a worker was leased, and puts it into its hand."""
         if self.state is not RoundState.GENERATING:
             assert found in (Refusal.STOPPED, Refusal.EXHAUSTED)
             return
@@ -178,6 +208,14 @@ class RoundMachine(RuleBasedStateMachine):
             self.rounds.generating(read.config.model) is not None
         )
 
+    @invariant()
+    def what_is_done_is_counted_for_its_worker(self) -> None:
+        if not hasattr(self, "record"):
+            return
+        seen = Overviews(self.redis, self.clock).read()
+        assert seen.round is not None
+        assert seen.total_processed == sum(seen.round.rates.totals.values()) == len(self.done)
+
     def finish_everything(self) -> None:
         """No nonce is lost: a worker that comes at last gets all that is left, and the round
         ends with it.
@@ -195,6 +233,8 @@ class RoundMachine(RuleBasedStateMachine):
         assert read is not None
         assert (read.state, read.is_exhausted) == (RoundState.STOPPED, True)
         assert self.done == set(range(self.n_places))
+        counted = self.redis.hgetall(keys.counted(self.record.round_id))
+        assert list(counted) == [b""]  # all was spread
 
     # The model's own.
 
@@ -240,12 +280,12 @@ class RoundMachine(RuleBasedStateMachine):
         self.alive.add(worker)
         self.registry.heartbeat(worker_record(worker))
 
-    def take(self, worker: str, lease: Lease) -> None:
+    def take(self, worker: str, lease: Lease, complete: Complete | None = None) -> None:
         """Completes a lease: it counts when it is held or free as it stands, and only then."""
         name = lease_name(lease)
         expected = name in self.leases() or self.redis.zscore(self.key + ":free", name) is not None
         values = [None if place % 7 == 3 else f"v{place}" for place in sorted(places_of(lease))]
-        assert self.rounds.complete(lease, worker, values) == expected
+        assert (complete or self.rounds.complete)(lease, worker, values) == expected
         if expected:
             assert places_of(lease).isdisjoint(self.done)
             self.done |= places_of(lease)

@@ -46,7 +46,7 @@ def test_many_of_one_kind_displace_none_of_another(events: Events) -> None:
 
 
 def test_a_thousand_are_kept_in_all() -> None:
-    found = re.search(r"local MOST_EVENTS = \{(.*)\}", scripts.source("common"))
+    found = re.search(r"local MOST_EVENTS =\s+\{(.*)\}", scripts.source("common"))
     assert found is not None
     assert sum(int(n) for n in re.findall(r"= (\d+)", found[1])) == 1000
 
