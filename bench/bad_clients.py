@@ -265,7 +265,7 @@ async def jobs_with_url(url: str, until: float) -> Honest:
         while n_owed() > 0 and time.monotonic() < until + CALLBACKS_S:
             await asyncio.sleep(PAUSE_S)
     found = _told(seen)
-    return replace(found, refused=found.refused + n_owed())
+    return replace(found, refused=found.refused + max(0, n_owed()))
 
 
 async def _asked(url: str, method: str, path: str, body: Any) -> tuple[float, bool]:
