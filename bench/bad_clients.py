@@ -19,7 +19,7 @@ import resource
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import httpx
@@ -49,8 +49,8 @@ OUTBOX = {"POC_OUTBOX_MAX_BYTES": str(64 * 512 * 1024)}
 # Jobs of the honest client whose callbacks it may wait for: beside much chat few are computed, and
 # one who sent more would hold all places itself.
 OWN_CALLBACKS = 16
-# Seconds between two kinds, in which what the last one asked for ends.
-REST_S = 2.0
+# Seconds in which they come at the end, when nobody asks for anything else.
+CALLBACKS_S = 20.0
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -160,7 +160,7 @@ class Honest:
     """What an honest client saw of one kind of request."""
 
     requests: int
-    refused: int  # not answered with 200, or not within 60 s
+    refused: int  # not answered with 200, not within 60 s, or its callback did not come
     median_ms: float
     p99_ms: float
     longest_ms: float
@@ -239,9 +239,12 @@ async def honest(url: str, until: float, method: str, path: str, body: Any = Non
 
 
 async def jobs_with_url(url: str, until: float) -> Honest:
-    """Sends jobs, and takes their callbacks."""
+    """Sends jobs, and takes their callbacks; one that does not come is refused too."""
     seen: list[tuple[float, bool]] = []
     n_taken = 0
+
+    def n_owed() -> int:
+        return sum(is_right for _, is_right in seen) - n_taken
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal n_taken
@@ -256,10 +259,13 @@ async def jobs_with_url(url: str, until: float) -> Honest:
         port = receiver.sockets[0].getsockname()[1]
         job = JOB | {"nonces": [1], "url": f"http://127.0.0.1:{port}"}
         while time.monotonic() < until:
-            if sum(is_right for _, is_right in seen) - n_taken < OWN_CALLBACKS:
+            if n_owed() < OWN_CALLBACKS:
                 seen.append(await _asked(url, "POST", GENERATE, job))
             await asyncio.sleep(PAUSE_S)
-    return _told(seen)
+        while n_owed() > 0 and time.monotonic() < until + CALLBACKS_S:
+            await asyncio.sleep(PAUSE_S)
+    found = _told(seen)
+    return replace(found, refused=found.refused + max(0, n_owed()))
 
 
 async def _asked(url: str, method: str, path: str, body: Any) -> tuple[float, bool]:
@@ -432,7 +438,6 @@ def main() -> None:
             seen = asyncio.run(run(stack, options, kind, addresses))
             all_seen.append(seen)
             print(json.dumps(asdict(seen) | {"ratio": seen.to(all_seen[0])}), flush=True)
-            time.sleep(REST_S)
     print(table(all_seen))
 
 

@@ -21,7 +21,7 @@ NOWHERE = "http://127.0.0.1:9"
 # Seconds for one answer.
 TIMEOUT_S = 60
 # Of a node that wants keys; opens everything.
-OWN_KEY = "described"
+OWN_KEY = "described-opens-everything"
 # That end processes or start them: a second or more each.
 _PROCESSES = {
     "POST /api/v1/stop",
