@@ -189,6 +189,11 @@ def hand_over_in_parts(processor: Any, request: Any, n_tokens: int) -> None:
         queue.waiting, queue.n_tokens = deque(), max(1, n_tokens)
 
 
+def hands_over_each_step(state: Any) -> bool:
+    """Whether what a step tells of this answer leaves vLLM's output processor with that step."""
+    return state.output_kind == RequestOutputKind.DELTA and state.stream_interval == 1
+
+
 class _Parts(RequestOutputCollector):
     """In place of the one output that vLLM's keeps."""
 

@@ -230,6 +230,24 @@ async def test_who_asks_for_little_is_answered_before_what_waits_of_others(token
     handler.cancel()
 
 
+@pytest.mark.parametrize(("streams", "kept"), [(True, 5), (False, 20)], ids=["stream", "whole"])
+async def test_a_stream_keeps_no_numbers_that_were_handed_over(
+    tokenizer: Any, streams: bool, kept: int
+) -> None:
+    """Kept, they made the collector of garbage hold up the loop for longer and longer."""
+    from workers.vllm.fair.fair_chat import FairChat
+
+    llm = Llm(tokenizer, [step({"a": 300 + n}, False) for n in range(20)])
+    FairChat(llm)
+    asking = asyncio.create_task(answer(llm, params(streams), "a"))
+    await asyncio.sleep(0)
+    handler = llm.handle_outputs()
+    await asyncio.wait_for(llm.engine_core.all_taken.wait(), 30)
+    assert len(llm.output_processor.request_states["a"].logprobs_processor.logprobs) == kept
+    handler.cancel()
+    asking.cancel()
+
+
 async def test_an_answers_numbers_are_gone_with_it(tokenizer: Any) -> None:
     from workers.vllm.fair.fair_chat import FairChat
 
