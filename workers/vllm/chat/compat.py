@@ -191,7 +191,7 @@ def hand_over_in_parts(processor: Any, request: Any, n_tokens: int) -> None:
 
 def hands_over_each_step(state: Any) -> bool:
     """Whether what a step tells of this answer leaves vLLM's output processor with that step."""
-    return state.output_kind == RequestOutputKind.DELTA and state.stream_interval == 1
+    return bool(state.output_kind == RequestOutputKind.DELTA and state.stream_interval == 1)
 
 
 class _Parts(RequestOutputCollector):
