@@ -152,20 +152,26 @@ def test_a_job_from_typescript(terminal: Terminal) -> None:
     assert [line.split()[0] for line in lines] == ["1", "2", "999"]
 
 
-def test_a_tool_without_a_parser_is_refused_as_the_page_says(terminal: Terminal) -> None:
+@pytest.mark.parametrize(
+    "choice", ["auto", {"type": "function", "function": {"name": "switch_light"}}], ids=str
+)
+def test_a_tool_without_a_parser_is_refused_as_the_page_says(
+    terminal: Terminal, choice: str | dict[str, object]
+) -> None:
     asked = {
         "model": "tiny-qwen3",
         "messages": [{"role": "user", "content": "It is dark."}],
         "tools": [{"type": "function", "function": {"name": "switch_light"}}],
-        "tool_choice": {"type": "function", "function": {"name": "switch_light"}},
+        "tool_choice": choice,
     }
     said = terminal.run(
         "sh",
         "curl -s --no-fail-with-body http://127.0.0.1:8000/v1/chat/completions"
         f" -H 'Content-Type: application/json' -d '{json.dumps(asked)}'",
     )
-    [words] = re.findall("says `(requires --tool-call-parser[^`]*)`", API)
-    assert words in said
+    assert "gets 400, which names the option that is missing" in API
+    error = json.loads(said)["error"]
+    assert (error["code"], "--tool-call-parser" in error["message"]) == (400, True)
 
 
 def test_a_backup(terminal: Terminal) -> None:
