@@ -118,8 +118,9 @@ class TestGreedyAnswers:
     def test_are_corrupted_where_isolation_is_switched_off(
         self, unisolated: RoundClient, concurrency: Any
     ) -> None:
-        alone, beside = alone_and_beside(unisolated, concurrency)
-        assert differences(alone, beside).corrupted
+        """Not in every go: on a busy machine proofs may get no turn while a chat runs."""
+        goes = (alone_and_beside(unisolated, concurrency) for _ in range(3))
+        assert any(differences(alone, beside).corrupted for alone, beside in goes)
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_after_a_round_are_those_before_it(
