@@ -15,6 +15,8 @@ import pytest
 from redis import Redis
 
 from cli.supervise import processes as supervision
+from poc_core.settings import load_settings
+from poc_core.state.registry import WorkerRegistry
 from tests.harness.samples import body
 from tests.harness.waiting import wait_until
 from tests.integration.node import PREFIX, Node, synthetic_artifacts
@@ -107,7 +109,7 @@ class TestWorker:
             print(f"completed {time.monotonic() - killed:.1f} s after the signal")
 
     def test_that_was_the_last_is_soon_not_offered_any_more_and_its_job_goes_on_with_the_next(
-        self, node: Node, away_for_5_s: None
+        self, node: Node, redis_of: Callable[[Node], Redis], away_for_5_s: None
     ) -> None:
         job = Job(node)
         job.wait_middle()
@@ -117,6 +119,9 @@ class TestWorker:
             lambda: node.http.get("/ready").status_code == 503,
             "503 after the last heartbeat's time",
         )
+        # Health hears of a silence, what takes requests of the records' end: in any order.
+        workers = WorkerRegistry(redis_of(node), load_settings())
+        wait_until(lambda: workers.ready() == [], "the last record's end")
         assert node.generate([1]).status_code == 503
         job.assert_every_nonce_once()
 
