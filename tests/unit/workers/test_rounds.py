@@ -396,24 +396,37 @@ def test_a_redis_that_is_away_in_the_middle_is_waited_for(
     assert_first(arrived(redis, record), 16, 24)
 
 
-class Counted(RoundStore):
-    """Counts what is asked of it."""
+class Watched(RoundStore):
+    """Tells of each call of a worker, when Redis has answered it."""
+
+    def answered(self, call: str) -> None:
+        """A call of this name was answered."""
+
+    def lease(self, *given: Any) -> Lease | Refusal:
+        answer = super().lease(*given)
+        self.answered("lease")
+        return answer
+
+    def complete(self, *given: Any) -> bool:
+        answer = super().complete(*given)
+        self.answered("complete")
+        return answer
+
+    def turn(self, *given: Any) -> tuple[bool, Lease | Refusal]:
+        answer = super().turn(*given)
+        self.answered("turn")
+        return answer
+
+
+class Counted(Watched):
+    """Counts the calls by name."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.asked: Counter[str] = Counter()
 
-    def lease(self, *given: Any) -> Lease | Refusal:
-        self.asked["lease"] += 1
-        return super().lease(*given)
-
-    def complete(self, *given: Any) -> bool:
-        self.asked["complete"] += 1
-        return super().complete(*given)
-
-    def turn(self, *given: Any) -> tuple[bool, Lease | Refusal]:
-        self.asked["turn"] += 1
-        return super().turn(*given)
+    def answered(self, call: str) -> None:
+        self.asked[call] += 1
 
 
 def test_values_go_to_redis_with_the_question_for_the_next_lease(
@@ -433,30 +446,15 @@ def test_values_go_to_redis_with_the_question_for_the_next_lease(
     assert counted.asked["lease"] + counted.asked["complete"] <= 6  # to fill the engine, at the end
 
 
-class LosesAnswers(RoundStore):
+class LosesAnswers(Watched):
     """Every third call reaches Redis, but its answer does not come back."""
 
     calls = 0
 
-    def _lose_some(self) -> None:
+    def answered(self, call: str) -> None:
         self.calls += 1
         if self.calls % 3 == 0:
             raise ConnectionError("the answer was lost")
-
-    def lease(self, *args: Any) -> Lease | Refusal:
-        answer = super().lease(*args)
-        self._lose_some()
-        return answer
-
-    def complete(self, *args: Any) -> bool:
-        answer = super().complete(*args)
-        self._lose_some()
-        return answer
-
-    def turn(self, *args: Any) -> tuple[bool, Lease | Refusal]:
-        answer = super().turn(*args)
-        self._lose_some()
-        return answer
 
 
 def test_answers_that_are_lost_on_the_way_make_neither_gaps_nor_doubles(
