@@ -41,6 +41,7 @@ class Heartbeat:
         self._gpus = GpuWatch(record.host)
         self._still_since: float | None = None  # when the engine last went on; None: it goes on
         self._draining = threading.Event()
+        self._told_draining = False
         self._hung = threading.Event()
         self._beats = Periodic("heartbeat", interval_s, self._beat)
         self._pulse = Periodic("pulse", min(PULSE_S, interval_s), self._live_on)
@@ -60,7 +61,7 @@ class Heartbeat:
         self.beat()
 
     def drain(self) -> None:
-        """Turns new work away from the next beat on. For signal handlers; does not wait."""
+        """Turns new work away from the next pulse on. For signal handlers; does not wait."""
         self._draining.set()
 
     def engine_stands_still(self, seconds: float) -> None:
@@ -95,7 +96,8 @@ class Heartbeat:
 
     def _live_on(self) -> None:
         """A sign of life beside the beats, which read sensors that may hang."""
-        if not self._registry.pulse(self._record.id):
+        newly_draining = self._draining.is_set() and not self._told_draining
+        if not self._registry.pulse(self._record.id) or newly_draining:
             self.beat()
 
     def _beat(self) -> None:
@@ -110,3 +112,4 @@ class Heartbeat:
         if self._hung.is_set() or self._draining.is_set():
             now["state"] = "hung" if self._hung.is_set() else "draining"
         self._registry.heartbeat(dataclasses.replace(self._record, **now), self._hand.told())
+        self._told_draining = now.get("state") == "draining"

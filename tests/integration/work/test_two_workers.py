@@ -41,6 +41,7 @@ ROUND_S = 8.0
 KILLED_AFTER_S = 3.0
 BACK_WITHIN_S = 60.0  # leases and batches of a lost worker
 JOB_S = 240.0
+LONG_ANSWER = 1900  # tokens: longer than a worker takes to say that it is to end
 
 
 @pytest.fixture(scope="module")
@@ -236,14 +237,14 @@ def test_a_lost_engine_is_replaced_and_what_it_had_in_hand_is_done_elsewhere(
 @pytest.mark.slow
 def test_a_worker_that_is_to_end_finishes_its_chat_first(client: TwoWorkers) -> None:
     before = cut_off(client)
-    with under_way_on_the_first(client, "Hello", 1000) as (first, answer):
+    with under_way_on_the_first(client, "Hello", LONG_ANSWER) as (first, answer):
         os.kill(first["pid"], signal.SIGTERM)
         client.wait(
             lambda: "draining" in client.states(), 60, "the worker to say that it is to end"
         )
         assert not answer.done()
         assert chat(client).status_code == 200
-        assert answer.result(60).json()["usage"]["completion_tokens"] == 1000
+        assert answer.result(60).json()["usage"]["completion_tokens"] == LONG_ANSWER
     client.wait(lambda: not is_running(first["pid"]), 60, "the worker's end")
     assert cut_off(client) == before
 
@@ -294,11 +295,11 @@ def test_sigterm_lets_chat_end_and_drains_and_the_job_completes_after_a_new_star
     job.wait_middle()
     below = descendants(client.supervisor.pid)
     assert len(client.cores()) == 2
-    with under_way_on_the_first(client, "Hello", 800) as (_, answer):
+    with under_way_on_the_first(client, "Hello", LONG_ANSWER) as (_, answer):
         client.supervisor.terminate()
         client.wait(lambda: "draining" in client.states(), 60, "a worker to say that it is to end")
         assert not answer.done()
-        assert answer.result(120).json()["usage"]["completion_tokens"] == 800
+        assert answer.result(120).json()["usage"]["completion_tokens"] == LONG_ANSWER
     assert cut_off(client) == before
     assert client.supervisor.wait(WORKER_GRACE_S + GUARD_MARGIN_S) == 0
     assert_all_gone(below)
