@@ -35,6 +35,7 @@ from workers.vllm import unseen
 TOKENS, HIDDEN, EXPERTS_PER_TOKEN, INTERMEDIATE = 32 * 1024, 3072, 8, 768
 QKV = (6144, 1024, 1024)  # of one GPU: all heads
 HEADS, HEAD = 32, 128  # of Qwen3-30B-A3B and Qwen3-8B
+EXPERTS, EXPERTS_HIDDEN = 128, 2048  # of Qwen3-30B-A3B, whose experts have INTERMEDIATE columns
 GROUP, LIMITS = 128, (-448.0, 448.0)
 BYTES_PER_S = 4.8e12  # of an H200's memory, as its maker says
 TIMES = 20
@@ -100,6 +101,7 @@ def compare_kernels() -> bool:
         )
         fine &= same and after <= before
     fine &= norms_rows(table)
+    fine &= experts_rows(table)
     console.print(table)
     return fine
 
@@ -123,6 +125,71 @@ def norms_rows(table: Table) -> bool:
     bits = "same" if same else "[bold red]other[/]"
     table.add_row("norms of queries and keys", shape, *cells, floor, bits)
     return same and after <= before
+
+
+def experts_rows(table: Table) -> bool:
+    """Adds the products of experts in bfloat16, with vLLM's own tile. True: the same bits."""
+    from vllm.model_executor.layers.fused_moe import fused_moe
+    from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
+
+    from poc_core.fused.experts import Rows, Tile, product_
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_experts import TILE
+
+    silu_and_mul: Any = compat.operation("_C::silu_and_mul")
+
+    def random(*shape: int) -> torch.Tensor:
+        found: torch.Tensor = torch.randn(shape, device="cuda") / shape[-1] ** 0.5
+        return found.bfloat16()
+
+    x, w1 = random(TOKENS, EXPERTS_HIDDEN), random(EXPERTS, 2 * INTERMEDIATE, EXPERTS_HIDDEN)
+    w2 = random(EXPERTS, EXPERTS_HIDDEN, INTERMEDIATE)
+    logits = torch.randn(TOKENS, EXPERTS, device="cuda")
+    share, chosen = logits.softmax(-1).topk(EXPERTS_PER_TOKEN, dim=-1)
+    config: dict[str, Any] = fused_moe.try_get_optimal_moe_config(
+        w1.size(), w2.size(), EXPERTS_PER_TOKEN, None, TOKENS
+    )
+    ids = moe_align_block_size(chosen.int(), config["BLOCK_SIZE_M"], EXPERTS, None)
+    rows = Rows(*ids)
+    tile = Tile(*(config[name] for name in TILE))
+    first = x.new_empty(TOKENS, EXPERTS_PER_TOKEN, 2 * INTERMEDIATE)
+    opened = x.new_empty(TOKENS * EXPERTS_PER_TOKEN, INTERMEDIATE)
+    second = x.new_empty(TOKENS, EXPERTS_PER_TOKEN, EXPERTS_HIDDEN)
+
+    def own(a: Any, b: Any, c: Any, weights: Any, a_token: int) -> None:
+        flags = ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16")
+        fused_moe.invoke_fused_moe_triton_kernel(
+            a, b, c, None, None, weights, *ids, weights is not None, a_token, config,
+            compute_type=fused_moe.tl.bfloat16, per_channel_quant=False, block_shape=None,
+            B_bias=None, **dict.fromkeys(flags, False),
+        )  # fmt: skip
+
+    def own_first() -> None:
+        own(x, w1, first, None, EXPERTS_PER_TOKEN)
+        silu_and_mul(opened, first.view(-1, 2 * INTERMEDIATE))
+
+    flat = second.view(-1, EXPERTS_HIDDEN)
+    shares = share.flatten()
+    fine = True
+    for name, out, theirs, ours in (
+        ("experts' first product, gates", opened, own_first,
+         lambda: product_(opened, x, w1, None, rows, EXPERTS_PER_TOKEN, tile, True)),
+        ("experts' second product", flat, lambda: own(opened, w2, second, share, 1),
+         lambda: product_(flat, opened, w2, shares, rows, 1, tile, False)),
+    ):  # fmt: skip
+        theirs()
+        expected = out.clone()
+        out.zero_()
+        ours()
+        same = torch.equal(out, expected)
+        before, after = milliseconds(theirs), milliseconds(ours)
+        moved = 2 * (out.numel() + (w1 if out is opened else w2).numel() + TOKENS * EXPERTS_HIDDEN)
+        cells = (f"{before:.3f}", f"{after:.3f}", f"{moved / 1e6:,.0f}")
+        floor = f"{1000 * moved / BYTES_PER_S:.3f}"
+        bits = "same" if same else "[bold red]other[/]"
+        table.add_row(name, f"{len(out):,} x {out.shape[1]:,}", *cells, floor, bits)
+        fine &= same
+    return fine
 
 
 def arguments(name: str, shape: tuple[int, int], by_column: bool) -> tuple[Any, ...]:

@@ -107,6 +107,16 @@ def query_and_key_norms() -> Any | None:
     return found if hasattr(found, "forward_qk") else None
 
 
+def triton_experts() -> Any | None:
+    """The module whose TritonExperts multiply by Triton's kernel; None: it is elsewhere here."""
+    try:
+        from vllm.model_executor.layers.fused_moe.experts import triton_moe
+    except ImportError:
+        return None
+    names = ("TritonExperts", "invoke_fused_moe_triton_kernel")
+    return triton_moe if all(hasattr(triton_moe, name) for name in names) else None
+
+
 def tensor_ranks() -> tuple[int, int]:
     """This process's tensor-parallel rank, and how many there are."""
     group = get_tp_group()

@@ -13,6 +13,7 @@ from poc_core.schemes.base import LayerTransform
 from workers.vllm import compat
 from workers.vllm.chains.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.layout import Layout
+from workers.vllm.forward.quick_experts import QuickExperts
 from workers.vllm.forward.quick_norms import QuickNorms
 from workers.vllm.forward.quick_operations import QuickOperations
 from workers.vllm.start.watch import Watch
@@ -39,7 +40,7 @@ class BoundForward:
         self._owner = owner
         self._gates = gates
         self._quick = QuickOperations()
-        self._stand_ins = (self._quick, QuickNorms())
+        self._stand_ins = (self._quick, QuickNorms(), QuickExperts())
 
     def run(
         self,

@@ -1,0 +1,124 @@
+"""Products of a mixture of experts, each row of tokens with its experts' weights.
+
+The sums are those of vLLM's kernel: float32, along the columns in steps of BLOCK_K. What differs is
+around them: whole blocks want no masks, and gates are opened before the first product is written,
+which spares writing and reading twice as many numbers.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Tile(NamedTuple):
+    """How a product is divided: rows, columns and summed columns of a block, and the rest."""
+
+    rows: int
+    columns: int
+    depth: int
+    group: int
+    warps: int
+    stages: int
+
+
+class Rows(NamedTuple):
+    """Which rows a block computes, as vLLM's moe_align_block_size gives it."""
+
+    ids: Tensor  # (blocks * Tile.rows,), int32: token * experts a token + place, or more than all
+    experts: Tensor  # (blocks,), int32: -1 is another rank's
+    n: Tensor  # (1,), int32: of `ids`, how many count
+
+
+@triton.jit
+def _product_kernel(
+    x, weights, out, share, ids, experts, n_ids,
+    n_columns, depth, n_rows, x_stride, expert_stride, weight_stride, out_stride,
+    A_TOKEN: tl.constexpr, OPENS: tl.constexpr, SHARES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    n_high = tl.load(n_ids) // ROWS
+    n_wide = n_columns // COLUMNS
+    if block >= n_high * n_wide:
+        return
+    # Blocks that run at a time share rows and weights.
+    first = block // (GROUP * n_wide) * GROUP
+    high = min(n_high - first, GROUP)
+    place = block % (GROUP * n_wide)
+    row_block, column_block = first + place % high, place // high
+    expert = tl.load(experts + row_block).to(tl.int64)
+    row = tl.load(ids + row_block * ROWS + tl.arange(0, ROWS))
+    inside = (row < n_rows)[:, None]
+    row = tl.minimum(row, n_rows - 1)
+    column = column_block * COLUMNS + tl.arange(0, COLUMNS)
+    at = out + row.to(tl.int64)[:, None] * out_stride
+    if expert == -1:
+        if OPENS:
+            half = column_block * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+            nothing = tl.zeros((ROWS, COLUMNS // 2), out.dtype.element_ty)
+            tl.store(at + half[None, :], nothing, inside)
+        else:
+            nothing = tl.zeros((ROWS, COLUMNS), out.dtype.element_ty)
+            tl.store(at + column[None, :], nothing, inside)
+        return
+    # A gate and what it opens are neighbours in a block: a thread has both.
+    weight_row = column // 2 + column % 2 * (n_columns // 2) if OPENS else column
+    step = tl.arange(0, DEPTH)
+    x_at = x + (row // A_TOKEN).to(tl.int64)[:, None] * x_stride + step[None, :]
+    weight_at = weights + expert * expert_stride + (weight_row * weight_stride)[None, :]
+    weight_at += step[:, None]
+    found = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for _ in range(depth // DEPTH):
+        found += tl.dot(tl.load(x_at), tl.load(weight_at))
+        x_at += DEPTH
+        weight_at += DEPTH
+    if SHARES:
+        found = found * tl.load(share + row)[:, None]
+    rounded = found.to(out.dtype.element_ty)
+    if OPENS:
+        pairs = tl.reshape(rounded.to(tl.float32), (ROWS, COLUMNS // 2, 2))
+        gate, up = tl.split(pairs)
+        opened = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(out.dtype.element_ty).to(tl.float32)
+        half = column_block * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+        tl.store(at + half[None, :], (opened * up).to(out.dtype.element_ty), inside)
+    else:
+        tl.store(at + column[None, :], rounded, inside)
+
+
+def product_(
+    out: Tensor, x: Tensor, weights: Tensor, share: Tensor | None, rows: Rows, a_token: int,
+    tile: Tile, opens: bool,
+) -> None:  # fmt: skip
+    """out (n * a_token, m) of x (n, k) and weights (experts, m, k), 16 bits a number, with the last
+    dimension contiguous; `opens`: m is half of the weights', silu(gate) * up, the gates first.
+
+    `share`: by which a row's sums are multiplied in float32, (n * a_token,); `a_token`: rows of
+    `out` by row of `x`. See `can_multiply`.
+    """
+    n_columns, depth = weights.shape[1:]
+    blocks = triton.cdiv(rows.ids.numel(), tile.rows) * (n_columns // tile.columns)
+    _product_kernel[(blocks,)](
+        x, weights, out, share, *rows, n_columns, depth, len(x) * a_token,
+        x.stride(0), weights.stride(0), weights.stride(1), out.stride(0),
+        A_TOKEN=a_token, OPENS=opens, SHARES=share is not None,
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=tile.group,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
+    """Whether these make whole blocks of 16-bit numbers."""
+    return (
+        x.dtype == weights.dtype
+        and x.element_size() == 2
+        and x.dim() == 2
+        and x.stride(1) == weights.stride(2) == 1
+        and weights.shape[1] % tile.columns == 0
+        and weights.shape[2] % tile.depth == 0
+    )

@@ -1,0 +1,68 @@
+"""The kernel for products of experts computes what plain torch does, by Triton's interpreter, which
+wants a process that has it from the beginning and multiplies float32 alone. On a GPU its bits are
+held against vLLM's kernel by a trial at the first large call (workers/vllm/forward)."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+TOKENS, EXPERTS, A_TOKEN, DEPTH, COLUMNS = 24, 5, 2, 32, 64
+ELSEWHERE = 3  # another rank's expert
+BLOCK = 16
+
+
+def aligned(chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows by expert in whole blocks, as vLLM's moe_align_block_size orders them."""
+    ids, experts = [], []
+    for expert in range(EXPERTS):
+        rows = (chosen.flatten() == expert).nonzero().flatten().tolist()
+        rows += [chosen.numel()] * (-len(rows) % BLOCK)
+        ids += rows
+        experts += [-1 if expert == ELSEWHERE else expert] * (len(rows) // BLOCK)
+    n = len(ids)
+    spare = [chosen.numel()] * (2 * BLOCK)  # which nobody computes
+    lists = (ids + spare, [*experts, 0, 0], [n])
+    first, second, third = (torch.tensor(one, dtype=torch.int32) for one in lists)
+    return first, second, third
+
+
+def check(opens: bool) -> None:
+    """Runs where Triton is its interpreter."""
+    from poc_core.fused.experts import Rows, Tile, can_multiply, product_
+
+    torch.manual_seed(0)
+    x, weights = torch.randn(TOKENS, DEPTH), torch.randn(EXPERTS, COLUMNS, DEPTH)
+    share, chosen = torch.rand(TOKENS, EXPERTS).topk(A_TOKEN, dim=-1)
+    tile = Tile(BLOCK, 32, 16, 2, 4, 2)
+    assert can_multiply(x.half(), weights.half(), tile)
+    assert not can_multiply(x, weights, tile)
+    assert not can_multiply(x.half(), weights[:, :40].half(), tile)
+    out = torch.full((TOKENS * A_TOKEN, COLUMNS // 2 if opens else COLUMNS), float("nan"))
+    rows = Rows(*aligned(chosen))
+    product_(out, x, weights, None if opens else share.flatten(), rows, A_TOKEN, tile, opens)
+    by_row = chosen.flatten()
+    expected = torch.einsum("rk,rck->rc", x.repeat_interleave(A_TOKEN, 0), weights[by_row])
+    if opens:
+        gate, up = expected.chunk(2, dim=-1)
+        expected = gate / (1 + (-gate).exp()) * up
+    else:
+        expected *= share.flatten()[:, None]
+    expected[by_row == ELSEWHERE] = 0.0
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_products_of_experts_are_those_of_plain_torch() -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {__name__} as here; here.check(True); here.check(False)"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
