@@ -7,6 +7,8 @@ Import it only inside a process that has vLLM.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +24,8 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sequence import IntermediateTensors
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+# Implementations of vLLM's operations as eager deployments have them, the first ones first.
+_EAGER = ("vllm_c", "triton", "native")
 # Seconds between two looks for a message; the kernel adds some 50 microseconds.
 _LOOK_AGAIN_S = 1e-5
 
@@ -51,16 +55,28 @@ def fused_kernels() -> Iterator[None]:
         yield
         return
     try:
-        from vllm.config.kernel import IrOpPriorityConfig
         from vllm.ir.op import enable_torch_wrap
     except ImportError:  # releases whose norms are custom operations (see `enable_custom_ops`)
         yield
         return
-    with (
-        IrOpPriorityConfig.with_default(["vllm_c", "native"]).set_priority(),
-        enable_torch_wrap(False),
-    ):
+    with _eager_priority().set_priority(), enable_torch_wrap(False):
         yield
+
+
+@functools.cache
+def _eager_priority() -> Any:
+    """Which of its implementations vLLM asks first for each operation that has several."""
+    from vllm.config.kernel import IrOpPriorityConfig
+    from vllm.ir.op import IrOp
+    from vllm.platforms import current_platform
+
+    current_platform.import_ir_kernels()  # which says what there is
+    return IrOpPriorityConfig(
+        **{
+            field.name: [one for one in _EAGER if one in IrOp.registry[field.name].impls]
+            for field in dataclasses.fields(IrOpPriorityConfig)
+        }
+    )
 
 
 def operation(name: str) -> Any | None:

@@ -91,3 +91,21 @@ def test_a_norm_of_a_part_of_a_sum_is_refused(replicated: bool) -> None:
         else:
             with pytest.raises(SpecError, match="use sign_flips, or tensor_parallel 1"):
                 schemes.of(hooks)
+
+
+@needs_vllm
+def test_an_operation_that_lacks_an_implementation_is_asked_for_those_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # vLLM 0.28 to 0.33 have operations on GPUs without a compiled one, as most are on a CPU.
+    from vllm.ir.op import IrOp
+
+    from workers.vllm import compat
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    before = {name: op.get_priority() for name, op in IrOp.registry.items()}
+    with compat.fused_kernels():
+        for name, op in IrOp.registry.items():
+            assert set(op.get_priority()) <= set(op.impls), name
+            assert op.get_priority(), name
+    assert {name: op.get_priority() for name, op in IrOp.registry.items()} == before
