@@ -19,6 +19,7 @@ from poc_core.schemes.artifact.requests import GenerateBody
 from poc_core.settings import Settings
 from poc_core.state import JobStore
 from tests.harness.samples import MODEL, RecordingDispatcher, body, worker_record
+from tests.harness.waiting import wait_until
 
 CALLS: list[tuple[str, str, Any]] = [
     ("POST", "/api/v1/pow/generate", body()),
@@ -57,7 +58,11 @@ def test_redis_away_is_503_and_the_api_recovers_by_itself(
     assert "cannot reach its Redis" in answer.json()["detail"]
     assert int(answer.headers["Retry-After"]) > 0
     server.connected = True
-    assert client_of_server.request(method, path, json=sent).status_code in (200, 404)
+
+    def recovered() -> bool:  # what follows Redis tries it again after a while
+        return client_of_server.request(method, path, json=sent).status_code in (200, 404)
+
+    wait_until(recovered)
 
 
 @pytest.mark.parametrize(

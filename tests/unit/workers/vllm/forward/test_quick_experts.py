@@ -34,7 +34,7 @@ class Layer:
     def __init__(self) -> None:
         self.by: list[str] = []
         self.kernel_adds = 0.0
-        self.module = ModuleType("triton_moe")
+        self.module: Any = ModuleType("triton_moe")
         layer = self
 
         def invoke(
@@ -59,14 +59,14 @@ class Layer:
                 first = x.new_empty(len(x), A_TOKEN, w1.shape[1])
                 opened = x.new_empty(len(x) * A_TOKEN, w1.shape[1] // 2)
                 second = x.new_empty(len(x), A_TOKEN, w2.shape[1])
-                run: Any = layer.module.invoke_fused_moe_triton_kernel  # type: ignore[attr-defined]
+                run: Any = layer.module.invoke_fused_moe_triton_kernel
                 run(x, w1, first, None, None, None, *ids, False, A_TOKEN, CONFIG, B_bias=None)
                 self.activation(kind, opened, first.view(-1, w1.shape[1]))
                 run(opened, w2, second, None, None, share, *ids, True, 1, CONFIG, B_bias=None)
                 return second.sum(1)
 
-        self.module.TritonExperts = TritonExperts  # type: ignore[attr-defined]
-        self.module.invoke_fused_moe_triton_kernel = invoke  # type: ignore[attr-defined]
+        self.module.TritonExperts = TritonExperts
+        self.module.invoke_fused_moe_triton_kernel = invoke
         torch.manual_seed(0)
         self.x = torch.randn(TOKENS, DEPTH).bfloat16()
         self.w1 = torch.randn(EXPERTS, 2 * COLUMNS, DEPTH).bfloat16()
@@ -85,7 +85,7 @@ class Layer:
     def compute(self, kind: str = "silu", rows: int = TOKENS) -> tuple[Tensor, list[str]]:
         """The experts' answer, and who computed."""
         self.by.clear()
-        experts: Any = self.module.TritonExperts()  # type: ignore[attr-defined]
+        experts: Any = self.module.TritonExperts()
         return experts.apply(self.x[:rows], self.w1, self.w2, self.share[:rows], kind), self.by
 
 
@@ -156,7 +156,7 @@ def test_what_the_kernels_do_not_know_is_vllms(layer: Layer) -> None:
         assert layer.compute()[1] == OURS
         assert layer.compute(kind="gelu")[1] == ["own product", "own gates", "kernel"]
         assert layer.compute(rows=8)[1] == OWN  # few: chat's steps are no larger
-        experts: Any = layer.module.TritonExperts  # type: ignore[attr-defined]
+        experts: Any = layer.module.TritonExperts
         experts.quant_config = SimpleNamespace(gemm1_clamp_limit=7.0)
         assert layer.compute()[1] == ["own product", "own gates", "kernel"]
         # An adapter's sums are added to the first product.
