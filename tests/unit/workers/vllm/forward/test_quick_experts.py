@@ -65,8 +65,7 @@ class Layer:
                 run(opened, w2, second, None, None, share, *ids, True, 1, CONFIG, B_bias=None)
                 return second.sum(1)
 
-        self.module.TritonExperts = TritonExperts
-        self.module.invoke_fused_moe_triton_kernel = invoke
+        vars(self.module).update(TritonExperts=TritonExperts, invoke_fused_moe_triton_kernel=invoke)
         torch.manual_seed(0)
         self.x = torch.randn(TOKENS, DEPTH).bfloat16()
         self.w1 = torch.randn(EXPERTS, 2 * COLUMNS, DEPTH).bfloat16()
