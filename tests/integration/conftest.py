@@ -99,7 +99,8 @@ def node(shared_node: Node) -> Iterator[Node]:
 @pytest.fixture
 def back(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """What is killed stays away until this is called, or else to the test's end."""
-    are_back, pause = threading.Event(), vars(Child)["_pause"]
+    are_back = threading.Event()
+    pause: Callable[[Child, float], bool] = vars(Child)["_pause"]
 
     def stay_away(child: Child, _seconds: float) -> bool:
         while not (are_back.is_set() or pause(child, 0.02)):
