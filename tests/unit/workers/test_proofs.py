@@ -322,10 +322,11 @@ def test_exclusive_does_not_wait_for_chat_in_a_round(engine: FakeEngine, start: 
 def test_a_failed_engine_fails_all_that_is_in_hand_and_goes_on(
     engine: FakeEngine, start: Start
 ) -> None:
-    engine.layer_s, engine.said_s = 0.01, 1.0
-    engine.events[5] = break_down
+    engine.said_s, in_hand = 1.0, threading.Event()
+    engine.events = {0: lambda: in_hand.wait(60), 5: break_down}
     proofs = start("yield")
     first, second, third = (proofs.submit(SPEC, [n]) for n in range(3))
+    in_hand.set()
     assert first.result(60) == values(SPEC, [0])
     for failed in (second, third):
         with pytest.raises(ProoflineError, match="CUDA error"):
