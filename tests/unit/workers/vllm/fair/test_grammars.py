@@ -159,7 +159,7 @@ async def test_xgrammar_compiles_them_in_a_process_of_its_own() -> None:
     vocabulary: Callable[[], str] = TokenizerInfo(
         signs + words, VocabType.RAW, stop_token_ids=[0]
     ).serialize_json
-    tried = Grammars(vocabulary, grammars.PROCESS)
+    tried = Grammars(vocabulary, grammars.PROCESS, longest_s=100)
     hasty = Grammars(vocabulary, grammars.PROCESS, longest_s=0.1, share_s=0.1)
     try:
         for kind, text in {
