@@ -46,9 +46,9 @@ def deploy(
 ) -> None:
     """Have all hosts serve another model, and wait until it serves.
 
-    The model before ends first, and a round with it; for a name that the hub does not know nothing
-    ends. What the round computed is still delivered,
-    jobs are cancelled, chat under way has 20 s to end. Ctrl-C ends the waiting, not the deployment.
+    The model before ends first, and a round with it. What the round computed is still delivered,
+    jobs are cancelled, chat under way has 20 s to end. For a name that the hub does not know
+    nothing ends. Ctrl-C ends the waiting, not the deployment.
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
