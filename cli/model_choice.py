@@ -1,6 +1,7 @@
 """What --model may be: a shipped model's name, a directory, or a name on the Hugging Face hub."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from cli.shipped import ModelChoiceError, check_spelling, shipped_models
@@ -70,6 +71,21 @@ def check_is_there(options: EngineOptions) -> None:
     if options.engine == "synthetic" or elsewhere or _directory(name) or _is_cached(name):
         return
     _ask_hub(name)
+
+
+def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
+    """ModelChoiceError: it is a name that the hub does not know, by all that this machine can tell.
+
+    A path is each host's own matter, and where the hub is out of reach from here, hosts may know.
+    """
+    if model in shipped_models() or model.startswith((".", "/", "~")) or model.count("/") > 1:
+        return
+    try:
+        check_is_there(EngineOptions(model=model, engine="vllm", vllm_args=tuple(vllm_args)))
+    except ModelChoiceError:
+        raise
+    except ProoflineError:
+        pass
 
 
 def _is_cached(name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"  # as poc_core.settings, which takes long to import
 # what the network uses, and a distance round that names none (protocol.md, section 5)
 DEFAULT_SEQ_LEN = 256
 DEFAULT_K_DIM = 12
@@ -86,7 +87,10 @@ RedisUrl = Annotated[
         "--redis-url",
         callback=_to_settings,
         envvar="POC_REDIS_URL",
-        help="The Redis of all processes, redis://HOST:PORT/0 or redis+sentinel://H:P,H:P/MASTER/0.",
+        help=(
+            "The Redis of all processes, redis://HOST:PORT/0 or redis+sentinel://H:P,H:P/MASTER/0."
+            f" Default: {DEFAULT_REDIS_URL}."
+        ),
         show_default=False,
     ),
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import options
-from cli.shipped import check_spelling
+from cli.shipped import ModelChoiceError, check_spelling
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
@@ -47,7 +47,8 @@ def deploy(
     """Have all hosts serve another model, and wait until it serves.
 
     The model before ends first, and a round with it. What the round computed is still delivered,
-    jobs are cancelled, chat under way has 20 s to end. Ctrl-C ends the waiting, not the deployment.
+    jobs are cancelled, chat under way has 20 s to end. For a name that the hub does not know
+    nothing ends. Ctrl-C ends the waiting, not the deployment.
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
@@ -72,11 +73,26 @@ def deploy(
         except ApiError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
+            if any(worker.engine != "synthetic" for worker in client.status().workers):
+                check_before_the_end(model, vllm_args or [])
             note("Ending what is deployed.")
             client.undeploy()
             client.deploy(model, dtype, vllm_args or [])
         note(f"{model} is deployed; its workers start.")
         wait_served(client)
+
+
+def check_before_the_end(model: str, vllm_args: list[str]) -> None:
+    """ModelChoiceError: nobody knows the model, so what serves is left alone."""
+    from cli.model_choice import check_can_be_found
+
+    try:
+        check_can_be_found(model, vllm_args)
+    except ModelChoiceError as error:
+        raise ModelChoiceError(
+            f"{error} What serves goes on. If the hosts can find {model} all the same (by a token"
+            " of theirs, say), end it first: `proofline undeploy`."
+        ) from None
 
 
 def undeploy(url: options.Url = options.DEFAULT_URL) -> None:

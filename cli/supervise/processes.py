@@ -156,7 +156,7 @@ class Child:
                     return
                 delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (fast_crashes - 1))
                 self._announce(f"{ended}; restarting it in {delay_s:g} s")
-                self._stop.wait(delay_s)
+                self._pause(delay_s)
                 self.restarts += 1
                 self._restarted_at.append(time.time())
         except Exception as error:  # of our own: nobody would look after the child any more
@@ -164,6 +164,10 @@ class Child:
             self._announce(self.gave_up)
         finally:
             self._ended.set()
+
+    def _pause(self, seconds: float) -> bool:
+        """Waits before a restart; whether the child is to stop instead."""
+        return self._stop.wait(seconds)
 
     def _note_end(self, code: int) -> None:
         self.crashes += 1

@@ -16,7 +16,7 @@ from tests.harness.marks import needs_vllm
 from tests.harness.samples import body
 from tests.harness.waiting import wait_until
 from tests.integration.node import PREFIX, synthetic_artifacts, tampered
-from tests.integration.processes import assert_all_gone, command_of, is_running
+from tests.integration.processes import assert_all_gone, command_of
 from tests.stacks.up import Up, proofline
 from workers.proofs import ENGINE_LOST_STATUS
 
@@ -115,7 +115,7 @@ class TestUp:
         below = up.below
         assert any("redis-server" in command_of(process) for process in below)
         assert up.ctrl_c() == 0
-        assert [process for process in below if is_running(process)] == []
+        assert_all_gone(below)
 
 
 class TestCompute:

@@ -165,6 +165,17 @@ def test_axe_finds_nothing_and_nothing_jumps(console: Opened, page: Page) -> Non
     assert found.violations_count == 0, found.generate_report()
 
 
+def test_an_event_that_ends_a_trouble_is_no_trouble(page: Page, shown: Shown) -> None:
+    ended = "host1/gpu0 ended (killed by SIGKILL); it is started again."
+    over = ("host1/gpu0 is ready again, 7 s after its end.", "host1/gpu0 is ready.")
+    for text in (ended, *over):
+        shown.services.events.note("worker", text, "host1/gpu0")
+    page.get_by_label("Kind").last.select_option("worker")
+    for text, level in [(ended, "bad"), *((one, "good") for one in over)]:
+        row = page.locator("#events tbody tr").filter(has=page.get_by_text(text, exact=True))
+        expect(row.locator(".chip")).to_have_class(f"chip {level}")
+
+
 def test_a_phone_cuts_nothing_and_does_not_jump(browser: Browser, shown: Shown) -> None:
     shown.node.revive()
     with opened(browser, shown.url, PHONE) as phone:

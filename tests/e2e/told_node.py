@@ -3,6 +3,7 @@
 What it tells goes through the product's own stores, so a page cannot know the difference.
 """
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ class ToldNode:
         self.deployments = DeploymentStore(self.redis, self.settings)
         self.began = time.time()
         self._beats = 0
+        self._lock = threading.RLock()  # no beat under way tells of one that is killed meanwhile
         self._ended_at: dict[int, float] = {}
 
     def name(self, number: int) -> str:
@@ -85,27 +87,30 @@ class ToldNode:
 
     def beat(self) -> None:
         """One heartbeat of all that live, and the host's report."""
-        alive = [number for number in range(self.n) if number not in self.ended]
-        for number in alive:
-            self.registry.heartbeat(self.worker(number))
-        self._work(alive)
-        self._beats += 1
-        if self._beats % 5 == 1 or self._gone(alive):
-            self._report(alive)
+        with self._lock:
+            alive = [number for number in range(self.n) if number not in self.ended]
+            for number in alive:
+                self.registry.heartbeat(self.worker(number))
+            self._work(alive)
+            self._beats += 1
+            if self._beats % 5 == 1 or self._gone(alive):
+                self._report(alive)
 
     def kill(self, numbers: Sequence[int]) -> None:
         """These workers end, as if by SIGKILL."""
-        self.ended |= set(numbers)
-        self._ended_at |= dict.fromkeys(numbers, time.time())
-        for number in numbers:
-            self.registry.remove(self.worker(number).id)
-        self._report([number for number in range(self.n) if number not in self.ended])
+        with self._lock:
+            self.ended |= set(numbers)
+            self._ended_at |= dict.fromkeys(numbers, time.time())
+            for number in numbers:
+                self.registry.remove(self.worker(number).id)
+            self._report([number for number in range(self.n) if number not in self.ended])
 
     def revive(self) -> None:
         """All workers are there again."""
-        self.ended.clear()
-        self.beat()
-        self._report(range(self.n))
+        with self._lock:
+            self.ended.clear()
+            self.beat()
+            self._report(range(self.n))
 
     def _gone(self, alive: Sequence[int]) -> bool:
         return len(alive) < self.n

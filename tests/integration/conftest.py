@@ -1,6 +1,7 @@
 """The real stack: redis-server, API and workers as processes of their own."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -9,6 +10,7 @@ import pytest
 import redis
 
 from cli.machine import cpu_memory
+from cli.supervise.processes import Child
 from tests.integration.node import Node, run_node
 from tests.integration.processes import engine_cores
 from tests.stacks.deployments import Deployment
@@ -92,6 +94,22 @@ def node(shared_node: Node) -> Iterator[Node]:
     """
     yield shared_node
     shared_node.cancel_all()
+
+
+@pytest.fixture
+def back(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """What is killed stays away until this is called, or else to the test's end."""
+    are_back = threading.Event()
+    pause: Callable[[Child, float], bool] = vars(Child)["_pause"]
+
+    def stay_away(child: Child, _seconds: float) -> bool:
+        while not (are_back.is_set() or pause(child, 0.02)):
+            pass
+        return pause(child, 0)
+
+    monkeypatch.setattr(Child, "_pause", stay_away)
+    yield are_back.set
+    are_back.set()
 
 
 @pytest.fixture(scope="session")

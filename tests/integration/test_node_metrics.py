@@ -3,8 +3,10 @@ network's broker, which restarts a node by one of these figures, and our own wat
 same."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
@@ -102,14 +104,20 @@ def test_the_brokers_counter_and_our_watchdog_agree_and_ours_is_first(
     settings = Settings()
     watchdog = Watchdog(settings.engine_hung_s, 2 * settings.heartbeat_s, clock)
     (core,) = own_cores
-    with ThreadPoolExecutor(1) as pool:  # whose end waits for the answer, also of a test that fails
-        asking = pool.submit(ask, worker, ANSWER_TOKENS)
-        steps = watched(vllm_engine, scrape)
-        wait_until(lambda: scrape()["vllm:num_requests_running"] == 1, "a request under way")
-        wait_until(lambda: changed(steps, watched(vllm_engine, scrape)), "both go on")
+
+    def stops_under_way() -> bool:
         core.send_signal(signal.SIGSTOP)
+        wait_until(lambda: stands_still(vllm_engine, scrape), "what was under way")
+        if scrape()["vllm:num_requests_running"] == 1:
+            return True
+        core.send_signal(signal.SIGCONT)  # it was between two requests
+        return False
+
+    with asked_on_and_on(worker):
+        steps = watched(vllm_engine, scrape)
+        wait_until(lambda: changed(steps, watched(vllm_engine, scrape)), "both go on")
         try:
-            wait_until(lambda: stands_still(vllm_engine, scrape), "what was under way")
+            wait_until(stops_under_way, "an engine that is stopped with a request under way")
             ours, brokers = seconds_until_said(watchdog, vllm_engine, scrape, clock)
         finally:
             core.send_signal(signal.SIGCONT)
@@ -118,6 +126,23 @@ def test_the_brokers_counter_and_our_watchdog_agree_and_ours_is_first(
         stood = watched(vllm_engine, scrape)
         wait_until(lambda: changed(stood, watched(vllm_engine, scrape)), "both go on again")
         assert not watchdog.is_hung(vllm_engine.pulse())
+
+
+@contextmanager
+def asked_on_and_on(worker: WorkerRecord) -> Iterator[None]:
+    """One request after the other, so that none is over too soon; the last to its end."""
+    is_over = threading.Event()
+
+    def ask_on() -> None:
+        while not is_over.is_set():
+            ask(worker, ANSWER_TOKENS)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask_on)
+        try:
+            yield
+        finally:
+            is_over.set()
         asking.result(ANSWER_S)
 
 

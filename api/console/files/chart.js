@@ -1,5 +1,6 @@
 // Nonces a second by worker, chat beneath, and what happened: drawn by uPlot, told in words and numbers beside it.
 import { Component, createRef } from './vendor/preact.mjs'
+import { endsTrouble } from './events.js'
 import { clock, count, rate, seconds } from './format.js'
 import { html } from './html.js'
 import { RANGES, fall, mean, times, totals } from './past.js'
@@ -166,10 +167,10 @@ class Plots extends Component {
   mark({ ctx, bbox, valToPos }) {
     ctx.save()
     ctx.lineWidth = devicePixelRatio
-    for (const { at, kind } of this.props.marks) {
-      const x = Math.round(valToPos(at, 'x', true))
+    for (const one of this.props.marks) {
+      const x = Math.round(valToPos(one.at, 'x', true))
       if (x < bbox.left || x > bbox.left + bbox.width) continue
-      ctx.strokeStyle = ctx.fillStyle = colour(MARKED[kind])
+      ctx.strokeStyle = ctx.fillStyle = colour(endsTrouble(one) ? '--good' : MARKED[one.kind])
       ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio])
       ctx.beginPath()
       ctx.moveTo(x, bbox.top)

@@ -7,6 +7,7 @@ import { toWork } from './route.js'
 const KINDS = { worker: 'bad', deployment: 'busy', round: 'good', job: 'bad', receiver: 'bad', refused: 'idle', key: 'idle', node: 'idle' }
 const NAMES = [['', 'all'], ['worker', 'workers'], ['deployment', 'deployments'], ['round', 'rounds'], ['job', 'jobs'], ['receiver', 'receivers'], ['refused', 'refused requests'], ['key', 'keys used'], ['node', 'the node']]
 const STEP = 15
+const OVER = / is ready( again, .*)?\.$| was taken after all\.$/
 
 export const Events = ({ known: { log, shownEvents: shown }, act }) => {
   const listed = shown.kind ? log.filter(({ kind }) => kind === shown.kind) : log
@@ -15,7 +16,7 @@ export const Events = ({ known: { log, shownEvents: shown }, act }) => {
   return html`<${Section} id="events" title="Events" beside=${html`<${Choice} label="Kind" value=${shown.kind} choices=${NAMES} choose=${kind => set({ kind, n: STEP })} />`}>
     ${rows.length
       ? html`<${Table} name="Events" columns=${['When', 'Kind', 'What happened']} rows=${rows.map(one => [`${one.at} ${one.text}`, [
-          moment(one.at), html`<${Chip} kind=${KINDS[one.kind]}>${one.kind}<//>`, html`<${Told} one=${one} />`,
+          moment(one.at), html`<${Chip} kind=${endsTrouble(one) ? 'good' : KINDS[one.kind]}>${one.kind}<//>`, html`<${Told} one=${one} />`,
         ]])} />`
       : html`<p>Nothing of the kind has happened, or it is long ago.</p>`}
     ${rows.length < listed.length && html`<button onClick=${() => set({ n: shown.n + 4 * STEP })}>Show more of ${listed.length}</button>`}
@@ -23,6 +24,9 @@ export const Events = ({ known: { log, shownEvents: shown }, act }) => {
 }
 
 const Told = ({ one: { text, about } }) => (/^[0-9a-f]{32}$/.test(about) ? html`${text} <a href=${toWork(about)}>Its page</a>` : text)
+
+/** Whether an event of a kind that tells of troubles tells of the end of one. */
+export const endsTrouble = ({ kind, text }) => KINDS[kind] === 'bad' && OVER.test(text)
 
 /** `log` with what is new of `found`, both the newest first. */
 export function merged(log, found) {

@@ -282,7 +282,7 @@ def test_a_tiny_model_of_each_family_starts_with_these_words(
     else:
         with pytest.raises(ProoflineError) as error:
             load_engine(options, 120)
-        assert "does not take these arguments" not in str(error.value)
+        assert "does not take its arguments" not in str(error.value)
         assert refusal in str(error.value)
     told_left_out = [LEFT_OUT.search(message) for message in caplog.messages]
     assert [found[1].partition(":")[0] for found in told_left_out if found] == ["--swap-space"]

@@ -128,7 +128,8 @@ def test_everything_runs_and_then_nothing_is_left(folder: Path) -> None:
             assert client.config_get("appendonly") == {"appendonly": "yes"}
             data_dir = Path(client.config_get("dir")["dir"])
         assert running.failure() is None
-        assert running.worker_log(1) == ["the fake worker works", "name@host ready."]
+        told = ["the fake worker works", "name@host ready."]
+        wait_until(lambda: running.worker_log(1) == told, "its log")
         wait_until((folder / "courier").exists, "the courier")
     assert not any(is_running(pid) for pid in pids)
     assert not data_dir.exists()
@@ -354,6 +355,7 @@ def test_nothing_is_left_after_up_was_killed(folder: Path) -> None:
     assert up.stderr is not None
     try:
         assert any("up: ready at" in line for line in up.stderr)
+        wait_until((folder / "courier").exists, "the courier")
         guards = psutil.Process(up.pid).children()
         children = [child for guard in guards for child in guard.children()]
         assert (len(guards), len(children)) == (5, 5)

@@ -1,6 +1,7 @@
 """Downloads of models by processes of their own, from a hub on loopback."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from poc_core.state import keys
 from poc_core.state.downloads import MOST_AT_A_TIME, Download, DownloadStore
 from tests.harness.waiting import wait_until
 from tests.integration.node import Node
+from tests.integration.processes import frozen
 from tests.peers.hub import COMMIT, REPO, Hub
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("node")]
@@ -163,11 +165,13 @@ def test_downloads_begun_and_cancelled_in_a_loop_have_three_processes_at_most(
 ) -> None:
     hub.delay_s = 60.0
     downloads = api()
-    for _ in range(30):
-        if isinstance(started := store.start(REPO, None, MACHINE), Download):
-            downloads.begin(started)
-        store.forget(REPO, None)
-    processes = downloads.processes()
+    with ExitStack() as standing:  # so that none has ended before the last is begun
+        for _ in range(30):
+            if isinstance(started := store.start(REPO, None, MACHINE), Download):
+                downloads.begin(started)
+                standing.enter_context(frozen(downloads.processes()[-1].pid))
+            store.forget(REPO, None)
+        processes = downloads.processes()
     assert len(processes) == MOST_AT_A_TIME
     for process in processes:
         assert process.wait(60) == 0

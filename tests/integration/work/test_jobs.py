@@ -209,8 +209,9 @@ class TestStop:
 
 class TestEndOfAJob:
     def test_its_result_is_unknown_after_its_ttl(self, quick_node: Node) -> None:
-        request_id = quick_node.submit(range(4))
-        quick_node.result(request_id)
+        answer = quick_node.generate(range(4), wait=True)
+        assert answer.status_code == 200, answer.text
+        request_id = answer.json()["request_id"]
         wait_until(lambda: quick_node.get(request_id).status_code == 404, "404 after 3 s")
 
     def test_leaves_no_key_in_redis_without_ttl(

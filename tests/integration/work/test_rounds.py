@@ -234,7 +234,7 @@ class TestReceiver:
         client.start(
             receiver, batch_size=1024
         )  # whatever it is: two workers compute two leases of 32 each
-        client.wait(lambda: client.stats()["outbox"]["full"], 60, "a full outbox")
+        client.wait(lambda: client.stats()["outbox"]["full"], 200, "a full outbox")
         client.wait_settled()
         stats = client.stats()
         waiting, n_bytes = stats["artifacts_waiting"], stats["outbox"]["bytes"]

@@ -10,9 +10,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -24,7 +24,13 @@ from cli.supervise.processes import GUARD_MARGIN_S
 from poc_core.arithmetic.encoding import decode_vector
 from tests.harness.chat_client import CHAT, LONG_PROMPT, MODEL, request, streaming
 from tests.harness.marks import needs_vllm
-from tests.integration.processes import assert_all_gone, descendants, engine_cores, is_running
+from tests.integration.processes import (
+    assert_all_gone,
+    descendants,
+    engine_cores,
+    frozen,
+    is_running,
+)
 from tests.peers.receiver import Receiver
 from tests.stacks.round_client import assert_complete, round_body
 from tests.stacks.two_workers import TwoWorkers, two_workers
@@ -41,7 +47,7 @@ ROUND_S = 8.0
 KILLED_AFTER_S = 3.0
 BACK_WITHIN_S = 60.0  # leases and batches of a lost worker
 JOB_S = 240.0
-LONG_ANSWER = 1900  # tokens: longer than a worker takes to say that it is to end
+ANSWER = 800  # tokens
 
 
 @pytest.fixture(scope="module")
@@ -89,17 +95,25 @@ def chat(client: TwoWorkers) -> httpx.Response:
     return client.http.post(CHAT, json=request("Hello", 8))
 
 
+class UnderWay(NamedTuple):
+    """A request, on the one of two ready workers that was asked first."""
+
+    worker: dict[str, Any]
+    answer: Future[httpx.Response]
+    go_on: Callable[[], None]  # the engines stand still until then, so that it is not over before
+
+
 @contextlib.contextmanager
-def under_way_on_the_first(
-    client: TwoWorkers, prompt: str, tokens: int
-) -> Iterator[tuple[dict[str, Any], Future[httpx.Response]]]:
-    """The one of two ready workers that was asked first, and the answer that it computes."""
+def under_way_on_the_first(client: TwoWorkers, prompt: str, tokens: int) -> Iterator[UnderWay]:
+    """Both engines stand still until the test lets them go on."""
     client.wait_ready()
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as standing:
         client.wait(lambda: active(client) == [0, 0], 60, "two idle workers")
+        for core in client.cores():
+            standing.enter_context(frozen(core.pid))
         answer = pool.submit(client.http.post, CHAT, json=request(prompt, tokens))
         client.wait(lambda: sorted(active(client)) == [0, 1], 60, "a request on one worker")
-        yield client.workers()[active(client).index(1)], answer
+        yield UnderWay(client.workers()[active(client).index(1)], answer, standing.close)
 
 
 def active(client: TwoWorkers) -> list[int]:
@@ -217,9 +231,10 @@ def test_a_lost_engine_is_replaced_and_what_it_had_in_hand_is_done_elsewhere(
     before = {worker["id"] for worker in client.workers()}
     job = Job(client)
     job.wait_middle()
-    with under_way_on_the_first(client, LONG_PROMPT, 900) as (first, answer):
+    with under_way_on_the_first(client, LONG_PROMPT, 900) as (first, answer, go_on):
         (engine,) = engine_cores(first["pid"])
         engine.kill()
+        go_on()
         answers = [chat(client) for _ in range(20)]  # while its worker finds out and ends
         assert [one.status_code for one in answers] == [200] * 20
         assert answer.result(120).status_code == 200
@@ -237,14 +252,15 @@ def test_a_lost_engine_is_replaced_and_what_it_had_in_hand_is_done_elsewhere(
 @pytest.mark.slow
 def test_a_worker_that_is_to_end_finishes_its_chat_first(client: TwoWorkers) -> None:
     before = cut_off(client)
-    with under_way_on_the_first(client, "Hello", LONG_ANSWER) as (first, answer):
+    with under_way_on_the_first(client, "Hello", ANSWER) as (first, answer, go_on):
         os.kill(first["pid"], signal.SIGTERM)
         client.wait(
             lambda: "draining" in client.states(), 60, "the worker to say that it is to end"
         )
         assert not answer.done()
+        go_on()
         assert chat(client).status_code == 200
-        assert answer.result(60).json()["usage"]["completion_tokens"] == LONG_ANSWER
+        assert answer.result(60).json()["usage"]["completion_tokens"] == ANSWER
     client.wait(lambda: not is_running(first["pid"]), 60, "the worker's end")
     assert cut_off(client) == before
 
@@ -255,32 +271,33 @@ def test_streams_of_a_dead_one_end_with_an_error_event_and_others_are_answered_e
 ) -> None:
     short = client.http.post(CHAT, json=request(LONG_PROMPT, 50))
     expected = short.json()["choices"][0]["message"]["content"]
-    with (
-        under_way_on_the_first(client, LONG_PROMPT, 1400) as (first, answer),
-        # One of two goes to the second worker: no worker gets more than its share.
-        streaming(client.http, "Hello", 1000) as one,
-        streaming(client.http, "Hi", 1000) as another,
-    ):
-        for stream in (one, another):
-            next(stream)
-        with streaming(client.http, LONG_PROMPT, 1400) as events:  # where its prefix is
-            assert [json.loads(next(events))["object"] for _ in range(3)] == [
-                "chat.completion.chunk"
-            ] * 3
-            assert not answer.done()
-            os.kill(first["pid"], signal.SIGKILL)
-            *_, last = events
-        assert "was lost" in json.loads(last)["error"]["message"]
-        ends = [end for stream in (one, another) for *_, end in [stream]]
-        assert "[DONE]" in ends, "the second worker did not go on"
-        assert all(end == "[DONE]" or "was lost" in end for end in ends)
-        retried = answer.result(60)
-        assert retried.status_code == 200
-        assert retried.json()["usage"]["completion_tokens"] == 1400
-        assert retried.json()["choices"][0]["message"]["content"].startswith(expected)
-        # The dead worker is registered for a while still: requests pass it over.
-        for _ in range(3):
-            assert chat(client).status_code == 200
+    with under_way_on_the_first(client, LONG_PROMPT, 1400) as (first, answer, go_on):
+        go_on()
+        with (
+            # One of two goes to the second worker: no worker gets more than its share.
+            streaming(client.http, "Hello", 1000) as one,
+            streaming(client.http, "Hi", 1000) as another,
+        ):
+            for stream in (one, another):
+                next(stream)
+            with streaming(client.http, LONG_PROMPT, 1400) as events:  # where its prefix is
+                assert [json.loads(next(events))["object"] for _ in range(3)] == [
+                    "chat.completion.chunk"
+                ] * 3
+                assert not answer.done()
+                os.kill(first["pid"], signal.SIGKILL)
+                *_, last = events
+            assert "was lost" in json.loads(last)["error"]["message"]
+            ends = [end for stream in (one, another) for *_, end in [stream]]
+            assert "[DONE]" in ends, "the second worker did not go on"
+            assert all(end == "[DONE]" or "was lost" in end for end in ends)
+            retried = answer.result(60)
+            assert retried.status_code == 200
+            assert retried.json()["usage"]["completion_tokens"] == 1400
+            assert retried.json()["choices"][0]["message"]["content"].startswith(expected)
+            # The dead worker is registered for a while still: requests pass it over.
+            for _ in range(3):
+                assert chat(client).status_code == 200
 
 
 @pytest.mark.ends_its_stack
@@ -295,11 +312,12 @@ def test_sigterm_lets_chat_end_and_drains_and_the_job_completes_after_a_new_star
     job.wait_middle()
     below = descendants(client.supervisor.pid)
     assert len(client.cores()) == 2
-    with under_way_on_the_first(client, "Hello", LONG_ANSWER) as (_, answer):
+    with under_way_on_the_first(client, "Hello", ANSWER) as (_, answer, go_on):
         client.supervisor.terminate()
         client.wait(lambda: "draining" in client.states(), 60, "a worker to say that it is to end")
         assert not answer.done()
-        assert answer.result(120).json()["usage"]["completion_tokens"] == LONG_ANSWER
+        go_on()
+        assert answer.result(120).json()["usage"]["completion_tokens"] == ANSWER
     assert cut_off(client) == before
     assert client.supervisor.wait(WORKER_GRACE_S + GUARD_MARGIN_S) == 0
     assert_all_gone(below)

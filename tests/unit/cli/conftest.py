@@ -1,11 +1,14 @@
-"""An engine in the place of the one that a command would load into its own process."""
+"""Stand-ins: for the engine that a command would load into its own process, and for the hub."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 import workers.engines
+from tests.peers.hub import Hub
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
 
@@ -24,3 +27,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     return put
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with one model, beside an empty cache."""
+    from huggingface_hub import HfApi, constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with Hub() as running:
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: HfApi(running.url, token=False))
+        yield running

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from cli.main import ProoflineGroup, app
 from poc_core.errors import ProoflineError, SpecError
+from poc_core.settings import Settings
 
 COMMANDS = (
     *("demo", "up", "api", "worker", "workers", "courier", "flower", "ready"),
@@ -129,3 +130,9 @@ def test_ctrl_c_ends_with_the_shells_code_for_it(runner: CliRunner) -> None:
         raise KeyboardInterrupt
 
     assert runner.invoke(small, ["interrupted"]).exit_code == 130
+
+
+@pytest.mark.parametrize("command", ["api", "courier", "ready", "flower", "workers"])
+def test_help_tells_where_redis_is_looked_for(runner: CliRunner, command: str) -> None:
+    default = Settings.model_fields["redis_url"].default
+    assert f"Default: {default}." in runner.invoke(app, [command, "--help"]).output

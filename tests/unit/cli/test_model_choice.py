@@ -1,12 +1,11 @@
 """What --model may be, and the name under which clients find it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 
-from cli.model_choice import check_is_there, choose_model
+from cli.model_choice import check_can_be_found, check_is_there, choose_model
 from cli.shipped import ModelChoiceError, shipped_models
 from poc_core.errors import ProoflineError
 from tests.peers.hub import REPO, Hub
@@ -84,18 +83,6 @@ def test_a_mistyped_shipped_name_gets_a_suggestion() -> None:
         choose_model("tiny-qwen", None)
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub with one model, beside an empty cache."""
-    from huggingface_hub import HfApi, constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with Hub() as running:
-        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: HfApi(running.url, token=False))
-        yield running
-
-
 def vllm(model: str, *arguments: str) -> EngineOptions:
     return EngineOptions(model=model, engine="vllm", vllm_args=arguments)
 
@@ -127,6 +114,23 @@ def test_nobody_is_asked_where_the_hub_is_forbidden(
     with pytest.raises(ProoflineError, match="HF_HUB_OFFLINE forbids to ask"):
         check_is_there(vllm(REPO))
     assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    "model", [REPO, "tiny-qwen3", "/data/of-a-host", "./none", "s3://bucket/m", "~/m"]
+)
+def test_what_the_hosts_may_find_is_not_refused_for_them(hub: Hub, model: str) -> None:
+    check_can_be_found(model, [])
+    assert hub.asked == ([f"/api/models/{REPO}"] if model == REPO else [])
+
+
+def test_what_the_hub_does_not_know_the_hosts_will_not_find(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelChoiceError, match="no model 'acme/smal'"):
+        check_can_be_found("acme/smal", ["--max-model-len", "512"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    check_can_be_found("acme/smal", [])
 
 
 def test_nobody_is_asked_for_what_is_here_or_sought_elsewhere(

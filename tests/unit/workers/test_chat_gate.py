@@ -147,8 +147,9 @@ class TestYield:
 
         def look() -> int:
             nonlocal looks_after_its_end
-            looks_after_its_end += not unfinished
-            return unfinished
+            seen = unfinished
+            looks_after_its_end += not seen
+            return seen
 
         gate = ChatGate(parse_chat_policy("yield"), look, clock=clock)
 

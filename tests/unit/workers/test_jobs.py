@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import cast
@@ -31,7 +32,7 @@ from tests.peers.fake_engine import FakeEngine, value
 from workers import jobs as jobs_module
 from workers import proofs as proofs_module
 from workers.chat_gate import ChatGate, Starvation
-from workers.engines.ticks import EngineLostError
+from workers.engines.ticks import EngineLostError, MicroBatch
 from workers.jobs import JobBatches
 from workers.proofs import ENGINE_LOST_STATUS, Proofs
 from workers.queue.job_queue import JobQueue
@@ -78,12 +79,15 @@ def make_runner(
 ) -> Iterator[MakeRunner]:
     started: list[Proofs] = []
 
-    def make(policy: str | None = "yield", starvation: Starvation | None = None) -> JobBatches:
+    def make(
+        policy: str | None = "yield",
+        starvation: Starvation | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> JobBatches:
         gate = None
         if policy is not None:
-            gate = ChatGate(
-                parse_chat_policy(policy), engine.unfinished_chat, starvation or Starvation()
-            )
+            patience = starvation or Starvation()
+            gate = ChatGate(parse_chat_policy(policy), engine.unfinished_chat, patience, clock)
         started.append(Proofs(engine, gate))
         return JobBatches(started[-1], "w1", jobs, cast(JobQueue, messages), hand)
 
@@ -183,13 +187,28 @@ def test_a_second_message_of_a_batch_does_nothing(
 
 
 def test_a_large_batch_leaves_room_for_others_between_its_parts(
-    make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
+    make_runner: MakeRunner,
+    jobs: JobStore,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner = make_runner()
     urgent = jobs.create(job_of(OTHER, [999]))
     second = threading.Thread(target=runner.run_batch, args=(urgent, 0))
-    engine.events[0] = second.start
-    engine.layer_s = 0.01
+    submit, came = Proofs.submit, threading.Event()
+
+    def submitted(proofs: Proofs, spec: ProofSpec, nonces: Sequence[int]) -> MicroBatch:
+        micro_batch = submit(proofs, spec, nonces)
+        if spec == OTHER:
+            came.set()
+        return micro_batch
+
+    def urgent_comes() -> None:
+        second.start()
+        came.wait(60)
+
+    monkeypatch.setattr(Proofs, "submit", submitted)
+    engine.events[0] = urgent_comes
     job_id = jobs.create(new_job(list(range(900)), batch_size=900))
     runner.run_batch(job_id, 0)
     second.join(60)
@@ -341,14 +360,22 @@ def test_the_status_says_so_also_between_two_slices(
 def test_constant_chat_fails_no_job_and_in_the_end_it_completes(
     make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
 ) -> None:
-    runner = make_runner("yield", Starvation(after_s=0.3, share=0.9))
+    later_s = 0.0
+    patience = Starvation(after_s=20, share=0.9)
+    runner = make_runner("yield", patience, lambda: time.monotonic() + later_s)
+
+    def time_passes() -> bool:
+        nonlocal later_s
+        later_s += 2
+        return read(jobs, job_id).status is JobStatus.COMPLETED
+
     engine.said_s = 0.01
     chat_comes(engine)
     job_id = jobs.create(new_job([0, 1], batch_size=2))
     with InBackground(runner, job_id):
         wait_until(lambda: read(jobs, job_id).waiting_for == "chat")
         assert engine.ticks == []
-    assert read(jobs, job_id).status is JobStatus.COMPLETED
+        wait_until(time_passes, "the job's end beside chat")
     assert engine.chat == 1
 
 
@@ -444,24 +471,27 @@ def test_a_cancelled_job_is_not_waited_with(
 def test_a_cancelled_job_frees_the_engine_before_its_last_slice(
     runner: JobBatches, jobs: JobStore, engine: FakeEngine
 ) -> None:
-    engine.layer_s = 0.1
+    given_up = threading.Event()
     job_id = jobs.create(new_job([0, 1], batch_size=2))
-    engine.events[0] = lambda: jobs.cancel(job_id)
+    engine.said_s = 1.0  # so that layers go one by one
+    engine.events = {0: lambda: jobs.cancel(job_id), 1: lambda: given_up.wait(60)}
     runner.run_batch(job_id, 0)
+    given_up.set()
     wait_until(lambda: engine.is_idle)
-    assert len(engine.ticks) <= 2
+    assert len(engine.ticks) == 2
 
 
 def test_a_cancelled_job_of_many_parts_frees_the_engine_as_soon(
     make_runner: MakeRunner, jobs: JobStore, engine: FakeEngine
 ) -> None:
     runner = make_runner(None)
-    engine.layer_s = 0.02
+    given_up = threading.Event()
     job_id = jobs.create(new_job(list(range(900)), batch_size=900))
-    engine.events[1] = lambda: jobs.cancel(job_id)
+    engine.events = {1: lambda: jobs.cancel(job_id), 2: lambda: given_up.wait(60)}
     runner.run_batch(job_id, 0)
+    given_up.set()
     wait_until(lambda: engine.is_idle)
-    assert len(engine.ticks) <= 3
+    assert len(engine.ticks) == 3
 
 
 def test_jobs_that_were_merged_with_a_cancelled_one_are_computed(

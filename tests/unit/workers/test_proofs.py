@@ -1,5 +1,6 @@
 """The thread that runs slices whenever chat lets it, and what becomes of an engine that fails."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -154,11 +155,14 @@ def test_memory_that_is_short_fails_nothing_and_is_told(engine: FakeEngine, star
 def test_idle_proofs_cost_nothing(engine: FakeEngine, start: Start) -> None:
     proofs = start("yield")
     proofs.submit(SPEC, [1]).result(60)
-    time.sleep(0.05)
-    n_calls, cpu_s = len(engine.ticks) + len(engine.fetches), time.process_time()
-    time.sleep(0.3)
-    assert len(engine.ticks) + len(engine.fetches) == n_calls
-    assert time.process_time() - cpu_s < 0.2  # of the 0.3 s that a busy thread takes
+
+    def are_idle() -> bool:
+        n_calls, cpu_s = len(engine.ticks) + len(engine.fetches), time.process_time()
+        time.sleep(0.3)
+        did_nothing = len(engine.ticks) + len(engine.fetches) == n_calls
+        return did_nothing and time.process_time() - cpu_s < 0.2  # of 0.3 s of a busy thread
+
+    wait_until(are_idle, "what is left to do after the last result, and then nothing")
 
 
 # Cancelling and stopping.
@@ -195,15 +199,23 @@ def test_what_is_cancelled_while_chat_has_the_engine_is_dropped_before_chat_ends
 
 def test_stopping_launches_nothing_more(engine: FakeEngine, start: Start) -> None:
     proofs = start()
-    engine.layer_s = 0.05
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        goes_on.wait(60)
+
+    engine.events[0] = first
     proofs.submit(SPEC, [1])
-    wait_until(lambda: len(engine.ticks) == 1)
+    assert begun.wait(60)
     for _ in range(3):
         proofs.submit(SPEC, [1])
-    proofs.stop()
-    n_ticks = len(engine.ticks)
-    time.sleep(0.1)
-    assert len(engine.ticks) == n_ticks < 4
+    stopping = threading.Thread(target=proofs.stop)
+    stopping.start()
+    wait_until(lambda: vars(proofs)["_stopped"])  # and waits for the slice under way
+    goes_on.set()
+    stopping.join(60)
+    assert (stopping.is_alive(), len(engine.ticks)) == (False, 1)
 
 
 # Beside chat.
@@ -310,10 +322,11 @@ def test_exclusive_does_not_wait_for_chat_in_a_round(engine: FakeEngine, start: 
 def test_a_failed_engine_fails_all_that_is_in_hand_and_goes_on(
     engine: FakeEngine, start: Start
 ) -> None:
-    engine.layer_s, engine.said_s = 0.01, 1.0
-    engine.events[5] = break_down
+    engine.said_s, in_hand = 1.0, threading.Event()
+    engine.events = {0: lambda: in_hand.wait(60), 5: break_down}
     proofs = start("yield")
     first, second, third = (proofs.submit(SPEC, [n]) for n in range(3))
+    in_hand.set()
     assert first.result(60) == values(SPEC, [0])
     for failed in (second, third):
         with pytest.raises(ProoflineError, match="CUDA error"):

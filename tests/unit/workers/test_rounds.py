@@ -284,12 +284,14 @@ def test_a_step_that_cannot_give_back_what_it_has_leaves_the_way_free_for_the_ne
     def refuses(*_: object) -> None:
         raise ResponseError("WRONGTYPE")
 
+    engine.events[2] = lambda: rounds.switch(record, RoundState.VALIDATING)
     with monkeypatch.context() as patch:
         patch.setattr(rounds, "release", refuses)
         patch.setattr(rounds, "complete", refuses)
         with pytest.raises(ResponseError):
             runner.step(record.round_id)
     assert not runner.is_in_step
+    rounds.switch(record, RoundState.GENERATING)
     with under_way(runner, rounds, record):
         wait_until(lambda: runner.is_in_step)
 
@@ -315,13 +317,15 @@ def test_a_stop_takes_effect_within_a_look_and_two_slices(
     rounds: RoundStore, redis: Redis, record: RoundRecord
 ) -> None:
     engine = engine_for_four(layers=20)
-    engine.layer_s, engine.said_s = 0.1, 1.0  # so that layers go one by one
+    engine.said_s, is_over = 1.0, threading.Event()  # so that layers go one by one
     proofs = Proofs(engine, ChatGate(ChatPolicy("yield"), engine.unfinished_chat))
-    engine.events[5] = stop(rounds, record)
+    # The look comes with a slice under way, however busy the machine is.
+    engine.events = {5: stop(rounds, record), 6: lambda: is_over.wait(60)}
     RoundSteps(proofs, "w1", rounds, lambda _: None, LONG_STEP_S).step(record.round_id)
+    is_over.set()
     wait_until(lambda: engine.is_idle)
     proofs.stop()
-    assert len(engine.ticks) <= 5 + 1 + 3  # of 20; a look takes less than a slice here
+    assert len(engine.ticks) == 5 + 2  # of 20
     assert arrived(redis, record) == []
     assert leases(redis, record) == 0
 

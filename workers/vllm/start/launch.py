@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from poc_core.errors import ProoflineError, SettingsError
 from poc_core.serving.openai_paths import passed_on
@@ -126,14 +126,7 @@ def _configured(
     unknown = harmless(options.vllm_args) - compat.known_arguments(parser)
     for name in sorted(unknown):
         logger.warning("left out --%s: vLLM %s does not know it", name, vllm.__version__)
-    try:
-        args = parser.parse_args([*words, *without(options.vllm_args, unknown), *of_hosts])
-    except (
-        SystemExit
-    ):  # the parser has said why; left alone, the exit would end this loop and not the process
-        raise SettingsError(
-            f"vLLM does not take these arguments: {' '.join(options.vllm_args)}; see above."
-        ) from None
+    args = parsed(parser, [*words, *without(options.vllm_args, unknown), *of_hosts])
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.worker_extension_cls = EXTENSION
     if why_not := known_faults.why_not_on_cpus(engine_args):
@@ -150,6 +143,24 @@ def _configured(
     if why_not := known_faults.why_not_startable(config):
         raise _not_startable(options, why_not)
     return args, engine_args, config
+
+
+def parsed(parser: Any, words: Sequence[str]) -> Any:
+    """What the parser makes of the words. SettingsError: why it does not take them.
+
+    Left alone, it would show a usage of some hundred lines, and end this loop but not the process.
+    """
+
+    def refuse(why: str) -> NoReturn:
+        raise SettingsError(
+            f"vLLM does not take its arguments: {why} (`vllm serve --help=all` shows all)."
+        )
+
+    parser.error = refuse
+    try:
+        return parser.parse_args(words)
+    except SystemExit:  # it has shown its help
+        raise SettingsError("vLLM shows its help and does not start: leave out --help.") from None
 
 
 def _not_startable(options: EngineOptions, why_not: str) -> ProoflineError:

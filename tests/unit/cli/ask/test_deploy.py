@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from cli.ask import deploy
 from cli.main import app
 from poc_core.answers import HostStatus, UpStatus
 from proofline.client import ApiError, Client
+from tests.peers.hub import REPO, Hub
 
 
 def up_status(status: str, **changes: Any) -> UpStatus:
@@ -122,6 +124,9 @@ class Serving:
     def deployment(self) -> UpStatus:
         return up_status("running")
 
+    def status(self) -> Any:
+        return SimpleNamespace(workers=[SimpleNamespace(engine="vllm")])
+
 
 @pytest.fixture
 def serving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Serving:
@@ -138,10 +143,21 @@ def test_what_is_refused_ends_nothing(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize("serving", [409], indirect=True)
-def test_what_is_deployed_ends_for_what_can_be(serving: Serving) -> None:
-    found = CliRunner().invoke(app, ["deploy", "m"])
-    assert (found.exit_code, serving.asked) == (0, ["deploy m", "undeploy", "deploy m"])
+@pytest.mark.parametrize("model", [REPO, "tiny-llama", "/data/model"])
+def test_what_is_deployed_ends_for_what_can_be(serving: Serving, hub: Hub, model: str) -> None:
+    found = CliRunner().invoke(app, ["deploy", model])
+    asked = [f"deploy {model}", "undeploy", f"deploy {model}"]
+    assert (found.exit_code, serving.asked) == (0, asked)
     assert "Ending what is deployed." in found.stderr
+
+
+@pytest.mark.parametrize("serving", [409], indirect=True)
+def test_a_name_that_the_hub_does_not_know_ends_nothing(serving: Serving, hub: Hub) -> None:
+    found = CliRunner().invoke(app, ["deploy", "acme/smal"])
+    said = str(found.exception) + found.output
+    assert "There is no model 'acme/smal'" in said
+    assert "What serves goes on." in said
+    assert (found.exit_code, serving.asked) == (2, ["deploy acme/smal"])
 
 
 @pytest.mark.parametrize("serving", [409], indirect=True)

@@ -211,7 +211,7 @@ def test_a_receiver_whose_line_is_too_slow_for_all_of_it_finds_it_too_large() ->
         over.wait(60)
 
     with receiver(takes_nothing) as port:
-        result = post(f"http://127.0.0.1:{port}", b"x" * 50_000_000, deadline_s=2 * SOON_S)
+        result = post(f"http://127.0.0.1:{port}", b"x" * 50_000_000, deadline_s=4 * SOON_S)
     assert result.end is End.TOO_LARGE
     over.set()
 

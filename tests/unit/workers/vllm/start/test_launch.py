@@ -1,11 +1,13 @@
 """How vLLM is started, as far as it can be seen without it."""
 
+import argparse
 import gc
 from types import SimpleNamespace
 
 import pytest
 
-from workers.vllm.start.launch import garbage_may_wait, lone_rank_in_core
+from poc_core.errors import SettingsError
+from workers.vllm.start.launch import garbage_may_wait, lone_rank_in_core, parsed
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,22 @@ def test_garbage_is_looked_for_again_after_a_start_that_failed() -> None:
     with pytest.raises(ZeroDivisionError), garbage_may_wait():
         fail()
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--seed", "1", "--bogus"], "unrecognized arguments: --bogus"),
+        (["--seed", "x"], "argument --seed: invalid int value: 'x'"),
+        (["--seed"], "argument --seed: expected one argument"),
+    ],
+)
+def test_what_vllm_does_not_take_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int)
+    assert parsed(parser, ["--seed", "1"]).seed == 1
+    with pytest.raises(SettingsError, match=f"^vLLM does not take its arguments: {says}"):
+        parsed(parser, words)
+    assert capsys.readouterr() == ("", "")
