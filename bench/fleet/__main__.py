@@ -19,7 +19,8 @@ import psutil
 import redis
 import typer
 
-from bench.fleet import minute, pump
+from bench.fleet import apart, minute, pump
+from bench.fleet.apart import Apart
 from bench.fleet.centre import MODEL, Centre, centre, start_round
 from bench.fleet.figures import Stretch, look
 from bench.fleet.herd import Herd
@@ -45,6 +46,14 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True)
+class Beats:
+    """The longest time between two heartbeats, in seconds."""
+
+    apart: float  # of a host with cores of its own, while workers work and readers read
+    herd: float  # of workers that take what is left of these cores
+
+
+@dataclass(frozen=True)
 class Run:
     """What was seen with so many workers."""
 
@@ -53,7 +62,7 @@ class Run:
     work: Stretch
     pumped: Stretch  # without workers, as fast as the machine allows
     read: Read
-    heartbeat_s: float  # the longest time between two
+    beats: Beats
     others: float  # cores of other programs meanwhile
 
     @property
@@ -111,9 +120,12 @@ def measure(n: int, pace: float, seconds: float) -> Run:
         start_round(str(node.redis_url), BATCH, "http://127.0.0.1:9")  # nobody listens there
         time.sleep(SETTLE_S)
         work = _stretch(node, herd, connection, seconds)
-        read = read_all(node, seconds)
-        heartbeat_s, others = watch.close(), meter.read().others
-    run = Run(n, idle, work, pump.measure(n, BATCH, seconds), read, heartbeat_s, others)
+        with Apart(str(node.redis_url)):  # now: what it costs is not the herd's
+            read = read_all(node, seconds)
+            watch.close()
+        beats = Beats(watch.longest(apart.HOST), watch.longest("host"))
+        others = meter.read().others
+    run = Run(n, idle, work, pump.measure(n, BATCH, seconds), read, beats, others)
     _tell(run)
     return run
 
@@ -146,8 +158,8 @@ def _tell(run: Run) -> None:
         soft_wrap=True,
     )
     console.print(
-        f"  {run.read}; heartbeats {run.heartbeat_s:.2f} s apart at most; other programs used"
-        f" {run.others:.2f} cores",
+        f"  {run.read}; heartbeats at most {run.beats.apart:.2f} s apart with cores of their own,"
+        f" {run.beats.herd:.2f} of the herd; other programs used {run.others:.2f} cores",
         highlight=False,
         soft_wrap=True,
     )
@@ -173,7 +185,7 @@ def report(runs: Sequence[Run]) -> bool:
         (f"{what}, {last.n} workers over {first.n}: {by:.2f}", by <= 1 + MOST_GROWTH)
         for what, by in grown.items()
     ]
-    cores, beats = _cores(last, 256, PER_WORKER), max(run.heartbeat_s for run in runs)
+    cores, beats = _cores(last, 256, PER_WORKER), max(run.beats.apart for run in runs)
     checks += [
         (
             f"Redis at 256 workers and {PER_WORKER:g} batches/s each: {cores:.2f} cores",
@@ -183,7 +195,10 @@ def report(runs: Sequence[Run]) -> bool:
             f"/status, p99 at {last.n} workers: {last.read.status_p99_ms:.0f} ms",
             last.read.status_p99_ms < MOST_STATUS_MS,
         ),
-        (f"heartbeats {beats:.2f} s apart at most", beats <= HEARTBEAT_LIMIT_S),
+        (
+            f"heartbeats of a host with cores of its own: {beats:.2f} s apart at most",
+            beats <= HEARTBEAT_LIMIT_S,
+        ),
     ]
     for said, holds in checks:
         word = "[bold green]PASS[/]" if holds else "[bold red]FAIL[/]"

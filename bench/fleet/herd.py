@@ -188,11 +188,11 @@ def _host(order: Order, number: int, n_workers: int) -> None:
         lambda message: None,
     )
     follower.begin()
-    _until_told()
+    until_told()
     follower.stop()
 
 
-def _until_told() -> None:
+def until_told() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -206,14 +206,16 @@ def main() -> None:
 
     end_with_parent()  # before it reads: a parent that is gone by now sends nothing
     order = Order.model_validate_json(sys.stdin.readline())
-    os.nice(10)  # workers are on other machines: here they do not keep Redis and API waiting
+    # Workers are on other machines: here they do not keep Redis and API waiting. Of 256 that are
+    # awake at once, however nice, each takes its share of the cores; idle ones take what is left.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     gc.collect()
     gc.freeze()
     pids = []
     for number, first in enumerate(range(0, order.workers, PER_HOST)):
         n = min(PER_HOST, order.workers - first)
         pids.append(fork(lambda number=number, n=n: _host(order, number, n)))  # type: ignore[misc]
-    _until_told()
+    until_told()
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     for pid in pids:
