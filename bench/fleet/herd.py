@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Self
 import psutil
 from pydantic import BaseModel
 
+from bench.fleet.centre import SPEC
 from cli.supervise.fleet import Fleet, slots
 from cli.supervise.follower import Follower
 from cli.supervise.processes import Child, ChildSpec
@@ -32,6 +33,7 @@ from poc_core.state.client import connect
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import WorkerRegistry
 from workers.engines.options import EngineOptions
+from workers.engines.synthetic import SyntheticEngine
 
 PER_HOST = 8
 GRACE_S = 60.0
@@ -59,7 +61,9 @@ class Herd:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.fleet.herd"], stdin=subprocess.PIPE
+            [sys.executable, "-m", "bench.fleet.herd"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # what is forked has one thread
         )
         assert self._process.stdin is not None
         self._process.stdin.write(self._order.model_dump_json().encode() + b"\n")
@@ -209,6 +213,9 @@ def main() -> None:
     # Workers are on other machines: here they do not keep Redis and API waiting. Of 256 that are
     # awake at once, however nice, each takes its share of the cores; idle ones take what is left.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # Else each would import numpy with its first proof, all at once: half a minute of both cores,
+    # in which Redis itself waits for a core.
+    SyntheticEngine(order.options).compute_batch(SPEC, [0])
     gc.collect()
     gc.freeze()
     pids = []
