@@ -11,8 +11,6 @@ import time
 from types import TracebackType
 from typing import Self
 
-from pydantic import BaseModel
-
 from bench.fleet.centre import MODEL
 from bench.fleet.herd import end_with_parent, until_told
 from poc_core.records import WorkerRecord
@@ -30,23 +28,16 @@ WORKERS = 6
 GRACE_S = 20.0
 
 
-class Order(BaseModel):
-    redis_url: str
-
-
 class Apart:
-    """The process, as a context manager; it ends with it."""
+    """The process, as a context manager."""
 
     def __init__(self, redis_url: str) -> None:
-        self._order = Order(redis_url=redis_url)
+        self._redis_url = redis_url
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.fleet.apart"], stdin=subprocess.PIPE
+            [sys.executable, "-m", "bench.fleet.apart", self._redis_url]
         )
-        assert self._process.stdin is not None
-        self._process.stdin.write(self._order.model_dump_json().encode() + b"\n")
-        self._process.stdin.flush()
         return self
 
     def __exit__(
@@ -62,8 +53,9 @@ class Apart:
             self._process.kill()
 
 
-def run(order: Order) -> None:
-    settings = load_settings(redis_url=order.redis_url)
+def run(redis_url: str) -> None:
+    """Until SIGTERM."""
+    settings = load_settings(redis_url=redis_url)
     engine = SyntheticEngine(EngineOptions(model=MODEL, engine="synthetic"))
     beats = []
     for number in range(WORKERS):
@@ -87,4 +79,4 @@ def run(order: Order) -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    run(Order.model_validate_json(sys.stdin.readline()))
+    run(sys.argv[1])
