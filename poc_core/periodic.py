@@ -29,6 +29,7 @@ class Periodic:
         self._one_at_a_time = threading.Lock()
         self._said: tuple[str, float] = "", 0.0  # the trouble that was logged last, and when
         self._stop = threading.Event()
+        self._soon = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
@@ -48,14 +49,23 @@ class Periodic:
             except Exception as error:
                 self._say(error)
 
+    def soon(self) -> None:
+        """The thread takes its next step now, or after the one under way. Does not wait."""
+        self._soon.set()
+
     def stop(self, timeout_s: float | None = None) -> None:
         """No further step begins. Waits for the one under way, for at most `timeout_s` seconds."""
         self._stop.set()
+        self._soon.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
+        while True:
+            self._soon.wait(self._interval_s)
+            self._soon.clear()
+            if self._stop.is_set():
+                return
             self.once()
 
     def _say(self, error: Exception) -> None:

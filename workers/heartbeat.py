@@ -95,10 +95,10 @@ class Heartbeat:
         self._beats.once()
 
     def _live_on(self) -> None:
-        """A sign of life beside the beats, which read sensors that may hang."""
+        """A sign of life beside the beats, which read sensors that may hang: it waits for none."""
         newly_draining = self._draining.is_set() and not self._told_draining
         if not self._registry.pulse(self._record.id) or newly_draining:
-            self.beat()
+            self._beats.soon()
 
     def _beat(self) -> None:
         now: dict[str, Any] = {"gpus": self._gpus.now().model_dump()}

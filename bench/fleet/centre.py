@@ -16,6 +16,12 @@ from poc_core.state import RoundStore, keys
 from workers.engines.options import EngineOptions
 
 MODEL = "tiny-qwen3"  # its name only: the engine loads none
+SPEC = ProofSpec(
+    block_hash="fleet",
+    public_key="bench",
+    seq_len=64,
+    options={"k_dim": 12, "stronger_rng": False},
+)
 READY_TIMEOUT_S = 600.0
 _LOOK_S = 0.2
 
@@ -63,14 +69,8 @@ def centre() -> Centre:
 
 def start_round(redis_url: str, batch: int, url: str) -> None:
     """Begins a round, with payloads to `url`, as the API would."""
-    spec = ProofSpec(
-        block_hash="fleet",
-        public_key="bench",
-        seq_len=64,
-        options={"k_dim": 12, "stronger_rng": False},
-    )
     config = RoundConfig(
-        model=MODEL, spec=spec, block_height=1, node_id=0, node_count=1, batch_size=batch, url=url
+        model=MODEL, spec=SPEC, block_height=1, node_id=0, node_count=1, batch_size=batch, url=url
     )
     with redis.Redis.from_url(redis_url) as connection:
         settings = load_settings(redis_url=redis_url)

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Self
 import psutil
 from pydantic import BaseModel
 
+from bench.fleet.centre import SPEC
 from cli.supervise.fleet import Fleet, slots
 from cli.supervise.follower import Follower
 from cli.supervise.processes import Child, ChildSpec
@@ -32,6 +33,7 @@ from poc_core.state.client import connect
 from poc_core.state.deployments import DeploymentStore
 from poc_core.state.registry import WorkerRegistry
 from workers.engines.options import EngineOptions
+from workers.engines.synthetic import SyntheticEngine
 
 PER_HOST = 8
 GRACE_S = 60.0
@@ -59,7 +61,9 @@ class Herd:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.fleet.herd"], stdin=subprocess.PIPE
+            [sys.executable, "-m", "bench.fleet.herd"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # what is forked has one thread
         )
         assert self._process.stdin is not None
         self._process.stdin.write(self._order.model_dump_json().encode() + b"\n")
@@ -188,11 +192,11 @@ def _host(order: Order, number: int, n_workers: int) -> None:
         lambda message: None,
     )
     follower.begin()
-    _until_told()
+    until_told()
     follower.stop()
 
 
-def _until_told() -> None:
+def until_told() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -206,14 +210,19 @@ def main() -> None:
 
     end_with_parent()  # before it reads: a parent that is gone by now sends nothing
     order = Order.model_validate_json(sys.stdin.readline())
-    os.nice(10)  # workers are on other machines: here they do not keep Redis and API waiting
+    # Workers are on other machines: here they do not keep Redis and API waiting. Of 256 that are
+    # awake at once, however nice, each takes its share of the cores; idle ones take what is left.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # Else each would import numpy with its first proof, all at once: half a minute of both cores,
+    # in which Redis itself waits for a core.
+    SyntheticEngine(order.options).compute_batch(SPEC, [0])
     gc.collect()
     gc.freeze()
     pids = []
     for number, first in enumerate(range(0, order.workers, PER_HOST)):
         n = min(PER_HOST, order.workers - first)
         pids.append(fork(lambda number=number, n=n: _host(order, number, n)))  # type: ignore[misc]
-    _until_told()
+    until_told()
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     for pid in pids:

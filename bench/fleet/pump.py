@@ -19,7 +19,6 @@ from pydantic import BaseModel, JsonValue
 
 from bench.fleet.centre import MODEL, centre, start_round
 from bench.fleet.figures import Stretch, look
-from bench.harness import machine
 from poc_core.records import Lease, WorkerRecord
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
@@ -29,7 +28,8 @@ from poc_core.state.rounds import RoundStore
 PROCESSES = 2
 THREADS = 8  # of each
 SETTLE_S = 4.0
-WINDOW_S = 2.0  # of the measurement, of which the quietest count
+WINDOW_S = 2.0  # of the measurement
+TURNS = 3
 BEAT_S = 2.0
 HELD = 2  # leases that a worker has in hand
 
@@ -43,20 +43,37 @@ class Order(BaseModel):
     pace: float | None = None  # batches a second of each worker; None: as fast as may be
 
 
-def measure(n: int, batch: int, seconds: float) -> Stretch:
-    """Batches of `n` workers in the window in which other programs used least CPU."""
+def in_turns(fleets: Sequence[int], batch: int, seconds: float) -> dict[int, Stretch]:
+    """By number of workers the window with the median of a batch's CPU time.
+
+    Each has its turn three times: a machine that others use too is not the same minutes later.
+    """
+    seen: dict[int, list[Stretch]] = {n: [] for n in fleets}
+    for _ in range(TURNS):
+        for n in fleets:
+            seen[n] += _measure(n, batch, seconds / TURNS)
+    return {
+        n: sorted(windows, key=lambda one: one.redis_cores * one.seconds / one.n_nonces)[
+            len(windows) // 2
+        ]
+        for n, windows in seen.items()
+    }
+
+
+def _measure(n: int, batch: int, seconds: float) -> list[Stretch]:
+    """Batches of `n` workers, in windows."""
     with centre() as node, redis.Redis.from_url(str(node.redis_url)) as connection:
         start_round(str(node.redis_url), batch, "http://127.0.0.1:9")  # nobody listens there
         processes = start(str(node.redis_url), n, batch, seconds + 2 * SETTLE_S)
         time.sleep(SETTLE_S)
-        seen: list[tuple[float, Stretch]] = []
+        seen = []
         for _ in range(max(1, round(seconds / WINDOW_S))):
-            meter, before = machine.UsageMeter(), look(connection)
+            before = look(connection)
             time.sleep(WINDOW_S)
-            seen.append((meter.read().others, Stretch(before, look(connection))))
+            seen.append(Stretch(before, look(connection)))
         for process in processes:
             process.wait()
-    return min(seen, key=lambda one: one[0])[1]
+    return seen
 
 
 def start(

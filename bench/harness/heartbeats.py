@@ -12,28 +12,39 @@ HEARTBEAT_LIMIT_S = 5.0  # half of the default POC_WORKER_TTL_S
 
 
 class HeartbeatWatch:
-    """The longest time between two heartbeats of any worker, from its first on."""
+    """The longest time between two heartbeats of each worker, from its first on."""
 
     def __init__(self, url: str, look_s: float = 0.05) -> None:
         """`look_s`: seconds between two looks; shorter than between two heartbeats."""
         self._redis: Any = redis.Redis.from_url(url)
         self._look_s = look_s
-        self._last: dict[bytes, float] = {}
+        self._last: dict[str, float] = {}
+        self._longest: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.longest_s = 0.0
 
     def _run(self) -> None:
         while not self._stop.wait(self._look_s):
-            for worker, at in self._redis.zrange(keys.WORKERS, 0, -1, withscores=True):
-                self.longest_s = max(self.longest_s, at - self._last.get(worker, at))
-                self._last[worker] = at
+            for raw, at in self._redis.zrange(keys.WORKERS, 0, -1, withscores=True):
+                self._note(raw.decode(), at)
+
+    def _note(self, worker: str, at: float) -> None:
+        apart = at - self._last.get(worker, at)
+        self._longest[worker] = max(self._longest.get(worker, 0.0), apart)
+        self._last[worker] = at
 
     def close(self) -> float:
+        """Returns the longest of all workers."""
         self._stop.set()
         self._thread.join()
         # One that is late at the end counts as well.
-        longest = max([self.longest_s, *(time.time() - at for at in self._last.values())])
+        for worker in self._last:
+            self._note(worker, time.time())
         self._redis.close()
-        return longest
+        return self.longest()
+
+    def longest(self, prefix: str = "") -> float:
+        """Of workers whose id begins so, once closed; infinite where none was seen."""
+        seen = [s for worker, s in self._longest.items() if worker.startswith(prefix)]
+        return max(seen, default=float("inf"))

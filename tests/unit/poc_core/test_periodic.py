@@ -137,6 +137,25 @@ def test_two_steps_are_never_under_way_at_once(start: Start) -> None:
     assert most == 1
 
 
+def test_a_step_may_be_asked_for_soon_without_waiting_for_the_one_under_way(start: Start) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+    steps: list[str] = []
+
+    def step() -> None:
+        steps.append(threading.current_thread().name)
+        began.set()
+        goes_on.wait(60)
+
+    work = start(step, NEVER)
+    work.soon()
+    assert began.wait(60)
+    work.soon()  # this one too, though a step is under way
+    assert len(steps) == 1
+    goes_on.set()
+    wait_until(lambda: len(steps) == 2)
+    assert set(steps) == {"housework"}
+
+
 def test_one_that_was_never_started_can_be_stopped(steps: Steps) -> None:
     Periodic("housework", NEVER, steps).stop()
     assert steps.n == 0

@@ -188,3 +188,29 @@ def test_between_two_beats_a_worker_gives_signs_of_life_and_comes_back_where_it_
     wait_until(lambda: int(redis.pttl("poc:worker:w1")) > 2000, "a sign of life")
     workers.remove("w1")
     wait_until(lambda: workers.is_alive("w1"), "a beat in place of the sign")
+
+
+def test_signs_of_life_do_not_wait_for_a_beat_whose_sensors_hang_also_while_the_worker_drains(
+    start: Start, redis: Redis, workers: WorkerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heartbeat = start(NEVER)
+    asks_gpus, answered = threading.Event(), threading.Event()
+
+    def hangs(_: object) -> MachineGpus:
+        asks_gpus.set()
+        answered.wait(60)
+        return MachineGpus()
+
+    monkeypatch.setattr("poc_core.gpus.GpuWatch.now", hangs)
+    under_way = threading.Thread(target=heartbeat.beat)
+    under_way.start()
+    try:
+        assert asks_gpus.wait(60)
+        heartbeat.drain()
+        for _ in range(3):
+            redis.persist("poc:worker:w1")
+            wait_until(lambda: int(redis.pttl("poc:worker:w1")) > 0, "a sign of life")
+    finally:
+        answered.set()
+        under_way.join(60)
+    wait_until(lambda: told(workers).state == "draining", "a beat once the sensors answer")

@@ -1,0 +1,82 @@
+"""A host with cores of its own: heartbeats at ordinary priority, beside a herd that has none.
+
+`python -m bench.fleet.apart` is one process with a few workers' heartbeats as they are, on threads
+and a connection of their own. Late ones are Redis' doing or the product's; those of the herd may
+only have waited for a core.
+"""
+
+import subprocess
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from bench.fleet.centre import MODEL
+from bench.fleet.herd import end_with_parent, until_told
+from poc_core.records import WorkerRecord
+from poc_core.settings import load_settings
+from poc_core.state.client import connect
+from poc_core.state.hand import Hand
+from poc_core.state.registry import WorkerRegistry
+from workers.engines.options import EngineOptions
+from workers.engines.synthetic import SyntheticEngine
+from workers.heartbeat import Heartbeat
+from workers.proofs import Proofs
+
+HOST = "apart"
+WORKERS = 6
+GRACE_S = 20.0
+
+
+class Apart:
+    """The process, as a context manager."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis_url = redis_url
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.fleet.apart", self._redis_url]
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def run(redis_url: str) -> None:
+    """Until SIGTERM."""
+    settings = load_settings(redis_url=redis_url)
+    engine = SyntheticEngine(EngineOptions(model=MODEL, engine="synthetic"))
+    beats = []
+    for number in range(WORKERS):
+        record = WorkerRecord(
+            id=f"{HOST}/gpu{number}-{number:06x}",
+            model=MODEL,
+            engine="synthetic",
+            host=HOST,
+            pid=0,
+            state="starting",
+            started_at=time.time(),
+        )
+        registry = WorkerRegistry(connect(settings), settings)
+        beats.append(Heartbeat(record, registry, Hand(str), settings.heartbeat_s))
+        beats[-1].start()
+        beats[-1].ready(Proofs(engine), None)
+    until_told()
+    for beat in beats:
+        beat.stop()
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    run(sys.argv[1])
