@@ -1108,6 +1108,34 @@ def test_who_holds_fewest_loses_nothing_to_many(
     assert len(waiting_of(redis)) == FEW
 
 
+def test_who_is_heard_takes_places_of_the_unheard_though_each_of_them_holds_fewer(
+    shared: JobStore, redis: Redis, clock: Clock
+) -> None:
+    Receivers(redis, clock).silent("dead:1")
+    down = job_of(shared, "down for a while", "dead:1")
+    for number in range(FEW - 1):
+        clock.now += 1
+        job_of(shared, f"greedy {number % 21}", "dead:1")
+    honest = [job_of(shared, "honest", "alive:1") for _ in range(FEW // 2)]
+    assert {*honest, down} <= waiting_of(redis)
+    assert len(waiting_of(redis)) == FEW
+    with pytest.raises(QueueFullError):  # the other half is not its
+        job_of(shared, "honest", "alive:1")
+
+
+def test_who_is_not_heard_takes_no_places_from_others_like_it(
+    shared: JobStore, redis: Redis, clock: Clock
+) -> None:
+    Receivers(redis, clock).silent("dead:1")
+    before = [job_of(shared, f"greedy {number}", "dead:1") for number in range(FEW)]
+    job_of(shared, "another", "dead:1")  # it had none
+    left = waiting_of(redis)
+    with pytest.raises(QueueFullError):
+        job_of(shared, "another", "dead:1")
+    assert waiting_of(redis) == left
+    assert len(left & {*before}) == FEW - 1
+
+
 def test_bytes_that_nobody_takes_give_way_too(
     redis: Redis, few_places: Settings, outbox: Outbox, clock: Clock
 ) -> None:
