@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import httpx
@@ -328,11 +329,14 @@ def _at_once(options: argparse.Namespace, kind: str) -> int:
     return min(6, options.connections) if kind == "almost" else int(options.connections)
 
 
-def attack(url: str, port: int, kind: str, n: int, until: float, addresses: int) -> None:
-    """All bad clients, until then."""
+def attack(
+    url: str, port: int, kind: str, n: int, seconds: float, addresses: int, begin: Barrier
+) -> None:
+    """All bad clients at the same moment, for so long."""
 
     async def all_of_them() -> None:
         each = []
+        until = time.monotonic() + seconds
         for number in range(n):
             address = f"127.0.0.{2 + number % addresses}"
             each.append(
@@ -342,19 +346,22 @@ def attack(url: str, port: int, kind: str, n: int, until: float, addresses: int)
             )
         await asyncio.gather(*each, return_exceptions=True)
 
+    begin.wait(READY_TIMEOUT_S)
     asyncio.run(all_of_them())
 
 
 async def run(stack: Stack, options: argparse.Namespace, kind: str, addresses: int) -> Seen:
     assert stack.api_pid is not None
     process, url = psutil.Process(stack.api_pid), stack.base_url
-    until = time.monotonic() + 3 + options.seconds
     n = _at_once(options, kind)
-    args = (url, stack.port, kind, n, until, addresses)
+    context = multiprocessing.get_context("spawn")
+    begin = context.Barrier(2)
+    args = (url, stack.port, kind, n, options.seconds, addresses, begin)
     # In a process of their own: what they do must not hold up the honest client.
-    bad = multiprocessing.get_context("spawn").Process(target=attack, args=args)
+    bad = context.Process(target=attack, args=args)
     bad.start()
-    await asyncio.sleep(3)  # until they are there
+    await asyncio.to_thread(begin.wait, READY_TIMEOUT_S)  # it has imported what it needs
+    until = time.monotonic() + options.seconds
     of_chat = options.engine == "vllm"
     asking = {
         "health": honest(url, until, "GET", "/health"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from workers.vllm.fair.tags import Tags
+from poc_core.fair.tags import Tags
 
 # Cost of what is let go on in one round of the loop. A number of logprobs costs some 5 to 10
 # microseconds: made into an object, then into JSON.

@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from workers.vllm.fair.tags import Tags
-from workers.vllm.fair.turns import Turns
+from poc_core.fair.tags import Tags
+from poc_core.fair.turns import Turns
 
 
 def test_who_takes_little_is_next_whenever_it_comes() -> None:
