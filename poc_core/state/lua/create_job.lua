@@ -13,12 +13,13 @@
 --      10 client         who asks
 --      11 now            seconds since the epoch
 --      12 ttl            seconds the job is kept without progress
---      13... field, value, ... of the hash
+--      13 breaks_at      tries in a row without an answer after which a receiver is not waited for
+--      14... field, value, ... of the hash
 -- Returns {'stored'} (also for a repeated call), {'nonces' or 'jobs', how many there are already}, or {'callbacks'}.
 local job = KEYS[1]
 local job_id, model, n_total, n_batches, most_queued = unpack(ARGV, 1, 5)
-local most_jobs, most_callbacks, most_bytes, receiver, client, now, ttl = unpack(ARGV, 6, 12)
-local first_field = 13
+local most_jobs, most_callbacks, most_bytes, receiver, client, now, ttl, breaks_at = unpack(ARGV, 6, 13)
+local first_field = 14
 n_total, n_batches = tonumber(n_total), tonumber(n_batches)
 
 -- What clients hold of callbacks: their number, or their bytes, by client; and the places of each, by id.
@@ -50,11 +51,24 @@ local function largest_of(sizes, than)
   return found
 end
 
+-- Whether nobody takes what is, or will be, at a place: of a job not computed yet it is known only that its receiver has
+-- not answered for long.
+local function is_in_vain(one)
+  if one.size == 0 then
+    return false
+  end
+  if redis.call('EXISTS', 'poc:outbox:' .. one.id) == 1 then
+    return is_failing(one.id, one.place, 1)
+  end
+  local silent = redis.pcall('HGET', 'poc:receiver:' .. string.match(one.place, '^%S+ (%S*)'), 'failures')
+  return (tonumber(silent) or 0) >= tonumber(breaks_at)
+end
+
 -- Where the oldest of these places is whose receiver does not take its callback; nil: there is none.
 local function oldest_failing(of_owner)
   local oldest
   for at, one in ipairs(of_owner) do
-    if (not oldest or one.since < of_owner[oldest].since) and is_failing(one.id, one.place, 1) then
+    if (not oldest or one.since < of_owner[oldest].since) and is_in_vain(one) then
       oldest = at
     end
   end
@@ -66,7 +80,7 @@ local function failing_of(places)
   local failing, total = {}, 0
   for owner, of_owner in pairs(places) do
     for _, one in ipairs(of_owner) do
-      if is_failing(one.id, one.place, 1) then
+      if is_in_vain(one) then
         failing[owner] = (failing[owner] or 0) + one.size
         total = total + one.size
       end
@@ -90,6 +104,9 @@ local function has_place()
   local function give_way(owner, at)
     local one = table.remove(places[owner], at)
     drop_callback(one.id, 'its receiver does not take it, and others need the place.', now, ttl)
+    if is_active(redis.pcall('HGET', 'poc:job:' .. one.id, 'status')) then
+      redis.call('HSET', 'poc:job:' .. one.id, 'sends_nothing', '1')
+    end
     left, bytes_left = left + 1, bytes_left + (by_bytes and one.size or 0)
     return one.size
   end
