@@ -22,7 +22,8 @@ def tls_front(target: int, context: ssl.SSLContext) -> Iterator[int]:
         served.add(task)
         task.add_done_callback(served.discard)
         to_api = await asyncio.open_connection("127.0.0.1", target)
-        with contextlib.suppress(OSError):
+        # Cancelled: the end. asyncio would print a task's cancellation.
+        with contextlib.suppress(OSError, asyncio.CancelledError):
             await asyncio.gather(_pass_on(reader, to_api[1]), _pass_on(to_api[0], writer))
 
     server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0, ssl=context))
