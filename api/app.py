@@ -12,6 +12,7 @@ from api import errors
 from api.edge.body_limit import BodyLimit
 from api.edge.doorkeeper import Doorkeeper, keys_wanted
 from api.edge.head import HeadAsGet
+from api.edge.in_turns import InTurns
 from api.edge.perimeter import Perimeter
 from api.edge.version_segment import VersionSegment
 from api.models.downloads import LOOK_S
@@ -84,6 +85,7 @@ def create_app(
     app.state.services = services or Services.create(settings)
     # From the innermost to the outermost: access is decided last, on the path that routes know.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(InTurns)
     app.add_middleware(
         Doorkeeper,
         settings=settings,

@@ -7,7 +7,8 @@ sees without them, and their cost to the API.
 .venv/bin/python -m bench.bad_clients --engine vllm   # all kinds, beside an honest chat
 .venv/bin/python -m bench.bad_clients --engine vllm --kind logprobs --addresses 1 --addresses 40
 
-A line of JSON for each, and at the end a table.
+A line of JSON for each, and at the end a table. Beside those that ask again and again stand as many
+honest clients (`chats`, `long_chats`, `jobs`): what a node has for all is shared by more.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import httpx
@@ -144,6 +146,22 @@ def dead(number: int) -> dict[str, Any]:
     return JOB | {"nonces": [number], "url": "http://127.0.0.1:9/dead"}
 
 
+def chats(_: int) -> dict[str, Any]:
+    """Asks what the honest client asks."""
+    return _chat(max_tokens=16, ignore_eos=True, logprobs=True, top_logprobs=5)
+
+
+def long_chats(_: int) -> dict[str, Any]:
+    """Streams as the network's clients do, with five logprobs for each token."""
+    told = {"logprobs": True, "top_logprobs": 5}
+    return _chat(stream=True, max_tokens=1500, ignore_eos=True, **told)
+
+
+def jobs(number: int) -> dict[str, Any]:
+    """Sends jobs that no receiver waits for."""
+    return JOB | {"nonces": [number]}
+
+
 # What is asked again and again, by how many at a time; those of chat want a real engine.
 ASKED: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
     "answers": (4, answers),
@@ -151,8 +169,19 @@ ASKED: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
     "grammars": (40, grammars),
     "logprobs": (40, logprobs),
     "dead": (8, dead),
+    "chats": (40, chats),
+    "long_chats": (40, long_chats),
+    "jobs": (8, jobs),
 }
-OF_CHAT = ("answers", "choices", "grammars", "logprobs")
+# What as many honest clients ask: what bad ones cost beyond that is what they do wrong.
+INSTEAD = {
+    "answers": "chats",
+    "choices": "chats",
+    "grammars": "chats",
+    "logprobs": "long_chats",
+    "dead": "jobs",
+}
+OF_CHAT = ("answers", "choices", "grammars", "logprobs", "chats", "long_chats")
 
 
 @dataclass(frozen=True)
@@ -328,11 +357,14 @@ def _at_once(options: argparse.Namespace, kind: str) -> int:
     return min(6, options.connections) if kind == "almost" else int(options.connections)
 
 
-def attack(url: str, port: int, kind: str, n: int, until: float, addresses: int) -> None:
-    """All bad clients, until then."""
+def attack(
+    url: str, port: int, kind: str, n: int, seconds: float, addresses: int, begin: Barrier
+) -> None:
+    """All bad clients at the same moment, for so long."""
 
     async def all_of_them() -> None:
         each = []
+        until = time.monotonic() + seconds
         for number in range(n):
             address = f"127.0.0.{2 + number % addresses}"
             each.append(
@@ -342,29 +374,31 @@ def attack(url: str, port: int, kind: str, n: int, until: float, addresses: int)
             )
         await asyncio.gather(*each, return_exceptions=True)
 
+    begin.wait(READY_TIMEOUT_S)
     asyncio.run(all_of_them())
 
 
-async def run(stack: Stack, options: argparse.Namespace, kind: str, addresses: int) -> Seen:
+async def run(
+    stack: Stack, options: argparse.Namespace, kind: str, addresses: int, at_once: int | None = None
+) -> Seen:
     assert stack.api_pid is not None
     process, url = psutil.Process(stack.api_pid), stack.base_url
-    until = time.monotonic() + 3 + options.seconds
-    n = _at_once(options, kind)
-    args = (url, stack.port, kind, n, until, addresses)
+    n = _at_once(options, kind) if at_once is None else at_once
+    context = multiprocessing.get_context("spawn")
+    begin = context.Barrier(2)
+    args = (url, stack.port, kind, n, options.seconds, addresses, begin)
     # In a process of their own: what they do must not hold up the honest client.
-    bad = multiprocessing.get_context("spawn").Process(target=attack, args=args)
+    bad = context.Process(target=attack, args=args)
     bad.start()
-    await asyncio.sleep(3)  # until they are there
+    await asyncio.to_thread(begin.wait, READY_TIMEOUT_S)  # it has imported what it needs
+    until = time.monotonic() + options.seconds
     of_chat = options.engine == "vllm"
     asking = {
         "health": honest(url, until, "GET", "/health"),
         "job_with_url": jobs_with_url(url, until),
     }
     if of_chat:
-        told = {"logprobs": True, "top_logprobs": 5}
-        asking["chat"] = honest(
-            url, until, "POST", CHAT, _chat(max_tokens=16, ignore_eos=True, **told)
-        )
+        asking["chat"] = honest(url, until, "POST", CHAT, chats(0))
         asking["grammar"] = honest(
             url, until, "POST", CHAT, _chat(structured_outputs={"choice": ["yes", "no"]})
         )
@@ -427,15 +461,21 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
     is_real = options.engine == "vllm"
     engine = EngineOptions(model=MODEL, engine=options.engine, synthetic_step_ms=10)
-    usual = [*KINDS, *ASKED] if is_real else [*KINDS, "dead"]
-    tried = [(kind, n) for n in options.addresses or [1] for kind in options.kind or usual]
+    usual = [*KINDS, *INSTEAD] if is_real else [*KINDS, "dead"]
+    tried = [
+        (each, addresses, _at_once(options, kind))
+        for addresses in options.addresses or [1]
+        for kind in options.kind or usual
+        for each in (kind, INSTEAD.get(kind))
+        if each
+    ]
     with Stack(engine, workers=1 if is_real else 2, env=OUTBOX) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         short = argparse.Namespace(**{**vars(options), "seconds": 6})
         asyncio.run(run(stack, short, NOBODY, 1))
         all_seen: list[Seen] = []
-        for kind, addresses in [(NOBODY, 1), *tried]:
-            seen = asyncio.run(run(stack, options, kind, addresses))
+        for kind, addresses, n in dict.fromkeys([(NOBODY, 1, 0), *tried]):
+            seen = asyncio.run(run(stack, options, kind, addresses, n))
             all_seen.append(seen)
             print(json.dumps(asdict(seen) | {"ratio": seen.to(all_seen[0])}), flush=True)
     print(table(all_seen))

@@ -29,6 +29,7 @@ from poc_core.records import (
 from poc_core.schemes import contract_of
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.delivery.receivers import BREAKS_AT
 from poc_core.state.job_results import JobEndedError, JobResults, StoredAnswer
 from poc_core.state.job_survey import ActiveJobs, JobSurvey
 
@@ -128,7 +129,7 @@ class JobStore:
         limits: list[Any] = [settings.max_queued_nonces, settings.max_jobs]
         url = job.request.url
         limits += [settings.max_callbacks if url else "", settings.outbox_max_bytes]
-        limits += [receiver_of(url or ""), job.client, now, settings.job_ttl_sec]
+        limits += [receiver_of(url or ""), job.client, now, settings.job_ttl_sec, BREAKS_AT]
         pairs = [part for item in fields.items() for part in item]
         what, *number = self._create(
             [key], [job_id, job.model, len(job.nonces), job.n_batches, *limits, *pairs]

@@ -31,15 +31,20 @@ def main() -> int:
         choices=sorted({fault.__name__ for fault in FAULTS}),
         help="draw from these faults alone",
     )
+    parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="to Redis, to receivers and before the API; without faults",
+    )
     given = parser.parse_args()
     # vLLM's engine takes longer to come back than a synthetic one: no second fault before.
     pause_s = {"synthetic": 2.0, "vllm": 20.0}[given.engine] if given.pause is None else given.pause
     seed = int(time.time()) if given.seed is None else given.seed
     log = lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: E731
     kinds = [one for one in FAULTS if not given.only or one.__name__ in given.only]
-    if given.no_faults:
+    if given.no_faults or given.tls:
         kinds = []
-    report = run(given.minutes, seed, given.engine, kinds, pause_s, log)
+    report = run(given.minutes, seed, given.engine, kinds, pause_s, log, given.tls)
     print(report.text())
     return 1 if report.problems else 0
 

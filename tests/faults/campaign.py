@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import httpx
 from redis import Redis
 
 from cli.model_choice import with_chosen_model
@@ -22,6 +21,7 @@ from tests.faults.faults import Fault, Victims
 from tests.faults.reference import Reference, same_artifacts
 from tests.faults.stack import FaultyStack, MovedClock, small_disk
 from tests.faults.usage import Usage, uses_of
+from tests.faults.ways import Client, Ways, by_tls
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
 from tests.peers.receiver import Receiver
 from tests.stacks.computed import last_round
@@ -79,12 +79,16 @@ def run(
     faults: Sequence[Fault],
     pause_s: float,
     log: Callable[[str], None],
+    tls: bool = False,
 ) -> Report:
-    """One campaign on two workers of `engine`; `pause_s`: mean pause after a recovery."""
+    """One campaign on two workers of `engine`; `pause_s`: mean pause after a recovery. `tls`:
+    wherever a node can speak it.
+    """
     report = Report(seed)
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="proofline-faults-")))
         clock = MovedClock(folder / "clock")
+        ways = exits.enter_context(by_tls(folder)) if tls else Ways()
         has_disk = exits.enter_context(small_disk(folder / "disk"))
         lines: deque[str] = deque(maxlen=LOG_LINES)
         args = ("--enforce-eager",) if engine == "vllm" else ()
@@ -96,13 +100,19 @@ def run(
         stack = FaultyStack(
             options,
             workers=2,
-            data_dir=folder / "disk" / "redis",
-            env={**FAST, **clock.env, "POC_GENERATE_RESULT_TTL_SEC": str(int(minutes * 60) + 3600)},
+            data_dir=None if tls else folder / "disk" / "redis",
+            redis_url=ways.redis_url,
+            env={
+                **FAST,
+                **clock.env,
+                **ways.env,
+                "POC_GENERATE_RESULT_TTL_SEC": str(int(minutes * 60) + 3600),
+            },
             max_fast_crashes=1000,
             on_line=lambda name, line: lines.append(f"{name} | {line}"),
             announce=lambda message: lines.append(f"stack | {message}"),
         )
-        receiver = exits.enter_context(Receiver())
+        receiver = exits.enter_context(Receiver(tls=ways.receiver))
         # At the end all rounds' nonces are computed again, and not at a synthetic engine's pace.
         second: dict[str, object] = (
             {"synthetic_step_ms": 0.0} if engine == "synthetic" else {"engine": "transformers"}
@@ -113,8 +123,9 @@ def run(
         exits.enter_context(stack)
         stack.wait_ready(_READY_S)
         size = 400 if engine == "synthetic" else 100
+        client = ways.client_of(exits, stack.port)
         work = Work(
-            stack.base_url,
+            client,
             receiver,
             reference.artifacts,
             same_artifacts,
@@ -147,7 +158,7 @@ def run(
             "the work has ended; what is under way is awaited, and the rounds' nonces are computed"
             " again"
         )
-        _check_end(stack, receiver, work, report, max(_AGAIN_S, report.seconds))
+        _check_end(stack, client, work, report, max(_AGAIN_S, report.seconds))
         report.check_s = time.monotonic() - ended
         report.usage = usage.text()
         report.problems += usage.growth()
@@ -180,10 +191,10 @@ def _one_fault(
 
 
 def _check_end(
-    stack: FaultyStack, receiver: Receiver, work: Work, report: Report, again_s: float
+    stack: FaultyStack, client_of: Client, work: Work, report: Report, again_s: float
 ) -> None:
     with (
-        httpx.Client(base_url=stack.base_url, timeout=30, trust_env=False) as http,
+        client_of() as http,
         Redis.from_url(stack.own_url) as connection,
     ):
         client = RoundClient(http)

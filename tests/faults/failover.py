@@ -30,6 +30,7 @@ from cli.supervise.stack import Stack
 from poc_core.settings import load_settings
 from poc_core.state import WorkerRegistry, connect
 from tests.faults.reference import Reference, same_artifacts
+from tests.faults.ways import Ways
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Call, FakeWorker
@@ -115,7 +116,7 @@ def run(
         stack.wait_ready(_READY_S)
         connection = exits.enter_context(connect(load_settings(redis_url=redis.url)))
         work = Work(
-            stack.base_url,
+            Ways().client_of(exits, stack.port),
             receiver,
             reference.artifacts,
             same_artifacts,

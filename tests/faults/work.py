@@ -19,7 +19,7 @@ from tests.stacks.round_client import RoundClient, round_body
 PREFIX = "/api/v1/pow"
 # Seconds within which a job ends, whatever happens: else it is lost.
 JOB_TIMEOUT_S = 180.0
-_TIMEOUT_S = 30.0  # of one request
+TIMEOUT_S = 30.0  # of one request
 _AWAY_S = 60.0  # for which Redis or the API may be away
 # Nonces of a round that are computed again at a time.
 _PART = 512
@@ -37,7 +37,7 @@ class Work:
 
     def __init__(
         self,
-        base_url: str,
+        client: Callable[[], httpx.Client],
         receiver: Receiver,
         expected: Expected,
         same: Same,
@@ -46,10 +46,12 @@ class Work:
         size: int,
         last_round: Callable[[], Computed | None],
     ) -> None:
-        """`size`: nonces of the largest job. `last_round` may raise RedisError."""
+        """`client()`: one of the node's API. `size`: nonces of the largest job. `last_round` may
+        raise RedisError.
+        """
         self._last_round = last_round
         self._computed: dict[str, Computed] = {}  # by round id
-        self._base_url = base_url
+        self._client = client
         self._receiver = receiver
         self._expected = expected
         self._same = same
@@ -95,9 +97,6 @@ class Work:
         """A number that rises with every nonce that a client could see."""
         with self._lock:
             return self.counts["nonces of jobs"] + self.counts["nonces of rounds seen"]
-
-    def _client(self) -> httpx.Client:
-        return httpx.Client(base_url=self._base_url, timeout=_TIMEOUT_S, trust_env=False)
 
     def _ended(self, does: Callable[[int], None], number: int) -> None:
         try:

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import httpx
 import pytest
 from pydantic import JsonValue
 
@@ -100,7 +101,7 @@ def checked(artifacts: Artifacts, most_seconds: float = 60.0, n_processed: int =
         body = {"payload_id": f"r-{number}", "block_hash": "block", "artifacts": half}
         receiver.payloads.append(Payload(0.0, "/generated", body, 200))
     work = Work(
-        "http://nobody",
+        httpx.Client,
         receiver,
         right,
         lambda some, others: some == others,

@@ -13,12 +13,13 @@
 --      10 client         who asks
 --      11 now            seconds since the epoch
 --      12 ttl            seconds the job is kept without progress
---      13... field, value, ... of the hash
+--      13 breaks_at      tries in a row without an answer after which a receiver is not waited for
+--      14... field, value, ... of the hash
 -- Returns {'stored'} (also for a repeated call), {'nonces' or 'jobs', how many there are already}, or {'callbacks'}.
 local job = KEYS[1]
 local job_id, model, n_total, n_batches, most_queued = unpack(ARGV, 1, 5)
-local most_jobs, most_callbacks, most_bytes, receiver, client, now, ttl = unpack(ARGV, 6, 12)
-local first_field = 13
+local most_jobs, most_callbacks, most_bytes, receiver, client, now, ttl, breaks_at = unpack(ARGV, 6, 13)
+local first_field = 14
 n_total, n_batches = tonumber(n_total), tonumber(n_batches)
 
 -- What clients hold of callbacks: their number, or their bytes, by client; and the places of each, by id.
@@ -39,8 +40,58 @@ local function holdings(by_bytes)
   return held, places
 end
 
+-- The client with the largest value, if that is more than `than`.
+local function largest_of(sizes, than)
+  local found
+  for owner, size in pairs(sizes) do
+    if size > (found and sizes[found] or than) then
+      found = owner
+    end
+  end
+  return found
+end
+
+-- Whether nobody takes what is, or will be, at a place: of a job not computed yet it is known only that its receiver has
+-- not answered for long.
+local function is_in_vain(one)
+  if one.size == 0 then
+    return false
+  end
+  if redis.call('EXISTS', 'poc:outbox:' .. one.id) == 1 then
+    return is_failing(one.id, one.place, 1)
+  end
+  local silent = redis.pcall('HGET', 'poc:receiver:' .. string.match(one.place, '^%S+ (%S*)'), 'failures')
+  return (tonumber(silent) or 0) >= tonumber(breaks_at)
+end
+
+-- Where the oldest of these places is whose receiver does not take its callback; nil: there is none.
+local function oldest_failing(of_owner)
+  local oldest
+  for at, one in ipairs(of_owner) do
+    if (not oldest or one.since < of_owner[oldest].since) and is_in_vain(one) then
+      oldest = at
+    end
+  end
+  return oldest
+end
+
+-- What clients hold of places whose receivers do not take what is in them; and all of it.
+local function failing_of(places)
+  local failing, total = {}, 0
+  for owner, of_owner in pairs(places) do
+    for _, one in ipairs(of_owner) do
+      if is_in_vain(one) then
+        failing[owner] = (failing[owner] or 0) + one.size
+        total = total + one.size
+      end
+    end
+  end
+  return failing, total
+end
+
 -- Whether a callback of the client has a place. Where all are taken, those whose receivers do not take them give way: the
--- oldest of who holds most, if that is more than the client.
+-- oldest of who holds most, if that is more than the client. Else, to a client whose receiver is not known to be silent,
+-- those beyond half of all places: however many clients hold them, they may never be wanted.
 local function has_place()
   local left = tonumber(most_callbacks) - redis.call('HLEN', 'poc:outbox:of_jobs')
   local bytes_left = tonumber(most_bytes) - tonumber(redis.call('GET', 'poc:outbox:job_bytes') or '0')
@@ -49,31 +100,44 @@ local function has_place()
   end
   local by_bytes = bytes_left <= 0
   local held, places = holdings(by_bytes)
+
+  local function give_way(owner, at)
+    local one = table.remove(places[owner], at)
+    drop_callback(one.id, 'its receiver does not take it, and others need the place.', now, ttl)
+    if is_active(redis.pcall('HGET', 'poc:job:' .. one.id, 'status')) then
+      redis.call('HSET', 'poc:job:' .. one.id, 'sends_nothing', '1')
+    end
+    left, bytes_left = left + 1, bytes_left + (by_bytes and one.size or 0)
+    return one.size
+  end
+
   local own = held[client] or 0
   while left <= 0 or bytes_left <= 0 do
-    local largest
-    for owner, size in pairs(held) do
-      if size > own and (not largest or size > held[largest]) then
-        largest = owner
-      end
+    local largest = largest_of(held, own)
+    local oldest = largest and oldest_failing(places[largest])
+    if oldest then
+      held[largest] = held[largest] - give_way(largest, oldest)
+    elseif largest then
+      held[largest] = nil
+    else
+      break
     end
+  end
+  if left > 0 and bytes_left > 0 then
+    return true
+  end
+  if redis.call('EXISTS', 'poc:receiver:' .. receiver) == 1 then
+    return false
+  end
+  local failing, n_failing = failing_of(places)
+  local half = tonumber(by_bytes and most_bytes or most_callbacks) / 2
+  while left <= 0 or bytes_left <= 0 do
+    local largest = n_failing > half and largest_of(failing, 0)
     if not largest then
       return false
     end
-    local oldest
-    for at, one in ipairs(places[largest]) do
-      if (not oldest or one.since < places[largest][oldest].since) and is_failing(one.id, one.place, 1) then
-        oldest = at
-      end
-    end
-    if oldest then
-      local one = table.remove(places[largest], oldest)
-      drop_callback(one.id, 'its receiver does not take it, and others need the place.', now, ttl)
-      held[largest] = held[largest] - one.size
-      left, bytes_left = left + 1, bytes_left + (by_bytes and one.size or 0)
-    else
-      held[largest] = nil
-    end
+    local size = give_way(largest, oldest_failing(places[largest]))
+    failing[largest], n_failing = failing[largest] - size, n_failing - size
   end
   return true
 end

@@ -17,6 +17,7 @@ from cli.supervise.processes import command_of_proofline
 from cli.supervise.redis_server import free_port
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
+from tests.faults.campaign import run
 from tests.harness.waiting import wait_until
 from tests.integration.node import run_node, synthetic_artifacts
 from tests.peers.receiver import Receiver
@@ -147,3 +148,12 @@ def test_a_whole_node_over_it(server: TlsRedis) -> None:
             assert {"name": "poc.model.tiny-qwen3", "messages": 0} in http.get(
                 "/api/queues/length"
             ).json()["active_queues"]
+
+
+@pytest.mark.slow
+def test_a_minute_of_work_by_tls_everywhere_loses_and_doubles_nothing() -> None:
+    """Jobs, rounds and chat of two real engines; callbacks and clients by mutual TLS."""
+    report = run(1.0, seed=1, engine="vllm", faults=[], pause_s=0, log=print, tls=True)
+    assert report.problems == []
+    for what in ("jobs accepted", "rounds", "nonces of rounds", "chat 200"):
+        assert report.counts[what] > 0

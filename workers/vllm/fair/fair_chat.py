@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from poc_core.fair.turns import BUDGET, Turns
 from workers.vllm.chat import compat
 from workers.vllm.chat.fields import CLIENT
 from workers.vllm.fair import late_logprobs
 from workers.vllm.fair.grammars import Grammars, text_of
-from workers.vllm.fair.turns import BUDGET, Turns
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from poc_core.fair.tags import Tags
 from workers.vllm.chat.errors import BadRequest
-from workers.vllm.fair.tags import Tags
 
 logger = logging.getLogger(__name__)
 

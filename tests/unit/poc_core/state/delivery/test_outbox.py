@@ -1026,10 +1026,18 @@ def test_any_order_of_events_loses_nothing_doubles_nothing_and_keeps_the_order(
 FEW = 64  # the fewest places there are
 
 
+def queued_of(jobs: JobStore, client: str, receiver: str) -> str:
+    """A job with a callback that nobody has computed."""
+    request = REQUEST.model_copy(update={"url": f"http://{receiver}/poc"})
+    return jobs.create(NewJob(MODEL, SPEC, request, [5], 1, client=client))
+
+
 def job_of(jobs: JobStore, client: str, receiver: str) -> str:
     """A job whose callback waits for its receiver."""
-    request = REQUEST.model_copy(update={"url": f"http://{receiver}/poc"})
-    job_id = jobs.create(NewJob(MODEL, SPEC, request, [5], 1, client=client))
+    return computed(jobs, queued_of(jobs, client, receiver))
+
+
+def computed(jobs: JobStore, job_id: str) -> str:
     assert isinstance(jobs.lease(job_id, 0, "w1"), Lease)
     jobs.complete(job_id, 0, [VECTOR])
     assert jobs.finish(job_id)
@@ -1106,6 +1114,52 @@ def test_who_holds_fewest_loses_nothing_to_many(
         job_of(shared, f"newcomer {number}", "alive:1")
     assert honest in waiting_of(redis)
     assert len(waiting_of(redis)) == FEW
+
+
+def test_who_is_heard_takes_places_of_the_unheard_though_each_of_them_holds_fewer(
+    shared: JobStore, redis: Redis, clock: Clock
+) -> None:
+    Receivers(redis, clock).silent("dead:1")
+    down = job_of(shared, "down for a while", "dead:1")
+    for number in range(FEW - 1):
+        clock.now += 1
+        job_of(shared, f"greedy {number % 21}", "dead:1")
+    honest = [job_of(shared, "honest", "alive:1") for _ in range(FEW // 2)]
+    assert {*honest, down} <= waiting_of(redis)
+    assert len(waiting_of(redis)) == FEW
+    with pytest.raises(QueueFullError):  # the other half is not its
+        job_of(shared, "honest", "alive:1")
+
+
+def test_the_place_of_a_job_not_computed_yet_gives_way_where_its_receiver_is_not_heard(
+    shared: JobStore, outbox: Outbox, redis: Redis, clock: Clock
+) -> None:
+    queued = {queued_of(shared, f"greedy {number}", "dead:1") for number in range(FEW)}
+    receivers = Receivers(redis, clock)
+    for _ in range(BREAKS_AT - 1):
+        receivers.silent("dead:1")
+    with pytest.raises(QueueFullError):
+        job_of(shared, "other", "alive:1")
+    receivers.silent("dead:1")
+    assert job_of(shared, "other", "alive:1") in waiting_of(redis)
+    (given_up,) = queued - waiting_of(redis)
+    computed(shared, given_up)
+    assert outbox.take(given_up) is None
+    assert shared.result(given_up) is not None
+    assert given_up not in waiting_of(redis)
+
+
+def test_who_is_not_heard_takes_no_places_from_others_like_it(
+    shared: JobStore, redis: Redis, clock: Clock
+) -> None:
+    Receivers(redis, clock).silent("dead:1")
+    before = [job_of(shared, f"greedy {number}", "dead:1") for number in range(FEW)]
+    job_of(shared, "another", "dead:1")  # it had none
+    left = waiting_of(redis)
+    with pytest.raises(QueueFullError):
+        job_of(shared, "another", "dead:1")
+    assert waiting_of(redis) == left
+    assert len(left & {*before}) == FEW - 1
 
 
 def test_bytes_that_nobody_takes_give_way_too(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 
-from workers.vllm.fair.tags import Tags
+from poc_core.fair.tags import Tags
 
 # Cost of what is let go on in one round of the loop. A number of logprobs costs some 5 to 10
 # microseconds: made into an object, then into JSON.
@@ -15,7 +16,11 @@ BUDGET = 128
 class Turns:
     """For one event loop. While nobody else waits, and little was let go on, nobody waits."""
 
-    def __init__(self, budget: int = BUDGET) -> None:
+    def __init__(self, budget: int = BUDGET, per_s: float = 0.0) -> None:
+        """`per_s`: cost that is let go on for each second that the loop's last round took, where
+        that is more: else what waits would get ever less of a loop that has much else to do.
+        """
+        self._per_s, self._counted_at = per_s, 0.0
         self._least = self._budget = self._left = budget
         self._tags = Tags()
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
@@ -49,11 +54,13 @@ class Turns:
 
     def _count(self) -> None:
         if not self._is_counting:
-            self._is_counting = True
+            self._is_counting, self._counted_at = True, time.monotonic()
             asyncio.get_running_loop().call_soon(self._begin_round)
 
     def _begin_round(self) -> None:
         self._is_counting = False
+        if self._per_s:
+            self.keep_up_with(int((time.monotonic() - self._counted_at) * self._per_s))
         self._left = self._budget
         while self._waiting:
             client = min(self._waiting, key=self._tags.of)

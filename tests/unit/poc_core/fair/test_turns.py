@@ -2,11 +2,12 @@
 
 import asyncio
 import itertools
+import time
 
 import pytest
 
-from workers.vllm.fair.tags import Tags
-from workers.vllm.fair.turns import Turns
+from poc_core.fair.tags import Tags
+from poc_core.fair.turns import Turns
 
 
 def test_who_takes_little_is_next_whenever_it_comes() -> None:
@@ -77,6 +78,21 @@ async def test_between_two_rounds_the_loop_does_what_else_there_is() -> None:
         seen.append(len(done))
     assert max(after - before for before, after in itertools.pairwise(seen)) <= 2
     assert done == sorted(done)
+
+
+async def test_more_goes_on_in_a_round_that_takes_long_by_itself() -> None:
+    turns = Turns(budget=1, per_s=100)
+    done: list[int] = []
+    for number in range(20):
+        one = asyncio.create_task(turns.wait("one", 1))
+        one.add_done_callback(lambda _, number=number: done.append(number))  # type: ignore[misc]
+    await asyncio.sleep(0)
+    time.sleep(0.06)  # the loop has much else to do
+    for _ in range(4):  # of which one at a time would be four
+        await asyncio.sleep(0)
+    assert len(done) >= 6
+    while len(done) < 20:
+        await asyncio.sleep(0)
 
 
 async def test_who_leaves_takes_nobodys_turn() -> None:
