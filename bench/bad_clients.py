@@ -190,6 +190,7 @@ class Honest:
 
     requests: int
     refused: int  # not answered with 200, not within 60 s, or its callback did not come
+    no_callback: int  # of these, those whose callback did not come
     median_ms: float
     p99_ms: float
     longest_ms: float
@@ -294,7 +295,8 @@ async def jobs_with_url(url: str, until: float) -> Honest:
         while n_owed() > 0 and time.monotonic() < until + CALLBACKS_S:
             await asyncio.sleep(PAUSE_S)
     found = _told(seen)
-    return replace(found, refused=found.refused + max(0, n_owed()))
+    missing = max(0, n_owed())
+    return replace(found, refused=found.refused + missing, no_callback=missing)
 
 
 async def _asked(url: str, method: str, path: str, body: Any) -> tuple[float, bool]:
@@ -313,7 +315,7 @@ async def _asked(url: str, method: str, path: str, body: Any) -> tuple[float, bo
 def _told(seen: list[tuple[float, bool]]) -> Honest:
     took_ms = [ms for ms, _ in seen]
     refused = sum(not is_right for _, is_right in seen)
-    return Honest(len(seen), refused, statistics.median(took_ms), _p99(took_ms), max(took_ms))
+    return Honest(len(seen), refused, 0, statistics.median(took_ms), _p99(took_ms), max(took_ms))
 
 
 def _p99(values: list[float]) -> float:
