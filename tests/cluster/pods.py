@@ -32,7 +32,8 @@ _OTHERS = [
     for found in (str(find_redis_server()), shutil.which("nginx"))
     if found is not None
 ]
-PATH = os.pathsep.join([str(BIN), *_OTHERS, "/usr/sbin:/usr/bin:/sbin:/bin"])
+# Theirs first: the environment's own Redis, that of a wheel, may be older.
+PATH = os.pathsep.join([*_OTHERS, str(BIN), "/usr/sbin:/usr/bin:/sbin:/bin"])
 _ENTER = Path(__file__).with_name("enter.py")
 _HERE = Path("/")
 _KEPT = sorted({str(ROOT), sys.base_prefix, *_OTHERS})
