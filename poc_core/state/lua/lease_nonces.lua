@@ -99,7 +99,7 @@ if n_leases == 0 then
   make_table(round .. ':leases')
   make_table(round .. ':hands')
 end
-if has_looked or #kept == 1 then -- else they were there before
+if has_looked then -- else they were there before, and whoever looks next keeps them
   redis.call('EXPIRE', round .. ':leases', ttl)
   redis.call('EXPIRE', round .. ':hands', ttl)
 end
