@@ -9,6 +9,7 @@ from typing import Any
 from celery.app.amqp import AMQP
 from kombu import Connection, Exchange, Queue
 from kombu.transport import redis as kombu_redis
+from kombu.transport.virtual.base import QoS
 from redis import Redis
 from redis.exceptions import ConnectionError, ResponseError
 
@@ -74,8 +75,15 @@ class _Channel(kombu_redis.Channel):
                 "a task ended whose message came before Redis went away; the message will come"
                 " again"
             )
-        else:
+            return
+        try:
             super().basic_ack(delivery_tag, multiple)
+        except ResponseError as error:
+            if not is_transient(error):
+                raise
+            # It would end the worker. Here the message is done with; in Redis it stays, as above.
+            logger.info("a task ended whose message Redis does not let go yet; it will come again")
+            QoS.ack(self.qos, delivery_tag)
 
     def _connparams(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_given_up:

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from queue import Empty
 from typing import Any
+from unittest.mock import Mock
 
 import fakeredis
 import pytest
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 from kombu.transport import redis as kombu_redis
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ConnectionError, OutOfMemoryError, ResponseError
 
 from workers.queue import broker
 from workers.queue.app import create_app
@@ -308,3 +309,23 @@ def test_a_redis_that_refuses_for_a_while_ends_no_worker(
         monkeypatch.setattr(channel.client, "parse_response", refuse)
         with pytest.raises(raised):
             channel._brpop_read()
+
+
+def test_a_message_that_redis_does_not_let_go_ends_no_worker_and_is_done_with_here(
+    redis_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: ResponseError = OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+
+    def refuse(*_args: Any, **_options: Any) -> None:
+        raise said
+
+    with redis_broker.connect() as connection:
+        channel = connection.default_channel
+        channel.qos._delivered["tag"] = object()
+        monkeypatch.setattr(channel.qos, "_remove_from_indices", lambda _tag: Mock(execute=refuse))
+        channel.basic_ack("tag")
+        channel.qos._flush()
+        assert channel.qos._delivered == {}
+        said = ResponseError("ERR unknown command")
+        with pytest.raises(ResponseError):
+            channel.basic_ack("tag")
