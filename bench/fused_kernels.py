@@ -90,20 +90,30 @@ def compare_kernels() -> bool:
         before = milliseconds(partial(own, *theirs_call))
         after = milliseconds(partial(ours, *our_call))
         moved = sum(x.numel() * x.element_size() for x in our_call if isinstance(x, torch.Tensor))
-        table.add_row(
-            name + (", by column" if by_column else ""),
-            f"{shape[0]:,} x {shape[1]:,}",
-            f"{before:.3f}",
-            f"{after:.3f}",
-            f"{moved / 1e6:,.0f}",
-            f"{1000 * moved / BYTES_PER_S:.3f}",
-            "same" if same else "[bold red]other[/]",
+        told = f"{shape[0]:,} x {shape[1]:,}"
+        add_row(
+            table, name + (", by column" if by_column else ""), told, before, after, moved, same
         )
         fine &= same and after <= before
     fine &= norms_rows(table)
     fine &= experts_rows(table)
     console.print(table)
     return fine
+
+
+def add_row(
+    table: Table, name: str, shape: str, before_ms: float, after_ms: float, moved: int, same: bool
+) -> None:
+    """`moved`: bytes; `same`: whether the bits are."""
+    table.add_row(
+        name,
+        shape,
+        f"{before_ms:.3f}",
+        f"{after_ms:.3f}",
+        f"{moved / 1e6:,.0f}",
+        f"{1000 * moved / BYTES_PER_S:.3f}",
+        "same" if same else "[bold red]other[/]",
+    )
 
 
 def norms_rows(table: Table) -> bool:
@@ -120,10 +130,7 @@ def norms_rows(table: Table) -> bool:
     moved, shape = 4 * (q.numel() + k.numel()), f"{TOKENS:,} x {QKV[0]:,} and {QKV[1]:,}"
     same = all(map(torch.equal, theirs, in_one_pass(*args)))
     after = milliseconds(partial(in_one_pass, *args))
-    cells = (f"{before:.3f}", f"{after:.3f}", f"{moved / 1e6:,.0f}")
-    floor = f"{1000 * moved / BYTES_PER_S:.3f}"
-    bits = "same" if same else "[bold red]other[/]"
-    table.add_row("norms of queries and keys", shape, *cells, floor, bits)
+    add_row(table, "norms of queries and keys", shape, before, after, moved, same)
     return same and after <= before
 
 
@@ -184,10 +191,8 @@ def experts_rows(table: Table) -> bool:
         same = torch.equal(out, expected)
         before, after = milliseconds(theirs), milliseconds(ours)
         moved = 2 * (out.numel() + (w1 if out is opened else w2).numel() + TOKENS * EXPERTS_HIDDEN)
-        cells = (f"{before:.3f}", f"{after:.3f}", f"{moved / 1e6:,.0f}")
-        floor = f"{1000 * moved / BYTES_PER_S:.3f}"
-        bits = "same" if same else "[bold red]other[/]"
-        table.add_row(name, f"{len(out):,} x {out.shape[1]:,}", *cells, floor, bits)
+        told = f"{len(out):,} x {out.shape[1]:,}"
+        add_row(table, name, told, before, after, moved, same)
         fine &= same
     return fine
 

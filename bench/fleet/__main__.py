@@ -19,8 +19,9 @@ import psutil
 import redis
 import typer
 
-from bench.fleet import apart, minute, pump
-from bench.fleet.apart import Apart
+from bench.fleet import minute, pump
+from bench.fleet.apart import HOST as APART
+from bench.fleet.apart import apart
 from bench.fleet.centre import MODEL, Centre, centre, start_round
 from bench.fleet.figures import Stretch, look
 from bench.fleet.herd import Herd
@@ -121,10 +122,10 @@ def measure(n: int, pace: float, seconds: float) -> Run:
         start_round(str(node.redis_url), BATCH, "http://127.0.0.1:9")  # nobody listens there
         time.sleep(SETTLE_S)
         work = _stretch(node, herd, connection, seconds)
-        with Apart(str(node.redis_url)):  # now: what it costs is not the herd's
+        with apart(str(node.redis_url)):  # now: what it costs is not the herd's
             read = read_all(node, seconds)
             watch.close()
-        beats = Beats(watch.longest(apart.HOST), watch.longest("host"))
+        beats = Beats(watch.longest(APART), watch.longest("host"))
         others = meter.read().others
     run = Run(n, idle, work, read, beats, others)
     _tell(run)

@@ -8,11 +8,11 @@ only have waited for a core.
 import subprocess
 import sys
 import time
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from bench.fleet.centre import MODEL
-from bench.fleet.herd import end_with_parent, until_told
+from bench.fleet.herd import end, end_with_parent, until_told
 from poc_core.records import WorkerRecord
 from poc_core.settings import load_settings
 from poc_core.state.client import connect
@@ -25,32 +25,16 @@ from workers.proofs import Proofs
 
 HOST = "apart"
 WORKERS = 6
-GRACE_S = 20.0
 
 
-class Apart:
-    """The process, as a context manager."""
-
-    def __init__(self, redis_url: str) -> None:
-        self._redis_url = redis_url
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.fleet.apart", self._redis_url]
-        )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+@contextmanager
+def apart(redis_url: str) -> Iterator[None]:
+    """Within, the process runs."""
+    process = subprocess.Popen([sys.executable, "-m", "bench.fleet.apart", redis_url])
+    try:
+        yield
+    finally:
+        end(process)
 
 
 def run(redis_url: str) -> None:

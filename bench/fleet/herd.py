@@ -76,11 +76,7 @@ class Herd:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # its children end with it
+        end(self._process)
         self._logs.cleanup()
 
     def hosts(self) -> list[psutil.Process]:
@@ -89,6 +85,15 @@ class Herd:
 
     def workers(self) -> list[psutil.Process]:
         return [worker for host in self.hosts() for worker in host.children()]
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """By SIGTERM, or else by force; its children end with it (`end_with_parent`)."""
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 class _Forked(Child):
