@@ -41,6 +41,9 @@ _CACHE_DTYPES = {
 # Where vLLM's V2 runner leaves the blocks of the states of chat's last step.
 _TOLD_STATES = "mamba_aligned_state_indices"
 
+# What tells DeepSeek-V4's compressor that it has nothing to do at this step.
+_ENDS_A_BLOCK = "c128_boundary"
+
 _METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
 
 
@@ -188,6 +191,18 @@ def _own_states(builder: Any, common: Any) -> Iterator[Any]:
         yield builder
     finally:
         setattr(builder, _TOLD_STATES, told)
+
+
+def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
+    """A step's metadata by layer, for work that is recorded once and replayed at other positions.
+
+    Since 0.28 that of DeepSeek-V4's compressor says whether the step ends a block of positions; the
+    kernel runs where it does not say no.
+    """
+    for one in metadata.values():
+        if getattr(one, _ENDS_A_BLOCK, None) is not None:
+            setattr(one, _ENDS_A_BLOCK, None)
+    return metadata
 
 
 def workspaces() -> tuple[int, ...]:
