@@ -24,7 +24,11 @@ _KINDS = {
     "SlidingWindowMLASpec": "tokens",
     "MambaSpec": "state",
     "CircularBufferSpec": "state",
+    "KpoolTailSpec": "state",
 }
+
+# Of these, rings of keys that are not yet compressed: GLM-5.3-Flash's, the second in 0.30.
+_RINGS = {"CircularBufferSpec", "KpoolTailSpec"}
 
 # Number formats of caches that keep all in the tensor that is bound.
 _CACHE_DTYPES = {
@@ -110,7 +114,7 @@ def carries_state(group: Any) -> bool:
     Gated delta nets (Kimi's too), and rings of keys not yet compressed: by vLLM's sources nothing
     but positions and the table tell their kernels where a sequence stands.
     """
-    if all(type(one).__name__ == "CircularBufferSpec" for one in _specs(group.kv_cache_spec)):
+    if all(type(one).__name__ in _RINGS for one in _specs(group.kv_cache_spec)):
         return True
     kinds = type(group.get_metadata_builder(0)).__mro__
     return any(kind.__name__ == "GDNAttentionMetadataBuilder" for kind in kinds)
@@ -171,7 +175,21 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
     # Straight to the builder: group.build_metadata of newer releases would map the manager's blocks
     # to kernel blocks, but the scratch cache is addressed by kernel blocks already.
     with _own_states(group.get_metadata_builder(0), common) as builder:
+        common.block_table_tensor = _in_parts(common.block_table_tensor, builder)
         return builder.build(0, common)
+
+
+def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
+    """A table of blocks as the builder wants it: of parts of them where it joins these itself.
+
+    0.30's builder for GLM-5.3-Flash's indexer does, whose cache has larger blocks than attention's.
+    """
+    part: int | None = getattr(builder, "kernel_block_size", None)
+    n, rest = divmod(builder.kv_cache_spec.block_size, part) if part else (1, 0)
+    if n == 1 or rest:
+        return table
+    parts: torch.Tensor = table[:, :, None] * n + torch.arange(n, dtype=table.dtype, device=table.device)
+    return parts.view(len(table), -1)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits
@@ -29,7 +30,6 @@ class GDNAttentionMetadataBuilder(SimpleNamespace):
 
 def layers_and_groups(builder: type = GDNAttentionMetadataBuilder) -> tuple[dict[str, Any], Any]:
     """A layer of attention, and two whose states are carried on."""
-    import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
     tokens = FullAttentionSpec(
@@ -60,8 +60,6 @@ def layers_and_groups(builder: type = GDNAttentionMetadataBuilder) -> tuple[dict
 
 def kept_of(builder: type = GDNAttentionMetadataBuilder, on_gpu: bool = False) -> Any:
     """`on_gpu`: with memory that is reserved once, as there."""
-    import torch
-
     from workers.vllm.chains.kept_caches import KeptCaches
     from workers.vllm.forward.kv_isolation import ScratchCaches
 
@@ -117,6 +115,15 @@ class TestStates:
             place.caches["attn"][0].fill_(-1)
             kept.free(place)
 
+    @pytest.mark.parametrize("kind", ["CircularBufferSpec", "KpoolTailSpec"])
+    def test_rings_of_keys_that_are_not_yet_compressed_are_states(self, kind: str) -> None:
+        """GLM-5.3-Flash's by the names of vLLM 0.32 and 0.30: one block a sequence, carried on."""
+        from workers.vllm import cache_compat
+
+        group = SimpleNamespace(kv_cache_spec=type(kind, (), {})())
+        assert cache_compat.cache_kind(group) == "state"
+        assert cache_compat.carries_state(group)
+
     def test_of_a_kind_that_this_node_does_not_know_are_refused(self) -> None:
         class Mamba2AttentionMetadataBuilder(SimpleNamespace):
             pass
@@ -158,8 +165,6 @@ class TestMemory:
         assert len(places) >= 2
 
     def test_chats_memory_that_several_layers_lie_in_counts_once(self) -> None:
-        import torch
-
         from workers.vllm.forward.kv_isolation import ScratchCaches
 
         layers, groups = layers_and_groups()
@@ -172,8 +177,6 @@ class TestMemory:
 
 class TestTables:
     def test_a_checkpoint_of_the_prefill_is_not_left_in_its_state(self) -> None:
-        import torch
-
         from workers.vllm import cache_compat
         from workers.vllm.forward.layout import BlockTables
 
@@ -211,11 +214,26 @@ class TestTables:
         assert cache_compat.build_attention_metadata(group, **fields) == [[1], [2], [3]]
         assert builder.mamba_aligned_state_indices == "chat's"
 
+    def test_a_builder_that_makes_large_blocks_of_small_ones_gets_the_small_ones(self) -> None:
+        """vLLM 0.30's for GLM-5.3-Flash's indexer: its cache has larger blocks than its table."""
+        from workers.vllm import cache_compat
+
+        class Merging(SimpleNamespace):
+            def build(self, _prefix: int, common: Any) -> Any:
+                factor = self.kv_cache_spec.block_size // self.kernel_block_size
+                return (common.block_table_tensor[:, ::factor] // factor).tolist()
+
+        spec = SimpleNamespace(block_size=4 * BLOCK)
+        builder = Merging(kernel_block_size=BLOCK, kv_cache_spec=spec)
+        group = SimpleNamespace(get_metadata_builder=lambda _: builder)
+        fields = metadata_fields(3)
+        fields["block_table_tensor"] = torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int32)
+        found = cache_compat.build_attention_metadata(group, **fields)
+        assert found == fields["block_table_tensor"].tolist()
+
 
 def metadata_fields(n: int) -> dict[str, Any]:
     """Of a step of `n` sequences, each with a block of its own."""
-    import torch
-
     from workers.vllm.forward.layout import BlockTables, Layout
 
     kept = kept_of()
