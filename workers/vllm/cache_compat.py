@@ -188,8 +188,9 @@ def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
     n, rest = divmod(builder.kv_cache_spec.block_size, part) if part else (1, 0)
     if n == 1 or rest:
         return table
-    parts: torch.Tensor = table[:, :, None] * n + torch.arange(n, dtype=table.dtype, device=table.device)
-    return parts.view(len(table), -1)
+    offsets = torch.arange(n, dtype=table.dtype, device=table.device)
+    parts: torch.Tensor = (table[:, :, None] * n + offsets).view(len(table), -1)
+    return parts
 
 
 @contextmanager
