@@ -27,7 +27,7 @@ _KINDS = {
     "KpoolTailSpec": "state",
 }
 
-# Of these, rings of keys that are not yet compressed: GLM-5.3-Flash's, the second in 0.30.
+# Of these, rings of keys that are not yet compressed: GLM-5.3-Flash's, the second in 0.30 and 0.31.
 _RINGS = {"CircularBufferSpec", "KpoolTailSpec"}
 
 # Number formats of caches that keep all in the tensor that is bound.
@@ -182,7 +182,7 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
 def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
     """A table of blocks as the builder wants it: of parts of them where it joins these itself.
 
-    0.30's builder for GLM-5.3-Flash's indexer does, whose cache has larger blocks than attention's.
+    0.30's and 0.31's for GLM-5.3-Flash's indexer do: its cache has larger blocks than attention's.
     """
     part: int | None = getattr(builder, "kernel_block_size", None)
     n, rest = divmod(builder.kv_cache_spec.block_size, part) if part else (1, 0)
