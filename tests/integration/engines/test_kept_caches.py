@@ -214,6 +214,39 @@ class TestTables:
         assert cache_compat.build_attention_metadata(group, **fields) == [[1], [2], [3]]
         assert builder.mamba_aligned_state_indices == "chat's"
 
+    def test_a_ring_that_a_part_of_the_prefill_left_is_where_steps_look_for_it(self) -> None:
+        """GLM-5.3-Flash's, of prompts whose last keys are not yet compressed."""
+        from workers.vllm.forward.layout import BlockTables, Layout
+
+        indexer = pytest.importorskip("vllm.v1.attention.backends.mla.indexer")
+        slots_of = getattr(indexer, "compute_kpool_tail_slot_mapping", None)
+        if slots_of is None:
+            pytest.skip("this release has no such ring")
+        ring, length, n = 4, 10, 3  # two keys are left over
+        tables = BlockTables(kept_of().groups, n, length, 2 * length, torch.device("cpu"))
+
+        def slots(part: BlockTables, positions: range) -> Any:
+            fields: dict[str, Any] = Layout(part, positions)._fields
+            found = slots_of(
+                torch.zeros(fields["num_actual_tokens"], dtype=torch.int64),
+                part.tables[1],
+                fields["query_start_loc"],
+                fields["positions"],
+                fields["num_actual_tokens"],
+                fields["num_reqs"],
+                ring,
+            )
+            return found.view(part.n, len(positions)).tolist()
+
+        parts = (range(2), range(2, n))
+        left = [row for part in parts for row in slots(tables.part(part), range(length))]
+        assert len({slot for row in left for slot in row[-ring:]}) == n * ring
+        assert min(slot for row in left for slot in row) >= ring, "vLLM's null block"
+        for position in range(length, length + ring):
+            step = slots(tables, range(position, position + 1))
+            expected = [[row[0] // ring * ring + position % ring] for row in left]
+            assert step == expected
+
     def test_a_builder_that_makes_large_blocks_of_small_ones_gets_the_small_ones(self) -> None:
         """vLLM 0.30's for GLM-5.3-Flash's indexer: its cache has larger blocks than its table."""
         from workers.vllm import cache_compat
