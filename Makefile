@@ -7,7 +7,7 @@ export PATH := $(PATH):$(CURDIR)/$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 
 # What depends on vLLM's release: the proofs' numbers, KV isolation, and its OpenAI server; of decode proofs one engine.
-MATRIX ?= 0.28 0.32
+MATRIX ?= 0.28 0.30 0.32
 MATRIX_TESTS := tests/integration/engines/test_vllm_engine.py tests/integration/engines/test_kv_isolation.py \
 	tests/integration/chat/test_chat.py::TestOpenAiClient
 
@@ -81,7 +81,7 @@ patience: setup ## an engine under too much chat and one that stands still, with
 slow: setup ## what `make test` leaves out: further engines, larger jobs
 	@$(BIN)/python -m $(PYTEST) slow tests
 
-test-matrix: ## golden tests on several releases of vLLM, each in an environment of its own (MATRIX="0.28 0.32")
+test-matrix: ## golden tests on several releases of vLLM, each in an environment of its own (MATRIX="0.28 0.30 0.32")
 	@for version in $(MATRIX); do \
 		PROOFLINE_VLLM=$$version $(PYTHON) scripts/setup_env.py cpu || exit 1; \
 		echo "vLLM $$version:"; \

@@ -54,11 +54,14 @@ _RENAMED = {
         ("language_model.model.blocks.", "language_model.model.layers."),
         ("model.mm_projector.", "mm_projector."),
     ),
+    "kimi_linear": (("layers.0.block_sparse_moe.", "layers.0.mlp."),),
 }
 # Model types whose attention does not divide by the square root of the head size: weights of the
 # norm of queries do. With ones there, scores are so far apart that bfloat16 alone moves artifacts
 # by 0.08.
 _SCALED_BY_NORMS = ("gemma4_text", "gemma3n_text")
+# Model types whose last norm vLLM leaves to the logits: ones there would hide one that is left out.
+_NORMED_LATE = ("kimi_linear", "qwen2")
 # What of DeepSeek-V4 is published in 8 bits, and in which blocks.
 _IN_8_BITS = re.compile(
     r"(\.attn|\.indexer|experts\.\d+|shared_experts)\.(wq_a|wq_b|wkv|wo_a|wo_b|w[123])\.weight$"
@@ -146,6 +149,8 @@ def _save_weights(config: dict[str, object], model: Path) -> None:
                 weight.normal_(std=spread)
             if name.endswith("q_norm.weight") and config["model_type"] in _SCALED_BY_NORMS:
                 weight.fill_(len(weight) ** -0.5)
+            if name == "model.norm.weight" and config["model_type"] in _NORMED_LATE:
+                weight.uniform_(0.25, 4)
             if name.endswith("tid2eid"):  # a token's experts
                 weight.copy_(
                     torch.rand(len(weight), read.n_routed_experts).topk(weight.shape[1]).indices

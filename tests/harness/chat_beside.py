@@ -16,11 +16,14 @@ from workers.engines.base import Engine
 def serve_chat(engine: Engine, gate: ChatGate, secret: str | None = None) -> int:
     """The port at which the engine serves chat in this process.
 
-    vLLM's server sets the root logger's level; it is put back, as later tests read warnings.
+    vLLM's server sets the levels of the root logger and its handlers; they are put back, as later
+    tests read warnings.
     """
-    level = logging.root.level
+    level, handlers = logging.root.level, [(one, one.level) for one in logging.root.handlers]
     port = engine.serve_chat(gate, "127.0.0.1", secret)
     logging.root.setLevel(level)
+    for handler, own in handlers:
+        handler.setLevel(own)
     assert port is not None
     return port
 

@@ -24,7 +24,11 @@ _KINDS = {
     "SlidingWindowMLASpec": "tokens",
     "MambaSpec": "state",
     "CircularBufferSpec": "state",
+    "KpoolTailSpec": "state",
 }
+
+# Of these, rings of keys that are not yet compressed: GLM-5.3-Flash's, the second in 0.30 and 0.31.
+_RINGS = {"CircularBufferSpec", "KpoolTailSpec"}
 
 # Number formats of caches that keep all in the tensor that is bound.
 _CACHE_DTYPES = {
@@ -40,6 +44,9 @@ _CACHE_DTYPES = {
 
 # Where vLLM's V2 runner leaves the blocks of the states of chat's last step.
 _TOLD_STATES = "mamba_aligned_state_indices"
+
+# What tells DeepSeek-V4's compressor that it has nothing to do at this step.
+_ENDS_A_BLOCK = "c128_boundary"
 
 _METADATA_FIELDS = {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
 
@@ -107,7 +114,7 @@ def carries_state(group: Any) -> bool:
     Gated delta nets (Kimi's too), and rings of keys not yet compressed: by vLLM's sources nothing
     but positions and the table tell their kernels where a sequence stands.
     """
-    if all(type(one).__name__ == "CircularBufferSpec" for one in _specs(group.kv_cache_spec)):
+    if all(type(one).__name__ in _RINGS for one in _specs(group.kv_cache_spec)):
         return True
     kinds = type(group.get_metadata_builder(0)).__mro__
     return any(kind.__name__ == "GDNAttentionMetadataBuilder" for kind in kinds)
@@ -168,7 +175,22 @@ def build_attention_metadata(group: Any, **fields: Any) -> Any:
     # Straight to the builder: group.build_metadata of newer releases would map the manager's blocks
     # to kernel blocks, but the scratch cache is addressed by kernel blocks already.
     with _own_states(group.get_metadata_builder(0), common) as builder:
+        common.block_table_tensor = _in_parts(common.block_table_tensor, builder)
         return builder.build(0, common)
+
+
+def _in_parts(table: torch.Tensor, builder: Any) -> torch.Tensor:
+    """A table of blocks as the builder wants it: of parts of them where it joins these itself.
+
+    0.30's and 0.31's for GLM-5.3-Flash's indexer do: its cache has larger blocks than attention's.
+    """
+    part: int | None = getattr(builder, "kernel_block_size", None)
+    n, rest = divmod(builder.kv_cache_spec.block_size, part) if part else (1, 0)
+    if n == 1 or rest:
+        return table
+    offsets = torch.arange(n, dtype=table.dtype, device=table.device)
+    parts: torch.Tensor = (table[:, :, None] * n + offsets).view(len(table), -1)
+    return parts
 
 
 @contextmanager
@@ -188,6 +210,18 @@ def _own_states(builder: Any, common: Any) -> Iterator[Any]:
         yield builder
     finally:
         setattr(builder, _TOLD_STATES, told)
+
+
+def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
+    """A step's metadata by layer, for work that is recorded once and replayed at other positions.
+
+    Since 0.28 that of DeepSeek-V4's compressor says whether the step ends a block of positions; the
+    kernel runs where it does not say no.
+    """
+    for one in metadata.values():
+        if getattr(one, _ENDS_A_BLOCK, None) is not None:
+            setattr(one, _ENDS_A_BLOCK, None)
+    return metadata
 
 
 def workspaces() -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -321,8 +322,23 @@ def forget_unfinished_forward(model: nn.Module) -> None:
             module._output = [None] * len(module._output)  # type: ignore[arg-type, assignment]
 
 
+def norm_left_to_logits(model: nn.Module) -> nn.Module | None:
+    """The final norm of a model whose forward ends before it, as Kimi-Linear's does since 0.28."""
+    for module in model.modules():
+        norm = getattr(getattr(module, "model", None), "norm", None)
+        if isinstance(norm, nn.Module) and norms_in_logits(type(module)):
+            return norm
+    return None
+
+
+def norms_in_logits(model: type) -> bool:
+    """Whether a class' logits begin with the final norm, by the names in their code."""
+    compute = getattr(model, "compute_logits", None)
+    return compute is not None and "norm" in inspect.unwrap(compute).__code__.co_names
+
+
 def final_hidden_states(output: Any) -> torch.Tensor:
-    """The hidden states after the final norm; some models return auxiliary states beside them."""
+    """The hidden states that a model's forward gives; some give auxiliary ones beside them."""
     hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 

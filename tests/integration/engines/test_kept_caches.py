@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits
@@ -29,7 +30,6 @@ class GDNAttentionMetadataBuilder(SimpleNamespace):
 
 def layers_and_groups(builder: type = GDNAttentionMetadataBuilder) -> tuple[dict[str, Any], Any]:
     """A layer of attention, and two whose states are carried on."""
-    import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
     tokens = FullAttentionSpec(
@@ -60,8 +60,6 @@ def layers_and_groups(builder: type = GDNAttentionMetadataBuilder) -> tuple[dict
 
 def kept_of(builder: type = GDNAttentionMetadataBuilder, on_gpu: bool = False) -> Any:
     """`on_gpu`: with memory that is reserved once, as there."""
-    import torch
-
     from workers.vllm.chains.kept_caches import KeptCaches
     from workers.vllm.forward.kv_isolation import ScratchCaches
 
@@ -117,6 +115,15 @@ class TestStates:
             place.caches["attn"][0].fill_(-1)
             kept.free(place)
 
+    @pytest.mark.parametrize("kind", ["CircularBufferSpec", "KpoolTailSpec"])
+    def test_rings_of_keys_that_are_not_yet_compressed_are_states(self, kind: str) -> None:
+        """GLM-5.3-Flash's by the names of vLLM 0.32 and 0.30: one block a sequence, carried on."""
+        from workers.vllm import cache_compat
+
+        group = SimpleNamespace(kv_cache_spec=type(kind, (), {})())
+        assert cache_compat.cache_kind(group) == "state"
+        assert cache_compat.carries_state(group)
+
     def test_of_a_kind_that_this_node_does_not_know_are_refused(self) -> None:
         class Mamba2AttentionMetadataBuilder(SimpleNamespace):
             pass
@@ -158,8 +165,6 @@ class TestMemory:
         assert len(places) >= 2
 
     def test_chats_memory_that_several_layers_lie_in_counts_once(self) -> None:
-        import torch
-
         from workers.vllm.forward.kv_isolation import ScratchCaches
 
         layers, groups = layers_and_groups()
@@ -172,8 +177,6 @@ class TestMemory:
 
 class TestTables:
     def test_a_checkpoint_of_the_prefill_is_not_left_in_its_state(self) -> None:
-        import torch
-
         from workers.vllm import cache_compat
         from workers.vllm.forward.layout import BlockTables
 
@@ -211,11 +214,59 @@ class TestTables:
         assert cache_compat.build_attention_metadata(group, **fields) == [[1], [2], [3]]
         assert builder.mamba_aligned_state_indices == "chat's"
 
+    def test_a_ring_that_a_part_of_the_prefill_left_is_where_steps_look_for_it(self) -> None:
+        """GLM-5.3-Flash's, of prompts whose last keys are not yet compressed."""
+        from workers.vllm.forward.layout import BlockTables, Layout
+
+        indexer = pytest.importorskip("vllm.v1.attention.backends.mla.indexer")
+        slots_of = getattr(indexer, "compute_kpool_tail_slot_mapping", None)
+        if slots_of is None:
+            pytest.skip("this release has no such ring")
+        ring, length, n = 4, 10, 3  # two keys are left over
+        tables = BlockTables(kept_of().groups, n, length, 2 * length, torch.device("cpu"))
+
+        def slots(part: BlockTables, positions: range) -> Any:
+            fields: dict[str, Any] = Layout(part, positions)._fields
+            found = slots_of(
+                torch.zeros(fields["num_actual_tokens"], dtype=torch.int64),
+                part.tables[1],
+                fields["query_start_loc"],
+                fields["positions"],
+                fields["num_actual_tokens"],
+                fields["num_reqs"],
+                ring,
+            )
+            return found.view(part.n, len(positions)).tolist()
+
+        parts = (range(2), range(2, n))
+        left = [row for part in parts for row in slots(tables.part(part), range(length))]
+        assert len({slot for row in left for slot in row[-ring:]}) == n * ring
+        assert min(slot for row in left for slot in row) >= ring, "vLLM's null block"
+        for position in range(length, length + ring):
+            step = slots(tables, range(position, position + 1))
+            expected = [[row[0] // ring * ring + position % ring] for row in left]
+            assert step == expected
+
+    def test_a_builder_that_makes_large_blocks_of_small_ones_gets_the_small_ones(self) -> None:
+        """vLLM 0.30's for GLM-5.3-Flash's indexer: its cache has larger blocks than its table."""
+        from workers.vllm import cache_compat
+
+        class Merging(SimpleNamespace):
+            def build(self, _prefix: int, common: Any) -> Any:
+                factor = self.kv_cache_spec.block_size // self.kernel_block_size
+                return (common.block_table_tensor[:, ::factor] // factor).tolist()
+
+        spec = SimpleNamespace(block_size=4 * BLOCK)
+        builder = Merging(kernel_block_size=BLOCK, kv_cache_spec=spec)
+        group = SimpleNamespace(get_metadata_builder=lambda _: builder)
+        fields = metadata_fields(3)
+        fields["block_table_tensor"] = torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int32)
+        found = cache_compat.build_attention_metadata(group, **fields)
+        assert found == fields["block_table_tensor"].tolist()
+
 
 def metadata_fields(n: int) -> dict[str, Any]:
     """Of a step of `n` sequences, each with a block of its own."""
-    import torch
-
     from workers.vllm.forward.layout import BlockTables, Layout
 
     kept = kept_of()

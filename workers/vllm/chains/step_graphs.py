@@ -142,7 +142,7 @@ class RecordedStep:
             self._vectors.copy_(batch.layer_vectors)
         if len(self._hashes):
             self._hashes.copy_(batch.route_hashes(step, len(self._hashes)))
-        metadata = self._layout.metadata()
+        metadata = cache_compat.of_any_step(self._layout.metadata())
         self._metadata = (
             metadata if self._metadata is None else self._recorder.renewed(self._metadata, metadata)
         )

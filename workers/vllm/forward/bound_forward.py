@@ -39,6 +39,7 @@ class BoundForward:
         self._layers = layers
         self._owner = owner
         self._gates = gates
+        self._late_norm = compat.norm_left_to_logits(model)
         self._quick = QuickOperations()
         self._stand_ins = (self._quick, QuickNorms(), QuickExperts())
 
@@ -69,7 +70,10 @@ class BoundForward:
             self._stood_in(),
         ):
             absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
-            return self._model(positions=layout.positions, **absent | given)
+            output = self._model(positions=layout.positions, **absent | given)
+            if self._late_norm is None or layers.stop < len(self._layers):
+                return output
+            return self._late_norm(compat.final_hidden_states(output))
 
     @contextmanager
     def _stood_in(self) -> Iterator[None]:
@@ -119,7 +123,8 @@ def _looked_at(watch: Watch) -> Any:
 def _after_layer(scheme: LayerTransform, index: int) -> Any:
     def transform(_module: Any, _args: Any, output: Any) -> Any:
         outputs = output if isinstance(output, tuple) else (output,)
-        at = [i for i, x in enumerate(outputs[:_TERMS]) if _is_term(x, scheme.hidden_size)]
+        first = [i for i, x in enumerate(outputs) if x is not None][:_TERMS]
+        at = [i for i in first if _is_term(outputs[i], scheme.hidden_size)]
         terms = dict(zip(at, scheme.transform_terms(index, [outputs[i] for i in at]), strict=True))
         after = tuple(terms.get(i, x) for i, x in enumerate(outputs))
         return after if isinstance(output, tuple) else after[0]

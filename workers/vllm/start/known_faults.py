@@ -13,6 +13,7 @@ _CPU_RELEASE = "0.32."
 _NOT_ON_CPUS = {
     "deepseek_v4": "it has no kernels for this family's numbers of 8 bits there",
     "glm5_next": "this family's kernels want Triton",
+    "kimi_linear": "this family's kernels want Triton and CUTLASS",
 }
 
 

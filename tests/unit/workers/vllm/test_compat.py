@@ -1,5 +1,6 @@
 """What hides vLLM's releases, as far as it shows without an engine."""
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,65 @@ def test_layers_that_attend_to_what_an_earlier_one_chose_are_not_cut(
         is model
     )
     assert compat.layer_owner(model, model.layers, SimpleNamespace(**sharing)) is None
+
+
+class Decoder(torch.nn.Module):
+    """As vLLM's decoders have their final norm, which their logits may have to ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(2)
+
+
+class NormsInLogits(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Decoder()
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> Any:
+        return self.model.norm(hidden_states)
+
+
+class NormsInForward(NormsInLogits):
+    def compute_logits(self, hidden_states: torch.Tensor) -> Any:
+        return hidden_states
+
+
+class Wrapper(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.language_model = inner
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> Any:
+        return self.language_model.compute_logits(hidden_states)  # type: ignore[operator]
+
+
+@needs_vllm
+def test_a_final_norm_that_forward_leaves_to_the_logits_is_found() -> None:
+    from workers.vllm import compat
+
+    left = NormsInLogits()
+    assert compat.norm_left_to_logits(left) is left.model.norm
+    assert compat.norm_left_to_logits(Wrapper(left)) is left.model.norm
+    assert compat.norm_left_to_logits(NormsInForward()) is None
+    assert compat.norm_left_to_logits(Wrapper(NormsInForward())) is None
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("module", "name", "leaves_it"),
+    [
+        ("vllm.model_executor.models.mimo", "MiMoForCausalLM", True),
+        ("vllm.model_executor.models.step3p5", "Step3p5ForCausalLM", True),
+        ("vllm.model_executor.models.qwen2", "Qwen2ForCausalLM", False),
+        ("vllm.model_executor.models.minimax_m2", "MiniMaxM2ForCausalLM", False),
+    ],
+)
+def test_that_vllms_models_leave_it_there(module: str, name: str, leaves_it: bool) -> None:
+    from workers.vllm import compat
+
+    found = getattr(importlib.import_module(module), name)
+    assert compat.norms_in_logits(found) == leaves_it
 
 
 @pytest.mark.parametrize("replicated", [True, False])

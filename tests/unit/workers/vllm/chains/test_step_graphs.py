@@ -1,6 +1,7 @@
 """A recorded step reads what a later one is given, from tensors that stay where they are."""
 
 from contextlib import nullcontext
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -89,3 +90,24 @@ def test_a_model_that_wants_no_token_ids_is_given_none() -> None:
     with pytest.raises(KeyError):
         recorded.record(forward, range(1), nullcontext)
     assert set(forward.given) == {"inputs_embeds"}
+
+
+def test_a_step_that_ends_no_block_of_positions_is_replayed_at_one_that_does() -> None:
+    """DeepSeek-V4 since vLLM 0.28: the compressor of 128 positions runs where its metadata does not
+    say that a step ends none, which a recorded step would keep to."""
+    from vllm.models.deepseek_v4.compressor import CompressorMetadata
+
+    from workers.vllm import cache_compat
+    from workers.vllm.chains.recording import refill
+
+    if "c128_boundary" not in {field.name for field in fields(CompressorMetadata)}:
+        pytest.skip("this release's compressor runs at every step")
+    slots = torch.arange(2)
+
+    def told(ends_one: bool) -> dict[str, Any]:
+        metadata = CompressorMetadata(slots, slots, 8, c128_boundary=ends_one)
+        return cache_compat.of_any_step({"state": metadata, "attention": object()})
+
+    kept, new = told(False)["state"], told(True)["state"]
+    assert kept.c128_boundary is None
+    refill(kept, new)

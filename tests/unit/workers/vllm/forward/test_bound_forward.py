@@ -67,6 +67,15 @@ def test_a_residual_that_is_not_there_stays_away(scheme: Scheme) -> None:
     assert found[1] is None
 
 
+def test_an_output_that_is_not_there_is_not_counted(scheme: Scheme) -> None:
+    """Kimi-Linear's layers since vLLM 0.28: hidden_states, None, residual."""
+    x, residual = random(TOKENS, HIDDEN), random(2, TOKENS, HIDDEN)[1]
+    found = after(scheme, (x, None, residual))
+    assert torch.equal(found[0], scheme.transform_layer(1, x))
+    assert found[1] is None
+    assert torch.equal(found[2], scheme.transform_layer(1, residual))
+
+
 def test_a_second_output_that_is_no_state_is_left_alone(scheme: Scheme) -> None:
     x, logits, ids = random(TOKENS, HIDDEN), random(TOKENS, 3), torch.arange(HIDDEN)
     assert after(scheme, (x, logits))[1] is logits

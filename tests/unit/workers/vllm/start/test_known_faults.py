@@ -44,7 +44,7 @@ def test_mla_on_cpus_leaves_rotary_embedding_to_torch(
     assert operations == asked + ([] if chosen else avoided)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v4", "glm5_next"])
+@pytest.mark.parametrize("family", ["deepseek_v4", "glm5_next", "kimi_linear"])
 @pytest.mark.parametrize(
     ("is_cpu", "release"), [(True, "0.32.0"), (True, "0.99.0"), (False, "0.32.0")]
 )
