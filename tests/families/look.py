@@ -107,6 +107,7 @@ def arguments(family: str, variant: str) -> list[str]:
         "--max-num-seqs",
         "16",
         *VARIANTS[variant].arguments,
+        *_without_warmup(),
     ]
     if variant == "decode" and is_quantized(family):
         found += VARIANTS["fp8"].arguments
@@ -116,6 +117,18 @@ def arguments(family: str, variant: str) -> list[str]:
             "FLASHMLA_SPARSE" if "index_topk" in config else "FLASHMLA",
         ]
     return [*found, *_TEXT_ONLY] if "text_config" in given(family) else found
+
+
+def _without_warmup() -> list[str]:
+    """What keeps vLLM from compiling, at its start, kernels of sizes that tiny models never see:
+    DeepSeek-V4's take minutes.
+    """
+    try:
+        from vllm.config.kernel import KernelConfig
+    except ImportError:
+        return []
+    has_switch = hasattr(KernelConfig, "enable_jit_warmup")
+    return ["--kernel-config", '{"enable_jit_warmup": false}'] if has_switch else []
 
 
 def checked(engine: Any, options: Any, family: str, with_opinion: bool) -> dict[str, Any]:
