@@ -5,12 +5,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import fakeredis
 import httpx
 import pytest
 from pydantic import JsonValue
 
 from poc_core.records import ModelInfo, ProofSpec
 from tests.faults.campaign import Report
+from tests.faults.inside import Inside
 from tests.faults.reference import Reference
 from tests.faults.usage import Usage, Use
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
@@ -93,6 +95,15 @@ def right(block_hash: str, nonces: Sequence[int]) -> Artifacts:
     return [{"nonce": nonce, "vector_b64": f"{block_hash} {nonce}"} for nonce in nonces]
 
 
+class Seen(Inside):
+    def __init__(self, computed: Computed) -> None:
+        super().__init__(fakeredis.FakeRedis(), "m")
+        self._computed = computed
+
+    def last_round(self) -> Computed:
+        return self._computed
+
+
 def checked(artifacts: Artifacts, most_seconds: float = 60.0, n_processed: int = 2000) -> Work:
     """What a campaign finds whose one round sent these artifacts."""
     halves = artifacts[:900], artifacts[900:]
@@ -108,7 +119,7 @@ def checked(artifacts: Artifacts, most_seconds: float = 60.0, n_processed: int =
         1,
         chat=False,
         size=1,
-        last_round=lambda: Computed("r", n_processed, {5}),
+        inside=Seen(Computed("r", n_processed, {5})),
     )
     work.check_rounds(most_seconds)
     return work
