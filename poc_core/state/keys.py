@@ -84,9 +84,9 @@ def reaper(model: str) -> str:
     return f"poc:jobs:reaper:{model}"
 
 
-def drained(model: str) -> str:
-    """When the model's batches last did not wait behind others' messages, or were queued again."""
-    return f"poc:jobs:drained:{model}"
+def stood(model: str) -> str:
+    """The hash of how the model's queue stood when nothing waited in it or was looked for last."""
+    return f"poc:jobs:stood:{model}"
 
 
 def worker(worker_id: str) -> str:
