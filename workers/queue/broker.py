@@ -39,6 +39,40 @@ class _Client(Redis):
         return SharedScript(self, script)
 
 
+class RefusedError(ConnectionError, ResponseError):
+    """Redis takes nothing for a while. Celery lives with a connection's error, and with no other:
+    a worker would end that connects, say, while Redis is out of memory.
+    """
+
+
+class _OfWorker:
+    """A connection on which what Redis refuses for a while counts as the connection's error."""
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*args, **options)  # type: ignore[misc]
+        except ResponseError as error:
+            if not is_transient(error):
+                raise
+            raise RefusedError(str(error)) from error
+
+
+class _Primary(_OfWorker, connections.PrimaryConnection):
+    pass
+
+
+class _PrimarySSL(_OfWorker, connections.PrimarySSLConnection):
+    pass
+
+
+class _Sentinel(_OfWorker, connections.SentinelConnection):
+    pass
+
+
+class _SentinelSSL(_OfWorker, connections.SentinelSSLConnection):
+    pass
+
+
 class _Channel(kombu_redis.Channel):
     """Channel that survives a broken connection, which Celery 5.7 gives up while tasks use it.
 
@@ -50,8 +84,8 @@ class _Channel(kombu_redis.Channel):
     fifth of a worker's CPU time for a batch. One will do, as it only borrows connections.
     """
 
-    connection_class: Any = connections.PrimaryConnection
-    connection_class_ssl: Any = connections.PrimarySSLConnection
+    connection_class: Any = _Primary
+    connection_class_ssl: Any = _PrimarySSL
 
     _client_kept: Any = None
 
@@ -119,8 +153,8 @@ class _SentinelChannel(_Channel, kombu_redis.SentinelChannel):
     sentinels: tuple[tuple[str, int], ...]
     sentinel_kwargs: dict[str, Any]
 
-    connection_class: Any = connections.SentinelConnection
-    connection_class_ssl: Any = connections.SentinelSSLConnection
+    connection_class: Any = _Sentinel
+    connection_class_ssl: Any = _SentinelSSL
 
     def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
         given = self._connparams(asynchronous)
@@ -139,6 +173,13 @@ class _SentinelChannel(_Channel, kombu_redis.SentinelChannel):
 
 class _Transport(kombu_redis.Transport):
     Channel = _Channel
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        try:
+            super().register_with_event_loop(connection, loop)
+        except RefusedError:
+            time.sleep(_REFUSED_S)  # Celery tries again at once
+            raise
 
     def _deliver(self, message: Any, queue: str) -> None:
         try:
