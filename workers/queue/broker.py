@@ -11,7 +11,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.transport import redis as kombu_redis
 from kombu.transport.virtual.base import QoS
 from redis import Redis
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from poc_core.redis_at import connections
 from poc_core.state.client import is_transient
@@ -112,10 +112,11 @@ class _Channel(kombu_redis.Channel):
             return
         try:
             super().basic_ack(delivery_tag, multiple)
-        except ResponseError as error:
+        except RedisError as error:
             if not is_transient(error):
                 raise
-            # It would end the worker. Here the message is done with; in Redis it stays, as above.
+            # Here the message is done with: it would count as one in hand, of the few that a worker
+            # may have, for as long as the connection lives. In Redis it stays, as above.
             logger.info("a task ended whose message Redis does not let go yet; it will come again")
             QoS.ack(self.qos, delivery_tag)
 
