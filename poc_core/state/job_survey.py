@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.client import is_transient
 
 # Jobs looked at in one call of a script: some 3 ms of Redis' time.
 _CHUNK = 500
@@ -87,18 +89,20 @@ class JobSurvey:
         """Notes how the model's queue stands. `message`: the newest in it; b"": it is empty."""
         newest = self._redis.zrevrange(keys.active(model), 0, 0, withscores=True)
         created_at = newest[0][1] if newest else 0.0
-        with self._redis.pipeline(transaction=True) as pipe:
-            now = {"at": self._clock(), "created_at": created_at, "message": message}
-            pipe.hset(keys.stood(model), mapping=now)
-            pipe.expire(keys.stood(model), self._settings.job_ttl_sec)
-            pipe.execute()
+        now = f"{self._clock()} {created_at} ".encode() + message
+        self._redis.set(keys.stood(model), now, ex=self._settings.job_ttl_sec)
 
     def stood(self, model: str) -> Stood | None:
         """How the model's queue stood when it was noted last; None: it never was."""
-        at, created_at, message = self._redis.hmget(
-            keys.stood(model), "at", "created_at", "message"
-        )
-        return None if at is None else Stood(float(at), float(created_at), message)
+        try:
+            at, created_at, message = self._redis.get(keys.stood(model)).split(b" ", 2)
+            return Stood(float(at), float(created_at), message)
+        except (AttributeError, ValueError):
+            return None
+        except ResponseError as error:
+            if is_transient(error):
+                raise
+            return None  # what is no string is not ours either, and is written over
 
     def is_overdue(self, stood: Stood) -> bool:
         """Whether batches have waited behind others' for visibility_timeout_s."""

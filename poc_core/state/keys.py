@@ -85,7 +85,7 @@ def reaper(model: str) -> str:
 
 
 def stood(model: str) -> str:
-    """The hash of how the model's queue stood when nothing waited in it or was looked for last."""
+    """How the model's queue stood when it was noted last; see Stood in job_survey.py."""
     return f"poc:jobs:stood:{model}"
 
 

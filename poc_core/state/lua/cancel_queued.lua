@@ -31,8 +31,8 @@ end
 local ids = redis.call('ZRANGE', active, first, string.format('%d', first + most - 1))
 for _, id in ipairs(ids) do
   local is_read, stays = pcall(look, id)
-  local why = type(stays) == 'table' and stays.err or tostring(stays)
-  if not is_read and string.find(why, 'OOM ', 1, true) then -- its record is as good as any, and stays
+  local why = not is_read and (type(stays) == 'table' and stays.err or tostring(stays)) or ''
+  if string.find(why, 'OOM ', 1, true) then -- Redis is full: a job that cannot be cancelled now must not be forgotten
     return redis.error_reply("OOM command not allowed when used memory > 'maxmemory'")
   end
   if is_read and stays then

@@ -27,6 +27,11 @@ from workers.queue.job_queue import JobQueue, StepQueue
 STOOD = f"poc:jobs:stood:{MODEL}"
 
 
+def noted(redis: Redis) -> bytes:
+    """How the queue stood."""
+    return cast(bytes, redis.get(STOOD)) or b""
+
+
 class Messages:
     """The model's queue: batches published, as (job id, batch)."""
 
@@ -209,7 +214,7 @@ def test_a_load_counts_from_when_batches_wait_behind_others(
     reap()
     wait_until(lambda: redis.exists(STOOD))
     clock.now += 10 * settings.visibility_timeout_s  # with nothing to do
-    wait_until(lambda: redis.hget(STOOD, "at") == str(clock.now).encode())
+    wait_until(lambda: noted(redis).startswith(f"{clock.now} ".encode()))
     messages.others_wait = True
     jobs.create(new_job([1, 2, 3]))
     time.sleep(0.1)
@@ -222,13 +227,27 @@ def test_a_message_that_was_lost_behind_others_is_missed_once_those_of_then_are_
     messages.others_wait = True
     lost = jobs.create(new_job([1, 2, 3]))
     reap()
-    wait_until(lambda: redis.hget(STOOD, "message") == b"other")
+    wait_until(lambda: noted(redis).endswith(b" other"))
     clock.now += 1
     jobs.create(new_job([4]))
     messages.other = b"the message of the later job"
     wait_until(lambda: messages.published == [(lost, 0), (lost, 1)])
     time.sleep(0.1)
     assert messages.published == [(lost, 0), (lost, 1)]
+
+
+@pytest.mark.parametrize("is_string", [True, False])
+def test_a_note_that_somebody_else_wrote_is_written_over(
+    jobs: JobStore, messages: Messages, reap: Callable[[], None], redis: Redis, is_string: bool
+) -> None:
+    messages.others_wait = True
+    redis.set(STOOD, b"\xff") if is_string else redis.lpush(STOOD, "no string")
+    redis.expire(STOOD, 100)
+    lost = jobs.create(new_job([1]))
+    reap()
+    wait_until(lambda: redis.type(STOOD) == b"string" and noted(redis).endswith(b"r"))
+    messages.other = b"a later one"
+    wait_until(lambda: messages.published == [(lost, 0)])
 
 
 def test_what_a_round_dropped_is_queued_again_though_messages_of_later_jobs_wait(
@@ -242,7 +261,7 @@ def test_what_a_round_dropped_is_queued_again_though_messages_of_later_jobs_wait
     dropped = jobs.create(new_job([1]))
     rounds.store(round_config(), RoundState.GENERATING)
     reap()
-    wait_until(lambda: redis.hget(STOOD, "message") == b"")
+    wait_until(lambda: noted(redis).endswith(b" "))
     clock.now += 1
     jobs.create(new_job([2]))
     messages.others_wait = True
