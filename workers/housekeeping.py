@@ -160,15 +160,29 @@ class Housekeeper:
         if n_dropped or time.monotonic() >= self._next_recount_s:
             self._next_recount_s = time.monotonic() + _RECOUNT_S
             self._jobs.recount()
-        # Jobs wait for a round's end. Else an empty queue beside waiting batches: their messages
-        # were lost, or are in some worker's hands now and then come twice, which does no harm.
-        if not waiting or self._rounds.generating(self._model) is not None:
-            self._jobs.survey.note_drained(self._model)
-        elif self._queue.is_empty():
-            self._jobs.survey.note_drained(self._model)
-            self._publish_again(waiting, _MOST_REPUBLISHED_IN_ALL)
-        elif self._jobs.survey.is_overdue(self._model):
-            self._publish_again(waiting, _MOST_REPUBLISHED)
+        # Jobs wait for a round's end; their messages are taken meanwhile, and dropped.
+        is_free = self._rounds.generating(self._model) is None
+        if not waiting or not is_free or self._publish_lost(waiting):
+            self._jobs.survey.note_stood(self._model, self._queue.newest())
+
+    def _publish_lost(self, waiting: list[str]) -> bool:
+        """Publishes again what waits without a message. False: it may wait behind others' messages.
+
+        A message in some worker's hands counts as lost: it then comes twice, which does no harm.
+        """
+        survey, most = self._jobs.survey, _MOST_REPUBLISHED_IN_ALL
+        stood = survey.stood(self._model)
+        if not self._queue.is_empty():
+            if stood is None:
+                return True
+            if not self._queue.holds(stood.message):
+                waiting = survey.of_then(self._model, stood, waiting)
+            elif survey.is_overdue(stood):
+                most = _MOST_REPUBLISHED
+            else:
+                return False
+        self._publish_again(waiting, most)
+        return True
 
     def _bring_back(self, job_id: str) -> None:
         lost = self._jobs.orphans(job_id)

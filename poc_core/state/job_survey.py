@@ -4,14 +4,16 @@ A script looks at some at a time, so Redis answers others in between tens of tho
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from poc_core.settings import Settings
 from poc_core.state import keys, scripts
+from poc_core.state.client import is_transient
 
 # Jobs looked at in one call of a script: some 3 ms of Redis' time.
 _CHUNK = 500
@@ -39,6 +41,19 @@ class StuckJobs:
     orphaned: list[str]  # a lease of theirs has ended (JobStore.orphans)
     waiting: list[str]  # a batch of theirs is in nobody's hands (JobStore.pending)
     broken: list[str]  # their record cannot be read
+
+
+@dataclass(frozen=True)
+class Stood:
+    """How a model's queue stood at a look.
+
+    Messages are taken in their order. Once the newest one of then is gone, so are all of then: a
+    batch of a job of then that nobody holds has no message any more.
+    """
+
+    at: float  # seconds since the epoch
+    created_at: float  # of the newest job
+    message: bytes  # the newest; b"": none waited
 
 
 class JobSurvey:
@@ -70,23 +85,33 @@ class JobSurvey:
                 return
             first += n_kept
 
-    def note_drained(self, model: str) -> None:
-        """Notes that no batch of the model waits behind messages of others."""
-        self._redis.set(keys.drained(model), self._clock(), ex=self._settings.job_ttl_sec)
+    def note_stood(self, model: str, message: bytes) -> None:
+        """Notes how the model's queue stands. `message`: the newest in it; b"": it is empty."""
+        newest = self._redis.zrevrange(keys.active(model), 0, 0, withscores=True)
+        created_at = newest[0][1] if newest else 0.0
+        now = f"{self._clock()} {created_at} ".encode() + message
+        self._redis.set(keys.stood(model), now, ex=self._settings.job_ttl_sec)
 
-    def is_overdue(self, model: str) -> bool:
-        """Whether batches waited behind others' for visibility_timeout_s; True once in that time.
+    def stood(self, model: str) -> Stood | None:
+        """How the model's queue stood when it was noted last; None: it never was."""
+        try:
+            at, created_at, message = self._redis.get(keys.stood(model)).split(b" ", 2)
+            return Stood(float(at), float(created_at), message)
+        except (AttributeError, ValueError):
+            return None
+        except ResponseError as error:
+            if is_transient(error):
+                raise
+            return None  # what is no string is not ours either, and is written over
 
-        A message may be lost, and an empty queue, which would show that, may never come.
-        """
-        since = self._redis.get(keys.drained(model))
-        if (
-            since is not None
-            and self._clock() - float(since) <= self._settings.visibility_timeout_s
-        ):
-            return False
-        self.note_drained(model)
-        return since is not None
+    def is_overdue(self, stood: Stood) -> bool:
+        """Whether batches have waited behind others' for visibility_timeout_s."""
+        return self._clock() - stood.at > self._settings.visibility_timeout_s
+
+    def of_then(self, model: str, stood: Stood, job_ids: Sequence[str]) -> list[str]:
+        """Those of the model's active jobs that were there when its queue stood so."""
+        then = set(self._redis.zrangebyscore(keys.active(model), "-inf", stood.created_at))
+        return [job_id for job_id in job_ids if job_id.encode() in then]
 
     def newest(self, most: int, most_old: int) -> list[str]:
         """Ids of the newest jobs, newest first (100 at most), then each model's oldest active."""

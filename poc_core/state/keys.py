@@ -84,9 +84,9 @@ def reaper(model: str) -> str:
     return f"poc:jobs:reaper:{model}"
 
 
-def drained(model: str) -> str:
-    """When the model's batches last did not wait behind others' messages, or were queued again."""
-    return f"poc:jobs:drained:{model}"
+def stood(model: str) -> str:
+    """How the model's queue stood when it was noted last; see Stood in job_survey.py."""
+    return f"poc:jobs:stood:{model}"
 
 
 def worker(worker_id: str) -> str:

@@ -18,13 +18,13 @@ from redis import Redis
 from cli.model_choice import with_chosen_model
 from poc_core.state import keys
 from tests.faults.faults import Fault, Victims
+from tests.faults.inside import Inside
 from tests.faults.reference import Reference, same_artifacts
 from tests.faults.stack import FaultyStack, MovedClock, small_disk
 from tests.faults.usage import Usage, uses_of
 from tests.faults.ways import Client, Ways, by_tls
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
 from tests.peers.receiver import Receiver
-from tests.stacks.computed import last_round
 from tests.stacks.round_client import FAST, LOG_LINES, MODEL, RoundClient
 from workers.engines import load_engine
 from workers.engines.kinds import EngineKind
@@ -50,6 +50,7 @@ class Report:
     recoveries_s: list[float] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     usage: list[str] = field(default_factory=list)
+    histories: list[str] = field(default_factory=list)  # of jobs that did not end in time
     problems: list[str] = field(default_factory=list)
 
     def text(self) -> str:
@@ -66,6 +67,7 @@ class Report:
                 "not all nonces of the rounds were computed again, but as many as time allowed,"
                 " drawn by the seed"
             )
+        lines += self.histories
         lines += [
             f"PROBLEM: {problem} ({n} times)" for problem, n in Counter(self.problems).items()
         ]
@@ -132,7 +134,7 @@ def run(
             seed,
             chat=engine == "vllm",
             size=size,
-            last_round=partial(last_round, exits.enter_context(Redis.from_url(stack.own_url))),
+            inside=Inside(exits.enter_context(Redis.from_url(stack.own_url)), MODEL),
         )
         began = time.monotonic()
         # What hung and was cut leaves connections and buffers in pools.
@@ -162,6 +164,7 @@ def run(
         report.check_s = time.monotonic() - ended
         report.usage = usage.text()
         report.problems += usage.growth()
+        report.histories = work.histories
         report.counts, report.problems = work.counts, work.problems + report.problems
         if report.problems:
             log("\n".join(lines))
@@ -177,7 +180,9 @@ def _one_fault(
     log: Callable[[str], None],
 ) -> None:
     fault = victims.rng.choice(faults)
+    work.happened(f"begins: {fault.__name__.replace('_', ' ')}")
     done = fault(victims)
+    work.happened(f"ends: {done}")
     ended, before = time.monotonic(), work.progress
     while work.progress == before and time.monotonic() - ended < 4 * MOST_RECOVERY_S:
         time.sleep(0.05)

@@ -29,13 +29,13 @@ from cli.model_choice import with_chosen_model
 from cli.supervise.stack import Stack
 from poc_core.settings import load_settings
 from poc_core.state import WorkerRegistry, connect
+from tests.faults.inside import Inside
 from tests.faults.reference import Reference, same_artifacts
 from tests.faults.ways import Ways
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Work
 from tests.harness.waiting import wait_until
 from tests.peers.fake_worker import Call, FakeWorker
 from tests.peers.receiver import Payload, Receiver
-from tests.stacks.computed import last_round
 from tests.stacks.round_client import LOG_LINES, MODEL, RoundClient
 from tests.stacks.sentinels import ALONE_TAKES_NONE, Sentinels, sentinels
 from workers.engines import load_engine
@@ -123,7 +123,7 @@ def run(
             seed,
             chat=False,  # synthetic engines have none
             size=400,
-            last_round=partial(last_round, connection),
+            inside=Inside(connection, MODEL),
         )
         exits.enter_context(chat_worker(redis.url))
         chats = exits.enter_context(chatting(stack.base_url, report))

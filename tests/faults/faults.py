@@ -13,16 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import redis
 
+from cli.supervise.redis_server import wait_for_redis
 from tests.faults.stack import FaultyStack, MovedClock, fill
 from tests.integration.processes import engine_cores
 from tests.peers.receiver import Receiver
 
 # Seconds that anything stands still or is away, at most: heartbeats of a campaign last 4 s.
 _LONGEST_S = 8.0
+# Within which Redis is there again: its supervisor pauses for longer each time that it is killed.
+_BACK_S = 60.0
 
 
 @dataclass
@@ -34,6 +38,11 @@ class Victims:
     clock: MovedClock
     disk: Path | None  # None: no disk of its own
     rng: random.Random
+
+    def redis(self, **options: Any) -> redis.Redis:
+        """A client of Redis itself, which may be about to come back from the fault before."""
+        wait_for_redis(self.stack.own_url, _BACK_S)
+        return redis.Redis.from_url(self.stack.own_url, **options)
 
     def any_pid(self) -> tuple[str, int | None]:
         """A process of the stack: each kind as likely as another, and each one of a kind."""
@@ -142,7 +151,7 @@ def receiver_is_away(victims: Victims) -> str:
 def no_memory(victims: Victims) -> str:
     """Redis refuses writes for want of memory, as an operator's `maxmemory` would make it."""
     seconds = victims.rng.uniform(1, _LONGEST_S)
-    with redis.Redis.from_url(victims.stack.own_url) as connection:
+    with victims.redis() as connection:
         connection.config_set("maxmemory", 1_000_000)
         try:
             time.sleep(seconds)
@@ -183,7 +192,7 @@ def bad_records(victims: Victims) -> str:
         ("poc:receivers", "bad:1", "poc:receiver:bad:1"),
         (f"poc:jobs:active:{victims.stack.model_name}", "bad-job", "poc:job:bad-job"),
     ]
-    with redis.Redis.from_url(victims.stack.own_url) as connection:
+    with victims.redis() as connection:
         for index, name, key in listed:
             if victims.rng.random() < 0.5:
                 connection.set(key, victims.rng.choice(bad), ex=60)
@@ -206,7 +215,7 @@ def bad_messages(victims: Victims) -> str:
     """Messages that are none of Celery's, or name what is none of Proofline's."""
     none_such = json.dumps({"body": "W10=", "headers": {}, "properties": {}})
     bad = [b"\xff", "{", "[]", "null", "1e999", "[" * 100_000, none_such]
-    with redis.Redis.from_url(victims.stack.own_url) as connection:
+    with victims.redis() as connection:
         queues = [f"poc.model.{victims.stack.model_name}"]
         workers = connection.zrange("poc:workers", 0, -1)
         queues += [f"poc.worker.{name.decode()}" for name in workers]
@@ -223,7 +232,7 @@ def busy_script(victims: Victims) -> str:
     # What cuts this connection, or is slow to kill, is the campaign's to tell: it waits for work.
     with (
         contextlib.suppress(redis.RedisError),
-        redis.Redis.from_url(victims.stack.own_url, socket_timeout=60) as connection,
+        victims.redis(socket_timeout=60) as connection,
     ):
         connection.eval("while true do end", 0)
     return f"a script without end, which lasted {time.monotonic() - began:.1f} s"

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from redis.exceptions import RedisError
 
+from tests.faults.inside import Inside
 from tests.peers.receiver import Payload, Receiver, unrepeated
 from tests.stacks.computed import Computed
 from tests.stacks.round_client import RoundClient, round_body
@@ -19,6 +20,9 @@ from tests.stacks.round_client import RoundClient, round_body
 PREFIX = "/api/v1/pow"
 # Seconds within which a job ends, whatever happens: else it is lost.
 JOB_TIMEOUT_S = 180.0
+# Seconds after which a job is looked at, again and again: should it never end, that says why.
+_SLOW_S = 30.0
+SLOW = f"jobs that took {_SLOW_S:g} s or more"
 TIMEOUT_S = 30.0  # of one request
 _AWAY_S = 60.0  # for which Redis or the API may be away
 # Nonces of a round that are computed again at a time.
@@ -44,12 +48,11 @@ class Work:
         seed: int,
         chat: bool,
         size: int,
-        last_round: Callable[[], Computed | None],
+        inside: Inside,
     ) -> None:
-        """`client()`: one of the node's API. `size`: nonces of the largest job. `last_round` may
-        raise RedisError.
-        """
-        self._last_round = last_round
+        """`client()`: one of the node's API. `size`: nonces of the largest job."""
+        self._inside = inside
+        self._happened: list[tuple[float, str]] = []  # when, by time.monotonic, and what
         self._computed: dict[str, Computed] = {}  # by round id
         self._client = client
         self._receiver = receiver
@@ -71,6 +74,7 @@ class Work:
         self._lock = threading.Lock()
         self._stops: list[float] = []  # when a /stop was sent, and answered
         self.problems: list[str] = []
+        self.histories: list[str] = []  # of jobs that did not end in time
         self.counts: Counter[str] = Counter()
         self.waits_for_callback: dict[str, list[int]] = {}  # request_id: nonces
 
@@ -91,6 +95,11 @@ class Work:
     def problem(self, text: str) -> None:
         with self._lock:
             self.problems.append(text)
+
+    def happened(self, what: str) -> None:
+        """Notes what may be why a job does not end: a fault, a round's end."""
+        with self._lock:
+            self._happened.append((time.monotonic(), f"{time.strftime('%H:%M:%S')} {what}"))
 
     @property
     def progress(self) -> int:
@@ -153,8 +162,11 @@ class Work:
         return None
 
     def _wait(self, http: httpx.Client, request_id: str) -> dict[str, Any]:
-        deadline, seen = time.monotonic() + JOB_TIMEOUT_S, 0
-        while time.monotonic() < deadline:
+        began, seen = time.monotonic(), 0
+        looks: list[str] = []
+        while (took_s := time.monotonic() - began) < JOB_TIMEOUT_S:
+            if took_s >= _SLOW_S * (len(looks) + 1):
+                looks.append(self._inside.of_job(request_id))
             try:
                 answer = http.get(f"{PREFIX}/generate/{request_id}")
             except _AWAY:
@@ -165,6 +177,7 @@ class Work:
             if answer.status_code == 200:
                 job: dict[str, Any] = answer.json()
                 if job["status"] not in ("queued", "running"):
+                    self.count(SLOW, int(took_s >= _SLOW_S))
                     return job
                 done = job.get("n_done", 0)
                 self.count("nonces of jobs", max(0, done - seen))
@@ -174,6 +187,10 @@ class Work:
                     f"job {request_id} was answered {answer.status_code} {answer.text[:200]}"
                 )
             time.sleep(0.1)
+        looks.append(self._inside.of_job(request_id))
+        with self._lock:
+            meanwhile = [what for at, what in self._happened if at >= began]
+            self.histories.append("\n".join([f"job {request_id}:", *looks, *meanwhile]))
         return {"status": f"not ended within {JOB_TIMEOUT_S:g} s"}
 
     def _check_job(
@@ -215,6 +232,7 @@ class Work:
         if self._insistent(client.http, "/init/generate", body) is None:
             return
         self.count("rounds")
+        self.happened(f"round of {block_hash} for {seconds:.0f} s")
         until, seen = time.monotonic() + seconds, 0
         while time.monotonic() < until and not self._stop.is_set():
             try:
@@ -227,6 +245,7 @@ class Work:
         self._stops.append(time.monotonic())
         self._insistent(client.http, "/stop", {})
         self._stops.append(time.monotonic())
+        self.happened(f"round of {block_hash} stopped")
 
     def _insistent(
         self, http: httpx.Client, path: str, body: dict[str, Any]
@@ -268,7 +287,7 @@ class Work:
         until = time.monotonic() + _AWAY_S
         while time.monotonic() < until:
             try:
-                if (found := self._last_round()) is not None:
+                if (found := self._inside.last_round()) is not None:
                     self._computed[found.round_id] = found
                 return
             except RedisError:

@@ -1,19 +1,27 @@
 """How `make faults` judges a stack's artifacts."""
 
+import base64
+import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import fakeredis
 import httpx
 import pytest
 from pydantic import JsonValue
 
+from poc_core.queues import model_queue
 from poc_core.records import ModelInfo, ProofSpec
+from poc_core.settings import Settings
+from poc_core.state import JobStore, WorkerRegistry
 from tests.faults.campaign import Report
+from tests.faults.inside import Inside
 from tests.faults.reference import Reference
 from tests.faults.usage import Usage, Use
 from tests.faults.work import ROUND_NONCES, ROUND_NONCES_AGAIN, Artifacts, Work
+from tests.harness.samples import MODEL, new_job, worker_record
 from tests.peers.receiver import Payload, Receiver
 from tests.stacks.computed import Computed
 from workers.engines.base import WholeBatchEngine
@@ -93,14 +101,30 @@ def right(block_hash: str, nonces: Sequence[int]) -> Artifacts:
     return [{"nonce": nonce, "vector_b64": f"{block_hash} {nonce}"} for nonce in nonces]
 
 
+class Seen(Inside):
+    def __init__(self, computed: Computed) -> None:
+        super().__init__(fakeredis.FakeRedis(), "m")
+        self._computed = computed
+
+    def last_round(self) -> Computed:
+        return self._computed
+
+
 def checked(artifacts: Artifacts, most_seconds: float = 60.0, n_processed: int = 2000) -> Work:
     """What a campaign finds whose one round sent these artifacts."""
+    work = worked(artifacts, n_processed)
+    work.check_rounds(most_seconds)
+    return work
+
+
+def worked(artifacts: Artifacts, n_processed: int = 2000) -> Work:
+    """Work whose one round sent these artifacts."""
     halves = artifacts[:900], artifacts[900:]
     receiver = Receiver()
     for number, half in enumerate(halves):
         body = {"payload_id": f"r-{number}", "block_hash": "block", "artifacts": half}
         receiver.payloads.append(Payload(0.0, "/generated", body, 200))
-    work = Work(
+    return Work(
         httpx.Client,
         receiver,
         right,
@@ -108,10 +132,8 @@ def checked(artifacts: Artifacts, most_seconds: float = 60.0, n_processed: int =
         1,
         chat=False,
         size=1,
-        last_round=lambda: Computed("r", n_processed, {5}),
+        inside=Seen(Computed("r", n_processed, {5})),
     )
-    work.check_rounds(most_seconds)
-    return work
 
 
 def test_a_round_that_is_whole_and_right_has_no_problem() -> None:
@@ -178,3 +200,45 @@ def test_what_grows_is_found_also_of_a_process_that_was_started_meanwhile(
     assert line.startswith(
         f"api: {at_the_end.rss // MIB} MiB and {at_the_end.descriptors} descriptors"
     )
+
+
+def message(job_id: str, index: int) -> dict[str, object]:
+    """As kombu puts it on a queue, with what is looked at."""
+    body = base64.b64encode(json.dumps([[job_id, index], {}, {}]).encode()).decode()
+    return {"body": body, "properties": {"delivery_tag": f"tag-{index}"}}
+
+
+def test_a_job_that_does_not_end_is_told_with_all_that_redis_has_of_it() -> None:
+    redis = fakeredis.FakeRedis()
+    jobs, workers = JobStore(redis, Settings()), WorkerRegistry(redis, Settings())
+    workers.heartbeat(worker_record("w1"), "4:4")
+    job_id = jobs.create(new_job([1, 2, 3, 4, 5]))
+    jobs.lease(job_id, 1, "w1", "w1|7|n4")
+    queue = model_queue(MODEL)
+    redis.lpush(queue, json.dumps(message(job_id, 2)), json.dumps(message("another", 0)), b"\xff")
+    redis.hset("unacked.worker", "tag-1", json.dumps([message(job_id, 1), "", queue]))
+    told = Inside(redis, MODEL).of_job(job_id)
+    assert "status running, n_done 0, n_total 5, n_batches 3" in told
+    assert "to do: 3: 0 1 2" in told
+    assert "leases: 1: 1=w1|7|n4" in told
+    assert "queue: 3 messages, of this job 1: 2" in told
+    assert "taken and not acknowledged: 1, of this job 1: 1 for" in told
+    assert "w1: {'state': 'ready', 'stats': {}}, in hand b'\"4:4\"'" in told
+
+
+def test_a_job_that_does_not_end_in_time_is_looked_at_and_told_with_what_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.faults.work.JOB_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("tests.faults.work._SLOW_S", 0.2)
+    running = httpx.MockTransport(lambda _: httpx.Response(200, json={"status": "running"}))
+    work = worked([])
+    work.happened("a fault of before")
+    with httpx.Client(transport=running, base_url="http://node") as http:
+        threading.Timer(0.1, lambda: work.happened("a fault")).start()
+        assert "not ended" in work._wait(http, "job-1")["status"]  # noqa: SLF001
+    (history,) = work.histories
+    assert history.startswith("job job-1:")
+    assert history.count("to do: 0") == 3  # after 0.2, 0.4 and 0.5 s
+    assert ("a fault" in history, "of before" in history) == (True, False)
+    assert "job job-1:" in Report(1, histories=work.histories).text()

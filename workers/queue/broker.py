@@ -11,7 +11,7 @@ from kombu import Connection, Exchange, Queue
 from kombu.transport import redis as kombu_redis
 from kombu.transport.virtual.base import QoS
 from redis import Redis
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from poc_core.redis_at import connections
 from poc_core.state.client import is_transient
@@ -39,6 +39,40 @@ class _Client(Redis):
         return SharedScript(self, script)
 
 
+class RefusedError(ConnectionError, ResponseError):
+    """Redis takes nothing for a while. Celery lives with a connection's error, and with no other:
+    a worker would end that connects, say, while Redis is out of memory.
+    """
+
+
+class _OfWorker:
+    """A connection on which what Redis refuses for a while counts as the connection's error."""
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*args, **options)  # type: ignore[misc]
+        except ResponseError as error:
+            if not is_transient(error):
+                raise
+            raise RefusedError(str(error)) from error
+
+
+class _Primary(_OfWorker, connections.PrimaryConnection):
+    pass
+
+
+class _PrimarySSL(_OfWorker, connections.PrimarySSLConnection):
+    pass
+
+
+class _Sentinel(_OfWorker, connections.SentinelConnection):
+    pass
+
+
+class _SentinelSSL(_OfWorker, connections.SentinelSSLConnection):
+    pass
+
+
 class _Channel(kombu_redis.Channel):
     """Channel that survives a broken connection, which Celery 5.7 gives up while tasks use it.
 
@@ -50,8 +84,8 @@ class _Channel(kombu_redis.Channel):
     fifth of a worker's CPU time for a batch. One will do, as it only borrows connections.
     """
 
-    connection_class: Any = connections.PrimaryConnection
-    connection_class_ssl: Any = connections.PrimarySSLConnection
+    connection_class: Any = _Primary
+    connection_class_ssl: Any = _PrimarySSL
 
     _client_kept: Any = None
 
@@ -78,10 +112,11 @@ class _Channel(kombu_redis.Channel):
             return
         try:
             super().basic_ack(delivery_tag, multiple)
-        except ResponseError as error:
+        except RedisError as error:
             if not is_transient(error):
                 raise
-            # It would end the worker. Here the message is done with; in Redis it stays, as above.
+            # Here the message is done with: it would count as one in hand, of the few that a worker
+            # may have, for as long as the connection lives. In Redis it stays, as above.
             logger.info("a task ended whose message Redis does not let go yet; it will come again")
             QoS.ack(self.qos, delivery_tag)
 
@@ -119,8 +154,8 @@ class _SentinelChannel(_Channel, kombu_redis.SentinelChannel):
     sentinels: tuple[tuple[str, int], ...]
     sentinel_kwargs: dict[str, Any]
 
-    connection_class: Any = connections.SentinelConnection
-    connection_class_ssl: Any = connections.SentinelSSLConnection
+    connection_class: Any = _Sentinel
+    connection_class_ssl: Any = _SentinelSSL
 
     def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
         given = self._connparams(asynchronous)
@@ -139,6 +174,13 @@ class _SentinelChannel(_Channel, kombu_redis.SentinelChannel):
 
 class _Transport(kombu_redis.Transport):
     Channel = _Channel
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        try:
+            super().register_with_event_loop(connection, loop)
+        except RefusedError:
+            time.sleep(_REFUSED_S)  # Celery tries again at once
+            raise
 
     def _deliver(self, message: Any, queue: str) -> None:
         try:

@@ -11,6 +11,8 @@ from redis import Redis
 
 from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK, messages, model_queue, worker_queue
 
+# Messages in which one is looked for: a millisecond or two of Redis' time.
+_MOST_SEARCHED = 10_000
 # Messages in one round trip to Redis.
 _PIPELINED = 100
 
@@ -31,6 +33,20 @@ class JobQueue(_Queue):
 
     def __init__(self, app: Celery, redis: Redis, model: str) -> None:
         super().__init__(app, redis, model_queue(model))
+
+    def newest(self) -> bytes:
+        """The message that was put there last; b"": none waits."""
+        return bytes(self._redis.lindex(messages(self._name), 0) or b"")
+
+    def holds(self, message: bytes) -> bool:
+        """Whether the message waits, or may: among so many that Redis would be held up none is
+        looked for.
+        """
+        name = messages(self._name)
+        if not message:
+            return False
+        n = self._redis.llen(name)
+        return n > _MOST_SEARCHED or self._redis.lpos(name, message) is not None
 
     def publish(self, job_id: str, batch_indexes: Iterable[int]) -> None:
         """One message per batch. A message too many does no harm: its claim is refused."""

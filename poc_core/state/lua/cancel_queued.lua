@@ -31,6 +31,10 @@ end
 local ids = redis.call('ZRANGE', active, first, string.format('%d', first + most - 1))
 for _, id in ipairs(ids) do
   local is_read, stays = pcall(look, id)
+  local why = not is_read and (type(stays) == 'table' and stays.err or tostring(stays)) or ''
+  if string.find(why, 'OOM ', 1, true) then -- Redis is full: a job that cannot be cancelled now must not be forgotten
+    return redis.error_reply("OOM command not allowed when used memory > 'maxmemory'")
+  end
   if is_read and stays then
     n_stay = n_stay + 1
   else

@@ -24,6 +24,13 @@ from workers.engines.ticks import EngineLostError
 from workers.housekeeping import Housekeeper
 from workers.queue.job_queue import JobQueue, StepQueue
 
+STOOD = f"poc:jobs:stood:{MODEL}"
+
+
+def noted(redis: Redis) -> bytes:
+    """How the queue stood."""
+    return cast(bytes, redis.get(STOOD)) or b""
+
 
 class Messages:
     """The model's queue: batches published, as (job id, batch)."""
@@ -31,6 +38,7 @@ class Messages:
     def __init__(self) -> None:
         self.published: list[tuple[str, int]] = []
         self.others_wait = False
+        self.other = b"other"  # the newest of others' that wait
         self.broker_is_away = False
 
     def publish(self, job_id: str, batch_indexes: Iterable[int]) -> None:
@@ -38,8 +46,19 @@ class Messages:
             raise OperationalError("away")
         self.published += [(job_id, index) for index in batch_indexes]
 
+    @property
+    def waiting(self) -> list[bytes]:
+        """Oldest first. Nobody takes what is published."""
+        return [self.other] * self.others_wait + [repr(one).encode() for one in self.published]
+
     def is_empty(self) -> bool:
-        return not self.others_wait and not self.published
+        return not self.waiting
+
+    def newest(self) -> bytes:
+        return self.waiting[-1] if self.waiting else b""
+
+    def holds(self, message: bytes) -> bool:
+        return message in self.waiting
 
 
 class NoSteps:
@@ -173,7 +192,7 @@ def test_a_message_that_was_lost_under_a_load_that_never_ends_is_missed_in_the_e
     messages.others_wait = True
     job_id = jobs.create(new_job([1, 2, 3]))
     reap()
-    wait_until(lambda: redis.exists(f"poc:jobs:drained:{MODEL}"))
+    wait_until(lambda: redis.exists(STOOD))
     for n_times in range(1, 3):
         clock.now += settings.visibility_timeout_s
         time.sleep(0.1)
@@ -193,13 +212,65 @@ def test_a_load_counts_from_when_batches_wait_behind_others(
     settings: Settings,
 ) -> None:
     reap()
-    wait_until(lambda: redis.exists(f"poc:jobs:drained:{MODEL}"))
+    wait_until(lambda: redis.exists(STOOD))
     clock.now += 10 * settings.visibility_timeout_s  # with nothing to do
-    wait_until(lambda: redis.get(f"poc:jobs:drained:{MODEL}") == str(clock.now).encode())
+    wait_until(lambda: noted(redis).startswith(f"{clock.now} ".encode()))
     messages.others_wait = True
     jobs.create(new_job([1, 2, 3]))
     time.sleep(0.1)
     assert messages.published == []
+
+
+def test_a_message_that_was_lost_behind_others_is_missed_once_those_of_then_are_gone(
+    jobs: JobStore, messages: Messages, reap: Callable[[], None], redis: Redis, clock: Clock
+) -> None:
+    messages.others_wait = True
+    lost = jobs.create(new_job([1, 2, 3]))
+    reap()
+    wait_until(lambda: noted(redis).endswith(b" other"))
+    clock.now += 1
+    jobs.create(new_job([4]))
+    messages.other = b"the message of the later job"
+    wait_until(lambda: messages.published == [(lost, 0), (lost, 1)])
+    time.sleep(0.1)
+    assert messages.published == [(lost, 0), (lost, 1)]
+
+
+@pytest.mark.parametrize("is_string", [True, False])
+def test_a_note_that_somebody_else_wrote_is_written_over(
+    jobs: JobStore, messages: Messages, reap: Callable[[], None], redis: Redis, is_string: bool
+) -> None:
+    messages.others_wait = True
+    redis.set(STOOD, b"\xff") if is_string else redis.lpush(STOOD, "no string")
+    redis.expire(STOOD, 100)
+    lost = jobs.create(new_job([1]))
+    reap()
+    wait_until(lambda: redis.type(STOOD) == b"string" and noted(redis).endswith(b"r"))
+    messages.other = b"a later one"
+    wait_until(lambda: messages.published == [(lost, 0)])
+
+
+def test_what_a_round_dropped_is_queued_again_though_messages_of_later_jobs_wait(
+    jobs: JobStore,
+    messages: Messages,
+    rounds: RoundStore,
+    reap: Callable[[], None],
+    redis: Redis,
+    clock: Clock,
+) -> None:
+    dropped = jobs.create(new_job([1]))
+    rounds.store(round_config(), RoundState.GENERATING)
+    reap()
+    wait_until(lambda: noted(redis).endswith(b" "))
+    clock.now += 1
+    jobs.create(new_job([2]))
+    messages.others_wait = True
+    current = rounds.current()
+    assert current is not None
+    rounds.switch(current, RoundState.STOPPED)
+    wait_until(lambda: messages.published == [(dropped, 0)])
+    time.sleep(0.1)
+    assert messages.published == [(dropped, 0)]
 
 
 def test_a_round_that_another_followed_is_forgotten(

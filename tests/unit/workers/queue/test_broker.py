@@ -10,7 +10,13 @@ import pytest
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 from kombu.transport import redis as kombu_redis
-from redis.exceptions import ConnectionError, OutOfMemoryError, ResponseError
+from redis.exceptions import (
+    ConnectionError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 
 from workers.queue import broker
 from workers.queue.app import create_app
@@ -311,10 +317,11 @@ def test_a_redis_that_refuses_for_a_while_ends_no_worker(
             channel._brpop_read()
 
 
+@pytest.mark.parametrize("error", [OutOfMemoryError("used memory > 'maxmemory'"), TimeoutError()])
 def test_a_message_that_redis_does_not_let_go_ends_no_worker_and_is_done_with_here(
-    redis_broker: Broker, monkeypatch: pytest.MonkeyPatch
+    redis_broker: Broker, monkeypatch: pytest.MonkeyPatch, error: RedisError
 ) -> None:
-    said: ResponseError = OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+    said = error
 
     def refuse(*_args: Any, **_options: Any) -> None:
         raise said

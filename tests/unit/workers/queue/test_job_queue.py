@@ -10,6 +10,7 @@ from redis import Redis
 
 from poc_core.queues import ROUND_STEP_TASK, RUN_BATCH_TASK, model_queue, worker_queue
 from tests.harness.samples import MODEL
+from workers.queue import job_queue
 from workers.queue.job_queue import JobQueue, StepQueue
 
 
@@ -57,3 +58,17 @@ def test_a_queue_is_empty_until_a_message_waits_in_its_redis_list(
     assert (jobs.is_empty(), steps.is_empty()) == (False, True)
     redis.rpush(worker_queue("w1"), "message")
     assert not steps.is_empty()
+
+
+def test_a_message_is_held_until_it_is_taken(
+    app: Celery, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobQueue(app, redis, MODEL)
+    assert (jobs.newest(), jobs.holds(b"")) == (b"", False)
+    for message in ("first", "second"):
+        redis.lpush(model_queue(MODEL), message)
+    assert (jobs.newest(), jobs.holds(b"first")) == (b"second", True)
+    redis.rpop(model_queue(MODEL))
+    assert (jobs.holds(b"first"), jobs.holds(b"second")) == (False, True)
+    monkeypatch.setattr(job_queue, "_MOST_SEARCHED", 0)
+    assert jobs.holds(b"first"), "among so many none is looked for"

@@ -1,0 +1,101 @@
+"""What lies in a node's Redis while faults are done to it: asked for past the proxy."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from poc_core.queues import messages, model_queue
+from poc_core.state import keys
+from tests.stacks.computed import Computed, last_round
+
+# Of a job's batches, leases and messages as many are told.
+_TOLD = 12
+_TOLD_OF_JOB = ("status", "n_done", "n_total", "n_batches", "waiting_for", "finish_tries", "error")
+
+
+class Inside:
+    """Looks into the Redis of a node that serves one model. For many threads."""
+
+    def __init__(self, redis: Redis, model: str) -> None:
+        self._redis: Any = redis
+        self._model = model
+
+    def last_round(self) -> Computed | None:
+        """See `last_round` of tests/stacks/computed.py. RedisError: it is away."""
+        return last_round(self._redis)
+
+    def of_job(self, job_id: str) -> str:
+        """All that may keep a job from its end, as of now, in lines. Raises nothing of Redis."""
+        try:
+            return "\n  ".join([time.strftime("%H:%M:%S"), *self._of_job(job_id)])
+        except RedisError as error:
+            return f"{time.strftime('%H:%M:%S')} Redis is away: {error}"[:200]
+
+    def _of_job(self, job_id: str) -> list[str]:
+        ask, job = self._redis, keys.job(job_id)
+        told = [f"{name} {value}" for name, value in self._fields(job, _TOLD_OF_JOB)]
+        todo = sorted(int(index) for index in ask.smembers(f"{job}:todo"))
+        lines = [f"job: {', '.join(told)}, {ask.exists(job + ':finishing')} who finish it"]
+        lines.append(f"to do: {_some(todo)}")
+        for what in ("leases", "attempts"):
+            held = ask.hgetall(f"{job}:{what}").items()
+            lines.append(f"{what}: {_some(f'{i.decode()}={one.decode()}' for i, one in held)}")
+        lines += self._messages(job_id)
+        for key in (keys.generating(self._model), keys.reaper(self._model)):
+            lines.append(f"{key}: {ask.get(key)}, for {ask.pttl(key)} ms")
+        for worker in ask.zrange(keys.WORKERS, 0, -1):
+            lines.append(f"{worker.decode()}: {self._of_worker(worker.decode())}")
+        outbox = dict(self._fields(keys.outbox(job_id), ("failures", "next_at", "waiting")))
+        return [*lines, f"outbox: {outbox}"]
+
+    def _messages(self, job_id: str) -> list[str]:
+        queue = self._redis.lrange(messages(model_queue(self._model)), 0, -1)
+        own = [index for index in map(_batch_of(job_id), queue) if index is not None]
+        lines = [f"queue: {len(queue)} messages, of this job {_some(own)}"]
+        taken = self._redis.hgetall("unacked.worker")
+        since = dict(self._redis.zrange("unacked.worker.index", 0, -1, withscores=True))
+        own = []
+        for tag, message in taken.items():
+            raw = json.loads(message)[0]
+            if (index := _batch_of(job_id)(json.dumps(raw).encode())) is not None:
+                own.append(f"{index} for {time.time() - since.get(tag, 0):.0f} s")
+        return [*lines, f"taken and not acknowledged: {len(taken)}, of this job {_some(own)}"]
+
+    def _of_worker(self, worker_id: str) -> str:
+        key = f"{keys.WORKER_PREFIX}{worker_id}"
+        record, in_hand = self._redis.hmget(key, "record", "in_hand")
+        if record is None:
+            return "dead"
+        said = json.loads(record)
+        told = {name: said.get(name) for name in ("state", "stats")}
+        return f"{told}, in hand {in_hand}, lives {self._redis.pttl(key)} ms"
+
+    def _fields(self, key: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
+        found = zip(names, self._redis.hmget(key, names), strict=True)
+        return [(name, value.decode()[:200]) for name, value in found if value is not None]
+
+
+def _batch_of(job_id: str) -> Any:
+    """Of a message: the batch of the job that it names, or None."""
+
+    def batch(message: bytes) -> int | None:
+        try:
+            named, index = json.loads(base64.b64decode(json.loads(message)["body"]))[0]
+        except (KeyError, TypeError, ValueError, RecursionError):
+            return None  # none of Proofline's
+        return int(index) if named == job_id else None
+
+    return batch
+
+
+def _some(things: Iterable[object]) -> str:
+    every = [str(thing) for thing in things]
+    rest = f" and {len(every) - _TOLD} more" if len(every) > _TOLD else ""
+    return f"{len(every)}: {' '.join(every[:_TOLD])}{rest}"

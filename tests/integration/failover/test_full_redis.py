@@ -1,0 +1,153 @@
+"""A Redis that is out of memory takes some writes and not others: what scripts leave half done."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError
+
+from cli.supervise.processes import Child, ChildSpec
+from cli.supervise.redis_server import OwnRedis, wait_for_redis
+from poc_core.records import JobStatus, Lease
+from poc_core.settings import Settings
+from poc_core.state import JobStore, WorkerRegistry, scripts
+from tests.harness.samples import MODEL, new_job, worker_record
+from workers.jobs import finish_or_fail
+from workers.queue import broker
+from workers.queue.app import create_app
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    own = OwnRedis(tmp_path_factory.mktemp("redis"))
+    child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
+    child.start()
+    try:
+        wait_for_redis(own.url)
+        yield own.url
+    finally:
+        child.stop()
+        own.release()
+
+
+@pytest.fixture
+def redis(url: str) -> Iterator[Redis]:
+    with Redis.from_url(url) as client:
+        yield client
+        client.config_set("maxmemory", 0)
+        client.flushall()
+
+
+def test_a_stop_that_cannot_cancel_jobs_loses_none(redis: Redis) -> None:
+    jobs = JobStore(redis, Settings())
+    ids = [jobs.create(new_job([nonce])) for nonce in range(3)]
+    redis.config_set("maxmemory", 1)
+    with pytest.raises(OutOfMemoryError):
+        jobs.cancel_queued()
+    redis.config_set("maxmemory", 0)
+    assert jobs.active_jobs(MODEL) == ids
+    assert jobs.cancel_queued() == len(ids)
+    assert {record.status for record in jobs.read_all(ids) if record} == {JobStatus.CANCELLED}
+
+
+def test_a_worker_that_connects_meanwhile_does_not_end_but_connects_anew(
+    redis: Redis, url: str
+) -> None:
+    with create_app(url, "worker").connection() as connection:
+        redis.config_set("maxmemory", 1)
+        connection.transport.cycle.on_poll_init(None)  # looks for unacknowledged messages
+        with pytest.raises(ConnectionError):
+            broker.queue("poc.model.m")(connection.default_channel).declare()
+        redis.config_set("maxmemory", 0)
+        broker.queue("poc.model.m")(connection.default_channel).declare()
+
+
+class Users:
+    """All that API and workers ask for, drawn by a seed."""
+
+    def __init__(self, redis: Redis, seed: int) -> None:
+        self.jobs = JobStore(redis, Settings())
+        self.workers = WorkerRegistry(redis, Settings())
+        self.ids: list[str] = []
+        self._rng = random.Random(seed)
+        self._leases: list[Lease] = []
+
+    def ask(self) -> None:
+        """One thing of one job, or of all. RedisError: not now."""
+        frequent = [self._create, self._lease, self._complete, self._release]
+        rare: list[Callable[[], object]] = [
+            self._lose_a_worker,
+            self.jobs.cancel_queued,
+            self.jobs.recount,
+            self.look_after,
+        ]
+        self._rng.choice([*frequent * 4, *rare])()
+
+    def look_after(self) -> None:
+        """As a worker's housekeeping."""
+        for found in self.jobs.survey.stuck(MODEL):
+            assert found.broken == []
+            for job_id in found.unfinished:
+                finish_or_fail(self.jobs, job_id)
+            for job_id in found.orphaned:
+                self.jobs.orphans(job_id)
+
+    def _create(self) -> None:
+        job = new_job(list(range(self._rng.randint(1, 6))))
+        self.ids.append(self.jobs.create(replace(job, inline=self._rng.random() < 0.2)))
+
+    def _lease(self) -> None:
+        if self.ids:
+            job_id, batch = self._rng.choice(self.ids), self._rng.randrange(3)
+            name = self.jobs.name_lease("w1")
+            lease = self.jobs.lease(job_id, batch, "w1", name)
+            if isinstance(lease, Lease):
+                self._leases += [lease, *self.jobs.lease_more(lease, name, 4)]
+
+    def _complete(self) -> None:
+        if self._leases:
+            lease = self._rng.choice(self._leases)
+            values = ["v"] * len(lease.nonces)
+            if self.jobs.complete(lease.owner_id, lease.place, values):
+                finish_or_fail(self.jobs, lease.owner_id)
+
+    def _release(self) -> None:
+        if self._leases:
+            lease = self._leases.pop(self._rng.randrange(len(self._leases)))
+            lost_engine = self._rng.random() < 0.5
+            self.jobs.release(lease.owner_id, lease.place, "w1", lost_engine)
+
+    def _lose_a_worker(self) -> None:
+        self.workers.remove("w1")
+        self.workers.heartbeat(worker_record("w1"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_asked_of_a_redis_that_is_full_now_and_then_every_job_ends(
+    redis: Redis, seed: int
+) -> None:
+    scripts.load_all(redis)
+    users, rng = Users(redis, seed), random.Random(seed)
+    users.workers.heartbeat(worker_record("w1"))
+    for _ in range(120):
+        redis.config_set("maxmemory", int(rng.random() < 0.3))
+        with suppress(RedisError):
+            users.ask()
+    redis.config_set("maxmemory", 0)
+    users.workers.remove("w1")
+    users.look_after()
+    jobs = users.jobs
+    for job_id in jobs.active_jobs(MODEL):
+        for batch in jobs.pending(job_id):
+            lease = jobs.lease(job_id, batch, "w2")
+            assert isinstance(lease, Lease)
+            jobs.complete(job_id, batch, ["v"] * len(lease.nonces))
+        redis.delete(f"poc:job:{job_id}:finishing")  # whoever could not finish it
+        finish_or_fail(jobs, job_id)
+    assert all(record and record.status.is_final for record in jobs.read_all(users.ids))
+    assert (jobs.recount(), jobs.active_jobs(MODEL)) == (0, [])
