@@ -19,7 +19,8 @@ import multiprocessing
 import resource
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.synchronize import Barrier
 from typing import Any
@@ -460,12 +461,21 @@ def table(all_seen: list[Seen]) -> str:
             chat,
             f"{seen.grammar.p99_ms:.0f}" if seen.grammar else "-",
             f"{seen.job_with_url.p99_ms:.0f}",
-            f"{refused} of {sum(one.requests for one in honest if one)}",
+            f"{refused} of {sum(one.requests for one in honest if one)}{_by_status(honest)}",
             f"{seen.memory_mb:.0f}",
             f"{seen.bench_late_ms:.0f}",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
+
+
+def _by_status(honest: Sequence[Honest | None]) -> str:
+    """Refusals by status, or by the name of the error: " (2 x 429)"; nothing without any."""
+    found: Counter[str] = Counter()
+    for one in honest:
+        for why, moments in one.why.items() if one else ():
+            found[why.split(" ")[0]] += len(moments)
+    return f" ({', '.join(f'{n} x {what}' for what, n in found.items())})" if found else ""
 
 
 def main() -> None:
