@@ -19,7 +19,8 @@ import multiprocessing
 import resource
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.synchronize import Barrier
 from typing import Any
@@ -191,6 +192,8 @@ class Honest:
     requests: int
     refused: int  # not answered with 200, not within 60 s, or its callback did not come
     no_callback: int  # of these, those whose callback did not come
+    # of the others, by status and what was said: when, in seconds since the beginning
+    why: dict[str, list[float]]
     median_ms: float
     p99_ms: float
     longest_ms: float
@@ -259,9 +262,18 @@ async def ask_on(url: str, kind: str, number: int, until: float, address: str) -
             await asyncio.sleep(0.01)
 
 
+@dataclass(frozen=True)
+class Answered:
+    """How one request of an honest client ended."""
+
+    at: float  # of the monotonic clock, in seconds, when it was asked
+    ms: float
+    refusal: str | None  # None: answered with 200
+
+
 async def honest(url: str, until: float, method: str, path: str, body: Any = None) -> Honest:
     """Asks again and again."""
-    seen = []
+    seen: list[Answered] = []
     while time.monotonic() < until:
         seen.append(await _asked(url, method, path, body))
         await asyncio.sleep(PAUSE_S)
@@ -270,11 +282,11 @@ async def honest(url: str, until: float, method: str, path: str, body: Any = Non
 
 async def jobs_with_url(url: str, until: float) -> Honest:
     """Sends jobs, and takes their callbacks; one that does not come is refused too."""
-    seen: list[tuple[float, bool]] = []
+    seen: list[Answered] = []
     n_taken = 0
 
     def n_owed() -> int:
-        return sum(is_right for _, is_right in seen) - n_taken
+        return sum(one.refusal is None for one in seen) - n_taken
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal n_taken
@@ -299,23 +311,33 @@ async def jobs_with_url(url: str, until: float) -> Honest:
     return replace(found, refused=found.refused + missing, no_callback=missing)
 
 
-async def _asked(url: str, method: str, path: str, body: Any) -> tuple[float, bool]:
-    """The ms that one request took, on a connection of its own, as the hardest case; whether it was
-    answered with 200.
-    """
+async def _asked(url: str, method: str, path: str, body: Any) -> Answered:
+    """One request on a connection of its own, as the hardest case."""
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as client:
-        began = time.perf_counter()
+        at = time.monotonic()
         try:
-            is_right = (await client.request(method, path, json=body)).status_code == 200
-        except httpx.HTTPError:
-            is_right = False
-        return (time.perf_counter() - began) * 1000, is_right
+            answer = await client.request(method, path, json=body)
+            refusal = None if answer.status_code == 200 else _refusal(answer)
+        except httpx.HTTPError as error:
+            refusal = type(error).__name__
+        return Answered(at, (time.monotonic() - at) * 1000, refusal)
 
 
-def _told(seen: list[tuple[float, bool]]) -> Honest:
-    took_ms = [ms for ms, _ in seen]
-    refused = sum(not is_right for _, is_right in seen)
-    return Honest(len(seen), refused, 0, statistics.median(took_ms), _p99(took_ms), max(took_ms))
+def _refusal(answer: httpx.Response) -> str:
+    """The status and the beginning of what was said."""
+    return f"{answer.status_code} {answer.text[:100]}"
+
+
+def _told(seen: list[Answered]) -> Honest:
+    took_ms = [one.ms for one in seen]
+    why: dict[str, list[float]] = {}
+    for one in seen:
+        if one.refusal is not None:
+            why.setdefault(one.refusal, []).append(round(one.at - seen[0].at, 2))
+    refused = sum(map(len, why.values()))
+    return Honest(
+        len(seen), refused, 0, why, statistics.median(took_ms), _p99(took_ms), max(took_ms)
+    )
 
 
 def _p99(values: list[float]) -> float:
@@ -439,12 +461,21 @@ def table(all_seen: list[Seen]) -> str:
             chat,
             f"{seen.grammar.p99_ms:.0f}" if seen.grammar else "-",
             f"{seen.job_with_url.p99_ms:.0f}",
-            f"{refused} of {sum(one.requests for one in honest if one)}",
+            f"{refused} of {sum(one.requests for one in honest if one)}{_by_status(honest)}",
             f"{seen.memory_mb:.0f}",
             f"{seen.bench_late_ms:.0f}",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
+
+
+def _by_status(honest: Sequence[Honest | None]) -> str:
+    """Refusals by status, or by the name of the error: " (2 x 429)"; nothing without any."""
+    found: Counter[str] = Counter()
+    for one in honest:
+        for why, moments in one.why.items() if one else ():
+            found[why.split(" ")[0]] += len(moments)
+    return f" ({', '.join(f'{n} x {what}' for what, n in found.items())})" if found else ""
 
 
 def main() -> None:

@@ -74,26 +74,25 @@ def check_is_there(options: EngineOptions) -> None:
 
 
 def check_can_be_found(model: str, vllm_args: Sequence[str]) -> None:
-    """ModelChoiceError: it is a name that the hub does not know, by all that this machine can tell.
+    """Looks for a model that hosts are to load, as `check_is_there` does, and with its errors.
 
-    A path is each host's own matter, and where the hub is out of reach from here, hosts may know.
+    A path is each host's own matter.
     """
     if model in shipped_models() or model.startswith((".", "/", "~")) or model.count("/") > 1:
         return
-    try:
-        check_is_there(EngineOptions(model=model, engine="vllm", vllm_args=tuple(vllm_args)))
-    except ModelChoiceError:
-        raise
-    except ProoflineError:
-        pass
+    check_is_there(EngineOptions(model=model, engine="vllm", vllm_args=tuple(vllm_args)))
 
 
 def _is_cached(name: str) -> bool:
     """Whether anything of the model is in the Hugging Face cache; what lacks is fetched later."""
     from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
     from huggingface_hub.file_download import repo_folder_name
 
-    folder = repo_folder_name(repo_id=name, repo_type="model")
+    try:
+        folder = repo_folder_name(repo_id=name.partition(":")[0], repo_type="model")
+    except HFValidationError:
+        return False
     return any(Path(constants.HF_HUB_CACHE, folder, "snapshots").glob("*/*"))
 
 

@@ -192,7 +192,9 @@ class Settings(WorkSettings):
 
     @property
     def max_callbacks(self) -> int:
-        """Jobs with a url that may be under way or wait for their receivers."""
+        """Jobs with a url that may be under way or wait for their receivers; a quarter more of
+        clients that hold little.
+        """
         return max(64, self.outbox_max_bytes // (512 * 1024))
 
     @property

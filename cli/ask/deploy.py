@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import options
-from cli.shipped import ModelChoiceError, check_spelling
+from cli.shipped import check_spelling
 from cli.terminal import UsageError, note
 from poc_core.errors import ProoflineError
 
@@ -48,7 +48,8 @@ def deploy(
 
     The model before ends first, and a round with it. What the round computed is still delivered,
     jobs are cancelled, chat under way has 20 s to end. For a name that the hub does not know
-    nothing ends. Ctrl-C ends the waiting, not the deployment.
+    nothing ends, nor for one that is not here while the hub is out of reach. Ctrl-C ends the
+    waiting, not the deployment.
 
     **Example:** proofline deploy Qwen/Qwen3-8B -- --tensor-parallel-size 2 --max-model-len 32768
     """
@@ -74,7 +75,7 @@ def deploy(
             if error.status != HTTPStatus.CONFLICT:
                 raise
             if any(worker.engine != "synthetic" for worker in client.status().workers):
-                check_before_the_end(model, vllm_args or [])
+                check_before_the_end(client, model, vllm_args or [])
             note("Ending what is deployed.")
             client.undeploy()
             client.deploy(model, dtype, vllm_args or [])
@@ -82,17 +83,33 @@ def deploy(
         wait_served(client)
 
 
-def check_before_the_end(model: str, vllm_args: list[str]) -> None:
-    """ModelChoiceError: nobody knows the model, so what serves is left alone."""
+def check_before_the_end(client: "Client", model: str, vllm_args: list[str]) -> None:
+    """ProoflineError: nobody knows the model, or nobody can fetch it; what serves is left alone."""
     from cli.model_choice import check_can_be_found
 
     try:
         check_can_be_found(model, vllm_args)
-    except ModelChoiceError as error:
-        raise ModelChoiceError(
-            f"{error} What serves goes on. If the hosts can find {model} all the same (by a token"
-            " of theirs, say), end it first: `proofline undeploy`."
+    except ProoflineError as error:
+        if is_on_node(client, model):
+            return
+        raise type(error)(
+            f"{error} What serves goes on. If the hosts have {model} all the same, or can fetch it"
+            " (by a token of theirs, say), end what serves first: `proofline undeploy`."
         ) from None
+
+
+def is_on_node(client: "Client", model: str) -> bool:
+    """Whether the model is served now, or lies in the cache of the API's machine."""
+    from proofline.client import ApiError, calls
+
+    found = client.deployment()
+    if found.is_running and found.model == model:
+        return True
+    try:
+        on_disk = client.call(calls.model_on_disk(model.partition(":")[0]))
+    except ApiError:  # no name of a repository, or a key that may not ask
+        return False
+    return bool(on_disk["status"] != "NOT_FOUND")
 
 
 def undeploy(url: options.Url = options.DEFAULT_URL) -> None:

@@ -112,5 +112,9 @@ def deploy(model: str, dtype: str, additional_args: Sequence[str]) -> Call[Done]
     return Call("POST", f"{NODE}/inference/up/async", Done, body, is_repeatable=False)
 
 
+def model_on_disk(hf_repo: str) -> Call[Document]:
+    return Call("POST", f"{NODE}/models/status", Document, {"hf_repo": hf_repo})
+
+
 def undeploy() -> Call[Done]:
     return Call("POST", f"{NODE}/stop", Done, timeout_s=STOP_TIMEOUT_S)

@@ -208,7 +208,8 @@ end
 
 -- So many more (or, below 0, fewer) bytes of jobs' callbacks wait.
 local function count_job_bytes(bytes, ttl)
-  redis.call('INCRBY', 'poc:outbox:job_bytes', bytes)
+  -- Without a format Lua's -0 is '-0', which Redis takes for no number.
+  redis.call('INCRBY', 'poc:outbox:job_bytes', string.format('%d', bytes))
   redis.call('EXPIRE', 'poc:outbox:job_bytes', ttl)
 end
 

@@ -89,9 +89,26 @@ local function failing_of(places)
   return failing, total
 end
 
+-- Whether neither the client nor its receiver holds anything, or each less than half of what the greediest one does.
+local function holds_little(places)
+  local by_client, by_receiver = {}, {}
+  for owner, of_owner in pairs(places) do
+    by_client[owner] = #of_owner
+    for _, one in ipairs(of_owner) do
+      local to = string.match(one.place, '^%S+ (%S*)')
+      by_receiver[to] = (by_receiver[to] or 0) + 1
+    end
+  end
+  local own = math.max(by_client[client] or 0, by_receiver[receiver] or 0)
+  local greediest = by_client[largest_of(by_client, 0)] or 0
+  greediest = math.max(greediest, by_receiver[largest_of(by_receiver, 0)] or 0)
+  return own == 0 or own < greediest / 2
+end
+
 -- Whether a callback of the client has a place. Where all are taken, those whose receivers do not take them give way: the
 -- oldest of who holds most, if that is more than the client. Else, to a client whose receiver is not known to be silent,
--- those beyond half of all places: however many clients hold them, they may never be wanted.
+-- those beyond half of all places: however many clients hold them, they may never be wanted. While nothing is known of
+-- those yet, a quarter of all places is there beyond them for who holds little.
 local function has_place()
   local left = tonumber(most_callbacks) - redis.call('HLEN', 'poc:outbox:of_jobs')
   local bytes_left = tonumber(most_bytes) - tonumber(redis.call('GET', 'poc:outbox:job_bytes') or '0')
@@ -134,7 +151,7 @@ local function has_place()
   while left <= 0 or bytes_left <= 0 do
     local largest = n_failing > half and largest_of(failing, 0)
     if not largest then
-      return false
+      return not by_bytes and -left < tonumber(most_callbacks) / 4 and holds_little(places)
     end
     local size = give_way(largest, oldest_failing(places[largest]))
     failing[largest], n_failing = failing[largest] - size, n_failing - size

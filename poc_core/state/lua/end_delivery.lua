@@ -39,8 +39,8 @@ for first = 0, taken - 1, CHUNK do
   end
 end
 redis.call('LTRIM', entries, taken, -1)
-local waiting = redis.call('HINCRBY', outbox, 'waiting', -ended)
-local waiting_bytes = redis.call('HINCRBY', outbox, 'bytes', -bytes)
+local waiting = redis.call('HINCRBY', outbox, 'waiting', string.format('%d', -ended))
+local waiting_bytes = redis.call('HINCRBY', outbox, 'bytes', string.format('%d', -bytes))
 if redis.call('HEXISTS', outbox, 'head') == 0 then
   count_job_bytes(-bytes, ttl)
 end

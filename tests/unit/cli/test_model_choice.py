@@ -130,7 +130,8 @@ def test_what_the_hub_does_not_know_the_hosts_will_not_find(
     with pytest.raises(ModelChoiceError, match="no model 'acme/smal'"):
         check_can_be_found("acme/smal", ["--max-model-len", "512"])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    check_can_be_found("acme/smal", [])
+    with pytest.raises(ProoflineError, match="HF_HUB_OFFLINE forbids to ask"):
+        check_can_be_found("acme/smal", [])
 
 
 def test_nobody_is_asked_for_what_is_here_or_sought_elsewhere(

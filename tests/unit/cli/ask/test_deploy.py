@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+import huggingface_hub
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +13,7 @@ from cli.ask import deploy
 from cli.main import app
 from poc_core.answers import HostStatus, UpStatus
 from proofline.client import ApiError, Client
+from proofline.client.calls import Call
 from tests.peers.hub import REPO, Hub
 
 
@@ -107,6 +109,7 @@ class Serving:
     def __init__(self, refuses: int) -> None:
         self.refuses = refuses
         self.asked: list[str] = []
+        self.on_disk: list[str] = []  # of the API's machine
 
     @contextmanager
     def connect(self, _url: str) -> Iterator["Serving"]:
@@ -126,6 +129,13 @@ class Serving:
 
     def status(self) -> Any:
         return SimpleNamespace(workers=[SimpleNamespace(engine="vllm")])
+
+    def call(self, call: Call[Any]) -> Any:
+        assert (call.method, call.path) == ("POST", "/api/v1/models/status")
+        (name,) = cast(dict[str, str], call.body).values()
+        if "#" in name:
+            raise ApiError("No name of a repository.", 422)
+        return {"status": "DOWNLOADED" if name in self.on_disk else "NOT_FOUND"}
 
 
 @pytest.fixture
@@ -152,12 +162,63 @@ def test_what_is_deployed_ends_for_what_can_be(serving: Serving, hub: Hub, model
 
 
 @pytest.mark.parametrize("serving", [409], indirect=True)
-def test_a_name_that_the_hub_does_not_know_ends_nothing(serving: Serving, hub: Hub) -> None:
-    found = CliRunner().invoke(app, ["deploy", "acme/smal"])
+@pytest.mark.parametrize("model", ["acme/smal", "no#name"])
+@pytest.mark.usefixtures("hub")
+def test_a_name_that_the_hub_does_not_know_ends_nothing(serving: Serving, model: str) -> None:
+    found = CliRunner().invoke(app, ["deploy", model])
     said = str(found.exception) + found.output
-    assert "There is no model 'acme/smal'" in said
+    assert f"There is no model '{model}'" in said
     assert "What serves goes on." in said
-    assert (found.exit_code, serving.asked) == (2, ["deploy acme/smal"])
+    assert (found.exit_code, serving.asked) == (2, [f"deploy {model}"])
+
+
+@pytest.fixture
+def no_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is out of reach from here."""
+    nowhere = huggingface_hub.HfApi  # made before the hub is closed
+    hub.__exit__()
+    monkeypatch.setattr(huggingface_hub, "HfApi", nowhere)
+
+
+@pytest.mark.parametrize("serving", [409], indirect=True)
+@pytest.mark.parametrize("model", ["acme/smal", "acme/smal:Q4"])
+@pytest.mark.usefixtures("no_hub")
+def test_a_name_that_nobody_knows_ends_nothing_without_a_hub(serving: Serving, model: str) -> None:
+    found = CliRunner().invoke(app, ["deploy", model])
+    said = str(found.exception) + found.output
+    assert "is not on this machine, and the Hugging Face hub cannot be reached" in said
+    assert "copy the model into HF_HOME" in said
+    assert "What serves goes on." in said
+    assert "`proofline undeploy`" in said
+    assert (found.exit_code, serving.asked) == (1, [f"deploy {model}"])
+
+
+@pytest.mark.parametrize("serving", [409], indirect=True)
+@pytest.mark.usefixtures("hub")
+def test_a_name_ends_nothing_where_the_hub_is_forbidden(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    found = CliRunner().invoke(app, ["deploy", REPO])
+    assert "HF_HUB_OFFLINE forbids" in str(found.exception) + found.output
+    assert (found.exit_code, serving.asked) == (1, [f"deploy {REPO}"])
+
+
+@pytest.mark.parametrize("serving", [409], indirect=True)
+@pytest.mark.parametrize("model", ["acme/private", "acme/private:Q4"])
+@pytest.mark.usefixtures("no_hub")
+def test_what_lies_on_the_node_is_deployed_without_a_hub(serving: Serving, model: str) -> None:
+    serving.on_disk.append("acme/private")
+    found = CliRunner().invoke(app, ["deploy", model])
+    asked = [f"deploy {model}", "undeploy", f"deploy {model}"]
+    assert (found.exit_code, serving.asked) == (0, asked)
+
+
+@pytest.mark.parametrize("serving", [409], indirect=True)
+@pytest.mark.usefixtures("no_hub")
+def test_what_serves_is_deployed_again_without_a_hub(serving: Serving) -> None:
+    found = CliRunner().invoke(app, ["deploy", "m", "--", "--max-model-len", "512"])
+    assert (found.exit_code, serving.asked) == (0, ["deploy m", "undeploy", "deploy m"])
 
 
 @pytest.mark.parametrize("serving", [409], indirect=True)

@@ -57,6 +57,13 @@ def test_a_key_that_a_script_spells_out_is_one_that_keys_names() -> None:
     assert spelled - named == of_scripts_alone
 
 
+def test_no_script_adds_a_negative_number_that_may_be_minus_zero() -> None:
+    """Redis takes Lua's -0 for no number; fakeredis does. string.format('%d', ...) makes it 0."""
+    adds = re.compile(r"'\w*(?:INCR|DECR)BY'[^()]*, *-\w+\)")
+    found = {name: adds.findall(scripts.source(name)) for name in [*NAMES, "common"]}
+    assert not any(found.values()), found
+
+
 def test_a_script_has_of_what_all_share_only_what_it_uses() -> None:
     """Redis makes all functions of a script anew with each call."""
     assert "function count_past" in scripts.whole("complete_batch")

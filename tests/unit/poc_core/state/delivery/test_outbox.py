@@ -1085,8 +1085,6 @@ def test_one_that_waits_behind_a_silent_receiver_gives_way_too(
     shared: JobStore, redis: Redis, clock: Clock
 ) -> None:
     silent = [job_of(shared, "greedy", "silent:1") for _ in range(FEW)]
-    with pytest.raises(QueueFullError):
-        job_of(shared, "other", "alive:1")
     Receivers(redis, clock).silent("silent:1")
     new = job_of(shared, "other", "alive:1")
     assert new in waiting_of(redis)
@@ -1138,8 +1136,9 @@ def test_the_place_of_a_job_not_computed_yet_gives_way_where_its_receiver_is_not
     receivers = Receivers(redis, clock)
     for _ in range(BREAKS_AT - 1):
         receivers.silent("dead:1")
-    with pytest.raises(QueueFullError):
-        job_of(shared, "other", "alive:1")
+    beyond = queued_of(shared, "another", "alive:1")
+    assert queued < waiting_of(redis)  # what may still be taken stays
+    assert shared.cancel(beyond)
     receivers.silent("dead:1")
     assert job_of(shared, "other", "alive:1") in waiting_of(redis)
     (given_up,) = queued - waiting_of(redis)
@@ -1147,6 +1146,39 @@ def test_the_place_of_a_job_not_computed_yet_gives_way_where_its_receiver_is_not
     assert outbox.take(given_up) is None
     assert shared.result(given_up) is not None
     assert given_up not in waiting_of(redis)
+
+
+@pytest.mark.parametrize(
+    ("clients", "receivers"), [(40, 1), (1, 40), (1, 1)], ids=["clients", "receivers", "one"]
+)
+def test_a_place_is_kept_for_who_holds_little_before_anything_is_known_of_receivers(
+    shared: JobStore, redis: Redis, clients: int, receivers: int
+) -> None:
+    def greedy(number: int) -> str:
+        return queued_of(shared, f"greedy {number % clients}", f"dead:{number % receivers}")
+
+    taken = {greedy(number) for number in range(FEW)}
+    for number in range(FEW):
+        with pytest.raises(QueueFullError):
+            greedy(number)
+    honest = {queued_of(shared, "honest", "alive:1") for _ in range(FEW // 4)}
+    assert waiting_of(redis) == taken | honest
+    with pytest.raises(QueueFullError):  # no more are kept
+        queued_of(shared, "honest", "alive:1")
+
+
+def test_of_many_that_hold_little_each_newcomer_has_one_of_the_places_kept(
+    shared: JobStore, redis: Redis
+) -> None:
+    for number in range(FEW):
+        queued_of(shared, f"client {number}", f"receiver:{number}")
+    for number in range(FEW // 4):
+        queued_of(shared, f"newcomer {number}", f"new:{number}")
+        with pytest.raises(QueueFullError):
+            queued_of(shared, f"newcomer {number}", f"new:{number}")
+    assert len(waiting_of(redis)) == FEW + FEW // 4
+    with pytest.raises(QueueFullError):
+        queued_of(shared, "last", "last:1")
 
 
 def test_who_is_not_heard_takes_no_places_from_others_like_it(

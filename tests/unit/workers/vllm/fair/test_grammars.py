@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.harness.marks import needs_vllm
@@ -170,6 +171,12 @@ async def test_xgrammar_compiles_them_in_a_process_of_its_own() -> None:
         }.items():
             await tried.check(kind, text, "one")
         await tried.check("json", "no schema", "one")  # which is vLLM's to say
+        (nice,) = [
+            child.nice()
+            for child in psutil.Process().children()
+            if grammars.PROCESS[-1] in child.cmdline()
+        ]
+        assert nice == min(19, psutil.Process().nice() + 10)  # the engine's steps go first
         slow = json.dumps({"type": "string", "minLength": 1, "maxLength": 100_000})
         with pytest.raises(BadRequest, match=r"takes longer to compile than 0\.1 s"):
             await hasty.check("json", slow, "one")
