@@ -1,5 +1,6 @@
 """Chains of an engine against those of the oracle, which shares no code with it."""
 
+import json
 import os
 import random
 from collections.abc import Sequence
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import JsonValue
 
 from poc_core.records import ProofSpec
 from poc_core.schemes.decode.limits import why_no_chains
+from tests.families import oracle
+from tests.families.kept import kept
 from tests.families.make import FOR_TRANSFORMERS, is_quantized, make, text_config
 from tests.families.oracle import Chain, Wanted, chains
 from workers.pipeline import compute_all
@@ -51,19 +55,36 @@ def checked(engine: Any, family: str, folder: str) -> dict[str, Any]:
     """What is seen of an engine's chains: refused with a sentence, or every comparison."""
     if why_not := why_no_chains(engine.info):
         return {"right": "\n" not in why_not, "refused": why_not}
+    exact = engine.info.dtype == "float32"
+    return _compared(engine, opinions(family, folder), _claims(), exact)
+
+
+def opinions(family: str, folder: str) -> Opinions:
+    """The oracle's of the model in a folder: those kept there, or new ones."""
+
+    def ask() -> JsonValue:
+        copy = os.path.join(folder, FOR_TRANSFORMERS) if is_quantized(family) else folder
+        # In a process without vLLM, whose own readings of some configurations transformers would
+        # take for its.
+        with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+            asked = processes.submit(_asked, copy, _claims()).result()
+        found: JsonValue = json.loads(json.dumps(asked))
+        return found
+
+    question = f"{_PLAN} {_claims()} {Path(oracle.__file__).read_text()}"
+    answer: Any = kept(Path(folder, "oracle.json"), question, ask)
+    return Opinions(*({int(n): Chain(*one) for n, one in part.items()} for part in answer))
+
+
+def _claims() -> dict[int, list[int]]:
+    """Random points, by nonce."""
     chance = random.Random(0)
-    claims = {
+    return {
         nonce: [chance.randrange(16) for _ in range(_PLAN.max_tokens + 1)] for nonce in _PLAN.nonces
     }
-    copy = os.path.join(folder, FOR_TRANSFORMERS) if is_quantized(family) else folder
-    # In a process without vLLM, whose own readings of some configurations transformers would take
-    # for its.
-    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
-        opinions = processes.submit(_opinions, copy, claims).result()
-    return _compared(engine, opinions, claims, exact=engine.info.dtype == "float32")
 
 
-def _opinions(folder: str, claims: dict[int, list[int]]) -> Opinions:
+def _asked(folder: str, claims: dict[int, list[int]]) -> Opinions:
     """On the processor, where nothing rounds float32 to TF32."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))

@@ -25,7 +25,7 @@ from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
 from poc_core.schemes.decode.options import passes_of
 from tests.families import against_oracle
 from tests.families.checks import greedy
-from tests.families.look import FOLDER, KEPT_GB, SHARED_GPU, VARIANTS, arguments
+from tests.families.look import FOLDER, KEPT_GB, SHARED_GPU, START_S, VARIANTS, arguments
 from tests.families.matrix import in_a_process
 from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
@@ -87,7 +87,7 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     )
     began = time.monotonic()
     try:
-        engine: Any = load_engine(options, 120)
+        engine: Any = load_engine(options, START_S)
     except ProoflineError as error:
         return {"right": "\n" not in str(error), "refused": str(error)}
     started = {"started": f"{time.monotonic() - began:.0f} s"}

@@ -13,8 +13,10 @@ from pydantic import JsonValue
 from poc_core.records import ProofSpec
 from tests.families import against_oracle, checks
 from tests.families.differences import Difference
+from tests.families.kept import kept
 from tests.families.make import FOR_TRANSFORMERS, given, is_quantized, make, text_config
 from tests.harness import golden
+from workers.engines.options import EngineOptions
 from workers.pipeline import compute_all
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "families"
@@ -46,25 +48,18 @@ _TEXT_ONLY = ("--language-model-only",)
 # Several engines share a GPU: each says what it takes, as none can tell from what is free.
 SHARED_GPU = ("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2**30))
 KEPT_GB = 0.25
+# DeepSeek-V4's first start compiles kernels for two minutes and more.
+START_S = 400
 
 
 def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     """What is seen of one family: refused with a sentence, or every check."""
     from poc_core.errors import ProoflineError
     from workers.engines import load_engine
-    from workers.engines.options import EngineOptions
 
-    of_chains = variant == "decode"
-    options = EngineOptions(
-        model=str(against_oracle.model(family, FOLDER) if of_chains else make(family, FOLDER)),
-        served_model_name=family,
-        dtype=decode_dtype(family, on_gpu) if of_chains else VARIANTS[variant].dtype,
-        max_batch_tokens=2048,
-        decode_memory_gb=KEPT_GB if on_gpu else None,
-        vllm_args=(*arguments(family, variant), *(SHARED_GPU if on_gpu else ())),
-    )
+    options, of_chains = options_of(family, variant, on_gpu), variant == "decode"
     try:
-        engine = load_engine(options, 120)
+        engine = load_engine(options, START_S)
     except ProoflineError as error:
         return {"right": "\n" not in str(error), "refused": str(error)}
     try:
@@ -77,6 +72,19 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
         )
     finally:
         engine.close()
+
+
+def options_of(family: str, variant: str, on_gpu: bool) -> EngineOptions:
+    """Of the engine that one variant is looked at with; the model is made."""
+    of_chains = variant == "decode"
+    return EngineOptions(
+        model=str(against_oracle.model(family, FOLDER) if of_chains else make(family, FOLDER)),
+        served_model_name=family,
+        dtype=decode_dtype(family, on_gpu) if of_chains else VARIANTS[variant].dtype,
+        max_batch_tokens=2048,
+        decode_memory_gb=KEPT_GB if on_gpu else None,
+        vllm_args=(*arguments(family, variant), *(SHARED_GPU if on_gpu else ())),
+    )
 
 
 def decode_dtype(family: str, on_gpu: bool) -> str:
@@ -99,13 +107,28 @@ def arguments(family: str, variant: str) -> list[str]:
         "--max-num-seqs",
         "16",
         *VARIANTS[variant].arguments,
+        *_without_warmup(),
     ]
+    if variant == "decode" and is_quantized(family):
+        found += VARIANTS["fp8"].arguments
     if variant == "flashmla":
         found += [
             "--attention-backend",
             "FLASHMLA_SPARSE" if "index_topk" in config else "FLASHMLA",
         ]
     return [*found, *_TEXT_ONLY] if "text_config" in given(family) else found
+
+
+def _without_warmup() -> list[str]:
+    """What keeps vLLM from compiling, at its start, kernels of sizes that tiny models never see:
+    DeepSeek-V4's take minutes.
+    """
+    try:
+        from vllm.config.kernel import KernelConfig
+    except ImportError:
+        return []
+    has_switch = hasattr(KernelConfig, "enable_jit_warmup")
+    return ["--kernel-config", '{"enable_jit_warmup": false}'] if has_switch else []
 
 
 def checked(engine: Any, options: Any, family: str, with_opinion: bool) -> dict[str, Any]:
@@ -154,23 +177,8 @@ def differences_of(engine: Any, spec: ProofSpec, prompt: int) -> dict[str, Diffe
 
 def second_opinion(engine: Any, options: Any, family: str) -> tuple[bool, str]:
     """Whether transformers agrees, and in which words."""
-    config = text_config(family)
-    # Sparse attention chooses by scores in 8 bits, transformers by exact ones: they agree where it
-    # takes all tokens.
-    spec = checks.SPEC.model_copy(
-        update={"seq_len": min(checks.SPEC.seq_len, config.get("index_topk", 1 << 30))}
-    )
-    plain = options.model_copy(
-        update={"engine": "transformers", "vllm_args": (), "max_batch_tokens": None}
-    )
-    if is_quantized(family):
-        copy = Path(options.model, FOR_TRANSFORMERS)
-        plain = plain.model_copy(update={"model": str(copy), "dtype": "float32"})
     try:
-        # In a process without vLLM, whose own readings of some configurations transformers would
-        # take for its.
-        with ProcessPoolExecutor(1, get_context("spawn")) as processes:
-            theirs = processes.submit(opinion, plain, spec).result()
+        spec, theirs = artifacts(options, family)
     except (
         Exception
     ) as error:  # whatever a model of another library raises: then there is no second opinion
@@ -178,10 +186,34 @@ def second_opinion(engine: Any, options: Any, family: str) -> tuple[bool, str]:
             family
         ), f"none ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
     errors = golden.l2(compute_all(engine, spec, _OPINIONS), theirs, 12)
-    return agree(errors, options.dtype, with_experts="experts" in json.dumps(config))
+    return agree(errors, options.dtype, with_experts="experts" in json.dumps(text_config(family)))
 
 
-def opinion(options: Any, spec: ProofSpec) -> list[JsonValue]:
+def artifacts(options: EngineOptions, family: str) -> tuple[ProofSpec, list[JsonValue]]:
+    """What transformers makes of some nonces with a model, kept beside it."""
+    # Sparse attention chooses by scores in 8 bits, transformers by exact ones: they agree where it
+    # takes all tokens.
+    most = text_config(family).get("index_topk", 1 << 30)
+    spec = checks.SPEC.model_copy(update={"seq_len": min(checks.SPEC.seq_len, most)})
+    plain = options.model_copy(
+        update={"engine": "transformers", "vllm_args": (), "max_batch_tokens": None}
+    )
+    if is_quantized(family):
+        copy = Path(options.model, FOR_TRANSFORMERS)
+        plain = plain.model_copy(update={"model": str(copy), "dtype": "float32"})
+
+    def ask() -> list[JsonValue]:
+        # In a process without vLLM, whose own readings of some configurations transformers would
+        # take for its.
+        with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+            return processes.submit(opinion, plain, spec).result()
+
+    path = Path(options.model, f"transformers-{plain.dtype}.json")
+    answer: Any = kept(path, f"{spec} {_OPINIONS}", ask)
+    return spec, answer
+
+
+def opinion(options: EngineOptions, spec: ProofSpec) -> list[JsonValue]:
     """Artifacts by the engine of these options, on the processor, where nothing rounds float32
     to TF32.
     """
