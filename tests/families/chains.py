@@ -33,6 +33,8 @@ from workers.slice_plan import SlicePlan
 
 FAMILIES = (
     "deepseek-v4",
+    "glm-5.3-flash",
+    "kimi-linear",
     "deepseek-v3.2",
     "glm-5",
     "qwen3-next",

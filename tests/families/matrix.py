@@ -31,6 +31,7 @@ _FOR_GPUS = (
     "glm-5",
     "deepseek-v4",
     "glm-5.3-flash",
+    "kimi-linear",
     "minimax-m2",
     "qwen3-next",
     "qwen3.5",
