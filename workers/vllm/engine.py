@@ -28,6 +28,7 @@ from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.engines.validations import Validations
 from workers.vllm.start import host_link, lifeline
+from workers.vllm.start.known_faults import why_unknown
 from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
 from workers.vllm.start.sockets import Sockets
 
@@ -96,7 +97,7 @@ class VllmEngine(Engine):
             except ProoflineError:
                 raise
             except Exception as error:  # of any of vLLM's parts; its log above tells more
-                said = " ".join(str(error).split())
+                said = why_unknown(str(error)) or " ".join(str(error).split())
                 raise ProoflineError(
                     f"vLLM cannot start with the model {options.model}: {said}"
                 ) from error

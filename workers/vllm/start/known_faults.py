@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +16,14 @@ _NOT_ON_CPUS = {
     "glm5_next": "this family's kernels want Triton",
     "kimi_linear": "this family's kernels want Triton and CUTLASS",
 }
+
+# What vLLM, or transformers for it, says of a model that it has no class of.
+_UNKNOWN = re.compile(
+    r"Model architectures \['(\w+)'.*?\] are not supported for now"
+    r"|has model type `(\S+)` but Transformers does not recognize"
+)
+# The release of vLLM that was the first to know a model of the network's, of both names.
+_KNOWN_SINCE = {"glm5_next": "0.30", "Glm5NextForConditionalGeneration": "0.30"}
 
 
 def avoid(engine_args: Any) -> None:
@@ -40,6 +49,25 @@ def avoid(engine_args: Any) -> None:
         "rotary" in name for name in operations
     ):
         operations += [*([] if {"all", "none"} & {*operations} else ["all"]), "-rotary_embedding"]
+
+
+def why_unknown(said: str) -> str | None:
+    """Why vLLM has no class of a model, by what it said; None: it said something else.
+
+    vLLM itself lists the hundreds of classes that it has.
+    """
+    from vllm.version import __version__
+
+    found = _UNKNOWN.search(said)
+    if found is None:
+        return None
+    kind = found[1] or found[2]
+    since = _KNOWN_SINCE.get(kind)
+    release = f"vLLM {since} or later" if since else "a release of vLLM that does"
+    return (
+        f"vLLM {__version__} does not know models of the kind {kind}; take {release}"
+        " (PROOFLINE_VLLM_VERSION with Docker, else `pip install` into .venv)"
+    )
 
 
 def why_not_on_cpus(engine_args: Any) -> str | None:

@@ -27,6 +27,7 @@ _NOT_HERE = re.compile(r"outgoing traffic has been disabled")
 _NEEDS_TRUST = re.compile(r"(setting|argument|option) `trust_remote_code=True`")
 # Of a family of models (known_faults.py).
 _NOT_ON_CPUS = re.compile(r"\bvLLM \S+ cannot compute \S+ on CPUs, ")
+_UNKNOWN = re.compile(r"\bvLLM \S+ does not know models of the kind ")
 DOES_NOT_FIT = (
     "the model does not fit: use more --tensor-parallel or --pipeline-parallel, after -- a smaller"
     " --max-model-len, or a smaller model; on a CPU a smaller VLLM_CPU_KVCACHE_SPACE (GiB)"
@@ -59,7 +60,7 @@ HOPELESS = {
 
 def why_hopeless(log: Sequence[str]) -> str | None:
     """Why a worker that never was ready would fail again, by its log; None: it might not."""
-    causes = HOPELESS | {_NOT_ON_CPUS: NO_OTHER_START}
+    causes = HOPELESS | {_NOT_ON_CPUS: NO_OTHER_START, _UNKNOWN: NO_OTHER_START}
     return next(
         (why for cause, why in causes.items() if any(cause.search(line) for line in log)), None
     )

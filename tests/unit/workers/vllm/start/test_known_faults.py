@@ -206,3 +206,39 @@ def test_on_cpus_a_generator_of_a_request_is_not_drawn_back(
     kept.set_offset(kept.get_offset() - 4)
     expected = torch.rand(3, generator=torch.Generator().manual_seed(5))
     assert torch.equal(torch.rand(3, generator=kept), expected)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            "1 validation error for ModelConfig\n  Value error, Model architectures"
+            " ['Glm5NextForConditionalGeneration'] are not supported for now. Supported"
+            " architectures: dict_keys(['AfmoeForCausalLM', 'ApertusForCausalLM'])",
+            "vLLM 0.25.1 does not know models of the kind Glm5NextForConditionalGeneration; take"
+            " vLLM 0.30 or later (",
+        ),
+        (
+            "The checkpoint you are trying to load has model type `glm5_next` but Transformers"
+            " does not recognize this architecture.",
+            "vLLM 0.25.1 does not know models of the kind glm5_next; take vLLM 0.30 or later (",
+        ),
+        (
+            "The checkpoint you are trying to load has model type `acme` but Transformers does"
+            " not recognize this architecture.",
+            "vLLM 0.25.1 does not know models of the kind acme; take a release of vLLM that does (",
+        ),
+        ("CUDA out of memory", None),
+    ],
+)
+def test_a_model_that_vllm_has_no_class_of(
+    monkeypatch: pytest.MonkeyPatch, said: str, why: str | None
+) -> None:
+    from vllm import version
+
+    from workers.vllm.start import known_faults
+
+    monkeypatch.setattr(version, "__version__", "0.25.1")
+    found = known_faults.why_unknown(said)
+    assert (found is None) == (why is None)
+    assert found is None or found.startswith(str(why))

@@ -138,6 +138,13 @@ def test_an_argument_that_an_engine_goes_without() -> None:
     assert found[1] == said
 
 
-def test_a_family_that_no_cpu_computes_is_not_started_again() -> None:
-    line = "error: vLLM cannot start with the model m: vLLM 0.32.0 cannot compute m on CPUs, as it"
+@pytest.mark.parametrize(
+    "said",
+    [
+        "vLLM 0.32.0 cannot compute m on CPUs, as it",
+        "vLLM 0.25.1 does not know models of the kind glm5_next; take vLLM 0.30 or later",
+    ],
+)
+def test_a_family_that_vllm_does_not_compute_is_not_started_again(said: str) -> None:
+    line = f"error: vLLM cannot start with the model m: {said}"
     assert why_hopeless(["loading", line]) == NO_OTHER_START
