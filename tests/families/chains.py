@@ -25,7 +25,7 @@ from poc_core.schemes.decode.limits import ChainLimits, why_no_chains
 from poc_core.schemes.decode.options import passes_of
 from tests.families import against_oracle
 from tests.families.checks import greedy
-from tests.families.look import FOLDER, KEPT_GB, SHARED_GPU, START_S, VARIANTS, arguments
+from tests.families.look import FOLDER, START_S, VARIANTS, options_of
 from tests.families.matrix import in_a_process
 from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
@@ -71,22 +71,10 @@ _OTHER = ProofSpec(block_hash="other", public_key="key", seq_len=64)
 def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
     """What is seen of one family's chains."""
     from workers.engines import load_engine
-    from workers.engines.options import EngineOptions
 
     graphs, variant = variant == _GRAPHS, "bfloat16" if variant == _GRAPHS else variant
-    words = (
-        *arguments(family, variant),
-        *(_CHATS_GRAPHS if graphs else ()),
-        *(SHARED_GPU if on_gpu else ()),
-    )
-    options = EngineOptions(
-        model=str(against_oracle.model(family, FOLDER)),
-        served_model_name=family,
-        dtype=VARIANTS[variant].dtype,
-        max_batch_tokens=2048,
-        decode_memory_gb=KEPT_GB if on_gpu else None,
-        vllm_args=words,
-    )
+    words = _CHATS_GRAPHS if graphs else ()
+    options = options_of(family, variant, on_gpu, wide=True, words=words)
     began = time.monotonic()
     try:
         engine: Any = load_engine(options, START_S)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -74,16 +75,23 @@ def look(family: str, variant: str, on_gpu: bool) -> dict[str, Any]:
         engine.close()
 
 
-def options_of(family: str, variant: str, on_gpu: bool) -> EngineOptions:
-    """Of the engine that one variant is looked at with; the model is made."""
-    of_chains = variant == "decode"
+def options_of(
+    family: str, variant: str, on_gpu: bool, wide: bool = False, words: Sequence[str] = ()
+) -> EngineOptions:
+    """Of the engine that one variant is looked at with; the model is made.
+
+    `wide`: as chains need it, which the variant `decode` has anyway; `words`: further arguments of
+    vLLM.
+    """
+    decodes = variant == "decode"
+    model = against_oracle.model if wide or decodes else make
     return EngineOptions(
-        model=str(against_oracle.model(family, FOLDER) if of_chains else make(family, FOLDER)),
+        model=str(model(family, FOLDER)),
         served_model_name=family,
-        dtype=decode_dtype(family, on_gpu) if of_chains else VARIANTS[variant].dtype,
+        dtype=decode_dtype(family, on_gpu) if decodes else VARIANTS[variant].dtype,
         max_batch_tokens=2048,
         decode_memory_gb=KEPT_GB if on_gpu else None,
-        vllm_args=(*arguments(family, variant), *(SHARED_GPU if on_gpu else ())),
+        vllm_args=(*arguments(family, variant), *words, *(SHARED_GPU if on_gpu else ())),
     )
 
 

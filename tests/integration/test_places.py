@@ -5,13 +5,12 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from cli.supervise.processes import Child, ChildSpec
-from cli.supervise.redis_server import OwnRedis, wait_for_redis
 from poc_core.records import Lease, NewJob
 from poc_core.settings import Settings
 from poc_core.state import JobStore, Outbox, WorkerRegistry, keys
 from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
 from tests.harness.samples import MODEL, REQUEST, SPEC, worker_record
+from tests.stacks.own_redis import own_redis
 
 pytestmark = pytest.mark.integration
 
@@ -22,17 +21,10 @@ SETTINGS = Settings(outbox_max_bytes=64 * 512 * 1024)
 
 @pytest.fixture
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    own = OwnRedis(tmp_path_factory.mktemp("redis"))
-    child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
-    child.start()
-    try:
-        wait_for_redis(own.url)
-        with Redis.from_url(own.url) as client:
-            WorkerRegistry(client, SETTINGS).heartbeat(worker_record())
-            yield client
-    finally:
-        child.stop()
-        own.release()
+    data = tmp_path_factory.mktemp("redis")
+    with own_redis(data) as own, Redis.from_url(own.url) as client:
+        WorkerRegistry(client, SETTINGS).heartbeat(worker_record())
+        yield client
 
 
 @pytest.fixture

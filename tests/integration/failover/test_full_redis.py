@@ -9,12 +9,11 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError
 
-from cli.supervise.processes import Child, ChildSpec
-from cli.supervise.redis_server import OwnRedis, wait_for_redis
 from poc_core.records import JobStatus, Lease
 from poc_core.settings import Settings
 from poc_core.state import JobStore, WorkerRegistry, scripts
 from tests.harness.samples import MODEL, new_job, worker_record
+from tests.stacks.own_redis import own_redis
 from workers.jobs import finish_or_fail
 from workers.queue import broker
 from workers.queue.app import create_app
@@ -24,15 +23,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    own = OwnRedis(tmp_path_factory.mktemp("redis"))
-    child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
-    child.start()
-    try:
-        wait_for_redis(own.url)
+    with own_redis(tmp_path_factory.mktemp("redis")) as own:
         yield own.url
-    finally:
-        child.stop()
-        own.release()
 
 
 @pytest.fixture

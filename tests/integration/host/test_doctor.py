@@ -11,9 +11,9 @@ import redis
 
 from cli.examine.findings import Finding
 from cli.examine.redis import own_server, server
-from cli.supervise.processes import Child, ChildSpec
-from cli.supervise.redis_server import OwnRedis, free_port, wait_for_redis
+from cli.supervise.redis_server import OwnRedis, free_port
 from poc_core.settings import Settings
+from tests.stacks.own_redis import own_redis
 
 pytestmark = pytest.mark.integration
 
@@ -21,15 +21,8 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnRedis]:
     """A Redis as `up` has it."""
-    own = OwnRedis(tmp_path_factory.mktemp("redis"))
-    child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
-    child.start()
-    try:
-        wait_for_redis(own.url)
+    with own_redis(tmp_path_factory.mktemp("redis")) as own:
         yield own
-    finally:
-        child.stop()
-        own.release()
 
 
 @pytest.fixture

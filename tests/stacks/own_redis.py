@@ -1,0 +1,22 @@
+"""A Redis as `proofline up` has it, of a test's own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cli.supervise.processes import Child, ChildSpec
+from cli.supervise.redis_server import OwnRedis, wait_for_redis
+
+
+@contextmanager
+def own_redis(data_dir: Path) -> Iterator[OwnRedis]:
+    """Within, it runs and answers; its data lie in the folder."""
+    own = OwnRedis(data_dir)
+    child = Child(ChildSpec("redis", own.command), lambda *_: None, lambda _: None)
+    child.start()
+    try:
+        wait_for_redis(own.url)
+        yield own
+    finally:
+        child.stop()
+        own.release()
