@@ -139,7 +139,7 @@ def experts_rows(table: Table) -> bool:
     from vllm.model_executor.layers.fused_moe import fused_moe
     from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
-    from poc_core.fused.experts import Rows, Tile, product_
+    from poc_core.fused.experts import Rows, Tile, product_, product_by_expert_, rows_by_expert
     from workers.vllm import compat
     from workers.vllm.forward.quick_experts import TILE
 
@@ -175,14 +175,24 @@ def experts_rows(table: Table) -> bool:
         own(x, w1, first, None, EXPERTS_PER_TOKEN)
         silu_and_mul(opened, first.view(-1, 2 * INTERMEDIATE))
 
+    def own_both() -> None:
+        own_first()
+        own(opened, w2, second, share, 1)
+
+    def both_by_expert() -> None:
+        product_(by_expert, x, w1, None, rows, EXPERTS_PER_TOKEN, tile, True, by_expert=True)
+        product_by_expert_(flat, by_expert, w2, shares, rows, tile)
+
     flat = second.view(-1, EXPERTS_HIDDEN)
     shares = share.flatten()
+    by_expert = x.new_empty(rows_by_expert(rows, tile), INTERMEDIATE)
     fine = True
     for name, out, theirs, ours in (
         ("experts' first product, gates", opened, own_first,
          lambda: product_(opened, x, w1, None, rows, EXPERTS_PER_TOKEN, tile, True)),
         ("experts' second product", flat, lambda: own(opened, w2, second, share, 1),
          lambda: product_(flat, opened, w2, shares, rows, 1, tile, False)),
+        ("experts' products, by expert", flat, own_both, both_by_expert),
     ):  # fmt: skip
         theirs()
         expected = out.clone()
@@ -190,7 +200,10 @@ def experts_rows(table: Table) -> bool:
         ours()
         same = torch.equal(out, expected)
         before, after = milliseconds(theirs), milliseconds(ours)
-        moved = 2 * (out.numel() + (w1 if out is opened else w2).numel() + TOKENS * EXPERTS_HIDDEN)
+        read = [w1, x] if out is opened else [w2, opened]
+        if theirs is own_both:
+            read += [w1, x, opened]  # the opened one is written and read
+        moved = 2 * (out.numel() + sum(one.numel() for one in read))
         told = f"{len(out):,} x {out.shape[1]:,}"
         add_row(table, name, told, before, after, moved, same)
         fine &= same

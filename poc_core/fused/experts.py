@@ -2,7 +2,9 @@
 
 The sums are those of vLLM's kernel: float32, along the columns in steps of BLOCK_K. What differs is
 around them: whole blocks want no masks, and gates are opened before the first product is written,
-which spares writing and reading twice as many numbers.
+which spares writing and reading twice as many numbers. On Hopper and newer the first product may be
+written in the order in which the experts take the rows: the second one then reads whole blocks by
+the tensor memory accelerator, and its programs take one block after the other.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -11,9 +13,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+# Compute capability from which a GPU has a tensor memory accelerator, and to how many bytes rows
+# and places of what it reads are aligned.
+_HOPPER, _ALIGNED = 9, 16
 
 
 class Tile(NamedTuple):
@@ -39,7 +46,7 @@ class Rows(NamedTuple):
 def _product_kernel(
     x, weights, out, share, ids, experts, n_ids,
     n_columns, depth, n_rows, x_stride, expert_stride, weight_stride, out_stride,
-    A_TOKEN: tl.constexpr, OPENS: tl.constexpr, SHARES: tl.constexpr,
+    A_TOKEN: tl.constexpr, OPENS: tl.constexpr, SHARES: tl.constexpr, SORTED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -57,7 +64,11 @@ def _product_kernel(
     inside = (row < n_rows)[:, None]
     row = tl.minimum(row, n_rows - 1)
     column = column_block * COLUMNS + tl.arange(0, COLUMNS)
-    at = out + row.to(tl.int64)[:, None] * out_stride
+    if SORTED:
+        to, inside = row_block * ROWS + tl.arange(0, ROWS), (row >= 0)[:, None]
+    else:
+        to = row
+    at = out + to.to(tl.int64)[:, None] * out_stride
     if expert == -1:
         if OPENS:
             half = column_block * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
@@ -93,20 +104,21 @@ def _product_kernel(
 
 def product_(
     out: Tensor, x: Tensor, weights: Tensor, share: Tensor | None, rows: Rows, a_token: int,
-    tile: Tile, opens: bool,
+    tile: Tile, opens: bool, by_expert: bool = False,
 ) -> None:  # fmt: skip
     """out (n * a_token, m) of x (n, k) and weights (experts, m, k), 16 bits a number, with the last
     dimension contiguous; `opens`: m is half of the weights', silu(gate) * up, the gates first.
 
     `share`: by which a row's sums are multiplied in float32, (n * a_token,); `a_token`: rows of
-    `out` by row of `x`. See `can_multiply`.
+    `out` by row of `x`; `by_expert`: `out` is (rows_by_expert(rows, tile), m), in the order of
+    `rows.ids`. See `can_multiply`.
     """
     n_columns, depth = weights.shape[1:]
     blocks = triton.cdiv(rows.ids.numel(), tile.rows) * (n_columns // tile.columns)
     _product_kernel[(blocks,)](
         x, weights, out, share, *rows, n_columns, depth, len(x) * a_token,
         x.stride(0), weights.stride(0), weights.stride(1), out.stride(0),
-        A_TOKEN=a_token, OPENS=opens, SHARES=share is not None,
+        A_TOKEN=a_token, OPENS=opens, SHARES=share is not None, SORTED=by_expert,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=tile.group,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
@@ -121,4 +133,66 @@ def can_multiply(x: Tensor, weights: Tensor, tile: Tile) -> bool:
         and x.stride(1) == weights.stride(2) == 1
         and weights.shape[1] % tile.columns == 0
         and weights.shape[2] % tile.depth == 0
+    )
+
+
+def rows_by_expert(rows: Rows, tile: Tile) -> int:
+    """Rows of a first product that is written `by_expert`: whole blocks."""
+    return int(triton.cdiv(rows.ids.numel(), tile.rows)) * tile.rows
+
+
+@triton.jit
+def _by_expert_kernel(
+    x, weights, out, share, ids, experts, n_ids, n_columns, depth, n_rows, out_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    n_high = tl.load(n_ids) // ROWS
+    n_wide = n_columns // COLUMNS
+    for block in tl.range(tl.program_id(0), n_high * n_wide, PROGRAMS, flatten=True):
+        first = block // (GROUP * n_wide) * GROUP
+        high = min(n_high - first, GROUP)
+        place = block % (GROUP * n_wide)
+        row_block, column_block = first + place % high, place // high
+        weight_row = tl.load(experts + row_block) * n_columns + column_block * COLUMNS
+        found = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for step in range(depth // DEPTH):
+            part = weights.load([weight_row, step * DEPTH])
+            found = tl.dot(x.load([row_block * ROWS, step * DEPTH]), part.T, found)
+        row = tl.load(ids + row_block * ROWS + tl.arange(0, ROWS))
+        inside = (row < n_rows)[:, None]
+        row = tl.minimum(row, n_rows - 1)
+        found = found * tl.load(share + row)[:, None]
+        column = column_block * COLUMNS + tl.arange(0, COLUMNS)
+        at = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+        tl.store(at, found.to(out.dtype.element_ty), inside)
+
+
+def product_by_expert_(
+    out: Tensor, x: Tensor, weights: Tensor, share: Tensor, rows: Rows, tile: Tile
+) -> None:
+    """out (n, m) of x (rows_by_expert(rows, tile), k), in the order of `rows.ids`, and weights
+    (experts, m, k), each row's sums times its `share` (n,). See `can_multiply_by_expert`."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    n_columns, depth = weights.shape[1:]
+    flat = weights.view(-1, depth)
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count
+    _by_expert_kernel[(programs,)](
+        TensorDescriptor(x, [*x.shape], [depth, 1], [tile.rows, tile.depth]),
+        TensorDescriptor(flat, [*flat.shape], [depth, 1], [tile.columns, tile.depth]),
+        out, share, *rows, n_columns, depth, len(out), out.stride(0),
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, GROUP=tile.group,
+        PROGRAMS=programs, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def can_multiply_by_expert(x: Tensor, weights: Tensor) -> bool:
+    """Whether the GPU reads these in blocks; no expert may be another rank's."""
+    return (
+        torch.cuda.get_device_capability(x.device)[0] >= _HOPPER
+        and x.is_contiguous()
+        and weights.is_contiguous()
+        and weights.shape[2] * weights.element_size() % _ALIGNED == 0
+        and not any(one.data_ptr() % _ALIGNED for one in (x, weights))
     )

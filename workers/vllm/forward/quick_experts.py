@@ -49,12 +49,20 @@ class Product(NamedTuple):
     tile: Any
     own: Compute  # vLLM's kernel, to the same place
 
-    def by_ours(self, out: Tensor, opens: bool) -> None:
+    def by_ours(self, out: Tensor, opens: bool, by_expert: bool = False) -> None:
         from poc_core.fused.experts import product_  # here: Triton comes with CUDA builds
 
         product_(
-            out, self.x, self.weights, self.share, self.rows, self.a_token, self.tile, opens
+            out, self.x, self.weights, self.share, self.rows, self.a_token, self.tile, opens,
+            by_expert,
         )  # fmt: skip
+
+    def of_opened(self, out: Tensor, opened: Tensor) -> None:
+        """This second product, of a first one that was written by expert."""
+        from poc_core.fused.experts import product_by_expert_
+
+        assert self.share is not None
+        product_by_expert_(out, opened, self.weights, self.share, self.rows, self.tile)
 
     @property
     def key(self) -> Any:
@@ -63,14 +71,29 @@ class Product(NamedTuple):
         return n_rows, self.x.dtype, self.weights.shape, self.a_token, self.tile
 
 
+class Opened(NamedTuple):
+    """A layer's first product, its gates opened."""
+
+    product: Product
+    out: Tensor  # where vLLM's second product looks for it
+    room: Tensor  # for the same by expert, over `out`
+    by_expert: bool  # whether it lies there
+    compute: Compute  # to `out`
+
+
 class QuickExperts:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
         self._module = compat.triton_experts()
         self._is_better: dict[Any, bool] = {}  # by what a trial is of
-        # Within a layer's experts: their first product, which waits for the gates' turn.
+        # By the first product: whether both take less time with it written by expert.
+        self._is_better_by_expert: dict[Any, bool] = {}
+        # Within a layer's experts: their first product, which waits for the gates' turn; then the
+        # same, opened, where it can be written by expert; and the memory in which it lies.
         self._waiting: Product | None = None
+        self._opened: Opened | None = None
+        self._space: Tensor | None = None
         self._may_wait = False
 
     @contextmanager
@@ -98,23 +121,55 @@ class QuickExperts:
 
     def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
         self._may_wait = getattr(experts, "_lora_context", None) is None
+        # Experts of other ranks have no weights here.
+        self._space = None if named.get("expert_map") is not None else named.get("workspace13")
         try:
             found = own(experts, *args, **named)
-            if self._waiting is not None:
-                raise RuntimeError("vLLM's experts did not open the gates of their first product")
+            if self._waiting is not None or self._opened is not None:
+                raise RuntimeError("vLLM's experts left out a step after their first product")
             return found
         finally:
-            self._waiting, self._may_wait = None, False
+            self._waiting = self._opened = self._space = None
+            self._may_wait = False
 
     def _product(self, own: Callable[..., Any], *args: Any, **named: Any) -> None:
         product = self._read(own, args, named)
+        opened, self._opened = self._opened, None
+        if opened is not None and not _follows(product, opened):
+            if opened.by_expert:
+                opened.compute()
+            opened = None
         if product is None:
             own(*args, **named)
-        elif product.share is None:
+            return
+        if product.share is None:
             self._waiting = product
-        else:
-            out = product.out.view(-1, product.out.shape[-1])
-            self._compute(product, product.own, lambda: product.by_ours(out, False), out)
+            return
+        out = product.out.view(-1, product.out.shape[-1])
+        if opened is not None and opened.by_expert:
+            product.of_opened(out, opened.room)
+            return
+        way = self._way(product, product.own, lambda: product.by_ours(out, False), out)
+        way()
+        if opened is not None:
+            self._try_by_expert(opened, product, way, out)
+
+    def _try_by_expert(self, opened: Opened, product: Product, way: Compute, out: Tensor) -> None:
+        """Finds out whether both products take less time with the first one written by expert;
+        ends with the second one in its place."""
+
+        def by_row() -> None:
+            opened.compute()
+            way()
+
+        def by_expert() -> None:
+            opened.product.by_ours(opened.room, True, by_expert=True)
+            product.of_opened(out, opened.room)
+
+        is_better = better(by_row, by_expert, out)
+        self._is_better_by_expert[opened.product.key] = is_better
+        if not is_better:
+            by_row()
 
     def _read(
         self, own: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
@@ -165,19 +220,57 @@ class QuickExperts:
             and output.is_contiguous()
             and 2 * output.shape[-1] == product.weights.shape[1]
         )
-        if is_ours:
-            self._compute(product, both, lambda: product.by_ours(output, True), output)
-        else:
+        if not is_ours:
             both()
+            return
+        room = self._room(product, output)
+        by_expert = room is not None and self._is_better_by_expert.get(product.key)
+        if room is not None and by_expert:
+            product.by_ours(room, True, by_expert=True)
+            way = both
+        else:
+            way = self._way(product, both, lambda: product.by_ours(output, True), output)
+            way()
+        if room is not None and by_expert is not False:
+            self._opened = Opened(product, output, room, bool(by_expert), way)
 
-    def _compute(self, product: Product, own: Compute, ours: Compute, out: Tensor) -> None:
-        """The better of the two; it ends with the result in its place."""
+    def _room(self, product: Product, output: Tensor) -> Tensor | None:
+        """vLLM's memory of the opened first product, with the rows by expert; None: too small."""
+        from poc_core.fused.experts import rows_by_expert
+
+        space, columns = self._space, output.shape[1]
+        n = rows_by_expert(product.rows, product.tile)
+        if (
+            space is None
+            or space.dtype != output.dtype
+            or not space.is_contiguous()
+            or space.data_ptr() != output.data_ptr()
+            or space.numel() < n * columns
+            or torch.cuda.is_current_stream_capturing()  # a trial waits for its outcome
+        ):
+            return None
+        return space.view(-1)[: n * columns].view(n, columns)
+
+    def _way(self, product: Product, own: Compute, ours: Compute, out: Tensor) -> Compute:
+        """The better of the two."""
         if product.key not in self._is_better:
             if torch.cuda.is_current_stream_capturing():  # a trial waits for its outcome
-                own()
-                return
+                return own
             self._is_better[product.key] = better(own, ours, out)
-        (ours if self._is_better[product.key] else own)()
+        return ours if self._is_better[product.key] else own
+
+
+def _follows(product: Product | None, opened: Opened) -> bool:
+    """Whether this is the second product of the first one, which its kernel takes by expert."""
+    from poc_core.fused.experts import can_multiply_by_expert
+
+    return (
+        product is not None
+        and product.share is not None
+        and product.x.data_ptr() == opened.out.data_ptr()
+        and product.tile == opened.product.tile
+        and can_multiply_by_expert(opened.room, product.weights)
+    )
 
 
 def _clamps(experts: Any) -> list[bool]:

@@ -55,10 +55,40 @@ def check(opens: bool) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_products_of_experts_are_those_of_plain_torch() -> None:
+def check_by_expert() -> None:
+    """A first product written by expert, and the second one of it: as of rows by token."""
+    from unittest import mock
+
+    from poc_core.fused import experts as kernels
+
+    torch.manual_seed(0)
+    x, first = torch.randn(TOKENS, DEPTH), torch.randn(EXPERTS, COLUMNS, DEPTH)
+    second = torch.randn(EXPERTS, DEPTH, COLUMNS // 2)
+    share, chosen = torch.rand(TOKENS, EXPERTS - 2).topk(A_TOKEN, dim=-1)  # none of ELSEWHERE
+    tile, rows = kernels.Tile(BLOCK, 32, 16, 2, 4, 2), kernels.Rows(*aligned(chosen))
+    n, shares = TOKENS * A_TOKEN, share.flatten()
+    by_row, by_expert = (
+        torch.empty(n, COLUMNS // 2),
+        torch.empty(kernels.rows_by_expert(rows, tile), COLUMNS // 2),
+    )
+    kernels.product_(by_row, x, first, None, rows, A_TOKEN, tile, True)
+    kernels.product_(by_expert, x, first, None, rows, A_TOKEN, tile, True, by_expert=True)
+    ids = rows.ids[: int(rows.n)].long()
+    assert torch.equal(by_expert[: len(ids)][ids < n], by_row[ids[ids < n]])
+
+    expected, found = (torch.full((n, DEPTH), torch.nan) for _ in range(2))
+    kernels.product_(expected, by_row, second, shares, rows, 1, tile, False)
+    gpu = mock.Mock(multi_processor_count=3)
+    with mock.patch.object(torch.cuda, "get_device_properties", return_value=gpu):
+        kernels.product_by_expert_(found, by_expert, second, shares, rows, tile)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["check(True)", "check(False)", "check_by_expert()"])
+def test_products_of_experts_are_those_of_plain_torch(what: str) -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-c", f"import {__name__} as here; here.check(True); here.check(False)"],
+        [sys.executable, "-c", f"import {__name__} as here; here.{what}"],
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

@@ -33,7 +33,8 @@ class Layer:
 
     def __init__(self) -> None:
         self.by: list[str] = []
-        self.kernel_adds = 0.0
+        self.has_tma = False
+        self.kernel_adds = self.by_expert_adds = 0.0
         self.module: Any = ModuleType("triton_moe")
         layer = self
 
@@ -54,10 +55,14 @@ class Layer:
                 layer.by.append("own gates")
                 output.copy_(open_gates(given))
 
-            def apply(self, x: Tensor, w1: Tensor, w2: Tensor, share: Tensor, kind: str) -> Tensor:
+            def apply(
+                self, x: Tensor, w1: Tensor, w2: Tensor, share: Tensor, kind: str, *,
+                workspace13: Tensor, expert_map: object = None,
+            ) -> Tensor:  # fmt: skip
                 ids = torch.zeros(1, dtype=torch.int32), *torch.zeros(2, 1, dtype=torch.int32)
                 first = x.new_empty(len(x), A_TOKEN, w1.shape[1])
-                opened = x.new_empty(len(x) * A_TOKEN, w1.shape[1] // 2)
+                opened = workspace13.view(-1)[: len(x) * A_TOKEN * w1.shape[1] // 2]
+                opened = opened.view(len(x) * A_TOKEN, w1.shape[1] // 2)
                 second = x.new_empty(len(x), A_TOKEN, w2.shape[1])
                 run: Any = layer.module.invoke_fused_moe_triton_kernel
                 run(x, w1, first, None, None, None, *ids, False, A_TOKEN, CONFIG, B_bias=None)
@@ -74,18 +79,31 @@ class Layer:
 
     def kernel(
         self, out: Tensor, x: Tensor, weights: Tensor, share: Any, _rows: Any, a_token: int,
-        _tile: Any, opens: bool,
+        _tile: Any, opens: bool, by_expert: bool,
     ) -> None:  # fmt: skip
-        self.by.append("kernel opens" if opens else "kernel")
+        self.by.append(f"kernel{' opens' * opens}{' by expert' * by_expert}")
         found = product(x, weights, share, a_token)
         found = open_gates(found.bfloat16()) if opens else found
+        if by_expert:  # from the last row to the first, and a row that nothing asks for
+            found = torch.cat([found.flip(0), torch.full_like(found[:1], torch.nan)])
         out.copy_(found + self.kernel_adds)
 
-    def compute(self, kind: str = "silu", rows: int = TOKENS) -> tuple[Tensor, list[str]]:
-        """The experts' answer, and who computed."""
+    def kernel_by_expert(
+        self, out: Tensor, x: Tensor, weights: Tensor, share: Tensor, _rows: Any, _tile: Any
+    ) -> None:
+        self.by.append("kernel takes by expert")
+        out.copy_(product(x[:-1].flip(0), weights, share, 1) + self.by_expert_adds)
+
+    def compute(
+        self, kind: str = "silu", rows: int = TOKENS, room: int = 1, expert_map: object = None
+    ) -> tuple[Tensor, list[str]]:
+        """The experts' answer, and who computed. `room`: for so many rows more than needed."""
         self.by.clear()
         experts: Any = self.module.TritonExperts()
-        return experts.apply(self.x[:rows], self.w1, self.w2, self.share[:rows], kind), self.by
+        space = self.x.new_empty(rows * A_TOKEN + room, COLUMNS)
+        x, share = self.x[:rows], self.share[:rows]
+        named = {"workspace13": space, "expert_map": expert_map}
+        return experts.apply(x, self.w1, self.w2, share, kind, **named), self.by
 
 
 @pytest.fixture
@@ -97,8 +115,10 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     monkeypatch.setattr(compat, "triton_experts", lambda: found.module)
     kernels = ModuleType("poc_core.fused.experts")
     vars(kernels).update(
-        product_=found.kernel, can_multiply=lambda *_: True, Rows=lambda *_: (), Tile=lambda *_: ()
-    )
+        product_=found.kernel, can_multiply=lambda *_: True, Rows=lambda *_: (), Tile=lambda *_: (),
+        product_by_expert_=found.kernel_by_expert, can_multiply_by_expert=lambda *_: found.has_tma,
+        rows_by_expert=lambda *_: TOKENS * A_TOKEN + 1,
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "poc_core.fused.experts", kernels)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(quick, "LEAST", TOKENS * DEPTH // 4)
@@ -115,6 +135,7 @@ def quick_experts() -> Any:
 
 
 OURS, OWN = ["kernel opens", "kernel"], ["own product", "own gates", "own product"]
+BY_EXPERT = ["kernel opens by expert", "kernel takes by expert"]
 
 
 def test_the_kernels_compute_what_vllm_does_after_one_trial(layer: Layer) -> None:
@@ -161,3 +182,41 @@ def test_what_the_kernels_do_not_know_is_vllms(layer: Layer) -> None:
         # An adapter's sums are added to the first product.
         experts._lora_context = object()  # noqa: SLF001 - vLLM's own name
         assert layer.compute()[1] == OWN
+
+
+def test_a_second_product_takes_the_first_one_by_expert_after_one_trial(layer: Layer) -> None:
+    expected, _ = layer.compute()
+    layer.has_tma = True
+    with quick_experts().bound():
+        for by_then in (None, BY_EXPERT):
+            found, by = layer.compute()
+            assert torch.equal(found, expected)
+            assert by_then is None or by == by_then
+        assert layer.compute(room=0)[1] == OURS, "vLLM's memory has no room for whole blocks"
+        assert layer.compute(expert_map=[0])[1] == OURS, "other ranks' experts have no weights"
+        layer.has_tma = False
+        found, by = layer.compute()
+        assert torch.equal(found, expected)
+        assert by == [BY_EXPERT[0], *OWN[:2], OURS[1]], "what lies by expert is made again"
+
+
+@pytest.mark.parametrize("fault", ["other bits", "slower", "fails"])
+def test_products_by_expert_that_are_no_better_are_not_used(
+    layer: Layer, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    expected, _ = layer.compute()
+    layer.has_tma = True
+    if fault == "other bits":
+        layer.by_expert_adds = 1.0
+    elif fault == "slower":
+        times = iter([2.0, 1.0, 2.0, 1.0, 1.0, 1.0])  # of each product alone, of both
+        quick = "workers.vllm.forward.quick_experts.milliseconds"
+        monkeypatch.setattr(quick, lambda _compute: next(times))
+    else:
+        kernels = sys.modules["poc_core.fused.experts"]
+        monkeypatch.setattr(kernels, "product_by_expert_", lambda *_args: 1 / 0)
+    with quick_experts().bound():
+        for _ in range(2):
+            found, by = layer.compute()
+            assert torch.equal(found, expected)
+    assert by == OURS
