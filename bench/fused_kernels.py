@@ -36,6 +36,7 @@ TOKENS, HIDDEN, EXPERTS_PER_TOKEN, INTERMEDIATE = 32 * 1024, 3072, 8, 768
 QKV = (6144, 1024, 1024)  # of one GPU: all heads
 HEADS, HEAD = 32, 128  # of Qwen3-30B-A3B and Qwen3-8B
 EXPERTS, EXPERTS_HIDDEN = 128, 2048  # of Qwen3-30B-A3B, whose experts have INTERMEDIATE columns
+ROTARY = "_C::rotary_embedding"
 GROUP, LIMITS = 128, (-448.0, 448.0)
 BYTES_PER_S = 4.8e12  # of an H200's memory, as its maker says
 TIMES = 20
@@ -80,6 +81,7 @@ def compare_kernels() -> bool:
         ("_C::per_token_group_fp8_quant", (TOKENS, HIDDEN), False),
         ("_C::per_token_group_fp8_quant", (TOKENS, HIDDEN), True),
         ("_C::rms_norm", (TOKENS, HEADS * HEAD), False),
+        (ROTARY, (TOKENS, HEADS * HEAD), False),
     ):
         own: Any = compat.operation(name)
         ours = StandIn(name, own)
@@ -90,6 +92,7 @@ def compare_kernels() -> bool:
         before = milliseconds(partial(own, *theirs_call))
         after = milliseconds(partial(ours, *our_call))
         moved = sum(x.numel() * x.element_size() for x in our_call if isinstance(x, torch.Tensor))
+        moved *= 2 if name == ROTARY else 1  # in their place
         told = f"{shape[0]:,} x {shape[1]:,}"
         add_row(
             table, name + (", by column" if by_column else ""), told, before, after, moved, same
@@ -219,6 +222,16 @@ def arguments(name: str, shape: tuple[int, int], by_column: bool) -> tuple[Any, 
         x = qkv[:, :columns].view(rows, HEADS, HEAD)
         weight = torch.ones(HEAD, dtype=torch.bfloat16, device="cuda")
         return torch.zeros(rows, HEADS, HEAD, dtype=torch.bfloat16, device="cuda"), x, weight, 1e-6
+    if name == ROTARY:
+        angles = torch.linspace(0, 6, HEAD // 2, device="cuda").outer(torch.ones(2, device="cuda"))
+        turns = angles.t().flatten()[None] * torch.arange(1024, device="cuda")[:, None]
+        turns[:, : HEAD // 2] += torch.pi / 2  # cosines
+        query, keys = (
+            torch.randn(rows, n, generator=generator, device="cuda").bfloat16()
+            for n in (columns, columns // 8)
+        )
+        positions = torch.arange(rows, device="cuda") % 1024
+        return positions, query, keys, HEAD, turns.sin().bfloat16(), True
     scales = torch.full((columns // GROUP, rows) if by_column else (rows, columns // GROUP), -1.0)
     scales = scales.cuda().t() if by_column else scales.cuda()
     out = torch.zeros(shape, device="cuda").to(torch.float8_e4m3fn)

@@ -54,12 +54,46 @@ class Call(NamedTuple):
         return torch.equal(bits, others) and torch.equal(self.scales, other.scales)
 
 
+class Rotation(NamedTuple):
+    """A call of the rotary embedding, which turns queries and keys in their place."""
+
+    query: Tensor
+    keys: Tensor
+    positions: Tensor
+    head: int
+    angles: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """The first rows, keys beside queries."""
+        return torch.cat([self.query[:_ROWS], self.keys[:_ROWS]], -1)
+
+    def of(self, x: Tensor) -> Rotation:
+        """The same call for other rows (n, ...), of all positions."""
+        query, keys = x.clone().split([self.query.shape[1], self.keys.shape[1]], -1)
+        positions = torch.arange(len(x), device=x.device, dtype=self.positions.dtype)
+        positions = positions * 97 % len(self.angles)
+        return Rotation(query, keys, positions, self.head, self.angles)
+
+    @property
+    def key(self) -> Any:
+        """What another call shares for which the same trial holds."""
+        shapes = self.query.shape[1], self.keys.shape[1], self.angles.shape
+        return *shapes, self.head, self.query.dtype, self.positions.dtype
+
+    def has_results_of(self, other: Rotation) -> bool:
+        """Whether both have the same bits."""
+        both = zip((self.query, self.keys), (other.query, other.keys), strict=True)
+        return all(torch.equal(*(one.view(torch.int16) for one in pair)) for pair in both)
+
+
 class Operation(NamedTuple):
     """An operation of vLLM's and the kernel in its place."""
 
-    read: Callable[..., Call | None]  # its arguments; None: the kernel does not take them
-    own: Callable[[Any, Call], Any]  # calls the operation
-    kernel: Callable[[Call], None]
+    # Its arguments, as Call or Rotation; None: the kernel does not take them.
+    read: Callable[..., Any]
+    own: Callable[[Any, Any], Any]  # calls the operation
+    kernel: Callable[[Any], None]
 
 
 def _read_silu(out: Tensor, x: Tensor, scales: Tensor, group: int, *rest: Any) -> Call | None:
@@ -105,6 +139,28 @@ def _norm_kernel(call: Call) -> None:
     norm_heads_(call.out, call.x, *call.rest)
 
 
+def _read_rotation(
+    positions: Tensor,
+    query: Tensor,
+    keys: Tensor | None,
+    head: int,
+    angles: Tensor,
+    in_halves: bool,
+) -> Rotation | None:
+    if keys is None or not in_halves or positions.shape != query.shape[:1]:
+        return None
+    from poc_core.fused.rotary import can_rotate
+
+    is_ours = can_rotate(query, keys, head, angles)
+    return Rotation(query, keys, positions, head, angles) if is_ours else None
+
+
+def _rotation_kernel(call: Rotation) -> None:
+    from poc_core.fused.rotary import rotate_
+
+    rotate_(call.query, call.keys, call.positions, call.head, call.angles)
+
+
 def _is_ours(x: Tensor, out: Tensor) -> bool:
     return (
         x.element_size() == 2 and out.dtype is torch.float8_e4m3fn and _is_flat(x) and _is_flat(out)
@@ -126,6 +182,11 @@ OPERATIONS = {
     ),
     "_C::rms_norm": Operation(
         _read_norm, lambda own, call: own(call.out, call.x, *call.rest), _norm_kernel
+    ),
+    "_C::rotary_embedding": Operation(
+        _read_rotation,
+        lambda own, call: own(call.positions, call.query, call.keys, call.head, call.angles, True),
+        _rotation_kernel,
     ),
 }
 
@@ -157,13 +218,13 @@ class StandIn:
             return self._own(*args)
         return self._of.kernel(call)
 
-    def _read(self, *args: Any) -> Call | None:
+    def _read(self, *args: Any) -> Any:
         try:
             return self._of.read(*args)
         except TypeError:  # the arguments of another release
             return None
 
-    def _try(self, call: Call) -> bool:
+    def _try(self, call: Any) -> bool:
         """Whether the kernel's bits are the operation's; says so where not."""
         try:
             of_all_sizes = all_sizes(_ROWS, call.x[0].numel(), call.x)

@@ -97,13 +97,36 @@ def compare_norms() -> None:
         torch.testing.assert_close(out, expected[:, 1:], rtol=1e-6, atol=0)
 
 
+def compare_rotations() -> None:
+    """Of queries and keys that lie in wider rows, all of a head turned and a half of it."""
+    from poc_core.fused import rotary
+
+    generator = torch.Generator().manual_seed(1)
+    for head, turned in ((64, 64), (GROUP, 64)):
+        rows = torch.randn(7, 21 * head, generator=generator).half()
+        angles = torch.randn(50, turned, generator=generator).half()
+        positions = torch.tensor([0, 49, 3, 3, 20, 7, 11])
+        query, keys = rows[:, : 18 * head], rows[:, 18 * head : 20 * head]
+        expected = rows.clone()
+        pairs = expected[:, : 20 * head].view(7, 20, head)
+        x, y = (one.float() for one in pairs[..., :turned].clone().chunk(2, -1))
+        cos, sin = (one.float()[:, None] for one in angles[positions].chunk(2, -1))
+        pairs[..., :turned] = torch.cat([x * cos - y * sin, y * cos + x * sin], -1).half()
+        assert rotary.can_rotate(query, keys, head, angles)
+        assert not rotary.can_rotate(query, keys, head, angles.float())
+        assert not rotary.can_rotate(query, keys, head, angles[:, :-16].contiguous())
+        rotary.rotate_(query, keys, positions, head, angles)
+        assert torch.equal(rows, expected)
+
+
 def test_the_interpreted_kernels_are_plain_torch() -> None:
     pytest.importorskip("triton")
     ended = subprocess.run(
         [
             sys.executable,
             "-c",
-            f"import {__name__} as t; t.compare_interpreted(); t.compare_norms()",
+            f"import {__name__} as t;"
+            " t.compare_interpreted(); t.compare_norms(); t.compare_rotations()",
         ],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,

@@ -161,6 +161,57 @@ def test_a_slice_that_an_exception_ends_leaves_vllms_own(computed: Computed) -> 
     assert operation() is own
 
 
+def plainly_rotated(
+    positions: Tensor, query: Tensor, keys: Tensor, head: int, angles: Tensor, _in_halves: bool
+) -> None:
+    """As vLLM's operation: in place, float32, rounded once."""
+    cos, sin = (one.float()[:, None] for one in angles[positions].chunk(2, -1))
+    for one in (query, keys):
+        pairs = one.view(len(one), -1, head)
+        x, y = (half.float() for half in pairs.clone().chunk(2, -1))
+        pairs.copy_(torch.cat([x * cos - y * sin, y * cos + x * sin], -1))
+
+
+@pytest.mark.parametrize("more", [0.0, 1.0])
+def test_queries_and_keys_are_turned_by_the_kernel_where_a_trial_finds_the_same(
+    monkeypatch: pytest.MonkeyPatch, more: float
+) -> None:
+    from workers.vllm import compat
+    from workers.vllm.forward import quick_operations as quick
+
+    by = []
+
+    def own(*args: Any) -> None:
+        by.append("own")
+        plainly_rotated(*args)
+
+    def kernel(call: Any) -> None:
+        by.append("kernel")
+        plainly_rotated(call.positions, call.query, call.keys, call.head, call.angles, True)
+        call.keys.mul_(1 + more)
+
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(600, 5 * 64, generator=generator).bfloat16()
+    angles = torch.randn(50, 64, generator=generator).bfloat16()
+    args = torch.arange(600) % 50, rows[:, : 4 * 64], rows[:, 4 * 64 :], 64, angles
+    expected = rows.clone()
+    plainly_rotated(args[0], expected[:, : 4 * 64], expected[:, 4 * 64 :], 64, angles, True)
+    name = "_C::rotary_embedding"
+    monkeypatch.setitem(quick.OPERATIONS, name, quick.OPERATIONS[name]._replace(kernel=kernel))
+    monkeypatch.setattr(quick, "LEAST", 600 * 4 * 64)
+    monkeypatch.setattr(fused, "is_on", lambda _device: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with compat.in_place_of_operations({name: own}), quick.QuickOperations().bound():
+        turn: Any = compat.operation(name)
+        turn(*args, True)
+        assert torch.equal(rows, expected)
+        assert by == (["own", "kernel"] * 2 + ["kernel"] if not more else ["own", "kernel", "own"])
+        by.clear()
+        turn(*args, False)  # pairs of neighbours
+        turn(args[0], args[1], args[2], 64, angles.float(), True)
+        assert by == ["own", "own"]
+
+
 class Router:
     """vLLM's operation, which remembers how many rows it was asked for."""
 
@@ -306,3 +357,35 @@ def test_heads_are_normed_with_the_bits_of_vllms_operation(
             assert call is not None
             OPERATIONS[NORM].kernel(call)
             assert torch.equal(theirs.view(torch.uint8), ours.view(torch.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("head", "turned"), [(64, 64), (128, 128), (128, 64), (256, 64)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [(1, 1), (32, 4), (48, 8)])
+def test_queries_and_keys_are_turned_with_the_bits_of_vllms_operation(
+    heads: tuple[int, int], dtype: torch.dtype, head: int, turned: int
+) -> None:
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_operations import OPERATIONS, all_sizes
+
+    name = "_C::rotary_embedding"
+    own: Any = compat.operation(name)
+    width, n_query = sum(heads) * head, heads[0] * head
+    generator = torch.Generator("cuda").manual_seed(head)
+    like = torch.empty(0, dtype=dtype, device="cuda")
+    angles = torch.randn(4096, turned, generator=generator, device="cuda").sin().to(dtype)
+    for rows in (2, 300, 4099):
+        positions = torch.randint(4096, (rows,), generator=generator, device="cuda")
+        normal = torch.randn(rows, width + 64, generator=generator, device="cuda").to(dtype)
+        for wide in (normal, all_sizes(rows, width + 64, like)):
+            theirs, ours = wide.clone(), wide.clone()
+            args = [
+                (positions, one[:, :n_query], one[:, n_query:width], head, angles, True)
+                for one in (theirs, ours)
+            ]
+            own(*args[0])
+            call = OPERATIONS[name].read(*args[1])
+            assert call is not None
+            OPERATIONS[name].kernel(call)
+            assert torch.equal(theirs.view(torch.int16), ours.view(torch.int16))

@@ -1,0 +1,68 @@
+"""Rotary embedding of queries and keys, in their place, with the bits of vLLM's operation: float32,
+rounded once. A program has a token's angles in hand for all heads.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Heads that a program turns at a time.
+_HEADS = 16
+
+
+@triton.jit
+def _turn(at, n_heads, cos, sin, HEAD: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr):
+    columns = tl.arange(0, HALF)
+    for first in range(0, n_heads, HEADS):
+        head = first + tl.arange(0, HEADS)
+        inside = (head < n_heads)[:, None]
+        low = at + head[:, None] * HEAD + columns[None, :]
+        x = tl.load(low, inside, other=0.0).to(tl.float32)
+        y = tl.load(low + HALF, inside, other=0.0).to(tl.float32)
+        tl.store(low, (x * cos - y * sin).to(at.dtype.element_ty), inside)
+        tl.store(low + HALF, (y * cos + x * sin).to(at.dtype.element_ty), inside)
+
+
+@triton.jit
+def _rotary_kernel(
+    query, key, positions, angles, query_stride, key_stride, n_query, n_key,
+    HEAD: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    own = angles + tl.load(positions + token) * (2 * HALF) + tl.arange(0, HALF)
+    cos = tl.load(own).to(tl.float32)[None, :]
+    sin = tl.load(own + HALF).to(tl.float32)[None, :]
+    _turn(query + token * query_stride, n_query, cos, sin, HEAD, HALF, HEADS)
+    _turn(key + token * key_stride, n_key, cos, sin, HEAD, HALF, HEADS)
+
+
+def can_rotate(query: Tensor, key: Tensor, head: int, angles: Tensor) -> bool:
+    """Whether `rotate_` takes these: 16 bits a number, as many heads as there are columns for."""
+    half = angles.shape[1] // 2
+    return (
+        query.dtype == key.dtype == angles.dtype
+        and query.element_size() == 2
+        and query.dim() == key.dim() == angles.dim() == 2
+        and query.stride(1) == key.stride(1) == 1
+        and query.shape[1] % head == key.shape[1] % head == 0
+        and angles.is_contiguous()
+        and angles.shape[1] <= head
+        and half >= 16
+        and half & (half - 1) == 0  # a block of Triton's
+    )
+
+
+def rotate_(query: Tensor, key: Tensor, positions: Tensor, head: int, angles: Tensor) -> None:
+    """Turns the pairs (i, i + n/2) of the first n numbers of each head of query (tokens, heads *
+    head) and key, in place, by the angles of the token's position: angles (positions, n), cosines
+    and then sines. The products of 16-bit numbers are exact in float32, so their order and fusion
+    change no bit. See `can_rotate`."""
+    _rotary_kernel[(len(query),)](
+        query, key, positions, angles, query.stride(0), key.stride(0),
+        query.shape[1] // head, key.shape[1] // head,
+        HEAD=head, HALF=angles.shape[1] // 2, HEADS=_HEADS, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
