@@ -154,7 +154,8 @@ class Status(BaseModel):
     stats: Stats
     queued_nonces: int = Field(description="Nonces accepted and not yet computed, over all jobs.")
     callbacks_waiting: int = Field(
-        description="Rounds and jobs, also past ones, whose receiver lacks something."
+        description="Rounds and jobs, also past ones, whose receiver lacks something; a stopped"
+        " round also while workers have some of it in hand."
     )
     silent_receivers: list[SilentReceiver] = Field(
         description="Receivers that did not answer for some tries in a row; of many the latest."

@@ -19,6 +19,21 @@ local round, outbox, generating, current = unpack(KEYS)
 local worker, wanted, now, until_s, ttl, most_bytes, in_hand = unpack(ARGV)
 wanted, now = tonumber(wanted), tonumber(now)
 local state, looked_at, next_place, all_places = unpack(redis.call('HMGET', round, 'state', 'looked_at', 'next', 'places'))
+
+local function holder_of(lease)
+  return string.match(lease or '', '^(.*)|([^|]*)$')
+end
+
+-- Of the leases that the worker was given, those that it has in hand; any other that is still its own goes back.
+local kept = {}
+for lease in string.gmatch(redis.call('HGET', round .. ':hands', worker) or '', '%S+') do
+  if string.find(' ' .. in_hand .. ' ', ' ' .. lease .. ' ', 1, true) then
+    kept[#kept + 1] = lease
+  elseif holder_of(redis.call('HGET', round .. ':leases', lease)) == worker then
+    free_lease(round, lease, ttl)
+  end
+end
+
 if state ~= 'GENERATING' then
   return {'stopped'}
 end
@@ -36,20 +51,6 @@ if is_due then
 end
 if tonumber(redis.call('HGET', outbox, 'bytes') or '0') >= tonumber(most_bytes) then
   return {'full'}
-end
-
-local function holder_of(lease)
-  return string.match(lease or '', '^(.*)|([^|]*)$')
-end
-
--- Of the leases that the worker was given, those that it has in hand; any other that is still its own goes back.
-local kept = {}
-for lease in string.gmatch(redis.call('HGET', round .. ':hands', worker) or '', '%S+') do
-  if string.find(' ' .. in_hand .. ' ', ' ' .. lease .. ' ', 1, true) then
-    kept[#kept + 1] = lease
-  elseif holder_of(redis.call('HGET', round .. ':leases', lease)) == worker then
-    free_lease(round, lease, ttl)
-  end
 end
 
 local function free_those_of_the_dead()

@@ -13,7 +13,7 @@
 --       2 window           seconds before it, of which rates are
 --       3 most_receivers   that are looked at, those first that were silent last
 --       4... fields      of a round's hash
--- Returns {queued, outboxes due, nonces computed, by worker those within the window, workers, receivers, round,
+-- Returns {queued, callbacks waiting, nonces computed, by worker those within the window, workers, receivers, round,
 -- deployment, hosts, courier}. Each worker is {id, its record, left}, each receiver {name, failures, next_at}, each host
 -- {id, when it last reported, its report or '', left}; round is {} where there is none, else {id, the values of its fields,
 -- nonces by worker, the same within the window, its outbox's hash, excluded nonces}; deployment is a hash. Hashes are
@@ -74,6 +74,23 @@ local function read_round()
     redis.call('HGETALL', 'poc:outbox:' .. id), redis.call('LRANGE', round .. ':excluded', 0, -1)}
 end
 
+-- 1 where the current round is over and living workers have some of it in hand, which goes to its outbox when it is
+-- computed, and nothing waits there yet; else 0.
+local function n_in_hand()
+  local round, outbox = 'poc:round:' .. id, 'poc:outbox:' .. id
+  if redis.call('HGET', round, 'state') == 'GENERATING' or redis.call('HEXISTS', outbox, 'url') == 0
+    or redis.call('LLEN', outbox .. ':entries') > 0 then
+    return 0
+  end
+  for _, lease in ipairs(redis.call('HVALS', round .. ':leases')) do
+    local holder, expires = string.match(lease, '^(.*)|([^|]*)$')
+    if (tonumber(expires or '') or 0) >= tonumber(second) and redis.call('EXISTS', 'poc:worker:' .. holder) == 1 then
+      return 1
+    end
+  end
+  return 0
+end
+
 local records = {}
 for i, id in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
   records[i] = {id, worker_record(id), redis.call('PTTL', 'poc:worker:' .. id)}
@@ -91,6 +108,7 @@ for i = 1, #scored, 2 do
 end
 local wanted = redis.pcall('HGETALL', deployment)
 local counted = (tonumber(redis.call('GET', total)) or 0) + n_fresh
-return {redis.call('GET', queued) or '0', redis.call('ZCARD', outboxes_due), string.format('%d', counted),
+local n_waiting = redis.call('ZCARD', outboxes_due) + (id and n_in_hand() or 0)
+return {redis.call('GET', queued) or '0', n_waiting, string.format('%d', counted),
   counts_lately('poc:stats:by:'), records, silent, id and read_round() or {},
   wanted.err and {'', ''} or wanted, reports, redis.call('PTTL', courier)}

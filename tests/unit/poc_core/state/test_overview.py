@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from redis import Redis
 
-from poc_core.records import Lease, RoundRecord, RoundState
+from poc_core.records import Lease, Refusal, RoundRecord, RoundState
 from poc_core.serving.deployments import HostReport, HostState
 from poc_core.settings import Settings
 from poc_core.state import DeploymentStore, JobStore, Outbox, RoundStore, WorkerRegistry, keys
@@ -14,6 +14,7 @@ from poc_core.state.delivery.outbox import COURIER_KNOWN_S
 from poc_core.state.delivery.receivers import BREAKS_AT, Receivers
 from poc_core.state.overview import CurrentRound, GoneHost, Overviews
 from poc_core.state.past.history import History
+from poc_core.state.rounds import LEASE_S
 from tests.harness.samples import Clock, new_job, round_config
 from tests.harness.stored import outbox_status
 
@@ -140,6 +141,44 @@ def test_what_comes_after_the_end_of_a_round_is_spread_at_once(
     rounds.complete(lease, "w1", ["v"] * 4)
     assert redis.get(keys.STATS_TOTAL) == b"4"
     assert overviews.read().total_processed == 4
+
+
+def test_a_stopped_round_waits_for_what_living_workers_have_in_hand(
+    overviews: Overviews, rounds: RoundStore, outbox: Outbox
+) -> None:
+    record = start(rounds)
+    first, second = rounds.lease(record, "w1", 4), rounds.lease(record, "w2", 4)
+    assert isinstance(first, Lease)
+    assert isinstance(second, Lease)
+    assert overviews.read().callbacks_waiting == 0
+    rounds.switch(record, RoundState.STOPPED)
+    assert overviews.read().callbacks_waiting == 1
+    rounds.complete(first, "w1", ["v"] * 4)
+    assert overviews.read().callbacks_waiting == 1
+    delivery = outbox.take(record.round_id)
+    assert delivery is not None
+    outbox.delivered(delivery)
+    assert overviews.read().callbacks_waiting == 1
+    rounds.release(second, "w2")
+    assert overviews.read().callbacks_waiting == 0
+
+
+@pytest.mark.parametrize("why", ["no receiver", "dead", "expired", "answer lost"])
+def test_a_stopped_round_does_not_wait_for_what_never_comes(
+    overviews: Overviews, rounds: RoundStore, redis: Redis, clock: Clock, why: str
+) -> None:
+    changes: dict[str, Any] = {"url": ""} if why == "no receiver" else {}
+    record = start(rounds, **changes)
+    rounds.lease(record, "w1", 4)
+    rounds.switch(record, RoundState.STOPPED)
+    assert overviews.read().callbacks_waiting == (why != "no receiver")
+    if why == "dead":
+        redis.delete("poc:worker:w1")
+    elif why == "expired":
+        clock.now += LEASE_S + 1
+    elif why == "answer lost":
+        assert rounds.lease(record, "w1", 4) is Refusal.STOPPED
+    assert overviews.read().callbacks_waiting == 0
 
 
 def test_a_round_that_expired_is_none(
