@@ -183,7 +183,7 @@ def experts_rows(table: Table) -> bool:
         own(opened, w2, second, share, 1)
 
     def both_by_expert() -> None:
-        product_(by_expert, x, w1, None, rows, EXPERTS_PER_TOKEN, tile, True, by_expert=True)
+        product_(by_expert, x, w1, None, rows, EXPERTS_PER_TOKEN, tile, by_expert=True)
         product_by_expert_(flat, by_expert, w2, shares, rows, tile)
 
     flat = second.view(-1, EXPERTS_HIDDEN)
@@ -192,9 +192,9 @@ def experts_rows(table: Table) -> bool:
     fine = True
     for name, out, theirs, ours in (
         ("experts' first product, gates", opened, own_first,
-         lambda: product_(opened, x, w1, None, rows, EXPERTS_PER_TOKEN, tile, True)),
+         lambda: product_(opened, x, w1, None, rows, EXPERTS_PER_TOKEN, tile)),
         ("experts' second product", flat, lambda: own(opened, w2, second, share, 1),
-         lambda: product_(flat, opened, w2, shares, rows, 1, tile, False)),
+         lambda: product_(flat, opened, w2, shares, rows, 1, tile)),
         ("experts' products, by expert", flat, own_both, both_by_expert),
     ):  # fmt: skip
         theirs()

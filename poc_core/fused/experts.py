@@ -104,10 +104,10 @@ def _product_kernel(
 
 def product_(
     out: Tensor, x: Tensor, weights: Tensor, share: Tensor | None, rows: Rows, a_token: int,
-    tile: Tile, opens: bool, by_expert: bool = False,
+    tile: Tile, by_expert: bool = False,
 ) -> None:  # fmt: skip
     """out (n * a_token, m) of x (n, k) and weights (experts, m, k), 16 bits a number, with the last
-    dimension contiguous; `opens`: m is half of the weights', silu(gate) * up, the gates first.
+    dimension contiguous. Of weights (experts, 2 m, k) the first m rows are gates: silu(gate) * up.
 
     `share`: by which a row's sums are multiplied in float32, (n * a_token,); `a_token`: rows of
     `out` by row of `x`; `by_expert`: `out` is (rows_by_expert(rows, tile), m), in the order of
@@ -115,6 +115,7 @@ def product_(
     """
     n_columns, depth = weights.shape[1:]
     blocks = triton.cdiv(rows.ids.numel(), tile.rows) * (n_columns // tile.columns)
+    opens = 2 * out.shape[1] == n_columns
     _product_kernel[(blocks,)](
         x, weights, out, share, *rows, n_columns, depth, len(x) * a_token,
         x.stride(0), weights.stride(0), weights.stride(1), out.stride(0),

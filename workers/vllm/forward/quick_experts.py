@@ -49,12 +49,11 @@ class Product(NamedTuple):
     tile: Any
     own: Compute  # vLLM's kernel, to the same place
 
-    def by_ours(self, out: Tensor, opens: bool, by_expert: bool = False) -> None:
+    def by_ours(self, out: Tensor, by_expert: bool = False) -> None:
         from poc_core.fused.experts import product_  # here: Triton comes with CUDA builds
 
         product_(
-            out, self.x, self.weights, self.share, self.rows, self.a_token, self.tile, opens,
-            by_expert,
+            out, self.x, self.weights, self.share, self.rows, self.a_token, self.tile, by_expert
         )  # fmt: skip
 
     def of_opened(self, out: Tensor, opened: Tensor) -> None:
@@ -149,7 +148,7 @@ class QuickExperts:
         if opened is not None and opened.by_expert:
             product.of_opened(out, opened.room)
             return
-        way = self._way(product, product.own, lambda: product.by_ours(out, False), out)
+        way = self._way(product, product.own, lambda: product.by_ours(out), out)
         way()
         if opened is not None:
             self._try_by_expert(opened, product, way, out)
@@ -163,7 +162,7 @@ class QuickExperts:
             way()
 
         def by_expert() -> None:
-            opened.product.by_ours(opened.room, True, by_expert=True)
+            opened.product.by_ours(opened.room, by_expert=True)
             product.of_opened(out, opened.room)
 
         is_better = better(by_row, by_expert, out)
@@ -226,10 +225,10 @@ class QuickExperts:
         room = self._room(product, output)
         by_expert = room is not None and self._is_better_by_expert.get(product.key)
         if room is not None and by_expert:
-            product.by_ours(room, True, by_expert=True)
+            product.by_ours(room, by_expert=True)
             way = both
         else:
-            way = self._way(product, both, lambda: product.by_ours(output, True), output)
+            way = self._way(product, both, lambda: product.by_ours(output), output)
             way()
         if room is not None and by_expert is not False:
             self._opened = Opened(product, output, room, bool(by_expert), way)

@@ -43,7 +43,7 @@ def check(opens: bool) -> None:
     assert not can_multiply(x.half(), weights[:, :40].half(), tile)
     out = torch.full((TOKENS * A_TOKEN, COLUMNS // 2 if opens else COLUMNS), float("nan"))
     rows = Rows(*aligned(chosen))
-    product_(out, x, weights, None if opens else share.flatten(), rows, A_TOKEN, tile, opens)
+    product_(out, x, weights, None if opens else share.flatten(), rows, A_TOKEN, tile)
     by_row = chosen.flatten()
     expected = torch.einsum("rk,rck->rc", x.repeat_interleave(A_TOKEN, 0), weights[by_row])
     if opens:
@@ -71,13 +71,13 @@ def check_by_expert() -> None:
         torch.empty(n, COLUMNS // 2),
         torch.empty(kernels.rows_by_expert(rows, tile), COLUMNS // 2),
     )
-    kernels.product_(by_row, x, first, None, rows, A_TOKEN, tile, True)
-    kernels.product_(by_expert, x, first, None, rows, A_TOKEN, tile, True, by_expert=True)
+    kernels.product_(by_row, x, first, None, rows, A_TOKEN, tile)
+    kernels.product_(by_expert, x, first, None, rows, A_TOKEN, tile, by_expert=True)
     ids = rows.ids[: int(rows.n)].long()
     assert torch.equal(by_expert[: len(ids)][ids < n], by_row[ids[ids < n]])
 
     expected, found = (torch.full((n, DEPTH), torch.nan) for _ in range(2))
-    kernels.product_(expected, by_row, second, shares, rows, 1, tile, False)
+    kernels.product_(expected, by_row, second, shares, rows, 1, tile)
     gpu = mock.Mock(multi_processor_count=3)
     with mock.patch.object(torch.cuda, "get_device_properties", return_value=gpu):
         kernels.product_by_expert_(found, by_expert, second, shares, rows, tile)

@@ -79,8 +79,9 @@ class Layer:
 
     def kernel(
         self, out: Tensor, x: Tensor, weights: Tensor, share: Any, _rows: Any, a_token: int,
-        _tile: Any, opens: bool, by_expert: bool,
+        _tile: Any, by_expert: bool,
     ) -> None:  # fmt: skip
+        opens = 2 * out.shape[1] == weights.shape[1]
         self.by.append(f"kernel{' opens' * opens}{' by expert' * by_expert}")
         found = product(x, weights, share, a_token)
         found = open_gates(found.bfloat16()) if opens else found
