@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from poc_core.fair.turns import BUDGET, Turns
@@ -16,6 +16,7 @@ from workers.vllm.chat import compat
 from workers.vllm.chat.fields import CLIENT
 from workers.vllm.fair import late_logprobs
 from workers.vllm.fair.grammars import Grammars, text_of
+from workers.vllm.fair.wide_answers import USUAL, WideAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class FairChat:
         self._llm = llm
         self._turns = Turns()
         self._grammars = Grammars(lambda: compat.vocabulary(llm))
+        self._wide = WideAnswers(self._others_go_on)
         self._compiles = compat.compiles_by_xgrammar(llm)
         self._generate = llm.generate
         self._begin_answer = llm.output_processor.add_request
@@ -48,6 +50,8 @@ class FairChat:
     def begin_answer(self, request: Any, *told: Any, **named: Any) -> None:
         self._begin_answer(request, *told, **named)
         width = _width(request.sampling_params)
+        if not _is_wide(width):
+            self._wide.another_began()
         if width > 1:
             compat.hand_over_in_parts(self._llm.output_processor, request, BUDGET // width)
             late_logprobs.keep_late(self._llm.output_processor, request)
@@ -75,19 +79,26 @@ class FairChat:
         width = _width(sampling_params)
         if width == 1 and not (asked and self._compiles):
             return outputs
-        return self._fair(outputs, CLIENT.get(), asked if self._compiles else None, width)
+        n = getattr(sampling_params, "n", 1)
+        return self._fair(outputs, CLIENT.get(), asked if self._compiles else None, width, n)
 
     async def _fair(
-        self, outputs: Any, client: str, asked: tuple[str, str] | None, width: int
+        self, outputs: Any, client: str, asked: tuple[str, str] | None, width: int, n: int
     ) -> AsyncIterator[Any]:
-        async with aclosing(outputs):
+        async with aclosing(outputs), AsyncExitStack() as place:
             if asked is not None:
                 await self._grammars.check(*asked, client)
+            if _is_wide(width):
+                await place.enter_async_context(self._wide.under_way(client, n))
             async for output in outputs:
                 if width > 1:
                     for one in output.outputs:
                         one.logprobs = await self._in_turns(one.logprobs, client, width)
                 yield output
+
+    def _others_go_on(self) -> bool:
+        states = self._llm.output_processor.request_states.values()
+        return not all(_is_wide(_width(state.logprobs_processor)) for state in states)
 
     async def _in_turns(self, logprobs: Any, client: str, width: int) -> Any:
         """An answer's new logprobs, made part by part, when it is its client's turn."""
@@ -100,7 +111,11 @@ class FairChat:
         return found if isinstance(logprobs, list) else logprobs
 
 
-def _width(params: Any) -> int:
-    """Numbers that the answer has of each token."""
-    asked = getattr(params, "num_logprobs", None)
+def _width(asking: Any) -> int:
+    """Numbers that an answer has of each token, by its parameters or by what makes its logprobs."""
+    asked = getattr(asking, "num_logprobs", None)
     return 1 if asked is None else 2 + max(0, asked)
+
+
+def _is_wide(width: int) -> bool:
+    return width > 2 + USUAL

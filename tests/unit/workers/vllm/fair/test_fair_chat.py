@@ -264,3 +264,58 @@ async def test_an_answers_numbers_are_gone_with_it(tokenizer: Any) -> None:
     finally:
         gc.enable()
     handler.cancel()
+
+
+async def begun(llm: Any, name: str, how: Any) -> asyncio.Task[Any]:
+    """An answer that is asked for, and has begun if it may."""
+    task = asyncio.create_task(answer(llm, how, name))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_answers_with_many_logprobs_wait_for_a_place_while_others_ask(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.vllm.fair import wide_answers
+    from workers.vllm.fair.fair_chat import FairChat
+
+    llm = Llm(tokenizer, [])
+    FairChat(llm)
+    states = llm.output_processor.request_states
+    alone = [await begun(llm, f"alone {n}", params(True, n_best=20)) for n in range(12)]
+    assert len(states) == 12, "nobody else asks"
+    for task in alone:
+        task.cancel()
+    await asyncio.gather(*alone, return_exceptions=True)
+    states.clear()  # as vLLM does of answers that are aborted
+
+    usual = await begun(llm, "usual", params(True, n_best=wide_answers.USUAL))
+    CLIENT.set("greedy")
+    greedy = [await begun(llm, f"greedy {n}", params(True, n_best=20)) for n in range(12)]
+    assert len(states) == 1 + wide_answers.MOST
+    CLIENT.set("modest")
+    modest = await begun(llm, "modest", params(True, n_best=20))
+    CLIENT.set("usual")
+    others = [await begun(llm, f"other {n}", params(True)) for n in range(20)]
+    assert len(states) == 21 + wide_answers.MOST, "the usual ones wait for nobody"
+
+    greedy[-1].cancel()  # which waits
+    greedy[0].cancel()  # which is under way
+    await asyncio.gather(greedy[0], greedy[-1], return_exceptions=True)
+    del states["greedy 0"]
+    await begun(llm, "one more", params(True))
+    assert "modest" in states, "who had least is next"
+    assert "greedy 8" not in states
+
+    for task in (usual, *others):
+        task.cancel()
+    await asyncio.gather(usual, *others, return_exceptions=True)
+    for name in [one for one in states if not one.startswith(("greedy", "modest"))]:
+        del states[name]
+    monkeypatch.setattr(wide_answers, "CALM_S", 0.0)
+    async with asyncio.timeout(30):
+        while not {"greedy 8", "greedy 9", "greedy 10"} <= set(states):  # all others are gone
+            await asyncio.sleep(0.05)
+    for task in (modest, *greedy):
+        task.cancel()
