@@ -23,7 +23,6 @@ from typing import Any
 from cli.machine.gpus import visible_gpus
 from tests.families.look import FOLDER, VARIANTS, look
 from tests.families.make import families, make, text_config
-from workers.vllm import unseen
 
 # What no CPU runs comes first on a GPU: its time may end before all families have had their turn.
 _FOR_GPUS = (
@@ -144,7 +143,6 @@ def in_a_process(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
-    small[unseen.SWITCH] = "on"
     small["VLLM_DEEP_GEMM_WARMUP"] = "skip"  # shapes that tiny models have no use for
     began = time.monotonic()
     with log.open("w") as errors:

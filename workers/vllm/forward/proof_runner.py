@@ -21,7 +21,7 @@ from poc_core.schemes.decode.codebook import choose_codebook
 from workers.engines.decoder_layers import find_decoder_layers, n_routed_tokens
 from workers.engines.ready_schemes import ReadySchemes
 from workers.engines.ticks import Slice
-from workers.vllm import cache_compat, compat, unseen
+from workers.vllm import cache_compat, compat
 from workers.vllm.chains.hand_over import HandOver
 from workers.vllm.chains.kept_caches import KeptCaches
 from workers.vllm.chains.recording import recorder_for
@@ -343,11 +343,7 @@ class ProofRunner:
 
     def _why_no_chains(self) -> str | None:
         """Why decode proofs cannot be computed with this model."""
-        return (
-            self._kept.why_not()
-            or self._gates.why_not()
-            or unseen.why_no_chains(self._device, self._vocab_size is not None)
-        )
+        return self._kept.why_not() or self._gates.why_not()
 
 
 def _sent_to_host(numbers: torch.Tensor) -> torch.Tensor:
