@@ -61,7 +61,7 @@ async def whole_body(request: Request) -> bytes:
 
 
 async def _read_more(request: Request, body: BytesIO) -> bool:
-    """Reads one part; whether more come. While it is waited for, `body` alone holds those before."""
+    """Reads one part; whether more come. Until then `body` alone holds those before."""
     message = await request.receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
