@@ -135,8 +135,9 @@ def connections_for(wanted: int, files: int) -> int:
 def limited(limits: Limits) -> type[asyncio.Protocol]:
     """A protocol for `uvicorn.Config(http=...)` of one server with these limits."""
     of_server = {"limits": limits, "places": Places(limits)}
-    protocol = type("LimitedProtocol", (_Limited,), of_server)
-    return cast(type[asyncio.Protocol], lambda **given: _InPieces(protocol(**given)))
+    inner = type("LimitedProtocol", (_Limited,), of_server)
+    outer = type("InPieces", (_InPieces,), {"inner": inner, "limits": limits})
+    return cast(type[asyncio.Protocol], outer)
 
 
 class _InPieces(asyncio.BufferedProtocol):
@@ -147,8 +148,10 @@ class _InPieces(asyncio.BufferedProtocol):
 
     _memory = memoryview(bytearray(_MOST_READ_BYTES))  # of all: what is read is copied at once
 
-    def __init__(self, protocol: "_Limited") -> None:
-        self._protocol = protocol
+    inner: "ClassVar[type[_Limited]]"
+
+    def __init__(self, **given: Any) -> None:
+        self._protocol = protocol = self.inner(**given)
         told = ("connection_made", "connection_lost", "eof_received")
         for name in (*told, "pause_writing", "resume_writing"):
             setattr(self, name, getattr(protocol, name))
