@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from functools import cache
+from io import BytesIO
 from typing import Annotated, Any, TypeVar
 
 from fastapi import HTTPException, Request
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
+from starlette.requests import ClientDisconnect
 
 from api.errors import malformed_body
 from poc_core.fields import Text
@@ -52,7 +54,19 @@ class DeployBody(BaseModel):
 
 async def whole_body(request: Request) -> bytes:
     """The request's body; request.body() would keep it as long as the request, which may wait."""
-    return b"".join([chunk async for chunk in request.stream()])
+    body = BytesIO()
+    while await _read_more(request, body):
+        pass
+    return body.getvalue()
+
+
+async def _read_more(request: Request, body: BytesIO) -> bool:
+    """Reads one part; whether more come. Until then `body` alone holds those before."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    body.write(message.get("body", b""))
+    return bool(message.get("more_body", False))
 
 
 def job_bodies() -> dict[str, type[JobBody]]:

@@ -1,5 +1,6 @@
 """Slow, silent and greedy clients on a real server, and what comes behind a body."""
 
+import asyncio
 import resource
 import socket
 import threading
@@ -307,6 +308,33 @@ def test_a_large_body_is_looked_at_before_it_is_whole(
     wait_until(lambda: bool(server.server_state.tasks), "its request")
     connection.sendall(bytes(50_000))
     assert status(connection.recv(10_000)) == 200
+
+
+@pytest.mark.parametrize("loop", ["auto", "asyncio"])
+def test_little_of_a_body_is_read_before_it_is_asked_for(loop: Literal["auto", "asyncio"]) -> None:
+    turn = threading.Event()
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        while not turn.is_set():
+            await asyncio.sleep(0.01)
+        await app(scope, receive, send)
+
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    with (
+        served(waits, loop=loop, http=limited(LIMITS), lifespan="off") as server,
+        ExitStack() as opened,
+    ):
+        opened.callback(turn.set)
+        connection = Connect(port_of(server), opened)(
+            head + b"Content-Length: 1000000\r\n\r\n" + bytes(500_000)
+        )
+        wait_until(lambda: bool(server.server_state.tasks), "its request")
+        (one,) = server.server_state.connections
+        wait_until(lambda: one.flow.read_paused)  # type: ignore[union-attr]
+        assert 0 < len(one.cycle.body) <= 16 * 1024  # type: ignore[union-attr]
+        turn.set()
+        connection.sendall(bytes(500_000))
+        assert rest(connection).endswith(bytes(1_000_000))
 
 
 def test_a_client_that_waits_to_be_told_sends_its_body_then(connect: Connect) -> None:
