@@ -190,12 +190,14 @@ def experts_rows(table: Table) -> bool:
     shares = share.flatten()
     by_expert = x.new_empty(rows_by_expert(rows, tile), INTERMEDIATE)
     fine = True
-    for name, out, theirs, ours in (
-        ("experts' first product, gates", opened, own_first,
+    for name, out, read, theirs, ours in (
+        ("experts' first product, gates", opened, [x, w1], own_first,
          lambda: product_(opened, x, w1, None, rows, EXPERTS_PER_TOKEN, tile)),
-        ("experts' second product", flat, lambda: own(opened, w2, second, share, 1),
+        ("experts' second product", flat, [opened, w2], lambda: own(opened, w2, second, share, 1),
          lambda: product_(flat, opened, w2, shares, rows, 1, tile)),
-        ("experts' products, by expert", flat, own_both, both_by_expert),
+        # What lies between them is written and read.
+        ("experts' products, by expert", flat, [x, w1, opened, opened, w2], own_both,
+         both_by_expert),
     ):  # fmt: skip
         theirs()
         expected = out.clone()
@@ -203,9 +205,6 @@ def experts_rows(table: Table) -> bool:
         ours()
         same = torch.equal(out, expected)
         before, after = milliseconds(theirs), milliseconds(ours)
-        read = [w1, x] if out is opened else [w2, opened]
-        if theirs is own_both:
-            read += [w1, x, opened]  # the opened one is written and read
         moved = 2 * (out.numel() + sum(one.numel() for one in read))
         told = f"{len(out):,} x {out.shape[1]:,}"
         add_row(table, name, told, before, after, moved, same)

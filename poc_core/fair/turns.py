@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 
-from poc_core.fair.tags import Tags
+from poc_core.fair.waiting import Waiting
 
 # Cost of what is let go on in one round of the loop. A number of logprobs costs some 5 to 10
 # microseconds: made into an object, then into JSON.
@@ -22,8 +21,7 @@ class Turns:
         """
         self._per_s, self._counted_at = per_s, 0.0
         self._least = self._budget = self._left = budget
-        self._tags = Tags()
-        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
+        self._waiting = Waiting()
         self._is_counting = False
 
     def keep_up_with(self, cost: int) -> None:
@@ -37,18 +35,17 @@ class Turns:
         has had least.
         """
         if not self._waiting and self._has_room(cost):
-            self._take(client, cost)
+            self._waiting.spend(client, cost)
+            self._take(cost)
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append((turn, cost))
+        turn = self._waiting.turn(client, cost)
         self._count()
-        await turn  # cancelled, it is passed over
+        await turn
 
     def _has_room(self, cost: int) -> bool:
         return cost <= self._left or self._left == self._budget
 
-    def _take(self, client: str, cost: int) -> None:
-        self._tags.spend(client, cost)
+    def _take(self, cost: int) -> None:
         self._left -= cost
         self._count()
 
@@ -62,17 +59,6 @@ class Turns:
         if self._per_s:
             self.keep_up_with(int((time.monotonic() - self._counted_at) * self._per_s))
         self._left = self._budget
-        while self._waiting:
-            client = min(self._waiting, key=self._tags.of)
-            waiting = self._waiting[client]
-            turn, cost = waiting[0]
-            if not turn.done():
-                if not self._has_room(cost):
-                    break
-                turn.set_result(None)
-                self._take(client, cost)
-            waiting.popleft()
-            if not waiting:
-                del self._waiting[client]
+        self._waiting.let_in(self._has_room, self._take)
         if self._waiting:
             self._count()

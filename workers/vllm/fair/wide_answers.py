@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from poc_core.fair.tags import Tags
+from poc_core.fair.waiting import Waiting
 
 # Logprobs of a token up to which an answer is like others: the network asks for five.
 USUAL = 5
@@ -24,22 +23,20 @@ class WideAnswers:
     def __init__(self, others_go_on: Callable[[], bool]) -> None:
         """`others_go_on`: whether an answer of another kind is under way."""
         self._others_go_on = others_go_on
-        self._others_until = -CALM_S
+        self._others_at = -CALM_S
         self._n = 0  # under way
-        self._tags = Tags()
-        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
+        self._waiting = Waiting()
         self._looks_again = False
 
     def another_began(self) -> None:
         """An answer of another kind began."""
-        self._others_until = time.monotonic()
+        self._others_at = time.monotonic()
 
     @asynccontextmanager
     async def under_way(self, client: str, n: int) -> AsyncIterator[None]:
         """Within, a request of the client for n answers is under way; it waits for its turn."""
         if self._waiting or not self._has_place(n):
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(client, deque()).append((turn, n))
+            turn = self._waiting.turn(client, n)
             self._let_in()
             try:
                 await turn
@@ -49,7 +46,8 @@ class WideAnswers:
                 self._end(n)
                 raise
         else:
-            self._begin(client, n)
+            self._waiting.spend(client, n)
+            self._begin(n)
         try:
             yield
         finally:
@@ -60,11 +58,10 @@ class WideAnswers:
 
     def _others_ask(self) -> bool:
         if self._others_go_on():
-            self._others_until = time.monotonic()
-        return time.monotonic() - self._others_until < CALM_S
+            self._others_at = time.monotonic()
+        return time.monotonic() - self._others_at < CALM_S
 
-    def _begin(self, client: str, n: int) -> None:
-        self._tags.spend(client, n)
+    def _begin(self, n: int) -> None:
         self._n += n
 
     def _end(self, n: int) -> None:
@@ -72,19 +69,9 @@ class WideAnswers:
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._waiting:
-            client = min(self._waiting, key=self._tags.of)
-            waiting = self._waiting[client]
-            turn, n = waiting[0]
-            if not turn.done():
-                if not self._has_place(n):
-                    self._look_again()
-                    return
-                turn.set_result(None)
-                self._begin(client, n)
-            waiting.popleft()
-            if not waiting:
-                del self._waiting[client]
+        self._waiting.let_in(self._has_place, self._begin)
+        if self._waiting:
+            self._look_again()
 
     def _look_again(self) -> None:
         """Nothing tells that the others are gone."""

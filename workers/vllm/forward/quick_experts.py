@@ -222,16 +222,16 @@ class QuickExperts:
         if not is_ours:
             both()
             return
-        room = self._room(product, output)
-        by_expert = room is not None and self._is_better_by_expert.get(product.key)
-        if room is not None and by_expert:
+        is_better = self._is_better_by_expert.get(product.key)  # None: not known yet
+        room = None if is_better is False else self._room(product, output)
+        if room is not None and is_better:
             product.by_ours(room, by_expert=True)
             way = both
         else:
             way = self._way(product, both, lambda: product.by_ours(output), output)
             way()
-        if room is not None and by_expert is not False:
-            self._opened = Opened(product, output, room, bool(by_expert), way)
+        if room is not None:
+            self._opened = Opened(product, output, room, bool(is_better), way)
 
     def _room(self, product: Product, output: Tensor) -> Tensor | None:
         """vLLM's memory of the opened first product, with the rows by expert; None: too small."""

@@ -1,0 +1,47 @@
+"""Who waits, where all share something: next is the client that has had least."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from poc_core.fair.tags import Tags
+
+
+class Waiting:
+    """For one event loop."""
+
+    def __init__(self) -> None:
+        self._tags = Tags()
+        self._turns: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anybody waits, or did and was cancelled."""
+        return bool(self._turns)
+
+    def spend(self, client: str, cost: int) -> None:
+        """The client takes so much without waiting."""
+        self._tags.spend(client, cost)
+
+    def turn(self, client: str, cost: int) -> asyncio.Future[None]:
+        """Ends when the client may take so much; cancelled, it is passed over."""
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.setdefault(client, deque()).append((turn, cost))
+        return turn
+
+    def let_in(self, has_room: Callable[[int], bool], take: Callable[[int], None]) -> None:
+        """Ends turns, one after the other, while there is room for the next one's cost."""
+        while self._turns:
+            client = min(self._turns, key=self._tags.of)
+            turns = self._turns[client]
+            turn, cost = turns[0]
+            if not turn.done():
+                if not has_room(cost):
+                    return
+                turn.set_result(None)
+                self._tags.spend(client, cost)
+                take(cost)
+            turns.popleft()
+            if not turns:
+                del self._turns[client]
