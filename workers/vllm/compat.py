@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -29,6 +31,8 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 _EAGER = ("vllm_c", "triton", "native")
 # Seconds between two looks for a message; the kernel adds some 50 microseconds.
 _LOOK_AGAIN_S = 1e-5
+# Steps down from the priority of an engine core for what its steps need not wait for.
+_NICE = 10
 
 
 def forward_context(
@@ -357,6 +361,23 @@ def let_readers_sleep() -> None:
     if not current_platform.is_cpu():
         return
     shm_broadcast.sched_yield = lambda: time.sleep(_LOOK_AGAIN_S)
+
+
+def compile_grammars_after_steps() -> None:
+    """An engine core's steps come, from now on, before the grammars that its other threads compile,
+    where they share cores.
+    """
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    create = StructuredOutputManager._create_grammar
+
+    def create_later(manager: Any, request: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            priority = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICE
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
+        return create(manager, request)
+
+    StructuredOutputManager._create_grammar = create_later
 
 
 def step_logger(count: Callable[[], None]) -> Any:

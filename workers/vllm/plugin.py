@@ -19,4 +19,5 @@ def register() -> None:
         from workers.vllm import compat
 
         compat.let_readers_sleep()
+        compat.compile_grammars_after_steps()
         end_like_this()

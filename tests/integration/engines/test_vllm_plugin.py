@@ -1,6 +1,8 @@
 """What vLLM loads from Proofline into each of its processes."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -63,3 +65,21 @@ def test_a_workers_readers_sleep_on_a_cpu(
     register()
     shm_broadcast.sched_yield()
     assert len(yields) == (0 if current_platform.is_cpu() else 1)
+
+
+def test_a_cores_grammars_give_way_to_its_steps(
+    monkeypatch: pytest.MonkeyPatch, register: Any
+) -> None:
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    def priority(*_: Any) -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    monkeypatch.setattr(StructuredOutputManager, "_create_grammar", priority)
+    monkeypatch.setenv(lifeline.VARIABLE, str(os.getpid()))
+    register()
+    manager = object.__new__(StructuredOutputManager)
+    own = priority()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(manager._create_grammar, None).result() == min(19, own + 10)
+    assert manager._create_grammar(None) == own  # as it is, where a core compiles by itself

@@ -15,9 +15,6 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-# Steps down from the worker's own priority: it has eight threads, and the engine's step, for which
-# all answers wait, comes before a grammar where they share cores.
-_NICE = 10
 # Bytes of memory that a grammar may take.
 _MEMORY = 1 << 30
 _TOO_MUCH_MEMORY = 3  # a child's exit status
@@ -25,7 +22,8 @@ _INPUT, _OUTPUT = 0, 1
 
 
 def main() -> None:
-    os.nice(_NICE)  # the children's too
+    # Its children have what the engine leaves of the cores: all answers wait for that one's step.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     import xgrammar
 
     lines = _lines()
