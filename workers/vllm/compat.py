@@ -402,9 +402,12 @@ def step_logger(count: Callable[[], None]) -> Any:
 def serve_parser(parser: Any) -> Any:
     """Adds the arguments of `vllm serve` to a FlexibleArgumentParser."""
     try:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    except ImportError:  # up to 0.31
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
+        from vllm.entrypoints.common.cli_args import make_arg_parser
+    except ImportError:  # up to 0.32
+        try:
+            from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        except ImportError:  # up to 0.31
+            from vllm.entrypoints.openai.cli_args import make_arg_parser
     return make_arg_parser(parser)
 
 

@@ -271,7 +271,8 @@ class SharedRouter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        """`rest`: of later releases, whether Blackwell's kernel may be taken."""
         rank, n_ranks = compat.tensor_ranks()
         key = (x.shape, x.dtype, weight.shape)
         is_right = self._is_right.get(key)
@@ -284,11 +285,11 @@ class SharedRouter:
             or not fused.is_on(x.device)
             or (is_right is None and torch.cuda.is_current_stream_capturing())
         ):
-            return cast(Tensor, self._own(x, weight))
+            return cast(Tensor, self._own(x, weight, *rest))
         rows = len(x) // n_ranks
-        logits = compat.of_all_tensor_ranks(self._own(x[rank * rows :][:rows], weight))
+        logits = compat.of_all_tensor_ranks(self._own(x[rank * rows :][:rows], weight, *rest))
         if is_right is None:  # all ranks say the same: else some would wait for the others
-            own = self._own(x, weight)
+            own = self._own(x, weight, *rest)
             same = torch.tensor([torch.equal(own, logits)], device=x.device)
             self._is_right[key] = bool(compat.of_all_tensor_ranks(same).all())
             if not self._is_right[key]:

@@ -1,6 +1,7 @@
 """What hides vLLM's releases, as far as it shows without an engine."""
 
 import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,20 @@ def test_layers_that_attend_to_what_an_earlier_one_chose_are_not_cut(
         is model
     )
     assert compat.layer_owner(model, model.layers, SimpleNamespace(**sharing)) is None
+
+
+@needs_vllm
+@pytest.mark.parametrize("place", ["common", "launchers", "openai"])  # 0.33, 0.32, up to 0.31
+def test_the_servers_arguments_are_found_where_a_release_has_them(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    from workers.vllm import compat
+
+    for other in ("common", "launchers", "openai"):
+        monkeypatch.setitem(sys.modules, f"vllm.entrypoints.{other}.cli_args", None)
+    module = SimpleNamespace(make_arg_parser=lambda parser: (place, parser))
+    monkeypatch.setitem(sys.modules, f"vllm.entrypoints.{place}.cli_args", module)
+    assert compat.serve_parser("the parser") == (place, "the parser")
 
 
 class Decoder(torch.nn.Module):

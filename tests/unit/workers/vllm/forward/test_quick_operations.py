@@ -219,7 +219,8 @@ class Router:
         self.rows: list[int] = []
         self.more_rows = 0.0  # what a row's logits are more where there are more rows
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, may_take_another: bool = False) -> Tensor:
+        assert not may_take_another
         self.rows.append(len(x))
         return x @ weight.T + self.more_rows * len(x)
 
@@ -249,13 +250,13 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
 X, WEIGHT = torch.arange(24.0).view(8, 3), torch.arange(6.0).view(2, 3)
 
 
-def routed(quick: Any, x: Tensor = X) -> Tensor:
+def routed(quick: Any, x: Tensor = X, *rest: Any) -> Tensor:
     """As vLLM's model asks."""
     from workers.vllm import compat
     from workers.vllm.forward.quick_operations import ROUTER
 
     with quick.bound():
-        logits: Tensor = compat.operation(ROUTER)(x, WEIGHT)  # type: ignore[misc]
+        logits: Tensor = compat.operation(ROUTER)(x, WEIGHT, *rest)  # type: ignore[misc]
     return logits
 
 
@@ -270,6 +271,19 @@ def test_each_rank_routes_its_share_after_a_trial(router: Router) -> None:
     quick.settle(replicated=False)
     routed(quick)
     assert router.rows[3:] == [8]
+
+
+def test_what_a_later_release_says_beside_the_rows_is_handed_on(router: Router) -> None:
+    """Since 0.32 at the latest vLLM says whether Blackwell's kernel may be taken."""
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    quick = QuickOperations()
+    quick.settle(replicated=True)
+    for x in (X, X, X[:6]):
+        assert torch.equal(routed(quick, x, False), x @ WEIGHT.T)
+    assert router.rows == [4, 8, 4, 6]
+    with pytest.raises(AssertionError):
+        routed(quick, X, True)
 
 
 def test_where_a_share_has_other_bits_each_rank_routes_all_rows(router: Router) -> None:
