@@ -198,7 +198,7 @@ def test_no_mutant_reads_opens_or_runs_anything(parse: Parser, watched: Watched)
     options = [name for name in _all_options(parse) if name not in ("-h", "--help")]
     dice = random.Random(7)
     refused = taken = 0
-    for _ in range(200):
+    for _ in range(400):
         deployment, words = mutant(dice, options, str(watched.path))
         try:
             told = options_of(deployment, words)
@@ -220,7 +220,7 @@ def test_no_mutant_reads_opens_or_runs_anything(parse: Parser, watched: Watched)
         others = {name: value for name, value in found.items() if name not in names}
         assert "evil" not in str(others), words
     assert watched.touched == []
-    assert (refused + taken, taken > 5) == (200, True)
+    assert (refused + taken, taken > 5) == (400, True)
 
 
 def _all_options(parse: Parser) -> list[str]:

@@ -274,7 +274,7 @@ def test_each_rank_routes_its_share_after_a_trial(router: Router) -> None:
 
 
 def test_what_a_later_release_says_beside_the_rows_is_handed_on(router: Router) -> None:
-    """Since 0.32 at the latest vLLM says whether Blackwell's kernel may be taken."""
+    """Since 0.28 at the latest vLLM says whether Blackwell's kernel may be taken."""
     from workers.vllm.forward.quick_operations import QuickOperations
 
     quick = QuickOperations()
