@@ -181,7 +181,8 @@ NETWORK_MODELS: dict[str, NetworkModel] = {
             "vision_config": {"model_type": "glm5_next_vision", "out_hidden_size": 4096},
             "quantization_config": _BLOCK_FP8,
         },
-        arguments=("--block-size=2304",),
+        # The last two of vLLM 0.30 on; older releases are not told of what they do not know.
+        arguments=("--block-size=2304", "--kda-prefill-backend=triton", "--language-model-only"),
         # Without it vLLM 0.30 has no kernel of sparse attention for a cache in 8 bits on Hopper.
         with_flashinfer=("--kv-cache-dtype=fp8",),
         published={"H100": 1775, "H200": 2878, "B200": 5454, "B300": 8120},
