@@ -1,11 +1,13 @@
 """How far fused kernels move artifacts from the plain expressions', beside what batch size does.
 
     python -m bench.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b  # on a GPU host
+    python -m bench.fused_distance --dimensions minimax-m2.7 --layers 6 --seq-len 1024
     python -m bench.fused_distance --model tiny-qwen3 --nonces 64  # anywhere; a CPU has no kernels
 
 The same weights in two engines, one after the other: with PROOFLINE_FUSED=off and without. For
 --dimensions they are drawn as transformers begins a training: vLLM's dummy ones are so small that
 layers hardly change what goes through them, and artifacts of any two batch sizes are the same.
+Quantized dimensions have those all the same, as transformers draws none in 8 bits.
 """
 
 import json
@@ -44,6 +46,9 @@ def main(
     model: Annotated[
         list[str] | None, typer.Option(help="One that is there, may be repeated.")
     ] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Of --dimensions only the first so many.")
+    ] = None,
     nonces: Annotated[int, typer.Option(min=1)] = 512,
     seq_len: Annotated[int, typer.Option(min=1)] = 256,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
@@ -62,13 +67,15 @@ def main(
         passed = []
         for name in (*(dimensions or ()), *(model or ())):
             with ExitStack() as exits:
-                directory = name
+                directory, args = name, list(engine_arg or ())
                 if name in (dimensions or ()):
-                    directory = exits.enter_context(dummies.model_directory(name))
-                    draw_weights(directory)
-                args = tuple(engine_arg or ())
+                    directory = exits.enter_context(dummies.model_directory(name, layers))
+                    if "quantization_config" in dummies.configuration(name)[1]:
+                        args += dummies.ENGINE_ARGS
+                    else:
+                        draw_weights(directory)
                 options = with_chosen_model(
-                    EngineOptions(model=directory, dtype=dtype, vllm_args=args)
+                    EngineOptions(model=directory, dtype=dtype, vllm_args=tuple(args))
                 )
                 exits.enter_context(stdout_kept_clean())
                 plain, small = artifacts(options, "off", nonces, seq_len, (BATCH, SMALL_BATCH))
