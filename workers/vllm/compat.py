@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -366,10 +367,13 @@ def let_readers_sleep() -> None:
 def compile_grammars_after_steps() -> None:
     """An engine core's steps come, from now on, before the grammars that its other threads compile,
     where they share cores.
+
+    xgrammar would take eight threads for one, which weigh as much as a step's even so.
     """
-    from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 
     create = StructuredOutputManager._create_grammar
+    begin = backend_xgrammar.XgrammarBackend.__post_init__
 
     def create_later(manager: Any, request: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
@@ -377,7 +381,21 @@ def compile_grammars_after_steps() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
         return create(manager, request)
 
+    def begin_with_few_threads(backend: Any) -> None:
+        xgrammar: Any = import_module("xgrammar")
+        compiler, most = xgrammar.GrammarCompiler, max(1, len(os.sched_getaffinity(0)) // 4)
+
+        def of_few(*args: Any, max_threads: int, **options: Any) -> Any:
+            return compiler(*args, max_threads=min(most, max_threads), **options)
+
+        xgrammar.GrammarCompiler = of_few
+        try:
+            begin(backend)
+        finally:
+            xgrammar.GrammarCompiler = compiler
+
     StructuredOutputManager._create_grammar = create_later
+    backend_xgrammar.XgrammarBackend.__post_init__ = begin_with_few_threads
 
 
 def step_logger(count: Callable[[], None]) -> Any:

@@ -4,10 +4,12 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cli.shipped import shipped_models
 from tests.harness.marks import needs_vllm
 from workers.vllm.start import lifeline
 
@@ -83,3 +85,36 @@ def test_a_cores_grammars_give_way_to_its_steps(
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(manager._create_grammar, None).result() == min(19, own + 10)
     assert manager._create_grammar(None) == own  # as it is, where a core compiles by itself
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(2, 1), (16, 4), (64, 8)])
+def test_one_grammar_takes_a_quarter_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, register: Any, cores: int, threads: int
+) -> None:
+    import xgrammar
+    from transformers import AutoTokenizer
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+    seen = []
+    compiler = xgrammar.GrammarCompiler
+
+    def told(*args: Any, max_threads: int, **options: Any) -> Any:
+        seen.append(max_threads)
+        return compiler(*args, max_threads=max_threads, **options)
+
+    monkeypatch.setattr(xgrammar, "GrammarCompiler", told)
+    monkeypatch.setattr(XgrammarBackend, "__post_init__", XgrammarBackend.__post_init__)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setenv(lifeline.VARIABLE, str(os.getpid()))
+    register()
+    tokenizer = AutoTokenizer.from_pretrained(shipped_models()["tiny-qwen3"])
+    XgrammarBackend(
+        SimpleNamespace(
+            speculative_config=None,
+            structured_outputs_config=SimpleNamespace(disable_any_whitespace=False),
+            model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3")),
+        ),
+        tokenizer=tokenizer,
+        vocab_size=len(tokenizer),
+    )
+    assert seen == [threads]
