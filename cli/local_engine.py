@@ -111,6 +111,8 @@ def local_engine(options: "EngineOptions") -> Iterator["Engine"]:
     check_is_there(options)
     if options.engine == "vllm":
         os.environ.update(kv_cache_environment(options.model, options.n_devices))
+        # Ahead, vLLM compiles them for some thousand sizes; these commands ask for a few.
+        os.environ.setdefault("VLLM_DEEP_GEMM_WARMUP", "skip")
     log_to_stderr()
     start = StartStages(1, note)
     with _heard(stages.logger.name, lambda line: start.hear("", line), logging.INFO):

@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 # Bytes of memory that a grammar may take.
@@ -23,7 +24,8 @@ _INPUT, _OUTPUT = 0, 1
 
 def main() -> None:
     # Its children have what the engine leaves of the cores: all answers wait for that one's step.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):  # not every sandbox has that policy
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     import xgrammar
 
     lines = _lines()

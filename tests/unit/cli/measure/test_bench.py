@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,17 @@ def test_options_reach_the_engine(engine: ProfiledEngine, capfd: Capture) -> Non
     assert (chosen.dtype, chosen.tensor_parallel, chosen.pipeline_parallel) == ("bfloat16", 2, 3)
     assert chosen.max_batch_tokens == 99
     assert (found["tensor_parallel"], found["pipeline_parallel"]) == (2, 3)
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "skip"), ("full", "full")])
+def test_deepgemm_compiles_nothing_ahead_unless_one_asks_for_it(
+    engine: ProfiledEngine, monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str
+) -> None:
+    monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP", given or "")
+    if given is None:
+        monkeypatch.delenv("VLLM_DEEP_GEMM_WARMUP")
+    assert run("--model", "tiny-qwen3") == 0
+    assert os.environ["VLLM_DEEP_GEMM_WARMUP"] == kept
 
 
 def test_dimensions_are_a_model_without_weights_that_is_gone_afterwards(
