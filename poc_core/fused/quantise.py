@@ -38,6 +38,20 @@ def _quotient(x, scale):
 
 
 @triton.jit
+def silu(gate, up):
+    """silu(gate) * up, of float32."""
+    return gate * libdevice.rcp_rn(1.0 + libdevice.exp(-gate)) * up
+
+
+@triton.jit
+def quantised(opened):
+    """Of rows of GROUP numbers after an activation: numbers yet to be rounded, and their scales."""
+    peak = tl.max(tl.abs(opened), 1)
+    scale = tl.maximum(tl.div_rn(peak, _MOST), _LEAST_SCALE)
+    return tl.maximum(tl.minimum(_quotient(opened, scale[:, None]), _MOST), -_MOST), scale
+
+
+@triton.jit
 def _silu_kernel(out, scales, x, n_groups, row_groups, GROUPS: tl.constexpr, GROUP: tl.constexpr):
     groups = (tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)).to(tl.int64)
     inside = (groups < n_groups)[:, None]
@@ -46,11 +60,8 @@ def _silu_kernel(out, scales, x, n_groups, row_groups, GROUPS: tl.constexpr, GRO
     at = (groups + groups // row_groups * row_groups)[:, None] * GROUP + columns
     gate = tl.load(x + at, inside, other=0.0).to(tl.float32)
     up = tl.load(x + at + row_groups * GROUP, inside, other=0.0).to(tl.float32)
-    opened = gate * libdevice.rcp_rn(1.0 + libdevice.exp(-gate)) * up
-    peak = tl.max(tl.abs(opened), 1)
-    scale = tl.maximum(tl.div_rn(peak, _MOST), _LEAST_SCALE)
+    number, scale = quantised(silu(gate, up))
     tl.store(scales + groups, scale, groups < n_groups)
-    number = tl.maximum(tl.minimum(_quotient(opened, scale[:, None]), _MOST), -_MOST)
     tl.store(out + groups[:, None] * GROUP + columns, number.to(out.dtype.element_ty), inside)
 
 

@@ -139,6 +139,25 @@ def triton_experts() -> Any | None:
     return triton_moe if all(hasattr(triton_moe, name) for name in names) else None
 
 
+def clamps_gates(experts: Any) -> bool:
+    """Whether numbers before or after the gates of a TritonExperts are bounded, as each release
+    says it."""
+    said = (("quant_config", "gemm1_clamp_limit"), ("activation_config", "clamp_limit"))
+    return any(getattr(getattr(experts, of, None), name, None) is not None for of, name in said)
+
+
+def rows_of_experts(
+    chosen: torch.Tensor, block: int, n_experts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows by expert in whole blocks, of chosen experts (tokens, experts a token): places in it,
+    the blocks' experts, and how many places count (1,); int32."""
+    from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
+
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    rows = moe_align_block_size(chosen, block, n_experts, None)
+    return rows
+
+
 def tensor_ranks() -> tuple[int, int]:
     """This process's tensor-parallel rank, and how many there are."""
     group = get_tp_group()

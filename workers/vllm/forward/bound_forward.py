@@ -13,6 +13,7 @@ from poc_core.schemes.base import LayerTransform
 from workers.vllm import compat
 from workers.vllm.chains.seeded_gates import FirstExperts, Gates
 from workers.vllm.forward.layout import Layout
+from workers.vllm.forward.quick_block_experts import QuickBlockExperts
 from workers.vllm.forward.quick_experts import QuickExperts
 from workers.vllm.forward.quick_norms import QuickNorms
 from workers.vllm.forward.quick_operations import QuickOperations
@@ -41,7 +42,7 @@ class BoundForward:
         self._gates = gates
         self._late_norm = compat.norm_left_to_logits(model)
         self._quick = QuickOperations()
-        self._stand_ins = (self._quick, QuickNorms(), QuickExperts())
+        self._stand_ins = (self._quick, QuickNorms(), QuickExperts(), QuickBlockExperts())
 
     def run(
         self,

@@ -4,7 +4,6 @@ keeps vLLM's own.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,14 +13,10 @@ from torch import Tensor
 
 from poc_core import fused
 from workers.vllm import compat
-
-logger = logging.getLogger(__name__)
+from workers.vllm.forward.quickest import Compute, quickest
 
 # Numbers of the input below which vLLM's tiles are others, and a trial is not worth its time.
 LEAST = 1 << 22
-# Of a trial: every so many rows are compared, and each way is timed so often.
-_EVERY, _TIMES = 61, 3
-
 # Arguments of vLLM's products by numbers of other formats.
 _QUANTISED = ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16")
 # A tile's numbers by vLLM's names, and what Triton takes where vLLM says nothing.
@@ -33,8 +28,6 @@ TILE = {
     "num_warps": 4,
     "num_stages": 3,
 }
-
-Compute = Callable[[], Any]
 
 
 class Product(NamedTuple):
@@ -165,7 +158,7 @@ class QuickExperts:
             opened.product.by_ours(opened.room, by_expert=True)
             product.of_opened(out, opened.room)
 
-        is_better = better(by_row, by_expert, out)
+        is_better = quickest(by_row, [by_expert], out) is not None
         self._is_better_by_expert[opened.product.key] = is_better
         if not is_better:
             by_row()
@@ -214,7 +207,7 @@ class QuickExperts:
 
         is_ours = (
             getattr(kind, "value", kind) == "silu"
-            and not any(_clamps(experts))
+            and not compat.clamps_gates(experts)
             and given.data_ptr() == product.out.data_ptr()
             and output.is_contiguous()
             and 2 * output.shape[-1] == product.weights.shape[1]
@@ -255,7 +248,7 @@ class QuickExperts:
         if product.key not in self._is_better:
             if torch.cuda.is_current_stream_capturing():  # a trial waits for its outcome
                 return own
-            self._is_better[product.key] = better(own, ours, out)
+            self._is_better[product.key] = quickest(own, [ours], out) is not None
         return ours if self._is_better[product.key] else own
 
 
@@ -270,39 +263,3 @@ def _follows(product: Product | None, opened: Opened) -> bool:
         and product.tile == opened.product.tile
         and can_multiply_by_expert(opened.room, product.weights)
     )
-
-
-def _clamps(experts: Any) -> list[bool]:
-    """Whether numbers before or after the gates are bounded, as each release says it."""
-    said = (("quant_config", "gemm1_clamp_limit"), ("activation_config", "clamp_limit"))
-    return [getattr(getattr(experts, of, None), name, None) is not None for of, name in said]
-
-
-def better(own: Compute, ours: Compute, out: Tensor) -> bool:
-    """Whether `ours` writes the bits that `own` writes to out (rows, ...), and in less time."""
-    try:
-        own()
-        expected = out[::_EVERY].clone()
-        own_ms = milliseconds(own)
-        out.fill_(float("nan"))
-        ours()
-        if not torch.equal(out[::_EVERY], expected):
-            logger.warning("the kernel for products of experts gives other bits: not used")
-            return False
-        return milliseconds(ours) < own_ms
-    except Exception as error:
-        logger.warning("the kernel for products of experts cannot be used: %s", error)
-        return False
-
-
-def milliseconds(compute: Compute) -> float:
-    """The device's time, the shortest of a few."""
-    times = []
-    for _ in range(_TIMES):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        compute()
-        end.record()
-        end.synchronize()
-        times.append(float(begin.elapsed_time(end)))
-    return min(times)

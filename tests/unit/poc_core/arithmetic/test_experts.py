@@ -5,6 +5,7 @@ held against vLLM's kernel by a trial at the first large call (workers/vllm/forw
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -15,24 +16,26 @@ ELSEWHERE = 3  # another rank's expert
 BLOCK = 16
 
 
-def aligned(chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows by expert in whole blocks, as vLLM's moe_align_block_size orders them."""
+def rows_of(chosen: Tensor, n_experts: int, block: int, elsewhere: int | None = None) -> Any:
+    """Rows by expert in whole blocks, as vLLM's moe_align_block_size orders them. `elsewhere`:
+    another rank's expert."""
+    from poc_core.fused.experts import Rows
+
     ids, experts = [], []
-    for expert in range(EXPERTS):
+    for expert in range(n_experts):
         rows = (chosen.flatten() == expert).nonzero().flatten().tolist()
-        rows += [chosen.numel()] * (-len(rows) % BLOCK)
+        rows += [chosen.numel()] * (-len(rows) % block)
         ids += rows
-        experts += [-1 if expert == ELSEWHERE else expert] * (len(rows) // BLOCK)
+        experts += [-1 if expert == elsewhere else expert] * (len(rows) // block)
     n = len(ids)
-    spare = [chosen.numel()] * (2 * BLOCK)  # which nobody computes
+    spare = [chosen.numel()] * (2 * block)  # which nobody computes
     lists = (ids + spare, [*experts, 0, 0], [n])
-    first, second, third = (torch.tensor(one, dtype=torch.int32) for one in lists)
-    return first, second, third
+    return Rows(*(torch.tensor(one, dtype=torch.int32) for one in lists))
 
 
 def check(opens: bool) -> None:
     """Runs where Triton is its interpreter."""
-    from poc_core.fused.experts import Rows, Tile, can_multiply, product_
+    from poc_core.fused.experts import Tile, can_multiply, product_
 
     torch.manual_seed(0)
     x, weights = torch.randn(TOKENS, DEPTH), torch.randn(EXPERTS, COLUMNS, DEPTH)
@@ -42,7 +45,7 @@ def check(opens: bool) -> None:
     assert not can_multiply(x, weights, tile)
     assert not can_multiply(x.half(), weights[:, :40].half(), tile)
     out = torch.full((TOKENS * A_TOKEN, COLUMNS // 2 if opens else COLUMNS), float("nan"))
-    rows = Rows(*aligned(chosen))
+    rows = rows_of(chosen, EXPERTS, BLOCK, ELSEWHERE)
     product_(out, x, weights, None if opens else share.flatten(), rows, A_TOKEN, tile)
     by_row = chosen.flatten()
     expected = torch.einsum("rk,rck->rc", x.repeat_interleave(A_TOKEN, 0), weights[by_row])
@@ -65,7 +68,8 @@ def check_by_expert() -> None:
     x, first = torch.randn(TOKENS, DEPTH), torch.randn(EXPERTS, COLUMNS, DEPTH)
     second = torch.randn(EXPERTS, DEPTH, COLUMNS // 2)
     share, chosen = torch.rand(TOKENS, EXPERTS - 2).topk(A_TOKEN, dim=-1)  # none of ELSEWHERE
-    tile, rows = kernels.Tile(BLOCK, 32, 16, 2, 4, 2), kernels.Rows(*aligned(chosen))
+    tile = kernels.Tile(BLOCK, 32, 16, 2, 4, 2)
+    rows = rows_of(chosen, EXPERTS, BLOCK, ELSEWHERE)
     n, shares = TOKENS * A_TOKEN, share.flatten()
     by_row, by_expert = (
         torch.empty(n, COLUMNS // 2),

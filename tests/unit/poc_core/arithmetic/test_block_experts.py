@@ -1,0 +1,86 @@
+"""The kernels for experts in block FP8 compute what plain torch does, by Triton's interpreter,
+which wants a process that has it from the beginning, and rounds to 8 and 16 bits otherwise than
+devices: so numbers are float32 here. On a GPU their bits are held against vLLM's by a trial."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+TOKENS, EXPERTS, A_TOKEN, DEPTH, MIDDLE, GROUP = 24, 4, 2, 256, 128, 128
+
+
+def plain(numbers: Tensor, scales: Tensor, block: int) -> Tensor:
+    """Numbers times the scales of their blocks."""
+    return numbers * scales.repeat_interleave(block, -2).repeat_interleave(GROUP, -1)
+
+
+def check(a_block: int, wide: bool, programs: int) -> None:
+    """Runs where Triton is its interpreter."""
+    from unittest import mock
+
+    from poc_core.fused import block_experts as kernels
+    from poc_core.fused import quantise
+    from tests.unit.poc_core.arithmetic.test_experts import rows_of
+
+    vars(quantise)["libdevice"] = SimpleNamespace(exp=lambda x: x.exp(), rcp_rn=lambda x: 1.0 / x)
+    torch.manual_seed(0)
+
+    def quantised(*shape: int, block: int = GROUP) -> kernels.Quantised:
+        *rest, rows, columns = shape
+        scales = torch.rand(*rest, rows // block, columns // GROUP) + 0.5
+        return kernels.Quantised(torch.randn(shape), scales)
+
+    x = quantised(TOKENS, DEPTH, block=1)
+    first = quantised(EXPERTS, 2 * MIDDLE, DEPTH)
+    second = quantised(EXPERTS, DEPTH, MIDDLE)
+    share, chosen = torch.rand(TOKENS, EXPERTS).topk(A_TOKEN, dim=-1)
+    by_row, n = chosen.flatten(), chosen.numel()
+    rows = rows_of(chosen, EXPERTS, a_block)
+    tile = kernels.Tile(a_block, wide, 2, 4, 2, programs)
+    n_by_expert = kernels.rows_by_expert(rows, tile)
+    opened = kernels.Quantised(
+        torch.empty(n_by_expert, MIDDLE), torch.empty(MIDDLE // GROUP, n_by_expert).t()
+    )
+    out = torch.full((n, DEPTH), torch.nan)
+    gpu = mock.Mock(multi_processor_count=3)
+    with mock.patch.object(torch.cuda, "get_device_properties", return_value=gpu):
+        kernels.open_gates_(opened, x, first, rows, A_TOKEN, tile)
+        kernels.multiply_(out, opened, second, share.flatten(), rows, tile)
+
+    given = plain(*x, 1).repeat_interleave(A_TOKEN, 0)
+    sums = torch.einsum("rk,rck->rc", given, plain(*first, GROUP)[by_row])
+    gate, up = sums.chunk(2, dim=-1)
+    expected = gate / (1 + (-gate).exp()) * up
+    ids = rows.ids[: int(rows.n)].long()
+    found = plain(*opened, 1)[: len(ids)][ids < n]
+    # The kernel rounds its sums to bfloat16.
+    torch.testing.assert_close(found, expected[ids[ids < n]], rtol=0.02, atol=2.0)
+    torch.testing.assert_close(
+        opened.numbers[: len(ids)].abs().amax(-1), torch.full([len(ids)], 448.0)
+    )
+
+    by_row_opened = torch.empty(n, MIDDLE)
+    by_row_opened[ids[ids < n]] = found
+    expected = torch.einsum("rk,rck->rc", by_row_opened, plain(*second, GROUP)[by_row])
+    expected *= share.flatten()[:, None]
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=0.5)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("programs", [0, 1])
+def test_the_products_are_those_of_plain_torch(wide: bool, programs: int) -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {__name__} as here; here.check(16, {wide}, {programs})"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

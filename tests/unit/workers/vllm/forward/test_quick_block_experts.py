@@ -1,0 +1,201 @@
+"""Kernels for experts in block FP8 stand in for vLLM's where they have its bits and take less
+time."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from poc_core import fused
+from tests.harness.marks import needs_vllm
+
+pytestmark = [needs_vllm, pytest.mark.xdist_group("engines")]  # whose process has loaded vLLM
+
+TOKENS, COLUMNS, MIDDLE, EXPERTS, A_TOKEN = 16, 256, 128, 3, 2
+
+
+class Quantised(NamedTuple):
+    numbers: Tensor
+    scales: Tensor
+
+
+class Tile(NamedTuple):
+    rows: int
+    wide: bool
+    near: int
+    warps: int
+    stages: int
+    programs: int
+
+
+class Layer:
+    """vLLM's experts as the hook finds them, and kernels that compute the same; who did."""
+
+    def __init__(self) -> None:
+        self.by: list[str] = []
+        self.adds: dict[int, float] = {}  # to what tiles of so many rows compute
+        self.can_multiply = True
+        layer = self
+
+        class TritonExperts:
+            quant_config = SimpleNamespace(use_fp8_w8a8=True, gemm1_clamp_limit=None)
+            block_shape = (128, 128)
+            w1_scale = w2_scale = torch.ones(1)
+            w1_bias = w2_bias = _lora_context = None
+
+            def apply(
+                self, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor,
+                topk_weights: Tensor, topk_ids: Tensor, activation: str, expert_map: Any,
+                a1q_scale: Tensor, a2_scale: Any, workspace13: Tensor, workspace2: Tensor,
+                apply_router_weight_on_input: bool,
+            ) -> None:  # fmt: skip
+                layer.by.append("own")
+                output.copy_(layer.answer(hidden_states))
+
+            def moe_sum(self, products: Tensor, output: Tensor) -> None:
+                assert products.shape == (*layer.chosen.shape, COLUMNS)
+                output.copy_(products.sum(1))
+
+        self.experts: Any = TritonExperts
+        self.x = torch.randn(TOKENS, COLUMNS).to(torch.float8_e4m3fn)
+        self.share, self.chosen = torch.rand(TOKENS, EXPERTS).topk(A_TOKEN)
+
+    def answer(self, x: Tensor) -> Tensor:
+        return x.float().bfloat16() * 2
+
+    def open_gates(
+        self, out: Quantised, x: Quantised, _weights: Any, rows: Any, a_token: int, tile: Tile
+    ) -> None:
+        assert out.numbers.dtype == torch.float8_e4m3fn
+        assert (a_token, rows.block) == (A_TOKEN, tile.rows)
+        assert x.numbers is self.given
+        self.by.append(f"{tile.rows} rows")
+
+    def multiply(
+        self, out: Tensor, _x: Any, _weights: Any, share: Tensor, _rows: Any, tile: Tile
+    ) -> None:
+        assert torch.equal(share, self.share.flatten())
+        found = self.answer(self.given) / A_TOKEN + self.adds.get(tile.rows, 0.0)
+        out.copy_(found.repeat_interleave(A_TOKEN, 0))
+
+    def compute(self, rows: int = TOKENS, **other: Any) -> tuple[Tensor, list[str]]:
+        """The experts' answer, and who computed."""
+        self.by.clear()
+        self.given = self.x[:rows]
+        out = torch.empty(rows, COLUMNS, dtype=torch.bfloat16)
+        named: dict[str, Any] = {
+            "output": out, "hidden_states": self.given, "topk_weights": self.share,
+            "w1": torch.empty(EXPERTS, 2 * MIDDLE, COLUMNS),
+            "w2": torch.empty(EXPERTS, COLUMNS, MIDDLE),
+            "topk_ids": self.chosen, "activation": "silu", "expert_map": None,
+            "a1q_scale": torch.ones(1), "a2_scale": None,
+            "workspace13": torch.empty(9999), "workspace2": torch.empty(1),
+            "apply_router_weight_on_input": False,
+        }  # fmt: skip
+        self.experts().apply(**named | other)
+        return out, self.by
+
+
+@pytest.fixture
+def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
+    from workers.vllm import compat
+    from workers.vllm.forward import quick_block_experts as quick  # here: it imports vLLM
+    from workers.vllm.forward import quickest
+
+    found = Layer()
+    module = SimpleNamespace(TritonExperts=found.experts)
+    monkeypatch.setattr(compat, "triton_experts", lambda: module)
+    monkeypatch.setattr(compat, "rows_of_experts", lambda _chosen, block, _n: (block,))
+    kernels = ModuleType("poc_core.fused.block_experts")
+    vars(kernels).update(
+        Quantised=Quantised, Tile=Tile, open_gates_=found.open_gates, multiply_=found.multiply,
+        can_multiply=lambda *_: found.can_multiply, rows_by_expert=lambda *_: TOKENS * A_TOKEN + 1,
+        Rows=lambda block: SimpleNamespace(block=block),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "poc_core.fused.block_experts", kernels)
+    monkeypatch.setattr(quick, "TILES", [((rows, False, 1, 4, 3, 0),) * 2 for rows in (64, 128)])
+    monkeypatch.setattr(quick, "LEAST", TOKENS * COLUMNS)
+    monkeypatch.setattr(fused, "is_on", lambda _device: True)
+    times = iter(range(1000, 0, -1))  # each way that is timed takes less than the one before
+    monkeypatch.setattr(quickest, "milliseconds", lambda _compute: float(next(times)))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return found
+
+
+def quick_block_experts() -> Any:
+    from workers.vllm.forward.quick_block_experts import QuickBlockExperts
+
+    return QuickBlockExperts()
+
+
+def test_the_quickest_tiles_compute_what_vllm_does_after_one_trial(layer: Layer) -> None:
+    expected, by = layer.compute()
+    assert by == ["own"]
+    with quick_block_experts().bound():
+        found, by = layer.compute()
+        assert torch.equal(found, expected)
+        assert by == ["own", "64 rows", "128 rows", "128 rows"]
+        again, by = layer.compute()
+        assert torch.equal(again, expected)
+        assert by == ["128 rows"]
+    assert layer.compute()[1] == ["own"], "chat keeps vLLM's own"
+
+
+def test_tiles_of_other_bits_are_not_used(layer: Layer) -> None:
+    expected, _ = layer.compute()
+    layer.adds = {128: 1.0}
+    with quick_block_experts().bound():
+        for _ in range(2):
+            found, by = layer.compute()
+            assert torch.equal(found, expected)
+    assert by == ["64 rows"]
+
+
+@pytest.mark.parametrize("fault", ["other bits", "slower", "fails"])
+def test_kernels_that_are_no_better_are_not_used(
+    layer: Layer, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    expected, _ = layer.compute()
+    if fault == "other bits":
+        layer.adds = {64: 1.0, 128: 1.0}
+    elif fault == "slower":
+        monkeypatch.setattr("workers.vllm.forward.quickest.milliseconds", lambda _one: 1.0)
+    else:
+        kernels = sys.modules["poc_core.fused.block_experts"]
+        monkeypatch.setattr(kernels, "multiply_", lambda *_args: 1 / 0)
+    with quick_block_experts().bound():
+        for _ in range(2):
+            found, by = layer.compute()
+            assert torch.equal(found, expected)
+    assert by == ["own"]
+
+
+def test_what_the_kernels_do_not_know_is_vllms(
+    layer: Layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with quick_block_experts().bound():
+        layer.compute()
+        assert layer.compute()[1] == ["128 rows"]
+        for other in (
+            {"rows": TOKENS // 2},  # few: chat's steps are no larger
+            {"activation": "gelu"},
+            {"expert_map": [0]},  # other ranks' experts have no weights
+            {"a2_scale": 1.0},
+            {"apply_router_weight_on_input": True},
+        ):
+            assert layer.compute(**other)[1] == ["own"], other
+        for name, value in (
+            ("quant_config", SimpleNamespace(use_fp8_w8a8=True, gemm1_clamp_limit=7.0)),
+            ("quant_config", SimpleNamespace(use_fp8_w8a8=False, gemm1_clamp_limit=None)),
+            ("block_shape", None),
+            ("w1_bias", 1.0),
+            ("_lora_context", object()),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(layer.experts, name, value)
+                assert layer.compute()[1] == ["own"], name
+        layer.can_multiply = False
+        assert layer.compute()[1] == ["own"]

@@ -1,0 +1,161 @@
+"""A layer's experts in block FP8 by kernels that write in the order of the experts, for one slice:
+chat keeps vLLM's own.
+
+The first large call of each shape tries several tiles, and takes the quickest of those that give
+vLLM's bits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from poc_core import fused
+from workers.vllm import compat
+from workers.vllm.forward.quickest import quickest
+
+# Numbers of the input below which vLLM's tiles are others, and a trial is not worth its time.
+LEAST = 1 << 22
+# Of both products, by rows of a block; then whether two groups of columns are summed at a time,
+# blocks of rows that share weights, warps, stages, programs of a multiprocessor.
+TILES = (
+    ((128, False, 16, 8, 3, 0), (128, True, 16, 8, 3, 0)),
+    ((128, True, 16, 16, 3, 0), (128, True, 16, 8, 3, 0)),
+    ((64, False, 16, 4, 3, 0), (64, False, 16, 4, 3, 0)),
+)
+
+
+class Call(NamedTuple):
+    """What vLLM asks of a layer's experts."""
+
+    out: Tensor  # (tokens, columns), 16 bits
+    x: Any  # poc_core.fused.block_experts.Quantised
+    first: Any
+    second: Any
+    share: Tensor  # (tokens, experts a token), float32, as `chosen`, int32 or int64
+    chosen: Tensor
+    spaces: tuple[Tensor, Tensor]  # memory for what lies between: opened gates, second product
+    add: Callable[[Tensor, Tensor], None]  # a token's rows (tokens, experts a token, columns)
+
+    @property
+    def key(self) -> Any:
+        """What another call shares for which the same trial holds."""
+        shapes = self.first.numbers.shape, self.second.numbers.shape
+        return len(self.out).bit_length(), self.chosen.shape[1], *shapes
+
+
+class QuickBlockExperts:
+    """The kernels of a model, with what their trials found."""
+
+    def __init__(self) -> None:
+        module = compat.triton_experts()
+        self._experts = None if module is None else module.TritonExperts
+        self._tiles: dict[Any, Any] = {}  # of both products, by Call.key; None: vLLM's own
+
+    @contextmanager
+    def bound(self) -> Iterator[None]:
+        """Within, vLLM's experts are computed by the kernels."""
+        if self._experts is None:
+            yield
+            return
+        own = self._experts.apply
+        self._experts.apply = lambda *args, **named: self._apply(own, *args, **named)
+        try:
+            yield
+        finally:
+            self._experts.apply = own
+
+    def _apply(self, own: Callable[..., Any], experts: Any, *args: Any, **named: Any) -> Any:
+        def by_own() -> Any:
+            return own(experts, *args, **named)
+
+        call = _read(own, experts, args, named)
+        if call is None:
+            return by_own()
+        if call.key not in self._tiles:
+            if torch.cuda.is_current_stream_capturing():  # a trial waits for its outcome
+                return by_own()
+            from poc_core.fused.block_experts import Tile
+
+            tiles = [tuple(Tile(*one) for one in both) for both in TILES]
+            best = quickest(by_own, [partial(_compute, call, *both) for both in tiles], call.out)
+            self._tiles[call.key] = None if best is None else tiles[best]
+        best = self._tiles[call.key]
+        return by_own() if best is None else _compute(call, *best)
+
+
+def _read(
+    own: Callable[..., Any], experts: Any, args: tuple[Any, ...], named: dict[str, Any]
+) -> Call | None:
+    """None: not a call of these kernels."""
+    try:
+        given = inspect.signature(own).bind(experts, *args, **named).arguments
+        x, kind = given["hidden_states"], given["activation"]
+        refused = given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias
+        config, lora = experts.quant_config, getattr(experts, "_lora_context", None)
+        if (
+            x.numel() < LEAST
+            or not fused.is_on(x.device)
+            or not (config.use_fp8_w8a8 and list(experts.block_shape or ()) == [128, 128])
+            or getattr(kind, "value", kind) != "silu"
+            or any(one is not None for one in (*refused, lora))
+            or given["apply_router_weight_on_input"]
+            or getattr(experts, "quantization_emulation", False)
+            or compat.clamps_gates(experts)
+        ):
+            return None
+        from poc_core.fused.block_experts import Quantised, can_multiply
+
+        call = Call(
+            given["output"],
+            Quantised(x, given["a1q_scale"]),
+            Quantised(given["w1"], experts.w1_scale),
+            Quantised(given["w2"], experts.w2_scale),
+            given["topk_weights"],
+            given["topk_ids"],
+            (given["workspace13"], given["workspace2"]),
+            experts.moe_sum,
+        )
+        can = can_multiply(call.x, call.first, call.second)
+    except (AttributeError, KeyError, TypeError):  # another release's
+        return None
+    is_ours = can and call.out.is_contiguous() and call.share.is_contiguous()
+    return call if is_ours and call.share.dtype == torch.float32 else None
+
+
+def _compute(call: Call, first: Any, second: Any) -> None:
+    """To call.out, by tiles of as many rows."""
+    from poc_core.fused.block_experts import (
+        Quantised,
+        Rows,
+        multiply_,
+        open_gates_,
+        rows_by_expert,
+    )
+
+    n_experts, columns, middle = call.second.numbers.shape
+    tokens, a_token = call.chosen.shape
+    rows = Rows(*compat.rows_of_experts(call.chosen, first.rows, n_experts))
+    n = rows_by_expert(rows, first)
+    opened = Quantised(
+        _memory(call.spaces[0], call.x.numbers.dtype, n, middle),
+        call.x.scales.new_empty(middle // 128, n).t(),
+    )
+    open_gates_(opened, call.x, call.first, rows, a_token, first)
+    products = _memory(call.spaces[1], call.out.dtype, tokens * a_token, columns)
+    multiply_(products, opened, call.second, call.share.flatten(), rows, second)
+    call.add(products.view(tokens, a_token, columns), call.out)
+
+
+def _memory(space: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+    """(rows, columns) in vLLM's memory, where that is large enough, else new."""
+    n = rows * columns
+    if space.is_contiguous() and space.numel() * space.element_size() >= n * dtype.itemsize:
+        return space.view(-1).view(dtype)[:n].view(rows, columns)
+    return space.new_empty(rows, columns, dtype=dtype)
