@@ -41,7 +41,7 @@ class Call(NamedTuple):
     share: Tensor  # (tokens, experts a token), float32, as `chosen`, int32 or int64
     chosen: Tensor
     spaces: tuple[Tensor, Tensor]  # memory for what lies between: opened gates, second product
-    add: Callable[[Tensor, Tensor], None]  # a token's rows (tokens, experts a token, columns)
+    add: Callable[[Tensor, Tensor], Any]  # a token's rows (tokens, experts a token, columns)
 
     @property
     def key(self) -> Any:
@@ -84,10 +84,10 @@ class QuickBlockExperts:
             from poc_core.fused.block_experts import Tile
 
             tiles = [tuple(Tile(*one) for one in both) for both in TILES]
-            best = quickest(by_own, [partial(_compute, call, *both) for both in tiles], call.out)
+            best = quickest(by_own, [partial(compute, call, *both) for both in tiles], call.out)
             self._tiles[call.key] = None if best is None else tiles[best]
         best = self._tiles[call.key]
-        return by_own() if best is None else _compute(call, *best)
+        return by_own() if best is None else compute(call, *best)
 
 
 def _read(
@@ -129,7 +129,7 @@ def _read(
     return call if is_ours and call.share.dtype == torch.float32 else None
 
 
-def _compute(call: Call, first: Any, second: Any) -> None:
+def compute(call: Call, first: Any, second: Any) -> None:
     """To call.out, by tiles of as many rows."""
     from poc_core.fused.block_experts import (
         Quantised,
