@@ -25,8 +25,7 @@ LEAST = 1 << 22
 # Of both products, by rows of a block; then whether two groups of columns are summed at a time,
 # blocks of rows that share weights, warps, stages, programs of a multiprocessor.
 TILES = (
-    ((128, False, 16, 8, 3, 0), (128, True, 16, 8, 3, 0)),
-    ((128, True, 16, 16, 3, 0), (128, True, 16, 8, 3, 0)),
+    ((128, True, 8, 16, 3, 0), (128, True, 16, 8, 3, 0)),
     ((64, False, 16, 4, 3, 0), (64, False, 16, 4, 3, 0)),
 )
 
@@ -56,6 +55,8 @@ class QuickBlockExperts:
     def __init__(self) -> None:
         module = compat.triton_experts()
         self._experts = None if module is None else module.TritonExperts
+        # Before another stand-in hides it.
+        self._signature = None if module is None else inspect.signature(module.TritonExperts.apply)
         self._tiles: dict[Any, Any] = {}  # of both products, by Call.key; None: vLLM's own
 
     @contextmanager
@@ -75,7 +76,7 @@ class QuickBlockExperts:
         def by_own() -> Any:
             return own(experts, *args, **named)
 
-        call = _read(own, experts, args, named)
+        call = self._read(experts, *args, **named)
         if call is None:
             return by_own()
         if call.key not in self._tiles:
@@ -89,44 +90,42 @@ class QuickBlockExperts:
         best = self._tiles[call.key]
         return by_own() if best is None else compute(call, *best)
 
+    def _read(self, experts: Any, *args: Any, **named: Any) -> Call | None:
+        """None: not a call of these kernels."""
+        assert self._signature is not None
+        try:
+            given = self._signature.bind(experts, *args, **named).arguments
+            x, kind = given["hidden_states"], given["activation"]
+            refused = given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias
+            config, lora = experts.quant_config, getattr(experts, "_lora_context", None)
+            if (
+                x.numel() < LEAST
+                or not fused.is_on(x.device)
+                or not (config.use_fp8_w8a8 and list(experts.block_shape or ()) == [128, 128])
+                or getattr(kind, "value", kind) != "silu"
+                or any(one is not None for one in (*refused, lora))
+                or given["apply_router_weight_on_input"]
+                or getattr(experts, "quantization_emulation", False)
+                or compat.clamps_gates(experts)
+            ):
+                return None
+            from poc_core.fused.block_experts import Quantised, can_multiply
 
-def _read(
-    own: Callable[..., Any], experts: Any, args: tuple[Any, ...], named: dict[str, Any]
-) -> Call | None:
-    """None: not a call of these kernels."""
-    try:
-        given = inspect.signature(own).bind(experts, *args, **named).arguments
-        x, kind = given["hidden_states"], given["activation"]
-        refused = given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias
-        config, lora = experts.quant_config, getattr(experts, "_lora_context", None)
-        if (
-            x.numel() < LEAST
-            or not fused.is_on(x.device)
-            or not (config.use_fp8_w8a8 and list(experts.block_shape or ()) == [128, 128])
-            or getattr(kind, "value", kind) != "silu"
-            or any(one is not None for one in (*refused, lora))
-            or given["apply_router_weight_on_input"]
-            or getattr(experts, "quantization_emulation", False)
-            or compat.clamps_gates(experts)
-        ):
+            call = Call(
+                given["output"],
+                Quantised(x, given["a1q_scale"]),
+                Quantised(given["w1"], experts.w1_scale),
+                Quantised(given["w2"], experts.w2_scale),
+                given["topk_weights"],
+                given["topk_ids"],
+                (given["workspace13"], given["workspace2"]),
+                experts.moe_sum,
+            )
+            can = can_multiply(call.x, call.first, call.second)
+        except (AttributeError, KeyError, TypeError):  # another release's
             return None
-        from poc_core.fused.block_experts import Quantised, can_multiply
-
-        call = Call(
-            given["output"],
-            Quantised(x, given["a1q_scale"]),
-            Quantised(given["w1"], experts.w1_scale),
-            Quantised(given["w2"], experts.w2_scale),
-            given["topk_weights"],
-            given["topk_ids"],
-            (given["workspace13"], given["workspace2"]),
-            experts.moe_sum,
-        )
-        can = can_multiply(call.x, call.first, call.second)
-    except (AttributeError, KeyError, TypeError):  # another release's
-        return None
-    is_ours = can and call.out.is_contiguous() and call.share.is_contiguous()
-    return call if is_ours and call.share.dtype == torch.float32 else None
+        is_ours = can and call.out.is_contiguous() and call.share.is_contiguous()
+        return call if is_ours and call.share.dtype == torch.float32 else None
 
 
 def compute(call: Call, first: Any, second: Any) -> None:

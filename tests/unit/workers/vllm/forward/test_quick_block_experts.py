@@ -46,6 +46,8 @@ class Layer:
             w1_scale = w2_scale = torch.ones(1)
             w1_bias = w2_bias = _lora_context = None
 
+            def activation(self) -> None: ...
+
             def apply(
                 self, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor,
                 topk_weights: Tensor, topk_ids: Tensor, activation: str, expert_map: Any,
@@ -106,7 +108,9 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     from workers.vllm.forward import quickest
 
     found = Layer()
-    module = SimpleNamespace(TritonExperts=found.experts)
+    module = SimpleNamespace(
+        TritonExperts=found.experts, invoke_fused_moe_triton_kernel=lambda: None
+    )
     monkeypatch.setattr(compat, "triton_experts", lambda: module)
     monkeypatch.setattr(compat, "rows_of_experts", lambda _chosen, block, _n: (block,))
     kernels = ModuleType("poc_core.fused.block_experts")
@@ -142,6 +146,17 @@ def test_the_quickest_tiles_compute_what_vllm_does_after_one_trial(layer: Layer)
         assert torch.equal(again, expected)
         assert by == ["128 rows"]
     assert layer.compute()[1] == ["own"], "chat keeps vLLM's own"
+
+
+def test_the_kernels_are_used_beside_those_for_16_bits(layer: Layer) -> None:
+    from workers.vllm.forward.quick_experts import QuickExperts
+
+    # As in BoundForward: each hides vLLM's method from the next.
+    others, quick = QuickExperts(), quick_block_experts()
+    for _ in range(2):
+        with others.bound(), quick.bound():
+            _, by = layer.compute()
+    assert by == ["128 rows"]
 
 
 def test_tiles_of_other_bits_are_not_used(layer: Layer) -> None:
@@ -199,3 +214,63 @@ def test_what_the_kernels_do_not_know_is_vllms(
                 assert layer.compute()[1] == ["own"], name
         layer.can_multiply = False
         assert layer.compute()[1] == ["own"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("experts", "middle", "columns"), [(8, 768, 3072), (4, 1536, 4096), (5, 128, 256)]
+)
+@pytest.mark.parametrize("tokens", [16_384, 20_001])
+def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
+    experts: int, middle: int, columns: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
+    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
+    from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
+    from vllm.platforms import current_platform
+
+    from workers.vllm.forward import quick_block_experts as quick
+    from workers.vllm.forward import quickest
+
+    if not current_platform.has_device_capability(90):
+        pytest.skip("the GPU has no tensor memory accelerator")
+    generator = torch.Generator("cuda").manual_seed(tokens)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cuda")
+
+    def weights(rows: int, depth: int) -> tuple[Tensor, Tensor]:
+        numbers = (100 * random(experts, rows, depth)).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return numbers, random(experts, rows // 128, depth // 128).abs() / 5000
+
+    x, x_scales = per_token_group_quant_fp8(random(tokens, columns).bfloat16(), 128)
+    (w1, w1_scales), (w2, w2_scales) = weights(2 * middle, columns), weights(columns, middle)
+    share, chosen = random(tokens, experts).softmax(-1).topk(A_TOKEN)
+    layer: Any = object.__new__(TritonExperts)  # which would want a whole engine's configuration
+    layer.quantization_emulation, layer.gemm1_clamp_limit = False, None
+    layer.quant_config = fp8_w8a8_moe_quant_config(w1_scales, w2_scales, block_shape=[128, 128])
+    room = tokens * A_TOKEN * max(2 * middle, columns)
+
+    def computed() -> Tensor:
+        out = torch.empty(tokens, columns, dtype=torch.bfloat16, device="cuda")
+        layer.apply(
+            output=out, hidden_states=x, w1=w1, w2=w2, topk_weights=share, topk_ids=chosen.int(),
+            activation=MoEActivation.SILU, global_num_experts=experts, expert_map=None,
+            a1q_scale=x_scales, a2_scale=None, workspace13=out.new_empty(room),
+            workspace2=out.new_empty(room), expert_tokens_meta=None,
+            apply_router_weight_on_input=False,
+        )  # fmt: skip
+        return out
+
+    expected = computed()
+    monkeypatch.setattr(quick, "LEAST", 1)
+    for tiles in quick.TILES:
+        monkeypatch.setattr(quick, "TILES", [tiles])
+        times = iter((2.0, 1.0))  # the kernels are quicker than vLLM's own
+        monkeypatch.setattr(quickest, "milliseconds", lambda _compute, times=times: next(times))
+        kernels = quick.QuickBlockExperts()
+        with kernels.bound():
+            for _ in range(2):
+                assert torch.equal(computed(), expected)
+        assert len([one for one in kernels._tiles.values() if one is not None]) == 1  # noqa: SLF001
