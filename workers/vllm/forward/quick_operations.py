@@ -87,10 +87,54 @@ class Rotation(NamedTuple):
         return all(torch.equal(*(one.view(torch.int16) for one in pair)) for pair in both)
 
 
+class Writing(NamedTuple):
+    """A call that writes keys and values (tokens, heads, head) into caches (pages, page, heads,
+    head)."""
+
+    keys: Tensor
+    values: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    slots: Tensor
+    format: str
+    key_scale: Tensor
+    value_scale: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """The first rows, values beside keys."""
+        return torch.cat([self.keys[:_ROWS], self.values[:_ROWS]], -1)
+
+    def of(self, x: Tensor) -> Writing:
+        """The same call for other rows (n, heads, keys beside values), with caches of its own."""
+        n, *page = len(x) // self.key_cache.shape[1] + 2, *self.key_cache.shape[1:]
+        slots = torch.arange(len(x), device=x.device, dtype=self.slots.dtype).flip(0)
+        slots[::7] = -1  # a token without a place
+        keys, values = (one.contiguous() for one in x.chunk(2, -1))
+        return self._replace(
+            keys=keys,
+            values=values,
+            key_cache=self.key_cache.new_zeros(n, *page),
+            value_cache=self.value_cache.new_zeros(n, *page),
+            slots=slots,
+        )
+
+    @property
+    def key(self) -> Any:
+        """What another call shares for which the same trial holds."""
+        cache = self.key_cache
+        return self.keys.shape[1:], self.keys.dtype, cache.dtype, cache.shape[1], self.format
+
+    def has_results_of(self, other: Writing) -> bool:
+        """Whether both have the same bits."""
+        caches = ((self.key_cache, other.key_cache), (self.value_cache, other.value_cache))
+        return all(torch.equal(*(one.view(torch.uint8) for one in pair)) for pair in caches)
+
+
 class Operation(NamedTuple):
     """An operation of vLLM's and the kernel in its place."""
 
-    # Its arguments, as Call or Rotation; None: the kernel does not take them.
+    # Its arguments, as Call, Rotation or Writing; None: the kernel does not take them.
     read: Callable[..., Any]
     own: Callable[[Any, Any], Any]  # calls the operation
     kernel: Callable[[Any], None]
@@ -161,6 +205,24 @@ def _rotation_kernel(call: Rotation) -> None:
     rotate_(call.query, call.keys, call.positions, call.head, call.angles)
 
 
+def _read_writing(*args: Any) -> Writing | None:
+    call = Writing(*args)
+    if call.format not in ("auto", "fp8", "fp8_e4m3") or call.keys.numel() < LEAST // 4:
+        return None
+    from poc_core.fused.caches import can_write
+
+    of_all = call.key_scale.numel() == call.value_scale.numel() == 1
+    is_ours = of_all and can_write(call.keys, call.values, call.key_cache, call.value_cache)
+    same = call.key_cache.dtype == call.keys.dtype
+    return call if is_ours and same == (call.format == "auto") else None
+
+
+def _writing_kernel(call: Writing) -> None:
+    from poc_core.fused.caches import write_
+
+    write_(*call[:5], *call[6:])
+
+
 def _is_ours(x: Tensor, out: Tensor) -> bool:
     return (
         x.element_size() == 2 and out.dtype is torch.float8_e4m3fn and _is_flat(x) and _is_flat(out)
@@ -187,6 +249,9 @@ OPERATIONS = {
         _read_rotation,
         lambda own, call: own(call.positions, call.query, call.keys, call.head, call.angles, True),
         _rotation_kernel,
+    ),
+    "_C_cache_ops::reshape_and_cache_flash": Operation(
+        _read_writing, lambda own, call: own(*call), _writing_kernel
     ),
 }
 

@@ -119,6 +119,30 @@ def compare_rotations() -> None:
         assert torch.equal(rows, expected)
 
 
+def compare_caches() -> None:
+    """Pages of heads side by side and of one head after the other, some tokens without a place."""
+    from poc_core.fused import caches
+
+    torch.manual_seed(0)
+    for by_head in (False, True):
+        # As in vLLM a page has keys and values, and a token's row queries too.
+        rows = torch.randn(70, 4, 3 * 32).half()
+        keys, values = rows[:, 1:3, :32].contiguous(), rows.view(70, 12, 32)[:, 5:7]
+        memory = torch.zeros(9, 2, 2, 16, 32) if by_head else torch.zeros(9, 2, 16, 2, 32)
+        memory = memory.half()
+        key_cache, value_cache = (memory.transpose(2, 3) if by_head else memory).unbind(1)
+        slots = torch.randperm(9 * 16)[:70]
+        slots[::9] = -1
+        assert caches.can_write(keys, values, key_cache, value_cache)
+        assert not caches.can_write(keys, values, key_cache, value_cache.contiguous())
+        assert not caches.can_write(keys.float(), values.float(), key_cache, value_cache)
+        caches.write_(keys, values, key_cache, value_cache, slots, *torch.ones(2, 1))
+        for given, cache in ((keys, key_cache), (values, value_cache)):
+            expected = torch.zeros(9, 16, 2, 32).half()
+            expected.view(-1, 2, 32)[slots[slots >= 0]] = given[slots >= 0]
+            assert torch.equal(cache, expected)
+
+
 def test_the_interpreted_kernels_are_plain_torch() -> None:
     pytest.importorskip("triton")
     ended = subprocess.run(
@@ -126,7 +150,8 @@ def test_the_interpreted_kernels_are_plain_torch() -> None:
             sys.executable,
             "-c",
             f"import {__name__} as t;"
-            " t.compare_interpreted(); t.compare_norms(); t.compare_rotations()",
+            " t.compare_interpreted(); t.compare_norms(); t.compare_rotations();"
+            " t.compare_caches()",
         ],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,

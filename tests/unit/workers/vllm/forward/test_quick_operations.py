@@ -403,3 +403,81 @@ def test_queries_and_keys_are_turned_with_the_bits_of_vllms_operation(
             assert call is not None
             OPERATIONS[name].kernel(call)
             assert torch.equal(theirs.view(torch.int16), ours.view(torch.int16))
+
+
+WRITE = "_C_cache_ops::reshape_and_cache_flash"
+
+
+def writing(
+    rows: int, cache: torch.dtype, by_head: bool, device: str, head: int = 128
+) -> tuple[Any, ...]:
+    """A call that writes into the first pages of empty caches, as vLLM's FlashAttention makes it;
+    its arguments. `by_head`: a page has one head after the other."""
+    generator = torch.Generator(device).manual_seed(rows)
+    qkv = torch.randn(rows, 12, head, generator=generator, device=device).bfloat16() * 40
+    pages = rows // 16 + 3
+    memory = torch.zeros(pages, 2, *((2, 16) if by_head else (16, 2)), head, device=device)
+    memory = memory.to(cache)
+    caches = (memory.transpose(2, 3) if by_head else memory).unbind(1)
+    slots = torch.randperm(16 * pages, generator=generator, device=device)[:rows]
+    slots[::5] = -1
+    scales = torch.tensor([[1.5], [0.7]], device=device)
+    name = "auto" if cache == qkv.dtype else "fp8"
+    return qkv[:, 8:10], qkv[:, 10:], *caches, slots, name, *scales
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head", [64, 128, 256])
+@pytest.mark.parametrize("by_head", [False, True])
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.uint8])
+def test_caches_are_written_with_the_bits_of_vllms_operation(
+    cache: torch.dtype, by_head: bool, head: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.vllm import compat
+    from workers.vllm.forward import quick_operations as quick
+
+    monkeypatch.setattr(quick, "LEAST", 0)
+    own: Any = compat.operation(WRITE)
+    for rows in (1, 300, 4099):
+        theirs, ours = (writing(rows, cache, by_head, "cuda", head) for _ in "ab")
+        own(*theirs)
+        call = quick.OPERATIONS[WRITE].read(*ours)
+        assert call is not None
+        quick.OPERATIONS[WRITE].kernel(call)
+        for one, other in zip(theirs[2:4], ours[2:4], strict=True):
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_writes_that_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.vllm.forward import quick_operations as quick
+
+    args = writing(40, torch.uint8, False, "cpu")
+    assert quick.OPERATIONS[WRITE].read(*args) is None, "too few"
+    monkeypatch.setattr(quick, "LEAST", 0)
+    call = quick.OPERATIONS[WRITE].read(*args)
+    assert call.keys is args[0]
+    assert call.value_scale is args[7]
+    for place, other in (
+        (5, "fp8_e5m2"),
+        (5, "auto"),  # of another format than the cache
+        (6, torch.ones(2)),  # by head
+        (0, args[0].float()),
+    ):
+        assert quick.OPERATIONS[WRITE].read(*args[:place], other, *args[place + 1 :]) is None
+
+
+def test_a_trial_of_writes_has_caches_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.vllm.forward import quick_operations as quick
+
+    monkeypatch.setattr(quick, "LEAST", 0)
+    call = quick.OPERATIONS[WRITE].read(*writing(40, torch.bfloat16, False, "cpu"))
+    tried, other = call.of(call.x), call.of(call.x)
+    assert tried.keys.equal(call.keys)
+    assert tried.values.equal(call.values)
+    places = tried.slots[tried.slots >= 0]
+    assert len(places) < 40
+    assert len(places.unique()) == len(places)
+    tried.key_cache.view(-1, 2, 128)[places] = tried.keys[tried.slots >= 0]
+    assert not tried.has_results_of(other)
+    assert other.has_results_of(call.of(call.x))
+    assert not call.key_cache.any()
