@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat, unseen
+from workers.vllm import compat
 
 logger = logging.getLogger(__name__)
 
@@ -371,8 +371,7 @@ class QuickOperations:
         self._stand_ins: dict[str, Any] = {
             name: StandIn(name, one) for name, one in own.items() if one
         }
-        # Seen on CPUs alone: a rank that waits for another one there would hold up chat.
-        if unseen.is_on() and (router := compat.operation(ROUTER)):
+        if router := compat.operation(ROUTER):
             self._stand_ins[ROUTER] = SharedRouter(router)
 
     def settle(self, replicated: bool) -> None:

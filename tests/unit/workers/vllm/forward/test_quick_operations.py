@@ -228,7 +228,7 @@ class Router:
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
     """Of the second of two ranks, whose first one computes and finds as it does."""
-    from workers.vllm import compat, unseen
+    from workers.vllm import compat
     from workers.vllm.forward import quick_operations as quick
 
     found = Router()
@@ -237,7 +237,6 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
         first = part if part.dtype is torch.bool else X[:4] @ WEIGHT.T + 4 * found.more_rows
         return torch.cat([first, part])
 
-    monkeypatch.setenv(unseen.SWITCH, "on")
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(quick, "LEAST", X.numel())
