@@ -30,6 +30,7 @@ from poc_core.fused import SWITCH
 from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
 from workers.pipeline import compute_all
+from workers.vllm import unseen
 
 TOKENS, HIDDEN, EXPERTS_PER_TOKEN, INTERMEDIATE = 32 * 1024, 3072, 8, 768
 QKV = (6144, 1024, 1024)  # of one GPU: all heads
@@ -293,7 +294,7 @@ def compare_engines(options: EngineOptions, seq_len: int, seconds: float) -> boo
 @contextmanager
 def switched(to: str) -> Iterator[None]:
     """Within: engines that start have the kernels on or off."""
-    with mock.patch.dict(os.environ, {SWITCH: to}):
+    with mock.patch.dict(os.environ, {SWITCH: to, unseen.SWITCH: "on"}):
         yield
 
 

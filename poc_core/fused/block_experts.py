@@ -33,8 +33,6 @@ class Tile(NamedTuple):
     near: int  # blocks of rows that run at a time, and share weights
     warps: int
     stages: int
-    # Programs of a multiprocessor, which take one block after the other; 0: a program a block.
-    programs: int
 
 
 class Quantised(NamedTuple):
@@ -52,20 +50,20 @@ def _scaled_sum(found, part, weights, by_row, by_column):
     return tl.fma(scaled, by_column + tl.zeros_like(scaled), found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])  # by how many there are
 def _product_kernel(
     x, x_scales, weights, scales, out, out_scales, share, ids, experts, n_ids,
     n_columns, depth, n_rows, x_stride, x_scale_row, x_scale_column,
     scale_expert, scale_row, scale_column, out_stride, out_scale_row, out_scale_column,
-    A_TOKEN: tl.constexpr, OPENS: tl.constexpr, GATHERS: tl.constexpr, ROWS: tl.constexpr,
-    NEAR: tl.constexpr, WIDE: tl.constexpr, PROGRAMS: tl.constexpr, STAYS: tl.constexpr,
-    GROUP: tl.constexpr,
+    A_TOKEN: tl.constexpr, OPENS: tl.constexpr, ROWS: tl.constexpr, NEAR: tl.constexpr,
+    WIDE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     n_high = tl.load(n_ids) // ROWS
     # A block's groups of columns: a gate's and what it opens, or one, or two neighbours.
     n_wide = n_columns // (2 * GROUP) if OPENS or WIDE else n_columns // GROUP
     group = tl.arange(0, GROUP)
-    for block in tl.range(tl.program_id(0), n_high * n_wide, PROGRAMS, flatten=STAYS):
+    # A program has one block; where this is no loop, Triton 3.6 spills registers on Hopper.
+    for block in range(tl.program_id(0), n_high * n_wide, tl.num_programs(0)):
         first = block // (NEAR * n_wide) * NEAR
         high = min(n_high - first, NEAR)
         place = block % (NEAR * n_wide)
@@ -77,12 +75,10 @@ def _product_kernel(
         row = tl.minimum(row, n_rows - 1)
         if OPENS:
             column, apart = column_block * GROUP, n_columns // 2
-        else:
-            column, apart = column_block * (2 * GROUP if WIDE else GROUP), GROUP
-        if GATHERS:
             x_row = (row // A_TOKEN).to(tl.int64)
             x_at = x + x_row[:, None] * x_stride + group[None, :]
         else:
+            column, apart = column_block * (2 * GROUP if WIDE else GROUP), GROUP
             x_row = by_expert
         weight_row = expert * n_columns + column
         x_scale_at = x_scales + x_row * x_scale_row
@@ -91,7 +87,7 @@ def _product_kernel(
         one = tl.zeros((ROWS, GROUP), tl.float32)
         other = tl.zeros((ROWS, GROUP), tl.float32)
         for step in range(depth // GROUP):
-            if GATHERS:
+            if OPENS:  # noqa: SIM108 - which is another type
                 part = tl.load(x_at + step * GROUP)
             else:
                 part = x.load([row_block * ROWS, step * GROUP])
@@ -106,10 +102,7 @@ def _product_kernel(
             gate = one.to(tl.bfloat16)
             if not WIDE:
                 for step in range(depth // GROUP):
-                    if GATHERS:
-                        part = tl.load(x_at + step * GROUP)
-                    else:
-                        part = x.load([row_block * ROWS, step * GROUP])
+                    part = tl.load(x_at + step * GROUP)
                     by_row = tl.load(x_scale_at + step * x_scale_column)[:, None]
                     far = weights.load([weight_row + apart, step * GROUP])
                     scale = tl.load(scale_at + scales_apart + step * scale_column)
@@ -118,8 +111,9 @@ def _product_kernel(
             number, scale = quantised(silu(gate.to(tl.float32), up.to(tl.float32)))
             at = out + by_expert.to(tl.int64)[:, None] * out_stride + column + group[None, :]
             tl.store(at, number.to(out.dtype.element_ty))
-            scale_to = out_scales + by_expert * out_scale_row + column_block * out_scale_column
-            tl.store(scale_to, scale)
+            tl.store(
+                out_scales + by_expert * out_scale_row + column_block * out_scale_column, scale
+            )
         else:
             by_share = tl.load(share + row)[:, None]
             at = out + row.to(tl.int64)[:, None] * out_stride + column + group[None, :]
@@ -134,10 +128,10 @@ def open_gates_(
     """out (rows_by_expert, m), in the order of `rows.ids`, of x (n, k) and weights (experts, 2 m,
     k), of which the first m rows are gates: silu(gate) * up, rounded to bfloat16 and quantised.
 
-    `a_token`: how many of `rows.ids` a row of x has; 0: x is in their order.
+    `a_token`: how many of `rows.ids` a row of x has.
     """
-    n_rows = len(x.numbers) * a_token if a_token else 1 << 30
-    _run(out.numbers, out.scales, x, weights, None, rows, n_rows, a_token, tile)
+    n_rows = len(x.numbers) * a_token
+    _run(out.numbers, out.scales, x.numbers, x, weights, None, rows, n_rows, a_token, tile)
 
 
 def multiply_(
@@ -145,27 +139,25 @@ def multiply_(
 ) -> None:
     """out (n, m), 16 bits a number, of x (rows_by_expert, k), in the order of `rows.ids`, and
     weights (experts, m, k); each row's sums times its `share` (n,) in float32."""
-    _run(out, None, x, weights, share, rows, len(out), 0, tile)
+    blocks = _described(x.numbers, tile.rows)
+    _run(out, None, blocks, x, weights, share, rows, len(out), 1, tile)
 
 
 def _run(
-    out: Tensor, out_scales: Tensor | None, x: Quantised, weights: Quantised, share: Tensor | None,
-    rows: Rows, n_rows: int, a_token: int, tile: Tile,
+    out: Tensor, out_scales: Tensor | None, read: Any, x: Quantised, weights: Quantised,
+    share: Tensor | None, rows: Rows, n_rows: int, a_token: int, tile: Tile,
 ) -> None:  # fmt: skip
+    """`read`: x's numbers, as the kernel reads them."""
     n_columns, depth = weights.numbers.shape[1:]
     opens = share is None
     columns = 2 * GROUP if opens or tile.wide else GROUP
     blocks = triton.cdiv(rows.ids.numel(), tile.rows) * (n_columns // columns)
-    processors = torch.cuda.get_device_properties(out.device).multi_processor_count
-    programs = tile.programs * processors or blocks
-    _product_kernel[(programs,)](
-        x.numbers if a_token else _described(x.numbers, tile.rows), x.scales,
-        _described(weights.numbers.view(-1, depth), GROUP), weights.scales, out, out_scales, share,
-        *rows, n_columns, depth, n_rows, x.numbers.stride(0), *x.scales.stride(),
+    _product_kernel[(blocks,)](
+        read, x.scales, _described(weights.numbers.view(-1, depth), GROUP), weights.scales, out,
+        out_scales, share, *rows, n_columns, depth, n_rows, x.numbers.stride(0), *x.scales.stride(),
         *weights.scales.stride(), out.stride(0),
         *((0, 0) if out_scales is None else out_scales.stride()),
-        A_TOKEN=a_token, OPENS=opens, GATHERS=a_token > 0, ROWS=tile.rows, NEAR=tile.near,
-        WIDE=tile.wide, PROGRAMS=programs, STAYS=tile.programs > 0, GROUP=GROUP,
+        A_TOKEN=a_token, OPENS=opens, ROWS=tile.rows, NEAR=tile.near, WIDE=tile.wide, GROUP=GROUP,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
 

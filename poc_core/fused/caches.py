@@ -23,7 +23,7 @@ def _stored(number, scale, cache, SCALES: tl.constexpr):
     return number.to(cache.dtype.element_ty)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_tokens"])  # by how many there are
 def _write_kernel(
     keys, values, key_cache, value_cache, slots, key_scale, value_scale, n_tokens,
     key_stride, value_stride, page_size, page_stride, slot_stride, head_stride,

@@ -22,11 +22,11 @@ from workers.vllm.forward.quickest import quickest
 
 # Numbers of the input below which vLLM's tiles are others, and a trial is not worth its time.
 LEAST = 1 << 22
-# Of both products, by rows of a block; then whether two groups of columns are summed at a time,
-# blocks of rows that share weights, warps, stages, programs of a multiprocessor.
+# Of both products, whose blocks have as many rows: rows; whether two groups of columns are summed
+# at a time; blocks of rows that share weights; warps; stages. The quickest of 24 on an H200.
 TILES = (
-    ((128, True, 8, 16, 3, 0), (128, True, 16, 8, 3, 0)),
-    ((64, False, 16, 4, 3, 0), (64, False, 16, 4, 3, 0)),
+    ((128, True, 8, 16, 3), (128, True, 16, 8, 3)),
+    ((64, False, 16, 4, 3), (64, False, 16, 4, 3)),
 )
 
 

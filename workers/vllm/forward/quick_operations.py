@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat
+from workers.vllm import compat, unseen
 
 logger = logging.getLogger(__name__)
 
@@ -223,6 +223,11 @@ def _writing_kernel(call: Writing) -> None:
     write_(*call[:5], *call[6:])
 
 
+def _is_seen(name: str) -> bool:
+    """Whether a GPU has shown the kernel to be right, or this engine is to show it."""
+    return name != CACHE or unseen.is_on()
+
+
 def _is_ours(x: Tensor, out: Tensor) -> bool:
     return (
         x.element_size() == 2 and out.dtype is torch.float8_e4m3fn and _is_flat(x) and _is_flat(out)
@@ -233,6 +238,7 @@ def _is_flat(x: Tensor) -> bool:
     return x.dim() == 2 and x.is_contiguous()
 
 
+CACHE = "_C_cache_ops::reshape_and_cache_flash"
 OPERATIONS = {
     "_C::silu_and_mul_per_block_quant": Operation(
         _read_silu, lambda own, call: own(call.out, call.x, call.scales, *call.rest), _silu_kernel
@@ -250,9 +256,7 @@ OPERATIONS = {
         lambda own, call: own(call.positions, call.query, call.keys, call.head, call.angles, True),
         _rotation_kernel,
     ),
-    "_C_cache_ops::reshape_and_cache_flash": Operation(
-        _read_writing, lambda own, call: own(*call), _writing_kernel
-    ),
+    CACHE: Operation(_read_writing, lambda own, call: own(*call), _writing_kernel),
 }
 
 
@@ -367,7 +371,7 @@ class QuickOperations:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
-        own = {name: compat.operation(name) for name in OPERATIONS}
+        own = {name: compat.operation(name) for name in OPERATIONS if _is_seen(name)}
         self._stand_ins: dict[str, Any] = {
             name: StandIn(name, one) for name, one in own.items() if one
         }

@@ -28,7 +28,6 @@ class Tile(NamedTuple):
     near: int
     warps: int
     stages: int
-    programs: int
 
 
 class Layer:
@@ -120,7 +119,7 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
         Rows=lambda block: SimpleNamespace(block=block),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "poc_core.fused.block_experts", kernels)
-    monkeypatch.setattr(quick, "TILES", [((rows, False, 1, 4, 3, 0),) * 2 for rows in (64, 128)])
+    monkeypatch.setattr(quick, "TILES", [((rows, False, 1, 4, 3),) * 2 for rows in (64, 128)])
     monkeypatch.setattr(quick, "LEAST", TOKENS * COLUMNS)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     times = iter(range(1000, 0, -1))  # each way that is timed takes less than the one before

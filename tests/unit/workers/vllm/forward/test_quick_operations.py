@@ -404,9 +404,6 @@ def test_queries_and_keys_are_turned_with_the_bits_of_vllms_operation(
             assert torch.equal(theirs.view(torch.int16), ours.view(torch.int16))
 
 
-WRITE = "_C_cache_ops::reshape_and_cache_flash"
-
-
 def writing(
     rows: int, cache: torch.dtype, by_head: bool, device: str, head: int = 128
 ) -> tuple[Any, ...]:
@@ -436,13 +433,13 @@ def test_caches_are_written_with_the_bits_of_vllms_operation(
     from workers.vllm.forward import quick_operations as quick
 
     monkeypatch.setattr(quick, "LEAST", 0)
-    own: Any = compat.operation(WRITE)
+    own: Any = compat.operation(quick.CACHE)
     for rows in (1, 300, 4099):
         theirs, ours = (writing(rows, cache, by_head, "cuda", head) for _ in "ab")
         own(*theirs)
-        call = quick.OPERATIONS[WRITE].read(*ours)
+        call = quick.OPERATIONS[quick.CACHE].read(*ours)
         assert call is not None
-        quick.OPERATIONS[WRITE].kernel(call)
+        quick.OPERATIONS[quick.CACHE].kernel(call)
         for one, other in zip(theirs[2:4], ours[2:4], strict=True):
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
@@ -451,9 +448,9 @@ def test_writes_that_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     from workers.vllm.forward import quick_operations as quick
 
     args = writing(40, torch.uint8, False, "cpu")
-    assert quick.OPERATIONS[WRITE].read(*args) is None, "too few"
+    assert quick.OPERATIONS[quick.CACHE].read(*args) is None, "too few"
     monkeypatch.setattr(quick, "LEAST", 0)
-    call = quick.OPERATIONS[WRITE].read(*args)
+    call = quick.OPERATIONS[quick.CACHE].read(*args)
     assert call.keys is args[0]
     assert call.value_scale is args[7]
     for place, other in (
@@ -462,14 +459,14 @@ def test_writes_that_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         (6, torch.ones(2)),  # by head
         (0, args[0].float()),
     ):
-        assert quick.OPERATIONS[WRITE].read(*args[:place], other, *args[place + 1 :]) is None
+        assert quick.OPERATIONS[quick.CACHE].read(*args[:place], other, *args[place + 1 :]) is None
 
 
 def test_a_trial_of_writes_has_caches_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from workers.vllm.forward import quick_operations as quick
 
     monkeypatch.setattr(quick, "LEAST", 0)
-    call = quick.OPERATIONS[WRITE].read(*writing(40, torch.bfloat16, False, "cpu"))
+    call = quick.OPERATIONS[quick.CACHE].read(*writing(40, torch.bfloat16, False, "cpu"))
     tried, other = call.of(call.x), call.of(call.x)
     assert tried.keys.equal(call.keys)
     assert tried.values.equal(call.values)
@@ -480,3 +477,16 @@ def test_a_trial_of_writes_has_caches_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert not tried.has_results_of(other)
     assert other.has_results_of(call.of(call.x))
     assert not call.key_cache.any()
+
+
+def test_what_no_gpu_has_shown_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.vllm import compat, unseen
+    from workers.vllm.forward import quick_operations as quick
+
+    def own(*_args: Any) -> None: ...
+
+    with compat.in_place_of_operations({quick.CACHE: own}):
+        for switch, is_in_place in (("off", False), ("on", True)):
+            monkeypatch.setenv(unseen.SWITCH, switch)
+            with quick.QuickOperations().bound():
+                assert (compat.operation(quick.CACHE) is not own) == is_in_place
