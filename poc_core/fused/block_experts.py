@@ -87,7 +87,7 @@ def _product_kernel(
         one = tl.zeros((ROWS, GROUP), tl.float32)
         other = tl.zeros((ROWS, GROUP), tl.float32)
         for step in range(depth // GROUP):
-            if OPENS:  # noqa: SIM108 - which is another type
+            if OPENS:
                 part = tl.load(x_at + step * GROUP)
             else:
                 part = x.load([row_block * ROWS, step * GROUP])
