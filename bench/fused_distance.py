@@ -1,39 +1,42 @@
-"""How far fused kernels move artifacts from the plain expressions', beside what batch size does.
+"""How far fused kernels move artifacts from the plain expressions', and other backends of the
+experts' products from the default's, beside what batch size does.
 
     python -m bench.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b  # on a GPU host
     python -m bench.fused_distance --dimensions minimax-m2.7 --layers 6 --seq-len 1024
+    python -m bench.fused_distance --dimensions qwen3-30b-a3b --layers 12 --moe-backend triton
     python -m bench.fused_distance --model tiny-qwen3 --nonces 64  # anywhere; a CPU has no kernels
 
-The same weights in two engines, one after the other: with PROOFLINE_FUSED=off and without. For
---dimensions they are drawn as transformers begins a training: vLLM's dummy ones are so small that
-layers hardly change what goes through them, and artifacts of any two batch sizes are the same.
-Quantized dimensions have those all the same, as transformers draws none in 8 bits.
+The same weights in several engines, one after the other: with PROOFLINE_FUSED=off, without it, and
+with each --moe-backend. For --dimensions they are drawn as transformers begins a training: vLLM's
+dummy ones are so small that layers hardly change what goes through them, and artifacts of any two
+batch sizes are the same. Quantized dimensions have those all the same, as transformers draws none
+in 8 bits.
 """
 
 import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Annotated, Any
+from dataclasses import astuple
+from typing import Annotated
+from unittest import mock
 
-import numpy as np
 import typer
+from pydantic import JsonValue
 from rich.table import Table
 
 from bench.harness import machine
 from bench.harness.report import console, exit_with
 from cli.local_engine import local_engine, stdout_kept_clean
 from cli.measure import dimensions as dummies
+from cli.measure.artifact_distance import Distance, artifacts, distance
+from cli.measure.moe_backends import BATCH, SMALL_BATCH, cause, with_backend
+from cli.measure.speed import spec_of
 from cli.model_choice import with_chosen_model
-from poc_core.arithmetic.encoding import decode_vector
+from poc_core.errors import ProoflineError
 from poc_core.fused import SWITCH
 from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
-from workers.pipeline import compute_all
-
-K_DIM = 12
-# Nonces of a micro-batch: what clients send, and what another node may make of it.
-BATCH, SMALL_BATCH = 32, 8
 
 
 def main(
@@ -55,8 +58,12 @@ def main(
     engine_arg: Annotated[
         list[str] | None, typer.Option(help="An argument of `vllm serve`, may be repeated.")
     ] = None,
+    moe_backend: Annotated[
+        list[str] | None,
+        typer.Option(help="Also with this backend of the experts, may be repeated."),
+    ] = None,
 ) -> None:
-    """Mean and largest L2 of both. Exit 1: kernels move artifacts further than batch size."""
+    """Mean and largest L2 of each. Exit 1: kernels move artifacts further than batch size."""
     if not (dimensions or model):
         raise typer.BadParameter("give --model or --dimensions")
 
@@ -78,19 +85,20 @@ def main(
                     EngineOptions(model=directory, dtype=dtype, vllm_args=tuple(args))
                 )
                 exits.enter_context(stdout_kept_clean())
-                plain, small = artifacts(options, "off", nonces, seq_len, (BATCH, SMALL_BATCH))
-                (fused,) = artifacts(options, "auto", nonces, seq_len, (BATCH,))
-            kernels, sizes = distances(fused, plain), distances(small, plain)
-            for what, found in (
-                ("fused from plain", kernels),
-                (f"plain, batches of {SMALL_BATCH} from those of {BATCH}", sizes),
-            ):
-                table.add_row(name, what, f"{found.mean():.6f}", f"{found.max():.6f}")
-            passed.append(bool(kernels.mean() <= sizes.mean() and kernels.max() <= sizes.max()))
+                kernels, sizes, others = distances(options, moe_backend or (), nonces, seq_len)
+            rows = {
+                "fused from plain": kernels,
+                f"plain, batches of {SMALL_BATCH} from those of {BATCH}": sizes,
+            }
+            rows |= {f"{backend} from the default": found for backend, found in others.items()}
+            for what, found in rows.items():
+                table.add_row(name, what, f"{found.mean:.6f}", f"{found.largest:.6f}")
+            passed.append(kernels.is_within(sizes))
             seen = {
                 "model": name,
-                "fused": [kernels.mean(), kernels.max()],
-                "batch": [sizes.mean(), sizes.max()],
+                "fused": astuple(kernels),
+                "batch": astuple(sizes),
+                "backends": {backend: astuple(found) for backend, found in others.items()},
             }
             console.print(json.dumps(seen | {"passed": passed[-1]}), highlight=False)
         console.print(f"{machine.describe()}", highlight=False)
@@ -116,42 +124,33 @@ def draw_weights(directory: str) -> None:
         torch.cuda.empty_cache()  # the engines' processes need it
 
 
-def artifacts(
-    options: EngineOptions, switch: str, nonces: int, seq_len: int, batches: Sequence[int]
-) -> list[list[Any]]:
+def distances(
+    options: EngineOptions, backends: Sequence[str], nonces: int, seq_len: int
+) -> tuple[Distance, Distance, dict[str, Distance]]:
+    """Of fused kernels' artifacts from plain ones', of small batches', and of each backend's from
+    the default's; backends that do not start are told and left out.
+    """
+    spec = spec_of(seq_len)
+    plain, small = computed(options, "off", spec, nonces, (BATCH, SMALL_BATCH))
+    (fused,) = computed(options, "auto", spec, nonces, (BATCH,))
+    others = {}
+    for backend in backends:
+        told = with_backend(options, backend)
+        try:
+            (found,) = computed(told, "auto", spec, nonces, (BATCH,))
+        except ProoflineError as error:
+            console.print(f"{backend} cannot be used here: {cause(error)}", markup=False)
+            continue
+        others[backend] = distance(spec, found, fused)
+    return distance(spec, fused, plain), distance(spec, small, plain), others
+
+
+def computed(
+    options: EngineOptions, switch: str, spec: ProofSpec, nonces: int, batches: Sequence[int]
+) -> list[list[JsonValue]]:
     """Artifacts of the nonces by micro-batch size, on an engine that starts with this switch."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = switch  # read in the processes that vLLM starts
-    try:
-        with local_engine(options) as engine:
-            spec = ProofSpec(
-                block_hash="bench",
-                public_key="bench",
-                seq_len=seq_len,
-                options={"k_dim": K_DIM, "stronger_rng": False},
-            )
-            return [
-                [
-                    value
-                    for first in range(0, nonces, batch)
-                    for value in compute_all(engine, spec, range(first, min(first + batch, nonces)))
-                ]
-                for batch in batches
-            ]
-    finally:
-        del os.environ[SWITCH]
-        if before is not None:
-            os.environ[SWITCH] = before
-
-
-def distances(ours: Sequence[str], theirs: Sequence[str]) -> np.ndarray:
-    """L2 of each pair: float64 (n,)."""
-    a, b = (
-        np.array([decode_vector(value, K_DIM) for value in side], np.float64)
-        for side in (ours, theirs)
-    )
-    found: np.ndarray = np.linalg.norm(a - b, axis=1)
-    return found
+    with mock.patch.dict(os.environ, {SWITCH: switch}), local_engine(options) as engine:
+        return [artifacts(engine, spec, nonces, batch) for batch in batches]
 
 
 if __name__ == "__main__":

@@ -24,12 +24,11 @@ from bench.harness import machine
 from bench.harness.engine import takes_engine
 from bench.harness.report import console, exit_with, run
 from cli.local_engine import local_engine, stdout_kept_clean
-from cli.measure.speed import speed
+from cli.measure.artifact_distance import artifacts
+from cli.measure.speed import spec_of, speed
 from cli.measure.time_parts import time_parts
 from poc_core.fused import SWITCH
-from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
-from workers.pipeline import compute_all
 from workers.vllm import unseen
 
 TOKENS, HIDDEN, EXPERTS_PER_TOKEN, INTERMEDIATE = 32 * 1024, 3072, 8, 768
@@ -271,16 +270,12 @@ def compare_engines(options: EngineOptions, seq_len: int, seconds: float) -> boo
     table = Table(title=f"{options.name}, micro-batches of {BATCH} x {seq_len}")
     for heading in ("PROOFLINE_FUSED", "nonces/s", "ratio"):
         table.add_column(heading, justify="right")
-    spec = ProofSpec(block_hash="bench", public_key="bench", seq_len=seq_len, options={})
+    spec = spec_of(seq_len)
     rates, values = {}, {}
     for switch in ("off", "auto"):
         with switched(switch), stdout_kept_clean(), local_engine(options) as engine:
             rates[switch] = speed(engine, spec, BATCH, None, seconds).nonces_per_s
-            values[switch] = [
-                value
-                for first in (0, BATCH)
-                for value in compute_all(engine, spec, range(first, first + BATCH))
-            ]
+            values[switch] = artifacts(engine, spec, 2 * BATCH, BATCH)
             parts = time_parts(engine.profile(spec, range(BATCH)), BATCH, LONGEST)
         for part, name, taken_s in parts.longest if parts else ():
             console.print(f"{switch:>5} {1000 * taken_s:8.2f} ms  {part}: {name[:90]}")

@@ -1,6 +1,7 @@
 """`proofline bench`: how fast a model's proofs are here, where their time goes, and what to set."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ from cli import options
 from cli.engine_options import takes_engine_options
 from cli.local_engine import local_engine, progress_title, stdout_kept_clean
 from cli.measure.dimensions import takes_dimensions
-from cli.terminal import UsageError, note, progress_bar
+from cli.terminal import UsageError, note, progress_bar, write_json
 
 if TYPE_CHECKING:
     from cli.measure.speed import SeqLenSpeeds
@@ -67,6 +68,18 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    try_moe_backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=(
+                "Then start the engine with this backend of the experts' products too, a value of"
+                " vLLM's --moe-backend such as deep_gemm, and say whether it is faster and how far"
+                " its artifacts lie from the default's; may be given again."
+            ),
+            show_default=False,
+        ),
+    ] = None,
     picture: Annotated[
         Path | None,
         typer.Option(
@@ -91,16 +104,20 @@ def bench(
     **Example:** proofline bench --dimensions qwen3-8b --seq-len 1024 --picture time.png
 
     **Example:** proofline bench --dimensions minimax-m2.7 --layers 16 -- --max-model-len 2048
+
+    **Example:** proofline bench --model Qwen/Qwen3-30B-A3B-FP8 --try-moe-backend deep_gemm
     """
-    from cli.measure import speed_picture
+    from cli.measure import moe_backends, speed_picture
     from cli.measure.published import beside_published
     from cli.measure.speed import Speeds
     from cli.measure.speed_advice import advise
-    from cli.measure.speed_tables import document, print_speeds
+    from cli.measure.speed_tables import document, print_backends, print_speeds
     from cli.picture import check_picture
     from poc_core.settings import load_settings
 
     check_picture(picture, speed_picture.OPTION)
+    backends = list(dict.fromkeys(try_moe_backend or ()))
+    moe_backends.check_backends(engine_options, backends)
     others = [earlier(path, engine_options.name) for path in compare or ()]
     limits_ms = sorted(set(max_step_ms or LIMITS_MS))
     usual_ms = load_settings().max_step_ms
@@ -134,18 +151,27 @@ def bench(
             f" {speeds.tensor_parallel}, pipeline parallel"
             f" {speeds.pipeline_parallel}{f', on {parts.device}' if parts else ''}"
         )
-        if json_only:
+        if not json_only:
+            print_speeds(stdout, title, speeds, advice, beside)
+        elif not backends:
             stdout.write(json.dumps(document(speeds, advice, beside), separators=(",", ":")) + "\n")
             stdout.flush()
-        else:
-            print_speeds(stdout, title, speeds, advice, beside)
         if parts is None:
             note(
                 f"The {speeds.engine} engine cannot tell where the time goes: no parts, no share of"
                 " the peak."
             )
-        elif picture is not None:  # last: a full disk must not cost the numbers
-            speed_picture.draw(picture, title, found)
+        default = moe_backends.default_of(loaded, found[-1]) if backends else None
+    if default is not None:  # its engine has ended, and another has room
+        experts = moe_backends.compare(
+            engine_options, backends, default, speeds.dummy_weights, seconds, verbose
+        )
+        if json_only:
+            write_json(document(speeds, advice, beside, experts), None)
+        else:
+            print_backends(sys.stdout, experts)
+    if parts is not None and picture is not None:  # last: a full disk must not cost the numbers
+        speed_picture.draw(picture, title, found)
 
 
 def measure_all(
@@ -157,13 +183,9 @@ def measure_all(
     seconds: float,
 ) -> list["SeqLenSpeeds"]:
     """Measures every seq_len, with a progress bar. SpecError: the model takes no such seq_len."""
-    from cli.measure.speed import measure, n_steps, sizes
-    from poc_core.records import ProofSpec
+    from cli.measure.speed import measure, n_steps, sizes, spec_of
 
-    specs = [
-        ProofSpec(block_hash="bench", public_key="bench", seq_len=seq_len, options={})
-        for seq_len in seq_lens
-    ]
+    specs = [spec_of(seq_len) for seq_len in seq_lens]
     for spec in specs:
         engine.check_spec(spec)
     chosen = {}

@@ -88,6 +88,11 @@ class _WatchedPlan(SlicePlan):
         self.ran_s.append(seconds)
 
 
+def spec_of(seq_len: int) -> ProofSpec:
+    """The proofs that are measured: artifacts, of a hash and a key that no network has."""
+    return ProofSpec(block_hash="bench", public_key="bench", seq_len=seq_len, options={})
+
+
 def sizes(most: int) -> list[int]:
     """Nonces of the micro-batches to measure: what fits, its half, its quarter, then by fours."""
     found = {most, max(1, most // 2)}

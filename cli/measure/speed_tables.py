@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
+from cli.measure.artifact_distance import Distance
+from cli.measure.moe_backends import NONCES, Comparison
 from cli.measure.published import BesidePublished
 from cli.measure.speed import SeqLenSpeeds, Speed, Speeds
 from cli.measure.speed_advice import Advice
@@ -15,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def document(
-    speeds: Speeds, advice: Advice, beside: BesidePublished | None = None
+    speeds: Speeds,
+    advice: Advice,
+    beside: BesidePublished | None = None,
+    experts: Comparison | None = None,
 ) -> dict[str, Any]:
     """A JSON document: times in ms, rates in nonces a second, but a minute in `network`, shares
     from 0 to 1."""
@@ -24,6 +29,7 @@ def document(
         "seq_lens": [_seq_len(one) for one in speeds.seq_lens],
         "advice": asdict(advice),
         "network": beside and asdict(beside) | {"per_host": beside.per_host},
+        "moe_backends": experts and _experts(experts),
     }
 
 
@@ -36,6 +42,22 @@ def _seq_len(one: SeqLenSpeeds) -> dict[str, Any]:
         "trades": [asdict(trade) for trade in one.trades],
         "share_of_peak": one.parts and one.parts.share_of_peak(one.best),
         "parts": one.parts and _parts(one.parts),
+    }
+
+
+def _experts(experts: Comparison) -> dict[str, Any]:
+    default = experts.default
+    return {
+        "seq_len": default.spec.seq_len,
+        "nonces": NONCES,
+        "default": {
+            "nonces_per_s": default.nonces_per_s,
+            "batch": default.batch,
+            "small_batch": default.small_batch,
+            "distance": asdict(default.by_size),
+        },
+        "tried": [asdict(one) for one in experts.tried],
+        "proposal": experts.proposal,
     }
 
 
@@ -74,6 +96,37 @@ def print_speeds(
     for setting, reason in zip(advice.settings(), advice.reasons, strict=True):
         console.print(f"  {setting}\n      {reason}")
     stdout.flush()
+
+
+def print_backends(stdout: IO[str], experts: Comparison) -> None:
+    console = result_console(stdout)
+    console.print(backend_table(experts))
+    for one in experts.tried:
+        console.print(one.line, markup=False, soft_wrap=True)  # vLLM's words have brackets
+    stdout.flush()
+
+
+def backend_table(experts: Comparison) -> "Table":
+    default = experts.default
+    table = result_table(
+        f"Experts' products at seq_len {default.spec.seq_len}, and how far artifacts of {NONCES}"
+        " nonces lie from the default's",
+        "backend",
+        "nonces/s",
+        "of the\ndefault's",
+        "L2, mean",
+        "L2, largest",
+    )
+    table.add_row("default", f"{default.nonces_per_s:,.1f}", "1.00", "", "")
+    sizes = f"default, batches of {default.small_batch} from those of {default.batch}"
+    table.add_row(sizes, "", "", *apart(default.by_size))
+    for one in experts.tried:
+        if one.nonces_per_s is None or one.distance is None:
+            table.add_row(one.backend, *("-" * 4))
+            continue
+        over = f"{one.nonces_per_s / default.nonces_per_s:.2f}"
+        table.add_row(one.backend, f"{one.nonces_per_s:,.1f}", over, *apart(one.distance))
+    return table
 
 
 def size_table(one: SeqLenSpeeds, max_step_ms: float) -> "Table":
@@ -136,6 +189,10 @@ def part_table(with_parts: Sequence[SeqLenSpeeds]) -> "Table":
         *(percent(parts.matrices_share_of_peak) for parts in found),
     )
     return table
+
+
+def apart(distance: Distance) -> tuple[str, str]:
+    return f"{distance.mean:.6f}", f"{distance.largest:.6f}"
 
 
 def rate(speed: Speed) -> str:
