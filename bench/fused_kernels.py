@@ -35,7 +35,8 @@ TOKENS, HIDDEN, EXPERTS_PER_TOKEN, INTERMEDIATE = 32 * 1024, 3072, 8, 768
 QKV = (6144, 1024, 1024)  # of one GPU: all heads
 HEADS, HEAD = 32, 128  # of Qwen3-30B-A3B and Qwen3-8B
 EXPERTS, EXPERTS_HIDDEN = 128, 2048  # of Qwen3-30B-A3B, whose experts have INTERMEDIATE columns
-ROTARY = "_C::rotary_embedding"
+ROTARY, CACHE = "_C::rotary_embedding", "_C_cache_ops::reshape_and_cache_flash"
+MINIMAX_EXPERTS = 256
 GROUP, LIMITS = 128, (-448.0, 448.0)
 BYTES_PER_S = 4.8e12  # of an H200's memory, as its maker says
 TIMES = 20
@@ -81,6 +82,7 @@ def compare_kernels() -> bool:
         ("_C::per_token_group_fp8_quant", (TOKENS, HIDDEN), True),
         ("_C::rms_norm", (TOKENS, HEADS * HEAD), False),
         (ROTARY, (TOKENS, HEADS * HEAD), False),
+        (CACHE, (TOKENS, HEADS * HEAD // 8), False),
     ):
         own: Any = compat.operation(name)
         ours = StandIn(name, own)
@@ -99,6 +101,8 @@ def compare_kernels() -> bool:
         fine &= same and after <= before
     fine &= norms_rows(table)
     fine &= experts_rows(table)
+    for middle in (INTERMEDIATE, 2 * INTERMEDIATE):
+        fine &= block_experts_row(table, middle)
     console.print(table)
     return fine
 
@@ -211,6 +215,78 @@ def experts_rows(table: Table) -> bool:
     return fine
 
 
+def block_experts_row(table: Table, middle: int) -> bool:
+    """Adds MiniMax's experts in block FP8, of so many columns on a GPU. True: the same bits, and
+    faster."""
+    from vllm import _custom_ops as operations
+    from vllm.model_executor.layers.fused_moe import fused_moe
+
+    from poc_core.fused.block_experts import Quantised, Tile
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_block_experts import TILES, Call, compute
+
+    x = Quantised(*quantised(TOKENS, HIDDEN, block=1))
+    first = Quantised(*quantised(MINIMAX_EXPERTS, 2 * middle, HIDDEN))
+    second = Quantised(*quantised(MINIMAX_EXPERTS, HIDDEN, middle))
+    logits = torch.randn(TOKENS, MINIMAX_EXPERTS, device="cuda")
+    share, chosen = logits.softmax(-1).topk(EXPERTS_PER_TOKEN, dim=-1)
+    of_experts = (TOKENS, EXPERTS_PER_TOKEN)
+    wide, products, out = (
+        torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+        for shape in ((*of_experts, 2 * middle), (*of_experts, HIDDEN), (TOKENS, HIDDEN))
+    )
+    blocks = [GROUP, GROUP]
+    config: dict[str, Any] = fused_moe.try_get_optimal_moe_config(
+        first.numbers.size(), second.numbers.size(), EXPERTS_PER_TOKEN, "fp8_w8a8", TOKENS, blocks
+    )
+    rows = compat.rows_of_experts(chosen.int(), config["BLOCK_SIZE_M"], MINIMAX_EXPERTS)
+    flags = dict.fromkeys(("use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16"), False)
+    product: Any = partial(
+        fused_moe.invoke_fused_moe_triton_kernel, config=config, compute_type=fused_moe.tl.bfloat16,
+        use_fp8_w8a8=True, per_channel_quant=False, block_shape=blocks, **flags,
+    )  # fmt: skip
+
+    def own() -> None:
+        product(
+            x.numbers, first.numbers, wide, x.scales, first.scales, None, *rows, False,
+            EXPERTS_PER_TOKEN,
+        )  # fmt: skip
+        opened, scales = operations.silu_and_mul_per_block_quant(
+            wide.view(-1, 2 * middle), group_size=GROUP, quant_dtype=torch.float8_e4m3fn
+        )
+        product(
+            opened, second.numbers, products, scales, second.scales, share, *rows, True, 1
+        )  # fmt: skip
+        operations.moe_sum(products, out)
+
+    call = Call(out, x, first, second, share, chosen.int(), (wide, products), operations.moe_sum)
+    own()
+    expected, before = out.clone(), milliseconds(own)
+    same, times = True, []
+    for tiles in TILES:
+        way = partial(compute, call, *(Tile(*one) for one in tiles))
+        out.zero_()
+        way()
+        same &= torch.equal(out, expected)
+        times.append(milliseconds(way))
+    moved = sum(one.numbers.numel() for one in (x, first, second)) + 2 * out.numel()
+    # Opened gates and products are written and read.
+    moved += 2 * TOKENS * EXPERTS_PER_TOKEN * middle + 4 * products.numel()
+    told = f"{TOKENS:,} x {HIDDEN:,}, {middle:,}"
+    add_row(table, "experts in block FP8, summed", told, before, min(times), moved, same)
+    return same and min(times) <= before
+
+
+def quantised(*shape: int, block: int = GROUP) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers (..., rows, columns) in 8 bits, and scales of blocks of so many rows."""
+    *rest, rows, columns = shape
+    numbers = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
+    for part in numbers.view(-1, rows, columns):
+        part.copy_(100 * torch.randn(rows, columns, device="cuda"))
+    scales = torch.rand(*rest, rows // block, columns // GROUP, device="cuda") / 4000
+    return numbers, scales
+
+
 def arguments(name: str, shape: tuple[int, int], by_column: bool) -> tuple[Any, ...]:
     """A call of the operation, for results (rows, columns), on activations of a model's size."""
     rows, columns = shape
@@ -230,6 +306,14 @@ def arguments(name: str, shape: tuple[int, int], by_column: bool) -> tuple[Any, 
         )
         positions = torch.arange(rows, device="cuda") % 1024
         return positions, query, keys, HEAD, turns.sin().bfloat16(), True
+    if name == CACHE:
+        keys, values = (
+            torch.randn(rows, columns // HEAD, HEAD, generator=generator, device="cuda").bfloat16()
+            for _ in range(2)
+        )
+        pages = torch.zeros(2, rows // 16, 16, *keys.shape[1:], dtype=torch.uint8, device="cuda")
+        slots = torch.arange(rows, device="cuda")
+        return keys, values, *pages, slots, "fp8", *torch.ones(2, 1, device="cuda")
     scales = torch.full((columns // GROUP, rows) if by_column else (rows, columns // GROUP), -1.0)
     scales = scales.cuda().t() if by_column else scales.cuda()
     out = torch.zeros(shape, device="cuda").to(torch.float8_e4m3fn)

@@ -130,8 +130,7 @@ def open_gates_(
 
     `a_token`: how many of `rows.ids` a row of x has.
     """
-    n_rows = len(x.numbers) * a_token
-    _run(out.numbers, out.scales, x.numbers, x, weights, None, rows, n_rows, a_token, tile)
+    _run(out, x, weights, None, rows, a_token, tile)
 
 
 def multiply_(
@@ -139,24 +138,27 @@ def multiply_(
 ) -> None:
     """out (n, m), 16 bits a number, of x (rows_by_expert, k), in the order of `rows.ids`, and
     weights (experts, m, k); each row's sums times its `share` (n,) in float32."""
-    blocks = _described(x.numbers, tile.rows)
-    _run(out, None, blocks, x, weights, share, rows, len(out), 1, tile)
+    _run(out, x, weights, share, rows, 1, tile)
 
 
 def _run(
-    out: Tensor, out_scales: Tensor | None, read: Any, x: Quantised, weights: Quantised,
-    share: Tensor | None, rows: Rows, n_rows: int, a_token: int, tile: Tile,
+    out: Quantised | Tensor, x: Quantised, weights: Quantised, share: Tensor | None, rows: Rows,
+    a_token: int, tile: Tile,
 ) -> None:  # fmt: skip
-    """`read`: x's numbers, as the kernel reads them."""
+    """Opens gates where `out` is quantised."""
+    if isinstance(out, Quantised):
+        opens, numbers, scales, scale_strides = True, *out, out.scales.stride()
+        n_rows, read = len(x.numbers) * a_token, x.numbers
+    else:
+        opens, numbers, scales, scale_strides = False, out, None, (0, 0)
+        n_rows, read = len(out), _described(x.numbers, tile.rows)
     n_columns, depth = weights.numbers.shape[1:]
-    opens = share is None
     columns = 2 * GROUP if opens or tile.wide else GROUP
     blocks = triton.cdiv(rows.ids.numel(), tile.rows) * (n_columns // columns)
     _product_kernel[(blocks,)](
-        read, x.scales, _described(weights.numbers.view(-1, depth), GROUP), weights.scales, out,
-        out_scales, share, *rows, n_columns, depth, n_rows, x.numbers.stride(0), *x.scales.stride(),
-        *weights.scales.stride(), out.stride(0),
-        *((0, 0) if out_scales is None else out_scales.stride()),
+        read, x.scales, _described(weights.numbers.view(-1, depth), GROUP), weights.scales,
+        numbers, scales, share, *rows, n_columns, depth, n_rows, x.numbers.stride(0),
+        *x.scales.stride(), *weights.scales.stride(), numbers.stride(0), *scale_strides,
         A_TOKEN=a_token, OPENS=opens, ROWS=tile.rows, NEAR=tile.near, WIDE=tile.wide, GROUP=GROUP,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 time."""
 
 import sys
+from inspect import Parameter, Signature
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -47,22 +48,20 @@ class Layer:
 
             def activation(self) -> None: ...
 
-            def apply(
-                self, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor,
-                topk_weights: Tensor, topk_ids: Tensor, activation: str, expert_map: Any,
-                a1q_scale: Tensor, a2_scale: Any, workspace13: Tensor, workspace2: Tensor,
-                apply_router_weight_on_input: bool,
-            ) -> None:  # fmt: skip
+            def apply(self, **given: Any) -> None:
                 layer.by.append("own")
-                output.copy_(layer.answer(hidden_states))
+                given["output"].copy_(layer.answer(given["hidden_states"]))
 
             def moe_sum(self, products: Tensor, output: Tensor) -> None:
                 assert products.shape == (*layer.chosen.shape, COLUMNS)
                 output.copy_(products.sum(1))
 
-        self.experts: Any = TritonExperts
         self.x = torch.randn(TOKENS, COLUMNS).to(torch.float8_e4m3fn)
         self.share, self.chosen = torch.rand(TOKENS, EXPERTS).topk(A_TOKEN)
+        names = ("self", *self.arguments(TOKENS))
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        vars(TritonExperts.apply)["__signature__"] = Signature(parameters)
+        self.experts: Any = TritonExperts
 
     def answer(self, x: Tensor) -> Tensor:
         return x.float().bfloat16() * 2
@@ -82,22 +81,25 @@ class Layer:
         found = self.answer(self.given) / A_TOKEN + self.adds.get(tile.rows, 0.0)
         out.copy_(found.repeat_interleave(A_TOKEN, 0))
 
-    def compute(self, rows: int = TOKENS, **other: Any) -> tuple[Tensor, list[str]]:
-        """The experts' answer, and who computed."""
-        self.by.clear()
+    def arguments(self, rows: int) -> dict[str, Any]:
+        """Of a call of vLLM's."""
         self.given = self.x[:rows]
-        out = torch.empty(rows, COLUMNS, dtype=torch.bfloat16)
-        named: dict[str, Any] = {
-            "output": out, "hidden_states": self.given, "topk_weights": self.share,
+        return {
+            "output": torch.empty(rows, COLUMNS, dtype=torch.bfloat16), "hidden_states": self.given,
             "w1": torch.empty(EXPERTS, 2 * MIDDLE, COLUMNS),
             "w2": torch.empty(EXPERTS, COLUMNS, MIDDLE),
-            "topk_ids": self.chosen, "activation": "silu", "expert_map": None,
-            "a1q_scale": torch.ones(1), "a2_scale": None,
+            "topk_weights": self.share, "topk_ids": self.chosen, "activation": "silu",
+            "expert_map": None, "a1q_scale": torch.ones(1), "a2_scale": None,
             "workspace13": torch.empty(9999), "workspace2": torch.empty(1),
             "apply_router_weight_on_input": False,
         }  # fmt: skip
+
+    def compute(self, rows: int = TOKENS, **other: Any) -> tuple[Tensor, list[str]]:
+        """The experts' answer, and who computed."""
+        self.by.clear()
+        named = self.arguments(rows)
         self.experts().apply(**named | other)
-        return out, self.by
+        return named["output"], self.by
 
 
 @pytest.fixture
