@@ -3,6 +3,7 @@
     python -m bench.decode_speed --model tiny-qwen3-256 --seq-len 32 --max-tokens 32  # anywhere
     python -m bench.decode_speed --dimensions qwen3-8b --batch 128 --batch 256 --decode-memory-gb 40
     python -m bench.decode_speed ... --graphs both --part chains  # with and without CUDA graphs
+    python -m bench.decode_speed ... --part artifacts --part chains  # one start of a slow engine
 
 Every figure is printed as soon as it is there, the validator's first. Proofs and vLLM's `generate`
 run in turns on the same engine, with as many sequences and tokens each. Chat and Redis are not
@@ -25,6 +26,8 @@ from rich.table import Table
 from bench.harness import machine
 from bench.harness.engine import engine_of, takes_engine
 from bench.harness.report import console, exit_with, run, verdict
+from cli.measure.speed import spec_of as artifact_spec
+from cli.measure.speed import speed
 from poc_core.records import ProofSpec
 from poc_core.schemes.decode.contract import CONTRACT
 from poc_core.schemes.decode.limits import ChainLimits
@@ -36,6 +39,8 @@ from workers.pipeline import compute_all
 USUAL_BATCH = 32
 # Steps of the runs that warm up.
 WARM_STEPS = 4
+# Seconds that artifacts are computed.
+ARTIFACT_S = 4.0
 # Least ratio of tokens/s to vLLM's own, and times that one forward is faster than steps.
 TARGET, VALIDATION_TARGET = 0.9, 10.0
 # Largest difference of a margin that both ways of judging may find.
@@ -43,6 +48,7 @@ SAME_MARGIN = {"bfloat16": 0.005, "float32": 1e-5}
 
 
 class Part(StrEnum):
+    ARTIFACTS = "artifacts"
     VALIDATION = "validation"
     CHAINS = "chains"
 
@@ -65,7 +71,8 @@ def main(
     judged: Annotated[int, typer.Option(min=1, help="Nonces of the validation.")] = 200,
     repeat: Annotated[int, typer.Option(min=1, help="Turns; their medians are compared.")] = 2,
     part: Annotated[
-        list[Part] | None, typer.Option(help="What is measured; both by default.")
+        list[Part] | None,
+        typer.Option(help="What is measured. By default validation and chains."),
     ] = None,
     graphs: Annotated[
         Graphs, typer.Option(help="Steps as CUDA graphs, without, or both in turns.")
@@ -78,14 +85,23 @@ def main(
         with engine_of(engine_options) as engine:
             kept = ChainLimits.of(engine.info).kept_tokens
             console.print(f"{kept} tokens kept", highlight=False)
-            passed = True
-            if Part.VALIDATION in (part or Part):
+            passed, parts = True, part or [Part.VALIDATION, Part.CHAINS]
+            if Part.ARTIFACTS in parts:
+                artifacts(engine, seq_len)
+            if Part.VALIDATION in parts:
                 passed &= validation(engine, seq_len, max_tokens, judged, repeat, ways)
-            if Part.CHAINS in (part or Part):
+            if Part.CHAINS in parts:
                 passed &= best_of(engine, seq_len, max_tokens, batch or [32], repeat, ways)
             return passed
 
     exit_with(measure)
+
+
+def artifacts(engine: Engine, seq_len: int) -> None:
+    """Prints the rate of the proofs that are a prefill alone, in whole micro-batches."""
+    n = min(USUAL_BATCH, engine.info.max_batch(seq_len))
+    found = speed(engine, artifact_spec(seq_len), n, None, ARTIFACT_S)
+    _tell(n, artifacts_per_s=found.nonces_per_s, artifacts_per_min=60 * found.nonces_per_s)
 
 
 def best_of(
