@@ -65,6 +65,7 @@ class Layer:
         call = Call(
             out, Quantised(numbers, scales), self.first, self.second, self.share[rows].contiguous(),
             self.chosen[rows].int(), (x[:0], x[:0]), lambda given, to: torch.sum(given, 1, out=to),
+            powers=False,
         )  # fmt: skip
         compute(call, *(Tile(*one) for one in TILES[0]))
         return out

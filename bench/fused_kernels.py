@@ -225,9 +225,9 @@ def block_experts_row(table: Table, middle: int) -> bool:
     from workers.vllm import compat
     from workers.vllm.forward.quick_block_experts import TILES, Call, compute
 
-    x = Quantised(*quantised(TOKENS, HIDDEN, block=1))
-    first = Quantised(*quantised(MINIMAX_EXPERTS, 2 * middle, HIDDEN))
-    second = Quantised(*quantised(MINIMAX_EXPERTS, HIDDEN, middle))
+    x = Quantised(*random_blocks(TOKENS, HIDDEN, block=1))
+    first = Quantised(*random_blocks(MINIMAX_EXPERTS, 2 * middle, HIDDEN))
+    second = Quantised(*random_blocks(MINIMAX_EXPERTS, HIDDEN, middle))
     logits = torch.randn(TOKENS, MINIMAX_EXPERTS, device="cuda")
     share, chosen = logits.softmax(-1).topk(EXPERTS_PER_TOKEN, dim=-1)
     of_experts = (TOKENS, EXPERTS_PER_TOKEN)
@@ -259,7 +259,9 @@ def block_experts_row(table: Table, middle: int) -> bool:
         )  # fmt: skip
         operations.moe_sum(products, out)
 
-    call = Call(out, x, first, second, share, chosen.int(), (wide, products), operations.moe_sum)
+    call = Call(
+        out, x, first, second, share, chosen.int(), (wide, products), operations.moe_sum, False
+    )
     own()
     expected, before = out.clone(), milliseconds(own)
     same, times = True, []
@@ -277,7 +279,7 @@ def block_experts_row(table: Table, middle: int) -> bool:
     return same and min(times) <= before
 
 
-def quantised(*shape: int, block: int = GROUP) -> tuple[torch.Tensor, torch.Tensor]:
+def random_blocks(*shape: int, block: int = GROUP) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers (..., rows, columns) in 8 bits, and scales of blocks of so many rows."""
     *rest, rows, columns = shape
     numbers = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")

@@ -4,7 +4,8 @@ The sums are those of vLLM's kernel: the tensor cores' sums of 128 columns, time
 times the weights' scale, added in float32. What differs is around them. Rows lie in the order in
 which experts take them, so that whole blocks are read by the tensor memory accelerator. Gates are
 opened and quantised before the first product is written, which spares writing and reading four
-times as many bytes: the bits are those of poc_core/fused/quantise.py on the rounded product.
+times as many bytes: the bits are those of poc_core/fused/quantise.py on the rounded product, or of
+vLLM's activation and then of that.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -19,10 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from poc_core.fused.experts import Rows
-from poc_core.fused.quantise import GROUP, quantised, silu
+from poc_core.fused.quantise import GROUP, quantised, rounded_silu, silu
 
-# Compute capability from which a GPU has a tensor memory accelerator.
-_HOPPER = 9
+# Compute capability of GPUs that have shown these kernels to be right, and to how many bytes what
+# their tensor memory accelerator reads is aligned.
+_HOPPER, _ALIGNED = 9, 16
 
 
 class Tile(NamedTuple):
@@ -56,7 +58,7 @@ def _product_kernel(
     n_columns, depth, n_rows, x_stride, x_scale_row, x_scale_column,
     scale_expert, scale_row, scale_column, out_stride, out_scale_row, out_scale_column,
     A_TOKEN: tl.constexpr, OPENS: tl.constexpr, ROWS: tl.constexpr, NEAR: tl.constexpr,
-    WIDE: tl.constexpr, GROUP: tl.constexpr,
+    WIDE: tl.constexpr, POWERS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     n_high = tl.load(n_ids) // ROWS
     # A block's groups of columns: a gate's and what it opens, or one, or two neighbours.
@@ -108,7 +110,11 @@ def _product_kernel(
                     scale = tl.load(scale_at + scales_apart + step * scale_column)
                     other = _scaled_sum(other, part, far, by_row, scale)
             up = other.to(tl.bfloat16)
-            number, scale = quantised(silu(gate.to(tl.float32), up.to(tl.float32)))
+            if POWERS:
+                opened = rounded_silu(gate.to(tl.float32), up.to(tl.float32), tl.bfloat16)
+            else:
+                opened = silu(gate.to(tl.float32), up.to(tl.float32))
+            number, scale = quantised(opened, POWERS)
             at = out + by_expert.to(tl.int64)[:, None] * out_stride + column + group[None, :]
             tl.store(at, number.to(out.dtype.element_ty))
             tl.store(
@@ -123,14 +129,16 @@ def _product_kernel(
 
 
 def open_gates_(
-    out: Quantised, x: Quantised, weights: Quantised, rows: Rows, a_token: int, tile: Tile
-) -> None:
+    out: Quantised, x: Quantised, weights: Quantised, rows: Rows, a_token: int, tile: Tile,
+    powers: bool = False,
+) -> None:  # fmt: skip
     """out (rows_by_expert, m), in the order of `rows.ids`, of x (n, k) and weights (experts, 2 m,
     k), of which the first m rows are gates: silu(gate) * up, rounded to bfloat16 and quantised.
 
-    `a_token`: how many of `rows.ids` a row of x has.
+    `a_token`: how many of `rows.ids` a row of x has; `powers`: vLLM's activation rounds, and scales
+    are rounded up to powers of two.
     """
-    _run(out, x, weights, None, rows, a_token, tile)
+    _run(out, x, weights, None, rows, a_token, tile, powers)
 
 
 def multiply_(
@@ -143,7 +151,7 @@ def multiply_(
 
 def _run(
     out: Quantised | Tensor, x: Quantised, weights: Quantised, share: Tensor | None, rows: Rows,
-    a_token: int, tile: Tile,
+    a_token: int, tile: Tile, powers: bool = False,
 ) -> None:  # fmt: skip
     """Opens gates where `out` is quantised."""
     if isinstance(out, Quantised):
@@ -159,7 +167,8 @@ def _run(
         read, x.scales, _described(weights.numbers.view(-1, depth), GROUP), weights.scales,
         numbers, scales, share, *rows, n_columns, depth, n_rows, x.numbers.stride(0),
         *x.scales.stride(), *weights.scales.stride(), numbers.stride(0), *scale_strides,
-        A_TOKEN=a_token, OPENS=opens, ROWS=tile.rows, NEAR=tile.near, WIDE=tile.wide, GROUP=GROUP,
+        A_TOKEN=a_token, OPENS=opens, ROWS=tile.rows, NEAR=tile.near, WIDE=tile.wide,
+        POWERS=powers, GROUP=GROUP,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -182,7 +191,9 @@ def can_multiply(x: Quantised, first: Quantised, second: Quantised) -> bool:
     parts = [*zip((x, first, second), (1, GROUP, GROUP), strict=True)]
     n_experts, depth, middle = second.numbers.shape
     return (
-        torch.cuda.get_device_capability(x.numbers.device)[0] >= _HOPPER
+        torch.version.cuda is not None
+        and torch.cuda.get_device_capability(x.numbers.device)[0] == _HOPPER
+        and not any(one.numbers.data_ptr() % _ALIGNED for one in (first, second))
         and first.numbers.shape == (n_experts, 2 * middle, depth)
         and x.numbers.shape[1:] == (depth,)
         and depth % (2 * GROUP) == middle % GROUP == 0

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from poc_core.fused.quantise import rounded_silu
+
 # Compute capability from which a GPU has a tensor memory accelerator, and to how many bytes rows
 # and places of what it reads are aligned.
 _HOPPER, _ALIGNED = 9, 16
@@ -95,9 +97,9 @@ def _product_kernel(
     if OPENS:
         pairs = tl.reshape(rounded.to(tl.float32), (ROWS, COLUMNS // 2, 2))
         gate, up = tl.split(pairs)
-        opened = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(out.dtype.element_ty).to(tl.float32)
+        opened = rounded_silu(gate, up, out.dtype.element_ty)
         half = column_block * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
-        tl.store(at + half[None, :], (opened * up).to(out.dtype.element_ty), inside)
+        tl.store(at + half[None, :], opened.to(out.dtype.element_ty), inside)
     else:
         tl.store(at + column[None, :], rounded, inside)
 

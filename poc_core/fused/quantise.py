@@ -2,7 +2,8 @@
 
 The bits are those of vLLM 0.25.1's own operations on CUDA (read off their machine code): all in
 float32, nothing rounded to the model's dtype in between. A scale is the group's largest absolute
-value over 448; a number is divided by it, clamped and rounded to the nearest, ties to even.
+value over 448; a number is divided by it, clamped and rounded to the nearest, ties to even. Where
+DeepGEMM is installed vLLM rounds scales up to powers of two.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
@@ -23,6 +24,9 @@ _WARPS = 4
 _MOST = tl.constexpr(448.0)
 # vLLM's smallest scale after an activation: 1 / (448 * 512).
 _LEAST_SCALE = tl.constexpr(4.3596542127488646656e-06)
+# vLLM's smallest scale before it becomes a power of two, and that of any peak.
+_LEAST_POWER = tl.constexpr(1e-10)
+_LEAST_PEAK = tl.constexpr(1e-10)
 
 
 @triton.jit
@@ -38,16 +42,34 @@ def _quotient(x, scale):
 
 
 @triton.jit
+def _power_above(scale):
+    """The least power of two that is no less. What is not one already differs from it by more than
+    a rounding of a logarithm, as peaks have 16 bits."""
+    bits = tl.maximum(scale, _LEAST_POWER).to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def silu(gate, up):
     """silu(gate) * up, of float32."""
     return gate * libdevice.rcp_rn(1.0 + libdevice.exp(-gate)) * up
 
 
 @triton.jit
-def quantised(opened):
+def rounded_silu(gate, up, dtype: tl.constexpr):
+    """The same as vLLM's activation by itself writes it: rounded twice."""
+    opened = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(dtype).to(tl.float32)
+    return (opened * up).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def quantised(opened, POWERS: tl.constexpr):
     """Of rows of GROUP numbers after an activation: numbers yet to be rounded, and their scales."""
     peak = tl.max(tl.abs(opened), 1)
-    scale = tl.maximum(tl.div_rn(peak, _MOST), _LEAST_SCALE)
+    if POWERS:
+        scale = _power_above(tl.div_rn(tl.maximum(peak, _LEAST_PEAK), _MOST))
+    else:
+        scale = tl.maximum(tl.div_rn(peak, _MOST), _LEAST_SCALE)
     return tl.maximum(tl.minimum(_quotient(opened, scale[:, None]), _MOST), -_MOST), scale
 
 
@@ -60,7 +82,7 @@ def _silu_kernel(out, scales, x, n_groups, row_groups, GROUPS: tl.constexpr, GRO
     at = (groups + groups // row_groups * row_groups)[:, None] * GROUP + columns
     gate = tl.load(x + at, inside, other=0.0).to(tl.float32)
     up = tl.load(x + at + row_groups * GROUP, inside, other=0.0).to(tl.float32)
-    number, scale = quantised(silu(gate, up))
+    number, scale = quantised(silu(gate, up), False)
     tl.store(scales + groups, scale, groups < n_groups)
     tl.store(out + groups[:, None] * GROUP + columns, number.to(out.dtype.element_ty), inside)
 
@@ -78,7 +100,7 @@ def silu_and_quantise_(out: Tensor, scales: Tensor, x: Tensor) -> None:
 @triton.jit
 def _quantise_kernel(
     out, scales, x, n_groups, row_groups, row_stride, column_stride, least,
-    GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    POWERS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     groups = (tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)).to(tl.int64)
     inside = (groups < n_groups)[:, None]
@@ -86,6 +108,8 @@ def _quantise_kernel(
     value = tl.load(x + at, inside, other=0.0).to(tl.float32)
     peak = tl.maximum(tl.max(tl.abs(value), 1), least)
     scale = tl.div_rn(peak, _MOST)
+    if POWERS:
+        scale = _power_above(scale)
     row = groups // row_groups
     place = row * row_stride + (groups - row * row_groups) * column_stride
     tl.store(scales + place, scale, groups < n_groups)
@@ -93,11 +117,12 @@ def _quantise_kernel(
     tl.store(out + at, number.to(out.dtype.element_ty), inside)
 
 
-def quantise_(out: Tensor, scales: Tensor, x: Tensor, least: float) -> None:
+def quantise_(out: Tensor, scales: Tensor, x: Tensor, least: float, powers: bool = False) -> None:
     """out (rows, n), float8_e4m3fn, and scales (rows, n / 128), float32 and of any strides, of
-    x (rows, n), 16 bits a number; `least`: the smallest that a scale is made of. Contiguous."""
+    x (rows, n), 16 bits a number; `least`: the smallest that a scale is made of; `powers`: scales
+    are rounded up to powers of two. Contiguous."""
     n_groups = scales.numel()
     _quantise_kernel[(triton.cdiv(n_groups, _GROUPS),)](
         out, scales, x, n_groups, scales.shape[-1], scales.stride(0), scales.stride(1), least,
-        GROUPS=_GROUPS, GROUP=GROUP, num_warps=_WARPS, enable_fp_fusion=False,
+        POWERS=powers, GROUPS=_GROUPS, GROUP=GROUP, num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip

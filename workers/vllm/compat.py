@@ -146,6 +146,12 @@ def clamps_gates(experts: Any) -> bool:
     return any(getattr(getattr(experts, of, None), name, None) is not None for of, name in said)
 
 
+def scales_are_powers() -> bool:
+    """Whether TritonExperts' activation and quantisation are two steps, its scales powers of two.
+    So it is on Hopper where DeepGEMM can be imported and VLLM_USE_DEEP_GEMM_E8M0 is not 0."""
+    return bool(getattr(triton_experts(), "is_deep_gemm_e8m0_used", lambda: False)())
+
+
 def rows_of_experts(
     chosen: torch.Tensor, block: int, n_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -20,8 +20,11 @@ from poc_core import fused
 from workers.vllm import compat
 from workers.vllm.forward.quickest import quickest
 
-# Numbers of the input below which vLLM's tiles are others, and a trial is not worth its time.
-LEAST = 1 << 22
+# Tokens below which vLLM's tiles are others, some of which add in another way, and a trial is not
+# worth its time.
+LEAST = 4096
+# Bytes to which memory is aligned that the kernels read in blocks.
+ALIGNED = 16
 # Of both products, whose blocks have as many rows: rows; whether two groups of columns are summed
 # at a time; blocks of rows that share weights; warps; stages. The quickest of 24 on an H200.
 TILES = (
@@ -41,6 +44,7 @@ class Call(NamedTuple):
     chosen: Tensor
     spaces: tuple[Tensor, Tensor]  # memory for what lies between: opened gates, second product
     add: Callable[[Tensor, Tensor], Any]  # a token's rows (tokens, experts a token, columns)
+    powers: bool  # whether scales are powers of two, and vLLM's activation rounds
 
     @property
     def key(self) -> Any:
@@ -99,7 +103,7 @@ class QuickBlockExperts:
             refused = given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias
             config, lora = experts.quant_config, getattr(experts, "_lora_context", None)
             if (
-                x.numel() < LEAST
+                len(x) < LEAST
                 or not fused.is_on(x.device)
                 or not (config.use_fp8_w8a8 and list(experts.block_shape or ()) == [128, 128])
                 or getattr(kind, "value", kind) != "silu"
@@ -120,16 +124,21 @@ class QuickBlockExperts:
                 given["topk_ids"],
                 (given["workspace13"], given["workspace2"]),
                 experts.moe_sum,
+                compat.scales_are_powers(),
             )
             can = can_multiply(call.x, call.first, call.second)
         except (AttributeError, KeyError, TypeError):  # another release's
             return None
-        is_ours = can and call.out.is_contiguous() and call.share.is_contiguous()
-        return call if is_ours and call.share.dtype == torch.float32 else None
+        is_ours = (
+            can
+            and all(one.is_contiguous() for one in (call.out, call.share))
+            and (call.out.dtype, call.share.dtype) == (torch.bfloat16, torch.float32)
+        )
+        return call if is_ours else None
 
 
 def compute(call: Call, first: Any, second: Any) -> None:
-    """To call.out, by tiles of as many rows."""
+    """To call.out, by a tile for each product; both have as many rows."""
     from poc_core.fused.block_experts import (
         Quantised,
         Rows,
@@ -146,7 +155,7 @@ def compute(call: Call, first: Any, second: Any) -> None:
         _memory(call.spaces[0], call.x.numbers.dtype, n, middle),
         call.x.scales.new_empty(middle // 128, n).t(),
     )
-    open_gates_(opened, call.x, call.first, rows, a_token, first)
+    open_gates_(opened, call.x, call.first, rows, a_token, first, call.powers)
     products = _memory(call.spaces[1], call.out.dtype, tokens * a_token, columns)
     multiply_(products, opened, call.second, call.share.flatten(), rows, second)
     call.add(products.view(tokens, a_token, columns), call.out)
@@ -155,6 +164,7 @@ def compute(call: Call, first: Any, second: Any) -> None:
 def _memory(space: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
     """(rows, columns) in vLLM's memory, where that is large enough, else new."""
     n = rows * columns
-    if space.is_contiguous() and space.numel() * space.element_size() >= n * dtype.itemsize:
+    has_room = space.numel() * space.element_size() >= n * dtype.itemsize
+    if has_room and space.is_contiguous() and space.data_ptr() % ALIGNED == 0:
         return space.view(-1).view(dtype)[:n].view(rows, columns)
     return space.new_empty(rows, columns, dtype=dtype)

@@ -156,7 +156,8 @@ def _read_quantise(x: Tensor, out: Tensor, scales: Tensor, group: int, *rest: An
     is_ours = (
         group == 128
         and len(rest) >= 4
-        and rest[1:4] == (-448.0, 448.0, False)
+        and rest[1:3] == (-448.0, 448.0)
+        and scales.dtype == torch.float32
         and scales.dim() == x.dim() == 2
         and _is_ours(x, out)
     )
@@ -166,7 +167,7 @@ def _read_quantise(x: Tensor, out: Tensor, scales: Tensor, group: int, *rest: An
 def _quantise_kernel(call: Call) -> None:
     from poc_core.fused.quantise import quantise_
 
-    quantise_(call.out, call.scales, call.x, call.rest[1])
+    quantise_(call.out, call.scales, call.x, call.rest[1], powers=bool(call.rest[4]))
 
 
 def _read_norm(out: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> Call | None:

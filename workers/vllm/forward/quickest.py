@@ -29,11 +29,11 @@ def quickest(own: Compute, ways: Sequence[Compute], out: Tensor) -> int | None:
             out.fill_(float("nan"))
             compute()
             if not torch.equal(out[::_EVERY], expected):
-                logger.warning("a kernel for products of experts gives other bits: not used")
+                logger.warning("kernel %d for products of experts has other bits: not used", place)
                 continue
             ms = milliseconds(compute)
         except Exception as error:
-            logger.warning("a kernel for products of experts cannot be used: %s", error)
+            logger.warning("kernel %d for products of experts cannot be used: %s", place, error)
             continue
         if ms < least_ms:
             found, least_ms = place, ms

@@ -19,7 +19,7 @@ def plain(numbers: Tensor, scales: Tensor, block: int) -> Tensor:
     return numbers * scales.repeat_interleave(block, -2).repeat_interleave(GROUP, -1)
 
 
-def check(a_block: int, wide: bool) -> None:
+def check(a_block: int, wide: bool, powers: bool) -> None:
     """Runs where Triton is its interpreter."""
     from poc_core.fused import block_experts as kernels
     from poc_core.fused import quantise
@@ -45,7 +45,7 @@ def check(a_block: int, wide: bool) -> None:
         torch.empty(n_by_expert, MIDDLE), torch.empty(MIDDLE // GROUP, n_by_expert).t()
     )
     out = torch.full((n, DEPTH), torch.nan)
-    kernels.open_gates_(opened, x, first, rows, A_TOKEN, tile)
+    kernels.open_gates_(opened, x, first, rows, A_TOKEN, tile, powers)
     kernels.multiply_(out, opened, second, share.flatten(), rows, tile)
 
     given = plain(*x, 1).repeat_interleave(A_TOKEN, 0)
@@ -56,9 +56,14 @@ def check(a_block: int, wide: bool) -> None:
     found = plain(*opened, 1)[: len(ids)][ids < n]
     # The kernel rounds its sums to bfloat16.
     torch.testing.assert_close(found, expected[ids[ids < n]], rtol=0.02, atol=2.0)
-    torch.testing.assert_close(
-        opened.numbers[: len(ids)].abs().amax(-1), torch.full([len(ids)], 448.0)
-    )
+    most = opened.numbers[: len(ids)].abs().amax(-1)
+    if powers:
+        exponents = opened.scales[: len(ids)].log2()
+        assert torch.equal(exponents, exponents.round())
+        assert most.min() > 223  # a half of what there is room for
+        assert most.max() <= 448
+    else:
+        torch.testing.assert_close(most, torch.full([len(ids)], 448.0))
 
     by_row_opened = torch.empty(n, MIDDLE)
     by_row_opened[ids[ids < n]] = found
@@ -67,11 +72,11 @@ def check(a_block: int, wide: bool) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=0.5)
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_the_products_are_those_of_plain_torch(wide: bool) -> None:
+@pytest.mark.parametrize(("wide", "powers"), [(False, False), (True, False), (True, True)])
+def test_the_products_are_those_of_plain_torch(wide: bool, powers: bool) -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-c", f"import {__name__} as here; here.check(16, {wide})"],
+        [sys.executable, "-c", f"import {__name__} as here; here.check(16, {wide}, {powers})"],
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

@@ -67,6 +67,9 @@ def compare_interpreted() -> None:
             quantise.quantise_(out, scales, x, 1e-10)
             expected = peaks(x.float()).clamp(min=1e-10) / MOST
             assert_same((rounded(quantised(x.float(), expected)), expected), (rounded(out), scales))
+            quantise.quantise_(out, scales, x, 1e-10, powers=True)
+            expected = expected.clamp(min=1e-10).double().log2().ceil().exp2().float()
+            assert_same((rounded(quantised(x.float(), expected)), expected), (rounded(out), scales))
         x = all_sizes(21, 2 * columns, dtype, "cpu")
         gate, up = x.float().chunk(2, -1)
         opened = gate * (1 / (1 + torch.from_numpy(np.exp(-gate.numpy())))) * up

@@ -38,6 +38,7 @@ class Layer:
         self.by: list[str] = []
         self.adds: dict[int, float] = {}  # to what tiles of so many rows compute
         self.can_multiply = True
+        self.powers = False
         layer = self
 
         class TritonExperts:
@@ -67,8 +68,10 @@ class Layer:
         return x.float().bfloat16() * 2
 
     def open_gates(
-        self, out: Quantised, x: Quantised, _weights: Any, rows: Any, a_token: int, tile: Tile
-    ) -> None:
+        self, out: Quantised, x: Quantised, _weights: Any, rows: Any, a_token: int, tile: Tile,
+        powers: bool,
+    ) -> None:  # fmt: skip
+        assert powers is self.powers
         assert out.numbers.dtype == torch.float8_e4m3fn
         assert (a_token, rows.block) == (A_TOKEN, tile.rows)
         assert x.numbers is self.given
@@ -122,7 +125,8 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "poc_core.fused.block_experts", kernels)
     monkeypatch.setattr(quick, "TILES", [((rows, False, 1, 4, 3),) * 2 for rows in (64, 128)])
-    monkeypatch.setattr(quick, "LEAST", TOKENS * COLUMNS)
+    monkeypatch.setattr(quick, "LEAST", TOKENS)
+    monkeypatch.setattr(compat, "scales_are_powers", lambda: found.powers)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     times = iter(range(1000, 0, -1))  # each way that is timed takes less than the one before
     monkeypatch.setattr(quickest, "milliseconds", lambda _compute: float(next(times)))
@@ -158,6 +162,19 @@ def test_the_kernels_are_used_beside_those_for_16_bits(layer: Layer) -> None:
         with others.bound(), quick.bound():
             _, by = layer.compute()
     assert by == ["128 rows"]
+
+
+def test_where_vllms_scales_are_powers_of_two_the_kernels_are(layer: Layer) -> None:
+    layer.powers = True
+    with quick_block_experts().bound():
+        layer.compute()
+        assert layer.compute()[1] == ["128 rows"]
+
+
+def test_a_stream_under_capture_has_no_trial(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with quick_block_experts().bound():
+        assert layer.compute()[1] == ["own"]
 
 
 def test_tiles_of_other_bits_are_not_used(layer: Layer) -> None:
@@ -201,6 +218,9 @@ def test_what_the_kernels_do_not_know_is_vllms(
             {"expert_map": [0]},  # other ranks' experts have no weights
             {"a2_scale": 1.0},
             {"apply_router_weight_on_input": True},
+            {"output": torch.empty(COLUMNS, TOKENS, dtype=torch.bfloat16).t()},
+            {"output": torch.empty(TOKENS, COLUMNS, dtype=torch.float16)},
+            {"topk_weights": layer.share.double()},
         ):
             assert layer.compute(**other)[1] == ["own"], other
         for name, value in (
@@ -209,33 +229,35 @@ def test_what_the_kernels_do_not_know_is_vllms(
             ("block_shape", None),
             ("w1_bias", 1.0),
             ("_lora_context", object()),
+            ("quantization_emulation", True),
         ):
             with monkeypatch.context() as patch:
-                patch.setattr(layer.experts, name, value)
+                patch.setattr(layer.experts, name, value, raising=False)
                 assert layer.compute()[1] == ["own"], name
         layer.can_multiply = False
         assert layer.compute()[1] == ["own"]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("experts", "middle", "columns"), [(8, 768, 3072), (4, 1536, 4096), (5, 128, 256)]
-)
-@pytest.mark.parametrize("tokens", [16_384, 20_001])
+@pytest.mark.parametrize("shape", [(8, 768, 3072), (4, 1536, 4096), (5, 128, 256)])
+@pytest.mark.parametrize(("tokens", "powers"), [(16_384, False), (20_001, False), (16_384, True)])
 def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
-    experts: int, middle: int, columns: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int, int], tokens: int, powers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    experts, middle, columns = shape
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
-    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
-    from vllm.model_executor.layers.quantization.utils.fp8_utils import per_token_group_quant_fp8
+    from vllm.model_executor.layers.fused_moe.experts import triton_moe
+    from vllm.model_executor.layers.quantization.utils import fp8_utils
     from vllm.platforms import current_platform
 
     from workers.vllm.forward import quick_block_experts as quick
     from workers.vllm.forward import quickest
 
-    if not current_platform.has_device_capability(90):
-        pytest.skip("the GPU has no tensor memory accelerator")
+    if not current_platform.is_device_capability(90):
+        pytest.skip("the kernels were seen on Hopper alone")
+    for module in (triton_moe, fp8_utils):
+        monkeypatch.setattr(module, "is_deep_gemm_e8m0_used", lambda: powers)
     generator = torch.Generator("cuda").manual_seed(tokens)
 
     def random(*shape: int) -> Tensor:
@@ -245,11 +267,14 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
         numbers = (100 * random(experts, rows, depth)).clamp(-448, 448).to(torch.float8_e4m3fn)
         return numbers, random(experts, rows // 128, depth // 128).abs() / 5000
 
-    x, x_scales = per_token_group_quant_fp8(random(tokens, columns).bfloat16(), 128)
+    x, x_scales = fp8_utils.per_token_group_quant_fp8(random(tokens, columns).bfloat16(), 128)
     (w1, w1_scales), (w2, w2_scales) = weights(2 * middle, columns), weights(columns, middle)
     share, chosen = random(tokens, experts).softmax(-1).topk(A_TOKEN)
-    layer: Any = object.__new__(TritonExperts)  # which would want a whole engine's configuration
+    # Made so, it wants no whole engine's configuration.
+    layer: Any = object.__new__(triton_moe.TritonExperts)
     layer.quantization_emulation, layer.gemm1_clamp_limit = False, None
+    layer.gemm1_alpha, layer.gemm1_beta = 1.0, 0.0
+    layer.activation_config = SimpleNamespace(clamp_limit=None)  # of later releases
     layer.quant_config = fp8_w8a8_moe_quant_config(w1_scales, w2_scales, block_shape=[128, 128])
     room = tokens * A_TOKEN * max(2 * middle, columns)
 

@@ -27,14 +27,14 @@ def results(rows: int, columns: int, by_column: bool, device: str) -> tuple[Tens
 
 
 def arguments(
-    name: str, x: Tensor, by_column: bool = False
+    name: str, x: Tensor, by_column: bool = False, powers: bool = False
 ) -> tuple[tuple[Any, ...], Tensor, Tensor]:
     """A call of the operation as vLLM 0.25.1 makes it, and where its results go."""
     columns = x.shape[1] // 2 if name == SILU else x.shape[1]
     out, scales = results(len(x), columns, by_column, str(x.device))
     if name == SILU:
         return (out, x, scales, GROUP, None, False), out, scales
-    rest = (GROUP, 1e-10, -448.0, 448.0, False, by_column, False)
+    rest = (GROUP, 1e-10, -448.0, 448.0, powers, by_column, False)
     return (x, out, scales, *rest), out, scales
 
 
@@ -313,7 +313,9 @@ COLUMNS = [128, 256, 384, 768, 1536, 2048, 3072, 4096]
 @pytest.mark.gpu
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", [SILU, QUANTISE, f"{QUANTISE} by column"])
+@pytest.mark.parametrize(
+    "kind", [SILU, QUANTISE, f"{QUANTISE} by column", f"{QUANTISE} by column, powers"]
+)
 def test_kernels_give_the_bits_of_vllms_operations(
     kind: str, dtype: torch.dtype, columns: int
 ) -> None:
@@ -333,9 +335,10 @@ def test_kernels_give_the_bits_of_vllms_operations(
         of_all_sizes = all_sizes(max(rows, 2), width, like)
         for x in (normal, outlying, outlying / 300, torch.zeros_like(normal), of_all_sizes):
             x = x.to(dtype).nan_to_num()
-            args, out, scales = arguments(name, x, bool(by_column))
+            how = bool(by_column), "powers" in by_column
+            args, out, scales = arguments(name, x, *how)
             own(*args)
-            args, our_out, our_scales = arguments(name, x, bool(by_column))
+            args, our_out, our_scales = arguments(name, x, *how)
             call = OPERATIONS[name].read(*args)
             assert call is not None
             OPERATIONS[name].kernel(call)

@@ -231,6 +231,12 @@ def test_where_the_model_lies_is_each_hosts_own_matter(group: Any) -> None:
     ours = host_link.plan_of(group().options(0, model="/a/m", served_model_name="m"))
     theirs = host_link.plan_of(group().options(1, model="/b/m", served_model_name="m"))
     assert host_link.differences(ours, theirs) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROOFLINE_FUSED", "off")  # ranks that share the router wait for each other
+        theirs = host_link.plan_of(group().options(1, model="/b/m", served_model_name="m"))
+    assert host_link.differences(ours, theirs) == (
+        "PROOFLINE_FUSED is None on the head and 'off' here"
+    )
 
 
 def test_a_head_that_cannot_listen_says_what_head_is(group: Any) -> None:
