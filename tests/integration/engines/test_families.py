@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.families import chains, checks
+from tests.families.look import agree
 from tests.families.make import FOLDER, families, make
 from tests.harness.marks import needs_vllm
 from workers.engines import load_engine
@@ -67,8 +68,11 @@ def test_slices_change_no_bit_and_chat_between_them_no_token(engine: Engine) -> 
 def test_transformers_gives_the_same_artifacts(engine: Engine, folder: Path) -> None:
     family = engine.info.name
     other = load_engine(options(family, folder / family, engine="transformers"))
-    errors = checks.against(engine, other)
-    assert errors.mean() <= (0.05 if other.info.dtype == "bfloat16" else 0.003), errors
+    # In bfloat16 a router that is undecided chooses by the processor: without AVX-512 one nonce of
+    # five lies 0.24 off.
+    undecided = other.info.dtype == "bfloat16"
+    agrees, words = agree(checks.against(engine, other), other.info.dtype, with_experts=undecided)
+    assert agrees, words
 
 
 def test_distances_with_layer_hooks_are_computed(engine: Engine) -> None:
