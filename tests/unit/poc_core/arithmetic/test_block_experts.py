@@ -2,14 +2,13 @@
 which wants a process that has it from the beginning, and rounds to 8 and 16 bits otherwise than
 devices: so numbers are float32 here. On a GPU their bits are held against vLLM's by a trial."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
+
+from tests.harness.interpreted import run_interpreted
 
 TOKENS, EXPERTS, A_TOKEN, DEPTH, MIDDLE, GROUP = 24, 4, 2, 256, 128, 128
 
@@ -74,13 +73,4 @@ def check(a_block: int, wide: bool, powers: bool) -> None:
 
 @pytest.mark.parametrize(("wide", "powers"), [(False, False), (True, False), (True, True)])
 def test_the_products_are_those_of_plain_torch(wide: bool, powers: bool) -> None:
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", f"import {__name__} as here; here.check(16, {wide}, {powers})"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_interpreted(__name__, f"check(16, {wide}, {powers})")

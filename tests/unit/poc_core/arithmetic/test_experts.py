@@ -2,14 +2,13 @@
 wants a process that has it from the beginning and multiplies float32 alone. On a GPU its bits are
 held against vLLM's kernel by a trial at the first large call (workers/vllm/forward)."""
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from tests.harness.interpreted import run_interpreted
 
 TOKENS, EXPERTS, A_TOKEN, DEPTH, COLUMNS = 24, 5, 2, 32, 64
 ELSEWHERE = 3  # another rank's expert
@@ -90,13 +89,4 @@ def check_by_expert() -> None:
 
 @pytest.mark.parametrize("what", ["check(True)", "check(False)", "check_by_expert()"])
 def test_products_of_experts_are_those_of_plain_torch(what: str) -> None:
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", f"import {__name__} as here; here.{what}"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_interpreted(__name__, what)
