@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.harness.interpreted import run_interpreted
+from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
 
 TOKENS, EXPERTS, A_TOKEN, DEPTH, MIDDLE, GROUP = 24, 4, 2, 256, 128, 128
 
