@@ -224,8 +224,10 @@ def of_any_step(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def workspaces() -> tuple[int, ...]:
-    """Addresses of the buffers that vLLM's operations share, and which it may move as they grow."""
+def workspaces(alike_on_ranks: bool) -> tuple[int, ...]:
+    """What changes when vLLM moves the buffers that its operations share, which it does as they
+    grow: their addresses or, to be alike on all ranks, their sizes in bytes.
+    """
     try:
         from vllm.v1.worker.workspace import (
             current_workspace_manager,
@@ -236,4 +238,7 @@ def workspaces() -> tuple[int, ...]:
     if not is_workspace_manager_initialized():
         return ()
     buffers = vars(current_workspace_manager())["_current_workspaces"]
-    return tuple(0 if buffer is None else buffer.data_ptr() for buffer in buffers)
+    return tuple(
+        0 if buffer is None else buffer.nbytes if alike_on_ranks else buffer.data_ptr()
+        for buffer in buffers
+    )

@@ -280,9 +280,31 @@ def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
         torch.distributed.broadcast(x, group.ranks[0], group=group.device_group)
 
 
-def is_alone() -> bool:
-    """Whether this process computes the whole model."""
-    return bool(get_tp_group().world_size == 1 and get_pp_group().world_size == 1)
+def has_all_layers() -> bool:
+    """Whether this process computes every layer: there is one pipeline stage."""
+    return bool(get_pp_group().world_size == 1)
+
+
+def do_all_tensor_ranks(say_so: bool) -> bool:
+    """Whether every tensor-parallel rank says so. All ranks must ask."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return say_so
+    said = torch.tensor([say_so], dtype=torch.int32)
+    torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(said.item())
+
+
+@contextmanager
+def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
+    """Within, a CUDA graph may hold sums over the tensor-parallel ranks. All ranks must enter and
+    leave it. Gives the stream to record in; None: there is one rank, and any stream will do.
+    """
+    if get_tp_group().world_size == 1:
+        yield None
+        return
+    with parallel_state.graph_capture(torch.device("cuda", torch.cuda.current_device())) as one:
+        yield one.stream
 
 
 def between_stages(

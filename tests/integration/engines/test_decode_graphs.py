@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from cli.machine.gpus import visible_gpus
 from poc_core.records import ProofSpec
 from tests.families.checks import greedy
 from tests.harness.chains import assert_chains, enforced_spec, golden, nonces_of, spec_of
 from tests.harness.marks import needs_vllm
-from tests.stacks.deployments import CHAINS, DECODE, DECODE_BFLOAT16
+from tests.stacks.deployments import CHAINS, DECODE, DECODE_BFLOAT16, Deployment
 from workers.engines.ticks import MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
+from workers.vllm.unseen import SWITCH
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("engines"), needs_vllm]
 
@@ -112,11 +114,15 @@ class TestReplayedSteps:
 
 @pytest.mark.slow
 @several
-def test_ranks_that_share_a_step_record_nothing(vllm_engine: Any) -> None:
-    assert "several ranks" in vllm_engine.use_graphs(True)["why_not"]
-    case = golden(vllm_engine.info.name, "decode")[0]
-    assert_chains(compute_all(vllm_engine, spec_of(case), nonces_of(case)), case)
-    assert vllm_engine.use_graphs(False)["recorded"] == 0
+def test_ranks_record_a_step_together_and_stages_none(vllm_engine: Any) -> None:
+    is_cut = len(vllm_engine.stages) > 1
+    before = vllm_engine.use_graphs(True)
+    assert ("several pipeline stages" in before["why_not"]) == is_cut
+    for case in golden(vllm_engine.info.name, "decode")[:2]:
+        assert_chains(compute_all(vllm_engine, spec_of(case), nonces_of(case)), case)
+    found = vllm_engine.use_graphs(False)
+    assert found["why_not"] == before["why_not"]
+    assert (found["recorded"] > before["recorded"]) == (not is_cut)
 
 
 @pytest.mark.slow
@@ -155,6 +161,27 @@ def test_cuda_graphs_give_the_bits_of_single_kernels(
     for _ in range(2):
         assert [compute_all(vllm_engine, *proof) for proof in proofs] == expected
     assert recorded() >= 1
+
+
+@pytest.mark.gpu
+def test_graphs_of_two_gpus_give_the_bits_of_single_kernels_beside_chat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums over the ranks are part of a graph."""
+    if len(visible_gpus()) < 2:
+        pytest.skip("there is one GPU")
+    monkeypatch.setenv(SWITCH, "on")
+    engine: Any = Deployment("tiny-qwen3-moe-256", "bfloat16", tensor_parallel=2).start()
+    try:
+        assert engine.use_graphs(True)["recorded"] > 0, "by the start's own test"
+        answers, proofs = greedy(engine), [(spec("two"), range(n)) for n in (1, 16, 200)]
+        expected = eager(engine, *proofs)
+        for _ in range(2):
+            assert [compute_all(engine, *proof) for proof in proofs] == expected
+            assert greedy(engine) == answers
+        assert engine.use_graphs(True)["why_not"] == ""
+    finally:
+        engine.close()
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,9 @@ Replay = Callable[[], Tensor]
 
 Plain = dict[str, Any]
 """By name: dataclasses of tensors and plain values."""
+
+RecordedSums = Callable[[], AbstractContextManager["torch.cuda.Stream | None"]]
+"""Around what is recorded, as sums over ranks are part of it; gives the stream to record in."""
 
 
 class NotReplayableError(RuntimeError):
@@ -34,16 +37,25 @@ class Recorder(Protocol):
 
 
 class GraphRecorder:
-    """CUDA graphs that share memory: replayed one at a time, in the stream of all other work."""
+    """CUDA graphs that share memory: replayed one at a time, in the stream of all other work.
 
-    def __init__(self) -> None:
+    Where several ranks share the work, all of them record at a time.
+    """
+
+    def __init__(self, sums: RecordedSums) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._sums = sums
 
     def record(self, work: Callable[[], Tensor]) -> Replay:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             # Not global: vLLM has another thread that waits for events meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with (
+                self._sums() as its,
+                torch.cuda.graph(
+                    graph, pool=self._pool, stream=its, capture_error_mode="thread_local"
+                ),
+            ):
                 output = work()
         except BaseException:
             # torch leaves the stream of an invalid capture current, and the memory pool open: no
@@ -83,8 +95,8 @@ class RunAgain:
         return new
 
 
-def recorder_for(device: torch.device) -> Recorder:
-    return GraphRecorder() if device.type == "cuda" else RunAgain()
+def recorder_for(device: torch.device, sums: RecordedSums) -> Recorder:
+    return GraphRecorder(sums) if device.type == "cuda" else RunAgain()
 
 
 def refill(kept: Any, new: Any) -> None:

@@ -1,6 +1,7 @@
-"""Decode steps recorded once for each shape and replayed, where one rank computes a whole step.
+"""Decode steps recorded once for each shape and replayed, where a rank computes every layer.
 
-Where anything speaks against it, steps run operation by operation.
+Where anything speaks against it, steps run operation by operation. Tensor-parallel ranks record
+and replay the same steps, and agree on it: a sum waits for all of them.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from cachetools import LRUCache
@@ -16,9 +17,14 @@ from torch import Tensor
 
 from poc_core.arithmetic import reflections
 from poc_core.schemes.base import Batch
-from workers.vllm import cache_compat, compat
+from workers.vllm import cache_compat, compat, unseen
 from workers.vllm.chains.kept_caches import KeptCaches, Place
-from workers.vllm.chains.recording import Recorder, Replay
+from workers.vllm.chains.recording import (
+    GraphRecorder,
+    NotReplayableError,
+    Recorder,
+    Replay,
+)
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.layout import BlockTables, DeviceBatch, Layout
 
@@ -26,8 +32,12 @@ logger = logging.getLogger(__name__)
 
 # Shapes whose graph is kept: full and last micro-batches of a round and of a job beside it.
 _GRAPHS_KEPT = 4
+# Graphs that ranks record together in their life: vLLM's sums keep some memory of each, 8 MiB in
+# all, of which chat's own graphs have a tenth.
+_MOST_TOGETHER = 256
 
 Caches = Callable[[], AbstractContextManager[None]]
+T = TypeVar("T")
 
 # Where a micro-batch's kept caches lie, its nonces, their positions, and vLLM's own buffers.
 _Key = tuple[int, ...]
@@ -48,7 +58,12 @@ class StepGraphs:
         """`moe_layers`: those that a seed leads; `vocab_size`: of a model that wants token ids."""
         self.on = False
         self.recorded = 0  # graphs so far
-        self.why_not = "" if compat.is_alone() else "several ranks compute a step together"
+        self._together = compat.tensor_ranks()[1] > 1
+        self.why_not = ""
+        if not compat.has_all_layers():
+            self.why_not = "several pipeline stages compute a step together"
+        elif self._together and isinstance(recorder, GraphRecorder) and not unseen.is_on():
+            self.why_not = f"several ranks compute a step together ({unseen.SWITCH}=on tries it)"
         self._forward = forward
         self._kept = kept
         self._layers = range(n_layers)
@@ -73,23 +88,21 @@ class StepGraphs:
             *place.shape,
             len(batch.nonces),
             batch.order.shape.positions,
-            *cache_compat.workspaces(),
+            *cache_compat.workspaces(alike_on_ranks=self._together),
         )
         if key not in self._steps:
-            self._steps[key] = None
+            if not self._together or self.recorded < _MOST_TOGETHER:
+                self._steps[key] = None
             return None
         recorded = self._steps[key]
         try:
             if recorded is None:
-                recorded = RecordedStep(
-                    batch, tables, self._moe_layers, self._vocab_size, self._recorder
-                )
-                recorded.fill(batch, step)
-                self._record(recorded, place)
-                self._steps[key] = recorded
+                self._steps[key] = recorded = self._recorded(batch, tables, place, step)
             else:
                 recorded.fill(batch, step)
         except Exception as error:  # whatever a backend says that cannot be recorded
+            if self._together and recorded and not isinstance(error, NotReplayableError):
+                raise  # an error of this rank: the others replay the step
             self.why_not = f"{type(error).__name__}: {error}"
             self._steps.clear()
             self._forward.forget_unfinished()
@@ -97,9 +110,29 @@ class StepGraphs:
             return None
         return recorded.replayed()
 
-    def _record(self, recorded: RecordedStep, place: Place) -> None:
-        recorded.record(self._forward, self._layers, lambda: self._kept.bound(place))
+    def _recorded(self, batch: Batch, tables: BlockTables, place: Place, step: int) -> RecordedStep:
+        """The step, filled in. Whatever a backend says that cannot be recorded is raised."""
+        recorded = _on_all_ranks(
+            lambda: RecordedStep(batch, tables, self._moe_layers, self._vocab_size, self._recorder)
+        )
+        _on_all_ranks(lambda: recorded.fill(batch, step))
+        _on_all_ranks(
+            lambda: recorded.record(self._forward, self._layers, lambda: self._kept.bound(place))
+        )
         self.recorded += 1
+        return recorded
+
+
+def _on_all_ranks(work: Callable[[], T]) -> T:
+    """What the work gives; an error if a tensor-parallel rank failed at it. All ranks must ask."""
+    failure: Exception | None = None
+    try:
+        done = work()
+    except Exception as error:
+        failure = error
+    if not compat.do_all_tensor_ranks(failure is None):
+        raise failure or NotReplayableError("another rank could not do it")
+    return done
 
 
 class RecordedStep:

@@ -63,7 +63,7 @@ class ProofRunner:
         owner = compat.layer_owner(self._model, self._layers, text_config)
         self._sliceable = owner is not None
         self._bound = BoundForward(self._model, self._config, self._layers, owner, self._gates)
-        recorder = recorder_for(self._device)
+        recorder = recorder_for(self._device, compat.recorded_sums)
         self._graphs = StepGraphs(
             self._bound,
             self._kept,

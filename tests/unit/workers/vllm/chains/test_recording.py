@@ -1,5 +1,6 @@
 """Recorded and replayed work: new inputs are filled in where the recording reads, or refused."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_an_object_that_may_hide_tensors_is_refused_although_both_have_it() -> N
 
 def test_a_replay_fills_the_same_output_from_what_the_inputs_hold_then() -> None:
     x = torch.tensor([1.0, 2.0])
-    replay = recorder_for(torch.device("cpu")).record(lambda: x.add_(1) * 2)
+    replay = recorder_for(torch.device("cpu"), nullcontext).record(lambda: x.add_(1) * 2)
     assert x.tolist() == [1, 2], "nothing has run, or a state would be moved on twice"
     x.fill_(3)
     assert replay().tolist() == [8, 8]

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,3 +112,62 @@ def test_a_step_that_ends_no_block_of_positions_is_replayed_at_one_that_does() -
     kept, new = told(False)["state"], told(True)["state"]
     assert kept.c128_boundary is None
     refill(kept, new)
+
+
+class TestWhatSeveralRanksRecord:
+    """They agree on each part of it: a rank that went on alone would wait for ever."""
+
+    @pytest.fixture
+    def said(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+        """What this rank says of itself. Another one fails at its second part."""
+        from workers.vllm import compat
+
+        told: list[bool] = []
+
+        def do_all(say_so: bool) -> bool:
+            told.append(say_so)
+            return say_so and len(told) != 2
+
+        monkeypatch.setattr(compat, "do_all_tensor_ranks", do_all)
+        return told
+
+    def test_it_is_an_error_here_where_another_rank_failed(self, said: list[bool]) -> None:
+        from workers.vllm.chains.recording import NotReplayableError
+        from workers.vllm.chains.step_graphs import _on_all_ranks
+
+        assert _on_all_ranks(lambda: 7) == 7
+        with pytest.raises(NotReplayableError, match="another rank"):
+            _on_all_ranks(lambda: 7)
+        assert said == [True, True]
+
+    def test_a_rank_that_fails_tells_the_others(self, said: list[bool]) -> None:
+        from workers.vllm.chains.step_graphs import _on_all_ranks
+
+        def fails() -> None:
+            raise MemoryError("no memory")
+
+        with pytest.raises(MemoryError):
+            _on_all_ranks(fails)
+        assert said == [False]
+
+
+def test_the_memory_that_ranks_sums_keep_of_each_graph_is_not_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from workers.vllm import cache_compat, compat
+    from workers.vllm.chains import step_graphs
+    from workers.vllm.chains.recording import RunAgain
+
+    monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, 2))
+    monkeypatch.setattr(compat, "has_all_layers", lambda: True)
+    monkeypatch.setattr(cache_compat, "workspaces", lambda **_alike: ())
+    monkeypatch.setattr(compat, "do_all_tensor_ranks", lambda say_so: say_so)
+    nothing: Any = SimpleNamespace(forget_unfinished=lambda: None)
+    graphs = step_graphs.StepGraphs(nothing, nothing, 1, 0, None, RunAgain())
+    graphs.on = True
+    held: Any = SimpleNamespace(batch=begun(), place=SimpleNamespace(shape=(N, 9)), tables=object())
+    for recorded, tries in ((10_000, False), (0, True)):
+        graphs.recorded = recorded
+        for _ in range(2):  # a shape is recorded when it is seen again
+            assert graphs.hidden_states(held, range(1), 1) is None
+        assert bool(graphs.why_not) == tries, "these tables cannot be recorded"
