@@ -170,10 +170,10 @@ class Batch(ABC):
         """The layers' reflections: (n_layers, hidden). None: `transform` works otherwise."""
         return None
 
-    def route_hashes(self, step: int, moe_layers: int) -> Tensor:
-        """Hashes that choose a step's experts in the model's first `moe_layers` layers of experts.
+    def route_hashes(self, step: int, moe_layers: range) -> Tensor:
+        """Hashes that choose a step's experts in some of the model's layers of experts.
 
-        int64 (moe_layers, n); modulo a layer's number of experts they are `first_experts`.
+        int64 (layers, n); modulo a layer's number of experts they are `first_experts`.
         """
         raise AssertionError("no step follows")
 

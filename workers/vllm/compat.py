@@ -280,9 +280,9 @@ def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
         torch.distributed.broadcast(x, group.ranks[0], group=group.device_group)
 
 
-def has_all_layers() -> bool:
-    """Whether this process computes every layer: there is one pipeline stage."""
-    return bool(get_pp_group().world_size == 1)
+def n_stages() -> int:
+    """How many pipeline stages compute the model."""
+    return int(get_pp_group().world_size)
 
 
 def do_all_tensor_ranks(say_so: bool) -> bool:

@@ -66,8 +66,8 @@ class DecodeBatch(Batch):
         self._margins: list[Tensor] = []  # float32 (n,) of the claims, likewise
         self._own_vectors: dict[int, Tensor] = {}  # by layer: (n, 1, hidden)
         self._route_seeds: dict[int, Tensor] = {}  # by layer of experts: int64 (n, 1)
-        # of the first layers of experts: int64 (layers, n)
-        self._all_route_seeds: Tensor | None = None
+        # By layers of experts: int64 (layers, n)
+        self._all_route_seeds: dict[range, Tensor] = {}
 
     def inputs(self, step: int) -> Tensor:
         if self.order.is_step(step):
@@ -132,13 +132,12 @@ class DecodeBatch(Batch):
     def layer_vectors(self) -> Tensor | None:
         return None if self.scheme.options.per_nonce_reflection else self.scheme.layer_vectors
 
-    def route_hashes(self, step: int, moe_layers: int) -> Tensor:
-        if self._all_route_seeds is None or len(self._all_route_seeds) != moe_layers:
-            self._all_route_seeds = torch.cat(
-                [self._seeds_of(layer) for layer in range(moe_layers)], dim=1
-            ).T
+    def route_hashes(self, step: int, moe_layers: range) -> Tensor:
+        if moe_layers not in self._all_route_seeds:
+            seeds = [self._seeds_of(layer) for layer in moe_layers]
+            self._all_route_seeds[moe_layers] = torch.cat(seeds, dim=1).T
         t = self.order.positions(step).start - (self.scheme.spec.seq_len - 1)
-        return steps.route_hashes(self._all_route_seeds, max(0, t))
+        return steps.route_hashes(self._all_route_seeds[moe_layers], max(0, t))
 
     def first_experts(self, step: int, moe_layer: int, n_experts: int) -> Tensor:
         seeds, positions = self._seeds_of(moe_layer), self.order.positions(step)

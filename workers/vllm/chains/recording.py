@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-Replay = Callable[[], Tensor]
-"""Runs recorded work; what it gives stays as it is until the next call."""
+Replay = Callable[[], Any]
+"""Runs recorded work; the tensors that it gives stay as they are until the next call."""
 
 Plain = dict[str, Any]
 """By name: dataclasses of tensors and plain values."""
@@ -29,7 +29,7 @@ class NotReplayableError(RuntimeError):
 
 
 class Recorder(Protocol):
-    def record(self, work: Callable[[], Tensor]) -> Replay:
+    def record(self, work: Callable[[], Any]) -> Replay:
         """What runs the work, which has not been run by then: a state it moves on has not moved."""
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
@@ -46,7 +46,7 @@ class GraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._sums = sums
 
-    def record(self, work: Callable[[], Tensor]) -> Replay:
+    def record(self, work: Callable[[], Any]) -> Replay:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             # Not global: vLLM has another thread that waits for events meanwhile.
@@ -69,7 +69,7 @@ class GraphRecorder:
                 _cuda_endAllocateToPool(stream.device_index, self._pool)
             raise
 
-        def replay() -> Tensor:
+        def replay() -> Any:
             graph.replay()
             return output
 
@@ -87,7 +87,7 @@ class GraphRecorder:
 class RunAgain:
     """A CPU's recorder, which has nothing to gain: the same logic without a GPU."""
 
-    def record(self, work: Callable[[], Tensor]) -> Replay:
+    def record(self, work: Callable[[], Any]) -> Replay:
         return work
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:

@@ -55,6 +55,11 @@ class Gates:
     def __len__(self) -> int:
         return sum(map(len, self._by_layer.values()))
 
+    @property
+    def numbers(self) -> range:
+        """This stage's layers of experts, counted through the model."""
+        return range(self.first, self.first + len(self))
+
     def why_not(self) -> str | None:
         """Why experts cannot be seeded in this model."""
         if self._unknown or (len(self) and not self._top_k):

@@ -1,4 +1,4 @@
-"""Decode steps recorded once for each shape and replayed, where a rank computes every layer.
+"""Decode steps recorded once for each shape and replayed: what a rank computes of them.
 
 Where anything speaks against it, steps run operation by operation. Tensor-parallel ranks record
 and replay the same steps, and agree on it: a sum waits for all of them.
@@ -7,9 +7,9 @@ and replay the same steps, and agree on it: a sum waits for all of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from cachetools import LRUCache
@@ -25,12 +25,14 @@ from workers.vllm.chains.recording import (
     Recorder,
     Replay,
 )
+from workers.vllm.chains.seeded_gates import Gates
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.layout import BlockTables, DeviceBatch, Layout
 
 logger = logging.getLogger(__name__)
 
-# Shapes whose graph is kept: full and last micro-batches of a round and of a job beside it.
+# Shapes whose graph is kept of each micro-batch under way, of which every pipeline stage has one:
+# full and last micro-batches of a round and of a job beside it.
 _GRAPHS_KEPT = 4
 # Graphs that ranks record together in their life: vLLM's sums keep some memory of each, 8 MiB in
 # all, of which chat's own graphs have a tenth.
@@ -50,31 +52,36 @@ class StepGraphs:
         self,
         forward: BoundForward,
         kept: KeptCaches,
+        layers: range,
         n_layers: int,
-        moe_layers: int,
+        gates: Gates,
         vocab_size: int | None,
         recorder: Recorder,
     ) -> None:
-        """`moe_layers`: those that a seed leads; `vocab_size`: of a model that wants token ids."""
+        """`layers`: of this rank, of the model's `n_layers`; `vocab_size`: of a model that wants
+        token ids.
+        """
         self.on = False
         self.recorded = 0  # graphs so far
+        n_stages = compat.n_stages()
         self._together = compat.tensor_ranks()[1] > 1
         self.why_not = ""
-        if not compat.has_all_layers():
-            self.why_not = "several pipeline stages compute a step together"
-        elif self._together and isinstance(recorder, GraphRecorder) and not unseen.is_on():
+        is_shared = self._together or n_stages > 1
+        if is_shared and isinstance(recorder, GraphRecorder) and not unseen.is_on():
             self.why_not = f"several ranks compute a step together ({unseen.SWITCH}=on tries it)"
         self._forward = forward
         self._kept = kept
-        self._layers = range(n_layers)
-        self._moe_layers = moe_layers
+        self._layers = layers
+        self._n_layers = n_layers
+        self._gates = gates
         self._vocab_size = vocab_size
         self._recorder = recorder
         # None: a shape that was seen once, which has warmed it up.
-        self._steps: LRUCache[_Key, RecordedStep | None] = LRUCache(_GRAPHS_KEPT)
+        self._steps: LRUCache[_Key, RecordedStep | None] = LRUCache(_GRAPHS_KEPT * n_stages)
 
-    def hidden_states(self, held: DeviceBatch, layers: range, step: int) -> Tensor | None:
-        """(nonces, hidden) after the final norm of one step; None: run it operation by operation.
+    def output(self, held: DeviceBatch, layers: range, step: int) -> Any:
+        """What the model answers to one step: (nonces, hidden) after the final norm, or what the
+        next stage takes. None: run it operation by operation.
 
         The next replay fills the same tensor.
         """
@@ -97,9 +104,9 @@ class StepGraphs:
         recorded = self._steps[key]
         try:
             if recorded is None:
-                self._steps[key] = recorded = self._recorded(batch, tables, place, step)
+                self._steps[key] = recorded = self._recorded(held, tables, place, step)
             else:
-                recorded.fill(batch, step)
+                recorded.fill(batch, step, held.state)
         except Exception as error:  # whatever a backend says that cannot be recorded
             if self._together and recorded and not isinstance(error, NotReplayableError):
                 raise  # an error of this rank: the others replay the step
@@ -108,17 +115,17 @@ class StepGraphs:
             self._forward.forget_unfinished()
             logger.warning("steps of decode proofs go on without CUDA graphs: %s", self.why_not)
             return None
+        held.state = None
         return recorded.replayed()
 
-    def _recorded(self, batch: Batch, tables: BlockTables, place: Place, step: int) -> RecordedStep:
+    def _recorded(
+        self, held: DeviceBatch, tables: BlockTables, place: Place, step: int
+    ) -> RecordedStep:
         """The step, filled in. Whatever a backend says that cannot be recorded is raised."""
-        recorded = _on_all_ranks(
-            lambda: RecordedStep(batch, tables, self._moe_layers, self._vocab_size, self._recorder)
-        )
-        _on_all_ranks(lambda: recorded.fill(batch, step))
-        _on_all_ranks(
-            lambda: recorded.record(self._forward, self._layers, lambda: self._kept.bound(place))
-        )
+        part = Part(self._layers, self._n_layers, self._gates.numbers, self._vocab_size)
+        recorded = _on_all_ranks(lambda: RecordedStep(held.batch, tables, part, self._recorder))
+        _on_all_ranks(lambda: recorded.fill(held.batch, step, held.state))
+        _on_all_ranks(lambda: recorded.record(self._forward, lambda: self._kept.bound(place)))
         self.recorded += 1
         return recorded
 
@@ -135,79 +142,102 @@ def _on_all_ranks(work: Callable[[], T]) -> T:
     return done
 
 
+class Part(NamedTuple):
+    """What a rank computes of a step."""
+
+    layers: range
+    n_layers: int  # of the model
+    moe_layers: range  # those that a seed leads, counted through the model
+    vocab_size: int | None  # of a model that wants token ids
+
+
 class RecordedStep:
     """A step of micro-batches of one shape and place; all that changes lies in its own tensors."""
 
     hidden_size: int
 
-    def __init__(
-        self,
-        batch: Batch,
-        tables: BlockTables,
-        moe_layers: int,
-        vocab_size: int | None,
-        recorder: Recorder,
-    ) -> None:
+    def __init__(self, batch: Batch, tables: BlockTables, part: Part, recorder: Recorder) -> None:
         vectors, positions = batch.layer_vectors, batch.order.shape.positions
         assert vectors is not None, "each nonce has vectors of its own"
         n, device = len(batch.nonces), vectors.device
         self.hidden_size = vectors.shape[-1]
         self._layout = Layout(tables, range(positions - 1, positions), most=positions)
+        self._part = part
         self._inputs = torch.empty(n, self.hidden_size, dtype=vectors.dtype, device=device)
-        self._vocab_size = vocab_size
+        self._state: dict[str, Tensor] = {}  # what the stage before this one gives
         self._token_ids = torch.zeros(n, dtype=torch.int32, device=device)
         self._vectors = torch.empty_like(vectors)  # (layers, hidden)
         self._of: object = None  # the scheme whose vectors they are
-        self._hashes = torch.zeros(moe_layers, n, dtype=torch.int64, device=device)
+        self._hashes = torch.zeros(len(part.moe_layers), n, dtype=torch.int64, device=device)
         self._metadata: dict[str, Any] | None = None  # by layer
         self._recorder = recorder
         self._replay: Replay | None = None
 
-    def fill(self, batch: Batch, step: int) -> None:
-        """Makes it one step of a micro-batch. NotReplayableError: a step of another kind."""
+    def fill(self, batch: Batch, step: int, state: Mapping[str, Tensor] | None = None) -> None:
+        """Makes it one step of a micro-batch. NotReplayableError: a step of another kind.
+
+        `state`: what the stage before this one gave.
+        """
         self._layout.move_to(batch.order.positions(step).start)
-        self._inputs.copy_(batch.inputs(step))
-        if self._vocab_size is not None:
-            self._token_ids.copy_(batch.token_ids(step, self._vocab_size))
+        if state is not None:
+            for name, x in state.items():
+                self._state.setdefault(name, torch.empty_like(x)).copy_(x)
+        else:
+            self._inputs.copy_(batch.inputs(step))
+            if self._part.vocab_size is not None:
+                self._token_ids.copy_(batch.token_ids(step, self._part.vocab_size))
         if self._of is not batch.scheme:
             self._of = batch.scheme
             assert batch.layer_vectors is not None
             self._vectors.copy_(batch.layer_vectors)
         if len(self._hashes):
-            self._hashes.copy_(batch.route_hashes(step, len(self._hashes)))
+            self._hashes.copy_(batch.route_hashes(step, self._part.moe_layers))
         metadata = cache_compat.of_any_step(self._layout.metadata())
         self._metadata = (
             metadata if self._metadata is None else self._recorder.renewed(self._metadata, metadata)
         )
 
-    def record(self, forward: BoundForward, layers: range, caches: Caches) -> None:
+    def record(self, forward: BoundForward, caches: Caches) -> None:
         """Records the step, after `fill`; `caches()` binds the caches of its place."""
 
-        ids = {} if self._vocab_size is None else {"input_ids": self._token_ids}
-
-        def work() -> Tensor:
+        def work() -> Any:
             assert self._metadata is not None, "nothing was filled in"
-            output = forward.run(
-                layers,
+            return forward.run(
+                self._part.layers,
                 self._layout,
                 self._metadata,
                 caches(),
-                {"inputs_embeds": self._inputs.clone(), **ids},  # layers add to the inputs
+                self._given(),
                 transform=self,
                 experts=self._first_experts if len(self._hashes) else None,
             )
-            return compat.final_hidden_states(output)
 
         self._replay = self._recorder.record(work)
 
-    def replayed(self) -> Tensor:
-        """Runs the step that was filled in: (nonces, hidden)."""
+    def replayed(self) -> Any:
+        """Runs the step that was filled in: (nonces, hidden), or what the next stage takes."""
         assert self._replay is not None, "nothing was recorded"
-        return self._replay()
+        output = self._replay()
+        if self._part.layers.stop == self._part.n_layers:
+            return compat.final_hidden_states(output)
+        # It is still being sent when the next replay fills the recorded tensors.
+        return compat.intermediate({name: x.clone() for name, x in output.tensors.items()})
+
+    def _given(self) -> dict[str, Any]:
+        """The model's arguments. Layers add to what they are given, so it is a copy."""
+        given: dict[str, Any] = {}
+        if self._part.vocab_size is not None:
+            given["input_ids"] = self._token_ids
+        if self._state:
+            state = {name: x.clone() for name, x in self._state.items()}
+            given["intermediate_tensors"] = compat.intermediate(state)
+        else:
+            given["inputs_embeds"] = self._inputs.clone()
+        return given
 
     def transform_terms(self, layer: int, terms: Sequence[Tensor]) -> list[Tensor]:
         """See LayerTransform."""
         return reflections.reflect_terms(list(terms), self._vectors[layer])
 
     def _first_experts(self, moe_layer: int, n_experts: int) -> Tensor:
-        return self._hashes[moe_layer] % n_experts
+        return self._hashes[moe_layer - self._part.moe_layers.start] % n_experts

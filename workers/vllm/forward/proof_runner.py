@@ -67,8 +67,9 @@ class ProofRunner:
         self._graphs = StepGraphs(
             self._bound,
             self._kept,
+            self._own,
             len(self._layers),
-            len(self._gates),
+            self._gates,
             self._vocab_size,
             recorder,
         )
@@ -245,7 +246,7 @@ class ProofRunner:
         """Runs a slice's layers in one pass."""
         held, layers = self._micro_batches[one.micro_batch], range(one.first, one.end)
         batch, order = held.batch, held.batch.order
-        recorded = None if self._watch else self._graphs.hidden_states(held, layers, step)
+        recorded = None if self._watch else self._graphs.output(held, layers, step)
         output: Any = self._operations(held, layers, step) if recorded is None else recorded
         if layers.stop == len(self._layers):
             if self._reports or not order.is_last(step):

@@ -190,10 +190,10 @@ def test_the_hashes_of_a_step_lead_to_its_first_experts() -> None:
         3,
         4,
     ]
-    for moe_layers, step in ((3, 1), (3, 4), (2, 2)):
+    for moe_layers, step in ((range(3), 1), (range(3), 4), (range(2), 2), (range(1, 3), 3)):
         hashes = batch.route_hashes(step, moe_layers)
-        assert hashes.shape == (moe_layers, len(NONCES))
-        for layer, row in enumerate(hashes):
+        assert hashes.shape == (len(moe_layers), len(NONCES))
+        for layer, row in zip(moe_layers, hashes, strict=True):
             expected = batch.first_experts(step, layer, 48)
             assert expected is not None
             assert torch.equal(row % 48, expected)

@@ -58,19 +58,19 @@ def begun() -> Batch:
 
 
 def test_a_replayed_step_has_the_token_ids_of_its_own_points() -> None:
-    from workers.vllm.chains.step_graphs import RecordedStep  # here: it imports vLLM
+    from workers.vllm.chains.step_graphs import Part, RecordedStep  # here: it imports vLLM
     from workers.vllm.forward.layout import BlockTables
 
     batch = begun()
     forward: Any = Forward()
     tables = BlockTables([], N, SEQ_LEN, SEQ_LEN + STEPS, CPU)
-    recorded = RecordedStep(batch, tables, 0, VOCAB, Graph(forward))
+    recorded = RecordedStep(batch, tables, Part(range(1), 1, range(0), VOCAB), Graph(forward))
     seen = []
     for step in range(1, 1 + STEPS):
         expected = batch.token_ids(step, VOCAB)
         recorded.fill(batch, step)
         if step == 1:
-            recorded.record(forward, range(1), nullcontext)
+            recorded.record(forward, nullcontext)
         assert recorded.replayed()[:, 0].tolist() == expected.tolist()
         seen.append(tuple(expected.tolist()))
         batch.take(step, torch.randn(N, 1, HIDDEN, generator=torch.Generator().manual_seed(step)))
@@ -79,18 +79,55 @@ def test_a_replayed_step_has_the_token_ids_of_its_own_points() -> None:
 
 
 def test_a_model_that_wants_no_token_ids_is_given_none() -> None:
-    from workers.vllm.chains.step_graphs import RecordedStep
+    from workers.vllm.chains.step_graphs import Part, RecordedStep
     from workers.vllm.forward.layout import BlockTables
 
     batch = begun()
     forward: Any = Forward()
     recorded = RecordedStep(
-        batch, BlockTables([], N, SEQ_LEN, SEQ_LEN + STEPS, CPU), 0, None, Graph(forward)
+        batch,
+        BlockTables([], N, SEQ_LEN, SEQ_LEN + STEPS, CPU),
+        Part(range(1), 1, range(0), None),
+        Graph(forward),
     )
     recorded.fill(batch, 1)
     with pytest.raises(KeyError):
-        recorded.record(forward, range(1), nullcontext)
+        recorded.record(forward, nullcontext)
     assert set(forward.given) == {"inputs_embeds"}
+
+
+def test_a_stage_in_the_middle_takes_and_gives_activations() -> None:
+    from vllm.sequence import IntermediateTensors
+
+    from workers.vllm.chains.recording import RunAgain
+    from workers.vllm.chains.step_graphs import Part, RecordedStep
+    from workers.vllm.forward.layout import BlockTables
+
+    class Stage:
+        def __init__(self) -> None:
+            self.out = {"hidden_states": torch.empty(N, HIDDEN)}
+
+        def run(self, *args: Any, **_others: Any) -> Any:
+            given = next(one for one in args if isinstance(one, dict) and "input_ids" in one)
+            assert given["input_ids"].tolist() == [0] * N, "this stage knows no points"
+            state = given["intermediate_tensors"].tensors["hidden_states"]
+            self.out["hidden_states"].copy_(2 * state)
+            state.fill_(-1)  # as layers do to what they are given
+            return IntermediateTensors(self.out)
+
+    batch, stage = begun(), Stage()
+    tables = BlockTables([], N, SEQ_LEN, SEQ_LEN + STEPS, CPU)
+    part = Part(range(1, 2), 3, range(0), VOCAB)
+    recorded = RecordedStep(batch, tables, part, RunAgain())
+    given = [torch.full((N, HIDDEN), float(step)) for step in (1, 2)]
+    recorded.fill(batch, 1, {"hidden_states": given[0]})
+    recorded.record(stage, nullcontext)  # type: ignore[arg-type]
+    first = recorded.replayed().tensors["hidden_states"]
+    recorded.fill(batch, 2, {"hidden_states": given[1]})
+    second = recorded.replayed().tensors["hidden_states"]
+    assert (first == 2).all(), "it may still be being sent when the next step is replayed"
+    assert (second == 4).all()
+    assert [float(x[0, 0]) for x in given] == [1, 2]
 
 
 def test_a_step_that_ends_no_block_of_positions_is_replayed_at_one_that_does() -> None:
@@ -159,15 +196,17 @@ def test_the_memory_that_ranks_sums_keep_of_each_graph_is_not_used_up(
     from workers.vllm.chains.recording import RunAgain
 
     monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, 2))
-    monkeypatch.setattr(compat, "has_all_layers", lambda: True)
+    monkeypatch.setattr(compat, "n_stages", lambda: 1)
     monkeypatch.setattr(cache_compat, "workspaces", lambda **_alike: ())
     monkeypatch.setattr(compat, "do_all_tensor_ranks", lambda say_so: say_so)
-    nothing: Any = SimpleNamespace(forget_unfinished=lambda: None)
-    graphs = step_graphs.StepGraphs(nothing, nothing, 1, 0, None, RunAgain())
+    nothing: Any = SimpleNamespace(forget_unfinished=lambda: None, numbers=range(0))
+    graphs = step_graphs.StepGraphs(nothing, nothing, range(1), 1, nothing, None, RunAgain())
     graphs.on = True
-    held: Any = SimpleNamespace(batch=begun(), place=SimpleNamespace(shape=(N, 9)), tables=object())
+    held: Any = SimpleNamespace(
+        batch=begun(), place=SimpleNamespace(shape=(N, 9)), tables=object(), state=None
+    )
     for recorded, tries in ((10_000, False), (0, True)):
         graphs.recorded = recorded
         for _ in range(2):  # a shape is recorded when it is seen again
-            assert graphs.hidden_states(held, range(1), 1) is None
+            assert graphs.output(held, range(1), 1) is None
         assert bool(graphs.why_not) == tries, "these tables cannot be recorded"
