@@ -178,6 +178,16 @@ def of_all_tensor_ranks(part: torch.Tensor) -> torch.Tensor:
     return rows
 
 
+def do_all_tensor_ranks(say_so: bool) -> bool:
+    """Whether every tensor-parallel rank says so. All ranks must ask."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return say_so
+    said = torch.tensor([say_so], dtype=torch.int32)
+    torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(said.item())
+
+
 def enable_custom_ops(engine_args: Any) -> None:
     """The same for all other fused operations, which are chosen when the model loads. An
     operator's choice stands.
@@ -283,16 +293,6 @@ def as_first_tensor_rank_has_it(x: torch.Tensor) -> None:
 def n_stages() -> int:
     """How many pipeline stages compute the model."""
     return int(get_pp_group().world_size)
-
-
-def do_all_tensor_ranks(say_so: bool) -> bool:
-    """Whether every tensor-parallel rank says so. All ranks must ask."""
-    group = get_tp_group()
-    if group.world_size == 1:
-        return say_so
-    said = torch.tensor([say_so], dtype=torch.int32)
-    torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
-    return bool(said.item())
 
 
 @contextmanager

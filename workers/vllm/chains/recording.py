@@ -39,7 +39,7 @@ class Recorder(Protocol):
 class GraphRecorder:
     """CUDA graphs that share memory: replayed one at a time, in the stream of all other work.
 
-    Where several ranks share the work, all of them record at a time.
+    Where several ranks share the work, all of them record at the same time.
     """
 
     def __init__(self, sums: RecordedSums) -> None:

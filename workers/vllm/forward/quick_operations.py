@@ -360,8 +360,7 @@ class SharedRouter:
         logits = compat.of_all_tensor_ranks(self._own(x[rank * rows :][:rows], weight, *rest))
         if is_right is None:  # all ranks say the same: else some would wait for the others
             own = self._own(x, weight, *rest)
-            same = torch.tensor([torch.equal(own, logits)], device=x.device)
-            self._is_right[key] = bool(compat.of_all_tensor_ranks(same).all())
+            self._is_right[key] = compat.do_all_tensor_ranks(torch.equal(own, logits))
             if not self._is_right[key]:
                 logger.warning("routing by shares of the rows gives other bits: not done")
                 return cast(Tensor, own)
