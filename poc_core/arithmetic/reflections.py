@@ -24,17 +24,24 @@ def layer_vectors(
 
 
 def reflect_terms(terms: list[Tensor], v: Tensor) -> list[Tensor]:
-    """`reflect` of each tensor by one vector (hidden,); in place where a kernel can."""
-    if fused.is_on(v.device):
-        from poc_core.fused.reflect import (  # here: only a CUDA build of torch brings Triton
-            can_reflect,
-            reflect_,
-        )
+    """`reflect` of tensors (..., hidden) by one vector (hidden,); in place where a kernel can."""
+    if not fused.is_on(v.device):
+        return [reflect(x, v) for x in terms]
+    from poc_core.fused.reflect import (  # here: only a CUDA build of torch brings Triton
+        can_reflect,
+        reflect_,
+    )
 
-        if can_reflect(terms, v):
-            reflect_(terms, v)
-            return terms
-    return [reflect(x, v) for x in terms]
+    # A residual of hyper-connections has more rows than hidden states: a row for each stream.
+    groups = [terms] if can_reflect(terms, v) else [[x] for x in terms]
+    done: list[Tensor] = []
+    for group in groups:
+        if can_reflect(group, v):
+            reflect_(group, v)
+            done += group
+        else:
+            done += [reflect(x, v) for x in group]
+    return done
 
 
 def reflect(x: Tensor, v: Tensor) -> Tensor:

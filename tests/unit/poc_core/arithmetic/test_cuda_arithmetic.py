@@ -58,14 +58,15 @@ def test_fused_inputs_are_the_plain_ones(stronger: Any, request: pytest.FixtureR
 
 
 @pytest.mark.parametrize("hidden", [128, 256, 1000, 1024, 2048, 4096, 5120, 7168, 8192])
-@pytest.mark.parametrize("n_terms", [1, 2])
+@pytest.mark.parametrize("streams", [[()], [(), ()], [(), (4,)]], ids=str)
 def test_fused_reflection_rounds_as_the_plain_one(
-    hidden: Any, n_terms: Any, request: pytest.FixtureRequest
+    hidden: Any, streams: Any, request: pytest.FixtureRequest
 ) -> None:
+    """The last: hidden states and the residual of hyper-connections."""
     generator = torch.Generator(GPU).manual_seed(hidden)
     terms = [
-        torch.randn(4099, hidden, generator=generator, device=GPU).bfloat16()
-        for _ in range(n_terms)
+        torch.randn(4099, *more, hidden, generator=generator, device=GPU).bfloat16()
+        for more in streams
     ]
     v = reflections.layer_vectors("block", 1, hidden, GPU, torch.bfloat16)[0]
     kernel = reflections.reflect_terms([x.clone() for x in terms], v)

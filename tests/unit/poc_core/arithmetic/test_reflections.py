@@ -1,7 +1,16 @@
+from unittest import mock
+
 import torch
 
-from poc_core.arithmetic.reflections import householder_vectors, layer_vectors, reflect
+from poc_core import fused
+from poc_core.arithmetic.reflections import (
+    householder_vectors,
+    layer_vectors,
+    reflect,
+    reflect_terms,
+)
 from tests.harness.golden import PRIMITIVES
+from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
 
 CPU = torch.device("cpu")
 
@@ -48,3 +57,26 @@ def test_layer_vectors_are_cast_after_they_are_normalised() -> None:
     assert torch.equal(
         layer_vectors("block", 2, 128, CPU, torch.bfloat16), exact.to(torch.bfloat16)
     )
+
+
+def test_the_kernel_takes_each_stream_of_hyper_connections_as_a_row() -> None:
+    run_interpreted(__name__, "check_streams()")
+
+
+def check_streams() -> None:
+    """Hidden states (20, 512) and a residual of four streams: by the kernel, in place."""
+    generator = torch.Generator().manual_seed(2)
+    x, residual = (
+        torch.randn(20, *streams, 512, generator=generator).bfloat16() for streams in ((), (4,))
+    )
+    v = layer_vectors("block", 1, 512, CPU, torch.bfloat16)[0]
+    plain = reflect_terms([x, residual], v)
+    terms = [x.clone(), residual.clone()]
+    with mock.patch.object(fused, "is_on", return_value=True):
+        done = reflect_terms(terms, v)
+        (rows,) = reflect_terms([residual.view(80, 512).clone()], v)
+    assert [one.data_ptr() for one in done] == [one.data_ptr() for one in terms]
+    assert torch.equal(done[1].view(80, 512), rows)
+    # A processor adds in another order than the kernel.
+    for one, other in zip(done, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.01, atol=0.01)
