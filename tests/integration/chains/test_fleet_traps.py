@@ -29,6 +29,8 @@ STEPS = ARTIFACTS.model_copy(update={"scheme": "decode", "options": {"max_tokens
 SHORT = ARTIFACTS.model_copy(update={"scheme": "decode", "options": {"max_tokens": 128}})
 # Of a mixture of experts in bfloat16: a router that is undecided chooses otherwise.
 NEAR, MOST_OF_THEM, HONEST_MARGIN = 0.05, 0.75, 0.025
+# Others may be on the GPU.
+_SHARED = ("--gpu-memory-utilization", "0.15")
 
 
 def test_no_sequence_lies_in_vllms_null_block() -> None:
@@ -83,7 +85,7 @@ def test_proofs_do_not_depend_on_which_model_runner_answers_chat(
 ) -> None:
     """On vLLM 0.30 the second runner gave 5 mismatches of 64, the first none. CPUs have one."""
     model = str(make(family, tmp_path, hidden_size=256))
-    arguments = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16")
+    arguments = ("--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16", *_SHARED)
     options = EngineOptions(
         model=model, dtype="bfloat16", decode_memory_gb=0.1, vllm_args=arguments
     )

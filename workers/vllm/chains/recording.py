@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+# `off` in an engine's environment: nothing is recorded.
+SWITCH = "PROOFLINE_GRAPHS"
 
 Replay = Callable[[], Any]
 """Runs recorded work; the tensors that it gives stay as they are until the next call."""
@@ -22,6 +26,11 @@ Plain = dict[str, Any]
 
 RecordedSums = Callable[[], AbstractContextManager["torch.cuda.Stream | None"]]
 """Around what is recorded, as sums over ranks are part of it; gives the stream to record in."""
+
+
+def why_off() -> str:
+    """Why this engine records nothing; empty: it does."""
+    return f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
 
 
 class NotReplayableError(RuntimeError):

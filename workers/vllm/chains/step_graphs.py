@@ -17,14 +17,9 @@ from torch import Tensor
 
 from poc_core.arithmetic import reflections
 from poc_core.schemes.base import Batch
-from workers.vllm import cache_compat, compat, unseen
+from workers.vllm import cache_compat, compat
 from workers.vllm.chains.kept_caches import KeptCaches, Place
-from workers.vllm.chains.recording import (
-    GraphRecorder,
-    NotReplayableError,
-    Recorder,
-    Replay,
-)
+from workers.vllm.chains.recording import NotReplayableError, Recorder, Replay, why_off
 from workers.vllm.chains.seeded_gates import Gates
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.layout import BlockTables, DeviceBatch, Layout
@@ -65,10 +60,7 @@ class StepGraphs:
         self.recorded = 0  # graphs so far
         n_stages = compat.n_stages()
         self._together = compat.tensor_ranks()[1] > 1
-        self.why_not = ""
-        is_shared = self._together or n_stages > 1
-        if is_shared and isinstance(recorder, GraphRecorder) and not unseen.is_on():
-            self.why_not = f"several ranks compute a step together ({unseen.SWITCH}=on tries it)"
+        self.why_not = why_off()
         self._forward = forward
         self._kept = kept
         self._layers = layers

@@ -225,7 +225,7 @@ def _writing_kernel(call: Writing) -> None:
 
 
 def _is_seen(name: str) -> bool:
-    """Whether a GPU has shown the kernel to be right, or this engine is to show it."""
+    """Whether a GPU has shown that the kernel gains, or this engine is to show it."""
     return name != CACHE or unseen.is_on()
 
 

@@ -245,7 +245,7 @@ def join_head(options: EngineOptions) -> tuple[Connection, list[str]]:
 def plan_of(options: EngineOptions) -> Message:
     """What all hosts of an engine must have alike."""
     from poc_core import fused  # here: it imports torch
-    from workers.vllm import unseen
+    from workers.vllm.chains import recording
 
     own_matters = {"model", "span", "codebook", "logprob_tokens", "validation", "synthetic_step_ms"}
     assert options.span is not None
@@ -253,8 +253,8 @@ def plan_of(options: EngineOptions) -> Message:
         "served_model_name": options.name,
         "hosts": options.span.n_hosts,
         "vLLM": _vllm_version(),
-        # Ranks that route each a share of the rows wait for each other.
-        **{name: os.environ.get(name) for name in (fused.SWITCH, unseen.SWITCH)},
+        # Ranks that route each a share of the rows, or record a step, wait for each other.
+        **{name: os.environ.get(name) for name in (fused.SWITCH, recording.SWITCH)},
     }
 
 

@@ -210,3 +210,17 @@ def test_the_memory_that_ranks_sums_keep_of_each_graph_is_not_used_up(
         for _ in range(2):  # a shape is recorded when it is seen again
             assert graphs.output(held, range(1), 1) is None
         assert bool(graphs.why_not) == tries, "these tables cannot be recorded"
+
+
+def test_an_operator_can_switch_recording_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.vllm import compat
+    from workers.vllm.chains.recording import RunAgain
+    from workers.vllm.chains.step_graphs import StepGraphs
+
+    monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, 1))
+    monkeypatch.setattr(compat, "n_stages", lambda: 1)
+    nothing: Any = None
+    for value, said in (("off", "PROOFLINE_GRAPHS=off"), ("on", "")):
+        monkeypatch.setenv("PROOFLINE_GRAPHS", value)
+        graphs = StepGraphs(nothing, nothing, range(1), 1, nothing, None, RunAgain())
+        assert graphs.why_not == said

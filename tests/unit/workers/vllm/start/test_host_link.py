@@ -231,12 +231,17 @@ def test_where_the_model_lies_is_each_hosts_own_matter(group: Any) -> None:
     ours = host_link.plan_of(group().options(0, model="/a/m", served_model_name="m"))
     theirs = host_link.plan_of(group().options(1, model="/b/m", served_model_name="m"))
     assert host_link.differences(ours, theirs) is None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PROOFLINE_FUSED", "off")  # ranks that share the router wait for each other
-        theirs = host_link.plan_of(group().options(1, model="/b/m", served_model_name="m"))
-    assert host_link.differences(ours, theirs) == (
-        "PROOFLINE_FUSED is None on the head and 'off' here"
-    )
+
+
+@pytest.mark.parametrize("switch", ["PROOFLINE_FUSED", "PROOFLINE_GRAPHS"])
+def test_hosts_agree_on_what_their_ranks_do_together(
+    switch: str, group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that share the router, or record a step, wait for each other."""
+    ours = host_link.plan_of(group().options(0, model="m"))
+    monkeypatch.setenv(switch, "off")
+    theirs = host_link.plan_of(group().options(1, model="m"))
+    assert host_link.differences(ours, theirs) == f"{switch} is None on the head and 'off' here"
 
 
 def test_a_head_that_cannot_listen_says_what_head_is(group: Any) -> None:
