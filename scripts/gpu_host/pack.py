@@ -1,11 +1,12 @@
 """Packs vLLM for a GPU host that has no network: Python 3.12, x86-64, PyTorch with CUDA 13.
 
-    python -m scripts.gpu_host.pack 0.25.1 .gpu                  # with the host's own PyTorch
-    python -m scripts.gpu_host.pack 0.30.0 .gpu --torch          # with the PyTorch that it pins
+    python -m scripts.gpu_host.pack .gpu/a 0.25.1                  # with the host's own PyTorch
+    python -m scripts.gpu_host.pack .gpu/b 0.30.0 0.28.1 --torch   # with the PyTorch that they pin
 
-Writes OUT/c1, OUT/c2, ...: pieces of one compressed folder of packages, and in the last one
-unpack.sh. Copy each piece's part_* into ~/up on that host, then `source unpack.sh`, which sets
-PYTHONPATH too. Takes 5 to 20 minutes, and a few GB in a temporary folder; installs nothing.
+Writes OUT/c1, OUT/c2, ...: pieces of compressed folders of packages. What several releases have
+alike is packed once, first; then come the releases, as named. Copy what is in each piece into ~/up
+on that host, then `source scripts/gpu_host/unpack.sh RELEASE`, which sets PYTHONPATH too. Takes 5
+to 20 minutes, and some GB in a temporary folder; installs nothing.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -86,9 +87,9 @@ def is_packed(name: str, with_torch: bool) -> bool:
     return name not in PRESENT and name not in LEFT_OUT
 
 
-def unpack_wheels(wheels: Path, site: Path) -> None:
+def unpack_wheels(wheels: Sequence[Path], site: Path) -> None:
     """Puts the wheels' files beside each other, but for PRUNED."""
-    for wheel in sorted(wheels.glob("*.whl")):
+    for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(site)
     for pattern in PRUNED:
@@ -96,48 +97,68 @@ def unpack_wheels(wheels: Path, site: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def write_pieces(site: Path, out: Path, piece_mb: int) -> int:
-    """Writes OUT/c1, ...; returns how many."""
-    shutil.rmtree(out, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+def write_pieces(site: Path, name: str, out: Path, piece_mb: int) -> Path:
+    """Adds pieces of one folder of packages to OUT; returns the last one."""
+    first = len([*out.glob("c*")]) + 1
+    with tempfile.TemporaryDirectory(dir=out) as folder:
         words = ["tar", "-C", str(site), "-cf", "-", "."], ["xz", "-T0", "-6"]
         with (
             subprocess.Popen(words[0], stdout=subprocess.PIPE) as tar,
             subprocess.Popen(words[1], stdin=tar.stdout, stdout=subprocess.PIPE) as xz,
         ):
-            pieces = ["split", f"--bytes={piece_mb}MB", "-d", "-a", "2", "-", f"{folder}/part_"]
+            pieces = ["split", f"--bytes={piece_mb}MB", "-d", "-a", "2", "-", f"{folder}/{name}."]
             subprocess.run(pieces, stdin=xz.stdout, check=True)
         if tar.returncode or xz.returncode:
             raise SystemExit("The packages could not be compressed: see above.")
         parts = sorted(Path(folder).iterdir())
-        for n, part in enumerate(parts, 1):
-            (out / f"c{n}").mkdir(parents=True)
+        for n, part in enumerate(parts, first):
+            (out / f"c{n}").mkdir()
             shutil.move(part, out / f"c{n}")
-    shutil.copy(HERE / "unpack.sh", out / f"c{len(parts)}")
-    return len(parts)
+    print(f"{name}: c{first} to c{n}", flush=True)
+    return out / f"c{n}"
+
+
+def pack(wheels: Mapping[str, Path], out: Path, piece_mb: int) -> None:
+    """Packs the wheels in each release's folder: first, once, what several have alike."""
+    names = {
+        release: {path.name for path in folder.iterdir()} for release, folder in wheels.items()
+    }
+    alike = set.intersection(*names.values()) if len(names) > 1 else set()
+    groups = {release: own - alike for release, own in names.items()}
+    if alike:
+        groups = {"+".join(names): alike} | groups
+    for group, own in groups.items():
+        folder = wheels.get(group, next(iter(wheels.values())))
+        with tempfile.TemporaryDirectory(dir=folder.parent) as site:
+            unpack_wheels([folder / name for name in sorted(own)], Path(site))
+            last = write_pieces(Path(site), group, out, piece_mb)
+        if group in names:  # what unpack.sh looks for, with the archives that it unpacks
+            archives = dict.fromkeys((next(iter(groups)) if alike else group, group))
+            (last / f"{group}.complete").write_text(" ".join(archives))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("release", help="of vLLM, such as 0.25.1")
     parser.add_argument("out", type=Path)
+    parser.add_argument("release", nargs="+", help="of vLLM, such as 0.25.1")
     parser.add_argument("--torch", action="store_true", help="pack PyTorch, Triton and NCCL too")
-    parser.add_argument("--piece-mb", type=int, default=50)
+    parser.add_argument("--piece-mb", type=int, default=39, help="of a piece at most")
     parser.add_argument("--more", action="append", default=[], help="a further package")
     given = parser.parse_args()
+    out: Path = given.out.resolve()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        wanted = [f"vllm=={given.release}", *OURS, *given.more]
-        chosen = [
-            f"{name}=={version}"
-            for name, version in resolved(wanted, folder)
-            if is_packed(name, given.torch)
-        ]
-        pip("download", "--no-deps", "-d", str(folder / "wheels"), *chosen)
-        unpack_wheels(folder / "wheels", folder / "site")
-        n = write_pieces(folder / "site", given.out.resolve(), given.piece_mb)
-    packed = f"vLLM {given.release} and {len(chosen) - 1} packages"
-    print(f"packed {packed} into {n} pieces: {given.out}")
+        wheels = {release: Path(name, release) for release in given.release}
+        for release, folder in wheels.items():
+            wanted = [f"vllm=={release}", *OURS, *given.more]
+            chosen = [
+                f"{name}=={version}"
+                for name, version in resolved(wanted, Path(name))
+                if is_packed(name, given.torch)
+            ]
+            pip("download", "--no-deps", "-d", str(folder), *chosen)
+        pack(wheels, out, given.piece_mb)
 
 
 if __name__ == "__main__":

