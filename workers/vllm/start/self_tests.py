@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from workers.engines.options import EngineOptions
 from workers.engines.ticks import EngineLostError, EngineMemoryError, MicroBatch, Slice, Tick
 from workers.pipeline import compute_all
 from workers.slice_plan import SlicePlan
+from workers.vllm.chains.recording import SWITCH
 from workers.vllm.engine import VllmEngine
 from workers.vllm.start.repeats import as_near_as_repeats
 
@@ -46,12 +48,34 @@ _CHAIN = ProofSpec(
     seq_len=31,
     options={"max_tokens": _CHAIN_STEPS},
 )
+# Seconds that a call of theirs may take where they are recorded: all kernels are compiled by then.
+_GRAPHS_TIMEOUT_S = 120.0
 # Margin of a point that roundings may disagree about; other states' chains are off by 0.1 or more.
 _NEAR_TIE = 0.075
 
 
+class RecordingError(ProoflineError):
+    """An engine broke as it recorded or replayed steps of decode proofs."""
+
+
 def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
-    """An engine that has passed the tests. Errors: see VllmEngine and the tests below."""
+    """An engine that has passed the tests. Where one broke as it recorded steps, the next one,
+    which records none: proofs and chat are worth more than the speed of decode proofs.
+
+    Errors: see VllmEngine and the tests below. RecordingError: the engine spans several hosts,
+    which must be told alike.
+    """
+    try:
+        return _tested(options, rpc_timeout_s)
+    except RecordingError as error:
+        if options.span is not None:
+            raise
+        logger.warning("%s It starts again so.", error)
+        os.environ[SWITCH] = "off"  # the engine's processes take it over
+        return _tested(options, rpc_timeout_s)
+
+
+def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
     engine = VllmEngine(options)
     try:
         stages.begin("self-test")
@@ -59,9 +83,10 @@ def load(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
         check_slices(engine)
         check_memory(engine, whole=engine.on_gpu)
         check_chains(engine)
-        if engine.on_gpu:
-            check_graphs(engine)
         tell_speed(engine)
+        if engine.on_gpu:
+            engine.rpc_timeout_s = _GRAPHS_TIMEOUT_S
+            check_graphs(engine)
     except BaseException:
         engine.close()
         raise
@@ -212,14 +237,23 @@ def check_chains(engine: VllmEngine) -> None:
 
 
 def check_graphs(engine: VllmEngine) -> None:
-    """Compares a short chain replayed with one run plainly; a point that differs ends replay."""
+    """Compares a short chain replayed with one run plainly; a point that differs ends replay.
+
+    RecordingError: the engine is broken.
+    """
     if why_no_chains(engine.info):
         return
     nonces = range(min(2, ChainLimits.of(engine.info).max_batch(_CHAIN, engine.info)))
     chains = compute_all(engine, _CHAIN, nonces)
-    engine.use_graphs(True)
-    replayed = compute_all(engine, _CHAIN, nonces)
-    found = engine.use_graphs(replayed == chains)
+    try:
+        engine.use_graphs(True)
+        replayed = compute_all(engine, _CHAIN, nonces)
+        found = engine.use_graphs(replayed == chains)
+    except ProoflineError as error:
+        raise RecordingError(
+            f"Steps of decode proofs could not be recorded as CUDA graphs: {error}"
+            f" {SWITCH}=off in the environment, on all hosts of an engine, does without."
+        ) from error
     if found["why_not"] or replayed != chains:
         why = found["why_not"] or f"replayed steps gave {replayed} for {chains}"
         logger.warning(

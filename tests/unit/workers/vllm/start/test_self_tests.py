@@ -1,8 +1,9 @@
 """The trials of a freshly loaded engine, by engines that fail or pass them."""
 
 import logging
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import JsonValue
@@ -11,9 +12,13 @@ from poc_core.errors import ProoflineError
 from poc_core.records import ModelInfo, ProofSpec
 from poc_core.schemes.decode.limits import ChainLimits
 from workers.engines.base import Engine, WholeBatchEngine
-from workers.engines.ticks import EngineMemoryError, Tick, TickResult
+from workers.engines.options import EngineOptions, HostSpan
+from workers.engines.ticks import EngineLostError, EngineMemoryError, Tick, TickResult
+from workers.vllm.chains.recording import SWITCH
+from workers.vllm.start import self_tests
 from workers.vllm.start.self_tests import check_chains, check_graphs, check_memory, check_slices
 
+HEAD = HostSpan(n_hosts=2, rank=0, head_host="10.0.0.1", head_port=7070)
 CHAIN: list[JsonValue] = [3, 14, 10, 12]
 
 
@@ -104,6 +109,55 @@ class TestGraphs:
         check_chains(engine)
         check_graphs(engine)
         assert engine.calls == []
+
+
+class Recording(Stepping):
+    """An engine of two GPUs that hangs where its environment lets it record steps."""
+
+    on_gpu = True
+    started: ClassVar[list[str | None]] = []
+    closed = 0
+
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__()
+        self.started.append(os.environ.get(SWITCH))
+        self.rpc_timeout_s = 600.0
+
+    def use_graphs(self, on: bool) -> dict[str, Any]:
+        if os.environ.get(SWITCH) != "off":
+            raise EngineLostError(f"No answer within {self.rpc_timeout_s:g} s.")
+        return {"recorded": 0, "why_not": f"{SWITCH}=off"}
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+class TestAnEngineThatBreaksAsItRecords:
+    @pytest.fixture(autouse=True)
+    def _engines(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(SWITCH, "on")  # so that it is put back
+        monkeypatch.setattr(self_tests, "VllmEngine", Recording)
+        for passed in ("check_isolation", "check_slices", "check_memory", "tell_speed"):
+            monkeypatch.setattr(self_tests, passed, lambda *_args, **_options: None)
+        Recording.started, Recording.closed = [], 0
+
+    def test_starts_again_without_recorded_steps(self, caplog: pytest.LogCaptureFixture) -> None:
+        engine = self_tests.load(EngineOptions(model="m"), 60.0)
+        assert Recording.started == ["on", "off"]
+        assert Recording.closed == 1
+        assert engine.rpc_timeout_s == 60.0
+        assert (
+            "could not be recorded as CUDA graphs: No answer within 120 s."
+            " PROOFLINE_GRAPHS=off in the environment, on all hosts of an engine, does without."
+            " It starts again so."
+        ) in caplog.text
+
+    def test_tells_hosts_that_have_to_agree(self) -> None:
+        several = EngineOptions(model="m", tensor_parallel=2, span=HEAD)
+        with pytest.raises(self_tests.RecordingError, match="on all hosts of an engine"):
+            self_tests.load(several, 60.0)
+        assert Recording.started == ["on"]
+        assert Recording.closed == 1
 
 
 class TestChains:
