@@ -1,16 +1,22 @@
 """What the whole stack with the defaults gets out of an engine.
 
     python -m bench.full_speed --dimensions qwen3-8b --seq-len 1024 --what round  # on a GPU host
+    python -m bench.full_speed ... --parts --chains 128  # all of one start of a slow engine
+    python -m bench.full_speed ... --turn /tmp/turn  # engines that start beside each other
 
 Policy `yield` unless another is named, chat server running and idle, dummy weights. The bare loop
 on the very same engine computes whole full micro-batches, one behind the other, with nothing
 between.
 """
 
+import fcntl
 import json
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import httpx
 import typer
@@ -18,14 +24,15 @@ from rich.table import Table
 
 from bench.harness import machine
 from bench.harness.engine import takes_engine
-from bench.harness.open_worker import OpenStack
+from bench.harness.open_worker import OpenStack, OpenWorkerError
 from bench.harness.report import console, exit_with, run, verdict
 from bench.harness.timed_job import body_of, run_job
 from bench.harness.timed_round import RoundError, Sink, run_round
 from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
 
-READY_TIMEOUT_S = 600.0  # the first start compiles kernels
+READY_TIMEOUT_S = 1200.0  # the first start compiles kernels
+RPC_TIMEOUT_MS = 600_000  # so do the first calls
 HTTP_TIMEOUT_S = 60.0
 K_DIM = 12
 BATCH_SIZE = 32  # what clients send
@@ -51,54 +58,135 @@ def main(
     chat_policy: Annotated[
         str, typer.Option(help="POC_CHAT_POLICY. With off, micro-batches run whole.")
     ] = "yield",
+    parts: Annotated[bool, typer.Option(help="Where the time of a micro-batch goes, too.")] = False,
+    chains: Annotated[
+        list[int] | None,
+        typer.Option(help="Also decode proofs of so many nonces at a time; may be repeated."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Steps of --chains.")] = 256,
+    turn: Annotated[
+        Path | None,
+        typer.Option(help="Measure while no other benchmark that names this file does."),
+    ] = None,
 ) -> None:
     """Nonces/s of API, Redis, Celery and outbox over those of a bare loop on the engine, in turns.
 
     A round's are those between its first and its last progress, as it goes on for minutes.
     """
     rows = [(one, n) for n in seq_len or [1024] for one in what or [What.ROUND]]
-    exit_with(lambda: measure(engine_options, rows, seconds, repeat, chat_policy))
+    asked = Asked(rows, seconds, repeat, parts, chains or [], max_tokens, turn)
+    exit_with(lambda: measure(engine_options, asked, chat_policy))
 
 
-def measure(
-    options: EngineOptions,
-    rows: list[tuple[What, int]],
-    seconds: float,
-    repeat: int,
-    chat_policy: str,
-) -> bool:
+class Asked(NamedTuple):
+    """What is measured of one start of an engine."""
+
+    rows: list[tuple[What, int]]  # (kind of work, seq_len)
+    seconds: float  # that each side of a pair computes
+    repeat: int  # pairs
+    parts: bool
+    chains: list[int]  # nonces at a time
+    max_tokens: int  # of a chain
+    turn: Path | None
+
+
+def measure(options: EngineOptions, asked: Asked, chat_policy: str) -> bool:
     """Prints a table with a row for each kind of work and seq_len. True: all reach TARGET."""
-    with OpenStack(options, env={"POC_CHAT_POLICY": chat_policy}, max_fast_crashes=0) as stack:
+    env = {"POC_CHAT_POLICY": chat_policy, "POC_RPC_TIMEOUT_MS": str(RPC_TIMEOUT_MS)}
+    with OpenStack(options, env=env, max_fast_crashes=0) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
-        parallel = f"TP{options.tensor_parallel} PP{options.pipeline_parallel}"
-        console.print(
-            f"{machine.describe()}; {stack.model_name}, {parallel}, policy {chat_policy}",
-            highlight=False,
-        )
-        table = Table(title=f"Whole stack, policy {chat_policy}: {stack.model_name}, {parallel}")
-        for heading in ("what", "seq_len", "stack\nnonces/s", "bare loop\nnonces/s", "ratio"):
-            table.add_column(heading, justify="right")
-        passed = []
-        with (
-            httpx.Client(
-                base_url=stack.base_url, timeout=HTTP_TIMEOUT_S, trust_env=False
-            ) as client,
-            Sink() as sink,
-        ):
-            for what, seq_len in rows:
-                rates = measure_row(stack, client, sink, what, seq_len, seconds, repeat)
-                of_stack, of_loop = (statistics.median(side) for side in zip(*rates, strict=True))
-                ratio = of_stack / of_loop
-                table.add_row(
-                    what, f"{seq_len}", f"{of_stack:.1f}", f"{of_loop:.1f}", f"{ratio:.3f}"
-                )
-                console.print(
-                    json.dumps({"what": what, "seq_len": seq_len, "pairs": rates}),
-                    highlight=False,
-                )
-                passed.append(verdict(f"{what} at seq_len {seq_len}", ratio, TARGET))
-        console.print(table)
+        with turn_of(asked.turn):
+            return measure_ready(stack, asked, chat_policy)
+
+
+@contextmanager
+def turn_of(file: Path | None) -> Iterator[None]:
+    """Within, no other process is that names this file; None: does not wait."""
+    if file is None:
+        yield
+        return
+    with file.open("w") as held:
+        console.print(f"ready; waits for its turn ({file})", highlight=False)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        console.print("measures")
+        yield
+
+
+def measure_ready(stack: OpenStack, asked: Asked, chat_policy: str) -> bool:
+    """Prints each figure as soon as it is known, the table last."""
+    options = stack.options
+    parallel = f"TP{options.tensor_parallel} PP{options.pipeline_parallel}"
+    console.print(
+        f"{machine.describe()}; {stack.model_name}, {parallel}, policy {chat_policy}",
+        highlight=False,
+    )
+    table = Table(title=f"Whole stack, policy {chat_policy}: {stack.model_name}, {parallel}")
+    for heading in ("what", "seq_len", "stack\nnonces/s", "bare loop\nnonces/s", "ratio"):
+        table.add_column(heading, justify="right")
+    passed = []
+    with (
+        httpx.Client(base_url=stack.base_url, timeout=HTTP_TIMEOUT_S, trust_env=False) as client,
+        Sink() as sink,
+    ):
+        for what, seq_len in asked.rows:
+            rates = measure_row(stack, client, sink, what, seq_len, asked.seconds, asked.repeat)
+            of_stack, of_loop = (statistics.median(side) for side in zip(*rates, strict=True))
+            ratio = of_stack / of_loop
+            table.add_row(what, f"{seq_len}", f"{of_stack:.1f}", f"{of_loop:.1f}", f"{ratio:.3f}")
+            console.print(
+                json.dumps({"what": what, "seq_len": seq_len, "pairs": rates}),
+                highlight=False,
+            )
+            passed.append(verdict(f"{what} at seq_len {seq_len}", ratio, TARGET))
+    seq_len = asked.rows[0][1]
+    if asked.parts:
+        tell_parts(stack, seq_len)
+    for n in asked.chains:
+        tell_chains(stack, seq_len, asked.max_tokens, n)
+    console.print(table)
     return all(passed)
+
+
+def tell_parts(stack: OpenStack, seq_len: int) -> None:
+    """Prints the parts of a micro-batch's time, and its longest kernels."""
+    try:
+        found = stack.parts(spec_of("parts", seq_len), BATCH_SIZE)
+    except OpenWorkerError as error:  # other rows are not lost by it
+        console.print(f"no parts: {error}", markup=False)
+        return
+    if found is None:
+        console.print("no parts: the engine cannot tell")
+        return
+    shares = {part: round(1000 * taken_s, 2) for part, taken_s in found.seconds.items()}
+    console.print(json.dumps({"seq_len": seq_len, "parts_ms": shares}), highlight=False)
+    for part, name, taken_s in found.longest:
+        line = f"{1000 * taken_s:9.2f} ms  {part}: {name[:120]}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def tell_chains(stack: OpenStack, seq_len: int, max_tokens: int, n: int) -> None:
+    """Prints decode proofs' rate, and tokens/s over vLLM's own."""
+    try:
+        found = stack.chains(seq_len, max_tokens, n)
+    except OpenWorkerError as error:  # other rows are not lost by it
+        console.print(f"no chains of {n} nonces: {error}", markup=False)
+        return
+    ours, own = statistics.median(found.seconds), statistics.median(found.own_seconds)
+    told = {
+        "chains": n,
+        "seconds": found.seconds,
+        "own_seconds": found.own_seconds,
+        "nonces_per_min": round(60 * n / ours, 1),
+        "over_own": round(own / ours, 3),
+        "without_graphs": found.why_no_graphs,
+    }
+    console.print(json.dumps(told), highlight=False, soft_wrap=True)
+
+
+def spec_of(block_hash: str, seq_len: int) -> ProofSpec:
+    """Artifacts as clients ask for them."""
+    options = {"k_dim": K_DIM, "stronger_rng": False}
+    return ProofSpec(block_hash=block_hash, public_key="bench", seq_len=seq_len, options=options)
 
 
 def measure_row(
@@ -113,10 +201,7 @@ def measure_row(
     """(nonces/s of the stack, of the bare loop) of each pair."""
 
     def spec(block_hash: str) -> ProofSpec:
-        options = {"k_dim": K_DIM, "stronger_rng": False}
-        return ProofSpec(
-            block_hash=block_hash, public_key="bench", seq_len=seq_len, options=options
-        )
+        return spec_of(block_hash, seq_len)
 
     warm = 2 * max(1, 32_768 // seq_len)
     stack.loop(spec("warm-up"), range(warm), warm)  # compiles, fills caches

@@ -13,16 +13,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from pydantic import JsonValue
 
+from bench import decode_speed as bench
+from cli.measure.time_parts import TimeParts, time_parts
 from cli.supervise.stack import Stack
 from poc_core.errors import ProoflineError
 from poc_core.records import ProofSpec
+from poc_core.schemes.decode.contract import CONTRACT
 from poc_core.settings import parse_chat_policy
 from workers.chat_gate import ChatGate
 from workers.engines.base import Engine
@@ -30,6 +34,8 @@ from workers.pipeline import compute_all
 from workers.proofs import Proofs
 
 RUN_TIMEOUT_S = 600.0
+LONGEST = 30  # kernels of a micro-batch that are told
+CHAIN_TURNS = 2
 CHAT_POLICY_HELP = (
     "POC_CHAT_POLICY of the worker. Any but off adds what chat costs: slices of at most"
     " POC_MAX_STEP_MS, which the bare loop does not make."
@@ -39,6 +45,14 @@ _SOCKET = "PROOFLINE_BENCH_SOCKET"
 
 class OpenWorkerError(ProoflineError):
     """What was asked of the worker failed, or the worker is gone."""
+
+
+class Chains(NamedTuple):
+    """Decode proofs beside vLLM's own generation of as many tokens, in turns."""
+
+    seconds: list[float]
+    own_seconds: list[float]
+    why_no_graphs: str  # empty: steps are recorded
 
 
 class OpenStack(Stack):
@@ -71,6 +85,15 @@ class OpenStack(Stack):
         """Seconds that the loop took, and the values by nonce, in order."""
         answer: tuple[float, list[JsonValue]] = self._ask("loop", spec, list(nonces), batch_size)
         return answer
+
+    def parts(self, spec: ProofSpec, n: int) -> TimeParts | None:
+        """Where the time of a micro-batch of `n` nonces goes; None: the engine cannot tell."""
+        found: TimeParts | None = self._ask("parts", spec, n)
+        return found
+
+    def chains(self, seq_len: int, max_tokens: int, n: int) -> Chains:
+        """Chains of `n` nonces at a time, each of so many positions and then steps."""
+        return Chains(*self._ask("chains", seq_len, max_tokens, n))
 
     def serve_chat(self, max_step_ms: float) -> int:
         """Starts a chat server and its gate as for `yield`; returns the port on this host."""
@@ -123,6 +146,27 @@ class _Access:
         for first in range(0, len(nonces), batch_size):
             values += compute_all(self.engine, spec, nonces[first : first + batch_size])
         return time.perf_counter() - began, values
+
+    def parts(self, spec: ProofSpec, n: int) -> TimeParts | None:
+        assert self.engine is not None
+        return time_parts(self.engine.profile(spec, range(n)), n, LONGEST)
+
+    def chains(self, seq_len: int, max_tokens: int, n: int) -> tuple[list[float], list[float], str]:
+        """See Chains, which is another class there: this module is its process's main one."""
+        engine: Any = self.engine
+        room = CONTRACT.max_batch(bench.spec_of(seq_len, max_tokens, ""), engine.info)
+        if n > room:
+            raise OpenWorkerError(f"{n} nonces have no room ({room} have); see --decode-memory-gb.")
+        engine.use_graphs(True)
+        bench.chains(engine, seq_len, bench.WARM_STEPS, n, "warm-up")
+        bench.generate(engine, seq_len, bench.WARM_STEPS, n)
+        seconds, own = [], []
+        own_loop = partial(bench.generate, engine, seq_len, max_tokens, n)
+        for index in range(CHAIN_TURNS):
+            ours = partial(bench.chains, engine, seq_len, max_tokens, n, f"turn-{index}")
+            seconds.append(bench.timed(ours))
+            own.append(bench.timed(own_loop))
+        return seconds, own, engine.use_graphs(True)["why_not"]
 
     def serve_chat(self, max_step_ms: float) -> int | None:
         assert self.engine is not None
