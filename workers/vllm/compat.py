@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -299,12 +299,34 @@ def n_stages() -> int:
 def recorded_sums() -> Iterator[torch.cuda.Stream | None]:
     """Within, a CUDA graph may hold sums over the tensor-parallel ranks. All ranks must enter and
     leave it. Gives the stream to record in; None: there is one rank, and any stream will do.
+
+    Where one rank fails within, all fail. RuntimeError: another rank did.
     """
-    if get_tp_group().world_size == 1:
+    group = get_tp_group()
+    if group.world_size == 1:
         yield None
         return
-    with parallel_state.graph_capture(torch.device("cuda", torch.cuda.current_device())) as one:
-        yield one.stream
+    communicator = getattr(group.device_communicator, "ca_comm", None)
+    with ExitStack() as after, group.graph_capture(_sums_capture()) as one:
+        failure: Exception | None = None
+        try:
+            yield one.stream
+        except Exception as error:
+            failure = error
+        if do_all_tensor_ranks(failure is None):
+            return
+        # On its way out vLLM's own sum tells ranks what they recorded: all must have recorded as
+        # many buffers, or their processes end.
+        if communicator is not None:
+            after.callback(setattr, communicator, "disabled", communicator.disabled)
+            communicator.disabled = True
+        raise failure or RuntimeError("another rank could not record its part")
+
+
+@functools.cache
+def _sums_capture() -> Any:
+    """The stream in which all is recorded: graphs of several streams would share no memory."""
+    return parallel_state.GraphCaptureContext(torch.cuda.Stream())
 
 
 def between_stages(

@@ -42,6 +42,10 @@ _SHUTDOWN_TIMEOUT_S = 30.0
 _PROBE_S = 5.0
 
 
+# Of a rank, see ProofExtension.
+_Answer = dict[str, Any]
+
+
 class EngineFailedError(ProoflineError):
     """A batch failed inside vLLM, but the engine still answers."""
 
@@ -138,8 +142,10 @@ class VllmEngine(Engine):
         }
         begin = [(one.id, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin]
         slices = [list(one) for one in tick.slices]
+        args = ("tick", begin, slices, list(tick.drop), tick.wait, tick.fetch)
+        said = self._ask("proof_run", args, self.rpc_timeout_s)
         try:
-            answers = self._run("tick", begin, slices, list(tick.drop), tick.wait, tick.fetch)
+            answers = _values(said)
         except (EngineMemoryError, EngineFailedError) as error:
             self._heard.clear()
             if any(map(self._hands_over, tick.slices)):
@@ -147,6 +153,13 @@ class VllmEngine(Engine):
                 # micro-batch.
                 raise EngineLostError(
                     f"A pipeline stage failed while another waited for it: {error}."
+                ) from error
+            if _waits_for_another(said, len(self.stages)):
+                # The sums that it left out would be taken from the next work, chat's too.
+                raise EngineLostError(
+                    f"A tensor-parallel rank failed, for whose sums the others wait: {error}."
+                    " If it was short of memory, lower --max-num-batched-tokens or"
+                    " --gpu-memory-utilization."
                 ) from error
             raise
         values: dict[int, Sequence[JsonValue]] = {}
@@ -302,10 +315,13 @@ class VllmEngine(Engine):
 
     def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
         """Every rank's value (see ProofExtension)."""
+        return _values(self._ask(method, args, timeout_s))
+
+    def _ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[_Answer]:
         asked = f"proof_{args[0]}" if method == "proof_run" else method  # as in the docs
         self._calls += 1
         try:
-            answers: list[dict[str, Any]] = self._await(
+            answers: list[_Answer] = self._await(
                 self._llm.collective_rpc(method, args=args), timeout_s
             )
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
@@ -319,15 +335,28 @@ class VllmEngine(Engine):
         finally:
             self._calls -= 1
         self._answers += 1
-        failed = [answer for answer in answers if "error" in answer]
-        if failed:
-            in_memory = all(answer["kind"] == "memory" for answer in failed)
-            kind = EngineMemoryError if in_memory else EngineFailedError
-            raise kind(failed[0]["error"])
-        return [answer["value"] for answer in answers]
+        return answers
 
     def _count_step(self) -> None:
         self._steps += 1
 
     def _await(self, work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+
+def _values(answers: Sequence[_Answer]) -> list[Any]:
+    """EngineMemoryError, EngineFailedError: a rank has an error, of the first of which it tells."""
+    failed = [answer for answer in answers if "error" in answer]
+    if failed:
+        in_memory = all(answer["kind"] == "memory" for answer in failed)
+        kind = EngineMemoryError if in_memory else EngineFailedError
+        raise kind(failed[0]["error"])
+    return [answer["value"] for answer in answers]
+
+
+def _waits_for_another(answers: Sequence[_Answer], n_stages: int) -> bool:
+    """Whether a part of a stage's tensor-parallel ranks failed, the answers in order of ranks."""
+    n = len(answers) // n_stages
+    failed = ["error" in answer for answer in answers]
+    stages = [failed[first : first + n] for first in range(0, len(failed), n)]
+    return any(any(stage) and not all(stage) for stage in stages)

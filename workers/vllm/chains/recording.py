@@ -17,6 +17,8 @@ from torch import Tensor
 
 # `off` in an engine's environment: nothing is recorded.
 SWITCH = "PROOFLINE_GRAPHS"
+# What torch's allocator is told, by releases.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 Replay = Callable[[], Any]
 """Runs recorded work; the tensors that it gives stay as they are until the next call."""
@@ -28,9 +30,14 @@ RecordedSums = Callable[[], AbstractContextManager["torch.cuda.Stream | None"]]
 """Around what is recorded, as sums over ranks are part of it; gives the stream to record in."""
 
 
-def why_off() -> str:
-    """Why this engine records nothing; empty: it does."""
-    return f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
+def why_off(shares_sums: bool) -> str:
+    """Why this engine records nothing; empty: it does. `shares_sums`: of several ranks."""
+    if os.environ.get(SWITCH) == "off":
+        return f"{SWITCH}=off"
+    allocator = " ".join(os.environ.get(name, "") for name in _ALLOCATOR).lower()
+    if shares_sums and "expandable_segments:true" in allocator:
+        return f"ranks can share no sums in expandable segments ({' or '.join(_ALLOCATOR)})"
+    return ""
 
 
 class NotReplayableError(RuntimeError):

@@ -30,8 +30,10 @@ logger = logging.getLogger(__name__)
 # full and last micro-batches of a round and of a job beside it.
 _GRAPHS_KEPT = 4
 # Graphs that ranks record together in their life. Of each sum in one, chat's graphs among them,
-# vLLM keeps 64 bytes for ever, and has 8 MiB for that: a model of 94 layers takes 3 MiB of it so.
-_MOST_TOGETHER = 256
+# vLLM keeps 64 or, since 0.28, 128 bytes for ever, and has 8 MiB for that: a model of 94 layers
+# takes 3 MiB of it so. Once half of them are recorded, only shapes that come again get one.
+_MOST_TOGETHER = 128
+_SHAPES_KNOWN = 256
 
 Caches = Callable[[], AbstractContextManager[None]]
 T = TypeVar("T")
@@ -60,7 +62,7 @@ class StepGraphs:
         self.recorded = 0  # graphs so far
         n_stages = compat.n_stages()
         self._together = compat.tensor_ranks()[1] > 1
-        self.why_not = why_off()
+        self.why_not = why_off(self._together)
         self._forward = forward
         self._kept = kept
         self._layers = layers
@@ -70,6 +72,7 @@ class StepGraphs:
         self._recorder = recorder
         # None: a shape that was seen once, which has warmed it up.
         self._steps: LRUCache[_Key, RecordedStep | None] = LRUCache(_GRAPHS_KEPT * n_stages)
+        self._begun: LRUCache[_Key, int] = LRUCache(_SHAPES_KNOWN)  # micro-batches of a shape
 
     def output(self, held: DeviceBatch, layers: range, step: int) -> Any:
         """What the model answers to one step: (nonces, hidden) after the final norm, or what the
@@ -89,8 +92,10 @@ class StepGraphs:
             batch.order.shape.positions,
             *cache_compat.workspaces(alike_on_ranks=self._together),
         )
+        if step == batch.order.n_parts:
+            self._begun[key] = self._begun.get(key, 0) + 1
         if key not in self._steps:
-            if not self._together or self.recorded < _MOST_TOGETHER:
+            if self._may_record(key):
                 self._steps[key] = None
             return None
         recorded = self._steps[key]
@@ -110,6 +115,12 @@ class StepGraphs:
         held.state = None
         return recorded.replayed()
 
+    def _may_record(self, key: _Key) -> bool:
+        """Whether a shape gets one of the graphs that are left."""
+        if not self._together or self.recorded < _MOST_TOGETHER // 2:
+            return True
+        return self.recorded < _MOST_TOGETHER and self._begun.get(key, 0) > 1
+
     def _recorded(
         self, held: DeviceBatch, tables: BlockTables, place: Place, step: int
     ) -> RecordedStep:
@@ -119,6 +130,12 @@ class StepGraphs:
         _on_all_ranks(lambda: recorded.fill(held.batch, step, held.state))
         _on_all_ranks(lambda: recorded.record(self._forward, lambda: self._kept.bound(place)))
         self.recorded += 1
+        if self._together and self.recorded == _MOST_TOGETHER:
+            logger.warning(
+                "%d CUDA graphs of steps were recorded: other shapes go on without, as vLLM has no"
+                " memory for more until the worker is started again",
+                self.recorded,
+            )
         return recorded
 
 

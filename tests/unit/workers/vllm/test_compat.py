@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +45,57 @@ def test_that_vllms_shared_experts_are_still_called_so() -> None:
 
     assert VllmsOwn.__name__ == SharedExperts.__name__
     assert "_output" in VllmsOwn.__init__.__code__.co_names
+
+
+class SumsGroup:
+    """Two tensor-parallel ranks' group whose own sum tells buffers on the way out of a capture."""
+
+    world_size = 2
+
+    def __init__(self) -> None:
+        self.device_communicator = SimpleNamespace(ca_comm=SimpleNamespace(disabled=False))
+        self.told: list[bool] = []
+
+    @contextmanager
+    def graph_capture(self, context: Any) -> Iterator[Any]:
+        try:
+            yield context
+        finally:
+            self.told.append(not self.device_communicator.ca_comm.disabled)
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("here", "there", "said"),
+    [
+        (None, True, ""),
+        (None, False, "another rank could not record its part"),
+        (MemoryError("no memory here"), False, "no memory here"),
+    ],
+    ids=["all record", "another rank fails", "this rank fails"],
+)
+def test_ranks_tell_no_buffers_where_one_could_not_record(
+    here: Exception | None, there: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM reads as many of each rank as this one recorded, and past the end where it has fewer."""
+    from workers.vllm import compat
+
+    group, seen = SumsGroup(), []
+    monkeypatch.setattr(compat, "get_tp_group", lambda: group)
+    monkeypatch.setattr(compat, "_sums_capture", lambda: SimpleNamespace(stream="a stream"))
+    monkeypatch.setattr(compat, "do_all_tensor_ranks", lambda says: says and there)
+    failure = None
+    try:
+        with compat.recorded_sums() as stream:
+            seen.append(stream)
+            if here is not None:
+                raise here
+    except Exception as error:
+        failure = error
+    assert (str(failure) if failure else "") == said
+    assert seen == ["a stream"]
+    assert group.told == [not said]
+    assert not group.device_communicator.ca_comm.disabled, "chat goes on with it"
 
 
 class Owner(torch.nn.Module):

@@ -8,7 +8,7 @@ import pytest
 
 from poc_core.errors import ProoflineError
 from workers.engines.options import EngineOptions
-from workers.engines.ticks import Slice, Tick
+from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick
 from workers.vllm import engine
 from workers.vllm.start import lifeline
 
@@ -30,19 +30,30 @@ def test_vllms_paths_for_developers_are_off(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen == [None]
 
 
+# Slices with seconds, or an error of memory.
+Told = Sequence[tuple[Slice, float]] | str
+
+
 class Ranks(engine.VllmEngine):
     """An engine of which only the answers of its ranks are there."""
 
-    def __init__(self, n_stages: int, *answers: Sequence[Sequence[tuple[Slice, float]]]) -> None:
-        """`answers`: of each call, what each rank tells of its slices."""
+    def __init__(
+        self, n_stages: int, *answers: Sequence[Sequence[tuple[Slice, float]] | str]
+    ) -> None:
+        """`answers`: of each call, what each rank tells of its slices, or its error of memory."""
         self.stages = [range(stage, stage + 1) for stage in range(n_stages)]
         self._heard = {}
         self._stepping = set()
         self._waiting = iter(answers)
 
-    def _rpc(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+    def _ask(self, method: str, args: tuple[Any, ...], timeout_s: float) -> list[dict[str, Any]]:
         assert (method, args[0]) == ("proof_run", "tick")
-        return [{"refused": {}, "ran": ran, "values": {}} for ran in next(self._waiting)]
+        return [
+            {"error": ran, "kind": "memory"}
+            if isinstance(ran, str)
+            else {"value": {"refused": {}, "ran": ran, "values": {}}}
+            for ran in next(self._waiting)
+        ]
 
 
 def test_a_slice_is_told_with_the_time_of_its_slowest_rank_once_that_has_told_it() -> None:
@@ -57,3 +68,24 @@ def test_a_slice_of_a_stage_is_told_without_the_other_stages_ranks() -> None:
     first, second = Slice(7, 0, 1), Slice(7, 1, 2)
     ranks = Ranks(2, [[(first, 1.0)], []], [[], [(second, 2.0)]])
     assert [ranks.tick(Tick()).ran for _ in range(2)] == [[(first, 1.0)], [(second, 2.0)]]
+
+
+def test_memory_that_is_short_on_all_ranks_of_a_stage_loses_no_engine() -> None:
+    short = "out of memory"
+    cases: list[tuple[int, list[Told]]] = [(1, [short, short]), (2, [short, short, [], []])]
+    for n_stages, answers in cases:
+        with pytest.raises(EngineMemoryError, match=short):
+            Ranks(n_stages, answers).tick(Tick())
+
+
+def test_ranks_of_which_one_failed_are_lost() -> None:
+    """The others wait for its sums, and would take them from whatever it computes next."""
+    short = "out of memory"
+    cases: list[tuple[int, list[Told]]] = [
+        (1, [[], short]),
+        (2, [short, [], [], []]),
+        (2, [[], [], [], short]),
+    ]
+    for n_stages, answers in cases:
+        with pytest.raises(EngineLostError, match=r"others wait: out of memory\. If it was short"):
+            Ranks(n_stages, answers).tick(Tick())

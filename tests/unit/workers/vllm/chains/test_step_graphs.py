@@ -200,15 +200,16 @@ def test_the_memory_that_ranks_sums_keep_of_each_graph_is_not_used_up(
     monkeypatch.setattr(cache_compat, "workspaces", lambda **_alike: ())
     monkeypatch.setattr(compat, "do_all_tensor_ranks", lambda say_so: say_so)
     nothing: Any = SimpleNamespace(forget_unfinished=lambda: None, numbers=range(0))
-    graphs = step_graphs.StepGraphs(nothing, nothing, range(1), 1, nothing, None, RunAgain())
-    graphs.on = True
     held: Any = SimpleNamespace(
         batch=begun(), place=SimpleNamespace(shape=(N, 9)), tables=object(), state=None
     )
-    for recorded, tries in ((10_000, False), (0, True)):
-        graphs.recorded = recorded
-        for _ in range(2):  # a shape is recorded when it is seen again
-            assert graphs.output(held, range(1), 1) is None
+    # Once half of them are recorded, a shape gets one when a second micro-batch has it.
+    for recorded, n_micro_batches, tries in ((10_000, 2, False), (64, 1, False), (64, 2, True)):
+        graphs = step_graphs.StepGraphs(nothing, nothing, range(1), 1, nothing, None, RunAgain())
+        graphs.on, graphs.recorded = True, recorded
+        for _ in range(n_micro_batches):
+            for step in (1, 2):  # a shape is recorded when it is seen again
+                assert graphs.output(held, range(1), step) is None
         assert bool(graphs.why_not) == tries, "these tables cannot be recorded"
 
 
@@ -224,3 +225,13 @@ def test_an_operator_can_switch_recording_off(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("PROOFLINE_GRAPHS", value)
         graphs = StepGraphs(nothing, nothing, range(1), 1, nothing, None, RunAgain())
         assert graphs.why_not == said
+
+
+def test_ranks_record_no_sums_in_memory_that_they_cannot_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from workers.vllm.chains.recording import why_off
+
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+    assert "expandable segments" in why_off(shares_sums=True)
+    assert why_off(shares_sums=False) == ""

@@ -30,6 +30,7 @@ class Stepping(WholeBatchEngine):
     def __init__(
         self,
         replayed: list[JsonValue] | None = None,
+        noisy: bool = False,
         judged: JsonValue = (0, 0.0),  # type: ignore[assignment]
         kept_tokens: int = 4096,
         touched: Sequence[str] = (),
@@ -40,6 +41,7 @@ class Stepping(WholeBatchEngine):
         self.info = ModelInfo("stepping", hidden_size, 4, 64, 256, "bfloat16")
         self.calls: list[bool] = []
         self._replayed = CHAIN if replayed is None else replayed
+        self._noisy, self._n_runs = noisy, 0
         self._judged = judged
         self._kept_tokens = kept_tokens
         self._touched = touched
@@ -51,6 +53,9 @@ class Stepping(WholeBatchEngine):
             raise self._error
         if spec.options.get("enforced") is not None:
             return [self._judged for _ in nonces]
+        if self._noisy:
+            self._n_runs += 1
+            return [[self._n_runs, *CHAIN[1:]] for _ in nonces]
         return [self._replayed if self.calls and self.calls[-1] else CHAIN for _ in nonces]
 
     def reserve_for_steps(self) -> int:
@@ -80,6 +85,11 @@ class TestGraphs:
         assert engine.calls == [True, True]
         assert caplog.messages == ["steps of decode proofs run as CUDA graphs"]
 
+    def test_stay_on_where_no_two_runs_are_alike(self) -> None:
+        engine: Any = Stepping(noisy=True)
+        check_graphs(engine)
+        assert engine.calls == [True, False, True]
+
     @pytest.mark.parametrize(
         ("options", "left", "said"),
         [
@@ -97,7 +107,7 @@ class TestGraphs:
     ) -> None:
         engine: Any = Stepping(**options)
         check_graphs(engine)
-        assert engine.calls == [True, left]
+        assert (engine.calls[0], engine.calls[-1]) == (True, left)
         assert said in caplog.text
         assert "without CUDA graphs with stepping" in caplog.text
 
@@ -137,6 +147,7 @@ class TestAnEngineThatBreaksAsItRecords:
     def _engines(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(SWITCH, "on")  # so that it is put back
         monkeypatch.setattr(self_tests, "VllmEngine", Recording)
+        monkeypatch.setattr(self_tests, "_GPU_FREE_S", 0.0)
         for passed in ("check_isolation", "check_slices", "check_memory", "tell_speed"):
             monkeypatch.setattr(self_tests, passed, lambda *_args, **_options: None)
         Recording.started, Recording.closed = [], 0
