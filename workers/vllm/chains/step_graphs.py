@@ -7,6 +7,7 @@ and replay the same steps, and agree on it: a sum waits for all of them.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
@@ -60,6 +61,7 @@ class StepGraphs:
         """
         self.on = False
         self.recorded = 0  # graphs so far
+        self._most = sys.maxsize  # nonces for whose graph there is memory
         n_stages = compat.n_stages()
         self._together = compat.tensor_ranks()[1] > 1
         self.why_not = why_off(self._together)
@@ -85,6 +87,8 @@ class StepGraphs:
             return None
         if not batch.order.is_step(step) or batch.layer_vectors is None:
             return None
+        if len(batch.nonces) > self._most:
+            return None
         key = (
             id(place),
             *place.shape,
@@ -107,13 +111,22 @@ class StepGraphs:
         except Exception as error:  # whatever a backend says that cannot be recorded
             if self._together and recorded and not isinstance(error, NotReplayableError):
                 raise  # an error of this rank: the others replay the step
-            self.why_not = f"{type(error).__name__}: {error}"
-            self._steps.clear()
-            self._forward.forget_unfinished()
-            logger.warning("steps of decode proofs go on without CUDA graphs: %s", self.why_not)
+            self._do_without(error, key, len(batch.nonces))
             return None
         held.state = None
         return recorded.replayed()
+
+    def _do_without(self, error: Exception, key: _Key, n_nonces: int) -> None:
+        """Ends recording, or that of so many nonces where memory is short and fewer had a graph."""
+        self._forward.forget_unfinished()
+        if isinstance(error, torch.OutOfMemoryError) and self.recorded and not self._together:
+            del self._steps[key]
+            self._most = n_nonces - 1
+            logger.warning("no memory for CUDA graphs of %d nonces a step: %s", n_nonces, error)
+            return
+        self.why_not = f"{type(error).__name__}: {error}"
+        self._steps.clear()
+        logger.warning("steps of decode proofs go on without CUDA graphs: %s", self.why_not)
 
     def _may_record(self, key: _Key) -> bool:
         """Whether a shape gets one of the graphs that are left."""

@@ -46,14 +46,14 @@ class Graph:
         return kept
 
 
-def begun() -> Batch:
+def begun(n: int = N) -> Batch:
     options: Any = {"max_tokens": STEPS}
     spec = ProofSpec(
         scheme="decode", block_hash="b", public_key="k", seq_len=SEQ_LEN, options=options
     )
     loaded = load_scheme(spec, hidden_size=HIDDEN, n_layers=1, device=CPU, dtype=torch.float32)
-    batch = loaded.begin(range(N))
-    batch.take(0, torch.randn(N, SEQ_LEN, HIDDEN, generator=torch.Generator().manual_seed(0)))
+    batch = loaded.begin(range(n))
+    batch.take(0, torch.randn(n, SEQ_LEN, HIDDEN, generator=torch.Generator().manual_seed(0)))
     return batch
 
 
@@ -211,6 +211,45 @@ def test_the_memory_that_ranks_sums_keep_of_each_graph_is_not_used_up(
             for step in (1, 2):  # a shape is recorded when it is seen again
                 assert graphs.output(held, range(1), step) is None
         assert bool(graphs.why_not) == tries, "these tables cannot be recorded"
+
+
+def test_sizes_that_have_no_memory_for_a_graph_leave_smaller_ones_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from workers.vllm import cache_compat, compat
+    from workers.vllm.chains import step_graphs
+    from workers.vllm.chains.recording import RunAgain
+
+    monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, 1))
+    monkeypatch.setattr(compat, "n_stages", lambda: 1)
+    monkeypatch.setattr(cache_compat, "workspaces", lambda **_alike: ())
+    tried = []
+
+    def recorded_step(batch: Batch, *_others: Any) -> Any:
+        tried.append(len(batch.nonces))
+        if len(batch.nonces) > 2:
+            raise torch.OutOfMemoryError("no memory")
+        return SimpleNamespace(
+            fill=lambda *_: None, record=lambda *_: None, replayed=lambda: "replayed"
+        )
+
+    monkeypatch.setattr(compat, "do_all_tensor_ranks", lambda say_so: say_so)
+    monkeypatch.setattr(step_graphs, "RecordedStep", recorded_step)
+    nothing: Any = SimpleNamespace(forget_unfinished=lambda: None, numbers=range(0))
+    graphs = step_graphs.StepGraphs(nothing, nothing, range(1), 1, nothing, None, RunAgain())
+    graphs.on = True
+    place = SimpleNamespace(shape=(N, 9))
+
+    def outputs(n: int) -> list[Any]:
+        held: Any = SimpleNamespace(batch=begun(n), place=place, tables=object(), state=None)
+        return [graphs.output(held, range(1), step) for step in (1, 2, 3)]
+
+    assert outputs(2) == [None, "replayed", "replayed"]
+    assert outputs(4) == [None, None, None]
+    assert outputs(3) == [None, None, None]
+    assert outputs(2) == ["replayed"] * 3
+    assert tried == [2, 4, 3]
+    assert graphs.why_not == ""
 
 
 def test_an_operator_can_switch_recording_off(monkeypatch: pytest.MonkeyPatch) -> None:
