@@ -27,6 +27,7 @@ from workers.engines.options import EngineOptions
 from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.engines.validations import Validations
+from workers.vllm.chains.recording import SWITCH
 from workers.vllm.start import host_link, lifeline
 from workers.vllm.start.known_faults import why_unknown
 from workers.vllm.start.launch import garbage_may_wait, serve, shut_down, start
@@ -143,7 +144,15 @@ class VllmEngine(Engine):
         begin = [(one.id, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin]
         slices = [list(one) for one in tick.slices]
         args = ("tick", begin, slices, list(tick.drop), tick.wait, tick.fetch)
-        said = self._ask("proof_run", args, self.rpc_timeout_s)
+        try:
+            said = self._ask("proof_run", args, self.rpc_timeout_s)
+        except EngineLostError as error:
+            if not (self._stepping and self.on_gpu):
+                raise
+            raise EngineLostError(
+                f"{error} Decode proofs were under way: if it comes again, try it with {SWITCH}=off"
+                " in the environment of all its hosts."
+            ) from error
         try:
             answers = _values(said)
         except (EngineMemoryError, EngineFailedError) as error:

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from poc_core.errors import ProoflineError
+from poc_core.records import ProofSpec
 from workers.engines.options import EngineOptions
-from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick
+from workers.engines.ticks import EngineLostError, EngineMemoryError, MicroBatch, Slice, Tick
 from workers.vllm import engine
 from workers.vllm.start import lifeline
 
@@ -89,3 +91,19 @@ def test_ranks_of_which_one_failed_are_lost() -> None:
     for n_stages, answers in cases:
         with pytest.raises(EngineLostError, match=r"others wait: out of memory\. If it was short"):
             Ranks(n_stages, answers).tick(Tick())
+
+
+@pytest.mark.parametrize("scheme", ["decode", "artifact"])
+def test_an_engine_lost_under_decode_proofs_says_what_to_try(scheme: str) -> None:
+    class Lost(Ranks):
+        on_gpu = True
+
+        def _ask(self, *_args: Any) -> Any:
+            raise EngineLostError("No answer.")
+
+    options: dict[str, JsonValue] = {"max_tokens": 4} if scheme == "decode" else {}
+    spec = ProofSpec(scheme=scheme, block_hash="b", public_key="k", seq_len=4, options=options)
+    with pytest.raises(EngineLostError) as lost:
+        Lost(1).tick(Tick([MicroBatch(spec, range(1), id=0)]))
+    assert str(lost.value).startswith("No answer.")
+    assert ("PROOFLINE_GRAPHS=off" in str(lost.value)) == (scheme == "decode")
