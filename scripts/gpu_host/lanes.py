@@ -26,7 +26,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 UP = Path("~/up").expanduser()
 LOGS = Path("~/logs").expanduser()
 # What vLLM, Triton, TileLang and DeepGEMM compile.
@@ -58,12 +59,18 @@ class Job:
         self.row, self.taken = row, taken  # GPU: which part of it
         self.began = time.monotonic()
         self._log = logs / f"{row.name}.log"
-        pinned = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken)), MARK: row.name}
+        paths = (ROOT, _registered(logs), *filter(None, [os.environ.get("PYTHONPATH")]))
+        given = {
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, taken)),
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "PYTHONUNBUFFERED": "1",
+            MARK: row.name,
+        }
         source = f"source {HERE}/unpack.sh {row.release}; " if row.release else ""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["bash", "-c", source + row.command],
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **pinned, **row.env},
+                env={**os.environ, **given, **row.env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -91,6 +98,22 @@ class Job:
             with suppress(OSError):
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
                     yield int(folder.name)
+
+
+def _registered(logs: Path) -> Path:
+    """A folder by which vLLM finds this checkout's plugin, as that of an installed package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name, version = project["name"], project["version"]
+    folder = logs / "registered" / f"{name}-{version}.dist-info"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [
+        line
+        for group, found in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{one} = {where}" for one, where in found.items()))
+    ]
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return folder.parent
 
 
 def _signal(pids: Iterator[int], number: int) -> None:

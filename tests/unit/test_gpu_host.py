@@ -7,6 +7,7 @@ import random
 import shlex
 import shutil
 import subprocess
+import sys
 import tarfile
 import time
 import zipfile
@@ -122,6 +123,20 @@ def test_rows_run_on_the_gpus_they_want_and_one_that_waits_holds_up_the_next(
         assert words in shown
     with tarfile.open(out / "logs.tar.xz") as archive:
         assert "logs/both.log" in archive.getnames()
+
+
+def test_a_row_finds_this_checkout_and_its_plugin_as_if_it_were_installed(tmp_path: Path) -> None:
+    asks = tmp_path / "asks.py"
+    asks.write_text(
+        "from importlib.metadata import entry_points\n"
+        "import workers\n"
+        "print(entry_points(group='vllm.general_plugins'))\n"
+    )
+    # -S: not by way of this environment, in which the project is installed.
+    command = f"cd / && {sys.executable} -S {asks}"
+    found = rows(tmp_path, f"name = 'a'\nlimit_s = 60\ncommand = '{command}'")
+    lanes.run(found, 1, tmp_path, tmp_path / "logs")
+    assert "workers.vllm.plugin:register" in (tmp_path / "logs" / "a.log").read_text()
 
 
 def test_a_row_waits_for_its_release_and_ends_at_its_limit_with_all_its_processes(
