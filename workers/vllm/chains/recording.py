@@ -17,6 +17,7 @@ from torch import Tensor
 
 # `off` in an engine's environment: nothing is recorded.
 SWITCH = "PROOFLINE_GRAPHS"
+_NCCL_MEMORY = "VLLM_USE_NCCL_SYMM_MEM"
 # What torch's allocator is told, by releases.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -37,6 +38,8 @@ def why_off(shares_sums: bool) -> str:
     allocator = " ".join(os.environ.get(name, "") for name in _ALLOCATOR).lower()
     if shares_sums and "expandable_segments:true" in allocator:
         return f"ranks can share no sums in expandable segments ({' or '.join(_ALLOCATOR)})"
+    if shares_sums and os.environ.get(_NCCL_MEMORY) == "1":  # vLLM would end chat's pool for them
+        return f"sums in memory of NCCL's are recorded with chat's graphs alone ({_NCCL_MEMORY})"
     return ""
 
 

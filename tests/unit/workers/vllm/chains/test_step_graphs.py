@@ -266,11 +266,18 @@ def test_an_operator_can_switch_recording_off(monkeypatch: pytest.MonkeyPatch) -
         assert graphs.why_not == said
 
 
-def test_ranks_record_no_sums_in_memory_that_they_cannot_share(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True", "expandable"),
+        ("VLLM_USE_NCCL_SYMM_MEM", "1", "chat's graphs alone"),
+    ],
+)
+def test_ranks_record_no_sums_in_memory_that_no_graph_of_ours_can_have(
+    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from workers.vllm.chains.recording import why_off
 
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
-    assert "expandable segments" in why_off(shares_sums=True)
+    monkeypatch.setenv(name, value)
+    assert said in why_off(shares_sums=True)
     assert why_off(shares_sums=False) == ""
