@@ -49,33 +49,32 @@ class NotReplayableError(RuntimeError):
 
 class Recorder(Protocol):
     def record(self, work: Callable[[], Any]) -> Replay:
-        """What runs the work, which has not been run by then: a state it moves on has not moved."""
+        """What runs the work, which has not been run by then: a state it moves on has not moved.
+
+        Where ranks share the work, an error of one is an error of all.
+        """
 
     def renewed(self, kept: Plain, new: Plain) -> Plain:
         """What work recorded with `kept` is to be given for `new`. NotReplayableError."""
 
 
 class GraphRecorder:
-    """CUDA graphs that share memory: replayed one at a time, in the stream of all other work.
-
-    Where several ranks share the work, all of them record at the same time.
-    """
+    """CUDA graphs that share memory: replayed one at a time, in the stream of all other work."""
 
     def __init__(self, sums: RecordedSums) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._sums = sums
 
     def record(self, work: Callable[[], Any]) -> Replay:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        stream = torch.cuda.current_stream()
         try:
-            # Not global: vLLM has another thread that waits for events meanwhile.
-            with (
-                self._sums() as its,
-                torch.cuda.graph(
+            with self._sums() as its:  # all that may fail is within: ranks agree on its way out
+                graph = torch.cuda.CUDAGraph()
+                # Not global: vLLM has another thread that waits for events meanwhile.
+                with torch.cuda.graph(
                     graph, pool=self._pool, stream=its, capture_error_mode="thread_local"
-                ),
-            ):
-                output = work()
+                ):
+                    output = work()
         except BaseException:
             # torch leaves the stream of an invalid capture current, and the memory pool open: no
             # memory could be given back any more.

@@ -141,7 +141,7 @@ class StepGraphs:
         part = Part(self._layers, self._n_layers, self._gates.numbers, self._vocab_size)
         recorded = _on_all_ranks(lambda: RecordedStep(held.batch, tables, part, self._recorder))
         _on_all_ranks(lambda: recorded.fill(held.batch, step, held.state))
-        _on_all_ranks(lambda: recorded.record(self._forward, lambda: self._kept.bound(place)))
+        recorded.record(self._forward, lambda: self._kept.bound(place))
         self.recorded += 1
         if self._together and self.recorded == _MOST_TOGETHER:
             logger.warning(
@@ -221,7 +221,9 @@ class RecordedStep:
         )
 
     def record(self, forward: BoundForward, caches: Caches) -> None:
-        """Records the step, after `fill`; `caches()` binds the caches of its place."""
+        """Records the step, after `fill`; `caches()` binds the caches of its place. An error of one
+        rank is an error of all.
+        """
 
         def work() -> Any:
             assert self._metadata is not None, "nothing was filled in"
