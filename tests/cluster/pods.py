@@ -70,15 +70,29 @@ class Container:
     def main(self) -> int:
         """The process id of what runs in it: the child of `unshare`, once it is its user's."""
         assert self.process is not None
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             assert self.process.poll() is None, self.said()
-            for child in children.read_text().split():
+            for child in self._children():
                 if f"Uid:\t{USER}\t" in Path(f"/proc/{child}/status").read_text():
-                    return int(child)
+                    return child
             time.sleep(0.02)
         raise AssertionError(f"the container was not made: {self.said()}")
+
+    def kill(self) -> None:
+        """Ends all that runs in it. A child that has changed its user outlives `unshare`, whatever
+        `--kill-child` says: the kernel forgets it then.
+        """
+        if self.process is not None and self.process.poll() is None:
+            for child in self._children():
+                os.kill(child, signal.SIGKILL)
+            self.process.kill()
+            self.process.wait()
+
+    def _children(self) -> list[int]:
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(child) for child in children.read_text().split()]
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")[-4000:]
@@ -142,9 +156,7 @@ class Cluster:
     def __exit__(self, *exception: object) -> None:
         for pod in self.pods.values():
             for name, container in pod.containers.items():
-                if container.process is not None and container.process.poll() is None:
-                    container.process.kill()
-                    container.process.wait()
+                container.kill()
                 if any(exception):
                     print(f"--- {pod.name} {name}\n{container.said()}")
         for process in self._others:

@@ -110,14 +110,14 @@ def test_validations_beside_a_round_are_refused_to_nobody(
                 answers_alike(one, other)
 
     def has_told() -> bool:
-        """What the node says of them, in both places."""
+        """What the node says of them, in both places; an error tells what is lacking."""
         now = counted(yielding)
         grown = {name: now[name] - before[name] for name in before}
         assert grown["chat_refused"] == 0
-        return (
-            grown["validations_pass"] >= n_asked
-            and grown["validation_pass_s"] > 0
-            and f"{_METRIC} {float(now['validations_pass'])}" in metrics(yielding)
-        )
+        assert grown["validations_pass"] >= n_asked, (n_asked, before, now)
+        assert grown["validation_pass_s"] > 0, (before, now)
+        told = [line for line in metrics(yielding).splitlines() if line.startswith(_METRIC)]
+        assert told == [f"{_METRIC} {float(now['validations_pass'])}"]
+        return True
 
     yielding.wait(has_told, 60, "the validations in status and metrics")
