@@ -188,42 +188,48 @@ class TestWhatSeveralRanksRecord:
         assert said == [False]
 
 
-def test_the_memory_that_ranks_sums_keep_of_each_graph_is_not_used_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def graphs_of(n_ranks: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of an engine of which nothing else is there; switched on."""
     from workers.vllm import cache_compat, compat
     from workers.vllm.chains import step_graphs
     from workers.vllm.chains.recording import RunAgain
 
-    monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, 2))
+    monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, n_ranks))
     monkeypatch.setattr(compat, "n_stages", lambda: 1)
-    monkeypatch.setattr(cache_compat, "workspaces", lambda **_alike: ())
     monkeypatch.setattr(compat, "do_all_tensor_ranks", lambda say_so: say_so)
+    monkeypatch.setattr(cache_compat, "workspaces", lambda **_alike: ())
     nothing: Any = SimpleNamespace(forget_unfinished=lambda: None, numbers=range(0))
-    held: Any = SimpleNamespace(
-        batch=begun(), place=SimpleNamespace(shape=(N, 9)), tables=object(), state=None
-    )
-    # Once half of them are recorded, a shape gets one when a second micro-batch has it.
-    for recorded, n_micro_batches, tries in ((10_000, 2, False), (64, 1, False), (64, 2, True)):
-        graphs = step_graphs.StepGraphs(nothing, nothing, range(1), 1, nothing, None, RunAgain())
-        graphs.on, graphs.recorded = True, recorded
-        for _ in range(n_micro_batches):
-            for step in (1, 2):  # a shape is recorded when it is seen again
-                assert graphs.output(held, range(1), step) is None
-        assert bool(graphs.why_not) == tries, "these tables cannot be recorded"
+    graphs = step_graphs.StepGraphs(nothing, nothing, range(1), 1, nothing, None, RunAgain())
+    graphs.on = True
+    return graphs
+
+
+def held_of(n: int) -> Any:
+    place = SimpleNamespace(shape=(N, 9))
+    return SimpleNamespace(batch=begun(n), place=place, tables=object(), state=None)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "n_micro_batches", "tries"), [(10_000, 2, False), (64, 1, False), (64, 2, True)]
+)
+def test_the_memory_that_ranks_sums_keep_of_each_graph_is_not_used_up(
+    recorded: int, n_micro_batches: int, tries: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once half of them are recorded, a shape gets one when a second micro-batch has it."""
+    graphs, held = graphs_of(2, monkeypatch), held_of(N)
+    graphs.recorded = recorded
+    for _ in range(n_micro_batches):
+        for step in (1, 2):  # a shape is recorded when it is seen again
+            assert graphs.output(held, range(1), step) is None
+    assert bool(graphs.why_not) == tries, "these tables cannot be recorded"
 
 
 def test_sizes_that_have_no_memory_for_a_graph_leave_smaller_ones_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from workers.vllm import cache_compat, compat
     from workers.vllm.chains import step_graphs
-    from workers.vllm.chains.recording import RunAgain
 
-    monkeypatch.setattr(compat, "tensor_ranks", lambda: (0, 1))
-    monkeypatch.setattr(compat, "n_stages", lambda: 1)
-    monkeypatch.setattr(cache_compat, "workspaces", lambda **_alike: ())
-    tried = []
+    tried, held = [], {n: held_of(n) for n in (2, 3, 4)}
 
     def recorded_step(batch: Batch, *_others: Any) -> Any:
         tried.append(len(batch.nonces))
@@ -233,16 +239,12 @@ def test_sizes_that_have_no_memory_for_a_graph_leave_smaller_ones_theirs(
             fill=lambda *_: None, record=lambda *_: None, replayed=lambda: "replayed"
         )
 
-    monkeypatch.setattr(compat, "do_all_tensor_ranks", lambda say_so: say_so)
     monkeypatch.setattr(step_graphs, "RecordedStep", recorded_step)
-    nothing: Any = SimpleNamespace(forget_unfinished=lambda: None, numbers=range(0))
-    graphs = step_graphs.StepGraphs(nothing, nothing, range(1), 1, nothing, None, RunAgain())
-    graphs.on = True
-    place = SimpleNamespace(shape=(N, 9))
+    graphs = graphs_of(1, monkeypatch)
 
     def outputs(n: int) -> list[Any]:
-        held: Any = SimpleNamespace(batch=begun(n), place=place, tables=object(), state=None)
-        return [graphs.output(held, range(1), step) for step in (1, 2, 3)]
+        # Held beyond this call: a shape's key names its place.
+        return [graphs.output(held[n], range(1), step) for step in (1, 2, 3)]
 
     assert outputs(2) == [None, "replayed", "replayed"]
     assert outputs(4) == [None, None, None]
