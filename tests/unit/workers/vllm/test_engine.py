@@ -39,10 +39,8 @@ Told = Sequence[tuple[Slice, float]] | str
 class Ranks(engine.VllmEngine):
     """An engine of which only the answers of its ranks are there."""
 
-    def __init__(
-        self, n_stages: int, *answers: Sequence[Sequence[tuple[Slice, float]] | str]
-    ) -> None:
-        """`answers`: of each call, what each rank tells of its slices, or its error of memory."""
+    def __init__(self, n_stages: int, *answers: Sequence[Told]) -> None:
+        """`answers`: of each call, what each rank tells."""
         self.stages = [range(stage, stage + 1) for stage in range(n_stages)]
         self._heard = {}
         self._stepping = set()
