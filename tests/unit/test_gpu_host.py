@@ -34,7 +34,7 @@ UNPACK, ROWS = lanes.HERE / "unpack.sh", lanes.HERE / "rows.toml"
         ("nvidia-cublas", False, False),  # the host has CUDA's libraries
         ("nvidia-cutlass-dsl-libs-core", True, True),
         ("numpy", False, False),
-        ("flashinfer-cubin", False, False),
+        ("flashinfer-python", False, False),
     ],
 )
 def test_what_the_host_lacks_is_packed(name: str, alone: bool, with_torch: bool) -> None:
