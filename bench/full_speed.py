@@ -68,13 +68,14 @@ def main(
         Path | None,
         typer.Option(help="Measure while no other benchmark that names this file does."),
     ] = None,
+    verbose: Annotated[bool, typer.Option(help="Show the log of all processes.")] = False,
 ) -> None:
     """Nonces/s of API, Redis, Celery and outbox over those of a bare loop on the engine, in turns.
 
     A round's are those between its first and its last progress, as it goes on for minutes.
     """
     rows = [(one, n) for n in seq_len or [1024] for one in what or [What.ROUND]]
-    asked = Asked(rows, seconds, repeat, parts, chains or [], max_tokens, turn)
+    asked = Asked(rows, seconds, repeat, parts, chains or [], max_tokens, turn, verbose)
     exit_with(lambda: measure(engine_options, asked, chat_policy))
 
 
@@ -88,15 +89,22 @@ class Asked(NamedTuple):
     chains: list[int]  # nonces at a time
     max_tokens: int  # of a chain
     turn: Path | None
+    verbose: bool
 
 
 def measure(options: EngineOptions, asked: Asked, chat_policy: str) -> bool:
     """Prints a table with a row for each kind of work and seq_len. True: all reach TARGET."""
     env = {"POC_CHAT_POLICY": chat_policy, "POC_RPC_TIMEOUT_MS": str(RPC_TIMEOUT_MS)}
-    with OpenStack(options, env=env, max_fast_crashes=0) as stack:
+    on_line = tell_line if asked.verbose else lambda name, line: None
+    with OpenStack(options, env=env, max_fast_crashes=0, on_line=on_line) as stack:
         stack.wait_ready(READY_TIMEOUT_S)
         with turn_of(asked.turn):
             return measure_ready(stack, asked, chat_policy)
+
+
+def tell_line(name: str, line: str) -> None:
+    """Prints a line of a process's log."""
+    console.print(f"{name} | {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

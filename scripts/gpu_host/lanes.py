@@ -5,8 +5,9 @@
     python3 -m scripts.gpu_host.lanes show 1 --caches      # also brings what was compiled
 
 A host that is lent by the minute is kept busy so: the first rows run while the packages of the next
-release are copied. Rows begin in their order; one that has to wait holds up those behind it. `show`
-copies all logs to the folder $OUT. Wants Python 3.12 alone.
+release are copied. Rows begin in their order; one that has to wait holds up those behind it. What
+is changed in the file meanwhile counts: a new row is run too, one that is gone is ended, and each
+ends at its new limit. `show` copies all logs to the folder $OUT. Wants Python 3.12 alone.
 
 A row has a `name`, a `command` for bash, and `limit_s`, after which it is ended. It may have `gpus`
 (how many, 1 by default; 0.5: half of one), a `release` of vLLM (waits until all its pieces are in
@@ -142,23 +143,52 @@ def part_of(gpus: float, free: Mapping[int, float]) -> dict[int, float] | None:
     return {gpu: part for _, gpu in fitting[:n]} if len(fitting) >= n else None
 
 
-def run(rows: Sequence[Row], n_gpus: int, up: Path, logs: Path) -> None:
+class Plan:
+    """The rows of a file, or those named, and what is changed there later."""
+
+    def __init__(self, file: Path, names: Sequence[str]) -> None:
+        self._file = file
+        self._read_at = file.stat().st_mtime_ns if file.exists() else 0
+        self.waiting = rows_of(file, names)
+        self._known = {row.name for row in rows_of(file, [])}
+
+    def read_again(self, running: Sequence[Job]) -> str:
+        """Takes over what was changed; says why not, or nothing."""
+        if (read_at := self._file.stat().st_mtime_ns) == self._read_at:
+            return ""
+        self._read_at = read_at
+        try:
+            now = {row.name: row for row in rows_of(self._file, [])}
+        except SystemExit as error:
+            return str(error)
+        self.waiting = [now[row.name] for row in self.waiting if row.name in now]
+        self.waiting += [row for name, row in now.items() if name not in self._known]
+        self._known |= now.keys()
+        for job in running:
+            job.row = now.get(job.row.name, job.row._replace(limit_s=0))
+        return ""
+
+
+def run(plan: Plan, n_gpus: int, up: Path, logs: Path) -> None:
     """Runs all rows; returns when the last one has ended."""
     logs.mkdir(parents=True, exist_ok=True)
     began, free = time.monotonic(), dict.fromkeys(range(n_gpus), 1.0)
-    waiting, running = list(rows), list[Job]()
+    running = list[Job]()
     with (logs / "lanes.txt").open("a", buffering=1) as told:
 
         def tell(words: str) -> None:
             told.write(f"{time.monotonic() - began:6.0f} s  {words}\n")
 
-        while waiting or running:
+        while plan.waiting or running:
+            if why_not := plan.read_again(running):
+                tell(why_not)
             for job in running.copy():
                 if outcome := job.outcome():
                     running.remove(job)
                     tell(f"{job.row.name}: {outcome}")
                     for gpu, part in job.taken.items():
                         free[gpu] += part
+            waiting = plan.waiting
             if waiting and waiting[0].gpus > n_gpus:
                 tell(f"{waiting[0].name}: left out, wants {waiting.pop(0).gpus:g} GPUs")
             elif waiting and waiting[0].is_ready(up) and (taken := part_of(waiting[0].gpus, free)):
@@ -210,7 +240,7 @@ def main() -> None:
     shows.add_argument("--caches", action="store_true", help="what was compiled, too")
     given = parser.parse_args()
     if given.way == "run":
-        run(rows_of(given.rows, given.name), given.gpus, UP, given.logs)
+        run(Plan(given.rows, given.name), given.gpus, UP, given.logs)
     else:
         out = os.environ.get("OUT")
         show(given.seconds, given.logs, Path(out) if out else None, given.caches)

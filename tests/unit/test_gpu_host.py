@@ -90,10 +90,10 @@ def test_what_was_packed_in_pieces_is_there_after_unpacking(tmp_path: Path) -> N
         assert (site / "large.bin").read_bytes() == large
 
 
-def rows(tmp_path: Path, *told: str) -> list[lanes.Row]:
+def rows(tmp_path: Path, *told: str) -> lanes.Plan:
     file = tmp_path / "rows.toml"
     file.write_text("".join(f"[[row]]\n{one}\n" for one in told))
-    return lanes.rows_of(file, [])
+    return lanes.Plan(file, [])
 
 
 def test_rows_run_on_the_gpus_they_want_and_one_that_waits_holds_up_the_next(
@@ -154,10 +154,31 @@ def test_a_row_waits_for_its_release_and_ends_at_its_limit_with_all_its_processe
     while sleep.exists() and sleep.read_text():  # the test's own limit ends it; a dead one has none
         time.sleep(0.01)
 
-    (waits,) = rows(tmp_path, "name = 'w'\nrelease = '0.30.0'\nlimit_s = 1\ncommand = 'true'")
+    (waits,) = rows(
+        tmp_path, "name = 'w'\nrelease = '0.30.0'\nlimit_s = 1\ncommand = 'true'"
+    ).waiting
     assert not waits.is_ready(tmp_path)
     (tmp_path / "0.30.0.complete").touch()
     assert waits.is_ready(tmp_path)
+
+
+def test_what_is_changed_in_the_file_while_rows_run_counts(tmp_path: Path) -> None:
+    """The first row takes a word out of the file, adds a row, and is then gone itself."""
+    file, changed = tmp_path / "rows.toml", tmp_path / "changed.toml"
+    late = f"[[row]]\nname = 'late'\nlimit_s = 60\ncommand = 'touch {tmp_path}/late'\n"
+    change = f"echo broken > {file}; sleep 1; cp {changed} {file}; sleep 600"
+    plan = rows(
+        tmp_path,
+        f"name = 'first'\nlimit_s = 600\ncommand = '{change}'",
+        f"name = 'dropped'\nlimit_s = 60\ncommand = 'touch {tmp_path}/dropped'",
+    )
+    changed.write_text(late)
+    lanes.run(plan, 1, tmp_path, tmp_path / "logs")
+    told = (tmp_path / "logs" / "lanes.txt").read_text()
+    assert "first: CUT after" in told
+    assert f"{file}: " in told, "what was broken for a second"
+    assert (tmp_path / "late").exists()
+    assert not (tmp_path / "dropped").exists()
 
 
 def test_a_row_or_a_name_that_is_wrong_is_told(tmp_path: Path) -> None:

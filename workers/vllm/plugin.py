@@ -5,11 +5,11 @@ import multiprocessing
 import os
 
 from workers.endings import end_like_this
-from workers.vllm.start import lifeline
+from workers.vllm.start import known_faults, lifeline
 
 
 def register() -> None:
-    """Lets vLLM's processes share few cores with others, and end at once.
+    """Lets vLLM's processes share few cores with others, end at once, and do without known faults.
 
     Does nothing in a vLLM that is not a worker's.
     """
@@ -20,4 +20,5 @@ def register() -> None:
 
         compat.let_readers_sleep()
         compat.compile_grammars_after_steps()
+        known_faults.plan_for_caches_of_8_bits()
         end_like_this()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -121,6 +122,33 @@ def why_not_startable(config: Any) -> str | None:
         f"vLLM {__version__} cannot keep sparse attention's cache in 8 bits (its issue 48378); use "
         "--kv-cache-dtype auto, or a later vLLM"
     )
+
+
+def plan_for_caches_of_8_bits() -> None:
+    """Sparse attention of vLLM 0.30 on Hopper plans for the numbers that its cache of 8 bits holds.
+
+    It named the type in which they are stored, bytes, and FlashInfer refused: GLM-5.3-Flash with
+    the network's own --kv-cache-dtype fp8 did not start (vllm-project/vllm#55221). 0.32 does this
+    by itself. Called in each of vLLM's processes before its attention is made.
+    """
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.version import __version__
+
+    if (
+        not __version__.startswith(("0.30.", "0.31."))
+        or current_platform.is_cpu()
+        or find_spec("flashinfer") is None
+    ):
+        return
+    backend: Any = import_module("vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm90")
+    state: Any = backend._SM90State
+
+    def planned(device: Any, n_heads: int, kept: torch.dtype, *args: Any, **more: Any) -> Any:
+        numbers = torch.float8_e4m3fn if kept is torch.uint8 else kept
+        return state(device, n_heads, numbers, *args, **more)
+
+    backend._SM90State = planned
 
 
 def receive_activations(runner: Any) -> None:

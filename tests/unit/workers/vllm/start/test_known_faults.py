@@ -1,5 +1,7 @@
 """The known faults of vLLM's releases, as far as they show without an engine."""
 
+import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +106,47 @@ def test_gated_delta_nets_do_without_flashinfer(
     known_faults.avoid(arguments)
     assert arguments.gdn_prefill_backend == chosen
     known_faults.avoid(SimpleNamespace())  # a release without it
+
+
+@pytest.mark.parametrize(
+    ("release", "flashinfer", "planned"),
+    [
+        ("0.30.0", True, "torch.float8_e4m3fn"),
+        ("0.30.0", False, "torch.uint8"),
+        ("0.32.0", True, "torch.uint8"),  # which does it where it makes the plan
+    ],
+)
+def test_sparse_attention_on_hopper_plans_for_caches_of_8_bits(
+    monkeypatch: pytest.MonkeyPatch, on: Any, release: str, flashinfer: bool, planned: str
+) -> None:
+    import torch
+
+    from workers.vllm.start import known_faults
+
+    backend = SimpleNamespace(_SM90State=lambda *args, **more: (args, more))
+    name = "vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm90"
+    monkeypatch.setitem(sys.modules, name, backend)
+    monkeypatch.setattr(known_faults, "find_spec", lambda _: object() if flashinfer else None)
+    on(9, release)
+    known_faults.plan_for_caches_of_8_bits()
+    state = vars(backend)["_SM90State"]
+    args, more = state("cuda", 64, torch.uint8, 8192, 2048, sm_scale=0.1)
+    assert (str(args[2]), args[:2], args[3:]) == (planned, ("cuda", 64), (8192, 2048))
+    assert more == {"sm_scale": 0.1}
+    assert state("cuda", 64, torch.bfloat16)[0] == ("cuda", 64, torch.bfloat16)
+
+
+def test_vllm_0_30_still_has_what_is_mended_there() -> None:
+    """The builder's own arguments, in the release that wants them changed."""
+    import inspect
+
+    from vllm.version import __version__
+
+    if not __version__.startswith("0.30."):
+        pytest.skip(f"vLLM {__version__} is not 0.30")
+    name = "vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm90"
+    state = vars(importlib.import_module(name))["_SM90State"]
+    assert [*inspect.signature(state).parameters][:3] == ["device", "num_heads", "kv_dtype"]
 
 
 def test_vllms_argument_for_them_is_still_called_so() -> None:
