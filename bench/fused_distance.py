@@ -7,10 +7,7 @@ experts' products from the default's, beside what batch size does.
     python -m bench.fused_distance --model tiny-qwen3 --nonces 64  # anywhere; a CPU has no kernels
 
 The same weights in several engines, one after the other: with PROOFLINE_FUSED=off, without it, and
-with each --moe-backend. For --dimensions they are drawn as transformers begins a training: vLLM's
-dummy ones are so small that layers hardly change what goes through them, and artifacts of any two
-batch sizes are the same. Quantized dimensions have those all the same, as transformers draws none
-in 8 bits.
+with each --moe-backend. For --dimensions they are random, as large as a trained model's.
 """
 
 import json
@@ -77,10 +74,7 @@ def main(
                 directory, args = name, list(engine_arg or ())
                 if name in (dimensions or ()):
                     directory = exits.enter_context(dummies.model_directory(name, layers))
-                    if "quantization_config" in dummies.configuration(name)[1]:
-                        args += dummies.ENGINE_ARGS
-                    else:
-                        draw_weights(directory)
+                    args += dummies.ENGINE_ARGS
                 options = with_chosen_model(
                     EngineOptions(model=directory, dtype=dtype, vllm_args=tuple(args))
                 )
@@ -106,22 +100,6 @@ def main(
         return all(passed)
 
     exit_with(run)
-
-
-def draw_weights(directory: str) -> None:
-    """Puts random weights in bfloat16 beside a configuration."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(directory), dtype=torch.bfloat16
-        )
-    model.save_pretrained(directory)
-    del model
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # the engines' processes need it
 
 
 def distances(

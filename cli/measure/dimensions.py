@@ -1,4 +1,8 @@
-"""Models of real dimensions with dummy weights, which compute as fast as real weights."""
+"""Models of real dimensions, whose weights vLLM makes up.
+
+They are as large as a trained model's (workers/vllm/start/random_weights.py), so they compute as
+fast as real weights.
+"""
 
 import functools
 import inspect

@@ -184,8 +184,8 @@ def _why_not(default: Default, one: Tried, dummy_weights: bool) -> str:
         )
     if dummy_weights:
         return (
-            "it is faster, but distances say nothing of dummy weights, which hardly change what"
-            " goes through a layer; try it with the model's own."
+            "it is faster, but distances depend on the weights, and made-up ones are not your"
+            " model's; try it with these."
         )
     if not one.distance.is_within(default.by_size):
         return (

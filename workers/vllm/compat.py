@@ -467,6 +467,18 @@ def compile_grammars_after_steps() -> None:
     backend_xgrammar.XgrammarBackend.__post_init__ = begin_with_few_threads
 
 
+def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
+    """--load-format dummy has, in this process from now on, the weights that `draw` puts in."""
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    @register_model_loader("dummy")
+    class MadeUp(DummyModelLoader):
+        def load_weights(self, model: nn.Module, model_config: Any) -> None:
+            super().load_weights(model, model_config)
+            draw(model)
+
+
 def step_logger(count: Callable[[], None]) -> Any:
     """A stat logger for AsyncLLM that calls `count` once for everything that the engine core
     says: with stats on, which such a logger switches on, that is every step, also one that

@@ -5,11 +5,12 @@ import multiprocessing
 import os
 
 from workers.endings import end_like_this
-from workers.vllm.start import known_faults, lifeline
+from workers.vllm.start import known_faults, lifeline, random_weights
 
 
 def register() -> None:
-    """Lets vLLM's processes share few cores with others, end at once, and do without known faults.
+    """Lets vLLM's processes share few cores with others, end at once, do without known faults, and
+    make up weights for benchmarks.
 
     Does nothing in a vLLM that is not a worker's.
     """
@@ -21,4 +22,6 @@ def register() -> None:
         compat.let_readers_sleep()
         compat.compile_grammars_after_steps()
         known_faults.plan_for_caches_of_8_bits()
+        if random_weights.are_asked_for():
+            compat.make_up_weights(random_weights.draw)
         end_like_this()

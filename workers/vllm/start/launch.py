@@ -103,7 +103,7 @@ def _configured(
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         from workers.vllm import compat
-        from workers.vllm.start import known_faults
+        from workers.vllm.start import known_faults, random_weights
     except ImportError as error:
         raise ProoflineError(
             f"vLLM cannot be imported ({error}); install it with `make setup` (CPU) or `make"
@@ -132,6 +132,7 @@ def _configured(
     if why_not := known_faults.why_not_on_cpus(engine_args):
         raise _not_startable(options, why_not)
     known_faults.avoid(engine_args)
+    random_weights.ask_for(str(engine_args.load_format))
     if not current_platform.is_cpu():
         compat.enable_custom_ops(engine_args)
         if options.decode_memory_gb and not any(

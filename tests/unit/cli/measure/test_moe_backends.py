@@ -145,7 +145,7 @@ def test_a_backend_that_does_not_start_has_one_line_and_the_others_go_on(capfd: 
 def test_of_dummy_weights_no_backend_is_proposed(capfd: Capture) -> None:
     found = result(capfd, "--dimensions", "qwen3-30b-a3b", *trying("near", "slow"))
     assert found["proposal"] is None
-    assert "distances say nothing of dummy weights" in why_not(found)["near"]
+    assert "made-up ones are not your model's" in why_not(found)["near"]
     assert "it is not clearly faster" in why_not(found)["slow"]
     assert found["tried"][0]["distance"]["mean"] == pytest.approx(0.01, rel=0.1)
 

@@ -1,0 +1,103 @@
+"""Random weights as large as a trained model's, in place of vLLM's dummy ones.
+
+Those lie within 0.001 of zero. In 8 bits nearly all of them are zeros, and packed 4 bits stay what
+the memory held: products of zeros take a GPU less power, so less time, and layers hardly change
+what goes through them, so artifacts tell nothing of how they were computed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+# `off`: --load-format dummy has vLLM's own weights.
+VARIABLE = "PROOFLINE_RANDOM_WEIGHTS"
+_ON = "on"
+# Of weights: what transformers begins a training with.
+SPREAD = 0.02
+# Of what a weight's bits stand for before its scale, drawn evenly in packed formats: root of the
+# mean square.
+_SPREADS = {
+    torch.float8_e4m3fn: 64.0,
+    torch.uint8: math.sqrt(68.5 / 8),  # MXFP4: 0, 0.5, 1, 1.5, 2, 3, 4, 6
+    torch.int8: 74.0,
+    torch.int32: math.sqrt(85 / 4),  # eight of 4 bits: -8 to 7
+}
+_PACKED = ("weight", "weight_packed")
+_E4M3_MOST = 448.0
+_E8M0_BIAS = 127  # of an exponent in eight bits
+_CHUNK = 2**26  # numbers drawn at a time: 256 MB
+
+
+def ask_for(load_format: str) -> None:
+    """Tells vLLM's processes, which this one starts later, to draw such weights for `dummy`."""
+    if load_format == "dummy":
+        os.environ.setdefault(VARIABLE, _ON)
+
+
+def are_asked_for() -> bool:
+    """Whether this process is one of these."""
+    return os.environ.get(VARIABLE) == _ON
+
+
+@torch.no_grad()
+def draw(model: nn.Module) -> None:
+    """Draws all weights: those of a name the same on all ranks, whose shares have one shape."""
+    for path, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        is_norm = "norm" in type(module).__name__.lower()
+        for name, parameter in own.items():
+            if parameter.device.type == "meta" or not parameter.numel():
+                continue
+            if is_norm and name == "weight":
+                parameter.fill_(1.0)
+            elif "scale" in name:
+                _set_scale(parameter.data, _unscaled_spread(name, own))
+            else:
+                seed = zlib.crc32(f"{path}.{name}".encode())
+                _draw_one(name, parameter.data, seed)
+
+
+def _draw_one(name: str, weight: Tensor, seed: int) -> None:
+    generator = torch.Generator(weight.device).manual_seed(seed)
+    if weight.is_floating_point():
+        spread = _SPREADS.get(weight.dtype, SPREAD)
+        most = _E4M3_MOST if weight.dtype in _SPREADS else math.inf
+        for part in _chunks(weight):
+            numbers = torch.empty(part.shape, dtype=torch.float32, device=weight.device)
+            part.copy_(numbers.normal_(0, spread, generator=generator).clamp_(-most, most))
+    elif weight.dtype in _SPREADS and name.endswith(_PACKED):
+        for part in _chunks(weight.view(torch.uint8)):
+            part.random_(0, 256, generator=generator)
+
+
+def _chunks(weight: Tensor) -> Iterator[Tensor]:
+    """The tensor in parts that are drawn at a time; all in one where it lies in pieces."""
+    if not weight.is_contiguous():
+        yield weight
+        return
+    yield from weight.view(-1).split(_CHUNK)
+
+
+def _unscaled_spread(name: str, own: Mapping[str, Tensor]) -> float | None:
+    """The spread of what a scale of this name is for; None: no weights, but activations."""
+    stem = name[: name.index("scale")].rstrip("_")
+    weights = [
+        one
+        for other, one in own.items()
+        if other.startswith(stem) and "scale" not in other and one.dtype in _SPREADS
+    ]
+    return _SPREADS[weights[0].dtype] if weights and "weight" in stem else None
+
+
+def _set_scale(scale: Tensor, spread: float | None) -> None:
+    value = 1.0 if spread is None else SPREAD / spread
+    if scale.element_size() == 1:  # an exponent alone, maybe as bytes
+        scale.view(torch.uint8).fill_(_E8M0_BIAS + round(math.log2(value)))
+    else:
+        scale.fill_(value)
