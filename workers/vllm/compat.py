@@ -472,11 +472,12 @@ def make_up_weights(draw: Callable[[nn.Module], None]) -> None:
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
-    @register_model_loader("dummy")
     class MadeUp(DummyModelLoader):
         def load_weights(self, model: nn.Module, model_config: Any) -> None:
             super().load_weights(model, model_config)
             draw(model)
+
+    register_model_loader("dummy")(MadeUp)
 
 
 def step_logger(count: Callable[[], None]) -> Any:
