@@ -147,10 +147,9 @@ class Plan:
     """The rows of a file, or those named, and what is changed there later."""
 
     def __init__(self, file: Path, names: Sequence[str]) -> None:
-        self._file = file
-        self._read_at = file.stat().st_mtime_ns if file.exists() else 0
         self.waiting = rows_of(file, names)
         self._known = {row.name for row in rows_of(file, [])}
+        self._file, self._read_at = file, file.stat().st_mtime_ns
 
     def read_again(self, running: Sequence[Job]) -> str:
         """Takes over what was changed; says why not, or nothing."""
