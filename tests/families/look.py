@@ -46,8 +46,12 @@ FLOAT32_MOST, BFLOAT16_MEAN, MOST_OF_THEM = 0.003, 0.05, 0.75
 _OPINIONS = range(20)
 # Of wrappers: no other tower is wanted here, and none has a processor.
 _TEXT_ONLY = ("--language-model-only",)
-# Several engines share a GPU: each says what it takes, as none can tell from what is free.
-SHARED_GPU = ("--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2**30))
+# Several engines share a GPU: each says what it takes, as none can tell from what is free. Tuning
+# FlashInfer runs sixteen sizes, for each of which DeepGEMM compiles kernels.
+SHARED_GPU = (
+    "--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2**30),
+    "--no-enable-flashinfer-autotune",
+)  # fmt: skip
 KEPT_GB = 0.25
 # DeepSeek-V4's first start compiles kernels for two minutes and more.
 START_S = 400
