@@ -21,6 +21,10 @@ _NCCL_MEMORY = "VLLM_USE_NCCL_SYMM_MEM"
 # What torch's allocator is told, by releases.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
+# FlashInfer's plan for sparse attention on Hopper, one for all batches of an engine: a step's
+# metadata is made by planning it, into tensors that stay where they are.
+_PLANNED_ANEW = "_SM90State"
+
 Replay = Callable[[], Any]
 """Runs recorded work; the tensors that it gives stay as they are until the next call."""
 
@@ -143,11 +147,13 @@ def refill(kept: Any, new: Any) -> None:
 
 
 def _is_made_anew(kept: Any, new: Any) -> bool:
-    """Whether the recorded work itself fills what is empty in `new`: FlashMLA's plan does, and a
-    dictionary for layers that these leave empty.
+    """Whether what recorded work reads is ready: made with `new`, or by the work itself, which
+    fills FlashMLA's plan where it is empty. Layers leave a dictionary for them empty.
     """
     if isinstance(kept, dict):
         return not kept and not new
+    if type(kept).__name__ == _PLANNED_ANEW:
+        return kept is new
     return bool(getattr(kept, "have_initialized", False)) and not new.have_initialized
 
 

@@ -108,6 +108,15 @@ def test_a_plan_that_comes_with_the_metadata_is_filled_in() -> None:
     assert kept.wrapper.splits.tolist() == [4]
 
 
+def test_a_plan_of_the_engine_is_ready_with_the_metadata_while_it_is_the_same() -> None:
+    """FlashInfer's for sparse attention on Hopper, of which each engine has one."""
+    plan = type("_SM90State", (), {})
+    kept = plan()
+    refill(kept, kept)
+    with pytest.raises(NotReplayableError, match="may hide tensors"):
+        refill(kept, plan())
+
+
 def test_what_layers_have_left_in_a_dictionary_may_hide_tensors() -> None:
     refill(Metadata(torch.tensor([1]), wrapper={}), Metadata(torch.tensor([1]), wrapper={}))
     with pytest.raises(NotReplayableError):
