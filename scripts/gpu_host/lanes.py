@@ -10,8 +10,8 @@ is changed in the file meanwhile counts: a new row is run too, one that is gone 
 ends at its new limit. `show` copies all logs to the folder $OUT. Wants Python 3.12 alone.
 
 A row has a `name`, a `command` for bash, and `limit_s`, after which it is ended. It may have `gpus`
-(how many, 1 by default; 0.5: half of one), a `release` of vLLM (waits until all its pieces are in
-~/up, and unpacks them), and `env`, further environment.
+(how many, 1 by default; 0.5: half of one; 0: beside any other), a `release` of vLLM (waits until
+all its pieces are in ~/up, and unpacks them), and `env`, further environment.
 """
 
 import argparse

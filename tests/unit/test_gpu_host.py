@@ -162,6 +162,11 @@ def test_a_row_waits_for_its_release_and_ends_at_its_limit_with_all_its_processe
     assert waits.is_ready(tmp_path)
 
 
+def test_a_row_that_wants_no_gpu_runs_beside_one_that_has_all() -> None:
+    assert lanes.part_of(0, {0: 0.0}) == {0: 0.0}
+    assert lanes.part_of(0.5, {0: 0.0}) is None
+
+
 def test_what_is_changed_in_the_file_while_rows_run_counts(tmp_path: Path) -> None:
     """The first row takes a word out of the file, adds a row, and is then gone itself."""
     file, changed = tmp_path / "rows.toml", tmp_path / "changed.toml"
@@ -199,7 +204,7 @@ def test_what_a_gpu_host_is_to_run_exists(row: lanes.Row) -> None:
         app = typer.Typer()
         app.command()(importlib.import_module(module).main)
         typer.main.get_command(app).make_context(module, words)
-    elif module.startswith("tests."):
+    elif module.startswith(("tests.", "scripts.")):
         source = Path(*module.split(".")).with_suffix(".py").read_text()
         assert all(f'"{word}"' in source for word in words if word.startswith("--"))
     else:
