@@ -6,9 +6,11 @@ export PATH := $(PATH):$(CURDIR)/$(BIN)
 # What is not written would be compiled again by each of some hundred processes of a test run.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What depends on vLLM's release: the proofs' numbers, KV isolation, and its OpenAI server; of decode proofs one engine.
+# What depends on vLLM's release: what is gone around and made up there, the proofs' numbers, KV isolation, and its OpenAI server; of
+# decode proofs one engine.
 MATRIX ?= 0.28 0.30 0.32
-MATRIX_TESTS := tests/integration/engines/test_vllm_engine.py tests/integration/engines/test_kv_isolation.py \
+MATRIX_TESTS := tests/unit/workers/vllm/start/test_known_faults.py tests/unit/workers/vllm/start/test_random_weights.py \
+	tests/integration/engines/test_vllm_engine.py tests/integration/engines/test_kv_isolation.py \
 	tests/integration/chat/test_chat.py::TestOpenAiClient
 
 # One process more than small machines have cores: a third of the time most tests wait. Each needs up to 4 GiB of memory.
