@@ -11,6 +11,7 @@ there: one process, one engine. Large dimensions need a GPU.
 """
 
 import json
+import random
 import statistics
 import time
 import uuid
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
@@ -138,7 +139,8 @@ def best_of(
         for on in ways:
             use_graphs(engine, on)
             chains(engine, seq_len, min(max_tokens, WARM_STEPS), n, "warm-up")
-        generate(engine, seq_len, min(max_tokens, WARM_STEPS), n)
+        prompts = random_prompts(engine, seq_len, n)
+        generate(engine, prompts, min(max_tokens, WARM_STEPS))
         took: dict[str, list[float]] = {}
         grown: dict[str, int] = {}
         for index in range(repeat):
@@ -151,10 +153,9 @@ def best_of(
                 grown[_said(on)] = max(mib(), grown.get(_said(on), 0))
                 took.setdefault(_said(on), []).append(seconds)
                 _tell(n, steps=_said(on), seconds=seconds)
-            took.setdefault("own", []).append(
-                timed(partial(generate, engine, seq_len, max_tokens, n))
-            )
-            _tell(n, steps="vLLM's own", seconds=took["own"][-1])
+            own = generate(engine, prompts, max_tokens)
+            took.setdefault("own", []).append(own.seconds)
+            _tell(n, steps="vLLM's own", **own._asdict())
         tokens, own_s = n * (seq_len + max_tokens), statistics.median(took.pop("own"))
         for way, seconds_of in took.items():
             proof_s = statistics.median(seconds_of)
@@ -215,8 +216,17 @@ def spec_of(seq_len: int, max_tokens: int, block_hash: str, **options: Any) -> P
     )
 
 
-def generate(engine: Any, seq_len: int, max_tokens: int, n: int) -> None:
-    """Runs vLLM's own loop on as many unseen prompts at once, greedy, to the last token."""
+class Generation(NamedTuple):
+    """A run of vLLM's own loop."""
+
+    seconds: float
+    # Of the tokens of a step, on average: sequences that have the same one choose the same experts,
+    # whose weights are read once then.
+    differing_tokens: float
+
+
+def generate(engine: Any, prompts: list[list[int]], max_tokens: int) -> Generation:
+    """Runs vLLM's own loop on all prompts at once, greedy, to the last token, none from a cache."""
     import asyncio
 
     from vllm import SamplingParams
@@ -225,21 +235,29 @@ def generate(engine: Any, seq_len: int, max_tokens: int, n: int) -> None:
         temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
     )
 
-    async def one(index: int) -> int:
-        prompt = {
-            "prompt_token_ids": [(index * 31 + place * 7) % 50 + 10 for place in range(seq_len)],
-            "cache_salt": uuid.uuid4().hex,
-        }
+    async def one(token_ids: list[int]) -> list[int]:
+        prompt = {"prompt_token_ids": token_ids, "cache_salt": uuid.uuid4().hex}
         last = [
             output async for output in engine._llm.generate(prompt, sampling, uuid.uuid4().hex)
         ][-1]
-        return len(last.outputs[0].token_ids)
+        return list(last.outputs[0].token_ids)
 
-    async def every() -> list[int]:
-        return await asyncio.gather(*map(one, range(n)))
+    async def every() -> list[list[int]]:
+        return await asyncio.gather(*map(one, prompts))
 
-    counts = engine._await(every(), 600)
-    assert counts == [max_tokens] * n, counts
+    began = time.perf_counter()
+    found = engine._await(every(), 600)
+    took_s = time.perf_counter() - began
+    steps = [set(tokens) for tokens in zip(*found, strict=True)]
+    assert len(steps) == max_tokens, len(steps)
+    return Generation(took_s, statistics.mean(map(len, steps)))
+
+
+def random_prompts(engine: Any, seq_len: int, n: int) -> list[list[int]]:
+    """Prompts of random tokens: sequences differ, as those of different users do."""
+    vocabulary = range(engine._llm.model_config.get_vocab_size())
+    drawn = random.Random(n)
+    return [drawn.choices(vocabulary, k=seq_len) for _ in range(n)]
 
 
 def validation(

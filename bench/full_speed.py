@@ -186,6 +186,7 @@ def tell_chains(stack: OpenStack, seq_len: int, max_tokens: int, n: int) -> None
         "own_seconds": found.own_seconds,
         "nonces_per_min": round(60 * n / ours, 1),
         "over_own": round(own / ours, 3),
+        "differing_tokens": found.differing_tokens,
         "without_graphs": found.why_no_graphs,
     }
     console.print(json.dumps(told), highlight=False, soft_wrap=True)

@@ -52,6 +52,7 @@ class Chains(NamedTuple):
 
     seconds: list[float]
     own_seconds: list[float]
+    differing_tokens: float  # of a step of vLLM's own
     why_no_graphs: str  # empty: steps are recorded
 
 
@@ -151,7 +152,9 @@ class _Access:
         assert self.engine is not None
         return time_parts(self.engine.profile(spec, range(n)), n, LONGEST)
 
-    def chains(self, seq_len: int, max_tokens: int, n: int) -> tuple[list[float], list[float], str]:
+    def chains(
+        self, seq_len: int, max_tokens: int, n: int
+    ) -> tuple[list[float], list[float], float, str]:
         """See Chains, which is another class there: this module is its process's main one."""
         engine: Any = self.engine
         room = CONTRACT.max_batch(bench.spec_of(seq_len, max_tokens, ""), engine.info)
@@ -159,14 +162,19 @@ class _Access:
             raise OpenWorkerError(f"{n} nonces have no room ({room} have); see --decode-memory-gb.")
         engine.use_graphs(True)
         bench.chains(engine, seq_len, bench.WARM_STEPS, n, "warm-up")
-        bench.generate(engine, seq_len, bench.WARM_STEPS, n)
+        prompts = bench.random_prompts(engine, seq_len, n)
+        bench.generate(engine, prompts, bench.WARM_STEPS)
         seconds, own = [], []
-        own_loop = partial(bench.generate, engine, seq_len, max_tokens, n)
         for index in range(CHAIN_TURNS):
             ours = partial(bench.chains, engine, seq_len, max_tokens, n, f"turn-{index}")
             seconds.append(bench.timed(ours))
-            own.append(bench.timed(own_loop))
-        return seconds, own, engine.use_graphs(True)["why_not"]
+            own.append(bench.generate(engine, prompts, max_tokens))
+        return (
+            seconds,
+            [one.seconds for one in own],
+            own[-1].differing_tokens,
+            engine.use_graphs(True)["why_not"],
+        )
 
     def serve_chat(self, max_step_ms: float) -> int | None:
         assert self.engine is not None
