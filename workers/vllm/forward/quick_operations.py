@@ -362,7 +362,7 @@ class SharedRouter:
             own = self._own(x, weight, *rest)
             self._is_right[key] = compat.do_all_tensor_ranks(torch.equal(own, logits))
             if not self._is_right[key]:
-                logger.warning("routing by shares of the rows gives other bits: not done")
+                logger.warning("routing %d rows by shares gives other bits: not done", len(x))
                 return cast(Tensor, own)
         return logits
 
