@@ -252,12 +252,17 @@ def virtual_stage(owner: nn.Module | None, layers: range, n_layers: int) -> Iter
         yield
         return
     real, bounds = parallel_state._PP, (owner.start_layer, owner.end_layer)
+    active: Any = getattr(owner, "_active_layers", None)
     parallel_state._PP = _StageView(real, layers.start == 0, layers.stop == n_layers)
     owner.start_layer, owner.end_layer = layers.start, layers.stop  # type: ignore[assignment]
+    if active is not None:  # GLM-5.3-Flash's model chose them once and for all
+        owner._active_layers = owner.layers[layers.start : layers.stop]  # type: ignore[index]
     try:
         yield
     finally:
         owner.start_layer, owner.end_layer = bounds
+        if active is not None:
+            owner._active_layers = active
         parallel_state._PP = real
 
 

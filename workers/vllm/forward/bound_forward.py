@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from poc_core.schemes.base import LayerTransform
 from workers.vllm import compat
 from workers.vllm.chains.seeded_gates import FirstExperts, Gates
+from workers.vllm.forward.handed_on import handed_on, with_all
 from workers.vllm.forward.layout import Layout
 from workers.vllm.forward.quick_block_experts import QuickBlockExperts
 from workers.vllm.forward.quick_experts import QuickExperts
@@ -38,6 +39,7 @@ class BoundForward:
         self._model = model
         self._config = config
         self._layers = layers
+        self._own = compat.own_layers(layers)
         self._owner = owner
         self._gates = gates
         self._late_norm = compat.norm_left_to_logits(model)
@@ -61,10 +63,13 @@ class BoundForward:
         inputs_embeds (tokens, hidden) where `layers` begin with the first one, else
         intermediate_tensors, what the layer before them gave.
         """
+        before = given.get("intermediate_tensors")
+        state = {} if before is None else before.tensors
         with (
             caches,
             transformed(self._layers, layers, transform, watch),
             self._gates.seeded(layers, experts),
+            handed_on(self._layers, layers, self._own, state) as kept,
             compat.virtual_stage(self._owner, layers, len(self._layers)),
             compat.forward_context(metadata, self._config, layout.n_tokens, layout.slot_mapping),
             compat.fused_kernels(),
@@ -72,6 +77,8 @@ class BoundForward:
         ):
             absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
             output = self._model(positions=layout.positions, **absent | given)
+            if kept:
+                return compat.intermediate(with_all(output.tensors, kept))
             if self._late_norm is None or layers.stop < len(self._layers):
                 return output
             return self._late_norm(compat.final_hidden_states(output))

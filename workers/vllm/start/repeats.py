@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 from pydantic import JsonValue
@@ -31,13 +32,22 @@ def as_near_as_repeats(
     spec: ProofSpec,
     nonces: Sequence[int],
     expected: list[JsonValue],
-    seen: list[JsonValue],
+    compute: Callable[[], list[JsonValue] | None],
 ) -> bool:
-    """Whether artifacts are as expected: bit for bit, or as near as the engine's own repeats."""
-    if seen == expected:
+    """Whether another way of computing gives the engine's artifacts: bit for bit, or as near as the
+    engine's own repeats.
+
+    `expected`: what the engine gave; `compute`: the other way, None where it is none. Noise may hit
+    one run in five, so both are tried a few times: the same bits once are enough.
+    """
+    seen = compute()
+    if seen is None or seen == expected:
+        return seen is not None
+    own = [expected, *(compute_all(engine, spec, nonces) for _ in range(_REPEATS))]
+    if any(one in own for one in chain([seen], (compute() for _ in range(_REPEATS)))):
         return True
     k_dim = ArtifactOptions.of(spec).k_dim
-    again = max(_apart(compute_all(engine, spec, nonces), expected, k_dim) for _ in range(_REPEATS))
+    again = max(_apart(one, expected, k_dim) for one in own)
     apart = _apart(seen, expected, k_dim)
     if again:
         logger.info(

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import JsonValue
@@ -146,19 +147,20 @@ def check_isolation(engine: VllmEngine) -> None:
 
 
 def check_slices(engine: Engine) -> None:
-    """Runs a small micro-batch whole and layer by layer: a bit that differs ends slicing.
+    """Runs a small micro-batch whole and layer by layer: a bit that differs each time ends slicing.
 
     Where whole ones differ too, the limit is how far those lie apart.
     """
     spec = _spec(min(_SHORT, engine.info.max_seq_len, engine.info.max_batch_tokens))
     nonces = range(engine.info.max_batch(spec.seq_len))[:2]
     whole = compute_all(engine, spec, nonces)
-    sliced = _layer_by_layer(engine, spec, nonces) if engine.sliceable else None
-    if sliced is None or not as_near_as_repeats(engine, spec, nonces, whole, sliced):
+    sliced = partial(_layer_by_layer, engine, spec, nonces)
+    if not engine.sliceable or not as_near_as_repeats(engine, spec, nonces, whole, sliced):
         engine.sliceable = False
         logger.warning(
             "the layers of %s cannot be run one by one: chat waits for whole micro-batches of"
-            " proofs",
+            " proofs. POC_MAX_STEP_MS keeps these short, which makes proofs several times slower:"
+            " raise it where chat may wait longer",
             engine.info.name,
         )
 
