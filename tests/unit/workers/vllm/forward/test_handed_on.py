@@ -29,8 +29,10 @@ class Connected(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(index)
         self.weight = torch.randn(HIDDEN, HIDDEN, generator=generator)
+        self.n_runs = 0
 
     def step(self, x: Tensor, residual: Any, post: Any, comb: Any) -> tuple[Tensor, ...]:
+        self.n_runs += 1
         if post is None:
             residual = x if x.dim() == 3 else x[:, None].repeat(1, STREAMS, 1)
         else:
@@ -131,6 +133,7 @@ def test_cut_layers_give_the_bits_of_whole_ones(model: Model, cuts: tuple[int, .
     whole = parts(model, ())
     assert torch.equal(parts(model, cuts), whole)
     assert torch.equal(parts(model, ()), whole)
+    assert [layer.n_runs for layer in model.layers] == [3] * N_LAYERS, "no part runs another's"
 
 
 def test_what_a_stage_sends_to_another_rank_is_vllms_own(model: Model) -> None:
