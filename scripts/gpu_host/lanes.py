@@ -6,8 +6,9 @@
 
 A host that is lent by the minute is kept busy so: the first rows run while the packages of the next
 release are copied. Rows begin in their order; one that has to wait holds up those behind it. What
-is changed in the file meanwhile counts: a new row is run too, one that is gone is ended, and each
-ends at its new limit. `show` copies all logs to the folder $OUT. Wants Python 3.12 alone.
+is changed in the file meanwhile counts: a new row is run too, in its place, one that is gone is
+ended, and each ends at its new limit. `show` copies all logs to the folder $OUT. Wants Python 3.12
+alone.
 
 A row has a `name`, a `command` for bash, and `limit_s`, after which it is ended. It may have `gpus`
 (how many, 1 by default; 0.5: half of one; 0: beside any other), a `release` of vLLM (waits until
@@ -160,8 +161,10 @@ class Plan:
             now = {row.name: row for row in rows_of(self._file, [])}
         except SystemExit as error:
             return str(error)
-        self.waiting = [now[row.name] for row in self.waiting if row.name in now]
-        self.waiting += [row for name, row in now.items() if name not in self._known]
+        waiting = {row.name for row in self.waiting}
+        self.waiting = [
+            row for name, row in now.items() if name in waiting or name not in self._known
+        ]
         self._known |= now.keys()
         for job in running:
             job.row = now.get(job.row.name, job.row._replace(limit_s=0))

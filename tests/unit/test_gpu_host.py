@@ -168,21 +168,24 @@ def test_a_row_that_wants_no_gpu_runs_beside_one_that_has_all() -> None:
 
 
 def test_what_is_changed_in_the_file_while_rows_run_counts(tmp_path: Path) -> None:
-    """The first row takes a word out of the file, adds a row, and is then gone itself."""
+    """The first row takes one out of the file, puts another one before the last, and is then gone
+    itself."""
     file, changed = tmp_path / "rows.toml", tmp_path / "changed.toml"
+    last = f"[[row]]\nname = 'last'\nlimit_s = 60\ncommand = 'ls {tmp_path}'\n"
     late = f"[[row]]\nname = 'late'\nlimit_s = 60\ncommand = 'touch {tmp_path}/late'\n"
     change = f"echo broken > {file}; sleep 1; cp {changed} {file}; sleep 600"
     plan = rows(
         tmp_path,
         f"name = 'first'\nlimit_s = 600\ncommand = '{change}'",
         f"name = 'dropped'\nlimit_s = 60\ncommand = 'touch {tmp_path}/dropped'",
+        last.removeprefix("[[row]]\n"),
     )
-    changed.write_text(late)
+    changed.write_text(late + last)
     lanes.run(plan, 1, tmp_path, tmp_path / "logs")
     told = (tmp_path / "logs" / "lanes.txt").read_text()
     assert "first: CUT after" in told
     assert f"{file}: " in told, "what was broken for a second"
-    assert (tmp_path / "late").exists()
+    assert "late" in (tmp_path / "logs" / "last.log").read_text().split()
     assert not (tmp_path / "dropped").exists()
 
 

@@ -95,6 +95,11 @@ def operation(name: str) -> Any | None:
     return getattr(getattr(torch.ops, namespace), own, None)
 
 
+def argument_names(operation: Any) -> list[str]:
+    """What one of vLLM's operations calls its arguments, in their order."""
+    return [one.name for one in operation.default._schema.arguments]
+
+
 @contextmanager
 def in_place_of_operations(others: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Within: what vLLM's Python calls under these names. Recorded and compiled code calls its

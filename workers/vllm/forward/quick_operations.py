@@ -16,6 +16,7 @@ from torch import Tensor
 
 from poc_core import fused
 from workers.vllm import compat, unseen
+from workers.vllm.forward.ordered_rows import MARLIN, OrderedRows
 
 logger = logging.getLogger(__name__)
 
@@ -377,6 +378,8 @@ class QuickOperations:
         }
         if router := compat.operation(ROUTER):
             self._stand_ins[ROUTER] = SharedRouter(router)
+        if unseen.is_on() and (products := compat.operation(MARLIN)):
+            self._stand_ins[MARLIN] = OrderedRows(products, compat.argument_names(products))
 
     def settle(self, replicated: bool) -> None:
         """Whether layers' outputs are the same on all tensor-parallel ranks."""

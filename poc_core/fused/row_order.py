@@ -1,0 +1,66 @@
+"""Puts the rows of each expert in order. vLLM's operation that groups them leaves them as its
+threads arrive, and products that are cut along their depth add otherwise from block to block: so
+the bits of Marlin's products differ from run to run (vllm-project/vllm#52525).
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Rows of the same expert that a program compares its own with at a time.
+_OTHERS = 128
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_blocks"])
+def _order_kernel(
+    rows, experts, n_used, ordered, n_rows, n_blocks,
+    BLOCK: tl.constexpr, LANES: tl.constexpr, OTHERS: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    lane = tl.arange(0, LANES)
+    place = block * BLOCK + lane
+    inside = (lane < BLOCK) & (place < n_rows)
+    row = tl.load(rows + place, inside, other=0)
+    n_used_blocks = tl.load(n_used) // BLOCK
+    if block < n_used_blocks:
+        expert = tl.load(experts + block)
+        first = block
+        neighbour = tl.load(experts + tl.maximum(first - 1, 0))
+        while (first > 0) & (neighbour == expert):
+            first -= 1
+            neighbour = tl.load(experts + tl.maximum(first - 1, 0))
+        last = block + 1
+        neighbour = tl.load(experts + tl.minimum(last, n_blocks - 1))
+        while (last < n_used_blocks) & (neighbour == expert):
+            last += 1
+            neighbour = tl.load(experts + tl.minimum(last, n_blocks - 1))
+        n_before = tl.zeros([LANES], dtype=tl.int32)
+        for begin in range(first * BLOCK, last * BLOCK, OTHERS):
+            at = begin + tl.arange(0, OTHERS)
+            other = tl.load(rows + at, at < last * BLOCK, other=2147483647)
+            is_before = other[None, :] < row[:, None]
+            # Blocks are filled up with rows that do not exist, all of one number.
+            is_before |= (other[None, :] == row[:, None]) & (at[None, :] < place[:, None])
+            n_before += tl.sum(is_before.to(tl.int32), axis=1)
+        place = first * BLOCK + n_before
+    tl.store(ordered + place, row, inside)
+
+
+def in_order(rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
+    """Rows by expert, in whole blocks, each expert's from the smallest to the largest.
+
+    `rows`: (places,) int32; `experts`: of each block, (blocks,) int32, an expert's one behind the
+    other; `n_used`: how many places count, (1,) int32, a multiple of `block`. The others stay.
+    """
+    ordered = torch.empty_like(rows)
+    n_blocks = triton.cdiv(len(rows), block)
+    _order_kernel[(n_blocks,)](
+        rows, experts, n_used, ordered, len(rows), min(n_blocks, len(experts)),
+        BLOCK=block, LANES=triton.next_power_of_2(block), OTHERS=_OTHERS, num_warps=4,
+    )  # fmt: skip
+    return ordered

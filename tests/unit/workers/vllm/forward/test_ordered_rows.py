@@ -1,0 +1,80 @@
+"""Marlin's products of rows that are put in order first."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from poc_core import fused
+from workers.vllm.forward.ordered_rows import OrderedRows
+
+# As the operation's schemas of vLLM 0.25.1 and 0.30 call them, between others.
+NAMES = ["a", "sorted_token_ids", "expert_ids", "num_tokens_past_padded", "w", "moe_block_size"]
+X, EXPERTS, N_USED = torch.ones(3, 2), torch.zeros(1), torch.tensor([4])
+
+
+class Products:
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.default = "of vLLM's"
+
+    def __call__(self, *args: Any, **named: Any) -> str:
+        self.calls.append(args)
+        return "products"
+
+
+@pytest.fixture
+def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The rows that were put in order, on what passes for a GPU."""
+    found: list[Tensor] = []
+
+    def in_order(rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
+        assert (experts, n_used, block) == (EXPERTS, N_USED, 4)
+        found.append(rows)
+        return rows.sort().values
+
+    monkeypatch.setitem(sys.modules, "poc_core.fused.row_order", SimpleNamespace(in_order=in_order))
+    monkeypatch.setattr(fused, "is_on", lambda device: True)
+    return found
+
+
+def call(products: OrderedRows, rows: Tensor) -> str:
+    return str(products(X, rows, EXPERTS, N_USED, "w", 4))
+
+
+def test_both_products_of_a_layer_get_its_rows_in_order(ordered: list[Tensor]) -> None:
+    own = Products()
+    products = OrderedRows(own, NAMES)
+    first, second = torch.tensor([2, 0, 1, 3]), torch.tensor([3, 2, 1, 0])
+    assert [call(products, rows) for rows in (first, first, second)] == ["products"] * 3
+    assert [args[1].tolist() for args in own.calls] == [[0, 1, 2, 3]] * 3
+    assert all((args[0], *args[2:]) == (X, EXPERTS, N_USED, "w", 4) for args in own.calls)
+    assert [rows.tolist() for rows in ordered] == [first.tolist(), second.tolist()]
+    assert products.default == "of vLLM's"
+
+
+def test_rows_where_others_lay_are_put_in_order_too(ordered: list[Tensor]) -> None:
+    """Memory is used again: what counts is the tensor."""
+    products = OrderedRows(Products(), NAMES)
+    memory = torch.tensor([1, 0, 3, 2])
+    for _ in range(2):
+        call(products, memory.view(-1))
+    assert len(ordered) == 2
+
+
+def test_what_it_does_not_know_is_vllms_own_affair(ordered: list[Tensor]) -> None:
+    own = Products()
+    assert OrderedRows(own, NAMES)(X, EXPERTS) == "products"
+    assert own.calls == [(X, EXPERTS)]
+    assert not ordered
+    with pytest.raises(ValueError, match="moe_block_size"):
+        OrderedRows(own, NAMES[:-1])
+
+
+def test_a_cpu_keeps_its_order() -> None:
+    own, rows = Products(), torch.tensor([1, 0])
+    call(OrderedRows(own, NAMES), rows)
+    assert own.calls[0][1] is rows
