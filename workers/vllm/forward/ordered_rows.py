@@ -1,4 +1,4 @@
-"""Marlin's experts (4 bits: DeepSeek-V4, Kimi-K2, GPT-OSS) with the same bits each time: their rows
+"""Marlin's experts (4 bits, as DeepSeek-V4's and Kimi-K2's) with the same bits each time: their rows
 are put in order first. Chat keeps vLLM's own order.
 """
 
