@@ -1,5 +1,5 @@
-"""Marlin's experts (4 bits, as DeepSeek-V4's and Kimi-K2's) with the same bits each time: their rows
-are put in order first. Chat keeps vLLM's own order.
+"""Marlin's experts (4 bits, as DeepSeek-V4's and Kimi-K2's) with the same bits each time: their
+rows are put in order first. Chat keeps vLLM's own order.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ _FEW = 4
 # For the caches: more than most windows and blocks, so that each sequence takes several.
 _SEVERAL_BLOCKS = 160
 _SEQUENCES = 3
+_TRIES = 3
 
 
 # For chains: two blocks, the second one begun by a step, and steps enough to show a state that is
@@ -106,18 +107,24 @@ def _tested(options: EngineOptions, rpc_timeout_s: float) -> VllmEngine:
 def check_isolation(engine: VllmEngine) -> None:
     """Runs a small micro-batch with caches that layers share and one with a cache for each layer.
 
-    Values that differ by a bit end the sharing with this model: also where it gives other bits each
-    time, as nobody can tell then. ProoflineError: proofs touch chat's caches, or cannot be computed
-    with this model at all.
+    Values that differ by a bit each time end the sharing with this model: also where it gives other
+    bits by itself, as nobody can tell then. ProoflineError: proofs touch chat's caches, or cannot
+    be computed with this model at all.
     """
     name = engine.info.name
     spec = _spec(min(_SEVERAL_BLOCKS, engine.info.max_seq_len, engine.info.max_batch_tokens))
     nonces = range(engine.info.max_batch(spec.seq_len))[:_SEQUENCES]
+    shared = list[list[JsonValue]]()
+    private = list[list[JsonValue]]()
     try:
         engine.watch(len(nonces), spec.seq_len)
-        shared = compute_all(engine, spec, nonces)
-        engine.settle(private=True, replicated=True)
-        private = compute_all(engine, spec, nonces)
+        # Noise may hit one run alone, and what an engine computes first may choose its kernels. The
+        # same bits once are enough: a layer that read another's cache would not give them.
+        while not any(values in private for values in shared) and len(shared) < _TRIES:
+            engine.settle(private=False, replicated=True)
+            shared.append(compute_all(engine, spec, nonces))
+            engine.settle(private=True, replicated=True)
+            private.append(compute_all(engine, spec, nonces))
         seen = engine.unwatch()
     except (EngineLostError, EngineMemoryError):
         raise
@@ -128,8 +135,9 @@ def check_isolation(engine: VllmEngine) -> None:
             f"Proofs of {name} write into chat's cache of layer {touched[0]}; compute proofs with"
             " another model."
         )
-    if private != shared:
-        repeats = compute_all(engine, spec, nonces) == private
+    can_share = any(values in private for values in shared)
+    if not can_share:
+        repeats = all(values == private[0] for values in private)
         logger.warning(
             "layers of %s cannot share a cache for proofs: each gets its own, which takes more"
             " memory%s",
@@ -140,10 +148,8 @@ def check_isolation(engine: VllmEngine) -> None:
                 else "; its values differ each time, so whether they could cannot be seen"
             ),
         )
-    engine.info = dataclasses.replace(
-        engine.info, caches="shared" if private == shared else "private"
-    )
-    engine.settle(private != shared, all(rank["replicated"] for rank in seen))
+    engine.info = dataclasses.replace(engine.info, caches="shared" if can_share else "private")
+    engine.settle(not can_share, all(rank["replicated"] for rank in seen))
 
 
 def check_slices(engine: Engine) -> None:

@@ -98,14 +98,28 @@ def test_another_way_that_is_as_the_engines_own_noise_once_is_right() -> None:
     assert as_near_as_repeats(engine, SPEC, [0], [artifact(0.0)], lambda: [artifact(0.1)])
 
 
-@pytest.mark.parametrize(("offs", "wavers"), [([0.0, 0.1, 0.1], False), ([0.0, 0.1, 0.2], True)])
+@pytest.mark.parametrize(
+    ("offs", "wavers"), [([0.0, 0.1], False), ([0.0, 0.1, 0.2, 0.3, 0.4, 0.5], True)]
+)
 def test_why_layers_share_no_cache_is_said(
     offs: Sequence[float], wavers: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Shared, private, private again."""
+    """Shared, private, shared, private and so on."""
     engine: Any = Wavering(offs)
     check_isolation(engine)
     assert engine.info.caches == "private"
     assert engine.settled
     assert "layers of wavering cannot share a cache for proofs: each gets its own" in caplog.text
     assert ("its values differ each time" in caplog.text) is wavers
+
+
+@pytest.mark.parametrize("offs", [[0.0, 0.0], [0.2, 0.0, 0.0, 0.0], [0.2, 0.3, 0.1, 0.0, 0.0, 0.1]])
+def test_layers_share_a_cache_where_both_ways_gave_the_same_bits_once(
+    offs: Sequence[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As GLM-5.3-Flash on an H200, whose first three micro-batches differed, and no later ones."""
+    engine: Any = Wavering(offs)
+    check_isolation(engine)
+    assert engine.info.caches == "shared"
+    assert not engine.settled
+    assert not caplog.text
