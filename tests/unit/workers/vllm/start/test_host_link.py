@@ -7,8 +7,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,6 +21,7 @@ from workers.vllm.start.host_link import Connection, Head, join_head
 
 HOST = "127.0.0.1"
 Joined = tuple[Connection, list[str]]
+T = TypeVar("T")
 
 
 class Group:
@@ -31,7 +32,6 @@ class Group:
         self.exits: queue.Queue[int] = queue.Queue()
         self.heads: list[Head] = []
         self.open: list[Connection] = []
-        self._threads = ThreadPoolExecutor()
 
     def options(self, rank: int, **changes: Any) -> EngineOptions:
         span = HostSpan(n_hosts=self.n_hosts, rank=rank, head_host=HOST, head_port=self.port)
@@ -42,7 +42,7 @@ class Group:
             self.heads.append(Head(self.options(0, **changes)))
             return self.heads[-1]
 
-        return self._threads.submit(make)
+        return in_thread(make)
 
     def follower(self, rank: int, **changes: Any) -> Future[Joined]:
         def join() -> Joined:
@@ -50,7 +50,7 @@ class Group:
             self.open.append(joined[0])
             return joined
 
-        return self._threads.submit(join)
+        return in_thread(join)
 
     def stranger(self, said: bytes) -> bytes:
         """What is answered to whoever says this, up to the end of the connection."""
@@ -65,11 +65,26 @@ class Group:
             head.close()
         for connection in self.open:
             connection.close()
-        self._threads.shutdown()
         # Who misses an end ends its process, which no test may once `os._exit` is itself again.
         for thread in threading.enumerate():
             if thread.name == "host-link":
                 thread.join(30)
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """What the work gives, in a thread that holds up no end: a head that nobody joins waits for
+    ever, as after a test that failed.
+    """
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
 
 
 def listens(port: int) -> bool:
