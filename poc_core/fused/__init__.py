@@ -11,7 +11,7 @@ import os
 
 import torch
 
-# `off` in an engine's environment: the plain expressions, which bench.fused_distance compares with.
+# `off` in an engine's environment: the plain expressions; bench.bits.fused_distance compares.
 SWITCH = "PROOFLINE_FUSED"
 
 

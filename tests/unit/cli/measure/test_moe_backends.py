@@ -10,7 +10,7 @@ import pytest
 from pydantic import JsonValue
 
 import workers.engines
-from bench import fused_distance
+from bench.bits import fused_distance
 from cli.measure.artifact_distance import Distance, distance
 from cli.measure.moe_backends import BATCH, NONCES, cause
 from cli.measure.speed import spec_of

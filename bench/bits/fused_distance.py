@@ -1,10 +1,10 @@
 """How far fused kernels move artifacts from the plain expressions', and other backends of the
 experts' products from the default's, beside what batch size does.
 
-    python -m bench.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b  # on a GPU host
-    python -m bench.fused_distance --dimensions minimax-m2.7 --layers 6 --seq-len 1024
-    python -m bench.fused_distance --dimensions qwen3-30b-a3b --layers 12 --moe-backend triton
-    python -m bench.fused_distance --model tiny-qwen3 --nonces 64  # anywhere; a CPU has no kernels
+    python -m bench.bits.fused_distance --dimensions qwen3-0.6b --dimensions qwen3-8b  # with a GPU
+    python -m bench.bits.fused_distance --dimensions minimax-m2.7 --layers 6 --seq-len 1024
+    python -m bench.bits.fused_distance --dimensions qwen3-30b-a3b --moe-backend triton
+    python -m bench.bits.fused_distance --model tiny-qwen3 --nonces 64  # anywhere; no kernels there
 
 The same weights in several engines, one after the other: with PROOFLINE_FUSED=off, without it, and
 with each --moe-backend. For --dimensions they are random, as large as a trained model's.

@@ -1,8 +1,8 @@
 """How far an engine's artifacts lie from its own: of a second run, and of one cut between layers.
 
-    python -m bench.repeats --model tiny-qwen3 --seq-len 64  # anywhere
-    python -m bench.repeats --dimensions deepseek-v4-flash --layers 8 -- --max-model-len 2048
-    PROOFLINE_UNSEEN=on python -m bench.repeats --dimensions ...  # experts' rows in order
+    python -m bench.bits.repeats --model tiny-qwen3 --seq-len 64  # anywhere
+    python -m bench.bits.repeats --dimensions deepseek-v4-flash --layers 8 -- --max-model-len 2048
+    PROOFLINE_UNSEEN=on python -m bench.bits.repeats --dimensions ...  # experts' rows in order
 
 Most engines give the same bits each time. Sparse attention does not where it chooses tokens, nor do
 Marlin's experts.
