@@ -17,7 +17,7 @@ from rich.table import Table
 from bench.harness import machine
 from bench.harness.engine import engine_of, takes_engine
 from bench.harness.report import console, exit_with, run
-from cli.measure.artifact_distance import Distance, distance
+from cli.measure.artifact_distance import distance
 from cli.measure.speed import spec_of
 from workers.engines.base import Engine
 from workers.engines.options import EngineOptions
@@ -63,19 +63,19 @@ def compared(engine: Engine, seq_len: int, n: int, repeat: int, table: Table) ->
     """Adds the rows of a shape. True: cut micro-batches are as near as whole ones."""
     spec, one_layer = spec_of(seq_len), SlicePlan(0.0, 1)
     first = compute_all(engine, spec, range(n))
-    runs: dict[str, list[Distance]] = {}
+    means = []
     for what, plan in (("whole", None), ("cut after each layer", one_layer)):
         if plan is not None and not engine.sliceable:
             console.print("[yellow]not cut: its layers cannot be run one by one[/]")
             continue
-        found = [compute_all(engine, spec, range(n), plan) for _ in range(repeat)]
-        runs[what] = [distance(spec, one, first) for one in found]
-        mean = max(one.mean for one in runs[what])
-        largest = max(one.largest for one in runs[what])
-        table.add_row(f"{seq_len}", f"{n}", what, f"{mean:.6f}", f"{largest:.6f}")
-        told = {"seq_len": seq_len, "nonces": n, "run": what, "mean": mean, "largest": largest}
-        console.print(json.dumps(told), highlight=False, soft_wrap=True)
-    whole, *cut = (max(one.mean for one in found) for found in runs.values())
+        runs = [compute_all(engine, spec, range(n), plan) for _ in range(repeat)]
+        found = [distance(spec, one, first) for one in runs]
+        means.append(max(one.mean for one in found))
+        largest = max(one.largest for one in found)
+        table.add_row(f"{seq_len}", f"{n}", what, f"{means[-1]:.6f}", f"{largest:.6f}")
+        told = {"seq_len": seq_len, "nonces": n, "run": what, "mean": means[-1]}
+        console.print(json.dumps(told | {"largest": largest}), highlight=False, soft_wrap=True)
+    whole, *cut = means
     return all(one <= MOST * whole for one in cut)
 
 

@@ -77,9 +77,9 @@ class BoundForward:
         ):
             absent = {"input_ids": None, "intermediate_tensors": None, "inputs_embeds": None}
             output = self._model(positions=layout.positions, **absent | given)
-            if kept:
+            if layers.stop < len(self._layers):
                 return compat.intermediate(with_all(output.tensors, kept))
-            if self._late_norm is None or layers.stop < len(self._layers):
+            if self._late_norm is None:
                 return output
             return self._late_norm(compat.final_hidden_states(output))
 

@@ -7,39 +7,26 @@ from torch import Tensor
 from tests.unit.poc_core.arithmetic.interpreted import run_interpreted
 
 
-def grouped(chosen: Tensor, n_experts: int, block: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows by expert in whole blocks, as vLLM's operation gives them but in any order, what they
-    are in order, the blocks' experts, and how many places count.
-    """
-    flat = chosen.flatten()
-    mixed, ordered, experts = [], [], []
-    for expert in range(n_experts):
-        rows = (flat == expert).nonzero().flatten().int()
-        padding = torch.full((-len(rows) % block,), len(flat), dtype=torch.int32)
-        mixed.append(torch.cat([rows[torch.randperm(len(rows))], padding]))
-        ordered.append(torch.cat([rows, padding]))
-        experts += [expert] * (len(mixed[-1]) // block)
-    tail = torch.arange(7, dtype=torch.int32)  # of which nothing is said
-    n_used = sum(map(len, mixed))
-    n_blocks = -(-(n_used + len(tail)) // block)
-    experts += [experts[-1]] * (n_blocks - len(experts))
-    return (
-        torch.cat([*mixed, tail]),
-        torch.cat([*ordered, tail]),
-        torch.tensor(experts, dtype=torch.int32),
-        torch.tensor([n_used], dtype=torch.int32),
-    )
+def mixed(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:
+    """The same rows in any order within each expert's blocks."""
+    of_place = experts[: n_used // block].repeat_interleave(block)
+    order = (of_place + torch.rand(n_used, dtype=torch.float64)).argsort()
+    return torch.cat([rows[:n_used][order], rows[n_used:]])
 
 
 def check(tokens: int, n_experts: int, a_token: int, block: int, device: str = "cpu") -> None:
     from poc_core.fused.row_order import in_order
+    from tests.unit.poc_core.arithmetic.test_experts import rows_of
 
     torch.manual_seed(tokens)
     # Some experts have no rows, the first ones many.
     chosen = (torch.rand(tokens, n_experts) + torch.linspace(1, 0, n_experts)).topk(a_token).indices
-    rows, expected, experts, n_used = (one.to(device) for one in grouped(chosen, n_experts, block))
+    expected, experts, n_used = rows_of(chosen, n_experts, block)
+    experts[-2:] = experts[-3]  # of blocks that do not count, whatever they say
+    rows = mixed(expected, experts, int(n_used), block)
     assert len(rows) < 200 or not torch.equal(rows, expected)
-    assert torch.equal(in_order(rows, experts, n_used, block), expected)
+    found = in_order(rows.to(device), experts.to(device), n_used.to(device), block)
+    assert torch.equal(found.cpu(), expected)
 
 
 CASES = [(1, 8, 2, 8), (40, 8, 2, 8), (300, 6, 3, 16), (300, 6, 3, 48), (200, 40, 6, 64)]
