@@ -2,7 +2,7 @@
 
     python -m bench.bits.repeats --model tiny-qwen3 --seq-len 64  # anywhere
     python -m bench.bits.repeats --dimensions deepseek-v4-flash --layers 8 -- --max-model-len 2048
-    PROOFLINE_UNSEEN=on python -m bench.bits.repeats --dimensions ...  # experts' rows in order
+    PROOFLINE_FUSED=off python -m bench.bits.repeats --dimensions ...  # experts' rows as they come
 
 Most engines give the same bits each time. Sparse attention does not where it chooses tokens, nor do
 Marlin's experts.

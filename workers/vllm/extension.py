@@ -89,18 +89,15 @@ def _said(error: Exception) -> str:
 def _answer(work: Callable[[], Any]) -> dict[str, Any]:
     import torch
 
+    from workers.vllm.shortage import is_of_memory
+
     try:
         return {"value": work()}
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        failed = str(error)
-    except RuntimeError as error:
-        if "not enough memory" not in str(error):  # torch's words on a CPU
+    except Exception as error:
+        if not is_of_memory(error):
             logger.exception("a proof call failed")
             return {"error": _said(error), "kind": "failed"}
         failed = str(error)
-    except Exception as error:
-        logger.exception("a proof call failed")
-        return {"error": _said(error), "kind": "failed"}
     if torch.cuda.is_available():  # only now: the exception held the frames with the tensors
         torch.cuda.empty_cache()
     return {"error": failed.splitlines()[0], "kind": "memory"}

@@ -24,6 +24,7 @@ from workers.vllm.chains.recording import NotReplayableError, Recorder, Replay, 
 from workers.vllm.chains.seeded_gates import Gates
 from workers.vllm.forward.bound_forward import BoundForward
 from workers.vllm.forward.layout import BlockTables, DeviceBatch, Layout
+from workers.vllm.shortage import is_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class StepGraphs:
     def _do_without(self, error: Exception, key: _Key, n_nonces: int) -> None:
         """Ends recording, or that of so many nonces where memory is short and fewer had a graph."""
         self._forward.forget_unfinished()
-        if isinstance(error, torch.OutOfMemoryError) and self.recorded and not self._together:
+        if is_of_memory(error) and self.recorded and not self._together:
             del self._steps[key]
             self._most = n_nonces - 1
             logger.warning("no memory for CUDA graphs of %d nonces a step: %s", n_nonces, error)

@@ -4,13 +4,17 @@ rows are put in order first. Chat keeps vLLM's own order.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from poc_core import fused
+
+logger = logging.getLogger(__name__)
 
 MARLIN = "_moe_C::moe_wna16_marlin_gemm"
 # What its arguments are called, by vLLM's releases alike, at other places.
@@ -23,13 +27,16 @@ _ROWS, _EXPERTS, _N_USED, _BLOCK = (
 
 
 class OrderedRows:
-    """The products, of rows in order. A layer has two of the same rows, ordered once."""
+    """The products, of rows in order. A layer has two of the same rows, ordered once. The kernel is
+    used where the first call of a shape found its rows to be those that sorting gives.
+    """
 
     def __init__(self, own: Any, names: Sequence[str]) -> None:
         """`names`: of the operation's arguments. ValueError: they are others."""
         self._own = own
         self._at = [names.index(name) for name in (_ROWS, _EXPERTS, _N_USED, _BLOCK)]
         self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._is_right: dict[tuple[int, int], bool] = {}  # by how many rows, and those of a block
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -37,10 +44,38 @@ class OrderedRows:
     def __call__(self, *args: Any, **named: Any) -> Any:
         if named or max(self._at) >= len(args) or not fused.is_on(args[0].device):
             return self._own(*args, **named)
-        rows, experts, n_used, block = (args[at] for at in self._at)
+        rows, *rest = (args[at] for at in self._at)
         if self._last is None or self._last[0]() is not rows:
-            from poc_core.fused.row_order import in_order  # here: Triton comes with CUDA
-
-            self._last = weakref.ref(rows), in_order(rows, experts, n_used, block)
+            self._last = weakref.ref(rows), self._ordered(rows, *rest)
         first = self._at[0]
         return self._own(*args[:first], self._last[1], *args[first + 1 :])
+
+    def _ordered(self, rows: Tensor, experts: Tensor, n_used: Tensor, block: int) -> Tensor:
+        """The rows in order; as they are where the kernel cannot be trusted."""
+        from poc_core.fused.row_order import in_order  # here: Triton comes with CUDA
+
+        key = len(rows), block
+        is_right = self._is_right.get(key)
+        if is_right is False:
+            return rows
+        if is_right is None and torch.cuda.is_current_stream_capturing():
+            return rows  # a trial waits for its outcome
+        ordered = in_order(rows, experts, n_used, block)
+        if is_right is None:
+            expected = sorted_rows(rows, experts, int(n_used), block)
+            self._is_right[key] = torch.equal(ordered, expected)
+            if not self._is_right[key]:
+                logger.warning("%d rows of experts are put in another order: not done", len(rows))
+                return rows
+        return ordered
+
+
+def sorted_rows(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:
+    """What `poc_core.fused.row_order.in_order` gives, by torch's sorting: each expert's rows from
+    the smallest to the largest, behind the first `n_used` as they are."""
+    of_block = experts[: n_used // block]
+    is_next = torch.ones_like(of_block, dtype=torch.int64)
+    is_next[1:] = of_block[1:] != of_block[:-1]
+    of_row = is_next.cumsum(0).repeat_interleave(block)
+    order = (of_row * (int(rows.max()) + 1) + rows[:n_used]).argsort()
+    return torch.cat([rows[:n_used][order], rows[n_used:]])

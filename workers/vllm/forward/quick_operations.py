@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat, unseen
+from workers.vllm import compat
 from workers.vllm.forward.ordered_rows import MARLIN, OrderedRows
 
 logger = logging.getLogger(__name__)
@@ -225,11 +225,6 @@ def _writing_kernel(call: Writing) -> None:
     write_(*call[:5], *call[6:])
 
 
-def _is_seen(name: str) -> bool:
-    """Whether a GPU has shown that the kernel gains, or this engine is to show it."""
-    return name != CACHE or unseen.is_on()
-
-
 def _is_ours(x: Tensor, out: Tensor) -> bool:
     return (
         x.element_size() == 2 and out.dtype is torch.float8_e4m3fn and _is_flat(x) and _is_flat(out)
@@ -372,13 +367,13 @@ class QuickOperations:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
-        own = {name: compat.operation(name) for name in OPERATIONS if _is_seen(name)}
+        own = {name: compat.operation(name) for name in OPERATIONS}
         self._stand_ins: dict[str, Any] = {
             name: StandIn(name, one) for name, one in own.items() if one
         }
         if router := compat.operation(ROUTER):
             self._stand_ins[ROUTER] = SharedRouter(router)
-        if unseen.is_on() and (products := compat.operation(MARLIN)):
+        if products := compat.operation(MARLIN):
             self._stand_ins[MARLIN] = OrderedRows(products, compat.argument_names(products))
 
     def settle(self, replicated: bool) -> None:

@@ -40,9 +40,16 @@ def test_a_value() -> None:
             RuntimeError("DefaultCPUAllocator: not enough memory: you tried"),
             "DefaultCPUAllocator: not enough memory",
         ),
+        (
+            RuntimeError(
+                'torch_call_dispatcher( "aten::new_empty", "", stack.data(), ( ((0ULL + 2) << 56)'
+                " API call failed at /opt/venv/torch/csrc/stable/ops.h, line 939"
+            ),
+            'torch_call_dispatcher( "aten::new_empty"',
+        ),
         (MemoryError("no more"), "no more"),
     ],
-    ids=["GPU", "CPU", "numpy"],
+    ids=["GPU", "CPU", "stable interface", "numpy"],
 )
 def test_memory_that_is_short_is_told_apart(error: Exception, said: str) -> None:
     found = answer(fails(error))
@@ -52,12 +59,13 @@ def test_memory_that_is_short_is_told_apart(error: Exception, said: str) -> None
 
 
 def test_other_errors_say_what_they_are(caplog: pytest.LogCaptureFixture) -> None:
-    assert answer(fails(RuntimeError("bad shape"))) == {
-        "error": "RuntimeError: bad shape",
-        "kind": "failed",
-    }
+    for words in ("bad shape", 'torch_call_dispatcher( "aten::sum", "") API call failed'):
+        assert answer(fails(RuntimeError(words))) == {
+            "error": f"RuntimeError: {words}",
+            "kind": "failed",
+        }
     assert answer(fails(KeyError("layer"))) == {"error": "KeyError: 'layer'", "kind": "failed"}
-    assert caplog.messages == ["a proof call failed"] * 2
+    assert caplog.messages == ["a proof call failed"] * 3
 
 
 def test_one_without_words_says_where() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm.forward.ordered_rows import OrderedRows
+from workers.vllm.forward.ordered_rows import OrderedRows, sorted_rows
 
 # As the operation's schemas of vLLM 0.25.1 and 0.30 call them, between others.
 NAMES = ["a", "sorted_token_ids", "expert_ids", "num_tokens_past_padded", "w", "moe_block_size"]
@@ -38,6 +38,7 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
     monkeypatch.setitem(sys.modules, "poc_core.fused.row_order", SimpleNamespace(in_order=in_order))
     monkeypatch.setattr(fused, "is_on", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
 
 
@@ -78,3 +79,42 @@ def test_a_cpu_keeps_its_order() -> None:
     own, rows = Products(), torch.tensor([1, 0])
     call(OrderedRows(own, NAMES), rows)
     assert own.calls[0][1] is rows
+
+
+def test_a_kernel_that_orders_wrongly_is_not_used(
+    ordered: list[Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def twice_the_first(rows: Tensor, *_args: Any) -> Tensor:
+        ordered.append(rows)
+        return torch.tensor([0, 0, 1, 3])
+
+    monkeypatch.setattr(sys.modules["poc_core.fused.row_order"], "in_order", twice_the_first)
+    own = Products()
+    products = OrderedRows(own, NAMES)
+    for _ in range(2):
+        call(products, torch.tensor([2, 0, 1, 3]))
+    assert [args[1].tolist() for args in own.calls] == [[2, 0, 1, 3]] * 2
+    assert len(ordered) == 1
+    assert caplog.messages == ["4 rows of experts are put in another order: not done"]
+
+
+def test_nothing_is_tried_while_a_graph_is_recorded(
+    ordered: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Products()
+    products = OrderedRows(own, NAMES)
+    is_recording = True
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_recording)
+    call(products, torch.tensor([2, 0, 1, 3]))
+    is_recording = False
+    call(products, torch.tensor([2, 0, 1, 3]))
+    is_recording = True
+    call(products, torch.tensor([3, 0, 1, 2]))
+    assert [args[1].tolist() for args in own.calls] == [[2, 0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_sorting_keeps_each_experts_rows_in_its_blocks() -> None:
+    rows = torch.tensor([9, 5, 1, 9, 3, 2, 8, 0, 4, 9, 7, 6, 9, 8], dtype=torch.int32)
+    experts = torch.tensor([0, 0, 4, -1, 2, 2], dtype=torch.int32)
+    expected = [1, 5, 9, 9, 2, 3, 0, 8, 4, 9, 7, 6, 9, 8]
+    assert sorted_rows(rows, experts, 10, 2).tolist() == expected

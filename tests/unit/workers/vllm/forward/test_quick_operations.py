@@ -480,16 +480,3 @@ def test_a_trial_of_writes_has_caches_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert not tried.has_results_of(other)
     assert other.has_results_of(call.of(call.x))
     assert not call.key_cache.any()
-
-
-def test_what_no_gpu_has_shown_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from workers.vllm import compat, unseen
-    from workers.vllm.forward import quick_operations as quick
-
-    def own(*_args: Any) -> None: ...
-
-    with compat.in_place_of_operations({quick.CACHE: own}):
-        for switch, is_in_place in (("off", False), ("on", True)):
-            monkeypatch.setenv(unseen.SWITCH, switch)
-            with quick.QuickOperations().bound():
-                assert (compat.operation(quick.CACHE) is not own) == is_in_place
