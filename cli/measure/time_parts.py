@@ -26,6 +26,7 @@ _NAMES: Sequence[tuple[str, "re.Pattern[str]"]] = [
     for part, pattern in (
         (REFLECTIONS, r"_reflect_kernel"),
         (INPUTS, r"_normal_kernel"),
+        (NORMS, r"mhc_pre_"),  # one of which broadcasts
         (
             COMMUNICATION,
             r"nccl|gloo|c10d::|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast_|cross_device|multimem|shm_",

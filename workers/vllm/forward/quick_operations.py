@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat
+from workers.vllm import compat, unseen
 from workers.vllm.forward.ordered_rows import MARLIN, OrderedRows
 
 logger = logging.getLogger(__name__)
@@ -132,13 +132,55 @@ class Writing(NamedTuple):
         return all(torch.equal(*(one.view(torch.uint8) for one in pair)) for pair in caches)
 
 
+class Unrotated(NamedTuple):
+    """Outputs of attention, turned back: (groups, tokens, columns) and scales."""
+
+    out: Tensor
+    scales: Tensor
+
+    def has_results_of(self, other: Unrotated) -> bool:
+        """Whether both have the same bits."""
+        bits, others = (one.out.view(torch.uint8) for one in (self, other))
+        return torch.equal(bits, others) and torch.equal(self.scales, other.scales)
+
+
+class Unrotation(NamedTuple):
+    """A call that turns outputs of attention (tokens, heads, head) back and quantises them."""
+
+    x: Tensor
+    positions: Tensor
+    angles: Tensor
+    heads: int  # of a group
+    rest: tuple[Any, ...]  # of the operation: what of a head is turned, and of a scale
+    # Tokens up to a multiple of four, tokens, groups, a group's columns and scales.
+    sizes: tuple[int, ...]
+
+    def of(self, x: Tensor) -> Unrotation:
+        """The same call for other rows (n, heads, head), of all positions."""
+        n = len(x)
+        positions = torch.arange(n, device=x.device, dtype=self.positions.dtype)
+        positions = positions * 97 % len(self.angles)
+        return self._replace(x=x, positions=positions, sizes=(-(-n // 4) * 4, n, *self.sizes[2:]))
+
+    @property
+    def key(self) -> Any:
+        """What another call shares for which the same trial holds."""
+        return self.x.shape[1:], self.x.dtype, self.angles.shape, self.heads, self.rest
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Of the operation."""
+        return *self[:4], *self.rest, *self.sizes
+
+
 class Operation(NamedTuple):
     """An operation of vLLM's and the kernel in its place."""
 
-    # Its arguments, as Call, Rotation or Writing; None: the kernel does not take them.
+    # Its arguments, as Call, Rotation, Writing or Unrotation; None: the kernel does not take them.
     read: Callable[..., Any]
+    # Both write into what they are given, or return their results.
     own: Callable[[Any, Any], Any]  # calls the operation
-    kernel: Callable[[Any], None]
+    kernel: Callable[[Any], Any]
 
 
 def _read_silu(out: Tensor, x: Tensor, scales: Tensor, group: int, *rest: Any) -> Call | None:
@@ -225,6 +267,45 @@ def _writing_kernel(call: Writing) -> None:
     write_(*call[:5], *call[6:])
 
 
+def _read_unrotation(
+    x: Tensor, positions: Tensor, angles: Tensor, heads: int, *rest: Any
+) -> Unrotation | None:
+    if x.dim() != 3 or len(rest) < 11:
+        return None
+    of_numbers, sizes, more = rest[:6], rest[6:11], rest[11:]
+    n, n_heads, head = x.shape
+    turned = angles.shape[-1]
+    # Columns before those that are turned: of a head, or, in 0.25, of its last group.
+    is_known = of_numbers[2] in {head - turned, (head - turned) % 128}
+    # Columns of a scale, scales of a head, those columns, half of what is turned, whether scales
+    # are packed, the largest number.
+    is_known &= of_numbers == (128, head // 128, of_numbers[2], turned // 2, False, 448.0)
+    is_known &= sizes == (-(-n // 4) * 4, n, n_heads // heads, heads * head, heads * head // 128)
+    if not is_known or more not in {(), (True,)}:  # since 0.30: whether it is to quantise
+        return None
+    from poc_core.fused.inverse_rotary import can_unrotate
+
+    call = Unrotation(x, positions, angles, heads, of_numbers, (*sizes, *more))
+    return call if can_unrotate(x, positions, angles, heads) else None
+
+
+def _unrotation_kernel(call: Unrotation) -> Unrotated:
+    from poc_core.fused.inverse_rotary import unrotate_and_quantise_
+
+    padded, n, groups, columns, n_scales = call.sizes[:5]
+    out = call.x.new_empty(groups, n, columns, dtype=torch.float8_e4m3fn)
+    scales = call.x.new_empty(groups * n_scales * padded, dtype=torch.float32).as_strided(
+        (groups, n, n_scales), (n_scales * padded, 1, padded)
+    )
+    unrotate_and_quantise_(out, scales, call.x, call.positions, call.angles)
+    return Unrotated(out, scales)
+
+
+def _is_seen(name: str) -> bool:
+    """Whether a GPU has shown that the kernel gains, or this engine is to show it."""
+    return name != UNROTATE or unseen.is_on()
+
+
 def _is_ours(x: Tensor, out: Tensor) -> bool:
     return (
         x.element_size() == 2 and out.dtype is torch.float8_e4m3fn and _is_flat(x) and _is_flat(out)
@@ -236,6 +317,7 @@ def _is_flat(x: Tensor) -> bool:
 
 
 CACHE = "_C_cache_ops::reshape_and_cache_flash"
+UNROTATE = "vllm::fused_inv_rope_fp8_quant_kernel"  # DeepSeek-V4's
 OPERATIONS = {
     "_C::silu_and_mul_per_block_quant": Operation(
         _read_silu, lambda own, call: own(call.out, call.x, call.scales, *call.rest), _silu_kernel
@@ -254,6 +336,9 @@ OPERATIONS = {
         _rotation_kernel,
     ),
     CACHE: Operation(_read_writing, lambda own, call: own(*call), _writing_kernel),
+    UNROTATE: Operation(
+        _read_unrotation, lambda own, call: Unrotated(*own(*call.args)), _unrotation_kernel
+    ),
 }
 
 
@@ -296,8 +381,8 @@ class StandIn:
             of_all_sizes = all_sizes(_ROWS, call.x[0].numel(), call.x)
             for x in (call.x[:_ROWS], of_all_sizes.view(_ROWS, *call.x.shape[1:])):
                 theirs, ours = call.of(x), call.of(x)
-                self._of.own(self._own, theirs)
-                self._of.kernel(ours)
+                theirs = self._of.own(self._own, theirs) or theirs
+                ours = self._of.kernel(ours) or ours
                 if not theirs.has_results_of(ours):
                     logger.warning("the fused kernel for %s gives other bits: not used", self._name)
                     return False
@@ -367,7 +452,7 @@ class QuickOperations:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
-        own = {name: compat.operation(name) for name in OPERATIONS}
+        own = {name: compat.operation(name) for name in OPERATIONS if _is_seen(name)}
         self._stand_ins: dict[str, Any] = {
             name: StandIn(name, one) for name, one in own.items() if one
         }

@@ -37,6 +37,7 @@ def rank(
         ("void vllm::reshape_and_cache_flash_kernel<...>", "matrix products, attention"),
         ("void vllm::rms_norm_kernel<c10::BFloat16, 8, 2>", "norms"),
         ("void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>", "norms"),
+        ("mhc_pre_big_fuse_broadcast_with_norm_tilelang_kernel", "norms"),
         ("_reflect_kernel", "reflections"),
         ("_normal_kernel", "inputs"),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "communication"),

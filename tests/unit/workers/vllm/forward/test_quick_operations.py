@@ -480,3 +480,79 @@ def test_a_trial_of_writes_has_caches_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert not tried.has_results_of(other)
     assert other.has_results_of(call.of(call.x))
     assert not call.key_cache.any()
+
+
+def unrotation(tokens: int, release: str = "0.30") -> tuple[Any, ...]:
+    """A call of DeepSeek-V4's operation as the release makes it: 2 groups of 4 heads of 256."""
+    x = torch.randn(tokens, 8, 256, generator=torch.Generator().manual_seed(tokens)).bfloat16()
+    angles, positions = torch.ones(50, 64), torch.arange(tokens) % 50
+    still, more = (192, (True,)) if release == "0.30" else (192 % 128, ())
+    sizes = (-(-tokens // 4) * 4, tokens, 2, 4 * 256, 4 * 256 // 128, *more)
+    return x, positions, angles, 4, 128, 2, still, 32, False, 448.0, *sizes
+
+
+def answered(call: Any, number: float) -> tuple[Tensor, Tensor]:
+    """Results of the call's shapes, all of a number."""
+    padded, n, groups, columns, n_scales = call.sizes[:5]
+    out = torch.full((groups, n, columns), number).to(torch.float8_e4m3fn)
+    scales = torch.full((groups * n_scales * padded,), number)
+    return out, scales.as_strided((groups, n, n_scales), (n_scales * padded, 1, padded))
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+@pytest.mark.parametrize("release", ["0.25", "0.30"])
+def test_an_operation_that_returns_its_results_has_a_kernel_too(
+    monkeypatch: pytest.MonkeyPatch, release: str, is_same: bool
+) -> None:
+    from workers.vllm import compat, unseen
+    from workers.vllm.forward import quick_operations as quick
+
+    name = quick.UNROTATE
+    by = []
+
+    def own(*args: Any) -> tuple[Tensor, Tensor]:
+        by.append("own")
+        call = quick.OPERATIONS[name].read(*args)
+        assert call.args == args, "it is asked for what vLLM asked"
+        return answered(call, 1.0)
+
+    def kernel(call: Any) -> Any:
+        by.append("kernel")
+        return quick.Unrotated(*answered(call, 1.0 if is_same else 2.0))
+
+    monkeypatch.setattr(quick, "LEAST", 0)
+    monkeypatch.setattr(fused, "is_on", lambda _device: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setitem(quick.OPERATIONS, name, quick.OPERATIONS[name]._replace(kernel=kernel))
+    with compat.in_place_of_operations({name: own}):
+        with quick.QuickOperations().bound():
+            assert compat.operation(name) is own, "no GPU has seen it yet"
+        monkeypatch.setenv(unseen.SWITCH, "on")
+        with quick.QuickOperations().bound():
+            unrotate: Any = compat.operation(name)
+            for tokens in (5, 9):
+                out, scales = unrotate(*unrotation(tokens, release))
+                assert out.shape == (2, tokens, 1024)
+                assert scales.shape == (2, tokens, 8)
+    assert by == (
+        ["own", "kernel"] * 2 + ["kernel"] * 2 if is_same else ["own", "kernel", *["own"] * 2]
+    )
+
+
+def test_only_what_the_kernel_knows_is_turned_back_by_it() -> None:
+    from workers.vllm.forward import quick_operations as quick
+
+    read = quick.OPERATIONS[quick.UNROTATE].read
+    args = unrotation(7)
+    call = read(*args)
+    assert call.sizes == (8, 7, 2, 1024, 8, True)
+    tried = call.of(call.x[:5])
+    assert tried.sizes == (8, 5, 2, 1024, 8, True)
+    assert tried.positions.max() < 50
+    assert tried.key == call.key
+    for at, other in ((4, 64), (6, 128), (8, True), (9, 240.0), (11, 6), (-1, False)):
+        changed = list(args)
+        changed[at] = other
+        assert read(*changed) is None, at
+    assert read(*args[:12]) is None, "too few"
+    assert read(args[0].float(), *args[1:]) is None

@@ -1,0 +1,103 @@
+"""Turns attention's outputs back and quantises them, as DeepSeek-V4's output projection wants them,
+with the bits of vLLM's operation. A program has several heads of several tokens in hand, where
+vLLM starts one for each head of each token.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Columns that share a scale.
+GROUP = 128
+# Of a program: tokens, whose scales lie beside each other, and heads of each.
+_TOKENS, _HEADS = 4, 4
+_MOST = tl.constexpr(448.0)  # the format's largest number
+_LEAST_PEAK = tl.constexpr(1e-10)
+
+
+@triton.jit
+def _unrotate_kernel(
+    out, scales, x, positions, angles, n_tokens, n_padded, token_stride, head_stride, angle_stride,
+    out_group, out_token, scale_group, scale_column, heads,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    row = tl.arange(0, TOKENS * HEADS)
+    token = (tl.program_id(0) * TOKENS + row % TOKENS).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + row // TOKENS).to(tl.int64)
+    inside = token < n_tokens
+    column = tl.arange(0, HEAD)[None, :]
+    at = token * token_stride + head * head_stride
+    number = tl.load(x + at[:, None] + column, inside[:, None], other=0.0).to(tl.float32)
+    even, odd = tl.split(tl.reshape(number, (TOKENS * HEADS, HEAD // 2, 2)))
+    pair = tl.arange(0, HEAD // 2)[None, :] - (HEAD // 2 - HALF)
+    position = tl.load(positions + token, inside, other=0)
+    own = angles + position[:, None] * angle_stride + pair
+    turns = inside[:, None] & (pair >= 0)
+    cos = tl.load(own, turns, other=1.0)
+    sin = tl.load(own + HALF, turns, other=0.0)
+    turned_even = even * cos + odd * sin
+    turned_odd = odd * cos - even * sin
+    even = tl.where(turns, turned_even, even)
+    odd = tl.where(turns, turned_odd, odd)
+    CHUNKS: tl.constexpr = HEAD // GROUP
+    groups = tl.reshape(tl.join(even, odd), (TOKENS * HEADS, CHUNKS, GROUP))
+    peak = tl.maximum(tl.max(tl.abs(groups), 2), _LEAST_PEAK)
+    scale = tl.math.exp2(tl.ceil(tl.log2(peak * (1.0 / _MOST))))
+    groups = tl.clamp(groups / scale[:, :, None], -_MOST, _MOST)
+    group = head // heads
+    place = head % heads
+    to = group * out_group + token * out_token + place * HEAD
+    quantised = tl.reshape(groups, (TOKENS * HEADS, HEAD)).to(out.dtype.element_ty)
+    tl.store(out + to[:, None] + column, quantised, inside[:, None])
+    chunk = tl.arange(0, CHUNKS)[None, :]
+    to = group * scale_group + token
+    to = to[:, None] + (place[:, None] * CHUNKS + chunk) * scale_column
+    # Scales are padded for the product that reads them.
+    scale = tl.where(inside[:, None], scale, 0.0)
+    tl.store(scales + to, scale, (token < n_padded)[:, None])
+
+
+def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bool:
+    """Whether `unrotate_and_quantise_` takes x (tokens, groups * `heads`, head), 16 bits a number,
+    positions (tokens,) and angles (positions, n), float32."""
+    n_heads, head = x.shape[-2:]
+    half = angles.shape[-1] // 2
+    return (
+        x.dim() == 3
+        and x.element_size() == 2
+        and x.stride(2) == 1
+        and n_heads % heads == n_heads % _HEADS == 0
+        and head >= GROUP
+        and head & (head - 1) == 0  # a block of Triton's
+        and angles.dim() == 2
+        and angles.element_size() == 4
+        and angles.stride(1) == 1
+        and 2 * half <= head
+        and positions.shape == x.shape[:1]
+        and positions.is_contiguous()
+    )
+
+
+def unrotate_and_quantise_(
+    out: Tensor, scales: Tensor, x: Tensor, positions: Tensor, angles: Tensor
+) -> None:
+    """Turns the last n numbers of each head of x (tokens, heads, head), pair by pair, by the angles
+    of the token's position the other way round: angles (positions, n), cosines and then sines.
+
+    Of the result: out (groups, tokens, heads of a group * head), float8_e4m3fn, and its scales
+    (groups, tokens, columns / 128), powers of two in float32, a column's tokens beside each other
+    and followed by zeros up to a multiple of four. See `can_unrotate`.
+    """
+    n_tokens, n_heads, head = x.shape
+    padded = triton.cdiv(n_tokens, 4) * 4
+    _unrotate_kernel[(triton.cdiv(padded, _TOKENS), n_heads // _HEADS)](
+        out, scales, x, positions, angles, n_tokens, padded, x.stride(0), x.stride(1),
+        angles.stride(0), out.stride(0), out.stride(1), scales.stride(0), scales.stride(2),
+        n_heads // len(out), TOKENS=_TOKENS, HEADS=_HEADS, HEAD=head, HALF=angles.shape[1] // 2,
+        GROUP=GROUP, num_warps=8,
+    )  # fmt: skip
