@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from shutil import which
 from typing import IO, Any, Self
 
 from redis import Redis
@@ -27,7 +28,11 @@ GRACE_S = 60.0
 HEALTHY_S = 240.0
 SLOWNESS = 5.0  # of a machine with other work: so many times a grace period is one there
 REDIS = find_redis_server()
-PROGRAMS = {"proofline": str(BIN / "proofline"), "redis-server": str(REDIS)}
+PROGRAMS = {
+    # On a lent GPU host it is a script (scripts/gpu_host/installed.sh).
+    "proofline": which("proofline", path=str(BIN)) or which("proofline") or "proofline",
+    "redis-server": str(REDIS),
+}
 
 
 class LocalCompose:

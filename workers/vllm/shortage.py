@@ -2,19 +2,17 @@
 
 import re
 
-import torch
-
 # In a RuntimeError: torch on a CPU, and vLLM's operations of torch's stable interface, which say
 # only that they got no tensor of theirs (vLLM 0.30, a full H200).
-_NO_MEMORY = re.compile(
-    r"not enough memory"
-    r'|torch_call_dispatcher\(\s*"aten::(new_)?(empty|zeros|full)\w*",.*API call failed',
-    re.DOTALL,
+NO_MEMORY = re.compile(
+    r'not enough memory|torch_call_dispatcher\( *"aten::(new_)?(empty|zeros|full)\w*".*call failed'
 )
 
 
 def is_of_memory(error: Exception) -> bool:
     """Whether an operation failed because the device had too little memory."""
+    import torch  # here: who reads logs has none
+
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+        isinstance(error, RuntimeError) and bool(NO_MEMORY.search(str(error)))
     )

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from workers.vllm.shortage import NO_MEMORY
+
 READY = re.compile(r"\S+@\S+ ready\.$")  # Celery's word for a worker that consumes
 # An argument of vLLM that an engine goes without, and why.
 LEFT_OUT = re.compile(r"left out (--[\w-]+: vLLM \S+ does not know it)$")
@@ -13,7 +15,8 @@ TELLING = re.compile(r"^(error: |\w+: error: )|\b[A-Z]\w*(Error|Exception): ")
 _NO_MEMORY = re.compile(
     r"OutOfMemoryError|No available memory for the cache blocks|is larger than the available KV"
     r" cache memory"
-    r"|is less than (desired|requested memory)|not enough memory"
+    r"|is less than (desired|requested memory)"
+    rf"|{NO_MEMORY.pattern}"
 )
 # A model with state beside attention's caches (kv_isolation.py).
 _NOT_ISOLATED = re.compile(r"cannot be isolated from chat")

@@ -20,6 +20,10 @@ from workers.vllm.start.log_patterns import (
     [
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         (
+            'RuntimeError: torch_call_dispatcher( "aten::new_empty", "", stack.data(), ( ((0ULL +'
+            " 2) << 56))) API call failed at torch/csrc/stable/ops.h, line 939"
+        ),
+        (
             "ValueError: No available memory for the cache blocks. Try increasing"
             " `gpu_memory_utilization`."
         ),
