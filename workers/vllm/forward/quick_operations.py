@@ -51,8 +51,13 @@ class Call(NamedTuple):
 
     def has_results_of(self, other: Call) -> bool:
         """Whether both have the same bits."""
-        bits, others = (one.out.view(torch.uint8) for one in (self, other))
-        return torch.equal(bits, others) and torch.equal(self.scales, other.scales)
+        return _are_same(self, other)
+
+
+def _are_same(one: Call | Unrotated, other: Call | Unrotated) -> bool:
+    """Whether both have the same numbers of 8 bits and the same scales."""
+    bits, others = (x.out.view(torch.uint8) for x in (one, other))
+    return torch.equal(bits, others) and torch.equal(one.scales, other.scales)
 
 
 class Rotation(NamedTuple):
@@ -140,8 +145,7 @@ class Unrotated(NamedTuple):
 
     def has_results_of(self, other: Unrotated) -> bool:
         """Whether both have the same bits."""
-        bits, others = (one.out.view(torch.uint8) for one in (self, other))
-        return torch.equal(bits, others) and torch.equal(self.scales, other.scales)
+        return _are_same(self, other)
 
 
 class Unrotation(NamedTuple):
