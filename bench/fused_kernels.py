@@ -220,7 +220,7 @@ def block_experts_row(table: Table, middle: int) -> bool:
     from vllm import _custom_ops as operations
     from vllm.model_executor.layers.fused_moe import fused_moe
 
-    from poc_core.fused.block_experts import Quantised, Tile
+    from poc_core.fused.block_experts import Gates, Quantised, Tile
     from workers.vllm import compat
     from workers.vllm.forward.quick_block_experts import TILES, Call, compute
 
@@ -259,7 +259,15 @@ def block_experts_row(table: Table, middle: int) -> bool:
         operations.moe_sum(products, out)
 
     call = Call(
-        out, x, first, second, share, chosen.int(), (wide, products), operations.moe_sum, False
+        out,
+        x,
+        first,
+        second,
+        share,
+        chosen.int(),
+        (wide, products),
+        operations.moe_sum,
+        Gates(False),
     )
     own()
     expected, before = out.clone(), milliseconds(own)

@@ -27,6 +27,13 @@ from poc_core.fused.quantise import GROUP, quantised, rounded_silu, silu
 _HOPPER, _ALIGNED = 9, 16
 
 
+class Gates(NamedTuple):
+    """How vLLM opens gates."""
+
+    powers: bool  # whether scales are rounded up to powers of two; its activation rounds then
+    limit: float = 0.0  # of gates, and of what they open, both ways; 0: none
+
+
 class Tile(NamedTuple):
     """How a product is divided."""
 
@@ -58,7 +65,7 @@ def _product_kernel(
     n_columns, depth, n_rows, x_stride, x_scale_row, x_scale_column,
     scale_expert, scale_row, scale_column, out_stride, out_scale_row, out_scale_column,
     A_TOKEN: tl.constexpr, OPENS: tl.constexpr, ROWS: tl.constexpr, NEAR: tl.constexpr,
-    WIDE: tl.constexpr, POWERS: tl.constexpr, GROUP: tl.constexpr,
+    WIDE: tl.constexpr, POWERS: tl.constexpr, LIMIT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     n_high = tl.load(n_ids) // ROWS
     # A block's groups of columns: a gate's and what it opens, or one, or two neighbours.
@@ -109,11 +116,11 @@ def _product_kernel(
                     far = weights.load([weight_row + apart, step * GROUP])
                     scale = tl.load(scale_at + scales_apart + step * scale_column)
                     other = _scaled_sum(other, part, far, by_row, scale)
-            up = other.to(tl.bfloat16)
-            if POWERS:
-                opened = rounded_silu(gate.to(tl.float32), up.to(tl.float32), tl.bfloat16)
-            else:
-                opened = silu(gate.to(tl.float32), up.to(tl.float32))
+            gate, up = gate.to(tl.float32), other.to(tl.bfloat16).to(tl.float32)
+            if LIMIT > 0:
+                gate = tl.minimum(gate, LIMIT)
+                up = tl.clamp(up, -LIMIT, LIMIT)
+            opened = rounded_silu(gate, up, tl.bfloat16) if POWERS else silu(gate, up)
             number, scale = quantised(opened, POWERS)
             at = out + by_expert.to(tl.int64)[:, None] * out_stride + column + group[None, :]
             tl.store(at, number.to(out.dtype.element_ty))
@@ -130,15 +137,14 @@ def _product_kernel(
 
 def open_gates_(
     out: Quantised, x: Quantised, weights: Quantised, rows: Rows, a_token: int, tile: Tile,
-    powers: bool = False,
+    gates: Gates,
 ) -> None:  # fmt: skip
     """out (rows_by_expert, m), in the order of `rows.ids`, of x (n, k) and weights (experts, 2 m,
     k), of which the first m rows are gates: silu(gate) * up, rounded to bfloat16 and quantised.
 
-    `a_token`: how many of `rows.ids` a row of x has; `powers`: vLLM's activation rounds, and scales
-    are rounded up to powers of two.
+    `a_token`: how many of `rows.ids` a row of x has.
     """
-    _run(out, x, weights, None, rows, a_token, tile, powers)
+    _run(out, x, weights, None, rows, a_token, tile, gates)
 
 
 def multiply_(
@@ -146,12 +152,12 @@ def multiply_(
 ) -> None:
     """out (n, m), 16 bits a number, of x (rows_by_expert, k), in the order of `rows.ids`, and
     weights (experts, m, k); each row's sums times its `share` (n,) in float32."""
-    _run(out, x, weights, share, rows, 1, tile)
+    _run(out, x, weights, share, rows, 1, tile, Gates(False))
 
 
 def _run(
     out: Quantised | Tensor, x: Quantised, weights: Quantised, share: Tensor | None, rows: Rows,
-    a_token: int, tile: Tile, powers: bool = False,
+    a_token: int, tile: Tile, gates: Gates,
 ) -> None:  # fmt: skip
     """Opens gates where `out` is quantised."""
     if isinstance(out, Quantised):
@@ -168,7 +174,7 @@ def _run(
         numbers, scales, share, *rows, n_columns, depth, n_rows, x.numbers.stride(0),
         *x.scales.stride(), *weights.scales.stride(), numbers.stride(0), *scale_strides,
         A_TOKEN=a_token, OPENS=opens, ROWS=tile.rows, NEAR=tile.near, WIDE=tile.wide,
-        POWERS=powers, GROUP=GROUP,
+        POWERS=gates.powers, LIMIT=gates.limit, GROUP=GROUP,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
 

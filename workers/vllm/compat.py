@@ -144,11 +144,12 @@ def triton_experts() -> Any | None:
     return triton_moe if all(hasattr(triton_moe, name) for name in names) else None
 
 
-def clamps_gates(experts: Any) -> bool:
-    """Whether numbers before or after the gates of a TritonExperts are bounded, as each release
-    says it."""
+def limit_of_gates(experts: Any) -> float | None:
+    """What bounds the gates of a TritonExperts and what they open, as each release says it; None:
+    nothing."""
     said = (("quant_config", "gemm1_clamp_limit"), ("activation_config", "clamp_limit"))
-    return any(getattr(getattr(experts, of, None), name, None) is not None for of, name in said)
+    limits = (getattr(getattr(experts, of, None), name, None) for of, name in said)
+    return next((float(one) for one in limits if one is not None), None)
 
 
 def scales_are_powers() -> bool:

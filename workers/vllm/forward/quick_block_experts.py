@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat
+from workers.vllm import compat, unseen
 from workers.vllm.forward.quickest import quickest
 
 # Tokens below which vLLM's tiles are others, some of which add in another way, and a trial is not
@@ -44,7 +44,7 @@ class Call(NamedTuple):
     chosen: Tensor
     spaces: tuple[Tensor, Tensor]  # memory for what lies between: opened gates, second product
     add: Callable[[Tensor, Tensor], Any]  # a token's rows (tokens, experts a token, columns)
-    powers: bool  # whether scales are powers of two, and vLLM's activation rounds
+    gates: Any  # poc_core.fused.block_experts.Gates
 
     @property
     def key(self) -> Any:
@@ -102,6 +102,7 @@ class QuickBlockExperts:
             x, kind = given["hidden_states"], given["activation"]
             refused = given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias
             config, lora = experts.quant_config, getattr(experts, "_lora_context", None)
+            limit, powers = compat.limit_of_gates(experts), compat.scales_are_powers()
             if (
                 len(x) < LEAST
                 or not fused.is_on(x.device)
@@ -110,10 +111,10 @@ class QuickBlockExperts:
                 or any(one is not None for one in (*refused, lora))
                 or given["apply_router_weight_on_input"]
                 or getattr(experts, "quantization_emulation", False)
-                or compat.clamps_gates(experts)
+                or (limit is not None and not (powers and unseen.is_on()))
             ):
                 return None
-            from poc_core.fused.block_experts import Quantised, can_multiply
+            from poc_core.fused.block_experts import Gates, Quantised, can_multiply
 
             call = Call(
                 given["output"],
@@ -124,7 +125,7 @@ class QuickBlockExperts:
                 given["topk_ids"],
                 (given["workspace13"], given["workspace2"]),
                 experts.moe_sum,
-                compat.scales_are_powers(),
+                Gates(powers, limit or 0.0),
             )
             can = can_multiply(call.x, call.first, call.second)
         except (AttributeError, KeyError, TypeError):  # another release's
@@ -155,7 +156,7 @@ def compute(call: Call, first: Any, second: Any) -> None:
         _memory(call.spaces[0], call.x.numbers.dtype, n, middle),
         call.x.scales.new_empty(middle // 128, n).t(),
     )
-    open_gates_(opened, call.x, call.first, rows, a_token, first, call.powers)
+    open_gates_(opened, call.x, call.first, rows, a_token, first, call.gates)
     products = _memory(call.spaces[1], call.out.dtype, tokens * a_token, columns)
     multiply_(products, opened, call.second, call.share.flatten(), rows, second)
     call.add(products.view(tokens, a_token, columns), call.out)

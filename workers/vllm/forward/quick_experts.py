@@ -207,7 +207,7 @@ class QuickExperts:
 
         is_ours = (
             getattr(kind, "value", kind) == "silu"
-            and not compat.clamps_gates(experts)
+            and compat.limit_of_gates(experts) is None
             and given.data_ptr() == product.out.data_ptr()
             and output.is_contiguous()
             and 2 * output.shape[-1] == product.weights.shape[1]

@@ -18,7 +18,7 @@ def plain(numbers: Tensor, scales: Tensor, block: int) -> Tensor:
     return numbers * scales.repeat_interleave(block, -2).repeat_interleave(GROUP, -1)
 
 
-def check(a_block: int, wide: bool, powers: bool) -> None:
+def check(a_block: int, wide: bool, powers: bool, limit: float) -> None:
     """Runs where Triton is its interpreter."""
     from poc_core.fused import block_experts as kernels
     from poc_core.fused import quantise
@@ -44,12 +44,15 @@ def check(a_block: int, wide: bool, powers: bool) -> None:
         torch.empty(n_by_expert, MIDDLE), torch.empty(MIDDLE // GROUP, n_by_expert).t()
     )
     out = torch.full((n, DEPTH), torch.nan)
-    kernels.open_gates_(opened, x, first, rows, A_TOKEN, tile, powers)
+    kernels.open_gates_(opened, x, first, rows, A_TOKEN, tile, kernels.Gates(powers, limit))
     kernels.multiply_(out, opened, second, share.flatten(), rows, tile)
 
     given = plain(*x, 1).repeat_interleave(A_TOKEN, 0)
     sums = torch.einsum("rk,rck->rc", given, plain(*first, GROUP)[by_row])
     gate, up = sums.chunk(2, dim=-1)
+    if limit:
+        assert gate.max() > limit < up.abs().max()
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     expected = gate / (1 + (-gate).exp()) * up
     ids = rows.ids[: int(rows.n)].long()
     found = plain(*opened, 1)[: len(ids)][ids < n]
@@ -71,6 +74,9 @@ def check(a_block: int, wide: bool, powers: bool) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=0.5)
 
 
-@pytest.mark.parametrize(("wide", "powers"), [(False, False), (True, False), (True, True)])
-def test_the_products_are_those_of_plain_torch(wide: bool, powers: bool) -> None:
-    run_interpreted(__name__, f"check(16, {wide}, {powers})")
+@pytest.mark.parametrize(
+    ("wide", "powers", "limit"),
+    [(False, False, 0.0), (True, False, 0.0), (True, True, 0.0), (False, True, 10.0)],
+)
+def test_the_products_are_those_of_plain_torch(wide: bool, powers: bool, limit: float) -> None:
+    run_interpreted(__name__, f"check(16, {wide}, {powers}, {limit})")

@@ -23,6 +23,11 @@ class Quantised(NamedTuple):
     scales: Tensor
 
 
+class Gates(NamedTuple):
+    powers: bool
+    limit: float = 0.0
+
+
 class Tile(NamedTuple):
     rows: int
     wide: bool
@@ -38,7 +43,7 @@ class Layer:
         self.by: list[str] = []
         self.adds: dict[int, float] = {}  # to what tiles of so many rows compute
         self.can_multiply = True
-        self.powers = False
+        self.gates = Gates(False)
         layer = self
 
         class TritonExperts:
@@ -69,9 +74,9 @@ class Layer:
 
     def open_gates(
         self, out: Quantised, x: Quantised, _weights: Any, rows: Any, a_token: int, tile: Tile,
-        powers: bool,
+        gates: Gates,
     ) -> None:  # fmt: skip
-        assert powers is self.powers
+        assert gates == self.gates
         assert out.numbers.dtype == torch.float8_e4m3fn
         assert (a_token, rows.block) == (A_TOKEN, tile.rows)
         assert x.numbers is self.given
@@ -119,14 +124,14 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     monkeypatch.setattr(compat, "rows_of_experts", lambda _chosen, block, _n: (block,))
     kernels = ModuleType("poc_core.fused.block_experts")
     vars(kernels).update(
-        Quantised=Quantised, Tile=Tile, open_gates_=found.open_gates, multiply_=found.multiply,
+        Gates=Gates, Quantised=Quantised, Tile=Tile, Rows=lambda block: SimpleNamespace(block=block),
+        open_gates_=found.open_gates, multiply_=found.multiply,
         can_multiply=lambda *_: found.can_multiply, rows_by_expert=lambda *_: TOKENS * A_TOKEN + 1,
-        Rows=lambda block: SimpleNamespace(block=block),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "poc_core.fused.block_experts", kernels)
     monkeypatch.setattr(quick, "TILES", [((rows, False, 1, 4, 3),) * 2 for rows in (64, 128)])
     monkeypatch.setattr(quick, "LEAST", TOKENS)
-    monkeypatch.setattr(compat, "scales_are_powers", lambda: found.powers)
+    monkeypatch.setattr(compat, "scales_are_powers", lambda: found.gates.powers)
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     times = iter(range(1000, 0, -1))  # each way that is timed takes less than the one before
     monkeypatch.setattr(quickest, "milliseconds", lambda _compute: float(next(times)))
@@ -165,10 +170,29 @@ def test_the_kernels_are_used_beside_those_for_16_bits(layer: Layer) -> None:
 
 
 def test_where_vllms_scales_are_powers_of_two_the_kernels_are(layer: Layer) -> None:
-    layer.powers = True
+    layer.gates = Gates(True)
     with quick_block_experts().bound():
         layer.compute()
         assert layer.compute()[1] == ["128 rows"]
+
+
+def test_gates_with_a_limit_are_opened_within_it_once_a_gpu_has_seen_that(
+    layer: Layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.vllm import unseen
+
+    limited = SimpleNamespace(clamp_limit=10.0)
+    monkeypatch.setattr(layer.experts, "activation_config", limited, raising=False)
+    for gates, switch, by in (
+        (Gates(True, 10.0), "off", ["own"]),
+        (Gates(False, 10.0), "on", ["own"]),  # vLLM 0.30 does not limit them there
+        (Gates(True, 10.0), "on", ["128 rows"]),
+    ):
+        monkeypatch.setenv(unseen.SWITCH, switch)
+        layer.gates = gates
+        with quick_block_experts().bound():
+            layer.compute()
+            assert layer.compute()[1] == by
 
 
 def test_a_stream_under_capture_has_no_trial(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,9 +264,16 @@ def test_what_the_kernels_do_not_know_is_vllms(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(8, 768, 3072), (4, 1536, 4096), (5, 128, 256)])
-@pytest.mark.parametrize(("tokens", "powers"), [(16_384, False), (20_001, False), (16_384, True)])
+@pytest.mark.parametrize(
+    ("tokens", "powers", "limit"),
+    [(16_384, False, None), (20_001, False, None), (16_384, True, None), (16_384, True, 0.5)],
+)
 def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
-    shape: tuple[int, int, int], tokens: int, powers: bool, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int, int],
+    tokens: int,
+    powers: bool,
+    limit: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     experts, middle, columns = shape
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -251,6 +282,7 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
     from vllm.model_executor.layers.quantization.utils import fp8_utils
     from vllm.platforms import current_platform
 
+    from workers.vllm import unseen
     from workers.vllm.forward import quick_block_experts as quick
     from workers.vllm.forward import quickest
 
@@ -272,9 +304,9 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
     share, chosen = random(tokens, experts).softmax(-1).topk(A_TOKEN)
     # Made so, it wants no whole engine's configuration.
     layer: Any = object.__new__(triton_moe.TritonExperts)
-    layer.quantization_emulation, layer.gemm1_clamp_limit = False, None
+    layer.quantization_emulation, layer.gemm1_clamp_limit = False, limit
     layer.gemm1_alpha, layer.gemm1_beta = 1.0, 0.0
-    layer.activation_config = SimpleNamespace(clamp_limit=None)  # of later releases
+    layer.activation_config = SimpleNamespace(clamp_limit=limit)  # of later releases
     layer.quant_config = fp8_w8a8_moe_quant_config(w1_scales, w2_scales, block_shape=[128, 128])
     room = tokens * A_TOKEN * max(2 * middle, columns)
 
@@ -291,6 +323,7 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
 
     expected = computed()
     monkeypatch.setattr(quick, "LEAST", 1)
+    monkeypatch.setenv(unseen.SWITCH, "on")
     for tiles in quick.TILES:
         monkeypatch.setattr(quick, "TILES", [tiles])
         times = iter((2.0, 1.0))  # the kernels are quicker than vLLM's own
