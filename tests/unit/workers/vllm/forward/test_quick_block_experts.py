@@ -124,7 +124,8 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Layer:
     monkeypatch.setattr(compat, "rows_of_experts", lambda _chosen, block, _n: (block,))
     kernels = ModuleType("poc_core.fused.block_experts")
     vars(kernels).update(
-        Gates=Gates, Quantised=Quantised, Tile=Tile, Rows=lambda block: SimpleNamespace(block=block),
+        Gates=Gates, Quantised=Quantised, Tile=Tile,
+        Rows=lambda block: SimpleNamespace(block=block),
         open_gates_=found.open_gates, multiply_=found.multiply,
         can_multiply=lambda *_: found.can_multiply, rows_by_expert=lambda *_: TOKENS * A_TOKEN + 1,
     )  # fmt: skip
