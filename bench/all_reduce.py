@@ -54,7 +54,7 @@ class Layer:
         return x
 
     def experts(self, x: torch.Tensor, rows: slice) -> torch.Tensor:
-        from poc_core.fused.block_experts import Quantised, Tile
+        from poc_core.fused.block_experts import Gates, Quantised, Tile
         from poc_core.fused.quantise import quantise_
         from workers.vllm.forward.quick_block_experts import TILES, Call, compute
 
@@ -65,7 +65,7 @@ class Layer:
         call = Call(
             out, Quantised(numbers, scales), self.first, self.second, self.share[rows].contiguous(),
             self.chosen[rows].int(), (x[:0], x[:0]), lambda given, to: torch.sum(given, 1, out=to),
-            powers=False,
+            gates=Gates(False),
         )  # fmt: skip
         compute(call, *(Tile(*one) for one in TILES[0]))
         return out
