@@ -68,7 +68,8 @@ class Job:
             "PYTHONUNBUFFERED": "1",
             MARK: row.name,
         }
-        source = f"source {HERE}/unpack.sh {row.release}; " if row.release else ""
+        files = (f"unpack.sh {row.release}", "installed.sh") if row.release else ()
+        source = "".join(f"source {HERE}/{file}; " for file in files)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["bash", "-c", source + row.command],

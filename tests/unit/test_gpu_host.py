@@ -196,6 +196,23 @@ def test_a_row_or_a_name_that_is_wrong_is_told(tmp_path: Path) -> None:
         lanes.rows_of(ROWS, ["b"])
 
 
+def test_services_of_their_own_environment_find_the_command_and_its_packages(
+    tmp_path: Path,
+) -> None:
+    words = f'source {lanes.HERE}/installed.sh; cd /; exec env -i "$(command -v proofline)" --help'
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-c", words],
+        env={"PATH": path, "PYTHONPATH": str(lanes.ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "workers" in done.stdout, done.stderr
+    [script] = tmp_path.glob("*/proofline")
+    assert f'PYTHONPATH="{lanes.ROOT}"' in script.read_text()
+
+
 @pytest.mark.parametrize("row", lanes.rows_of(ROWS, []), ids=lambda row: row.name)
 def test_what_a_gpu_host_is_to_run_exists(row: lanes.Row) -> None:
     """Modules, files and options: a lent host's minutes are not for finding a wrong word."""
