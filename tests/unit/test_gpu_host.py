@@ -140,9 +140,10 @@ def test_a_row_finds_this_checkout_and_its_plugin_as_if_it_were_installed(tmp_pa
 
 
 def test_a_row_waits_for_its_release_and_ends_at_its_limit_with_all_its_processes(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that left the row's session is ended too, as an engine's would."""
+    monkeypatch.setattr(lanes, "END_S", 0.5)  # what pytest-xdist starts ignores an interruption
     pid = tmp_path / "pid"
     found = rows(
         tmp_path,
@@ -167,9 +168,12 @@ def test_a_row_that_wants_no_gpu_runs_beside_one_that_has_all() -> None:
     assert lanes.part_of(0.5, {0: 0.0}) is None
 
 
-def test_what_is_changed_in_the_file_while_rows_run_counts(tmp_path: Path) -> None:
+def test_what_is_changed_in_the_file_while_rows_run_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first row takes one out of the file, puts another one before the last, and is then gone
     itself."""
+    monkeypatch.setattr(lanes, "END_S", 0.5)
     file, changed = tmp_path / "rows.toml", tmp_path / "changed.toml"
     last = f"[[row]]\nname = 'last'\nlimit_s = 60\ncommand = 'ls {tmp_path}'\n"
     late = f"[[row]]\nname = 'late'\nlimit_s = 60\ncommand = 'touch {tmp_path}/late'\n"
