@@ -291,7 +291,7 @@ def random_blocks(*shape: int, block: int = GROUP) -> tuple[torch.Tensor, torch.
     *rest, rows, columns = shape
     numbers = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
     for part in numbers.view(-1, rows, columns):
-        # Larger ones become NaN, which equals nothing.
+        # Larger ones may become NaN, which equals nothing.
         part.copy_((100 * torch.randn(rows, columns, device="cuda")).clamp(*LIMITS))
     scales = torch.rand(*rest, rows // block, columns // GROUP, device="cuda") / 4000
     return numbers, scales

@@ -55,19 +55,19 @@ class OrderedRows:
         from poc_core.fused.row_order import in_order  # here: Triton comes with CUDA
 
         key = len(rows), block
-        is_right = self._is_right.get(key)
-        if is_right is False:
-            return rows
-        if is_right is None and torch.cuda.is_current_stream_capturing():
-            return rows  # a trial waits for its outcome
-        ordered = in_order(rows, experts, n_used, block)
-        if is_right is None:
-            expected = sorted_rows(rows, experts, int(n_used), block)
-            self._is_right[key] = torch.equal(ordered, expected)
+        if key not in self._is_right:
+            if torch.cuda.is_current_stream_capturing():
+                return rows  # a trial waits for its outcome
+            try:
+                ordered = in_order(rows, experts, n_used, block)
+                expected = sorted_rows(rows, experts, int(n_used), block)
+                self._is_right[key] = torch.equal(ordered, expected)
+                why_not = "another order comes out"
+            except Exception as error:  # a GPU for which the kernel does not compile
+                self._is_right[key], why_not = False, str(error)
             if not self._is_right[key]:
-                logger.warning("%d rows of experts are put in another order: not done", len(rows))
-                return rows
-        return ordered
+                logger.warning("%d rows of experts stay as they come: %s", len(rows), why_not)
+        return in_order(rows, experts, n_used, block) if self._is_right[key] else rows
 
 
 def sorted_rows(rows: Tensor, experts: Tensor, n_used: int, block: int) -> Tensor:

@@ -463,7 +463,10 @@ class QuickOperations:
         if router := compat.operation(ROUTER):
             self._stand_ins[ROUTER] = SharedRouter(router)
         if products := compat.operation(MARLIN):
-            self._stand_ins[MARLIN] = OrderedRows(products, compat.argument_names(products))
+            try:
+                self._stand_ins[MARLIN] = OrderedRows(products, compat.argument_names(products))
+            except (ValueError, AttributeError) as error:  # another release's arguments
+                logger.warning("Marlin's experts may give other bits each time: %s", error)
 
     def settle(self, replicated: bool) -> None:
         """Whether layers' outputs are the same on all tensor-parallel ranks."""

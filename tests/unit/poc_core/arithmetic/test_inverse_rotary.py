@@ -71,10 +71,10 @@ def test_the_bits_are_those_of_vllms_operation(n: int, groups: int) -> None:
     normal = torch.randn(n, groups * heads, head, generator=generator, device="cuda").bfloat16()
     angles = torch.randn(2048, turned, generator=generator, device="cuda")
     positions = torch.randint(2048, (n,), generator=generator, device="cuda")
-    since_28 = (True,) if len(compat.argument_names(own)) > 15 else ()
-    still = head - turned if since_28 else (head - turned) % GROUP
+    newer = (True,) if len(compat.argument_names(own)) > 15 else ()
+    still = head - turned if newer else (head - turned) % GROUP
     rest = (GROUP, head // GROUP, still, turned // 2, False, MOST)
-    sizes = (-(-n // 4) * 4, n, groups, heads * head, heads * head // GROUP, *since_28)
+    sizes = (-(-n // 4) * 4, n, groups, heads * head, heads * head // GROUP, *newer)
     for x in (normal, all_sizes(n, groups * heads * head, normal).view_as(normal)):
         call = OPERATIONS[NAME].read(x, positions, angles, heads, *rest, *sizes)
         assert call is not None

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm.forward.ordered_rows import OrderedRows, sorted_rows
+from tests.harness.marks import needs_vllm
+from workers.vllm.forward.ordered_rows import MARLIN, OrderedRows, sorted_rows
 
 # As the operation's schemas of vLLM 0.25.1 and 0.30 call them, between others.
 NAMES = ["a", "sorted_token_ids", "expert_ids", "num_tokens_past_padded", "w", "moe_block_size"]
@@ -53,7 +54,8 @@ def test_both_products_of_a_layer_get_its_rows_in_order(ordered: list[Tensor]) -
     assert [call(products, rows) for rows in (first, first, second)] == ["products"] * 3
     assert [args[1].tolist() for args in own.calls] == [[0, 1, 2, 3]] * 3
     assert all((args[0], *args[2:]) == (X, EXPERTS, N_USED, "w", 4) for args in own.calls)
-    assert [rows.tolist() for rows in ordered] == [first.tolist(), second.tolist()]
+    # Of a shape the first rows are tried first.
+    assert [rows.tolist() for rows in ordered] == [*[first.tolist()] * 2, second.tolist()]
     assert products.default == "of vLLM's"
 
 
@@ -63,7 +65,7 @@ def test_rows_where_others_lay_are_put_in_order_too(ordered: list[Tensor]) -> No
     memory = torch.tensor([1, 0, 3, 2])
     for _ in range(2):
         call(products, memory.view(-1))
-    assert len(ordered) == 2
+    assert len(ordered) == 3, "a trial, and each tensor"
 
 
 def test_what_it_does_not_know_is_vllms_own_affair(ordered: list[Tensor]) -> None:
@@ -75,10 +77,40 @@ def test_what_it_does_not_know_is_vllms_own_affair(ordered: list[Tensor]) -> Non
         OrderedRows(own, NAMES[:-1])
 
 
+@needs_vllm
+@pytest.mark.xdist_group("engines")  # whose process has loaded vLLM
+def test_a_release_with_other_arguments_keeps_its_order(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from workers.vllm import compat
+    from workers.vllm.forward.quick_operations import QuickOperations
+
+    own = {MARLIN: Products()}
+    monkeypatch.setattr(compat, "operation", own.get)
+    monkeypatch.setattr(compat, "argument_names", lambda _products: ["rows"])
+    QuickOperations()
+    [said] = caplog.messages
+    assert said.startswith("Marlin's experts may give other bits each time: ")
+
+
 def test_a_cpu_keeps_its_order() -> None:
     own, rows = Products(), torch.tensor([1, 0])
     call(OrderedRows(own, NAMES), rows)
     assert own.calls[0][1] is rows
+
+
+def test_a_kernel_that_does_not_compile_is_not_used(
+    ordered: list[Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_args: Any) -> Tensor:
+        raise RuntimeError("no such target")
+
+    monkeypatch.setattr(sys.modules["poc_core.fused.row_order"], "in_order", fails)
+    own = Products()
+    for _ in range(2):
+        assert call(OrderedRows(own, NAMES), torch.tensor([2, 0, 1, 3])) == "products"
+    assert [args[1].tolist() for args in own.calls] == [[2, 0, 1, 3]] * 2
+    assert caplog.messages == ["4 rows of experts stay as they come: no such target"] * 2
 
 
 def test_a_kernel_that_orders_wrongly_is_not_used(
@@ -95,7 +127,7 @@ def test_a_kernel_that_orders_wrongly_is_not_used(
         call(products, torch.tensor([2, 0, 1, 3]))
     assert [args[1].tolist() for args in own.calls] == [[2, 0, 1, 3]] * 2
     assert len(ordered) == 1
-    assert caplog.messages == ["4 rows of experts are put in another order: not done"]
+    assert caplog.messages == ["4 rows of experts stay as they come: another order comes out"]
 
 
 def test_nothing_is_tried_while_a_graph_is_recorded(
