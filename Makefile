@@ -13,7 +13,7 @@ MATRIX_TESTS := tests/unit/workers/vllm/start/test_known_faults.py tests/unit/wo
 	tests/integration/engines/test_vllm_engine.py tests/integration/engines/test_kv_isolation.py \
 	tests/integration/chat/test_chat.py::TestOpenAiClient
 
-# One process more than small machines have cores: a third of the time most tests wait. Each needs up to 4 GiB of memory.
+# Two processes more than small machines have cores: most tests wait much of the time. Each needs up to 4 GiB of memory.
 PYTEST := pytest -n 4 --dist loadgroup --no-loadscope-reorder -m
 # Unit tests do not wait: no process more than there are cores.
 UNIT := pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder -m
