@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Columns that share a scale.
-GROUP = 128
+from poc_core.fused.quantise import GROUP
+
 # Of a program: tokens, whose scales lie beside each other, and heads of each.
 _TOKENS, _HEADS = 4, 4
 _MOST = tl.constexpr(448.0)  # the format's largest number
