@@ -27,7 +27,8 @@ pytestmark = [
 ]
 
 READY_S = 300.0
-QUICK = ("--", "--enforce-eager")  # to start; compiling takes most of a minute
+SHARED = ("--", "--gpu-memory-utilization=0.15")  # others may be on the GPU
+QUICK = (*SHARED, "--enforce-eager")  # to start; compiling takes most of a minute
 
 
 class Layout(NamedTuple):
@@ -47,7 +48,7 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = [
-    Layout("one GPU, compiled", "tiny-qwen3", (), [[-1]], 0.005, 0.02),
+    Layout("one GPU, compiled", "tiny-qwen3", SHARED, [[-1]], 0.005, 0.02),
     Layout("one GPU", "tiny-llama", QUICK, [[-1]], 0.005, 0.02),
     Layout("two workers", "tiny-qwen3", QUICK, [[-1], [-2]], 0.005, 0.02),
     Layout(
