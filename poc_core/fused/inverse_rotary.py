@@ -30,36 +30,39 @@ def _unrotate_kernel(
     token = (tl.program_id(0) * TOKENS + row % TOKENS).to(tl.int64)
     head = (tl.program_id(1) * HEADS + row // TOKENS).to(tl.int64)
     inside = token < n_tokens
-    column = tl.arange(0, HEAD)[None, :]
+    column = tl.arange(0, GROUP)[None, :]
     at = token * token_stride + head * head_stride
-    number = tl.load(x + at[:, None] + column, inside[:, None], other=0.0).to(tl.float32)
-    even, odd = tl.split(tl.reshape(number, (TOKENS * HEADS, HEAD // 2, 2)))
-    pair = tl.arange(0, HEAD // 2)[None, :] - (HEAD // 2 - HALF)
+    numbers = ()
+    for low in tl.static_range(0, HEAD, GROUP):
+        own = x + at[:, None] + low + column
+        numbers = numbers + (tl.load(own, inside[:, None], other=0.0),)
     position = tl.load(positions + token, inside, other=0)
-    own = angles + position[:, None] * angle_stride + pair
-    turns = inside[:, None] & (pair >= 0)
-    cos = tl.load(own, turns, other=1.0)
-    sin = tl.load(own + HALF, turns, other=0.0)
-    turned_even = even * cos + odd * sin
-    turned_odd = odd * cos - even * sin
-    even = tl.where(turns, turned_even, even)
-    odd = tl.where(turns, turned_odd, odd)
-    CHUNKS: tl.constexpr = HEAD // GROUP
-    groups = tl.reshape(tl.join(even, odd), (TOKENS * HEADS, CHUNKS, GROUP))
-    peak = tl.maximum(tl.max(tl.abs(groups), 2), _LEAST_PEAK)
-    scale = tl.math.exp2(tl.ceil(tl.log2(peak * (1.0 / _MOST))))
-    groups = tl.clamp(groups / scale[:, :, None], -_MOST, _MOST)
     group = head // heads
     place = head % heads
-    to = group * out_group + token * out_token + place * HEAD
-    quantised = tl.reshape(groups, (TOKENS * HEADS, HEAD)).to(out.dtype.element_ty)
-    tl.store(out + to[:, None] + column, quantised, inside[:, None])
-    chunk = tl.arange(0, CHUNKS)[None, :]
-    to = group * scale_group + token
-    to = to[:, None] + (place[:, None] * CHUNKS + chunk) * scale_column
-    # Scales are padded for the product that reads them.
-    scale = tl.where(inside[:, None], scale, 0.0)
-    tl.store(scales + to, scale, (token < n_padded)[:, None])
+    to = out + (group * out_group + token * out_token + place * HEAD)[:, None] + column
+    to_scale = scales + group * scale_group + token + place * (HEAD // GROUP) * scale_column
+    for low in tl.static_range(0, HEAD, GROUP):
+        number = numbers[low // GROUP].to(tl.float32)
+        if low + GROUP > HEAD - 2 * HALF:
+            even, odd = tl.split(tl.reshape(number, (TOKENS * HEADS, GROUP // 2, 2)))
+            pair = tl.arange(0, GROUP // 2)[None, :] + (low // 2 - (HEAD // 2 - HALF))
+            angle = angles + position[:, None] * angle_stride + pair
+            turns = inside[:, None] & (pair >= 0)
+            cos = tl.load(angle, turns, other=1.0)
+            sin = tl.load(angle + HALF, turns, other=0.0)
+            turned_even = even * cos + odd * sin
+            turned_odd = odd * cos - even * sin
+            even = tl.where(turns, turned_even, even)
+            odd = tl.where(turns, turned_odd, odd)
+            number = tl.reshape(tl.join(even, odd), (TOKENS * HEADS, GROUP))
+        peak = tl.maximum(tl.max(tl.abs(number), 1), _LEAST_PEAK)
+        scale = tl.math.exp2(tl.ceil(tl.log2(peak * (1.0 / _MOST))))
+        # A power of two: the product with its inverse is the quotient.
+        number = tl.clamp(number * (1.0 / scale)[:, None], -_MOST, _MOST)
+        tl.store(to + low, number.to(out.dtype.element_ty), inside[:, None])
+        # Scales are padded for the product that reads them.
+        own = to_scale + (low // GROUP) * scale_column
+        tl.store(own, tl.where(inside, scale, 0.0), token < n_padded)
 
 
 def can_unrotate(x: Tensor, positions: Tensor, angles: Tensor, heads: int) -> bool:

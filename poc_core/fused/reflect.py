@@ -20,29 +20,25 @@ _STRIDE = 256
 # torch gives rows of more columns, or fewer rows than this, other shapes of thread blocks.
 _MOST_COLUMNS = 8191
 _LEAST_ROWS = 16
-# Rows of one program, a warp: the fastest of 1 to 16 on an H200.
-_ROWS = 2
 
 
 @triton.jit
-def _reflect_kernel(first, second, v, n_rows, hidden, ROWS: tl.constexpr, STRIDE: tl.constexpr):
+def _reflect_kernel(first, second, v, HIDDEN: tl.constexpr, STRIDE: tl.constexpr):
     x = first if tl.program_id(1) == 0 else second
     dtype = v.dtype.element_ty
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, STRIDE)
-    inside_rows = (rows < n_rows)[:, None]
-    row_at = x + rows[:, None] * hidden
+    columns = tl.arange(0, STRIDE)[None, :]
+    row_at = x + tl.program_id(0).to(tl.int64) * HIDDEN
 
+    # All of a row is asked for at once, and kept until it is written.
+    values = ()
+    for low in tl.static_range(0, HIDDEN, STRIDE):
+        values = values + (tl.load(row_at + low + columns, low + columns < HIDDEN, other=0.0),)
     # Each step is rounded to the model's dtype, as by torch; the sum is taken in float32.
-    sums = tl.zeros([ROWS, STRIDE], tl.float32)
-    for low in range(0, hidden, STRIDE):
-        inside = low + columns < hidden
-        unit = tl.load(v + low + columns, inside, other=0.0).to(tl.float32)
-        value = tl.load(
-            row_at + (low + columns)[None, :], inside_rows & inside[None, :], other=0.0
-        ).to(tl.float32)
-        sums += (value * unit[None, :]).to(dtype).to(tl.float32)
-    even, odd = tl.split(tl.reshape(sums, [ROWS, 32, 2, 2, 2]))
+    sums = tl.zeros([1, STRIDE], tl.float32)
+    for low in tl.static_range(0, HIDDEN, STRIDE):
+        unit = tl.load(v + low + columns, low + columns < HIDDEN, other=0.0).to(tl.float32)
+        sums += (values[low // STRIDE].to(tl.float32) * unit).to(dtype).to(tl.float32)
+    even, odd = tl.split(tl.reshape(sums, [1, 32, 2, 2, 2]))
     sum04, sum26 = tl.split(even)
     sum15, sum37 = tl.split(odd)
     sum0, sum4 = tl.split(sum04)
@@ -50,47 +46,35 @@ def _reflect_kernel(first, second, v, n_rows, hidden, ROWS: tl.constexpr, STRIDE
     sum2, sum6 = tl.split(sum26)
     sum3, sum7 = tl.split(sum37)
     lanes = sum0 + sum1 + sum2 + sum3 + sum4 + sum5 + sum6 + sum7
-    low_half, high_half = tl.split(tl.permute(tl.reshape(lanes, [ROWS, 2, 16]), [0, 2, 1]))
+    low_half, high_half = tl.split(tl.permute(tl.reshape(lanes, [1, 2, 16]), [0, 2, 1]))
     low_half, high_half = tl.split(
-        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 8]), [0, 2, 1])
+        tl.permute(tl.reshape(low_half + high_half, [1, 2, 8]), [0, 2, 1])
     )
     low_half, high_half = tl.split(
-        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 4]), [0, 2, 1])
+        tl.permute(tl.reshape(low_half + high_half, [1, 2, 4]), [0, 2, 1])
     )
     low_half, high_half = tl.split(
-        tl.permute(tl.reshape(low_half + high_half, [ROWS, 2, 2]), [0, 2, 1])
+        tl.permute(tl.reshape(low_half + high_half, [1, 2, 2]), [0, 2, 1])
     )
     low_half, high_half = tl.split(low_half + high_half)
     twice = (
         (2.0 * (low_half + high_half).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)[:, None]
     )
 
-    for low in range(0, hidden, STRIDE):
-        inside = low + columns < hidden
-        unit = tl.load(v + low + columns, inside, other=0.0).to(tl.float32)
-        at = row_at + (low + columns)[None, :]
-        mask = inside_rows & inside[None, :]
-        value = tl.load(at, mask, other=0.0).to(tl.float32)
-        moved = (twice * unit[None, :]).to(dtype).to(tl.float32)
-        tl.store(at, (value - moved).to(dtype), mask)
+    for low in tl.static_range(0, HIDDEN, STRIDE):
+        unit = tl.load(v + low + columns, low + columns < HIDDEN, other=0.0).to(tl.float32)
+        moved = (twice * unit).to(dtype).to(tl.float32)
+        value = values[low // STRIDE].to(tl.float32)
+        tl.store(row_at + low + columns, (value - moved).to(dtype), low + columns < HIDDEN)
 
 
 def reflect_(terms: list[Tensor], v: Tensor) -> None:
     """Reflects one or two tensors (..., hidden) by v (hidden,) in place; see `can_reflect`."""
     hidden = v.shape[0]
     rows = terms[0].numel() // hidden
-    grid = (triton.cdiv(rows, _ROWS), len(terms))
     # No fusion of the product and the difference: each is rounded.
-    _reflect_kernel[grid](
-        terms[0],
-        terms[-1],
-        v,
-        rows,
-        hidden,
-        ROWS=_ROWS,
-        STRIDE=_STRIDE,
-        num_warps=1,
-        enable_fp_fusion=False,
+    _reflect_kernel[(rows, len(terms))](
+        terms[0], terms[-1], v, HIDDEN=hidden, STRIDE=_STRIDE, num_warps=1, enable_fp_fusion=False
     )
 
 
