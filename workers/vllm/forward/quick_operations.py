@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat, unseen
+from workers.vllm import compat
 from workers.vllm.forward.ordered_rows import MARLIN, OrderedRows
 
 logger = logging.getLogger(__name__)
@@ -305,11 +305,6 @@ def _unrotation_kernel(call: Unrotation) -> Unrotated:
     return Unrotated(out, scales)
 
 
-def _is_seen(name: str) -> bool:
-    """Whether a GPU has shown that the kernel gains, or this engine is to show it."""
-    return name != UNROTATE or unseen.is_on()
-
-
 def _is_ours(x: Tensor, out: Tensor) -> bool:
     return (
         x.element_size() == 2 and out.dtype is torch.float8_e4m3fn and _is_flat(x) and _is_flat(out)
@@ -456,7 +451,7 @@ class QuickOperations:
     """The kernels of a model, with what their trials found."""
 
     def __init__(self) -> None:
-        own = {name: compat.operation(name) for name in OPERATIONS if _is_seen(name)}
+        own = {name: compat.operation(name) for name in OPERATIONS}
         self._stand_ins: dict[str, Any] = {
             name: StandIn(name, one) for name, one in own.items() if one
         }
