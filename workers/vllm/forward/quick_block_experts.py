@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from poc_core import fused
-from workers.vllm import compat, unseen
+from workers.vllm import compat
 from workers.vllm.forward.quickest import quickest
 
 # Tokens below which vLLM's tiles are others, some of which add in another way, and a trial is not
@@ -111,7 +111,7 @@ class QuickBlockExperts:
                 or any(one is not None for one in (*refused, lora))
                 or given["apply_router_weight_on_input"]
                 or getattr(experts, "quantization_emulation", False)
-                or (limit is not None and not (powers and unseen.is_on()))
+                or (limit is not None and not powers)
             ):
                 return None
             from poc_core.fused.block_experts import Gates, Quantised, can_multiply

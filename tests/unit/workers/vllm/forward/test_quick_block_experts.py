@@ -177,19 +177,15 @@ def test_where_vllms_scales_are_powers_of_two_the_kernels_are(layer: Layer) -> N
         assert layer.compute()[1] == ["128 rows"]
 
 
-def test_gates_with_a_limit_are_opened_within_it_once_a_gpu_has_seen_that(
+def test_gates_with_a_limit_are_opened_within_it_where_vllm_does_so(
     layer: Layer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workers.vllm import unseen
-
     limited = SimpleNamespace(clamp_limit=10.0)
     monkeypatch.setattr(layer.experts, "activation_config", limited, raising=False)
-    for gates, switch, by in (
-        (Gates(True, 10.0), "off", ["own"]),
-        (Gates(False, 10.0), "on", ["own"]),  # vLLM 0.30 does not limit them there
-        (Gates(True, 10.0), "on", ["128 rows"]),
+    for gates, by in (
+        (Gates(False, 10.0), ["own"]),  # vLLM 0.30 does not limit them there
+        (Gates(True, 10.0), ["128 rows"]),
     ):
-        monkeypatch.setenv(unseen.SWITCH, switch)
         layer.gates = gates
         with quick_block_experts().bound():
             layer.compute()
@@ -283,7 +279,6 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
     from vllm.model_executor.layers.quantization.utils import fp8_utils
     from vllm.platforms import current_platform
 
-    from workers.vllm import unseen
     from workers.vllm.forward import quick_block_experts as quick
     from workers.vllm.forward import quickest
 
@@ -324,7 +319,6 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
 
     expected = computed()
     monkeypatch.setattr(quick, "LEAST", 1)
-    monkeypatch.setenv(unseen.SWITCH, "on")
     for tiles in quick.TILES:
         monkeypatch.setattr(quick, "TILES", [tiles])
         times = iter((2.0, 1.0))  # the kernels are quicker than vLLM's own
