@@ -2,7 +2,7 @@
 time."""
 
 import sys
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -284,6 +284,8 @@ def test_on_a_gpu_each_pair_of_tiles_gives_vllms_bits(
 
     if not current_platform.is_device_capability(90):
         pytest.skip("the kernels were seen on Hopper alone")
+    if limit is not None and "topk_ids" not in signature(triton_moe.swiglu_limit_func).parameters:
+        pytest.skip("gates with a limit are opened by torch there, which rounds twice")
     for module in (triton_moe, fp8_utils):
         monkeypatch.setattr(module, "is_deep_gemm_e8m0_used", lambda: powers)
     generator = torch.Generator("cuda").manual_seed(tokens)
