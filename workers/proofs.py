@@ -58,7 +58,7 @@ class Proofs:
         """
         self.gate = gate
         self._pipeline.plan = SlicePlan(
-            None if gate is None else max_step_ms, self.engine.slices_in_flight
+            None if gate is None else max_step_ms, self.engine.slices_in_flight, self.engine.paced
         )
 
     @property
@@ -184,6 +184,11 @@ class Proofs:
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S):
             self._pipeline.fetch()
             return
+        if (rest_s := self._pipeline.rest_s) > 0:
+            with self._changed:
+                if not (self._added or self._cancelled or self._stopped):
+                    self._changed.wait(rest_s)
+            return  # chat may have come
         beside_chat = self.gate is not None and self.gate.chat_waits()
         started = time.monotonic()
         # Beside chat one slice at a time, so that its share of the time is known before the next.

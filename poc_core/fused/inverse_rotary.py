@@ -4,6 +4,7 @@ vLLM starts one for each head of each token.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
+# mypy: disable-error-code="assignment, var-annotated"
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def _unrotate_kernel(
     numbers = ()
     for low in tl.static_range(0, HEAD, GROUP):
         own = x + at[:, None] + low + column
-        numbers = numbers + (tl.load(own, inside[:, None], other=0.0),)
+        numbers += (tl.load(own, inside[:, None], other=0.0),)
     position = tl.load(positions + token, inside, other=0)
     group = head // heads
     place = head % heads

@@ -8,6 +8,7 @@ in float32's last bits, which shows in one row of ten thousand.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, type-arg, untyped-decorator"
+# mypy: disable-error-code="assignment, var-annotated"
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def _reflect_kernel(first, second, v, HIDDEN: tl.constexpr, STRIDE: tl.constexpr
     # All of a row is asked for at once, and kept until it is written.
     values = ()
     for low in tl.static_range(0, HIDDEN, STRIDE):
-        values = values + (tl.load(row_at + low + columns, low + columns < HIDDEN, other=0.0),)
+        values += (tl.load(row_at + low + columns, low + columns < HIDDEN, other=0.0),)
     # Each step is rounded to the model's dtype, as by torch; the sum is taken in float32.
     sums = tl.zeros([1, STRIDE], tl.float32)
     for low in tl.static_range(0, HIDDEN, STRIDE):

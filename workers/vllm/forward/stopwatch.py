@@ -24,6 +24,9 @@ class Stopwatch(Protocol):
     def wait(self, first: int | None = None) -> None:
         """Until no run is on the device; `first`: none whose tag begins with it."""
 
+    def settle(self) -> None:
+        """Until at most the last run is on the device."""
+
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         """(tag, seconds) of the runs that ended since the last call, in order."""
 
@@ -42,6 +45,9 @@ class ClockStopwatch:
         self._done.append((tag, time.perf_counter() - self._began))
 
     def wait(self, first: int | None = None) -> None:
+        return
+
+    def settle(self) -> None:
         return
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
@@ -71,6 +77,10 @@ class EventStopwatch:
 
     def wait(self, first: int | None = None) -> None:
         while any(first is None or tag[0] == first for tag, _, _ in self._running):
+            self._retire()
+
+    def settle(self) -> None:
+        while len(self._running) > 1:
             self._retire()
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:

@@ -524,13 +524,12 @@ def test_an_operation_that_returns_its_results_has_a_kernel_too(
     monkeypatch.setattr(fused, "is_on", lambda _device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setitem(quick.OPERATIONS, name, quick.OPERATIONS[name]._replace(kernel=kernel))
-    with compat.in_place_of_operations({name: own}):
-        with quick.QuickOperations().bound():
-            unrotate: Any = compat.operation(name)
-            for tokens in (5, 9):
-                out, scales = unrotate(*unrotation(tokens, release))
-                assert out.shape == (2, tokens, 1024)
-                assert scales.shape == (2, tokens, 8)
+    with compat.in_place_of_operations({name: own}), quick.QuickOperations().bound():
+        unrotate: Any = compat.operation(name)
+        for tokens in (5, 9):
+            out, scales = unrotate(*unrotation(tokens, release))
+            assert out.shape == (2, tokens, 1024)
+            assert scales.shape == (2, tokens, 8)
     assert by == (
         ["own", "kernel"] * 2 + ["kernel"] * 2 if is_same else ["own", "kernel", *["own"] * 2]
     )
