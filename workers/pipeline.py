@@ -91,7 +91,7 @@ class Pipeline:
         pace_s = None if wait else self._pace_s(slices)
         for one in slices:
             self._move_on(self._going[one.micro_batch], one)
-        busy_s = self._call(Tick(begin, slices, drop, wait, settle=pace_s is not None))
+        busy_s = self._call(Tick(begin, slices, drop, wait, drain=pace_s is not None))
         self._due = 0.0 if pace_s is None else time.monotonic() + pace_s
         return busy_s
 

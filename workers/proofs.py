@@ -167,7 +167,7 @@ class Proofs:
     def _take_orders(self) -> bool:
         """Waits until there is something to do. False: this thread is to end."""
         with self._changed:
-            while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):
+            while self._pipeline.is_empty and not self._has_orders():
                 self._changed.wait()
             for micro_batch in self._added:
                 self._pipeline.add(micro_batch)
@@ -176,6 +176,9 @@ class Proofs:
             self._added.clear()
             self._cancelled.clear()
             return not self._stopped
+
+    def _has_orders(self) -> bool:
+        return bool(self._added or self._cancelled or self._stopped)
 
     def _step(self) -> None:
         """Runs a slice of every stage; without any, or under chat, fetches what was left."""
@@ -186,7 +189,7 @@ class Proofs:
             return
         if (rest_s := self._pipeline.rest_s) > 0:
             with self._changed:
-                if not (self._added or self._cancelled or self._stopped):
+                if not self._has_orders():
                     self._changed.wait(rest_s)
             return  # chat may have come
         beside_chat = self.gate is not None and self.gate.chat_waits()

@@ -85,15 +85,14 @@ class SlicePlan:
         launched at once, as slices are short or were not measured yet."""
         with self._lock:
             times = self._times.get(_kind(spec))
-        if times is None or self._paced_limit_s == self._limit_s:
-            return None
-        layer_s = times.per_nonce_s * n
-        return layer_s - LEAD_S if layer_s > self._limit_s else None
+        layer_s = 0.0 if times is None else times.per_nonce_s * n
+        return layer_s - LEAD_S if self._is_paced(layer_s) else None
 
     def chat_waits_s(self, slice_s: float) -> float:
         """Seconds that chat waits at most for slices of `slice_s`."""
-        is_paced = self._paced_limit_s > self._limit_s and slice_s > self._limit_s
-        return slice_s + LEAD_S if is_paced else self._slices_in_flight * slice_s
+        if self._is_paced(slice_s):
+            return slice_s + LEAD_S
+        return self._slices_in_flight * slice_s
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
         """Slices of one stage for `n` nonces, each as short as the limit wants, about equally long.
@@ -128,6 +127,9 @@ class SlicePlan:
                 times.layer_s = layer_s
             else:
                 times.layer_s += _NEWEST * (layer_s - times.layer_s)
+
+    def _is_paced(self, slice_s: float) -> bool:
+        return self._limit_s < min(slice_s, self._paced_limit_s)
 
     def _layers_within_limit(self, kind: _Kind, n: int, unknown: int) -> float:
         with self._lock:

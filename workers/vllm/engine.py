@@ -145,7 +145,7 @@ class VllmEngine(Engine):
         }
         begin = [(one.id, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin]
         slices = [list(one) for one in tick.slices]
-        args = ("tick", begin, slices, list(tick.drop), tick.wait, tick.fetch, tick.settle)
+        args = ("tick", begin, slices, list(tick.drop), tick.wait, tick.fetch, tick.drain)
         try:
             said = self._ask("proof_run", args, self.rpc_timeout_s)
         except EngineLostError as error:

@@ -87,9 +87,7 @@ def paced(n: int, layer_s: float, limit_ms: float = 50) -> SlicePlan:
     return plan
 
 
-def test_long_slices_that_follow_each_other_just_in_time_are_nearly_as_long_as_chat_may_wait() -> (
-    None
-):
+def test_long_slices_just_in_time_are_nearly_as_long_as_chat_may_wait() -> None:
     for plan, size in ((measured(32, 0.064, in_flight=2), 12), (paced(32, 0.064), 20)):
         assert plan.batch_size(SPEC, 32) == size  # 12 x 2 ms of 25, 20 x 2 ms of 42
     plan = paced(32, 0.064)

@@ -102,7 +102,6 @@ class QuickBlockExperts:
             x, kind = given["hidden_states"], given["activation"]
             refused = given["expert_map"], given["a2_scale"], experts.w1_bias, experts.w2_bias
             config, lora = experts.quant_config, getattr(experts, "_lora_context", None)
-            limit, powers = compat.limit_of_gates(experts), compat.scales_are_powers()
             if (
                 len(x) < LEAST
                 or not fused.is_on(x.device)
@@ -111,8 +110,10 @@ class QuickBlockExperts:
                 or any(one is not None for one in (*refused, lora))
                 or given["apply_router_weight_on_input"]
                 or getattr(experts, "quantization_emulation", False)
-                or (limit is not None and not powers)
             ):
+                return None
+            limit, powers = compat.limit_of_gates(experts), compat.scales_are_powers()
+            if limit is not None and not powers:
                 return None
             from poc_core.fused.block_experts import Gates, Quantised, can_multiply
 

@@ -16,7 +16,7 @@ class Stopwatch(Protocol):
     """Measures runs of device work, one after the other; `tag` names a run in the answer."""
 
     def begin(self) -> None:
-        """Before the next launch: waits until fewer than MOST_IN_FLIGHT runs are on the device."""
+        """Before the next launch: drains."""
 
     def end(self, tag: tuple[int, ...]) -> None:
         """All of the run's work is launched."""
@@ -24,8 +24,8 @@ class Stopwatch(Protocol):
     def wait(self, first: int | None = None) -> None:
         """Until no run is on the device; `first`: none whose tag begins with it."""
 
-    def settle(self) -> None:
-        """Until at most the last run is on the device."""
+    def drain(self) -> None:
+        """Until fewer than MOST_IN_FLIGHT runs are on the device."""
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         """(tag, seconds) of the runs that ended since the last call, in order."""
@@ -47,7 +47,7 @@ class ClockStopwatch:
     def wait(self, first: int | None = None) -> None:
         return
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         return
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
@@ -64,8 +64,7 @@ class EventStopwatch:
         self._done: list[tuple[tuple[int, ...], float]] = []
 
     def begin(self) -> None:
-        while len(self._running) >= MOST_IN_FLIGHT:
-            self._retire()
+        self.drain()
         self._began = torch.cuda.Event(enable_timing=True)
         self._began.record()
 
@@ -79,8 +78,8 @@ class EventStopwatch:
         while any(first is None or tag[0] == first for tag, _, _ in self._running):
             self._retire()
 
-    def settle(self) -> None:
-        while len(self._running) > 1:
+    def drain(self) -> None:
+        while len(self._running) >= MOST_IN_FLIGHT:
             self._retire()
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:

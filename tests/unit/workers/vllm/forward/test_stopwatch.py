@@ -54,13 +54,13 @@ def test_two_runs_are_on_the_device_and_a_third_waits_for_the_first(
     assert (stopwatch.take(), Event.reached) == ([((1, 0), 1.0)], 2)
 
 
-def test_settling_leaves_the_last_run_on_the_device(stopwatch: EventStopwatch) -> None:
-    stopwatch.settle()
+def test_draining_leaves_the_last_run_on_the_device(stopwatch: EventStopwatch) -> None:
+    stopwatch.drain()
     run(stopwatch, 1, 0)
-    stopwatch.settle()
+    stopwatch.drain()
     assert (stopwatch.take(), Event.reached) == ([], 0)
     run(stopwatch, 1, 1)
-    stopwatch.settle()
+    stopwatch.drain()
     assert (stopwatch.take(), Event.reached) == ([((1, 0), 1.0)], 2)
 
 
