@@ -7,7 +7,6 @@ stage as soon as the one before has left it: no stage waits while there is work.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +31,6 @@ class Pipeline:
         self._going: dict[int, MicroBatch] = {}  # begun on the engine, oldest first
         self._measured: dict[int, MicroBatch] = {}  # ended ones whose times may still come
         self._drop: list[int] = []
-        self._due = 0.0  # when the next slice is to be launched, by time.monotonic
 
     @property
     def is_empty(self) -> bool:
@@ -42,11 +40,6 @@ class Pipeline:
     def is_launched(self) -> bool:
         """Whether nothing is to be launched, and only values are awaited."""
         return not self._waiting and all(one.launched for one in self._going.values())
-
-    @property
-    def rest_s(self) -> float:
-        """Seconds to wait before `run`: what runs is long, and chat would wait for what follows."""
-        return max(0.0, self._due - time.monotonic())
 
     def add(self, micro_batch: MicroBatch) -> None:
         self._waiting.append(micro_batch)
@@ -88,22 +81,9 @@ class Pipeline:
             begin.append(micro_batch)
             slices += self._next_slice(micro_batch, busy)
         drop, self._drop = self._drop, []
-        pace_s = None if wait else self._pace_s(slices)
         for one in slices:
             self._move_on(self._going[one.micro_batch], one)
-        busy_s = self._call(Tick(begin, slices, drop, wait, drain=pace_s is not None))
-        self._due = 0.0 if pace_s is None else time.monotonic() + pace_s
-        return busy_s
-
-    def _pace_s(self, slices: Sequence[Slice]) -> float | None:
-        """See SlicePlan.pace_s. Not of several stages, nor of steps."""
-        if len(slices) != 1 or len(self._engine.stages) > 1:
-            return None
-        micro_batch, step = self._going[slices[0].micro_batch], slices[0].step
-        order = micro_batch.order
-        if order.is_step(step):
-            return None
-        return self.plan.pace_s(micro_batch.spec, len(order.members(step)))
+        return self._call(Tick(begin, slices, drop, wait))
 
     def _call(self, tick: Tick) -> float:
         try:

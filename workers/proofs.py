@@ -58,7 +58,7 @@ class Proofs:
         """
         self.gate = gate
         self._pipeline.plan = SlicePlan(
-            None if gate is None else max_step_ms, self.engine.slices_in_flight, self.engine.paced
+            None if gate is None else max_step_ms, self.engine.slices_in_flight
         )
 
     @property
@@ -167,7 +167,7 @@ class Proofs:
     def _take_orders(self) -> bool:
         """Waits until there is something to do. False: this thread is to end."""
         with self._changed:
-            while self._pipeline.is_empty and not self._has_orders():
+            while self._pipeline.is_empty and not (self._added or self._cancelled or self._stopped):
                 self._changed.wait()
             for micro_batch in self._added:
                 self._pipeline.add(micro_batch)
@@ -177,9 +177,6 @@ class Proofs:
             self._cancelled.clear()
             return not self._stopped
 
-    def _has_orders(self) -> bool:
-        return bool(self._added or self._cancelled or self._stopped)
-
     def _step(self) -> None:
         """Runs a slice of every stage; without any, or under chat, fetches what was left."""
         if self._pipeline.is_empty:
@@ -187,11 +184,6 @@ class Proofs:
         if self._pipeline.is_launched or not self.chat_allows(_LOOK_S):
             self._pipeline.fetch()
             return
-        if (rest_s := self._pipeline.rest_s) > 0:
-            with self._changed:
-                if not self._has_orders():
-                    self._changed.wait(rest_s)
-            return  # chat may have come
         beside_chat = self.gate is not None and self.gate.chat_waits()
         started = time.monotonic()
         # Beside chat one slice at a time, so that its share of the time is known before the next.

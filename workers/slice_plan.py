@@ -26,9 +26,6 @@ _MOST_STEPS = 16
 # Sizes of shrunk micro-batches from one power of two to the next. Each size that an engine meets
 # costs it memory for good: libraries keep code for it, and on CPUs what it leaves fits no other.
 _SIZES = 4
-# Before a long slice ends, the next one is launched: time for a call into the engine, and for its
-# first kernels to be queued.
-LEAD_S = 0.008
 # Largest growth at a time of a shrunk micro-batch: a short one says little about a long one.
 _GROWTH = 2
 
@@ -50,19 +47,10 @@ class _LayerTimes:
 
 
 class SlicePlan:
-    """Sizes for one engine. `max_step_ms`: chat's wait for launched slices; None: no chat.
+    """Sizes for one engine. `max_step_ms`: chat's wait for launched slices; None: no chat."""
 
-    `paced`: a slice longer than its share of that wait may be launched just before the one in front
-    of it ends. So chat waits for one of them, and it may be nearly as long as the wait.
-    """
-
-    def __init__(
-        self, max_step_ms: float | None, slices_in_flight: int, paced: bool = False
-    ) -> None:
-        wait_s = math.inf if max_step_ms is None else max_step_ms / 1000
-        self._slices_in_flight = slices_in_flight
-        self._limit_s = wait_s / slices_in_flight
-        self._paced_limit_s = max(self._limit_s, wait_s - LEAD_S) if paced else self._limit_s
+    def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
+        self._limit_s = math.inf if max_step_ms is None else max_step_ms / 1000 / slices_in_flight
         # Guards `_times`, which threads that fill micro-batches read.
         self._lock = threading.Lock()
         self._times: LRUCache[_Kind, _LayerTimes] = LRUCache(_KINDS_KEPT)
@@ -76,23 +64,8 @@ class SlicePlan:
             times = self._times.get(_kind(spec, steps))
             if times is None or times.per_nonce_s * most <= self._limit_s:
                 return most
-            limit_s = self._limit_s if steps else self._paced_limit_s
-            fits = min(int(limit_s / times.per_nonce_s), _GROWTH * times.n)
+            fits = min(int(self._limit_s / times.per_nonce_s), _GROWTH * times.n)
             return most if fits >= most else _step_below(fits)
-
-    def pace_s(self, spec: ProofSpec, n: int) -> float | None:
-        """Seconds from the begin of one layer of `n` nonces to the next one's launch; None: that is
-        launched at once, as slices are short or were not measured yet."""
-        with self._lock:
-            times = self._times.get(_kind(spec))
-        layer_s = 0.0 if times is None else times.per_nonce_s * n
-        return layer_s - LEAD_S if self._is_paced(layer_s) else None
-
-    def chat_waits_s(self, slice_s: float) -> float:
-        """Seconds that chat waits at most for slices of `slice_s`."""
-        if self._is_paced(slice_s):
-            return slice_s + LEAD_S
-        return self._slices_in_flight * slice_s
 
     def cut(self, spec: ProofSpec, n: int, stage: range) -> list[range]:
         """Slices of one stage for `n` nonces, each as short as the limit wants, about equally long.
@@ -127,9 +100,6 @@ class SlicePlan:
                 times.layer_s = layer_s
             else:
                 times.layer_s += _NEWEST * (layer_s - times.layer_s)
-
-    def _is_paced(self, slice_s: float) -> bool:
-        return self._limit_s < min(slice_s, self._paced_limit_s)
 
     def _layers_within_limit(self, kind: _Kind, n: int, unknown: int) -> float:
         with self._lock:

@@ -77,8 +77,8 @@ class Speeds:
 class _WatchedPlan(SlicePlan):
     """A slice plan that remembers the slices that ran."""
 
-    def __init__(self, max_step_ms: float | None, engine: Engine) -> None:
-        super().__init__(max_step_ms, engine.slices_in_flight, engine.paced)
+    def __init__(self, max_step_ms: float | None, slices_in_flight: int) -> None:
+        super().__init__(max_step_ms, slices_in_flight)
         self.ran_s: list[float] = []
 
     def ran(
@@ -111,7 +111,7 @@ def speed(
     `max_step_ms` None: whole. Takes at least `seconds`, and some more to settle. Raises the
     engine's errors.
     """
-    plan = _WatchedPlan(max_step_ms, engine)
+    plan = _WatchedPlan(max_step_ms, engine.slices_in_flight)
     _run(engine, spec, plan, n, lambda begun: begun < (_WARM_UP if max_step_ms else 1))
     plan.ran_s.clear()
     began = time.perf_counter()
@@ -125,7 +125,7 @@ def speed(
         n=ended[-1],
         nonces_per_s=sum(ended) / steady_s,
         n_slices=max(1, round(len(plan.ran_s) / len(ended) / len(engine.stages))),
-        chat_waits_ms=1000 * plan.chat_waits_s(max(plan.ran_s, default=0.0)),
+        chat_waits_ms=1000 * engine.slices_in_flight * max(plan.ran_s, default=0.0),
     )
 
 
@@ -147,7 +147,6 @@ def _run(
         if pipeline.is_launched:
             pipeline.fetch()
         else:
-            time.sleep(pipeline.rest_s)
             pipeline.run(wait=False)
         while going and going[0].future.done():
             ended.append(len(going.popleft().future.result()))

@@ -39,8 +39,6 @@ class Engine(ABC):
     sliceable: bool = True
     # Slices that chat may find on the device, one behind the other, when it comes.
     slices_in_flight: int = 1
-    # Whether a long slice may be launched just before the one in front of it ends (Tick.drain).
-    paced: bool = False
     # Paths that the API passes on to the chat server, once it serves (openai_paths.passed_on).
     chat_paths: Sequence[str] = ()
     # How it scores known tokens of chat, once it serves; None: it does not.

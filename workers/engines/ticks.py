@@ -116,7 +116,6 @@ class Tick:
     slices: Sequence[Slice] = ()
     drop: Sequence[int] = ()  # ids of micro-batches that are given up
     wait: bool = False  # until all that was launched is done
-    drain: bool = False  # until all that was launched before its slices is done
     fetch: int | None = None  # id of a launched micro-batch: until its values are there
 
 

@@ -27,7 +27,6 @@ from workers.engines.options import EngineOptions
 from workers.engines.rank_profile import Kernel, RankProfile
 from workers.engines.ticks import EngineLostError, EngineMemoryError, Slice, Tick, TickResult
 from workers.engines.validations import Validations
-from workers.vllm import unseen
 from workers.vllm.chains.recording import SWITCH
 from workers.vllm.start import host_link, lifeline
 from workers.vllm.start.known_faults import why_unknown
@@ -131,7 +130,6 @@ class VllmEngine(Engine):
             self._decode_memory_gb = options.decode_memory_gb
             self.on_gpu = config.device_config.device_type != "cpu"
             self.slices_in_flight = 2 if self.on_gpu else 1
-            self.paced = self.on_gpu and unseen.is_on()
             self.stages = [range(*own) for own in sorted({tuple(rank["layers"]) for rank in ranks})]
             self.sliceable = all(rank["sliceable"] for rank in ranks)
         except BaseException:
@@ -145,7 +143,7 @@ class VllmEngine(Engine):
         }
         begin = [(one.id, one.spec.model_dump(), list(one.nonces), one.part) for one in tick.begin]
         slices = [list(one) for one in tick.slices]
-        args = ("tick", begin, slices, list(tick.drop), tick.wait, tick.fetch, tick.drain)
+        args = ("tick", begin, slices, list(tick.drop), tick.wait, tick.fetch)
         try:
             said = self._ask("proof_run", args, self.rpc_timeout_s)
         except EngineLostError as error:

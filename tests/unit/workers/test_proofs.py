@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 
 import pytest
 
@@ -121,59 +120,6 @@ def test_slices_in_flight_share_the_time_that_chat_waits(engine: FakeEngine, sta
     proofs = start("yield")
     proofs.submit(SPEC, range(128)).result(60)
     assert proofs.batch_size(SPEC) == 16
-
-
-# Long slices, each launched just before the one in front of it ends.
-
-
-@pytest.fixture
-def paced(engine: FakeEngine, start: Start) -> Proofs:
-    engine.slices_in_flight, engine.paced = 2, True
-    return start("yield")
-
-
-def test_a_long_slice_is_launched_when_the_one_before_is_nearly_over(
-    engine: FakeEngine, paced: Proofs
-) -> None:
-    engine.said_s = 0.5
-    launched: list[float] = []
-    engine.events = {tick: lambda: launched.append(time.monotonic()) for tick in range(4)}
-    assert paced.submit(SPEC, range(8)).result(60) == values(SPEC, range(8))
-    # Before the first one was measured, nothing says how long it takes.
-    assert [tick.drain for tick in engine.ticks] == [False, True, True, True]
-    assert [later - one > 0.49 for one, later in pairwise(launched)] == [False, True, True]
-
-
-def test_chat_that_comes_meanwhile_is_before_the_next_slice(
-    engine: FakeEngine, paced: Proofs
-) -> None:
-    engine.said_s = 0.3
-    micro_batch = paced.submit(SPEC, range(8))
-    wait_until(lambda: len(engine.ticks) == 2, "a slice that the next one waits for")
-    engine.chat = 1
-    assert micro_batch.result(0.6) is None
-    assert len(engine.ticks) == 2
-    engine.chat = 0
-    assert micro_batch.result(60) == values(SPEC, range(8))
-
-
-def test_what_is_asked_meanwhile_waits_for_no_slice(engine: FakeEngine, paced: Proofs) -> None:
-    engine.said_s = 3600.0
-    micro_batch = paced.submit(SPEC, range(8))
-    wait_until(lambda: len(engine.ticks) == 2, "a slice that the next one waits for")
-    paced.cancel(micro_batch)
-    paced.stop()  # does not wait for an hour
-    assert len(engine.ticks) == 2
-
-
-@pytest.mark.parametrize("n_stages", [2, 3])
-def test_slices_of_several_stages_have_no_pace(
-    engine: FakeEngine, start: Start, n_stages: int
-) -> None:
-    engine.__init__(n_stages)  # type: ignore[misc]
-    engine.slices_in_flight, engine.paced, engine.said_s = 2, True, 3600.0
-    assert start("yield").submit(SPEC, [1]).result(60) == values(SPEC, [1])
-    assert not any(tick.drain for tick in engine.ticks)
 
 
 def test_a_spec_beyond_the_models_limits_is_refused_at_once(

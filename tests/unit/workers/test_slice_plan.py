@@ -4,7 +4,7 @@ import pytest
 
 from poc_core.records import ProofSpec
 from tests.harness.samples import DISTANCE_SPEC, SPEC
-from workers.slice_plan import LEAD_S, SlicePlan
+from workers.slice_plan import SlicePlan
 
 LAYERS = range(3, 31)  # the 28 layers of a later pipeline stage
 
@@ -79,31 +79,6 @@ def test_the_smallest_micro_batch_is_one_nonce() -> None:
     assert measured(32, 60.0).batch_size(SPEC, 32) == 1
     assert measured(1, 2.0).batch_size(SPEC, 32) == 1
     assert measured(32, 0.001, limit_ms=0.0).batch_size(SPEC, 32) == 1
-
-
-def paced(n: int, layer_s: float, limit_ms: float = 50) -> SlicePlan:
-    plan = SlicePlan(limit_ms, 2, paced=True)
-    plan.ran(SPEC, n, 1, layer_s)
-    return plan
-
-
-def test_long_slices_just_in_time_are_nearly_as_long_as_chat_may_wait() -> None:
-    for plan, size in ((measured(32, 0.064, in_flight=2), 12), (paced(32, 0.064), 20)):
-        assert plan.batch_size(SPEC, 32) == size  # 12 x 2 ms of 25, 20 x 2 ms of 42
-    plan = paced(32, 0.064)
-    assert plan.pace_s(SPEC, 20) == pytest.approx(0.040 - LEAD_S)
-    assert plan.chat_waits_s(0.040) == pytest.approx(0.040 + LEAD_S)
-    assert paced(32, 0.040).batch_size(SPEC, 32) == 32
-
-
-def test_short_slices_have_no_pace() -> None:
-    plan = paced(32, 0.064)
-    assert plan.pace_s(SPEC, 12) is None
-    assert plan.chat_waits_s(0.024) == pytest.approx(0.048)
-    assert plan.pace_s(DISTANCE_SPEC, 20) is None  # not measured
-    assert measured(32, 0.064, in_flight=2).pace_s(SPEC, 20) is None
-    # A wait in which a call into the engine takes half.
-    assert paced(32, 0.064, limit_ms=2 * 1000 * LEAD_S).pace_s(SPEC, 20) is None
 
 
 def test_it_settles_where_a_layer_is_just_within_the_limit() -> None:

@@ -142,14 +142,13 @@ class ProofRunner:
         drop: Sequence[int],
         wait: bool,
         fetch: int | None,
-        drain: bool = False,
     ) -> dict[str, Any]:
         """Runs at most one of `slices` (see Slice), the one of this rank's own layers.
 
         `begin`: id, spec, nonces and part of each micro-batch (see ticks.py) that is new; `drop`:
-        ids of those that are given up; `wait`, `fetch`, `drain`: see Tick. Answers {"refused":
-        {id: why}, "ran": [(slice, seconds)], "values": {id: values}}: of what ended since the last
-        tick, values on the reporting rank only. When it raises, all micro-batches are gone.
+        ids of those that are given up; `wait`, `fetch`: see Tick. Answers {"refused": {id: why},
+        "ran": [(slice, seconds)], "values": {id: values}}: of what ended since the last tick,
+        values on the reporting rank only. When it raises, all micro-batches are gone.
         """
         for micro_batch in drop:
             self._end(micro_batch)
@@ -168,8 +167,6 @@ class ProofRunner:
                 self._hand_points_back(one)
             if wait or fetch is not None:
                 self._stopwatch.wait(None if wait else fetch)
-            elif drain:
-                self._stopwatch.drain()
             ran = self._stopwatch.take()
             return {"refused": refused, "ran": ran, "values": self._values_of(ran)}
         except BaseException:

@@ -16,16 +16,13 @@ class Stopwatch(Protocol):
     """Measures runs of device work, one after the other; `tag` names a run in the answer."""
 
     def begin(self) -> None:
-        """Before the next launch: drains."""
+        """Before the next launch: waits until fewer than MOST_IN_FLIGHT runs are on the device."""
 
     def end(self, tag: tuple[int, ...]) -> None:
         """All of the run's work is launched."""
 
     def wait(self, first: int | None = None) -> None:
         """Until no run is on the device; `first`: none whose tag begins with it."""
-
-    def drain(self) -> None:
-        """Until fewer than MOST_IN_FLIGHT runs are on the device."""
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         """(tag, seconds) of the runs that ended since the last call, in order."""
@@ -47,9 +44,6 @@ class ClockStopwatch:
     def wait(self, first: int | None = None) -> None:
         return
 
-    def drain(self) -> None:
-        return
-
     def take(self) -> list[tuple[tuple[int, ...], float]]:
         done, self._done = self._done, []
         return done
@@ -64,7 +58,8 @@ class EventStopwatch:
         self._done: list[tuple[tuple[int, ...], float]] = []
 
     def begin(self) -> None:
-        self.drain()
+        while len(self._running) >= MOST_IN_FLIGHT:
+            self._retire()
         self._began = torch.cuda.Event(enable_timing=True)
         self._began.record()
 
@@ -76,10 +71,6 @@ class EventStopwatch:
 
     def wait(self, first: int | None = None) -> None:
         while any(first is None or tag[0] == first for tag, _, _ in self._running):
-            self._retire()
-
-    def drain(self) -> None:
-        while len(self._running) >= MOST_IN_FLIGHT:
             self._retire()
 
     def take(self) -> list[tuple[tuple[int, ...], float]]:

@@ -54,16 +54,6 @@ def test_two_runs_are_on_the_device_and_a_third_waits_for_the_first(
     assert (stopwatch.take(), Event.reached) == ([((1, 0), 1.0)], 2)
 
 
-def test_draining_leaves_the_last_run_on_the_device(stopwatch: EventStopwatch) -> None:
-    stopwatch.drain()
-    run(stopwatch, 1, 0)
-    stopwatch.drain()
-    assert (stopwatch.take(), Event.reached) == ([], 0)
-    run(stopwatch, 1, 1)
-    stopwatch.drain()
-    assert (stopwatch.take(), Event.reached) == ([((1, 0), 1.0)], 2)
-
-
 def test_waiting_for_one_micro_batch_leaves_what_is_behind_it_on_the_device(
     stopwatch: EventStopwatch,
 ) -> None:
