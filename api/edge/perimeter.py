@@ -1,8 +1,8 @@
 """Keeps web pages of strangers away: the operator's browser reaches loopback and private networks.
 
 A page can send what needs no permission of ours: any POST of a plain type, with its own Origin
-(CSRF), or with a name of its own that leads to this address as Host (DNS rebinding). The network's
-client sends JSON and no Origin.
+(CSRF), or with a name of its own that leads to this address as Host (DNS rebinding). The network
+node sends JSON without an Origin, and most of it without a Content-Type.
 """
 
 import re
@@ -17,6 +17,8 @@ from poc_core.settings import Settings, listed
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?", re.ASCII)
 # Ends of names that nobody can own in the public DNS (RFC 6761, RFC 6762, ICANN's .internal).
 _PRIVATE = (".localhost", ".local", ".internal")
+# Below it a body without a Content-Type is JSON: the network node's (Go's http.NewRequest).
+_UNTYPED = "/api/"
 # What OpenAI's clients send audio as.
 _FORM, _AUDIO = "multipart/form-data", "/v1/audio/"
 _JSON = re.compile(r"application/([\w.-]+\+)?json", re.ASCII)
@@ -33,7 +35,10 @@ class Perimeter:
         self._origins = set(listed(settings.allowed_origins))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        refusal = None
+        if scope["type"] == "http":
+            scope = _typed(scope)
+            refusal = self._refusal(scope)
         await (refusal or self._app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
@@ -93,6 +98,14 @@ def _is_of(origin: str, host: str) -> bool:
     """Whether a page of that origin came from the very host that it asks now."""
     scheme, separator, authority = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
+
+
+def _typed(scope: Scope) -> Scope:
+    """The request, called JSON where it does not say what it is and no page can have sent it."""
+    names = {name.lower() for name, _ in scope["headers"]}
+    if not scope["path"].startswith(_UNTYPED) or names & {b"content-type", b"origin"}:
+        return scope
+    return {**scope, "headers": [*scope["headers"], (b"content-type", b"application/json")]}
 
 
 def _has_body(headers: dict[bytes, list[str]]) -> bool:
