@@ -220,6 +220,7 @@ class Lease:
     spec: ProofSpec
     nonces: Sequence[int]
     terms: Mapping[str, JsonValue] = field(default_factory=dict)  # of a round: RoundConfig.terms
+    urgent: bool = False  # of a validation, which has a deadline
 
 
 @dataclass(frozen=True)

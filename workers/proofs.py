@@ -76,10 +76,10 @@ class Proofs:
         most = contract.max_batch(spec, self.engine.info)
         return self._pipeline.plan.batch_size(spec, most, contract.passes(spec).steps > 0)
 
-    def submit(self, spec: ProofSpec, nonces: Sequence[int]) -> MicroBatch:
+    def submit(self, spec: ProofSpec, nonces: Sequence[int], urgent: bool = False) -> MicroBatch:
         """Queues the nonces as one micro-batch. SpecError: the model cannot follow the spec."""
         self.engine.check_spec(spec)
-        micro_batch = MicroBatch(spec, nonces)
+        micro_batch = MicroBatch(spec, nonces, urgent=urgent)
         micro_batch.future.add_done_callback(self._ended)
         with self._changed:
             self._added.append(micro_batch)
@@ -92,9 +92,9 @@ class Proofs:
             self._cancelled.append(micro_batch)
             self._changed.notify_all()
 
-    def chat_allows(self, wait_s: float) -> bool:
+    def chat_allows(self, wait_s: float, urgent: bool = False) -> bool:
         """Whether a slice may run, after waiting for chat for at most `wait_s`."""
-        return self.gate is None or self.gate.wait(wait_s)
+        return self.gate is None or self.gate.wait(wait_s, urgent)
 
     def set_computes_round(self, computes: bool) -> None:
         """Tells the gate whether this worker computes for a round."""
@@ -181,7 +181,7 @@ class Proofs:
         """Runs a slice of every stage; without any, or under chat, fetches what was left."""
         if self._pipeline.is_empty:
             return
-        if self._pipeline.is_launched or not self.chat_allows(_LOOK_S):
+        if self._pipeline.is_launched or not self.chat_allows(_LOOK_S, self._pipeline.is_urgent):
             self._pipeline.fetch()
             return
         beside_chat = self.gate is not None and self.gate.chat_waits()

@@ -79,6 +79,11 @@ def active(model: str) -> str:
     return f"poc:jobs:active:{model}"
 
 
+def validating(model: str) -> str:
+    """The zset job id -> creation time of those of them that are validations."""
+    return f"poc:jobs:validations:{model}"
+
+
 def reaper(model: str) -> str:
     """Held by the worker whose turn it is to look for the model's stuck jobs."""
     return f"poc:jobs:reaper:{model}"

@@ -169,6 +169,7 @@ local function retire(job, status, now, ttl)
     note_event('job', 'Job ' .. short_id(id) .. ' failed: ' .. (redis.call('HGET', job, 'error') or 'no reason is known'), id, now)
   end
   redis.call('ZREM', 'poc:jobs:active:' .. fields[1], id)
+  redis.call('ZREM', 'poc:jobs:validations:' .. fields[1], id)
   if status ~= 'completed' then -- it sends nothing
     redis.call('HDEL', 'poc:outbox:of_jobs', id)
   end

@@ -8,10 +8,10 @@
 --       5 most_losses    of workers or engines, with which the job fails
 --       6 failed_ttl     seconds a job that fails is kept
 --       7 oldest_s       second since the epoch before which a lease is too old
--- Returns {reason} with gone, ended, round, done or held, or {'ok', model, spec, nonces}.
+-- Returns {reason} with gone, ended, round, done or held, or {'ok', model, spec, nonces, kind of the job}.
 local job = KEYS[1]
 local batch, lease, now, ttl, most_losses, failed_ttl, oldest_s = unpack(ARGV)
-local status, model, spec = unpack(redis.call('HMGET', job, 'status', 'model', 'spec'))
+local status, model, spec, kind = unpack(redis.call('HMGET', job, 'status', 'model', 'spec', 'kind'))
 if not status then
   return {'gone'}
 end
@@ -39,4 +39,4 @@ if status == 'queued' then
   redis.call('HSET', job, 'status', 'running', 'started_at', now)
 end
 touch(job, ttl)
-return {'ok', model, spec, redis.call('HGET', job .. ':nonces', batch)}
+return {'ok', model, spec, redis.call('HGET', job .. ':nonces', batch), kind}
