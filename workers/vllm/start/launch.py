@@ -230,6 +230,7 @@ async def serve(
     import uvicorn
 
     from workers.vllm import compat
+    from workers.vllm.chat.strangers import guarded
 
     app = await compat.openai_app(llm, args)
     paths = passed_on(compat.routes(app))
@@ -244,7 +245,12 @@ async def serve(
     gated = GatedChat(chat, gate, is_lost=lambda: bool(llm.errored), secret=secret, paths=paths)
     # Its lifespan is vLLM's; signals are Celery's.
     config = uvicorn.Config(
-        gated, log_level="warning", access_log=False, timeout_keep_alive=75, lifespan="on"
+        gated,
+        http=guarded(secret),
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=75,
+        lifespan="on",
     )
     server = app.state.server = uvicorn.Server(config)  # vLLM ends it when the engine died
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))

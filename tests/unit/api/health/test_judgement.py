@@ -81,6 +81,15 @@ def test_a_node_whose_workers_are_ready_is_ok_since_the_last_of_them_is() -> Non
     assert (health.since, health.n_ready, len(health.seats)) == (700.0, 2, 2)
 
 
+def test_a_chat_port_that_does_not_answer_degrades() -> None:
+    mute = replace(start_of(0), stats={"chat_mute_since": NOW - 12})
+    health = health_of(seen(mute, start_of(1), hosts=(report(place(0), place(1)),)))
+    reason = "the chat port of h1/gpu0 has not answered for 12 s: chat fails there"
+    assert said(health) == ("degraded", [reason])
+    lately = replace(mute, stats={"chat_mute_since": NOW - 1})
+    assert said(health_of(seen(lately, hosts=(report(place(0)),)))) == ("ok", [])
+
+
 def test_redis_away_is_down_since_it_was_noticed() -> None:
     health = health_of(None, redis_away_since=NOW - 12)
     assert (said(health), health.since) == (("down", ["Redis does not answer for 12 s"]), 988.0)
